@@ -1,0 +1,1 @@
+"""Arms x seeds: planning, running and comparing studies."""

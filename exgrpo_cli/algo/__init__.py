@@ -1,0 +1,1 @@
+"""The mathematics of the update: tensors in, tensors out."""

@@ -1,0 +1,1 @@
+"""Language models: loading, the built-in tiny one, export."""

@@ -1,0 +1,1 @@
+"""Rollout and training engines behind two protocols, Generator and Policy."""

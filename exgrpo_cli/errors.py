@@ -1,0 +1,43 @@
+"""Errors a user can act on, each with the exit code the command ends with.
+
+Every message is one line that names the thing, its value, the bound and what to do next.
+"""
+
+EXIT_DONE = 0
+EXIT_STOPPED = 1
+EXIT_REFUSED = 2
+EXIT_INTERRUPTED = 130
+
+
+class ExgrpoError(Exception):
+    """Base of the toolkit's own errors: a command prints its message as one line and ends with `exit_code`."""
+
+    exit_code = EXIT_STOPPED
+
+
+class InputError(ExgrpoError, ValueError):
+    """What was wrong was found before work started: usage, input or environment."""
+
+    exit_code = EXIT_REFUSED
+
+
+class RunError(ExgrpoError, RuntimeError):
+    """The work stopped under way; what was saved before stays valid."""
+
+    exit_code = EXIT_STOPPED
+
+
+class Interrupted(ExgrpoError):
+    """The user stopped the work (Ctrl-C or SIGTERM) and the state was saved."""
+
+    exit_code = EXIT_INTERRUPTED
+
+
+def nearest(name: str, known: list[str] | tuple[str, ...]) -> str:
+    """The hint of an unknown-name error: " Did you mean 'x'?" or, when nothing is near, the list of known names."""
+    import difflib
+
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if close:
+        return f" Did you mean {close[0]!r}?"
+    return f" Known: {', '.join(sorted(known))}."

@@ -1,0 +1,1 @@
+"""Benchmarks, the evaluation runner, and the statistics of a score."""

@@ -1,0 +1,1 @@
+"""The experience buffer: what is stored, what is drawn, the ledger on disk, and its statistics."""

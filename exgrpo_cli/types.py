@@ -1,0 +1,165 @@
+"""The data that flows between rooms: questions, rollouts, groups and trajectories.
+
+Everything here is frozen, so that what was sampled is what is graded, stored and trained on. Token arrays hold one
+response without its prompt and without padding. Log-probs are always of softmax(logits / T), T the rollout temperature.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from jaxtyping import Float32, Int32
+
+
+class StopReason(StrEnum):
+    """Why a rollout ended."""
+
+    EOS = "eos"
+    LENGTH = "length"
+
+
+class Verdict(StrEnum):
+    """What the verifier said about one answer. Only CORRECT earns reward 1."""
+
+    CORRECT = "correct"
+    WRONG = "wrong"
+    NO_ANSWER = "no answer"
+    UNPARSABLE_GOLD = "unparsable gold"
+    TIMEOUT = "timeout"
+    CRASHED = "crashed"
+
+    @property
+    def reward(self) -> float:
+        return 1.0 if self is Verdict.CORRECT else 0.0
+
+    @property
+    def is_verifier_failure(self) -> bool:
+        """Whether the verifier, not the answer, failed: such a verdict neither retires a question nor moves it."""
+        return self in (Verdict.TIMEOUT, Verdict.CRASHED)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Message:
+    """One turn of a prompt."""
+
+    role: str
+    """"system", "user" or "assistant"."""
+    content: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """One prompt and its gold answer."""
+
+    id: str
+    """Hash of the normalised last user message and the answer; unique in a question file."""
+    prompt: tuple[Message, ...]
+    """What the source has, without the answer; templates are applied when training or evaluating."""
+    answer: str
+    """Gold."""
+    source: str
+    """Data set it came from."""
+    level: str | None = None
+    """Difficulty, where known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerFormat:
+    """Where in a response the answer is to be looked for; given by the prompt template and the run's settings."""
+
+    opens_think: bool
+    """The prompt ends with an opened `<think>`: a response without `</think>` has no answer, and only the text after
+    the first `</think>`, up to the next one or the end, is graded."""
+    requires_box: bool
+    """The template asks for `\\boxed{}`: a response without one has no answer."""
+    require_eos: bool
+    """A response cut off at the length limit has no answer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingParams:
+    """How rollouts are drawn."""
+
+    temperature: float
+    top_p: float
+    max_new_tokens: int
+    """Response limit in tokens, EOS included."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutRequest:
+    """One prompt and the seeds of the rollouts wanted for it (K for a fresh question, K-1 for an experiential one)."""
+
+    question_id: str
+    prompt_ids: Int32[np.ndarray, "prompt_tokens"]
+    seeds: tuple[int, ...]
+    """One non-negative 63-bit seed per rollout: rollout i depends on the weights, the prompt and seeds[i] alone."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rollout:
+    """One response sampled from the policy."""
+
+    question_id: str
+    member: int
+    """Index into the request's seeds."""
+    token_ids: Int32[np.ndarray, "tokens"]
+    """Response tokens, the EOS included when one was produced; no EOS is ever appended."""
+    engine_logprobs: Float32[np.ndarray, "tokens"]
+    """Log-probs of the tokens as the rollout engine computed them."""
+    stop_reason: StopReason
+    weight_version: int
+    """Weight version of the generator that sampled it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GradedRollout:
+    """A rollout with its text, its verdict and the trainer's view of its tokens."""
+
+    rollout: Rollout
+    text: str
+    """Decoded response, without the EOS."""
+    verdict: Verdict
+
+    @property
+    def reward(self) -> float:
+        return self.verdict.reward
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trajectory:
+    """A correct rollout kept in the experience buffer: exactly the tokens and log-probs it was born with."""
+
+    trajectory_id: int
+    question_id: str
+    token_ids: Int32[np.ndarray, "tokens"]
+    behaviour_logprobs: Float32[np.ndarray, "tokens"]
+    """Log-probs under the policy that sampled it: the very array that served as pi_old when it was fresh."""
+    step_born: int
+    weight_version: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenSequence:
+    """A prompt with one response: the unit that policies score and train on."""
+
+    prompt_ids: Int32[np.ndarray, "prompt_tokens"]
+    response_ids: Int32[np.ndarray, "tokens"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenScores:
+    """Per response token: log-prob of the token and entropy of the full-vocabulary distribution, both at T."""
+
+    logprobs: Float32[np.ndarray, "tokens"]
+    entropies: Float32[np.ndarray, "tokens"]
+
+    @property
+    def mean_entropy(self) -> float:
+        """Mean over valid tokens, in nats, accumulated in float64: H(o; pi) of the paper's trajectory selection."""
+        return float(self.entropies.mean(dtype=np.float64))
+
+    @property
+    def mean_nll(self) -> float:
+        """Mean negative log-likelihood over valid tokens, in nats, accumulated in float64."""
+        return float(-self.logprobs.mean(dtype=np.float64))

@@ -1,0 +1,1 @@
+"""Shipped presets: TOML files of settings for backbones, methods and benchmarks."""
