@@ -1,0 +1,85 @@
+"""What the training loop asks of an engine: a Generator samples rollouts, a Policy scores and updates.
+
+The plain pair (`hf`, `torch`) is the reference that every other pair is tested against. Under several ranks every rank
+makes the same calls with the same arguments and gets the same whole result: an engine shards and gathers inside, so the
+loop never sees a rank.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from exgrpo_cli.algo.batching import MiniBatch
+from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams, TokenScores, TokenSequence
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpdateReport:
+    """What one optimizer update did."""
+
+    applied: bool
+    skip_reason: str
+    """Empty when applied; else "non-finite gradient" or "gradient norm above <bound>"."""
+    grad_norm: float
+    loss: float
+    num_tokens: int
+    """Response tokens trained on, over all ranks."""
+    metrics: dict[str, float]
+    """Flat keys of the step's journal: "policy/entropy", "policy/ratio_fresh", ... (absent where meaningless)."""
+
+
+class Generator(Protocol):
+    """Prompts in, rollouts out."""
+
+    @property
+    def weight_version(self) -> int:
+        """Version of the weights the next rollout will be sampled with."""
+        ...
+
+    def generate(
+        self,
+        requests: Sequence[RolloutRequest],
+        params: SamplingParams,
+        on_finished: Callable[[int, Rollout], None] | None = None,
+    ) -> list[list[Rollout]]:
+        """Sample len(request.seeds) rollouts for each request, in the order of requests and seeds.
+
+        `on_finished(index_of_request, rollout)` is called as each one ends, so that grading can overlap.
+        """
+        ...
+
+    def sync(self, weights: Iterator[tuple[str, Tensor]], weight_version: int) -> None:
+        """Take over new weights and prove that they arrived; raises RunError where they did not."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Policy(Protocol):
+    """The model being trained."""
+
+    @property
+    def weight_version(self) -> int:
+        """Number of weight changes since the run began."""
+        ...
+
+    def score(self, sequences: Sequence[TokenSequence]) -> list[TokenScores]:
+        """Log-probs and entropies of the response tokens under the current weights, at the rollout temperature."""
+        ...
+
+    def update(self, batch: MiniBatch) -> UpdateReport:
+        """One optimizer update: gradient accumulated over token-budget micro-batches, clipped, checked, applied."""
+        ...
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor of the state dict, tied ones under each of their names, one at a time."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write weights and optimizer state so that `load` restores them bit for bit."""
+        ...
+
+    def load(self, folder: Path) -> None: ...
