@@ -49,9 +49,9 @@ class RunSettings:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the policy lives; "auto" takes a GPU when one is visible."""
     threads: int = 0
-    """CPU threads of torch; 0 chooses from the cores and the load at start and records the choice."""
+    """CPU threads of torch; 0 takes half the cores and records the choice."""
     nproc: int = 1
-    """Ranks to start on this host."""
+    """Ranks to start on this host; 0 is one per visible GPU (one on a CPU)."""
     save_every: int = 25
     """Steps between checkpoints; the last step is always saved."""
     keep_checkpoints: int = 2
@@ -62,8 +62,8 @@ class RunSettings:
     """Trackers besides the journal: "tensorboard", "wandb"."""
 
     def __post_init__(self) -> None:
-        _require_positive("run", self, "steps", "nproc", "save_every")
-        _require_non_negative("run", self, "seed", "threads", "keep_checkpoints", "samples_per_step")
+        _require_positive("run", self, "steps", "save_every")
+        _require_non_negative("run", self, "seed", "nproc", "threads", "keep_checkpoints", "samples_per_step")
         for name in self.log:
             if name not in ("tensorboard", "wandb"):
                 known = ("tensorboard", "wandb")
@@ -80,6 +80,8 @@ class DataSettings:
     """Held-out questions: `arithmetic`, a question file, a benchmark name, or empty for none."""
     template: str = "auto"
     """Prompt template; "auto" is the backbone's own chat template."""
+    require_box: Literal["auto", "always", "never"] = "auto"
+    """Whether a response without `\\boxed{}` has no answer; "auto" asks where the template's text asks for a box."""
     max_prompt_tokens: int = 1024
     """A longer prompt is refused before the run starts."""
 
@@ -246,6 +248,10 @@ class ReplaySettings:
     """An experiential group's success count is over its K-1 fresh members instead of all K."""
     max_score_staleness: int = 0
     """Weight versions a measured entropy may lag behind before it is measured again; 0 is exact."""
+    warm_start: str = ""
+    """Run folder whose ledger fills the buffer before step 1; empty is none."""
+    warm_start_retired: bool = False
+    """Take the retired questions of that run over as well."""
     ess_bound: float = 0.0
     """Least effective sample size (share of tokens) of a replayed draw; below it the step stays fresh. 0 is off."""
 

@@ -1,1 +1,37 @@
-"""Shipped presets: TOML files of settings for backbones, methods and benchmarks."""
+"""Shipped presets: TOML files of settings for backbones, methods and benchmarks.
+
+A preset holds sections of settings and, for people and for the memory plan, one `[about]` table that is no setting.
+"""
+
+import tomllib
+from importlib.resources import files
+from typing import Any, Literal
+
+from exgrpo_cli.errors import InputError, nearest
+
+PresetKind = Literal["backbones", "methods", "benchmarks"]
+
+
+def preset_names(kind: PresetKind) -> tuple[str, ...]:
+    """Names of the shipped presets of one kind, sorted."""
+    folder = files(__name__) / kind
+    return tuple(sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")))
+
+
+def load_preset(kind: PresetKind, name: str) -> dict[str, Any]:
+    """The preset as written, `[about]` included.
+
+    Raises InputError naming the nearest preset when there is none of that name.
+    """
+    names = preset_names(kind)
+    if name not in names:
+        raise InputError(f"unknown {kind.removesuffix('s')} preset {name!r}.{nearest(name, names)}")
+    return tomllib.loads((files(__name__) / kind / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def preset_settings(kind: PresetKind, name: str) -> dict[str, Any]:
+    """The preset's settings alone: a layer for `exgrpo_cli.config.resolve`.
+
+    Raises InputError as `load_preset` does.
+    """
+    return {section: values for section, values in load_preset(kind, name).items() if section != "about"}

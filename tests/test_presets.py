@@ -1,0 +1,177 @@
+"""Shipped presets: every one loads, says what the paper says, and layers in the documented order."""
+
+import itertools
+import tomllib
+
+import pytest
+
+from exgrpo_cli.config import to_toml
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.layers import build_config
+from exgrpo_cli.presets import load_preset, preset_names
+from exgrpo_cli.settings import Config
+
+BACKBONES = ("llama-8b", "llama-8b-instruct", "luffy-7b", "qwen-7b-instruct", "qwen-math-1.5b", "qwen-math-7b", "tiny")
+PUBLISHED = tuple(name for name in BACKBONES if name != "tiny")
+
+# The paper's ablation arms and what each changes against ExGRPO, as (section, key): value.
+ARMS = {
+    "uniform-questions": {("replay", "sampler"): "uniform"},
+    "random-trajectory": {("replay", "metric"): "random"},
+    "neither": {("replay", "sampler"): "uniform", ("replay", "metric"): "random"},
+    "highest-entropy": {("replay", "direction"): "max"},
+    "no-importance-correction": {("objective", "importance"): "old"},
+    "no-shaping": {("objective", "shaping"): False},
+    "rho-0.25": {("replay", "ratio"): 0.25},
+    "rho-0.75": {("replay", "ratio"): 0.75},
+    "sigma-0.0625": {("replay", "sigma"): 0.0625},
+    "sigma-0.1875": {("replay", "sigma"): 0.1875},
+    "mu-0.25": {("replay", "mu"): 0.25},
+    "readmit": {("replay", "readmit_fraction"): 0.1},
+    "grpo": {
+        ("replay", "enabled"): False,
+        ("replay", "retirement"): False,
+        ("objective", "clip_in_mixed_phase"): True,
+    },
+    "random": {("replay", "metric"): "random"},
+    **{
+        f"{metric}-{direction}": {("replay", "metric"): metric, ("replay", "direction"): direction}
+        for metric, direction in itertools.product(("ent", "ent-sum", "ppl", "length"), ("min", "max"))
+    },
+    **{
+        f"sampler-{sampler}": {("replay", "sampler"): sampler}
+        for sampler in ("normal", "linear", "linear-clip", "sqrt", "uniform")
+    },
+    "exgrpo": {},
+}
+
+
+def differences(config: Config, reference: Config) -> dict[tuple[str, str], object]:
+    left, right = (tomllib.loads(to_toml(c)) for c in (config, reference))
+    return {
+        (section, key): value
+        for section, values in left.items()
+        for key, value in values.items()
+        if value != right[section][key]
+    }
+
+
+def test_the_promised_backbones_are_there():
+    assert preset_names("backbones") == BACKBONES
+
+
+@pytest.mark.parametrize(
+    ("backbone", "method"), list(itertools.product(preset_names("backbones"), preset_names("methods")))
+)
+def test_every_backbone_loads_with_every_method(backbone, method):
+    config = build_config(backbone=backbone, method=method)
+    assert (config.backbone.name, config.run.method) == (backbone, method)
+
+
+@pytest.mark.parametrize("method", preset_names("methods"))
+def test_a_method_changes_what_its_arm_names_and_nothing_else(method):
+    changed = differences(build_config(method=method), build_config(method="exgrpo"))
+    changed.pop(("run", "method"), None)
+    reference = build_config(method="exgrpo")
+    expected = {
+        (section, key): value
+        for (section, key), value in ARMS[method].items()
+        if getattr(getattr(reference, section), key) != value
+    }
+    assert changed == expected
+
+
+@pytest.mark.parametrize("backbone", PUBLISHED)
+def test_published_backbones_carry_the_published_settings(backbone):
+    config = build_config(backbone=backbone)
+    assert (config.rollout.questions_per_step, config.rollout.group_size, config.optim.minibatches) == (128, 8, 2)
+    assert (config.data.max_prompt_tokens, config.rollout.max_response_tokens) == (1024, 8192)
+    assert (config.rollout.temperature, config.rollout.top_p, config.rollout.require_eos) == (1.0, 1.0, False)
+    assert (config.optim.learning_rate, config.optim.schedule) == (1e-6, "constant")
+    assert (config.optim.beta1, config.optim.beta2, config.optim.weight_decay) == (0.9, 0.999, 0.01)
+    assert (config.optim.grad_clip, config.optim.skip_norm) == (1.0, 500.0)
+    assert (config.objective.loss_scale, config.objective.entropy_coefficient) == (64.0, 0.001)
+    assert (config.replay.ratio, config.replay.mu, config.replay.sigma) == (0.5, 0.5, 0.125)
+    assert (config.rollout.engine, config.optim.engine, config.backbone.dtype) == ("vllm", "deepspeed", "bfloat16")
+    assert config.data.train == "Elliott/Openr1-Math-46k-8192"
+    assert (config.validation.every, config.validation.temperature, config.run.save_every) == (10, 0.6, 50)
+    assert config.run.steps == (700 if backbone == "qwen-math-7b" else 500)
+    llama = backbone.startswith("llama")
+    assert config.replay.start_threshold == (0.0 if llama else 0.35)
+    assert config.data.template == ("step-by-step" if backbone == "llama-8b" else "thought-solution")
+    raised = (40000.0, 16384) if "math" in backbone or backbone == "luffy-7b" else (0.0, 0)
+    assert (config.backbone.rope_theta, config.backbone.max_position_embeddings) == raised
+
+
+@pytest.mark.parametrize("backbone", PUBLISHED)
+def test_published_backbones_say_what_is_known_about_them(backbone):
+    about = load_preset("backbones", backbone)["about"]
+    assert {"title", "licence", "gated", "published", "shape"} <= set(about)
+    for arm in ("on_policy", "exgrpo"):
+        assert set(about["published"][arm]) == {"in_distribution", "out_of_distribution"}
+
+
+def test_precedence_from_defaults_to_assignments(tmp_path):
+    # lr: settings 1e-6 < tiny preset 6e-4; ratio: settings 0.5 < method 0.25 < file 0.3 < option 0.4 < --set 0.45.
+    file = tmp_path / "mine.toml"
+    file.write_text("[replay]\nratio = 0.3\n")
+    assert build_config().optim.learning_rate == 6e-4
+    assert build_config().replay.ratio == 0.5
+    assert build_config(method="rho-0.25").replay.ratio == 0.25
+    assert build_config(method="rho-0.25", config_file=file).replay.ratio == 0.3
+    options = {"replay": {"ratio": 0.4}}
+    assert build_config(method="rho-0.25", config_file=file, options=options).replay.ratio == 0.4
+    everything = build_config(config_file=file, options=options, assignments=["replay.ratio=0.45"])
+    assert everything.replay.ratio == 0.45
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_a_resolved_configuration_repeats_itself(tmp_path, backbone):
+    config = build_config(backbone=backbone, method="no-shaping", assignments=["replay.ratio=0.3"])
+    file = tmp_path / "config.toml"
+    file.write_text(to_toml(config))
+    assert build_config(config_file=file) == config
+
+
+def test_a_model_of_ones_own_is_named_after_its_last_path_part(tmp_path, monkeypatch):
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    monkeypatch.chdir(tmp_path)
+    config = build_config(backbone="my-model")
+    assert (config.backbone.name, config.backbone.source) == ("my-model", str(folder))
+    file = tmp_path / "config.toml"
+    file.write_text(to_toml(config))
+    assert build_config(config_file=file) == config
+    hub = build_config(backbone="Qwen/Qwen2.5-0.5B").backbone
+    assert (hub.name, hub.source) == ("Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text", "message"),
+    [
+        ({"method": "exgrop"}, "", "unknown method preset 'exgrop'. Did you mean 'exgrpo'?"),
+        ({"backbone": "qwen-math-1.5"}, "", "backbone 'qwen-math-1.5' is neither a preset, nor a folder, nor a hub id"),
+        ({"backbone": "/nowhere/model"}, "", "'/nowhere/model' is neither a preset, nor a folder"),
+        ({"method": "grpo"}, '[run]\nmethod = "exgrpo"', "--method grpo contradicts 'exgrpo' in"),
+        ({"backbone": "tiny"}, '[backbone]\nname = "luffy-7b"', "--backbone tiny contradicts 'luffy-7b' in"),
+        ({}, '[backbone]\nname = "tyni"', "'tyni' is no preset and backbone.source is missing. Did you mean 'tiny'?"),
+        ({}, "[run]\nmethod = 3", "run.method = 3 must be text, not int."),
+        ({}, "[replay\n", "is not TOML"),
+        ({}, "[replay]\nrato = 1", "unknown key replay.rato. Did you mean 'replay.ratio'?"),
+        ({"assignments": ["run.method=grpo"]}, "", "--set run.method would change the name but not the preset"),
+        ({"assignments": ["optim.learning_rate=nan"]}, "", "optim.learning_rate = nan is out of range"),
+        ({"options": {"run": {"steps": 0}}}, "", "run.steps = 0 is out of range"),
+    ],
+)
+def test_what_is_refused_is_named(tmp_path, arguments, text, message):
+    file = tmp_path / "mine.toml"
+    file.write_text(text)
+    with pytest.raises(InputError) as caught:
+        build_config(config_file=file, **arguments)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_configuration_file_is_named(tmp_path):
+    with pytest.raises(InputError, match="cannot read the configuration .*none.toml: No such file"):
+        build_config(config_file=tmp_path / "none.toml")
