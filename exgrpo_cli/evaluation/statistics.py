@@ -1,0 +1,196 @@
+"""Statistics of a score: avg@k with its interval, pass@k, detectable and paired differences.
+
+Questions are the sampling unit throughout. The k samples of a question share its difficulty, so treating them as
+independent would make intervals far too narrow; every interval and test here resamples whole questions.
+"""
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from jaxtyping import Float64, Int
+
+CONFIDENCE = 0.95
+POWER = 0.8
+RESAMPLES = 10_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """avg@k: mean over questions of the share of correct samples."""
+
+    value: float
+    low: float
+    """Lower end of the 95 % interval."""
+    high: float
+    samples: int
+    """k: samples per question."""
+    questions: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PairedDifference:
+    """Second minus first, over the same questions."""
+
+    value: float
+    low: float
+    high: float
+    p_value: float
+    """Two-sided, of the hypothesis that swapping the two models within a question changes nothing."""
+    questions: int
+
+
+def avg_at_k(correct: Int[np.ndarray, "questions"], samples: int, rng: np.random.Generator) -> Score:
+    """Mean pass rate and its 95 % interval, from the number of correct samples per question.
+
+    At k=1 the interval is Wilson's. Otherwise it is the bootstrap over questions; where all questions have the same
+    count there is nothing to resample, and Wilson's interval with one trial per question (samples of a question
+    fully correlated, the most cautious reading) takes its place.
+    """
+    questions = _num_questions(correct)
+    value = float(correct.mean()) / samples
+    if samples == 1 or correct.min() == correct.max():
+        low, high = wilson(value * questions, questions)
+    else:
+        low, high = bootstrap_interval(correct / samples, rng)
+    return Score(value=value, low=low, high=high, samples=samples, questions=questions)
+
+
+def wilson(successes: float, trials: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Wilson's score interval of a proportion (Wilson 1927); stays inside [0, 1] and has a width at 0 and 1."""
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    p = successes / trials
+    scale = 1 / (1 + z * z / trials)
+    centre = scale * (p + z * z / (2 * trials))
+    half = scale * z * math.sqrt(p * (1 - p) / trials + z * z / (4 * trials * trials))
+    # Rounding would otherwise leave ends such as -1e-17 where the exact ones are 0 and 1.
+    return (0.0 if p == 0 else max(0.0, centre - half)), (1.0 if p == 1 else min(1.0, centre + half))
+
+
+def bootstrap_interval(
+    values: Float64[np.ndarray, "questions"], rng: np.random.Generator, *, resamples: int = RESAMPLES
+) -> tuple[float, float]:
+    """Expanded percentile interval of the mean of one value per question (Hesterberg 2015, section 5.3).
+
+    The plain percentile interval is too narrow by sqrt((n-1)/n) and uses normal instead of t quantiles; both matter
+    at 30 questions, and both are repaired by reading the quantiles further out.
+    """
+    questions = _num_questions(values)
+    if questions == 1:
+        return float(values[0]), float(values[0])
+    t = student_t_quantile((1 + CONFIDENCE) / 2, questions - 1)
+    tail = NormalDist().cdf(-math.sqrt(questions / (questions - 1)) * t)
+    low, high = np.quantile(_bootstrap_means(values, rng, resamples), [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def _bootstrap_means(
+    values: Float64[np.ndarray, "questions"], rng: np.random.Generator, resamples: int
+) -> Float64[np.ndarray, "resamples"]:
+    # Questions with equal values are interchangeable: drawing how often each distinct value comes up has the same
+    # distribution as drawing questions, at a cost in the number of distinct values (k + 1) instead of questions.
+    distinct, counts = np.unique(values, return_counts=True)
+    drawn = rng.multinomial(len(values), counts / len(values), size=resamples)
+    return (drawn @ distinct) / len(values)
+
+
+def student_t_quantile(probability: float, degrees: int) -> float:
+    """Quantile of Student's t: exact at 1 and 2 degrees, else Abramowitz & Stegun 26.7.5 (within 0.5 % at 0.975)."""
+    if degrees == 1:
+        return math.tan(math.pi * (probability - 0.5))
+    if degrees == 2:
+        return (2 * probability - 1) / math.sqrt(2 * probability * (1 - probability))
+    z = NormalDist().inv_cdf(probability)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / degrees**power for power, term in enumerate(terms, start=1))
+
+
+def pass_at_k(correct: Int[np.ndarray, "questions"], samples: int, k: int) -> float:
+    """Unbiased pass@k = mean over questions of 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, equation 1).
+
+    Raises ValueError where k exceeds the number of samples: pass@k cannot be estimated from fewer.
+    """
+    if not 1 <= k <= samples:
+        raise ValueError(f"pass@{k} cannot be estimated from {samples} samples: use k from 1 to {samples}.")
+    _num_questions(correct)
+    by_count = np.array([1 - math.comb(samples - c, k) / math.comb(samples, k) for c in range(samples + 1)])
+    return float(by_count[correct].mean())
+
+
+def majority_share(groups: Int[np.ndarray, "samples"], correct_group: int) -> float:
+    """Whether the largest group of equivalent answers is the correct one; a tie counts by share.
+
+    Group numbers below 0 are samples without an answer, which do not vote.
+    """
+    votes = groups[groups >= 0]
+    if len(votes) == 0:
+        return 0.0
+    labels, counts = np.unique(votes, return_counts=True)
+    winners = labels[counts == counts.max()]
+    return float(np.mean(winners == correct_group))
+
+
+def smallest_detectable_difference(
+    correct: Int[np.ndarray, "questions"], samples: int, *, confidence: float = CONFIDENCE, power: float = POWER
+) -> float:
+    """The true difference from another model that these questions would show with 80 % probability at the 5 % level.
+
+    (z_{1-a/2} + z_{power}) * sqrt(2) * standard error over questions, which takes the other model to be as variable
+    and uncorrelated; a comparison paired by question can show less. At most 1.
+    """
+    questions = _num_questions(correct)
+    rates = correct / samples
+    variance = float(rates.var(ddof=1)) if questions > 1 else 0.0
+    if variance == 0:
+        # No spread seen is not no spread: Agresti and Coull's shrunk proportion stands in.
+        shrunk = (float(rates.sum()) + 2) / (questions + 4)
+        variance = shrunk * (1 - shrunk)
+    quantiles = NormalDist().inv_cdf((1 + confidence) / 2) + NormalDist().inv_cdf(power)
+    return min(1.0, quantiles * math.sqrt(2 * variance / questions))
+
+
+def compare_paired(
+    first: Float64[np.ndarray, "questions"],
+    second: Float64[np.ndarray, "questions"],
+    rng: np.random.Generator,
+    *,
+    resamples: int = RESAMPLES,
+) -> PairedDifference:
+    """Difference of two models on the same questions: bootstrap interval, sign-flip permutation p-value.
+
+    `first` and `second` hold pass rates of the same questions in the same order.
+    """
+    # Pass rates are multiples of 1/k: without rounding, equal differences could differ in their last bit.
+    differences = np.round(second - first, 12)
+    low, high = bootstrap_interval(differences, rng, resamples=resamples)
+    return PairedDifference(
+        value=float(differences.mean()),
+        low=low,
+        high=high,
+        p_value=_sign_flip_p_value(differences, rng, resamples),
+        questions=_num_questions(differences),
+    )
+
+
+def _sign_flip_p_value(
+    differences: Float64[np.ndarray, "questions"], rng: np.random.Generator, resamples: int
+) -> float:
+    sizes, counts = np.unique(np.abs(differences), return_counts=True)
+    # The sum over m questions of equal |d| with random signs is |d| * (2 * Binomial(m, 1/2) - m).
+    flipped = (2 * rng.binomial(counts, 0.5, size=(resamples, len(counts))) - counts) @ sizes
+    # The tolerance keeps sums that are equal but for rounding on the side of "at least as extreme".
+    extreme = np.count_nonzero(np.abs(flipped) >= abs(differences.sum()) - 1e-9)
+    # Counting the observed assignment itself keeps the test valid at any number of resamples.
+    return (extreme + 1) / (resamples + 1)
+
+
+def _num_questions(values: np.ndarray) -> int:
+    if len(values) == 0:
+        raise ValueError("A score needs at least one question.")
+    return len(values)
