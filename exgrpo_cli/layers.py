@@ -64,14 +64,15 @@ def read_config(file: Path) -> dict[str, Any]:
 def _backbone_layer(backbone: str | None, file_layer: Layer, config_file: Path | None) -> dict[str, Any]:
     in_file = _in_layer(file_layer, "backbone", "name")
     if backbone is None:
-        # A file that names a model of its own (a run's config.toml) carries the source too; only presets are looked up.
-        is_preset = in_file is None or in_file in preset_names("backbones")
-        if not is_preset and _in_layer(file_layer, "backbone", "source") is None:
+        if in_file is None or in_file in preset_names("backbones"):
+            return _preset_backbone(in_file or DEFAULT_BACKBONE)
+        # A file that names a model of its own (a run's config.toml) carries the source too.
+        if _in_layer(file_layer, "backbone", "source") is None:
             raise InputError(
                 f"{config_file}: backbone.name = {in_file!r} is no preset and backbone.source is missing."
                 f"{nearest(in_file, preset_names('backbones'))}"
             )
-        return _preset_backbone(in_file or DEFAULT_BACKBONE) if is_preset else {}
+        return {}
     if backbone in preset_names("backbones"):
         _agreed("--backbone", backbone, in_file, config_file)
         return _preset_backbone(backbone)

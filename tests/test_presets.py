@@ -173,5 +173,5 @@ def test_what_is_refused_is_named(tmp_path, arguments, text, message):
 
 
 def test_a_missing_configuration_file_is_named(tmp_path):
-    with pytest.raises(InputError, match="cannot read the configuration .*none.toml: No such file"):
+    with pytest.raises(InputError, match=r"cannot read the configuration .*none\.toml: No such file"):
         build_config(config_file=tmp_path / "none.toml")
