@@ -1,0 +1,86 @@
+"""Folders built once per configuration under the user's cache folder, complete and checked or not there at all."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import platformdirs
+from filelock import FileLock
+
+_MANIFEST = "manifest.json"
+_CHUNK_BYTES = 1 << 20
+
+
+def cache_root() -> Path:
+    """$EXGRPO_CACHE, or the user's cache folder."""
+    override = os.environ.get("EXGRPO_CACHE", "")
+    return Path(override).expanduser() if override else Path(platformdirs.user_cache_dir("exgrpo"))
+
+
+def cached_folder(
+    *,
+    name: str,
+    key: Mapping[str, object],
+    build: Callable[[Path], None],
+    notice: Callable[[str], None],
+    cache_dir: Path | None = None,
+) -> Path:
+    """The folder `<cache>/<name>-<hash of key>`, built by `build` when it is missing or does not match its manifest.
+
+    A second process that wants the same folder waits for the first. A build happens in a temporary folder that is
+    renamed when it is complete, so one that is killed leaves nothing that looks finished. `notice` is told why a
+    folder that exists is built again.
+    """
+    root = cache_root() if cache_dir is None else cache_dir
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    folder = root / f"{name}-{digest}"
+    root.mkdir(parents=True, exist_ok=True)
+    with FileLock(root / f"{folder.name}.lock"):
+        damage = _find_damage(folder)
+        if damage == "":
+            return folder
+        if folder.exists():
+            notice(f"{folder} is built again: {damage}")
+            shutil.rmtree(folder)
+        for leftover in root.glob(f"{folder.name}.building-*"):
+            shutil.rmtree(leftover)
+        partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.building-", dir=root))
+        build(partial)
+        _write_manifest(partial, key)
+        partial.rename(folder)
+    return folder
+
+
+def _find_damage(folder: Path) -> str:
+    """Empty when every file matches the manifest, else what does not."""
+    manifest = folder / _MANIFEST
+    if not manifest.is_file():
+        return f"{_MANIFEST} is missing"
+    try:
+        recorded = json.loads(manifest.read_text(encoding="utf-8"))["files"]
+    except (ValueError, KeyError, TypeError):
+        return f"{_MANIFEST} cannot be read"
+    for name, digest in recorded.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if _hash_file(path) != digest:
+            return f"{name} has changed since it was written"
+    return ""
+
+
+def _write_manifest(folder: Path, key: Mapping[str, object]) -> None:
+    files = {path.name: _hash_file(path) for path in sorted(folder.iterdir())}
+    (folder / _MANIFEST).write_text(json.dumps({"key": key, "files": files}, indent=2), encoding="utf-8")
+
+
+def _hash_file(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
