@@ -66,6 +66,11 @@ class Policy(Protocol):
         """Number of weight changes since the run began."""
         ...
 
+    @property
+    def consecutive_skips(self) -> int:
+        """Updates skipped since the last applied one; part of what `save` writes."""
+        ...
+
     def score(self, sequences: Sequence[TokenSequence]) -> list[TokenScores]:
         """Log-probs and entropies of the response tokens under the current weights, at the rollout temperature."""
         ...

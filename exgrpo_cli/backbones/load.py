@@ -1,0 +1,140 @@
+"""From backbone settings to a loaded model and tokenizer: the built-in tiny one, a local folder, or a hub id."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from exgrpo_cli.backbones.tiny import build_tiny
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.settings import BackboneSettings, TinySettings
+
+Progress = Callable[[int, int, str], None]
+"""(done, total, what) while something is built."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Backbone:
+    """A causal language model with the tokenizer that belongs to it."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    eos_ids: tuple[int, ...]
+    """Token ids that end a response; a trailing one is left out of decoded text."""
+
+    def decode(self, token_ids: Any) -> str:
+        """Text of a response, without the EOS but with every other token."""
+        return decode_response(self.tokenizer, self.eos_ids, token_ids)
+
+
+def decode_response(tokenizer: PreTrainedTokenizerBase, eos_ids: tuple[int, ...], token_ids: Any) -> str:
+    """Text of response `token_ids` without a trailing EOS; special tokens inside are kept, so nothing is hidden."""
+    ids = list(token_ids)
+    if ids and ids[-1] in eos_ids:
+        ids.pop()
+    return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def locate(settings: BackboneSettings, tiny: TinySettings, progress: Progress | None = None) -> Path:
+    """The local Hugging Face folder of a backbone, built or downloaded when it is not there yet.
+
+    Raises InputError when the folder has no model or the hub does not have (or may not be asked for) it.
+    """
+    if settings.source == "tiny":
+        return build_tiny(settings=tiny, progress=progress)
+    folder = Path(settings.source).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise InputError(f"backbone.source {settings.source!r} is not a model folder: no config.json.")
+        return folder
+    if settings.source.startswith((".", "/", "~")) or settings.source.count("/") != 1:
+        raise InputError(
+            f"backbone.source {settings.source!r} is neither a folder nor a hub id of the form owner/name. "
+            "`exgrpo presets` lists the backbones that ship."
+        )
+    return _download(settings)
+
+
+def _download(settings: BackboneSettings) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(
+            snapshot_download(
+                settings.source,
+                revision=settings.revision,
+                ignore_patterns=["*.bin", "*.pth", "*.gguf", "*.msgpack", "*.h5", "original/*"],
+            )
+        )
+    except LocalEntryNotFoundError as error:
+        raise InputError(
+            f"backbone {settings.source!r} is not in the local cache and the hub cannot be reached: "
+            "go online, unset HF_HUB_OFFLINE, or pass a local folder as --backbone."
+        ) from error
+    except HfHubHTTPError as error:
+        raise InputError(
+            f"the hub refused {settings.source!r} at revision {settings.revision!r} ({error.response.status_code}): "
+            "check the id and the revision, and HF_TOKEN for a gated model."
+        ) from error
+
+
+def load_tokenizer(
+    settings: BackboneSettings, tiny: TinySettings, progress: Progress | None = None
+) -> PreTrainedTokenizerBase:
+    """The backbone's tokenizer alone."""
+    return _tokenizer(locate(settings, tiny, progress))
+
+
+def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder} has no tokenizer that transformers can load: {_first_line(error)}") from error
+
+
+def load_backbone(
+    settings: BackboneSettings,
+    tiny: TinySettings,
+    device: torch.device,
+    progress: Progress | None = None,
+) -> Backbone:
+    """Load model and tokenizer with the settings' precision, rope base and context window, in eval mode.
+
+    Raises InputError naming what cannot be loaded.
+    """
+    return load_folder(locate(settings, tiny, progress), device, settings)
+
+
+def load_folder(folder: Path, device: torch.device, settings: BackboneSettings | None = None) -> Backbone:
+    """Load a local Hugging Face folder, `settings` overriding precision, rope base and window where given."""
+    settings = settings or BackboneSettings()
+    tokenizer = _tokenizer(folder)
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        if settings.rope_theta:
+            config.rope_parameters["rope_theta"] = settings.rope_theta
+        if settings.max_position_embeddings:
+            config.max_position_embeddings = settings.max_position_embeddings
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=getattr(torch, settings.dtype), attn_implementation="sdpa"
+        )
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder} has no model that transformers can load: {_first_line(error)}") from error
+    return Backbone(model=model.to(device).eval(), tokenizer=tokenizer, eos_ids=response_ends(model, tokenizer))
+
+
+def response_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Every token id that ends a response: the generation config's and the tokenizer's, ascending."""
+    declared = model.generation_config.eos_token_id if model.generation_config is not None else None
+    ids = {*(declared if isinstance(declared, list) else [declared]), tokenizer.eos_token_id} - {None}
+    if not ids:
+        raise InputError(f"{model.config.name_or_path or 'the model'} declares no EOS token: set eos_token_id.")
+    return tuple(sorted(ids))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]

@@ -1,0 +1,188 @@
+"""From a configuration and a run folder to the parts a step works with."""
+
+import hashlib
+from contextlib import ExitStack
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from exgrpo_cli.algo.objective import ObjectiveSettings
+from exgrpo_cli.backbones.load import Backbone, load_backbone
+from exgrpo_cli.data.prompts import Template, answer_format, check_prompt_lengths, choose_template, encode
+from exgrpo_cli.data.stream import QuestionStream
+from exgrpo_cli.engines.hf import HFGenerator
+from exgrpo_cli.engines.optimizer import OptimizerSettings
+from exgrpo_cli.engines.torch_policy import TorchPolicy
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.grading import GradingPool
+from exgrpo_cli.replay.buffer import ExperienceBuffer
+from exgrpo_cli.replay.rules import BufferRules
+from exgrpo_cli.replay.schemas import LedgerIdentity
+from exgrpo_cli.settings import Config
+from exgrpo_cli.training.checkpoint import latest_step
+from exgrpo_cli.training.journal import RunFolder
+from exgrpo_cli.training.loop import Parts
+from exgrpo_cli.training.questions import RunQuestions
+from exgrpo_cli.training.reporter import Reporter
+from exgrpo_cli.training.state import make_generators
+
+
+def choose_device(requested: str) -> torch.device:
+    """The device of the policy. Raises InputError when a GPU is asked for and none is visible."""
+    if requested == "cuda" and not torch.cuda.is_available():
+        raise InputError("run.device = 'cuda', but no GPU is visible: use --device cpu, or check CUDA_VISIBLE_DEVICES.")
+    if requested == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(requested)
+
+
+def make_pool(config: Config) -> GradingPool:
+    settings = config.grading
+    return GradingPool(
+        grader=settings.grader,
+        workers=settings.workers,
+        deadline_seconds=settings.deadline_seconds,
+        memory_bytes=settings.memory_mb * 2**20,
+        max_answer_chars=settings.max_answer_chars,
+    )
+
+
+def choose_run_template(config: Config, tokenizer: PreTrainedTokenizerBase) -> Template:
+    """The settings' prompt template for this tokenizer."""
+    require_box = {"auto": None, "always": True, "never": False}[config.data.require_box]
+    return choose_template(config.data.template, tokenizer, requires_box=require_box)
+
+
+def assemble(
+    config: Config, folder: RunFolder, questions: RunQuestions, pool: GradingPool, reporter: Reporter, stack: ExitStack
+) -> Parts:
+    """Load the backbone and build engines, stream and a new experience buffer's place; `stack` closes them.
+
+    The buffer is opened by `open_buffer` once it is known whether the run is new. Raises InputError for a prompt over
+    the limit, a template the backbone cannot fill, or an engine that is not there.
+    """
+    device = choose_device(config.run.device)
+    backbone = load_backbone(config.backbone, config.tiny, device, reporter.progress)
+    template = choose_run_template(config, backbone.tokenizer)
+    everything = [*questions.train, *questions.heldout]
+    check_prompt_lengths(template, everything, backbone.tokenizer, max_tokens=config.data.max_prompt_tokens)
+    check_window(config, backbone)
+    policy = make_policy(config, backbone)
+    generator = HFGenerator(backbone.model, max_rows=config.rollout.max_rows, eos_ids=backbone.eos_ids)
+    stack.callback(generator.close)
+    rngs = make_generators(config.run.seed)
+    return Parts(
+        config=config,
+        questions={question.id: question for question in everything},
+        prompts={question.id: encode(template, question, backbone.tokenizer) for question in everything},
+        answer_format=answer_format(template, require_eos=config.rollout.require_eos),
+        backbone=backbone,
+        generator=generator,
+        policy=policy,
+        pool=pool,
+        stream=QuestionStream([question.id for question in questions.train], rngs["stream"]),
+        buffer=open_buffer(config, folder, questions, template, backbone, stack),
+        rngs=rngs,
+    )
+
+
+def check_window(config: Config, backbone: Backbone) -> None:
+    """Prompt and response limits must fit the model's context."""
+    window = getattr(backbone.model.config, "max_position_embeddings", None)
+    needed = config.rollout.max_response_tokens
+    if window is not None and needed >= window:
+        raise InputError(
+            f"rollout.max_response_tokens = {needed} leaves no room for a prompt in the backbone's window of {window} "
+            "tokens: lower it, or set backbone.max_position_embeddings."
+        )
+
+
+def make_policy(config: Config, backbone: Backbone) -> TorchPolicy:
+    """The training engine with this run's objective and optimizer."""
+    objective, optim = config.objective, config.optim
+    return TorchPolicy(
+        backbone.model,
+        temperature=config.rollout.temperature,
+        objective=ObjectiveSettings(
+            clip_low=objective.clip_low,
+            clip_high=objective.clip_high,
+            shaping=objective.shaping,
+            shaping_beta=objective.shaping_beta,
+            aggregation=objective.aggregation,
+            loss_scale=objective.loss_scale,
+            entropy_coefficient=objective.entropy_coefficient,
+            kl_coefficient=objective.kl_coefficient,
+        ),
+        optimizer=OptimizerSettings(
+            learning_rate=optim.learning_rate,
+            betas=(optim.beta1, optim.beta2),
+            weight_decay=optim.weight_decay,
+            schedule=optim.schedule,
+            warmup_updates=optim.warmup_steps * optim.minibatches,
+            horizon_updates=(optim.horizon or config.run.steps) * optim.minibatches,
+            final_fraction=optim.final_fraction,
+            max_grad_norm=optim.grad_clip,
+            skip_grad_norm=optim.skip_norm,
+        ),
+        micro_batch_tokens=optim.microbatch_tokens,
+        gradient_checkpointing=config.backbone.gradient_checkpointing,
+    )
+
+
+def open_buffer(
+    config: Config,
+    folder: RunFolder,
+    questions: RunQuestions,
+    template: Template,
+    backbone: Backbone,
+    stack: ExitStack,
+) -> ExperienceBuffer | None:
+    """The experience buffer, new or as it stood at the newest checkpoint; None when nothing would use it."""
+    replay = config.replay
+    if not (replay.enabled or replay.retirement):
+        return None
+    identity = LedgerIdentity(
+        tokenizer_hash=tokenizer_hash(backbone.tokenizer),
+        template=template.name,
+        group_size=config.rollout.group_size,
+        questions_hash=questions.train_hash,
+        logprob_source="trainer",
+    )
+    rules = buffer_rules(config)
+    question_ids = [question.id for question in questions.train]
+    if folder.replay.exists():
+        step = latest_step(folder.checkpoints) or 0
+        buffer = ExperienceBuffer.open(
+            folder.replay, identity=identity, rules=rules, question_ids=question_ids, at_step=step
+        )
+    else:
+        buffer = ExperienceBuffer.create(folder.replay, identity=identity, rules=rules, question_ids=question_ids)
+    return stack.enter_context(buffer)
+
+
+def buffer_rules(config: Config) -> BufferRules:
+    replay = config.replay
+    return BufferRules(
+        lower_bound=replay.lower_bound,
+        upper_bound=config.upper_bound,
+        retirement=replay.retirement,
+        count_fresh_only=replay.count_fresh_only,
+        max_per_question=replay.max_per_question,
+        eviction=replay.eviction,
+        max_age=replay.max_age,
+        cooldown=replay.cooldown,
+        readmit_fraction=replay.readmit_fraction,
+        readmit_every=replay.readmit_every,
+        sampler=replay.sampler,
+        sampler_mu=replay.mu,
+        sampler_sigma=replay.sigma,
+        metric=replay.metric,
+        direction=replay.direction,
+        max_staleness=replay.max_score_staleness,
+    )
+
+
+def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """sha256 over vocabulary and special tokens: equal hashes mean equal token ids."""
+    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    return hashlib.sha256(repr((vocabulary, sorted(tokenizer.all_special_ids))).encode()).hexdigest()

@@ -1,0 +1,113 @@
+"""Everything a resume needs, in one folder that appears only when it is complete.
+
+`checkpoints/step-000050/` holds `policy/` (weights and optimizer), `model/` (a Hugging Face folder of the same weights)
+and `state.json` (loop state, stream position, generators). `latest` and `best` are files that name a folder.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from exgrpo_cli.backbones.export import export_model
+from exgrpo_cli.errors import InputError, RunError
+from exgrpo_cli.training.journal import write_atomic
+from exgrpo_cli.training.loop import Parts
+from exgrpo_cli.training.state import RunState
+
+
+def folder_name(step: int) -> str:
+    return f"step-{step:06d}"
+
+
+def complete_steps(checkpoints: Path) -> list[int]:
+    """Steps with a complete checkpoint, ascending."""
+    return sorted(int(path.name.removeprefix("step-")) for path in checkpoints.glob("step-*") if path.is_dir())
+
+
+def save_checkpoint(checkpoints: Path, parts: Parts, state: RunState, *, keep: int) -> None:
+    """Write the checkpoint of `state.step`, point `latest` at it, and drop all but the `keep` newest and the best.
+
+    Raises RunError when the disk is full; what was there stays.
+    """
+    name = folder_name(state.step)
+    partial = checkpoints / f".{name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir()
+        parts.policy.save(partial / "policy")
+        export_model(parts.backbone.model, parts.backbone.tokenizer, partial / "model", eos_ids=parts.backbone.eos_ids)
+        write_atomic(partial / "state.json", json.dumps(snapshot(parts, state)))
+        sync_tree(partial)
+        if (checkpoints / name).exists():
+            shutil.rmtree(checkpoints / name)
+        partial.rename(checkpoints / name)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise RunError(
+            f"checkpoint {checkpoints / name} cannot be written: {error.strerror or error}. "
+            "Earlier checkpoints are whole."
+        ) from error
+    write_atomic(checkpoints / "latest", name + "\n")
+    if state.best_step == state.step:
+        write_atomic(checkpoints / "best", name + "\n")
+    drop_old(checkpoints, keep=keep, best=state.best_step)
+    if parts.buffer is not None:
+        parts.buffer.compact(complete_steps(checkpoints))
+
+
+def drop_old(checkpoints: Path, *, keep: int, best: int) -> None:
+    """Remove all but the `keep` newest checkpoints and the best; `keep` 0 keeps all."""
+    for step in complete_steps(checkpoints)[: -keep or None] if keep else []:
+        if step != best:
+            shutil.rmtree(checkpoints / folder_name(step))
+
+
+def snapshot(parts: Parts, state: RunState) -> dict[str, Any]:
+    return {
+        "state": state.to_json(),
+        "stream": parts.stream.state(),
+        "generators": {name: rng.bit_generator.state for name, rng in parts.rngs.items()},
+    }
+
+
+def load_checkpoint(folder: Path, parts: Parts) -> RunState:
+    """Restore policy, stream and generators in place and return the loop's state.
+
+    Raises InputError when the folder is not a whole checkpoint.
+    """
+    path = folder / "state.json"
+    try:
+        saved = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read ({error}): resume from another checkpoint or start anew.") from error
+    parts.policy.load(folder / "policy")
+    parts.stream.restore(saved["stream"])
+    restore_generators(parts.rngs, saved["generators"])
+    return RunState.from_json(saved["state"])
+
+
+def restore_generators(rngs: Mapping[str, np.random.Generator], saved: Mapping[str, Any]) -> None:
+    for name, rng in rngs.items():
+        rng.bit_generator.state = saved[name]
+
+
+def latest_step(checkpoints: Path) -> int | None:
+    """Step of the newest complete checkpoint; None when there is none yet."""
+    steps = complete_steps(checkpoints)
+    return steps[-1] if steps else None
+
+
+def sync_tree(folder: Path) -> None:
+    """Flush every file below `folder` to the disk, so that the rename that follows never names lost data."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)

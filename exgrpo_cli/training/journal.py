@@ -1,0 +1,100 @@
+"""The run folder: one writer, files written then renamed, `metrics.jsonl` and `samples/` cut back on resume."""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from exgrpo_cli.errors import InputError, RunError
+
+
+class RunFolder:
+    """Paths and files of one run (see `docs/run-folder.md`)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.toml"
+        self.data = path / "data"
+        self.metrics = path / "metrics.jsonl"
+        self.replay = path / "replay"
+        self.checkpoints = path / "checkpoints"
+        self.samples = path / "samples"
+        self.plots = path / "plots"
+        self.model = path / "model"
+        self.summary = path / "summary.json"
+
+    @classmethod
+    def create(cls, path: Path) -> "RunFolder":
+        """A new folder; raises InputError when `path` exists or cannot be written."""
+        if path.exists():
+            raise InputError(f"{path} exists: choose another --output, or `exgrpo train --resume --output {path}`.")
+        try:
+            path.mkdir(parents=True)
+        except OSError as error:
+            raise InputError(f"{path} cannot be created ({error.strerror}): choose another --output.") from error
+        folder = cls(path)
+        for child in (folder.data, folder.checkpoints, folder.samples, folder.plots):
+            child.mkdir()
+        return folder
+
+    @classmethod
+    def existing(cls, path: Path) -> "RunFolder":
+        """A run folder that is there; raises InputError otherwise."""
+        folder = cls(path)
+        if not folder.config.is_file():
+            raise InputError(f"{path} is not a run folder: it has no config.toml.")
+        return folder
+
+    def write_json(self, path: Path, value: Mapping[str, Any]) -> None:
+        write_atomic(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+    def append_metrics(self, values: Mapping[str, Any]) -> None:
+        """One step's line, "step" first, on disk when this returns."""
+        _append(self.metrics, [values])
+
+    def append_samples(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Some of a step's rollouts in `samples/step-000001.jsonl`."""
+        _append(self.samples / f"step-{step:06d}.jsonl", rows)
+
+    def cut_back(self, step: int) -> None:
+        """Drop metrics and samples after `step`, so that a resumed run writes them again."""
+        if self.metrics.exists():
+            kept = [line for line in read_json_lines(self.metrics) if line["step"] <= step]
+            write_atomic(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
+        for path in self.samples.glob("step-*.jsonl"):
+            if int(path.stem.removeprefix("step-")) > step:
+                path.unlink()
+
+
+def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Objects of a JSON-lines file; a last line that was torn by a kill is left out."""
+    with path.open() as lines:
+        for line in lines:
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write `text` beside `path`, flush it to the disk, and rename it into place."""
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        with partial.open("w") as out:
+            out.write(text)
+            out.flush()
+            os.fsync(out.fileno())
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise RunError(f"{path} cannot be written: {error.strerror}. What was there before is unchanged.") from error
+
+
+def _append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    try:
+        with path.open("a") as out:
+            for row in rows:
+                out.write(json.dumps(row, allow_nan=False) + "\n")
+    except OSError as error:
+        raise RunError(
+            f"{path} cannot be written: {error.strerror}. Free space, then `exgrpo train --resume --output ...`."
+        ) from error

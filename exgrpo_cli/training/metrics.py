@@ -1,0 +1,115 @@
+"""The step's journal line: flat keys, "step" first, a key absent where it means nothing.
+
+Batch keys are over fresh rollouts of fresh questions; `replay/pass_at_1` is over the K-1 fresh members of experiential
+groups; `tokens/trained` alone counts replayed tokens.
+"""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from exgrpo_cli.engines.protocols import UpdateReport
+from exgrpo_cli.training.groups import Group
+from exgrpo_cli.types import StopReason, Verdict
+
+PHASES = ("rollout", "reward", "replay", "logprobs", "update", "sync")
+"""What a step's time is divided into; the journal's `time/<phase>` keys."""
+
+
+class Clock:
+    """Seconds spent in each phase of a step."""
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
+        self.seconds: Counter[str] = Counter()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - started
+
+    def metrics(self) -> dict[str, float]:
+        """`time/<phase>` for every phase, and `time/step` for the whole since the clock was made."""
+        values = {f"time/{name}": self.seconds[name] for name in PHASES}
+        values["time/step"] = time.perf_counter() - self._started
+        return values
+
+
+def pass_at_1(groups: Sequence[Group]) -> float:
+    """Share of correct answers among the fresh rollouts of `groups`; NaN without any."""
+    outcomes = [member.verdict is Verdict.CORRECT for group in groups for member in group.fresh]
+    return float(np.mean(outcomes)) if outcomes else math.nan
+
+
+def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Rewards, success and lengths of a step's groups, and verdict counts over all fresh rollouts."""
+    fresh = [group for group in groups if group.replayed is None]
+    experiential = [group for group in groups if group.replayed is not None]
+    members = [member for group in fresh for member in group.fresh]
+    every = [member for group in groups for member in group.fresh]
+    lengths = [len(member.rollout.token_ids) for member in members]
+    verdicts = Counter(member.verdict for member in every)
+    values = {
+        "replay/pass_at_1": pass_at_1(experiential),
+        "tokens/generated": sum(len(member.rollout.token_ids) for member in every),
+    }
+    if members:
+        values |= {
+            "reward/mean": float(np.mean([member.reward for member in members])),
+            "batch/pass_at_1": pass_at_1(fresh),
+            "batch/solve_all": float(np.mean([group.num_fresh_correct == len(group.fresh) for group in fresh])),
+            "batch/solve_none": float(np.mean([group.num_fresh_correct == 0 for group in fresh])),
+            "batch/questions": len(fresh),
+            "length/mean": float(np.mean(lengths)),
+            "length/clipped": float(np.mean([m.rollout.stop_reason is StopReason.LENGTH for m in members])),
+        }
+    return values | {f"verdict/{verdict.value.replace(' ', '_')}": verdicts[verdict] for verdict in Verdict}
+
+
+def logprob_gap(groups: Sequence[Group]) -> dict[str, float]:
+    """|log pi_trainer - log pi_engine| over fresh tokens: a growing gap means the generator has stale weights."""
+    gaps = [
+        np.abs(scores.logprobs - member.rollout.engine_logprobs)
+        for group in groups
+        for member, scores in zip(group.fresh, group.scores, strict=True)
+    ]
+    if not gaps:
+        return {}
+    gap = np.concatenate(gaps)
+    return {"policy/logprob_gap_mean": float(gap.mean(dtype=np.float64)), "policy/logprob_gap_max": float(gap.max())}
+
+
+def update_metrics(reports: Sequence[UpdateReport]) -> dict[str, float]:
+    """A step's updates: means of the means, maxima of the maxima, and how many were applied or skipped."""
+    names = sorted({name for report in reports for name in report.metrics})
+    values: dict[str, float] = {}
+    for name in names:
+        series = [report.metrics[name] for report in reports if name in report.metrics]
+        values[name] = max(series) if name.endswith("_max") else float(np.mean(series))
+    skipped = [report for report in reports if not report.applied]
+    values |= {
+        "optim/grad_norm": float(np.mean([report.grad_norm for report in reports])),
+        "optim/loss": float(np.mean([report.loss for report in reports])),
+        "optim/updates_applied": len(reports) - len(skipped),
+        "optim/updates_skipped": len(skipped),
+        "tokens/trained": sum(report.num_tokens for report in reports),
+    }
+    return values
+
+
+def journal_line(step: int, phase: str, *parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Join the parts of a step's line; what is not finite is left out, since JSON has no word for it."""
+    line: dict[str, Any] = {"step": step, "phase": phase}
+    for part in parts:
+        line |= {
+            key: value for key, value in part.items() if not (isinstance(value, float) and not math.isfinite(value))
+        }
+    return line

@@ -1,0 +1,107 @@
+"""The questions of a run: made, read or prepared before it starts, and kept in the run folder."""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from exgrpo_cli.data.arithmetic import make_questions
+from exgrpo_cli.data.audit import check_golds
+from exgrpo_cli.data.questions import QuestionSet, content_hash, is_prepared, read_questions, write_questions
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.grading import GradingPool
+from exgrpo_cli.settings import Config
+from exgrpo_cli.training.journal import write_atomic
+from exgrpo_cli.types import Question
+
+# A larger question file is linked instead of copied: 100 MB (interface of the run folder).
+LINK_ABOVE_BYTES = 100_000_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunQuestions:
+    """Training and held-out questions."""
+
+    train: tuple[Question, ...]
+    heldout: tuple[Question, ...]
+    train_hash: str
+    """Content hash of the training questions: part of the ledger's identity."""
+
+
+def load_questions(config: Config) -> RunQuestions:
+    """The settings' questions. Raises InputError naming the file, row and field that is wrong."""
+    made = None
+    if "arithmetic" in (config.data.train, config.data.heldout):
+        settings = config.arithmetic
+        made = make_questions(
+            num_train=settings.num_train,
+            num_heldout=settings.num_heldout,
+            levels=settings.levels,
+            seed=settings.seed,
+        )
+    train = made.train if made and config.data.train == "arithmetic" else read(config.data.train, "data.train")
+    heldout: list[Question] = []
+    if made and config.data.heldout == "arithmetic":
+        heldout = made.heldout
+    elif config.data.heldout:
+        heldout = read(config.data.heldout, "data.heldout")
+    both = {question.id for question in train} & {question.id for question in heldout}
+    if both:
+        raise InputError(
+            f"{len(both)} questions, {min(both)} among them, are in data.train {config.data.train!r} and in data.heldout "
+            f"{config.data.heldout!r}: held-out questions must not be trained on."
+        )
+    limit = config.validation.max_questions or len(heldout)
+    return RunQuestions(train=tuple(train), heldout=tuple(heldout[:limit]), train_hash=content_hash(train))
+
+
+def read(source: str, key: str) -> list[Question]:
+    """Questions of a file."""
+    path = Path(source)
+    if not path.exists():
+        raise InputError(f"{key} {source!r} does not exist: make it with `exgrpo prepare`, or name another file.")
+    return list(read_questions(path).questions)
+
+
+def check_answers(config: Config, pool: GradingPool, train: tuple[Question, ...]) -> None:
+    """Every gold answer must verify against itself; what `prepare` has already checked is not checked again."""
+    if config.data.train != "arithmetic" and not is_prepared(read_questions(Path(config.data.train)).metadata):
+        check_golds(train, pool)
+
+
+def store_questions(folder: Path, config: Config, questions: RunQuestions) -> None:
+    """Write `train.parquet` and `heldout.parquet`; a file of over 100 MB is linked, its hash beside it."""
+    for name, source, kept in (
+        ("train", config.data.train, questions.train),
+        ("heldout", config.data.heldout, questions.heldout),
+    ):
+        if not kept:
+            continue
+        path = Path(source)
+        if path.is_file() and path.stat().st_size > LINK_ABOVE_BYTES:
+            os.symlink(path.resolve(), folder / f"{name}.parquet")
+            digest = {"source": str(path.resolve()), "sha256": file_hash(path)}
+            write_atomic(folder / f"{name}.json", json.dumps(digest, indent=2) + "\n")
+        else:
+            write_questions(folder / f"{name}.parquet", kept, {"made_by": "train", "data": source})
+
+
+def stored_questions(folder: Path) -> RunQuestions:
+    """The questions of an existing run folder, for a resume."""
+    train = read_stored(folder / "train.parquet")
+    heldout = read_stored(folder / "heldout.parquet").questions if (folder / "heldout.parquet").exists() else ()
+    return RunQuestions(train=train.questions, heldout=heldout, train_hash=train.content_hash)
+
+
+def read_stored(path: Path) -> QuestionSet:
+    """A question file of the run folder; a linked one must not have changed since."""
+    digest = path.with_suffix(".json")
+    if digest.exists() and json.loads(digest.read_text())["sha256"] != file_hash(path):
+        raise InputError(f"{path.resolve()} has changed since the run began: restore it, or start a new run.")
+    return read_questions(path)
+
+
+def file_hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

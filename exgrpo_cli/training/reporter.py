@@ -1,0 +1,181 @@
+"""What a person sees while a run goes on: a live view on a terminal, a plain line now and then elsewhere.
+
+Everything goes to stderr; stdout belongs to the command's data.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+
+class Reporter(Protocol):
+    """Told what happens; decides what is shown."""
+
+    def note(self, text: str) -> None:
+        """One line that stays."""
+        ...
+
+    def progress(self, done: int, total: int, what: str) -> None:
+        """Work outside the training steps: building the backbone, validation."""
+        ...
+
+    def step(self, line: Mapping[str, Any], total: int) -> None:
+        """A training step ended with this journal line."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def make_reporter(*, quiet: bool) -> Reporter:
+    """A live view when stderr is a terminal, plain lines otherwise, nothing when quiet."""
+    if quiet:
+        return SilentReporter()
+    console = Console(stderr=True)
+    return LiveReporter(console) if console.is_terminal else PlainReporter(console)
+
+
+class SilentReporter:
+    """Shows nothing."""
+
+    def note(self, text: str) -> None: ...
+
+    def progress(self, done: int, total: int, what: str) -> None: ...
+
+    def step(self, line: Mapping[str, Any], total: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class PlainReporter:
+    """A line for each note, and at most one every `interval` seconds for progress."""
+
+    def __init__(self, console: Console, interval: float = 10.0) -> None:
+        self._console = console
+        self._interval = interval
+        self._last: dict[str, float] = {}
+        self._started: dict[str, tuple[float, int]] = {}
+
+    def note(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def progress(self, done: int, total: int, what: str) -> None:
+        if self._due(what, done, total):
+            self.note(f"{what}: {done}/{total}{self._remaining(what, done, total)}")
+
+    def step(self, line: Mapping[str, Any], total: int) -> None:
+        if self._due("step", line["step"], total):
+            self.note(f"{describe_step(line, total)}{self._remaining('step', line['step'], total)}")
+
+    def close(self) -> None: ...
+
+    def _due(self, what: str, done: int, total: int) -> bool:
+        now = time.monotonic()
+        if what not in self._last:
+            self._started[what] = (now, done)
+        elif done < total and now - self._last[what] < self._interval:
+            return False
+        self._last[what] = now
+        return True
+
+    def _remaining(self, what: str, done: int, total: int) -> str:
+        started, first = self._started[what]
+        if done in (first, total):
+            return ""
+        seconds = (time.monotonic() - started) / (done - first) * (total - done)
+        return f", {seconds:.0f} s left"
+
+
+def describe_step(line: Mapping[str, Any], total: int) -> str:
+    """One plain line of a step: phase, success, reward, buffer and entropy."""
+    parts = [f"step {line['step']}/{total}", line["phase"]]
+    for key, name in (
+        ("batch/pass_at_1", "pass@1"),
+        ("reward/mean", "reward"),
+        ("replay/questions", "buffered"),
+        ("replay/retired", "retired"),
+        ("policy/entropy", "entropy"),
+    ):
+        if key in line:
+            value = line[key]
+            parts.append(f"{name} {value:.3f}" if isinstance(value, float) else f"{name} {value}")
+    return "  ".join(parts)
+
+
+class LiveReporter:
+    """Progress with remaining time above a small table of the step."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=32),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._tasks: dict[str, Any] = {}
+        self._live = Live(self._progress, console=console, refresh_per_second=4, transient=False)
+        self._live.start()
+
+    def note(self, text: str) -> None:
+        self._live.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def progress(self, done: int, total: int, what: str) -> None:
+        if what not in self._tasks:
+            self._tasks[what] = self._progress.add_task(what, total=total)
+        self._progress.update(self._tasks[what], completed=done, total=total)
+        if done >= total:
+            self._progress.remove_task(self._tasks.pop(what))
+            self.note(f"{what}: done")
+
+    def step(self, line: Mapping[str, Any], total: int) -> None:
+        if "training" not in self._tasks:
+            self._tasks["training"] = self._progress.add_task("training", total=total, completed=line["step"] - 1)
+        self._progress.update(self._tasks["training"], completed=line["step"])
+        self._live.update(Group(self._progress, step_table(line), bucket_bars(line)))
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+def step_table(line: Mapping[str, Any]) -> Table:
+    """The step's figures a person watches."""
+    table = Table(box=None, padding=(0, 2), show_header=True, header_style="dim")
+    shown = (
+        ("phase", "phase", "{}"),
+        ("pass@1", "batch/pass_at_1", "{:.3f}"),
+        ("reward", "reward/mean", "{:.3f}"),
+        ("replayed pass@1", "replay/pass_at_1", "{:.3f}"),
+        ("entropy", "policy/entropy", "{:.3f}"),
+        ("buffered", "replay/questions", "{}"),
+        ("trajectories", "replay/trajectories", "{}"),
+        ("retired", "replay/retired", "{}"),
+        ("length", "length/mean", "{:.0f}"),
+        ("s/step", "time/step", "{:.2f}"),
+    )
+    present = [(name, form.format(line[key])) for name, key, form in shown if key in line]
+    for name, _ in present:
+        table.add_column(name, justify="right")
+    table.add_row(*(value for _, value in present))
+    return table
+
+
+def bucket_bars(line: Mapping[str, Any]) -> Text:
+    """Bucket occupancy as one row of bars: k, a bar scaled to the fullest bucket, its number of questions."""
+    prefix = "replay/bucket/"
+    buckets = {int(key.removeprefix(prefix)): line[key] for key in line if key.startswith(prefix)}
+    if not any(buckets.values()):
+        return Text("buckets: empty", style="dim")
+    fullest = max(buckets.values())
+    text = Text("buckets  ", style="dim")
+    for k in sorted(buckets):
+        bar = "▁▂▃▄▅▆▇█"[round(7 * buckets[k] / fullest)] if buckets[k] else " "
+        text.append(f"k={k} ", style="dim").append(bar, style="cyan").append(f" {buckets[k]}  ")
+    return text

@@ -1,0 +1,52 @@
+"""What a run remembers from step to step, apart from weights and buffer; saved in every checkpoint as JSON."""
+
+from collections import Counter
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+RNG_NAMES = ("stream", "draw", "choice", "minibatch", "readmit")
+"""One generator per use, so that what one use draws never moves another."""
+
+
+def make_generators(seed: int) -> dict[str, np.random.Generator]:
+    """Independent generators, one per use, all derived from the run's seed."""
+    children = np.random.SeedSequence(seed).spawn(len(RNG_NAMES))
+    return {name: np.random.default_rng(child) for name, child in zip(RNG_NAMES, children, strict=True)}
+
+
+@dataclass(kw_only=True, slots=True)
+class RunState:
+    """Progress of the loop."""
+
+    step: int = 0
+    """Steps completed."""
+    start_exceeded_at: int = -1
+    """Step whose batch pass@1 first exceeded the start threshold; -1 before that. Later steps are mixed."""
+    finished: str = ""
+    """Why training ended: "steps reached" or "all questions retired"; empty while it goes on."""
+    visits: Counter[str] = field(default_factory=Counter)
+    """How often each question was rolled out: part of its rollouts' seeds."""
+    tokens_generated: int = 0
+    tokens_trained: int = 0
+    replayed: int = 0
+    """Trajectories replayed."""
+    updates_applied: int = 0
+    updates_skipped: int = 0
+    seconds: Counter[str] = field(default_factory=Counter)
+    """Wall time per phase, interruptions not counted."""
+    heldout_before: dict[str, Any] = field(default_factory=dict)
+    best_score: float = -1.0
+    best_step: int = -1
+
+    def is_mixed(self, step: int, threshold: float) -> bool:
+        """Whether `step` replays: always with threshold 0, else every step after the one that exceeded it."""
+        return threshold == 0 or (0 <= self.start_exceeded_at < step)
+
+    def to_json(self) -> dict[str, Any]:
+        return {setting.name: getattr(self, setting.name) for setting in fields(self)}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "RunState":
+        return cls(**values | {"visits": Counter(values["visits"]), "seconds": Counter(values["seconds"])})

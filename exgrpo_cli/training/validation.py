@@ -1,0 +1,55 @@
+"""Held-out evaluation before, during and after training: the same questions and seeds every time."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from exgrpo_cli.evaluation.records import QuestionRecord
+from exgrpo_cli.evaluation.runner import evaluate_questions
+from exgrpo_cli.training.loop import Parts
+from exgrpo_cli.types import Question, SamplingParams
+
+
+def validate(
+    parts: Parts,
+    questions: Sequence[Question],
+    on_progress: Callable[[int, int, str], None],
+    what: str,
+) -> dict[str, Any]:
+    """pass@1 of the current weights on `questions` with its 95 % interval.
+
+    Returns {`pass_at_1`, `low`, `high`, `questions`, `samples`, `mean_tokens`, `clipped`}.
+    """
+    settings = parts.config.validation
+    done = 0
+
+    def count(record: QuestionRecord) -> None:
+        nonlocal done
+        done += 1
+        on_progress(done, len(questions), what)
+
+    evaluation = evaluate_questions(
+        questions=questions,
+        prompts=[parts.prompts[question.id] for question in questions],
+        generator=parts.generator,
+        decode=parts.backbone.decode,
+        pool=parts.pool,
+        answer_format=parts.answer_format,
+        params=SamplingParams(
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            max_new_tokens=parts.config.rollout.max_response_tokens,
+        ),
+        samples=settings.samples,
+        seed=settings.seed,
+        on_result=count,
+    )
+    score = evaluation.score()
+    return {
+        "pass_at_1": score.value,
+        "low": score.low,
+        "high": score.high,
+        "questions": len(questions),
+        "samples": settings.samples,
+        "mean_tokens": evaluation.mean_tokens,
+        "clipped": evaluation.share_clipped,
+    }
