@@ -1,0 +1,103 @@
+"""From graded groups to mini-batches of whole groups, and from rows to micro-batches with few pad tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float32
+
+from exgrpo_cli.types import TokenSequence
+
+MAX_PADDING = 0.05
+"""Largest share of pad tokens in a micro-batch."""
+SMALL_MICRO_BATCH = 512
+"""Tokens below which a micro-batch costs its fixed overhead: it takes rows of other lengths rather than end early."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingRow:
+    """One rollout to train on."""
+
+    sequence: TokenSequence
+    advantage: float
+    """Fixed for the step; relative to the whole group of K."""
+    behaviour_logprobs: Float32[np.ndarray, "tokens"]
+    """Denominator of the importance ratio: pi_old for a fresh row, pi_past for a replayed one."""
+    replayed: bool
+
+    @property
+    def num_tokens(self) -> int:
+        """Response tokens."""
+        return len(self.sequence.response_ids)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MiniBatch:
+    """The rows of one optimizer update, over all ranks."""
+
+    rows: tuple[TrainingRow, ...]
+    num_rollouts: int
+    """N of the loss: K per group, replayed rows and zero-advantage groups included."""
+    max_response_tokens: int
+    """Response limit, the other factor of the constant denominator."""
+    clip: bool
+    """Whether fresh tokens take the PPO-clipped surrogate (on-policy phase) or -A w (mixed phase)."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Response tokens of all rows."""
+        return sum(row.num_tokens for row in self.rows)
+
+
+def split_minibatches(
+    groups: Sequence[Sequence[TrainingRow]],
+    *,
+    num_minibatches: int,
+    max_response_tokens: int,
+    clip: bool,
+    rng: np.random.Generator,
+) -> list[MiniBatch]:
+    """Deal whole groups into mini-batches of equal size, each with the same share of experiential groups.
+
+    Both the number of groups and the number of experiential ones (those with a replayed row) differ by at most one
+    between mini-batches. With fewer groups than `num_minibatches` there are as many mini-batches as groups.
+    """
+    experiential = [index for index, group in enumerate(groups) if any(row.replayed for row in group)]
+    fresh = [index for index, group in enumerate(groups) if not any(row.replayed for row in group)]
+    # Dealt one after the other, fresh groups go on where the experiential ones ended: both counts stay within one.
+    dealt = [*rng.permutation(experiential).astype(int).tolist(), *rng.permutation(fresh).astype(int).tolist()]
+    hands = min(num_minibatches, len(groups))
+    batches = [
+        _minibatch([groups[index] for index in dealt[hand::hands]], max_response_tokens, clip) for hand in range(hands)
+    ]
+    # The first hands hold the odd groups: which update gets them is drawn too.
+    return [batches[index] for index in rng.permutation(hands)]
+
+
+def micro_batches(
+    lengths: Sequence[int], token_budget: int, *, max_padding: float = MAX_PADDING, small: int = SMALL_MICRO_BATCH
+) -> list[list[int]]:
+    """Cut rows, longest first, into micro-batches of at most `token_budget` tokens, padding included.
+
+    A micro-batch ends before pad tokens exceed the share `max_padding` of it, unless it is still smaller than `small`
+    tokens; a row longer than the budget is a micro-batch of its own. Returns row indices.
+    """
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    batches: list[list[int]] = []
+    filled = 0
+    for row in order:
+        if batches:
+            padded = lengths[batches[-1][0]] * (len(batches[-1]) + 1)
+            too_ragged = padded - filled - lengths[row] > max_padding * padded and filled >= small
+            if padded <= token_budget and not too_ragged:
+                batches[-1].append(row)
+                filled += lengths[row]
+                continue
+        batches.append([row])
+        filled = lengths[row]
+    return batches
+
+
+def _minibatch(groups: Sequence[Sequence[TrainingRow]], max_response_tokens: int, clip: bool) -> MiniBatch:
+    rows = tuple(row for group in groups for row in group)
+    return MiniBatch(rows=rows, num_rollouts=len(rows), max_response_tokens=max_response_tokens, clip=clip)

@@ -1,0 +1,100 @@
+"""Importance ratios, effective sample size, clip fraction and entropy of a mini-batch, from sums of its micro-batches.
+
+Axes: tokens = valid tokens of a micro-batch; sums = the entries of SUM_KEYS; maxima = the entries of MAX_KEYS.
+
+All sums of a micro-batch are one vector, so that a device is read once per update and ranks reduce them in one call.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Float64
+from torch import Tensor
+
+SUM_KEYS = ("fresh", "replayed", "ratio_fresh", "ratio_replay", "square_replay", "clipped", "entropy", "divergence")
+MAX_KEYS = ("ratio_fresh", "ratio_replay")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObjectiveSums:
+    """Additive parts of a mini-batch's diagnostics, in float64: ratios of e^88 and their squares stay finite."""
+
+    sums: Float64[Tensor, "sums"]
+    maxima: Float64[Tensor, "maxima"]
+    clip: bool
+    """Whether the clip fraction has a meaning."""
+    reference: bool
+    """Whether the divergence has a meaning."""
+
+    @classmethod
+    def of_tokens(
+        cls,
+        *,
+        log_ratio: Float[Tensor, "tokens"],
+        entropies: Float[Tensor, "tokens"],
+        advantages: Float[Tensor, "tokens"],
+        replayed: Bool[Tensor, "tokens"],
+        clip_bounds: tuple[float, float] | None,
+        divergence: Float[Tensor, "tokens"] | None,
+    ) -> "ObjectiveSums":
+        """Sums over the tokens of one micro-batch.
+
+        A token counts as clipped where the clipped branch of the surrogate is the smaller one, so that its gradient is
+        zero: w > 1 + eps_high with A > 0, or w < 1 - eps_low with A < 0.
+        """
+        ratio = log_ratio.double().exp()
+        fresh_ratio, replayed_ratio = ratio.masked_fill(replayed, 0.0), ratio.masked_fill(~replayed, 0.0)
+        zero = ratio.new_zeros(())
+        clipped = zero
+        if clip_bounds is not None:
+            low, high = clip_bounds
+            outside = ((ratio > high) & (advantages > 0)) | ((ratio < low) & (advantages < 0))
+            clipped = (outside & ~replayed).sum().double()
+        sums = (
+            (~replayed).sum().double(),
+            replayed.sum().double(),
+            fresh_ratio.sum(),
+            replayed_ratio.sum(),
+            replayed_ratio.square().sum(),
+            clipped,
+            entropies.sum(dtype=torch.float64),
+            zero if divergence is None else divergence.masked_fill(replayed, 0.0).sum(dtype=torch.float64),
+        )
+        maxima = (fresh_ratio.amax(), replayed_ratio.amax()) if len(ratio) else (zero, zero)
+        return cls(
+            sums=torch.stack(sums),
+            maxima=torch.stack(maxima),
+            clip=clip_bounds is not None,
+            reference=divergence is not None,
+        )
+
+    def __add__(self, other: "ObjectiveSums") -> "ObjectiveSums":
+        return ObjectiveSums(
+            sums=self.sums + other.sums,
+            maxima=torch.maximum(self.maxima, other.maxima),
+            clip=self.clip,
+            reference=self.reference,
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Keys of the step's journal; those of tokens that the mini-batch does not have are absent."""
+        total = dict(zip(SUM_KEYS, self.sums.tolist(), strict=True))
+        largest = dict(zip(MAX_KEYS, self.maxima.tolist(), strict=True))
+        fresh, replayed = total["fresh"], total["replayed"]
+        metrics = {}
+        if fresh + replayed:
+            metrics["policy/entropy"] = total["entropy"] / (fresh + replayed)
+        if fresh:
+            metrics["policy/ratio_fresh"] = total["ratio_fresh"] / fresh
+            metrics["policy/ratio_fresh_max"] = largest["ratio_fresh"]
+            if self.clip:
+                metrics["policy/clip_fraction"] = total["clipped"] / fresh
+            if self.reference:
+                metrics["policy/kl"] = total["divergence"] / fresh
+        if replayed:
+            metrics["policy/ratio_replay"] = total["ratio_replay"] / replayed
+            metrics["policy/ratio_replay_max"] = largest["ratio_replay"]
+            # (sum w)^2 / (n sum w^2): 1 when all replayed tokens weigh the same, 1/n when one outweighs the rest.
+            if total["square_replay"]:
+                metrics["replay/ess"] = total["ratio_replay"] ** 2 / (replayed * total["square_replay"])
+        return metrics

@@ -1,0 +1,181 @@
+"""The ExGRPO loss, token by token: one function per equation, and the sums they are reduced with.
+
+Axes: tokens = valid (response) tokens of a micro-batch, all rows one after the other.
+
+With w = pi_theta / pi_behaviour, all terms are to be minimised:
+
+    fresh token, clipped      -min(w A, clip(w, 1 - eps_low, 1 + eps_high) A)
+    fresh token, unclipped    -w A
+    replayed token, shaped    -f(w*) A,  f(x) = x / (x + beta)
+    replayed token, raw       -w* A
+
+Source: arXiv 2510.02245, section 3.2; clipping arXiv 1707.06347, eq. 7. Differences to the authors' code: the entropy
+bonus is taken once per mini-batch, not once per micro-batch, and the constant denominator counts rollouts, so that
+`loss_scale` restates the scale on which their clip norm and entropy coefficient were tuned.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from exgrpo_cli.algo.diagnostics import ObjectiveSums
+
+Aggregation = Literal["constant", "token-mean"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObjectiveSettings:
+    """The loss of one run."""
+
+    clip_low: float = 0.2
+    """eps_low: fresh ratios below 1 - eps_low stop pulling down."""
+    clip_high: float = 0.2
+    """eps_high: fresh ratios above 1 + eps_high stop pulling up."""
+    shaping: bool = True
+    """Replayed tokens take f(w*); else the raw, unclipped w*."""
+    shaping_beta: float = 0.1
+    """beta of f(w) = w / (w + beta)."""
+    aggregation: Aggregation = "constant"
+    """"constant": sum over valid tokens / (N * max_response_tokens). "token-mean": sum / valid tokens."""
+    loss_scale: float = 1.0
+    """Multiplies the policy term only: the scale on which grad clip and entropy coefficient act."""
+    entropy_coefficient: float = 0.0
+    """Bonus per nat of mean token entropy over the valid tokens of the mini-batch."""
+    kl_coefficient: float = 0.0
+    """Penalty per nat of mean k3 KL to the reference over the fresh tokens of the mini-batch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Denominators:
+    """What the sums of a mini-batch are divided by: known before its first micro-batch, the same on every rank."""
+
+    policy: float
+    """N * max_response_tokens, or the number of valid tokens for "token-mean"."""
+    num_tokens: int
+    """Valid tokens of the mini-batch over all ranks: of the entropy bonus."""
+    num_fresh_tokens: int
+    """Valid fresh tokens of the mini-batch over all ranks: of the KL penalty."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenTargets:
+    """What is known of each token before the update."""
+
+    advantages: Float[Tensor, "tokens"]
+    behaviour_logprobs: Float[Tensor, "tokens"]
+    replayed: Bool[Tensor, "tokens"]
+
+
+def denominators(
+    settings: ObjectiveSettings, *, num_rollouts: int, max_response_tokens: int, num_tokens: int, num_fresh_tokens: int
+) -> Denominators:
+    """The denominators of one mini-batch; a mini-batch without tokens divides its zero sums by one."""
+    constant = float(num_rollouts * max_response_tokens)
+    return Denominators(
+        policy=max(1.0, constant if settings.aggregation == "constant" else float(num_tokens)),
+        num_tokens=max(1, num_tokens),
+        num_fresh_tokens=max(1, num_fresh_tokens),
+    )
+
+
+def clipped_surrogate(
+    log_ratio: Float[Tensor, "tokens"], advantages: Float[Tensor, "tokens"], clip_low: float, clip_high: float
+) -> Float[Tensor, "tokens"]:
+    """-min(w A, clip(w, 1 - eps_low, 1 + eps_high) A)."""
+    ratio = log_ratio.exp()
+    return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
+
+
+def unclipped_surrogate(
+    log_ratio: Float[Tensor, "tokens"], advantages: Float[Tensor, "tokens"]
+) -> Float[Tensor, "tokens"]:
+    """-w A."""
+    return -log_ratio.exp() * advantages
+
+
+def shaped_surrogate(
+    log_ratio: Float[Tensor, "tokens"], advantages: Float[Tensor, "tokens"], beta: float
+) -> Float[Tensor, "tokens"]:
+    """-f(w) A with f(w) = w / (w + beta) = sigmoid(log w - log beta).
+
+    The quotient is inf / inf once log w exceeds about 88; the sigmoid saturates at 1 and its gradient at 0.
+    """
+    return -torch.sigmoid(log_ratio - math.log(beta)) * advantages
+
+
+def k3_divergence(
+    logprobs: Float[Tensor, "tokens"], reference_logprobs: Float[Tensor, "tokens"]
+) -> Float[Tensor, "tokens"]:
+    """k3 = r - log r - 1 with r = pi_reference / pi_theta: non-negative, unbiased for KL(pi_theta, pi_reference)."""
+    log_ratio = reference_logprobs - logprobs
+    return log_ratio.exp() - log_ratio - 1
+
+
+def policy_terms(
+    logprobs: Float[Tensor, "tokens"], targets: TokenTargets, *, clip: bool, settings: ObjectiveSettings
+) -> Float[Tensor, "tokens"]:
+    """The surrogate of every token, fresh and replayed each by its own equation."""
+    log_ratio = logprobs - targets.behaviour_logprobs
+    # Masked before exp: an overflow among the tokens of the other kind, or of no advantage, times zero would be NaN.
+    idle = targets.advantages == 0
+    fresh_log_ratio = log_ratio.masked_fill(targets.replayed | idle, 0.0)
+    replayed_log_ratio = log_ratio.masked_fill(~targets.replayed | idle, 0.0)
+    if clip:
+        fresh = clipped_surrogate(fresh_log_ratio, targets.advantages, settings.clip_low, settings.clip_high)
+    else:
+        fresh = unclipped_surrogate(fresh_log_ratio, targets.advantages)
+    if settings.shaping:
+        replayed = shaped_surrogate(replayed_log_ratio, targets.advantages, settings.shaping_beta)
+    else:
+        replayed = unclipped_surrogate(replayed_log_ratio, targets.advantages)
+    return torch.where(targets.replayed, replayed, fresh)
+
+
+def micro_batch_loss(
+    logprobs: Float[Tensor, "tokens"],
+    entropies: Float[Tensor, "tokens"],
+    reference_logprobs: Float[Tensor, "tokens"] | None,
+    targets: TokenTargets,
+    *,
+    clip: bool,
+    settings: ObjectiveSettings,
+    denominators: Denominators,
+) -> Float[Tensor, ""]:
+    """This micro-batch's share of the mini-batch loss: shares add up to it however the mini-batch is split.
+
+    loss_scale * sum(policy terms) / policy denominator - c_H * sum(H) / tokens + c_KL * sum(k3, fresh) / fresh tokens.
+    `reference_logprobs` is None only where the KL coefficient is 0.
+    """
+    terms = policy_terms(logprobs, targets, clip=clip, settings=settings)
+    loss = settings.loss_scale * terms.sum() / denominators.policy
+    if settings.entropy_coefficient:
+        loss = loss - settings.entropy_coefficient * entropies.sum() / denominators.num_tokens
+    if settings.kl_coefficient:
+        assert reference_logprobs is not None
+        divergence = k3_divergence(logprobs, torch.where(targets.replayed, logprobs.detach(), reference_logprobs))
+        loss = loss + settings.kl_coefficient * divergence.sum() / denominators.num_fresh_tokens
+    return loss
+
+
+def objective_sums(
+    logprobs: Float[Tensor, "tokens"],
+    entropies: Float[Tensor, "tokens"],
+    reference_logprobs: Float[Tensor, "tokens"] | None,
+    targets: TokenTargets,
+    *,
+    clip: bool,
+    settings: ObjectiveSettings,
+) -> ObjectiveSums:
+    """The diagnostics of one micro-batch, to be added to those of the others."""
+    return ObjectiveSums.of_tokens(
+        log_ratio=(logprobs - targets.behaviour_logprobs).detach(),
+        entropies=entropies.detach(),
+        advantages=targets.advantages,
+        replayed=targets.replayed,
+        clip_bounds=(1 - settings.clip_low, 1 + settings.clip_high) if clip else None,
+        divergence=None if reference_logprobs is None else k3_divergence(logprobs.detach(), reference_logprobs),
+    )

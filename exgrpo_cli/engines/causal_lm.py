@@ -1,0 +1,78 @@
+"""A causal language model cut in two: a body that makes hidden states, and a linear head read tile by tile."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from exgrpo_cli.errors import InputError
+
+PROBE_TOKENS = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CausalLM:
+    """The parts of a transformers model that scoring and training use."""
+
+    model: PreTrainedModel
+    body: nn.Module
+    """Token ids to hidden states, final norm included."""
+    head: nn.Linear
+    """Hidden states to logits; its weight may be tied to the embedding."""
+
+    @property
+    def device(self) -> torch.device:
+        return self.head.weight.device
+
+
+def split_causal_lm(model: PreTrainedModel) -> CausalLM:
+    """Find body and head, and prove on a few tokens that logits = body(tokens) @ head.weight.T.
+
+    Soft-capped or scaled logits, a head with a bias and dropout are refused with InputError: the first two would be
+    trained with wrong log-probs, the last makes importance ratios random.
+    """
+    name = type(model).__name__
+    body, head = model.base_model, model.get_output_embeddings()
+    if body is model or not isinstance(head, nn.Linear):
+        raise InputError(f"{name} has no separate body and linear head; use a causal language model of transformers.")
+    if head.bias is not None:
+        raise InputError(f"{name} has an output head with a bias, which is not supported; use a model without one.")
+    dropout = _largest_dropout(model)
+    if dropout > 0:
+        raise InputError(
+            f"{name} has dropout {dropout:g}, which makes importance ratios random; set it to 0 in its config."
+        )
+    parts = CausalLM(model=model, body=body, head=head)
+    _probe(parts)
+    return parts
+
+
+def hidden_states(parts: CausalLM, **inputs: object) -> Tensor:
+    """Final hidden states, "batch positions hidden", of the body's own forward pass."""
+    return parts.body(use_cache=False, **inputs).last_hidden_state
+
+
+def _largest_dropout(model: PreTrainedModel) -> float:
+    modules = [module.p for module in model.modules() if isinstance(module, nn.Dropout)]
+    return max([0.0, float(getattr(model.config, "attention_dropout", 0.0) or 0.0), *modules])
+
+
+@torch.no_grad()
+def _probe(parts: CausalLM) -> None:
+    if parts.head.weight.is_meta:
+        return
+    was_training = parts.model.training
+    parts.model.eval()
+    tokens = torch.arange(PROBE_TOKENS, device=parts.device)[None] % parts.head.weight.shape[0]
+    own = parts.model(input_ids=tokens, use_cache=False).logits.double()
+    ours = parts.head(hidden_states(parts, input_ids=tokens)).double()
+    parts.model.train(was_training)
+    # Rounding of the dtype, with room for another order of summation; soft-capping and scaling move logits far more.
+    tolerance = 64 * torch.finfo(parts.head.weight.dtype).eps * max(1.0, float(ours.abs().max()))
+    gap = float((own - ours).abs().max())
+    if not gap <= tolerance:
+        raise InputError(
+            f"{type(parts.model).__name__} does something to its logits after the head (they differ by {gap:.3g}; "
+            f"soft-capping or scaling?), which is not supported; use a model whose logits are the head's output."
+        )

@@ -1,0 +1,121 @@
+"""The reference generator: sampling with a transformers model, rows replaced as they end.
+
+Every prompt is prefilled once for all its rollouts that start together. Rows that end leave the batch at once; waiting
+ones take their place in small crowds, because each prefill is a forward pass of its own.
+
+Axes: rows = rollouts being decoded, vocab = vocabulary.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from exgrpo_cli.engines.causal_lm import split_causal_lm
+from exgrpo_cli.engines.hf_decode import DecodeBatch, WaitingRow
+from exgrpo_cli.engines.weight_sync import take_weights
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams
+
+REFILL_SHARE = 16
+"""Waiting rows enter once 1/16 of the rows is free: a prefill costs about as much as a decoding step."""
+
+
+class HFGenerator:
+    """Implements `protocols.Generator` with any causal language model of transformers with full attention.
+
+    May share its module with the policy, which makes `sync` free: the weights are the same memory.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, max_rows: int = 256, eos_ids: Sequence[int] | None = None) -> None:
+        if max_rows < 1:
+            raise InputError(f"max_rows is {max_rows}; give the number of rollouts to decode at once, at least 1.")
+        refuse_sliding_window(model)
+        self.weight_version = 0
+        self._parts = split_causal_lm(model)
+        self._max_rows = max_rows
+        self._eos_ids = torch.tensor(eos_token_ids(model) if eos_ids is None else list(eos_ids))
+
+    @torch.no_grad()
+    def generate(
+        self,
+        requests: Sequence[RolloutRequest],
+        params: SamplingParams,
+        on_finished: Callable[[int, Rollout], None] | None = None,
+    ) -> list[list[Rollout]]:
+        _check_params(params)
+        self._parts.model.eval()
+        waiting = [
+            WaitingRow(request=index, member=member)
+            for index, request in enumerate(requests)
+            for member in range(len(request.seeds))
+        ]
+        finished: dict[WaitingRow, Rollout] = {}
+        batch = DecodeBatch(
+            self._parts,
+            requests,
+            params,
+            max_rows=min(self._max_rows, max(1, len(waiting))),
+            eos_ids=self._eos_ids.to(self._parts.device),
+            weight_version=self.weight_version,
+        )
+        crowd = max(1, batch.max_rows // REFILL_SHARE)
+        position = 0
+        while position < len(waiting) or batch.num_rows:
+            free = batch.max_rows - batch.num_rows
+            if position < len(waiting) and (free >= crowd or not batch.num_rows):
+                ended = batch.admit(waiting[position : position + free])
+                position += free
+            else:
+                ended = batch.step()
+            for row, rollout in ended:
+                finished[row] = rollout
+                if on_finished is not None:
+                    on_finished(row.request, rollout)
+        return [
+            [finished[WaitingRow(request=index, member=member)] for member in range(len(request.seeds))]
+            for index, request in enumerate(requests)
+        ]
+
+    def sync(self, weights: Iterator[tuple[str, Tensor]], weight_version: int) -> None:
+        take_weights(self._parts.model, weights)
+        self.weight_version = weight_version
+
+    def close(self) -> None:
+        """Nothing to release: buffers live for one call of `generate`."""
+
+
+def eos_token_ids(model: PreTrainedModel) -> list[int]:
+    """The end-of-sequence ids of the model's generation config, or else of its config; several are common."""
+    for config in (model.generation_config, model.config):
+        ids = getattr(config, "eos_token_id", None)
+        if ids is not None:
+            return list(ids) if isinstance(ids, (list, tuple)) else [int(ids)]
+    raise InputError(
+        f"{type(model).__name__} names no eos_token_id in its generation config or config, so no rollout would end; "
+        f"set one of them."
+    )
+
+
+def refuse_sliding_window(model: PreTrainedModel) -> None:
+    """Raise InputError where layers see a window or a recurrent state only: their cache is not one of slots."""
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or [])
+    if not kinds and getattr(config, "sliding_window", None) is not None:
+        kinds = {"sliding_attention"}
+    other = sorted(kinds - {"full_attention"})
+    if other:
+        raise InputError(
+            f"{type(model).__name__} has {other[0]} layers, which the hf engine does not decode; "
+            f"switch the window off in its config (use_sliding_window = false) or use the vllm engine."
+        )
+
+
+def _check_params(params: SamplingParams) -> None:
+    if not params.temperature > 0:
+        raise InputError(f"temperature is {params.temperature}; it must be above 0 (0.01 is as good as greedy).")
+    if not 0 < params.top_p <= 1:
+        raise InputError(f"top_p is {params.top_p}; it must be above 0 and at most 1 (1 switches it off).")
+    if params.max_new_tokens < 1:
+        raise InputError(f"max_new_tokens is {params.max_new_tokens}; it must be at least 1.")

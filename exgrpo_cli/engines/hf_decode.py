@@ -1,0 +1,183 @@
+"""The rows being decoded: admit waiting ones, extend all by a token, hand over those that ended.
+
+Axes: rows = rows in use, slots = rows there is room for, prompts = prompts of one prefill, vocab = vocabulary,
+tokens = response positions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers import DynamicCache
+
+from exgrpo_cli.algo.batching import micro_batches
+from exgrpo_cli.engines.causal_lm import CausalLM
+from exgrpo_cli.engines.hf_cache import SlotCache
+from exgrpo_cli.engines.sampling import row_uniforms, sample_tokens
+from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams, StopReason
+
+PREFILL_TOKENS = 8192
+"""Token budget of one prefill pass."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WaitingRow:
+    """One rollout asked for: an index of the requests and one of its seeds."""
+
+    request: int
+    member: int
+
+
+class DecodeBatch:
+    """Up to `max_rows` rollouts under way. Rows 0 .. num_rows - 1 are in use."""
+
+    def __init__(
+        self,
+        parts: CausalLM,
+        requests: Sequence[RolloutRequest],
+        params: SamplingParams,
+        *,
+        max_rows: int,
+        eos_ids: Int[Tensor, "eos"],
+        weight_version: int,
+    ) -> None:
+        self.max_rows = max_rows
+        self.num_rows = 0
+        self._parts = parts
+        self._requests = requests
+        self._params = params
+        self._eos_ids = eos_ids
+        self._weight_version = weight_version
+        longest = max((len(request.prompt_ids) for request in requests), default=1)
+        self._cache = SlotCache(
+            num_layers=parts.model.config.get_text_config().num_hidden_layers,
+            max_rows=max_rows,
+            max_columns=longest + params.max_new_tokens,
+        )
+        device = parts.device
+        self._rows: list[WaitingRow] = []
+        self._lengths = torch.zeros(max_rows, dtype=torch.long, device=device)
+        """Cached tokens."""
+        self._counts = torch.zeros(max_rows, dtype=torch.long, device=device)
+        """Response tokens so far: one more than are cached, the newest being the next input."""
+        self._newest = torch.zeros(max_rows, dtype=torch.long, device=device)
+        shape = (max_rows, params.max_new_tokens)
+        self._tokens = torch.zeros(shape, dtype=torch.int32, device=device)
+        self._logprobs = torch.zeros(shape, dtype=torch.float32, device=device)
+        self._uniforms = torch.zeros(shape, dtype=torch.float32, device=device)
+
+    def admit(self, rows: Sequence[WaitingRow]) -> list[tuple[WaitingRow, Rollout]]:
+        """Prefill the prompts of `rows`, sample their first tokens, and return the rows that ended with them."""
+        first = self.num_rows
+        order = sorted(rows, key=lambda row: (row.request, row.member))
+        prompts = sorted({row.request for row in order})
+        logits = []
+        for batch in micro_batches([len(self._requests[index].prompt_ids) for index in prompts], PREFILL_TOKENS):
+            chosen = [prompts[index] for index in batch]
+            logits.append(self._prefill(chosen, [row for index in chosen for row in order if row.request == index]))
+        used = slice(first, self.num_rows)
+        uniforms = [row_uniforms(self._seed(row), self._params.max_new_tokens) for row in self._rows[used]]
+        self._uniforms[used] = torch.from_numpy(np.stack(uniforms)).to(self._uniforms.device)
+        self._counts[used] = 0
+        return self._extend(torch.cat(logits), first)
+
+    def step(self) -> list[tuple[WaitingRow, Rollout]]:
+        """Extend every row by one token and return the rows that ended."""
+        used = slice(0, self.num_rows)
+        mask = self._cache.begin_step(self._lengths[used])
+        hidden = self._parts.body(
+            input_ids=self._newest[used, None],
+            position_ids=self._lengths[used, None],
+            attention_mask=mask,
+            past_key_values=self._cache,
+            use_cache=True,
+        ).last_hidden_state
+        self._lengths[used] += 1
+        return self._extend(self._parts.head(hidden[:, 0]), 0)
+
+    def _prefill(self, prompts: Sequence[int], rows: Sequence[WaitingRow]) -> Float[Tensor, "rows vocab"]:
+        """Fill the next rows with their prompts' keys and values; returns the logits of their first tokens."""
+        device = self._lengths.device
+        ids = [self._requests[index].prompt_ids for index in prompts]
+        lengths = torch.tensor([len(prompt) for prompt in ids], device=device)
+        padded = np.zeros((len(ids), max(map(len, ids))), dtype=np.int64)
+        for row, prompt in enumerate(ids):
+            padded[row, : len(prompt)] = prompt
+        cache = DynamicCache(config=self._parts.model.config)
+        hidden = self._parts.body(
+            input_ids=torch.from_numpy(padded).to(device), past_key_values=cache, use_cache=True
+        ).last_hidden_state
+        logits = self._parts.head(hidden[torch.arange(len(ids), device=device), lengths - 1])
+        place = {request: index for index, request in enumerate(prompts)}
+        sources = torch.tensor([place[row.request] for row in rows], device=device)
+        self._cache.fill(cache, sources, self.num_rows)
+        self._lengths[self.num_rows : self.num_rows + len(rows)] = lengths[sources]
+        self._rows.extend(rows)
+        self.num_rows += len(rows)
+        return logits[sources]
+
+    def _extend(self, logits: Float[Tensor, "rows vocab"], first: int) -> list[tuple[WaitingRow, Rollout]]:
+        """Sample the next token of rows first .. num_rows - 1, record it, and take out the rows that ended."""
+        used = slice(first, self.num_rows)
+        counts = self._counts[used]
+        at = torch.arange(first, self.num_rows, device=counts.device), counts
+        tokens, logprobs = sample_tokens(
+            logits, self._uniforms[at], temperature=self._params.temperature, top_p=self._params.top_p
+        )
+        self._tokens[at] = tokens.to(torch.int32)
+        self._logprobs[at] = logprobs
+        self._newest[used] = tokens
+        counts += 1
+        stopped = torch.isin(tokens, self._eos_ids)
+        ended = stopped | (counts == self._params.max_new_tokens)
+        if not ended.any():
+            return []
+        return self._take_out(ended, stopped, first)
+
+    def _take_out(
+        self, ended: Bool[Tensor, "rows"], stopped: Bool[Tensor, "rows"], first: int
+    ) -> list[tuple[WaitingRow, Rollout]]:
+        gone = ended.nonzero()[:, 0] + first
+        counts = self._counts[gone].tolist()
+        tokens, logprobs = self._tokens[gone].cpu().numpy(), self._logprobs[gone].cpu().numpy()
+        by_eos = stopped[ended].tolist()
+        finished = [
+            (self._rows[row], self._rollout(self._rows[row], tokens[i, :count], logprobs[i, :count], eos))
+            for i, (row, count, eos) in enumerate(zip(gone.tolist(), counts, by_eos, strict=True))
+        ]
+        self._close_gaps(gone.tolist())
+        return finished
+
+    def _rollout(self, row: WaitingRow, tokens: np.ndarray, logprobs: np.ndarray, by_eos: bool) -> Rollout:
+        return Rollout(
+            question_id=self._requests[row.request].question_id,
+            member=row.member,
+            token_ids=tokens.copy(),
+            engine_logprobs=logprobs.copy(),
+            stop_reason=StopReason.EOS if by_eos else StopReason.LENGTH,
+            weight_version=self._weight_version,
+        )
+
+    def _close_gaps(self, gone: list[int]) -> None:
+        """Move the last remaining rows into the places of those that left."""
+        remaining = self.num_rows - len(gone)
+        leaving = set(gone)
+        movers = [row for row in range(remaining, self.num_rows) if row not in leaving]
+        gaps = [row for row in gone if row < remaining]
+        for source, target in zip(movers, gaps, strict=True):
+            self._rows[target] = self._rows[source]
+        del self._rows[remaining:]
+        self.num_rows = remaining
+        if not movers:
+            return
+        sources = torch.tensor(movers, device=self._lengths.device)
+        targets = torch.tensor(gaps, device=self._lengths.device)
+        self._cache.move(sources, targets, int(self._lengths[sources].max()))
+        for state in (self._lengths, self._counts, self._newest, self._tokens, self._logprobs, self._uniforms):
+            state[targets] = state[sources]
+
+    def _seed(self, row: WaitingRow) -> int:
+        return self._requests[row.request].seeds[row.member]

@@ -1,0 +1,50 @@
+"""Drawing tokens by the inverse of the cumulative distribution, from one uniform number per row and position.
+
+The uniforms of a row come from a counter-based generator keyed by the row's seed alone, so a rollout does not depend on
+what else is in the batch, beyond rounding of the logits.
+
+Axes: rows = rollouts being decoded, vocab = vocabulary, tokens = response positions.
+"""
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32, Int
+from torch import Tensor
+
+
+def row_uniforms(seed: int, num_tokens: int) -> Float32[np.ndarray, "tokens"]:
+    """The uniforms in [0, 1) of one rollout: Philox with the seed as its key, one per response position."""
+    return np.random.Generator(np.random.Philox(key=seed)).random(num_tokens, dtype=np.float32)
+
+
+def sample_tokens(
+    logits: Float[Tensor, "rows vocab"], uniforms: Float[Tensor, "rows"], *, temperature: float, top_p: float
+) -> tuple[Int[Tensor, "rows"], Float[Tensor, "rows"]]:
+    """Token ids and their log-probs under softmax(logits / temperature).
+
+    top_p < 1 draws from the smallest set of most likely tokens whose probability reaches it, renormalised; the
+    log-probs are still those of the whole distribution.
+    """
+    logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
+    probabilities = logprobs.exp()
+    tokens = _invert_nucleus(probabilities, uniforms, top_p) if top_p < 1 else _invert(probabilities, uniforms)
+    return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
+
+
+def _invert(weights: Float[Tensor, "rows vocab"], uniforms: Float[Tensor, "rows"]) -> Int[Tensor, "rows"]:
+    """The first index whose cumulative weight exceeds u * total: never one of weight 0."""
+    cumulative = weights.cumsum(dim=1)
+    total = cumulative[:, -1]
+    # u * total may round up to the total itself, which no cumulative weight exceeds.
+    threshold = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, threshold[:, None], right=True)[:, 0]
+
+
+def _invert_nucleus(
+    probabilities: Float[Tensor, "rows vocab"], uniforms: Float[Tensor, "rows"], top_p: float
+) -> Int[Tensor, "rows"]:
+    ordered, token_ids = probabilities.sort(dim=1, descending=True, stable=True)
+    # Mass before each token: the most likely one has none and is always kept.
+    outside = ordered.cumsum(dim=1) - ordered >= top_p
+    chosen = _invert(ordered.masked_fill(outside, 0.0), uniforms)
+    return token_ids.gather(1, chosen[:, None])[:, 0]

@@ -1,0 +1,205 @@
+"""The reference policy: any causal language model of transformers, one process, AdamW.
+
+Axes: tokens = response tokens of a micro-batch, one row after the other.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from exgrpo_cli.algo.batching import MiniBatch, TrainingRow, micro_batches
+from exgrpo_cli.algo.diagnostics import ObjectiveSums
+from exgrpo_cli.algo.logprobs import token_logprobs
+from exgrpo_cli.algo.objective import (
+    Denominators,
+    ObjectiveSettings,
+    TokenTargets,
+    denominators,
+    micro_batch_loss,
+    objective_sums,
+)
+from exgrpo_cli.engines.causal_lm import CausalLM, split_causal_lm
+from exgrpo_cli.engines.forward import input_length, response_hidden, response_ids
+from exgrpo_cli.engines.master_weights import MasterWeights
+from exgrpo_cli.engines.optimizer import OptimizerSettings, build_adamw, learning_rate_at, skip_reason
+from exgrpo_cli.engines.policy_files import PolicyState, load_policy, save_policy
+from exgrpo_cli.engines.protocols import UpdateReport
+from exgrpo_cli.types import TokenScores, TokenSequence
+
+
+class TorchPolicy:
+    """Implements `protocols.Policy`.
+
+    A float32 model is trained as it is; a bfloat16 one computes in bfloat16 and keeps float32 master weights beside it.
+    With a KL coefficient above 0 the reference is a frozen copy of `model` as given here: build the policy from the
+    initial weights, then `load` a checkpoint.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        temperature: float,
+        objective: ObjectiveSettings,
+        optimizer: OptimizerSettings,
+        micro_batch_tokens: int = 16_384,
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        self.model = model
+        self.weight_version = 0
+        self.num_updates = 0
+        self.consecutive_skips = 0
+        self._parts = split_causal_lm(model)
+        self._temperature = temperature
+        self._objective = objective
+        self._settings = optimizer
+        self._micro_batch_tokens = micro_batch_tokens
+        self._masters = MasterWeights(model)
+        self._optimizer = build_adamw(self._masters.tensors(), optimizer)
+        self._reference = _frozen_copy(model) if objective.kl_coefficient else None
+        self._checkpointing = gradient_checkpointing
+        model.eval()
+        if gradient_checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+    @torch.no_grad()
+    def score(self, sequences: Sequence[TokenSequence]) -> list[TokenScores]:
+        scores: list[TokenScores | None] = [None] * len(sequences)
+        for batch in micro_batches([input_length(row) for row in sequences], self._micro_batch_tokens):
+            rows = [sequences[index] for index in batch]
+            logprobs, entropies = (part.float().cpu().numpy() for part in self._evaluate(self._parts, rows))
+            ends = np.cumsum([len(row.response_ids) for row in rows])
+            for index, own, entropy in zip(
+                batch, np.split(logprobs, ends[:-1]), np.split(entropies, ends[:-1]), strict=True
+            ):
+                scores[index] = TokenScores(logprobs=own.copy(), entropies=entropy.copy())
+        return [score for score in scores if score is not None]
+
+    def update(self, batch: MiniBatch) -> UpdateReport:
+        rows = self._rows_with_gradient(batch)
+        totals = denominators(
+            self._objective,
+            num_rollouts=batch.num_rollouts,
+            max_response_tokens=batch.max_response_tokens,
+            num_tokens=batch.num_tokens,
+            num_fresh_tokens=sum(row.num_tokens for row in batch.rows if not row.replayed),
+        )
+        self._optimizer.zero_grad(set_to_none=True)
+        # transformers checkpoints a layer in training mode only; dropout is 0, so nothing else changes with it.
+        self.model.train(self._checkpointing)
+        loss, sums = self._accumulate(rows, batch.clip, totals)
+        self.model.eval()
+        return self._apply(loss, sums, num_tokens=sum(row.num_tokens for row in rows))
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self.model.state_dict().items()
+
+    def save(self, folder: Path) -> None:
+        state = PolicyState(
+            weight_version=self.weight_version, num_updates=self.num_updates, consecutive_skips=self.consecutive_skips
+        )
+        save_policy(folder, self.model, self._masters, self._optimizer, state)
+
+    def load(self, folder: Path) -> None:
+        state = load_policy(folder, self.model, self._masters, self._optimizer)
+        self.weight_version = state.weight_version
+        self.num_updates = state.num_updates
+        self.consecutive_skips = state.consecutive_skips
+
+    def _evaluate(
+        self, parts: CausalLM, rows: Sequence[TokenSequence]
+    ) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"]]:
+        """Log-probs and entropies: the one code path of scoring, training and the reference."""
+        return token_logprobs(
+            response_hidden(parts, rows),
+            parts.head.weight,
+            response_ids(rows, parts.device),
+            temperature=self._temperature,
+        )
+
+    def _rows_with_gradient(self, batch: MiniBatch) -> list[TrainingRow]:
+        """All rows, or only those of non-zero advantage where no other term of the loss reads the rest."""
+        if self._objective.entropy_coefficient or self._objective.kl_coefficient:
+            return list(batch.rows)
+        return [row for row in batch.rows if row.advantage != 0]
+
+    def _accumulate(
+        self, rows: list[TrainingRow], clip: bool, totals: Denominators
+    ) -> tuple[float, ObjectiveSums | None]:
+        loss, sums = torch.zeros((), device=self._parts.device), None
+        for micro in micro_batches([input_length(row.sequence) for row in rows], self._micro_batch_tokens):
+            part, part_sums = self._micro_step([rows[index] for index in micro], clip, totals)
+            loss = loss + part
+            sums = part_sums if sums is None else sums + part_sums
+        return float(loss), sums
+
+    def _micro_step(
+        self, rows: list[TrainingRow], clip: bool, totals: Denominators
+    ) -> tuple[Float[Tensor, ""], ObjectiveSums]:
+        sequences = [row.sequence for row in rows]
+        logprobs, entropies = self._evaluate(self._parts, sequences)
+        reference_logprobs = None
+        if self._reference is not None:
+            with torch.no_grad():
+                reference_logprobs, _ = self._evaluate(self._reference, sequences)
+        targets = _targets(rows, logprobs)
+        loss = micro_batch_loss(
+            logprobs,
+            entropies,
+            reference_logprobs,
+            targets,
+            clip=clip,
+            settings=self._objective,
+            denominators=totals,
+        )
+        loss.backward()
+        sums = objective_sums(logprobs, entropies, reference_logprobs, targets, clip=clip, settings=self._objective)
+        return loss.detach(), sums
+
+    def _apply(self, loss: float, sums: ObjectiveSums | None, *, num_tokens: int) -> UpdateReport:
+        learning_rate = learning_rate_at(self._settings, self.num_updates)
+        tensors = self._masters.tensors()
+        for tensor in tensors:
+            # A mini-batch of zero advantages alone still moves weights by Adam's momentum, forward pass or not.
+            tensor.grad = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+        grad_norm = float(torch.nn.utils.clip_grad_norm_(tensors, self._settings.max_grad_norm))
+        reason = skip_reason(grad_norm, self._settings)
+        self.num_updates += 1
+        if reason:
+            self.consecutive_skips += 1
+        else:
+            self.consecutive_skips = 0
+            self.weight_version += 1
+            for group in self._optimizer.param_groups:
+                group["lr"] = learning_rate
+            self._optimizer.step()
+            self._masters.publish()
+        self._optimizer.zero_grad(set_to_none=True)
+        return UpdateReport(
+            applied=not reason,
+            skip_reason=reason,
+            grad_norm=grad_norm,
+            loss=loss,
+            num_tokens=num_tokens,
+            metrics={"optim/learning_rate": learning_rate, **(sums.metrics() if sums else {})},
+        )
+
+
+def _frozen_copy(model: PreTrainedModel) -> CausalLM:
+    return split_causal_lm(copy.deepcopy(model).eval().requires_grad_(False))
+
+
+def _targets(rows: list[TrainingRow], logprobs: Float[Tensor, "tokens"]) -> TokenTargets:
+    counts = [row.num_tokens for row in rows]
+    device, dtype = logprobs.device, logprobs.dtype
+    return TokenTargets(
+        advantages=torch.from_numpy(np.repeat([row.advantage for row in rows], counts)).to(device, dtype),
+        behaviour_logprobs=torch.from_numpy(np.concatenate([row.behaviour_logprobs for row in rows])).to(device, dtype),
+        replayed=torch.from_numpy(np.repeat([row.replayed for row in rows], counts)).to(device),
+    )
