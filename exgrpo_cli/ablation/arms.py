@@ -1,0 +1,118 @@
+"""What a study compares: each arm is a method preset with a few settings of its own, the on-policy run is the baseline.
+
+Every arm of a seed sees the same questions in the same order, since the question stream has a generator of its own.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from exgrpo_cli.errors import InputError, nearest
+from exgrpo_cli.presets import preset_names
+
+METRICS = ("ent", "ent-sum", "ppl", "length")
+SAMPLERS = ("normal", "linear", "linear-clip", "sqrt", "uniform")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arm:
+    """One row of a study."""
+
+    name: str
+    method: str
+    """Method preset."""
+    assignments: tuple[str, ...] = ()
+    """`section.key=value` texts that set the arm apart."""
+
+    @property
+    def folder_name(self) -> str:
+        """The arm's name as a folder name: `ent:min` is `ent-min`."""
+        return re.sub(r"[^A-Za-z0-9._=-]+", "-", self.name)
+
+
+BASELINE = Arm(name="on-policy", method="grpo")
+
+
+def metric_arms(text: str) -> list[Arm]:
+    """Arms of `--metric`.
+
+    One metric is compared both ways and with a random choice: `ent` is ent:min, ent:max and random. A comma list is
+    exactly those: `ent,ppl:max` is ent:min and ppl:max. Raises InputError for an unknown metric or direction.
+    """
+    names = split_list("--metric", text)
+    if len(names) == 1 and names[0] != "random" and direction_of(names[0])[1] is None:
+        metric = names[0]
+        return [metric_arm(f"{metric}:min"), metric_arm(f"{metric}:max"), metric_arm("random")]
+    return [metric_arm(name) for name in names]
+
+
+def metric_arm(text: str) -> Arm:
+    """The arm of one metric, lowest first unless it says `:max`."""
+    if text == "random":
+        return Arm(name="random", method="exgrpo", assignments=('replay.metric="random"',))
+    metric, direction = direction_of(text)
+    direction = direction or "min"
+    if not metric.startswith("python:") and metric not in METRICS:
+        raise InputError(f"--metric {metric!r} is not known.{nearest(metric, (*METRICS, 'random'))}")
+    return Arm(
+        name=f"{metric}:{direction}",
+        method="exgrpo",
+        assignments=(f'replay.metric="{metric}"', f'replay.direction="{direction}"'),
+    )
+
+
+def direction_of(text: str) -> tuple[str, str | None]:
+    """`ppl:max` as ("ppl", "max"); a `python:module:function` keeps its own colons."""
+    metric, colon, last = text.rpartition(":")
+    if colon and last in ("min", "max"):
+        return metric, last
+    if colon and not text.startswith("python:"):
+        raise InputError(f"--metric {text!r}: the direction is min or max, not {last!r}.")
+    return text, None
+
+
+def sampler_arms(text: str) -> list[Arm]:
+    """Arms of `--sampler`: one question sampler each."""
+    arms = []
+    for name in split_list("--sampler", text):
+        if not name.startswith("python:") and name not in SAMPLERS:
+            raise InputError(f"--sampler {name!r} is not known.{nearest(name, SAMPLERS)}")
+        arms.append(Arm(name=name, method="exgrpo", assignments=(f'replay.sampler="{name}"',)))
+    return arms
+
+
+def method_arms(text: str) -> list[Arm]:
+    """Arms of `--methods`: one method preset each."""
+    known = preset_names("methods")
+    for name in split_list("--methods", text):
+        if name not in known:
+            raise InputError(f"--methods: no method preset {name!r}.{nearest(name, known)}")
+    return [Arm(name=name, method=name) for name in split_list("--methods", text)]
+
+
+def vary_arms(text: str) -> list[Arm]:
+    """Arms of `--vary section.key=v1,v2`: ExGRPO with each value of one setting."""
+    key, equals, values = text.partition("=")
+    if not equals or "." not in key:
+        raise InputError(f"--vary {text!r} is not of the form section.key=value,value.")
+    return [
+        Arm(name=f"{key}={value}", method="exgrpo", assignments=(f"{key}={value}",))
+        for value in split_list("--vary", values)
+    ]
+
+
+def with_baseline(arms: Sequence[Arm]) -> list[Arm]:
+    """The arms, the on-policy baseline last unless a method arm is it already; names must differ."""
+    every = [*arms] if any(arm.method == BASELINE.method and not arm.assignments for arm in arms) else [*arms, BASELINE]
+    names = [arm.name for arm in every]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InputError(f"arm {twice[0]!r} is named twice: each arm of a study needs a name of its own.")
+    return every
+
+
+def split_list(option: str, text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise InputError(f"{option} {text!r} names nothing.")
+    return names

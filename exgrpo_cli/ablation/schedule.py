@@ -1,0 +1,125 @@
+"""Running a study: each run is a process of its own, so that one that fails or is killed costs no other.
+
+Finished runs are not run again, unfinished ones go on from their newest checkpoint.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from exgrpo_cli.ablation.study import Study, StudyRun
+from exgrpo_cli.config import to_toml
+from exgrpo_cli.errors import Interrupted, RunError
+from exgrpo_cli.training.journal import write_atomic
+from exgrpo_cli.training.reporter import Reporter
+from exgrpo_cli.training.threads import choose_threads
+
+POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Started:
+    """A run under way."""
+
+    run: StudyRun
+    process: subprocess.Popen[bytes]
+
+    @property
+    def label(self) -> str:
+        return f"{self.run.arm.name}, seed {self.run.seed}"
+
+
+def run_study(study: Study, *, jobs: int, reporter: Reporter) -> None:
+    """Run what is not finished, `jobs` at a time (0: as many as the cores carry).
+
+    Raises RunError after the others have ended when runs failed, Interrupted after a stop signal with all states saved.
+    """
+    waiting = [run for run in study.runs if run.state != "finished"]
+    reporter.note(f"{len(study.runs)} runs, {len(study.runs) - len(waiting)} finished already")
+    jobs = jobs or default_jobs(study)
+    started: list[Started] = []
+    failed: list[Started] = []
+    try:
+        while waiting or started:
+            while waiting and len(started) < jobs:
+                started.append(start(waiting.pop(0), reporter))
+            time.sleep(POLL_SECONDS)
+            for job in [job for job in started if job.process.poll() is not None]:
+                started.remove(job)
+                if job.process.returncode:
+                    failed.append(job)
+                    reporter.note(f"{job.label} failed: {last_line(log_path(job.run))}")
+                else:
+                    reporter.progress(job.run.config.run.steps, job.run.config.run.steps, job.label)
+            for job in started:
+                reporter.progress(steps_done(job.run.folder), job.run.config.run.steps, job.label)
+    except KeyboardInterrupt:
+        stop(started)
+        raise Interrupted(f"stopped, states saved; the same command goes on with the study in {study.folder}") from None
+    finally:
+        stop(started)
+    if failed:
+        raise RunError(
+            f"{len(failed)} of {len(study.runs)} runs failed, first {failed[0].label}: "
+            f"{last_line(log_path(failed[0].run))} (see {log_path(failed[0].run)}); the same command tries them again."
+        )
+
+
+def default_jobs(study: Study) -> int:
+    """Runs at a time: one on a GPU, else as many as their threads fit the cores."""
+    run = study.runs[0].config.run
+    if run.device == "cuda" or run.nproc != 1:
+        return 1
+    return max(1, len(os.sched_getaffinity(0)) // choose_threads(run.threads))
+
+
+def start(run: StudyRun, reporter: Reporter) -> Started:
+    """Start one run in a process group of its own, its talk in `seed-<n>.log`, its settings in `seed-<n>.toml`."""
+    run.folder.parent.mkdir(parents=True, exist_ok=True)
+    settings = run.folder.with_name(f"{run.folder.name}.toml")
+    write_atomic(settings, to_toml(run.config))
+    with log_path(run).open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "exgrpo_cli.ablation.worker", str(settings), str(run.folder), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    job = Started(run=run, process=process)
+    reporter.progress(0, run.config.run.steps, job.label)
+    return job
+
+
+def stop(started: list[Started]) -> None:
+    """Ask every run to save and stop, and wait for it."""
+    for job in started:
+        if job.process.poll() is None:
+            job.process.send_signal(signal.SIGTERM)
+    for job in started:
+        job.process.wait()
+
+
+def log_path(run: StudyRun) -> Path:
+    return run.folder.with_name(f"{run.folder.name}.log")
+
+
+def last_line(path: Path) -> str:
+    lines = path.read_text(errors="replace").strip().splitlines() if path.is_file() else []
+    return lines[-1] if lines else "no output"
+
+
+def steps_done(folder: Path) -> int:
+    """Steps a run has written, from the last whole line of its journal."""
+    path = folder / "metrics.jsonl"
+    if not path.is_file():
+        return 0
+    with path.open("rb") as journal:
+        journal.seek(max(0, path.stat().st_size - 16384))
+        lines = [line for line in journal.read().split(b"\n")[:-1] if line.startswith(b'{"step"')]
+    return int(json.loads(lines[-1])["step"]) if lines else 0

@@ -1,0 +1,132 @@
+"""A study on paper: which runs, where, and in what state."""
+
+import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from exgrpo_cli.ablation.arms import BASELINE, Arm, with_baseline
+from exgrpo_cli.config import Layer, resolve
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.layers import build_config
+from exgrpo_cli.settings import Config
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyRun:
+    """One arm with one seed."""
+
+    arm: Arm
+    seed: int
+    folder: Path
+    config: Config
+
+    @property
+    def state(self) -> str:
+        """ "finished", "unfinished" or "new", from what is on disk."""
+        summary = self.folder / "summary.json"
+        if summary.is_file():
+            return "finished" if json.loads(summary.read_text())["steps"] >= self.last_step else "unfinished"
+        return "unfinished" if (self.folder / "config.toml").is_file() else "new"
+
+    @property
+    def last_step(self) -> int:
+        """Steps after which the run is finished: fewer than asked for when every question was retired."""
+        summary = self.folder / "summary.json"
+        if summary.is_file():
+            figures = json.loads(summary.read_text())
+            if figures["finished"] == "all questions retired":
+                return int(figures["steps"])
+        return self.config.run.steps
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Study:
+    """Arms x seeds."""
+
+    name: str
+    folder: Path
+    arms: tuple[Arm, ...]
+    seeds: tuple[int, ...]
+    runs: tuple[StudyRun, ...]
+    baseline: str
+
+    def describe(self) -> dict[str, Any]:
+        """The plan as JSON: what `--dry-run` prints."""
+        return {
+            "name": self.name,
+            "folder": str(self.folder),
+            "baseline": self.baseline,
+            "runs": [
+                {
+                    "arm": run.arm.name,
+                    "seed": run.seed,
+                    "folder": str(run.folder),
+                    "steps": run.config.run.steps,
+                    "state": run.state,
+                }
+                for run in self.runs
+            ],
+        }
+
+
+def plan_study(
+    *,
+    name: str,
+    root: Path,
+    arms: Sequence[Arm],
+    seeds: Sequence[int],
+    backbone: str | None = None,
+    config_file: Path | None = None,
+    options: Layer | None = None,
+    assignments: Sequence[str] = (),
+) -> Study:
+    """Resolve every run of the study in `root/name`.
+
+    The arm's own settings are stronger than `assignments`. Raises InputError for no seeds, a bad setting, or a folder
+    that holds the run of another configuration.
+    """
+    if not seeds or len(set(seeds)) != len(seeds):
+        raise InputError(f"seeds {list(seeds)} must be at least one, each once.")
+    every = with_baseline(arms)
+    folder = root / name
+    runs = []
+    for seed in seeds:
+        for arm in every:
+            config = build_config(
+                backbone=backbone,
+                method=arm.method,
+                config_file=config_file,
+                options={**(options or {}), "run": {**(options or {}).get("run", {}), "seed": seed}},
+                assignments=[*assignments, *arm.assignments],
+            )
+            run = StudyRun(arm=arm, seed=seed, folder=folder / arm.folder_name / f"seed-{seed}", config=config)
+            check_same_run(run)
+            runs.append(run)
+    baseline = next(arm.name for arm in every if arm.method == BASELINE.method and not arm.assignments)
+    return Study(name=name, folder=folder, arms=tuple(every), seeds=tuple(seeds), runs=tuple(runs), baseline=baseline)
+
+
+def check_same_run(run: StudyRun) -> None:
+    """A folder from an earlier call must hold this very run, choices made at its start aside."""
+    path = run.folder / "config.toml"
+    if not path.is_file():
+        return
+    there = resolve([(str(path), tomllib.loads(path.read_text()))])
+    changed = differing_keys(there, run.config) - {"run.threads", "run.device", "optim.horizon"}
+    if changed:
+        raise InputError(
+            f"{run.folder} holds a run with another {', '.join(sorted(changed))}: choose another --name, or remove it."
+        )
+
+
+def differing_keys(first: Config, second: Config) -> set[str]:
+    """Settings whose values differ, as section.key."""
+    return {
+        f"{section.name}.{setting.name}"
+        for section in fields(Config)
+        for setting in fields(getattr(first, section.name))
+        if getattr(getattr(first, section.name), setting.name) != getattr(getattr(second, section.name), setting.name)
+    }
