@@ -1,0 +1,19 @@
+"""What the pool, the supervisor and the workers send one another."""
+
+from typing import NamedTuple
+
+
+class Task(NamedTuple):
+    """One answer to be graded against one gold; a plain tuple, because equal tasks are graded once."""
+
+    gold: str
+    answer: str
+    audits_gold: bool = False
+    """Check whether the gold verifies against itself; there is no answer."""
+
+
+READY = "ready"
+"""Supervisor to parent, once: everything is imported. Any other greeting is the reason why grading cannot start."""
+
+STOP = None
+"""Parent to supervisor, in place of a numbered task: kill the workers and end."""

@@ -1,0 +1,178 @@
+"""A pool of killable graders: responses in, verdicts out, from any thread, each pair of gold and answer once."""
+
+import os
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Self
+
+from exgrpo_cli.errors import InputError, RunError, nearest
+from exgrpo_cli.grading.custom import PREFIX
+from exgrpo_cli.grading.messages import Task
+from exgrpo_cli.grading.remote import RemoteGrader
+from exgrpo_cli.grading.routes import (
+    GradingItem,
+    Route,
+    choice_route,
+    custom_route,
+    exact_route,
+    math_route,
+    route_item,
+)
+from exgrpo_cli.types import Verdict
+
+GRADERS = ("math", "choice", "exact", "python:module:function")
+
+_MAX_CACHED_VERDICTS = 65_536
+
+
+class GradingPool:
+    """Grades responses with one grader, in worker processes where an answer could hang or crash it.
+
+    A worker that overruns `deadline_seconds` or `memory_bytes` is killed and replaced, and the answer it held is
+    charged: TIMEOUT or CRASHED. Processes start with the first answer that needs one, and end with the pool or with
+    this process, however it ends. Every method may be called from any thread; in a forked child the pool starts
+    processes of its own.
+
+    Use it as a context manager, or call `close`.
+    """
+
+    def __init__(
+        self,
+        *,
+        grader: str,
+        workers: int,
+        deadline_seconds: float,
+        memory_bytes: int,
+        max_answer_chars: int,
+        compares_plain_numbers: bool = True,
+    ) -> None:
+        """Check the settings; a `python:` grader is imported in its process at once, so that a wrong name is found now.
+
+        `max_answer_chars` bounds what is parsed: the boxed content where there is a box, else the graded text; what is
+        longer is no answer. `compares_plain_numbers` off sends plain numbers to math-verify too: for benchmarks.
+
+        Raises:
+            InputError: an unknown grader, a bound that is not positive, or a function that cannot be imported.
+        """
+        _check_positive("grading.workers", workers)
+        _check_positive("grading.deadline_seconds", deadline_seconds)
+        _check_positive("grading.memory_mb", memory_bytes)
+        _check_positive("grading.max_answer_chars", max_answer_chars)
+        self._route = _route(grader, max_answer_chars, compares_plain_numbers)
+        self._remote = RemoteGrader(
+            grader=grader, workers=workers, deadline_seconds=deadline_seconds, memory_bytes=memory_bytes
+        )
+        self._lock = threading.Lock()
+        self._closed = False
+        self._verdicts: OrderedDict[Task, Verdict] = OrderedDict()
+        self._in_flight: dict[Task, Future[Verdict]] = {}
+        _POOLS.add(self)
+        if grader.startswith(PREFIX):
+            self._remote.start()
+
+    def submit(self, item: GradingItem) -> Future[Verdict]:
+        """Start grading one response. The future is done at once where no worker is needed; it cannot be cancelled.
+
+        Raises:
+            RunError: the pool is closed. The future raises it where the workers cannot be kept alive.
+        """
+        return self._future(route_item(self._route, item))
+
+    def grade(self, items: Sequence[GradingItem]) -> list[Verdict]:
+        """Verdicts on responses, in their order. Raises RunError as `submit` and its futures do."""
+        return self._settled([route_item(self._route, item) for item in items])
+
+    def verify_gold(self, golds: Sequence[str]) -> list[Verdict]:
+        """Whether each gold can serve: CORRECT, UNPARSABLE_GOLD, or WRONG where it does not verify against itself."""
+        return self._settled([self._route.audit(gold) for gold in golds])
+
+    def close(self) -> None:
+        """End the workers; what is still pending raises RunError."""
+        self._closed = True
+        self._remote.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _settled(self, routed: list[Verdict | Task]) -> list[Verdict]:
+        waited_for = [decided if isinstance(decided, Verdict) else self._future(decided) for decided in routed]
+        return [each if isinstance(each, Verdict) else each.result() for each in waited_for]
+
+    def _future(self, decided: Verdict | Task) -> Future[Verdict]:
+        if self._closed:
+            raise RunError("the grading pool is closed and grades no more answers; open another one.")
+        if isinstance(decided, Verdict):
+            return _done(decided)
+        task = decided
+        with self._lock:
+            verdict = self._verdicts.get(task)
+            if verdict is not None:
+                self._verdicts.move_to_end(task)
+                return _done(verdict)
+            if task in self._in_flight:
+                return self._in_flight[task]
+            future: Future[Verdict] = Future()
+            # Others may wait for the same pair, so nobody may cancel it.
+            future.set_running_or_notify_cancel()
+            self._in_flight[task] = future
+        future.add_done_callback(lambda done: self._remember(task, done))
+        self._remote.submit(task, future)
+        return future
+
+    def _remember(self, task: Task, done: "Future[Verdict]") -> None:
+        with self._lock:
+            self._in_flight.pop(task, None)
+            # A failure may be the machine's: the same pair gets another chance when it comes again.
+            if done.exception() is None and not done.result().is_verifier_failure:
+                self._verdicts[task] = done.result()
+                if len(self._verdicts) > _MAX_CACHED_VERDICTS:
+                    self._verdicts.popitem(last=False)
+
+    def _after_fork(self) -> None:
+        """In the child: the parent's locks may be held by threads that do not exist here."""
+        self._lock = threading.Lock()
+        self._in_flight = {}
+        self._remote.forget()
+
+
+def _route(grader: str, max_answer_chars: int, compares_plain_numbers: bool) -> Route:
+    if grader == "math":
+        return math_route(max_answer_chars=max_answer_chars, compares_plain_numbers=compares_plain_numbers)
+    if grader == "choice":
+        return choice_route(max_answer_chars=max_answer_chars)
+    if grader == "exact":
+        return exact_route(max_answer_chars=max_answer_chars)
+    if grader.startswith(PREFIX):
+        return custom_route()
+    raise InputError(f"grading.grader is {grader!r}, which is not a grader.{nearest(grader, GRADERS)}")
+
+
+def _check_positive(setting: str, value: float) -> None:
+    if not value > 0:
+        raise InputError(f"{setting} is {value}: it has to be above 0.")
+
+
+def _done(verdict: Verdict) -> Future[Verdict]:
+    future: Future[Verdict] = Future()
+    future.set_result(verdict)
+    return future
+
+
+_POOLS: "weakref.WeakSet[GradingPool]" = weakref.WeakSet()
+
+
+def _forget_parents_processes() -> None:
+    for pool in list(_POOLS):
+        pool._after_fork()
+
+
+os.register_at_fork(after_in_child=_forget_parents_processes)

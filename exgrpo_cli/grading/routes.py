@@ -1,0 +1,113 @@
+"""What the parent decides itself, and what has to go to a worker.
+
+Without an answer there is nothing to parse; plain numbers, letters and exact texts are compared by code that is linear
+in their length. Only math-verify and users' own functions can hang, so only they need a worker.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from exgrpo_cli.grading.choice import grade_choice, named_letter
+from exgrpo_cli.grading.exact import grade_exact
+from exgrpo_cli.grading.extract import answer_text, last_boxed
+from exgrpo_cli.grading.messages import Task
+from exgrpo_cli.grading.plain import plain_number, same_plain_number
+from exgrpo_cli.types import AnswerFormat, Verdict
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GradingItem:
+    """One response to be graded."""
+
+    gold: str
+    response: str
+    """Decoded response, the thinking included, without the EOS."""
+    finished: bool
+    """Whether it ended with EOS."""
+    answer_format: AnswerFormat
+    options: tuple[str, ...] | None = None
+    """Texts of the options of a multiple-choice question, A first, where known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Route:
+    """How one grader treats a graded text, and a gold that is audited: a verdict, or a task for a worker."""
+
+    grade: Callable[[GradingItem, str], Verdict | Task]
+    audit: Callable[[str], Verdict | Task]
+
+
+def route_item(route: Route, item: GradingItem) -> Verdict | Task:
+    """The verdict on a response, or the task that will give it."""
+    text = answer_text(item.response, finished=item.finished, answer_format=item.answer_format)
+    return Verdict.NO_ANSWER if text is None else route.grade(item, text)
+
+
+def math_route(*, max_answer_chars: int, compares_plain_numbers: bool) -> Route:
+    """math-verify in a worker. Where there is a box its content alone is parsed: a long explanation costs nothing."""
+
+    def grade(item: GradingItem, text: str) -> Verdict | Task:
+        boxed = last_boxed(text)
+        answer = text if boxed is None else boxed
+        if not answer or len(answer) > max_answer_chars:
+            return Verdict.NO_ANSWER
+        gold = _gold_content(item.gold)
+        if boxed is not None and compares_plain_numbers:
+            same = same_plain_number(gold, boxed)
+            if same is not None:
+                return Verdict.CORRECT if same else Verdict.WRONG
+        return Task(gold=_in_box(gold), answer=text if boxed is None else _in_box(boxed))
+
+    def audit(gold: str) -> Verdict | Task:
+        content = _gold_content(gold)
+        if compares_plain_numbers and plain_number(content) is not None:
+            return Verdict.CORRECT
+        return Task(gold=_in_box(content), answer="", audits_gold=True)
+
+    return Route(grade=grade, audit=audit)
+
+
+def choice_route(*, max_answer_chars: int) -> Route:
+    """Options by letter or text; nothing to parse."""
+
+    def grade(item: GradingItem, text: str) -> Verdict:
+        return grade_choice(item.gold, text, options=item.options, max_answer_chars=max_answer_chars)
+
+    def audit(gold: str) -> Verdict:
+        return Verdict.UNPARSABLE_GOLD if named_letter(gold, None) is None else Verdict.CORRECT
+
+    return Route(grade=grade, audit=audit)
+
+
+def exact_route(*, max_answer_chars: int) -> Route:
+    """Equality of texts; every gold but an empty one will do."""
+
+    def grade(item: GradingItem, text: str) -> Verdict:
+        return grade_exact(item.gold, text, max_answer_chars=max_answer_chars)
+
+    def audit(gold: str) -> Verdict:
+        return grade_exact(gold, gold, max_answer_chars=len(gold)) if gold.strip() else Verdict.UNPARSABLE_GOLD
+
+    return Route(grade=grade, audit=audit)
+
+
+def custom_route() -> Route:
+    """A user's function gets the whole graded text, of any length: the deadline is its bound."""
+
+    def grade(item: GradingItem, text: str) -> Task:
+        return Task(gold=item.gold, answer=text)
+
+    def audit(gold: str) -> Task:
+        return Task(gold=gold, answer="", audits_gold=True)
+
+    return Route(grade=grade, audit=audit)
+
+
+def _gold_content(gold: str) -> str:
+    boxed = last_boxed(gold)
+    return gold.strip() if boxed is None else boxed
+
+
+def _in_box(content: str) -> str:
+    """The form in which math-verify finds LaTeX: without a box or dollars it reads numbers only."""
+    return rf"\boxed{{{content}}}"
