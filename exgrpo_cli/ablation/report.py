@@ -1,7 +1,7 @@
 """A study's result: held-out pass@1 per arm with intervals over seeds, and each arm against the baseline.
 
-Seeds are the unit: every interval is Student's t over seeds, so it speaks of training again, not of the held-out sample.
-The difference to the baseline is paired by seed, whose question order both share.
+Seeds are the unit: every interval is Student's t over seeds, so it speaks of training again, not of the held-out
+questions. The difference to the baseline is paired by seed, whose question order both share.
 """
 
 import json

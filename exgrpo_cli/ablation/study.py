@@ -102,6 +102,8 @@ def plan_study(
                 options={**(options or {}), "run": {**(options or {}).get("run", {}), "seed": seed}},
                 assignments=[*assignments, *arm.assignments],
             )
+            if not config.data.heldout:
+                raise InputError("data.heldout is empty: a study compares held-out pass@1, so name held-out questions.")
             run = StudyRun(arm=arm, seed=seed, folder=folder / arm.folder_name / f"seed-{seed}", config=config)
             check_same_run(run)
             runs.append(run)

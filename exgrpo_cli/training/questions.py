@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,8 +48,8 @@ def load_questions(config: Config) -> RunQuestions:
     both = {question.id for question in train} & {question.id for question in heldout}
     if both:
         raise InputError(
-            f"{len(both)} questions, {min(both)} among them, are in data.train {config.data.train!r} and in data.heldout "
-            f"{config.data.heldout!r}: held-out questions must not be trained on."
+            f"{len(both)} questions, {min(both)} among them, are in data.train {config.data.train!r} and in "
+            f"data.heldout {config.data.heldout!r}: held-out questions must not be trained on."
         )
     limit = config.validation.max_questions or len(heldout)
     return RunQuestions(train=tuple(train), heldout=tuple(heldout[:limit]), train_hash=content_hash(train))
@@ -80,7 +79,7 @@ def store_questions(folder: Path, config: Config, questions: RunQuestions) -> No
             continue
         path = Path(source)
         if path.is_file() and path.stat().st_size > LINK_ABOVE_BYTES:
-            os.symlink(path.resolve(), folder / f"{name}.parquet")
+            (folder / f"{name}.parquet").symlink_to(path.resolve())
             digest = {"source": str(path.resolve()), "sha256": file_hash(path)}
             write_atomic(folder / f"{name}.json", json.dumps(digest, indent=2) + "\n")
         else:
