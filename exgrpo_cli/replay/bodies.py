@@ -1,0 +1,98 @@
+"""Bodies: random access to the token ids and log-probs of stored trajectories, memory-mapped from Arrow IPC files.
+
+Ids are consecutive over a ledger, so the place of a trajectory follows from the first id of each record batch and needs
+no memory of its own. What is read are pages of the mapped files: they belong to the page cache, not to the process.
+"""
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Float32, Int32
+
+from exgrpo_cli.replay.parts import PartInfo
+from exgrpo_cli.replay.schemas import BODIES, SCHEMAS
+
+_MAX_OPEN_PARTS = 128
+"""Every mapped file holds a descriptor, and 1,024 is a common limit of a process."""
+
+Body = tuple[Int32[np.ndarray, "tokens"], Float32[np.ndarray, "tokens"]]
+"""Token ids and behaviour log-probs of one trajectory."""
+
+
+def body_batch(first_id: int, bodies: Sequence[Body], schema: pa.Schema = SCHEMAS[BODIES]) -> pa.RecordBatch:
+    """One record batch of consecutive trajectories."""
+    offsets = np.zeros(len(bodies) + 1, dtype=np.int32)
+    np.cumsum([len(token_ids) for token_ids, _ in bodies], out=offsets[1:])
+    shared = pa.array(offsets)
+    token_ids = np.concatenate([token_ids for token_ids, _ in bodies])
+    logprobs = np.concatenate([logprobs for _, logprobs in bodies])
+    return pa.record_batch(
+        [
+            pa.array(np.arange(first_id, first_id + len(bodies), dtype=np.int64)),
+            pa.ListArray.from_arrays(shared, pa.array(token_ids, type=pa.int32())),
+            pa.ListArray.from_arrays(shared, pa.array(logprobs, type=pa.float32())),
+        ],
+        schema=schema,
+    )
+
+
+class BodyStore:
+    """Bodies by trajectory id."""
+
+    def __init__(self, parts: Iterable[PartInfo]) -> None:
+        self._paths: list[Path] = []
+        self._first_ids: list[int] = []
+        self._place: list[tuple[Path, int]] = []
+        self._open: OrderedDict[Path, _MappedPart] = OrderedDict()
+        for part in parts:
+            self.add(part)
+
+    def add(self, part: PartInfo) -> None:
+        """Take in a part whose ids follow those already here."""
+        for position, first_id in enumerate(part.batch_first_ids):
+            self._first_ids.append(first_id)
+            self._place.append((part.name.path, position))
+
+    def read(self, trajectory_ids: Sequence[int]) -> list[Body]:
+        """Copies of the stored arrays, in the order of the ids, which must exist."""
+        return [self._read_one(int(trajectory_id)) for trajectory_id in trajectory_ids]
+
+    def _read_one(self, trajectory_id: int) -> Body:
+        place = bisect_right(self._first_ids, trajectory_id) - 1
+        path, batch = self._place[place]
+        return self._part(path).read(batch, trajectory_id - self._first_ids[place])
+
+    def _part(self, path: Path) -> "_MappedPart":
+        part = self._open.get(path)
+        if part is None:
+            part = self._open[path] = _MappedPart(path)
+            if len(self._open) > _MAX_OPEN_PARTS:
+                self._open.popitem(last=False)
+        else:
+            self._open.move_to_end(path)
+        return part
+
+
+class _MappedPart:
+    """One file, its record batches opened as they are asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = pa.ipc.open_file(pa.memory_map(str(path)))
+        self._batches: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+
+    def read(self, batch: int, row: int) -> Body:
+        views = self._batches.get(batch)
+        if views is None:
+            views = self._batches[batch] = self._views(batch)
+        offsets, token_ids, logprobs = views
+        begin, end = offsets[row], offsets[row + 1]
+        return token_ids[begin:end].copy(), logprobs[begin:end].copy()
+
+    def _views(self, batch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        columns = self._file.get_batch(batch)
+        token_ids, logprobs = columns.column("token_ids"), columns.column("behaviour_logprobs")
+        return token_ids.offsets.to_numpy(), token_ids.values.to_numpy(), logprobs.values.to_numpy()

@@ -1,0 +1,431 @@
+"""The experience buffer: the state machine of stored successes, buckets and retired questions (paper, section 3).
+
+Every change is an event of the ledger, and `open` rebuilds the state from the ledger alone, so a resumed run draws
+exactly as an uninterrupted one. Bodies live on disk; memory holds 48 bytes per trajectory.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Bool
+
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.replay import selection
+from exgrpo_cli.replay.bodies import Body, BodyStore
+from exgrpo_cli.replay.catalogue import Catalogue, read_catalogue
+from exgrpo_cli.replay.compaction import compact
+from exgrpo_cli.replay.index import TrajectoryIndex
+from exgrpo_cli.replay.questions import BucketKey, NamedQuestions, QuestionStates
+from exgrpo_cli.replay.reader import read_identity, read_rows
+from exgrpo_cli.replay.rebuild import NEVER, NO_BUCKET, rebuild
+from exgrpo_cli.replay.recovery import cut_after
+from exgrpo_cli.replay.rules import EVICTIONS, BufferRules
+from exgrpo_cli.replay.sampling import Draw, check_draw, resolve_sampler
+from exgrpo_cli.replay.schemas import (
+    BODIES,
+    DRAWS,
+    EVENTS,
+    RESUME_FIELDS,
+    SCORES,
+    TABLES,
+    WARM_START_STEP,
+    Event,
+    LedgerIdentity,
+)
+from exgrpo_cli.replay.selection import Candidates, resolve_metric
+from exgrpo_cli.replay.visits import Success, Visit, VisitOutcome, counted, token_hash
+from exgrpo_cli.replay.warm_start import WarmStartReport, read_experience
+from exgrpo_cli.replay.writer import IDENTITY_FILE, LedgerWriter, create_folders, lock_ledger
+from exgrpo_cli.types import Trajectory
+
+
+class ExperienceBuffer:
+    """Made by `create` or `open`; holds the ledger's writer lock until `close`."""
+
+    def __init__(
+        self, folder: Path, writer: LedgerWriter, rules: BufferRules, question_ids: Sequence[str], catalogue: Catalogue
+    ) -> None:
+        self.folder = folder
+        self.rules = rules
+        self.group_size = writer.identity.group_size
+        self._writer = writer
+        self._question_ids = question_ids
+        self._sampler = resolve_sampler(rules.sampler, rules.sampler_mu, rules.sampler_sigma)
+        self._metric = resolve_metric(rules.metric)
+        self._evicts = EVICTIONS[rules.eviction]
+        self._restore(catalogue)
+
+    @classmethod
+    def create(
+        cls, folder: Path, *, identity: LedgerIdentity, rules: BufferRules, question_ids: Sequence[str]
+    ) -> "ExperienceBuffer":
+        """An empty buffer with a new ledger in `folder`, which must not hold one. Raises InputError."""
+        rules.validate(identity.group_size)
+        if (folder / IDENTITY_FILE).exists():
+            raise InputError(f"{folder} holds a ledger already; resume that run, or give another --output")
+        create_folders(folder)
+        writer = LedgerWriter(folder, identity, lock_ledger(folder), WARM_START_STEP, dict.fromkeys(TABLES, 0))
+        temporary = folder / f".{IDENTITY_FILE}.tmp"
+        temporary.write_text(identity.to_json())
+        temporary.replace(folder / IDENTITY_FILE)
+        return cls(folder, writer, rules, question_ids, read_catalogue(folder))
+
+    @classmethod
+    def open(
+        cls, folder: Path, *, identity: LedgerIdentity, rules: BufferRules, question_ids: Sequence[str], at_step: int
+    ) -> "ExperienceBuffer":
+        """The buffer as it was at the end of step `at_step`; what the ledger holds of later steps is deleted.
+
+        Raises InputError where the ledger is another run's, is being written, or is not whole up to that step; nothing
+        is deleted then.
+        """
+        rules.validate(identity.group_size)
+        identity.require_match(read_identity(folder), str(folder), RESUME_FIELDS)
+        lock = lock_ledger(folder)
+        try:
+            create_folders(folder)
+            catalogue = cut_after(folder, at_step)
+            writer = LedgerWriter(folder, identity, lock, at_step, catalogue.totals)
+            return cls(folder, writer, rules, question_ids, catalogue)
+        except BaseException:
+            lock.release()
+            raise
+
+    def warm_start(self, source: Path, *, max_response_tokens: int, with_retired: bool) -> WarmStartReport:
+        """Copy the experience of another run's ledger into this still empty one, durably, as step 0.
+
+        Raises InputError where tokenizer, template, K or question ids do not match.
+        """
+        if any(self._writer.totals.values()) or len(self._index):
+            raise InputError(f"{self.folder}: a warm start needs an empty ledger; this one has been written to")
+        experience = read_experience(
+            source,
+            identity=self._writer.identity,
+            question_ids=frozenset(self._question_ids),
+            max_response_tokens=max_response_tokens,
+            with_retired=with_retired,
+        )
+        self._writer.write(WARM_START_STEP, experience.tables, experience.bodies(), experience.num_bodies)
+        self._restore(read_catalogue(self.folder))
+        return experience.report
+
+    def close(self) -> None:
+        """Release the writer lock. Rows that were not flushed are gone."""
+        self._writer.close()
+
+    def __enter__(self) -> "ExperienceBuffer":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def last_step(self) -> int:
+        """Last step that is durable."""
+        return self._writer.last_step
+
+    @property
+    def retired(self) -> NamedQuestions:
+        """Ids of the retired questions; membership costs a look-up."""
+        return self._questions.retired
+
+    @property
+    def num_questions(self) -> int:
+        """Questions in the buffer, resting ones included."""
+        return self._questions.num_buffered
+
+    @property
+    def num_trajectories(self) -> int:
+        """Trajectories of the questions in the buffer."""
+        return self._num_trajectories
+
+    @property
+    def num_retired(self) -> int:
+        return len(self._questions.retired)
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether selection looks at entropies or likelihoods, which take a forward pass."""
+        return self.rules.metric not in selection.UNSCORED_METRICS
+
+    @property
+    def index_nbytes(self) -> int:
+        """Memory of the index of trajectories."""
+        return self._index.nbytes
+
+    def bucket_counts(self) -> dict[int, int]:
+        """Buffered questions by latest success count; empty buckets are absent."""
+        counts: Counter[int] = Counter()
+        for key, size in self._questions.sizes().items():
+            counts[key.success_count] += size
+        return dict(counts)
+
+    def readmit(self, step: int, rng: np.random.Generator) -> list[str]:
+        """Every `readmit_every` steps, let the set fraction of the retired come back, to bucket K-1 where stored."""
+        if not self.rules.readmit_every or step % self.rules.readmit_every:
+            return []
+        retired = self._questions.retired
+        num = round(self.rules.readmit_fraction * len(retired))
+        returning = (
+            sorted(retired[int(rank)] for rank in rng.choice(len(retired), size=num, replace=False)) if num else []
+        )
+        for question_id in returning:
+            question = self._questions.number(question_id)
+            self._questions.unretire(question)
+            stored = self._index.count(question)
+            self._num_trajectories += stored
+            self._questions.place(question, BucketKey(self.group_size - 1, self.group_size) if stored else None)
+            self._log(step, Event.READMITTED, question)
+        return returning
+
+    def available(self, step: int) -> int:
+        """Questions that may be drawn at this step: buffered, rested, with a trajectory that is not over age."""
+        self._begin(step)
+        return self._questions.num_drawable
+
+    def draw(self, num: int, step: int, rng: np.random.Generator) -> Draw:
+        """Draw up to `num` distinct questions. Raises RunError where a custom sampler breaks its promises."""
+        self._begin(step)
+        offered = self._questions.drawable()
+        if num <= 0 or not offered:
+            return Draw(question_ids=(), buckets=(), probabilities={})
+        buckets = [bucket for _, bucket in offered]
+        drawn = self._sampler(buckets, min(num, self._questions.num_drawable), rng)
+        check_draw(drawn, buckets, num, self.rules.sampler)
+        keys = [self._questions.bucket(self._questions.number(question_id)) for question_id in drawn.question_ids]
+        probabilities: dict[int, float] = {}
+        for (key, bucket), probability in zip(offered, drawn.probabilities.tolist(), strict=True):
+            probabilities[key.success_count] = probabilities.get(key.success_count, 0.0) + probability
+            self._writer.append(
+                DRAWS,
+                step=[step],
+                bucket=[key.success_count],
+                num_members=[key.num_members],
+                num_questions=[len(bucket)],
+                probability=[probability],
+                num_drawn=[keys.count(key)],
+            )
+        return Draw(
+            question_ids=drawn.question_ids,
+            buckets=tuple(key.success_count for key in keys if key is not None),
+            probabilities=probabilities,
+        )
+
+    def candidates(self, question_id: str) -> Candidates:
+        """The stored trajectories of a question, with their last measurements."""
+        return self._index.candidates(self._number(question_id), question_id)
+
+    def stale(self, candidates: Candidates, weight_version: int) -> Bool[np.ndarray, "candidates"]:
+        """Which candidates must be measured under the current weights before `choose`."""
+        return candidates.stale(weight_version, self.rules.max_staleness)
+
+    def choose(self, candidates: Candidates, rng: np.random.Generator) -> int:
+        """Position of the candidate to replay, by the rules' metric and direction, the lowest id of equals."""
+        return selection.choose(candidates, self._metric, self.rules.direction, rng)
+
+    def load(self, trajectory_ids: Sequence[int]) -> list[Trajectory]:
+        """Live trajectories with their bodies, bit for bit as they were recorded."""
+        births = self._index.births(trajectory_ids)
+        return [
+            Trajectory(
+                trajectory_id=int(trajectory_id),
+                question_id=self._questions.ids[question],
+                token_ids=token_ids,
+                behaviour_logprobs=logprobs,
+                step_born=step_born,
+                weight_version=version,
+            )
+            for trajectory_id, (token_ids, logprobs), question, step_born, version in zip(
+                trajectory_ids, self._bodies_of(trajectory_ids), *births, strict=True
+            )
+        ]
+
+    def record_scores(self, step: int, candidates: Candidates, chosen: int | None) -> None:
+        """One row per candidate of a question, as measured when it was chosen from.
+
+        `chosen` is the position of the one that is replayed, None where none is.
+        """
+        self._index.measure(
+            candidates.trajectory_ids,
+            entropy=candidates.entropy,
+            nll=candidates.nll,
+            measured_version=candidates.measured_version,
+        )
+        self._writer.append(
+            SCORES,
+            step=[step] * len(candidates),
+            question_id=[candidates.question_id] * len(candidates),
+            trajectory_id=candidates.trajectory_ids.tolist(),
+            weight_version=candidates.measured_version.tolist(),
+            entropy=candidates.entropy.tolist(),
+            nll=candidates.nll.tolist(),
+            num_tokens=candidates.num_tokens.tolist(),
+            chosen=[position == chosen for position in range(len(candidates))],
+        )
+
+    def record_selected(self, step: int, trajectory_ids: Sequence[int]) -> None:
+        """The trajectories that are replayed in this step; their questions rest afterwards."""
+        for trajectory_id in trajectory_ids:
+            question = self._index.question_of(trajectory_id)
+            self._log(step, Event.SELECTED, question, trajectory_id)
+            if self.rules.cooldown:
+                self._questions.rest(question, step + self.rules.cooldown)
+
+    def record_visit(self, visit: Visit, *, collecting: bool = True) -> VisitOutcome:
+        """Retire the question, or store its successes and move its bucket to the latest success count.
+
+        Without `collecting` (before the delayed start) nothing is stored; retirement is active all the same. A failure
+        of the verifier neither retires a question nor moves a bucket already set; its successes are stored.
+        """
+        question = self._number(visit.question_id)
+        key = counted(visit, self.group_size, fresh_only=self.rules.count_fresh_only)
+        if self.rules.retirement and key.success_count == key.num_members and not visit.verifier_failed:
+            self._retire(visit.step, question)
+            return VisitOutcome(retired=True, bucket=None, collected=(), num_duplicates=0, num_evicted=0)
+        eligible = self.rules.lower_bound < key.success_count <= self.rules.upper(self.group_size)
+        new, num_duplicates = self._without_duplicates(question, visit.successes if collecting and eligible else ())
+        self._move(visit, question, key, stores=bool(new))
+        collected = tuple(self._collect(visit, question, success, fingerprint) for fingerprint, success in new)
+        num_evicted = self._trim(visit.step, question)
+        bucket = self._questions.bucket(question)
+        return VisitOutcome(
+            retired=False,
+            bucket=None if bucket is None else bucket.success_count,
+            collected=collected,
+            num_duplicates=num_duplicates,
+            num_evicted=num_evicted,
+        )
+
+    def flush(self, step: int) -> None:
+        """Make the step durable, also where nothing happened in it. Raises RunError where the disk refuses."""
+        for part in self._writer.flush(step):
+            self._bodies.add(part)
+
+    def compact(self, kept_checkpoints: Sequence[int]) -> None:
+        """Merge small parts between the steps of kept checkpoints; what is newer than all of them stays as it is."""
+        if compact(self.folder, self._writer.identity, kept_checkpoints):
+            self._bodies = BodyStore(read_catalogue(self.folder).parts[BODIES])
+
+    def _restore(self, catalogue: Catalogue) -> None:
+        """Take on the state that the ledger's rows add up to."""
+        self._questions = QuestionStates(self._question_ids)
+
+        def read(table: str, columns: Sequence[str]) -> pa.Table:
+            return read_rows(table, catalogue.parts[table], columns, dictionary=True)
+
+        state = rebuild(read, self._questions.ids)
+        self._index = TrajectoryIndex(len(self._questions.ids), state.rows)
+        self._bodies = BodyStore(catalogue.parts[BODIES])
+        self._questions.restore(
+            success_counts=state.success_counts, num_members=state.num_members, retired=state.retired
+        )
+        self._num_trajectories = int(self._index.counts()[state.success_counts != NO_BUCKET].sum())
+        until = state.last_selected + self.rules.cooldown
+        resting = np.flatnonzero((state.last_selected != NEVER) & (until > catalogue.last_step))
+        for question in resting[np.argsort(until[resting], kind="stable")].tolist():
+            self._questions.rest(question, int(until[question]))
+
+    def _begin(self, step: int) -> None:
+        """Let rested questions be drawn again and evict what is over age; idempotent within a step."""
+        self._questions.wake(step)
+        if self.rules.max_age:
+            for trajectory_id in self._index.born_before(step - self.rules.max_age):
+                self._evict(step, trajectory_id)
+
+    def _number(self, question_id: str) -> int:
+        if question_id not in self._questions:
+            raise InputError(f"question {question_id} is not in the question file of this run")
+        return self._questions.number(question_id)
+
+    def _bodies_of(self, trajectory_ids: Sequence[int]) -> list[Body]:
+        stored = iter(self._bodies.read([i for i in trajectory_ids if not self._writer.is_pending(i)]))
+        return [self._writer.pending_body(i) if self._writer.is_pending(i) else next(stored) for i in trajectory_ids]
+
+    def _without_duplicates(self, question: int, successes: Sequence[Success]) -> tuple[list[tuple[int, Success]], int]:
+        """Successes that are not stored yet, each with its fingerprint, and the number of the others."""
+        new: list[tuple[int, Success]] = []
+        for success in successes:
+            fingerprint = token_hash(success.token_ids)
+            like = [other.token_ids for known, other in new if known == fingerprint]
+            like += [token_ids for token_ids, _ in self._bodies_of(self._index.with_hash(question, fingerprint))]
+            if not any(np.array_equal(success.token_ids, token_ids) for token_ids in like):
+                new.append((fingerprint, success))
+        return new, len(successes) - len(new)
+
+    def _move(self, visit: Visit, question: int, key: BucketKey, *, stores: bool) -> None:
+        """Set the bucket to the latest count, where the question is in the buffer or about to enter it."""
+        old = self._questions.bucket(question)
+        if old is None:
+            if stores:
+                self._questions.place(question, key)
+        elif old != key and not visit.verifier_failed:
+            self._questions.place(question, key)
+            self._log(visit.step, Event.MOVED, question)
+
+    def _collect(self, visit: Visit, question: int, success: Success, fingerprint: int) -> int:
+        assert len(success.token_ids) == len(success.behaviour_logprobs)
+        measured = {"entropy": float(success.entropy), "nll": float(success.nll), "num_tokens": len(success.token_ids)}
+        trajectory_id = self._index.add(
+            question=question,
+            token_hash=fingerprint,
+            step_born=visit.step,
+            born_version=visit.weight_version,
+            measured_version=visit.weight_version,
+            **measured,
+        )
+        self._num_trajectories += 1
+        self._writer.append_trajectory(
+            (success.token_ids.copy(), success.behaviour_logprobs.copy()),
+            trajectory_id=trajectory_id,
+            question_id=visit.question_id,
+            step_born=visit.step,
+            weight_version=visit.weight_version,
+            k=visit.success_count,
+            logprob_source=self._writer.identity.logprob_source,
+            token_hash=fingerprint,
+            **measured,
+        )
+        self._log(visit.step, Event.COLLECTED, question, trajectory_id)
+        return trajectory_id
+
+    def _trim(self, step: int, question: int) -> int:
+        """Evict by the named rule until the question holds no more than it may; returns how many went."""
+        excess = self._index.count(question) - self.rules.max_per_question if self.rules.max_per_question else 0
+        for _ in range(excess):
+            candidates = self._index.candidates(question, self._questions.ids[question])
+            self._evict(step, int(candidates.trajectory_ids[self._evicts(candidates)]))
+        return max(excess, 0)
+
+    def _evict(self, step: int, trajectory_id: int) -> None:
+        question = self._index.question_of(trajectory_id)
+        self._index.evict(trajectory_id)
+        if self._questions.bucket(question) is not None:
+            self._num_trajectories -= 1
+            if not self._index.count(question):
+                self._questions.place(question, None)
+        self._log(step, Event.EVICTED, question, trajectory_id)
+
+    def _retire(self, step: int, question: int) -> None:
+        if self._questions.bucket(question) is not None:
+            self._num_trajectories -= self._index.count(question)
+        self._questions.retire(question)
+        self._log(step, Event.RETIRED, question)
+
+    def _log(self, step: int, event: Event, question: int, trajectory_id: int | None = None) -> None:
+        """Append an event with the bucket that the question is in after it."""
+        key = self._questions.bucket(question)
+        self._writer.append(
+            EVENTS,
+            step=[step],
+            event=[event.value],
+            question_id=[self._questions.ids[question]],
+            trajectory_id=[trajectory_id],
+            bucket=[None if key is None else key.success_count],
+            num_members=[None if key is None else key.num_members],
+        )

@@ -1,0 +1,150 @@
+"""The index: what memory keeps of every trajectory, 48 bytes each, in lists per question.
+
+Bodies stay on disk. A question's trajectories are linked newest first, so collecting, evicting and listing the
+candidates of a question cost what that question holds, whatever the size of the buffer.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Int32, Int64
+
+from exgrpo_cli.replay.selection import Candidates
+
+_NONE = -1
+
+_FIELDS = {
+    "entropy": np.float64,
+    "nll": np.float64,
+    "token_hash": np.int64,
+    "question": np.int32,
+    "previous": np.int32,
+    "step_born": np.int32,
+    "born_version": np.int32,
+    "measured_version": np.int32,
+    "num_tokens": np.int32,
+}
+ROW = np.dtype(list(_FIELDS.items()))
+"""`question` is -1 once evicted; `previous` is the question's next older trajectory, or -1."""
+
+
+class TrajectoryIndex:
+    """All trajectories ever stored, by id, and for each question the live ones."""
+
+    def __init__(self, num_questions: int, rows: np.ndarray | None = None) -> None:
+        """`rows` (dtype ROW, `previous` filled in here) are the trajectories 0, 1, 2, ... of a ledger."""
+        self._head: Int32[np.ndarray, questions] = np.full(num_questions, _NONE, dtype=np.int32)
+        self._count: Int32[np.ndarray, questions] = np.zeros(num_questions, dtype=np.int32)
+        self._rows = np.zeros(0, dtype=ROW) if rows is None else rows
+        self._size = len(self._rows)
+        self._expired = 0
+        self._link()
+
+    def __len__(self) -> int:
+        """Trajectories ever stored, evicted ones included: the next id."""
+        return self._size
+
+    @property
+    def nbytes(self) -> int:
+        return self._rows.nbytes + self._head.nbytes + self._count.nbytes
+
+    def count(self, question: int) -> int:
+        """Live trajectories of a question."""
+        return int(self._count[question])
+
+    def counts(self) -> Int32[np.ndarray, "questions"]:
+        return self._count
+
+    def question_of(self, trajectory_id: int) -> int:
+        """The question of a trajectory, -1 once it is evicted."""
+        return int(self._rows["question"][trajectory_id])
+
+    def add(self, **row: int | float) -> int:
+        """Append a trajectory (all fields of ROW but `previous`) and return its id."""
+        if self._size == len(self._rows):
+            grown = np.zeros(max(1024, 2 * self._size), dtype=ROW)
+            grown[: self._size] = self._rows
+            self._rows = grown
+        trajectory_id, question = self._size, int(row["question"])
+        row["previous"] = int(self._head[question])
+        self._rows[trajectory_id] = tuple(row[name] for name in _FIELDS)
+        self._head[question] = trajectory_id
+        self._count[question] += 1
+        self._size += 1
+        return trajectory_id
+
+    def evict(self, trajectory_id: int) -> None:
+        """Take a live trajectory off its question's list."""
+        question, previous = self._rows["question"], self._rows["previous"]
+        owner = question[trajectory_id]
+        if self._head[owner] == trajectory_id:
+            self._head[owner] = previous[trajectory_id]
+        else:
+            newer = self._head[owner]
+            while previous[newer] != trajectory_id:
+                newer = previous[newer]
+            previous[newer] = previous[trajectory_id]
+        self._count[owner] -= 1
+        question[trajectory_id] = _NONE
+
+    def born_before(self, step: int) -> list[int]:
+        """Live trajectories born before `step`, oldest first, each looked at only once over all calls."""
+        # Ids are in order of birth, so those over age are a prefix, and the part of it seen before is evicted.
+        born = self._rows["step_born"][: self._size]
+        end = max(self._expired, int(np.searchsorted(born, step)))
+        begin, self._expired = self._expired, end
+        return (begin + np.flatnonzero(self._rows["question"][begin:end] != _NONE)).tolist()
+
+    def ids(self, question: int) -> list[int]:
+        """Live trajectories of a question, in ascending order."""
+        previous, found = self._rows["previous"], []
+        trajectory_id = int(self._head[question])
+        while trajectory_id != _NONE:
+            found.append(trajectory_id)
+            trajectory_id = int(previous[trajectory_id])
+        return found[::-1]
+
+    def with_hash(self, question: int, token_hash: int) -> list[int]:
+        """Live trajectories of a question whose tokens hash to `token_hash`."""
+        ids = self.ids(question)
+        return [i for i, known in zip(ids, self._rows["token_hash"][ids].tolist(), strict=True) if known == token_hash]
+
+    def candidates(self, question: int, question_id: str) -> Candidates:
+        ids = np.array(self.ids(question), dtype=np.int64)
+        rows = self._rows[ids]
+        return Candidates(
+            question_id=question_id,
+            trajectory_ids=ids,
+            **{name: rows[name].copy() for name in Candidates.MEASURES},
+        )
+
+    def measure(
+        self,
+        trajectory_ids: Int64[np.ndarray, "candidates"],
+        *,
+        entropy: np.ndarray,
+        nll: np.ndarray,
+        measured_version: np.ndarray,
+    ) -> None:
+        """Keep the latest measurements of some trajectories."""
+        self._rows["entropy"][trajectory_ids] = entropy
+        self._rows["nll"][trajectory_ids] = nll
+        self._rows["measured_version"][trajectory_ids] = measured_version
+
+    def births(self, trajectory_ids: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+        """Question, step and weight version at birth of some live trajectories."""
+        rows = self._rows[np.asarray(trajectory_ids, dtype=np.int64)]
+        return rows["question"].tolist(), rows["step_born"].tolist(), rows["born_version"].tolist()
+
+    def _link(self) -> None:
+        """Build every question's list at once from the `question` column."""
+        question = self._rows["question"]
+        live = np.flatnonzero(question != _NONE)
+        by_question = live[np.argsort(question[live], kind="stable")]
+        owners = question[by_question]
+        same = owners[1:] == owners[:-1]
+        self._rows["previous"] = _NONE
+        self._rows["previous"][by_question[1:][same]] = by_question[:-1][same]
+        last = np.flatnonzero(np.append(~same, True)) if len(owners) else np.empty(0, dtype=np.int64)
+        self._head[owners[last]] = by_question[last]
+        self._count += np.bincount(owners, minlength=len(self._count)).astype(np.int32)

@@ -1,0 +1,169 @@
+"""Parts: the files a table consists of, each holding the rows of a range of steps.
+
+A part is written under a temporary name, synced, then renamed, so a part that can be seen is complete. Its name carries
+its steps, `part-00000012-00000012.parquet`; a merged part covers the range of those it replaces, and whoever finds both
+uses the merged one.
+"""
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from exgrpo_cli.replay.schemas import BODIES, METADATA_KEY, SCHEMAS, LedgerIdentity
+
+_NAME = re.compile(r"part-(\d{8})-(\d{8})\.(?:parquet|arrow)")
+_TEMPORARY_SUFFIX = ".tmp"
+_DICTIONARY_BYTES = 16 << 20
+"""46,000 question ids must fit one Parquet dictionary, or the column falls back to plain strings and opens slowly."""
+
+
+class UnreadablePart(Exception):
+    """A part that is truncated, damaged or has the columns of something else; the message says which."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartName:
+    """Where a part is and which steps it covers, as its name says."""
+
+    path: Path
+    first_step: int
+    last_step: int
+
+    def covers(self, other: "PartName") -> bool:
+        return self.first_step <= other.first_step and other.last_step <= self.last_step
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartInfo:
+    """What the footer of a part says."""
+
+    name: PartName
+    num_rows: int
+    totals: Mapping[str, int]
+    """Rows of every table up to and including this part's last step; in parts of `events` only."""
+    batch_first_ids: tuple[int, ...]
+    """First trajectory id of each record batch; in parts of `bodies` only."""
+
+
+def part_path(folder: Path, table: str, first_step: int, last_step: int) -> Path:
+    suffix = "arrow" if table == BODIES else "parquet"
+    return folder / table / f"part-{first_step:08d}-{last_step:08d}.{suffix}"
+
+
+def list_parts(folder: Path, table: str) -> tuple[list[PartName], list[PartName]]:
+    """Parts of a table in order of steps, and apart from them those that a merged part has replaced."""
+    names = []
+    for path in (folder / table).glob("part-*"):
+        match = _NAME.fullmatch(path.name)
+        if match:
+            names.append(PartName(path=path, first_step=int(match[1]), last_step=int(match[2])))
+    names.sort(key=lambda name: (name.first_step, -name.last_step))
+    current: list[PartName] = []
+    replaced: list[PartName] = []
+    for name in names:
+        (replaced if current and current[-1].covers(name) else current).append(name)
+    return current, replaced
+
+
+def list_unfinished(folder: Path, table: str) -> list[Path]:
+    """Files whose writer died, or is still writing."""
+    return sorted((folder / table).glob(f".part-*{_TEMPORARY_SUFFIX}"))
+
+
+def stage(path: Path, write: Callable[[BinaryIO], None]) -> Path:
+    """Write a part under its temporary name, down to the disk; `temporary.replace(path)` then makes it visible.
+
+    Raises OSError (a full disk, say), leaving no temporary file behind.
+    """
+    temporary = path.with_name(f".{path.name}{_TEMPORARY_SUFFIX}")
+    try:
+        with temporary.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return temporary
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def schema_with_metadata(table: str, identity: LedgerIdentity, totals: Mapping[str, int]) -> pa.Schema:
+    content = json.dumps({"identity": json.loads(identity.to_json()), "totals": dict(totals)})
+    return SCHEMAS[table].with_metadata({METADATA_KEY: content.encode()})
+
+
+def write_parquet(file: BinaryIO, table: pa.Table) -> None:
+    pq.write_table(table, file, compression="zstd", dictionary_pagesize_limit=_DICTIONARY_BYTES)
+
+
+def inspect_part(table: str, name: PartName) -> PartInfo:
+    """Open a part's footer and compare its schema.
+
+    Raises UnreadablePart, and FileNotFoundError where a compaction has removed the part since it was listed.
+    """
+    try:
+        return _inspect_bodies(name) if table == BODIES else _inspect_parquet(table, name)
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError, ValueError) as error:
+        raise UnreadablePart(f"{table}/{name.path.name} is truncated or damaged ({_first_line(error)})") from error
+
+
+def _inspect_parquet(table: str, name: PartName) -> PartInfo:
+    with pq.ParquetFile(name.path) as file:
+        schema = file.schema_arrow
+        _require_schema(table, name, schema)
+        return PartInfo(name=name, num_rows=file.metadata.num_rows, totals=_totals(schema), batch_first_ids=())
+
+
+def _inspect_bodies(name: PartName) -> PartInfo:
+    with pa.memory_map(str(name.path)) as source:
+        file = pa.ipc.open_file(source)
+        _require_schema(BODIES, name, file.schema)
+        first_ids, num_rows = [], 0
+        for position in range(file.num_record_batches):
+            ids = file.get_batch(position).column(0).to_numpy()
+            if len(ids) == 0 or not np.array_equal(ids[[0, -1]], [ids[0], ids[0] + len(ids) - 1]):
+                raise UnreadablePart(f"bodies/{name.path.name}: trajectory ids of batch {position} are not consecutive")
+            first_ids.append(int(ids[0]))
+            num_rows += len(ids)
+        return PartInfo(name=name, num_rows=num_rows, totals={}, batch_first_ids=tuple(first_ids))
+
+
+def _require_schema(table: str, name: PartName, schema: pa.Schema) -> None:
+    expected = SCHEMAS[table]
+    if schema.equals(expected):
+        return
+    for field in expected:
+        position = schema.get_field_index(field.name)
+        found = "missing" if position < 0 else str(schema.field(position).type)
+        if position < 0 or not schema.field(position).equals(field):
+            raise UnreadablePart(f"{table}/{name.path.name}: column {field.name} is {found} instead of {field.type}")
+    extra = sorted(set(schema.names) - set(expected.names))
+    raise UnreadablePart(f"{table}/{name.path.name}: columns {extra or schema.names} do not belong to this table")
+
+
+def _totals(schema: pa.Schema) -> Mapping[str, int]:
+    content = (schema.metadata or {}).get(METADATA_KEY)
+    return json.loads(content)["totals"] if content else {}
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]

@@ -1,0 +1,154 @@
+"""The ledger's tables: their columns, the words of their events, and the identity that says who can read them.
+
+Every table is append-only and holds plain types, so that pandas, pyarrow and duckdb read it without this package.
+Rows never change: what is current (a question's bucket, a trajectory's last entropy) is the last row that says so.
+"""
+
+import json
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+
+import pyarrow as pa
+
+from exgrpo_cli.errors import InputError
+
+LEDGER_FORMAT = 1
+METADATA_KEY = b"exgrpo"
+
+BODIES = "bodies"
+TRAJECTORIES = "trajectories"
+SCORES = "scores"
+DRAWS = "draws"
+EVENTS = "events"
+TABLES = (BODIES, TRAJECTORIES, SCORES, DRAWS, EVENTS)
+"""In the order they are written. A part of events is the commit record of its steps, hence the last."""
+
+WARM_START_STEP = 0
+FOREIGN_WEIGHTS = -1
+"""Weight version of what another run left us: older than every version of this run."""
+
+
+class Event(StrEnum):
+    """What happened to a question or to one of its trajectories."""
+
+    COLLECTED = "collected"
+    MOVED = "moved"
+    SELECTED = "selected"
+    RETIRED = "retired"
+    EVICTED = "evicted"
+    READMITTED = "readmitted"
+
+
+def _required(name: str, kind: pa.DataType) -> pa.Field:
+    return pa.field(name, kind, nullable=False)
+
+
+SCHEMAS: dict[str, pa.Schema] = {
+    BODIES: pa.schema(
+        [
+            _required("trajectory_id", pa.int64()),
+            _required("token_ids", pa.list_(pa.int32())),
+            _required("behaviour_logprobs", pa.list_(pa.float32())),
+        ]
+    ),
+    TRAJECTORIES: pa.schema(
+        [
+            _required("trajectory_id", pa.int64()),
+            _required("question_id", pa.string()),
+            _required("step_born", pa.int32()),
+            _required("weight_version", pa.int32()),
+            _required("k", pa.int32()),
+            _required("num_tokens", pa.int32()),
+            _required("entropy", pa.float64()),
+            _required("nll", pa.float64()),
+            _required("logprob_source", pa.string()),
+            _required("token_hash", pa.int64()),
+        ]
+    ),
+    SCORES: pa.schema(
+        [
+            _required("step", pa.int32()),
+            _required("question_id", pa.string()),
+            _required("trajectory_id", pa.int64()),
+            _required("weight_version", pa.int32()),
+            _required("entropy", pa.float64()),
+            _required("nll", pa.float64()),
+            _required("num_tokens", pa.int32()),
+            _required("chosen", pa.bool_()),
+        ]
+    ),
+    DRAWS: pa.schema(
+        [
+            _required("step", pa.int32()),
+            _required("bucket", pa.int32()),
+            _required("num_members", pa.int32()),
+            _required("num_questions", pa.int32()),
+            _required("probability", pa.float64()),
+            _required("num_drawn", pa.int32()),
+        ]
+    ),
+    EVENTS: pa.schema(
+        [
+            _required("step", pa.int32()),
+            _required("event", pa.string()),
+            _required("question_id", pa.string()),
+            pa.field("trajectory_id", pa.int64()),
+            pa.field("bucket", pa.int32()),
+            pa.field("num_members", pa.int32()),
+        ]
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerIdentity:
+    """What must agree before stored token ids and log-probs mean anything to a run."""
+
+    tokenizer_hash: str
+    """Hash of the tokenizer's vocabulary: token ids of another tokenizer are other words."""
+    template: str
+    """Prompt template: a response sampled after another prompt has other log-probs."""
+    group_size: int
+    """K: success counts of another K are other pass rates."""
+    questions_hash: str
+    """Content hash of the question file."""
+    logprob_source: str
+    """Who computed the behaviour log-probs: "trainer" or "engine"."""
+
+    def to_json(self) -> str:
+        return json.dumps({"format": LEDGER_FORMAT, **asdict(self)}, indent=2)
+
+    @classmethod
+    def from_json(cls, text: str, where: str) -> "LedgerIdentity":
+        """Raises InputError where the text is not an identity of this ledger format."""
+        try:
+            values = json.loads(text)
+            ledger_format = values.pop("format")
+        except (ValueError, KeyError, AttributeError) as error:
+            raise InputError(
+                f"{where}: not a ledger identity ({error}); is this the replay folder of a run?"
+            ) from error
+        if ledger_format != LEDGER_FORMAT:
+            raise InputError(
+                f"{where}: ledger format {ledger_format}, this version reads {LEDGER_FORMAT}; "
+                "use the toolkit version that wrote it"
+            )
+        names = {field.name for field in fields(cls)}
+        if set(values) != names:
+            raise InputError(f"{where}: fields {sorted(values)} instead of {sorted(names)}; the file was edited")
+        return cls(**values)
+
+    def require_match(self, stored: "LedgerIdentity", where: str, names: tuple[str, ...]) -> None:
+        """Raise InputError at the first of the named fields in which this run differs from the stored ledger."""
+        for name in names:
+            ours, theirs = getattr(self, name), getattr(stored, name)
+            if ours != theirs:
+                raise InputError(
+                    f"{where}: {name} is {theirs!r} in the ledger but {ours!r} in this run; "
+                    "its trajectories cannot be replayed here: use the same setting, or start without this ledger"
+                )
+
+
+RESUME_FIELDS = ("tokenizer_hash", "template", "group_size", "questions_hash", "logprob_source")
+WARM_START_FIELDS = ("tokenizer_hash", "template", "group_size")
+"""Another run's questions are compared one by one, and each copied trajectory keeps its own log-prob source."""

@@ -1,0 +1,152 @@
+"""Warm start: the experience of another run's ledger as step 0 of this one.
+
+Live trajectories of buffered questions are copied with their buckets, bodies bit for bit. Their weight version becomes
+-1, older than every version of this run, so they are measured again before their entropy counts.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from jaxtyping import Int64
+
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.replay.bodies import Body
+from exgrpo_cli.replay.reader import LedgerReader
+from exgrpo_cli.replay.rebuild import NO_BUCKET, StoredState, rebuild
+from exgrpo_cli.replay.schemas import (
+    EVENTS,
+    FOREIGN_WEIGHTS,
+    SCHEMAS,
+    TRAJECTORIES,
+    WARM_START_FIELDS,
+    WARM_START_STEP,
+    Event,
+    LedgerIdentity,
+)
+
+_BATCH = 1024
+"""Trajectories per record batch: 16 MB in memory at 2,000 tokens each."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WarmStartReport:
+    """What came along and what did not."""
+
+    source: Path
+    source_step: int
+    num_trajectories: int
+    num_questions: int
+    """Questions in a bucket."""
+    num_retired: int
+    num_too_long: int
+    """Trajectories dropped for their length."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Experience:
+    """Rows of step 0, and the report about them."""
+
+    tables: dict[str, pa.Table]
+    num_bodies: int
+    report: WarmStartReport
+    source_ids: Int64[np.ndarray, "trajectories"]
+    reader: LedgerReader
+
+    def bodies(self) -> Iterator[tuple[int, Sequence[Body]]]:
+        """Batches of bodies, each with the new id of its first."""
+        for begin in range(0, self.num_bodies, _BATCH):
+            yield begin, self.reader.bodies(self.source_ids[begin : begin + _BATCH].tolist())
+
+
+def read_experience(
+    source: Path,
+    *,
+    identity: LedgerIdentity,
+    question_ids: Collection[str],
+    max_response_tokens: int,
+    with_retired: bool,
+) -> Experience:
+    """What a run of this identity can take over from the ledger in `source`.
+
+    Raises InputError where tokenizer, template or K differ, or where a question to be taken over is unknown.
+    """
+    reader = LedgerReader(source)
+    identity.require_match(reader.identity, str(source), WARM_START_FIELDS)
+    ids = sorted(set(pc.unique(reader.events(["question_id"]).column("question_id")).to_pylist()))
+    state = rebuild(partial(reader.table, dictionary=True), ids)
+    wanted = (state.success_counts != NO_BUCKET) | (state.retired & with_retired)
+    _require_known([ids[number] for number in np.flatnonzero(wanted)], question_ids, source)
+
+    owner = state.rows["question"]
+    stored = (owner >= 0) & wanted[owner]
+    kept = np.flatnonzero(stored & (state.rows["num_tokens"] <= max_response_tokens))
+    retired = np.flatnonzero(state.retired) if with_retired else np.empty(0, dtype=np.int64)
+    buffered = np.unique(owner[kept][state.success_counts[owner[kept]] != NO_BUCKET])
+    return Experience(
+        tables={
+            TRAJECTORIES: _trajectories(reader, kept),
+            EVENTS: _events(ids, state, kept, retired),
+            **{table: SCHEMAS[table].empty_table() for table in ("scores", "draws")},
+        },
+        num_bodies=len(kept),
+        source_ids=kept,
+        reader=reader,
+        report=WarmStartReport(
+            source=source,
+            source_step=reader.last_step,
+            num_trajectories=len(kept),
+            num_questions=len(buffered),
+            num_retired=len(retired),
+            num_too_long=int(stored.sum()) - len(kept),
+        ),
+    )
+
+
+def _require_known(needed: list[str], known: Collection[str], source: Path) -> None:
+    missing = [question_id for question_id in needed if question_id not in known]
+    if missing:
+        raise InputError(
+            f"{source}: {len(missing)} of its {len(needed)} questions are not in this run's question file, "
+            f"{missing[0]} first; use the question file of that run"
+        )
+
+
+def _trajectories(reader: LedgerReader, kept: Int64[np.ndarray, "trajectories"]) -> pa.Table:
+    table = reader.trajectories().take(pa.array(kept))
+    replaced = {
+        "trajectory_id": np.arange(len(kept), dtype=np.int64),
+        "step_born": np.full(len(kept), WARM_START_STEP, dtype=np.int32),
+        "weight_version": np.full(len(kept), FOREIGN_WEIGHTS, dtype=np.int32),
+    }
+    for name, values in replaced.items():
+        position = table.schema.get_field_index(name)
+        table = table.set_column(position, table.schema.field(name), pa.array(values))
+    return table
+
+
+def _events(
+    ids: list[str],
+    state: StoredState,
+    kept: Int64[np.ndarray, "trajectories"],
+    retired: Int64[np.ndarray, "retired"],
+) -> pa.Table:
+    owners = state.rows["question"][kept]
+    buckets, members = state.success_counts[owners], state.num_members[owners]
+    outside = buckets == NO_BUCKET
+    nobody = [None] * len(retired)
+    return pa.table(
+        {
+            "step": [WARM_START_STEP] * (len(kept) + len(retired)),
+            "event": [Event.COLLECTED.value] * len(kept) + [Event.RETIRED.value] * len(retired),
+            "question_id": [ids[number] for number in (*owners.tolist(), *retired.tolist())],
+            "trajectory_id": [*range(len(kept)), *nobody],
+            "bucket": [*pa.array(buckets, mask=outside).to_pylist(), *nobody],
+            "num_members": [*pa.array(members, mask=outside).to_pylist(), *nobody],
+        },
+        schema=SCHEMAS[EVENTS],
+    )
