@@ -161,7 +161,7 @@ def test_no_questions_is_no_score():
 @pytest.mark.parametrize(("questions", "samples"), [(30, 1), (30, 32), (40, 8), (500, 1), (500, 4)])
 @pytest.mark.parametrize("difficulty", [(1.0, 1.0), (0.3, 0.7), (0.5, 4.0)])
 def test_interval_coverage(questions, samples, difficulty):
-    """The true mean lies in the interval 95 % of the time, within 2.5 points (standard error 0.7), over fresh questions."""
+    """The interval holds the true mean 95 % of the time, within 2.5 points (standard error of a trial 0.7)."""
     a, b = difficulty
     truth = a / (a + b)
     draws, hits, trials = rng(6), 0, 1_000
