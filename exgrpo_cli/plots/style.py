@@ -1,0 +1,155 @@
+"""One look for every figure: size, type, colours that colour-blind readers can tell apart, and how it is saved.
+
+Figures are made through matplotlib's object interface with the Agg canvas: no window, no global state.
+"""
+
+import logging
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito (2008), "Color Universal Design": distinct under all common forms of colour blindness.
+BLUE = "#0072B2"
+ORANGE = "#E69F00"
+GREEN = "#009E73"
+VERMILION = "#D55E00"
+PURPLE = "#CC79A7"
+SKY = "#56B4E9"
+BLACK = "#000000"
+GREY = "#8C8C8C"
+CYCLE = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, BLACK)
+
+SINGLE_COLUMN = 3.5
+"""Inches: the text width of one column in a two-column paper."""
+FULL_WIDTH = 7.0
+PNG_DPI = 200
+
+_STYLE = {
+    "font.family": "DejaVu Sans",
+    "font.size": 8.0,
+    "axes.titlesize": 8.5,
+    "axes.labelsize": 8.0,
+    "xtick.labelsize": 7.0,
+    "ytick.labelsize": 7.0,
+    "legend.fontsize": 7.0,
+    "legend.frameon": False,
+    "legend.handlelength": 1.4,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E3E3E3",
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 3.5,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    # Text stays text: searchable, and editable in a vector editor.
+    "svg.fonttype": "none",
+    # Equal input gives an equal file.
+    "svg.hashsalt": "exgrpo",
+}
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Matplotlib with the house style; its cache goes to a temporary folder where the user's own is read-only."""
+    _ensure_cache_folder()
+    import matplotlib
+
+    with matplotlib.rc_context(_STYLE):
+        yield
+
+
+def _ensure_cache_folder() -> None:
+    """Name a writable cache folder before matplotlib is first imported, which warns about a read-only one."""
+    if "MPLCONFIGDIR" in os.environ:
+        folders = [Path(os.environ["MPLCONFIGDIR"])]
+    else:
+        folders = [
+            Path(os.environ.get("XDG_CONFIG_HOME", "~/.config")).expanduser() / "matplotlib",
+            Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "matplotlib",
+        ]
+    if not all(_writable(folder) for folder in folders):
+        os.environ["MPLCONFIGDIR"] = tempfile.mkdtemp(prefix="exgrpo-matplotlib-")
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
+
+
+def _writable(folder: Path) -> bool:
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+
+
+def new_figure(rows: int = 1, columns: int = 1, *, width: float, height: float) -> "tuple[Figure, list[Axes]]":
+    """A figure of `width` x `height` inches with rows x columns panels, listed row by row."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(rows, columns, squeeze=False)
+    return figure, list(panels.flat)
+
+
+def step_axis(axes: "Axes", last_step: int) -> None:
+    """Label the horizontal axis as steps, on whole numbers, from 1 (or below, for a value before step 1) to the end."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlabel("step")
+    axes.set_xlim(0, max(last_step, 1) + (0.5 if last_step < 10 else 0.0))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+
+
+def mark_phase_start(axes: "Axes", step: int | None, *, label: bool = False) -> None:
+    """A dotted line where the mixed phase begins."""
+    if step is None:
+        return
+    axes.axvline(step, color=GREY, linewidth=0.8, linestyle=(0, (1, 1.5)), zorder=1)
+    if label:
+        axes.annotate(
+            "mixed phase",
+            xy=(step, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(2, -2),
+            textcoords="offset points",
+            fontsize=6.5,
+            color="#5A5A5A",
+            va="top",
+            ha="left",
+        )
+
+
+def say_nothing_to_show(axes: "Axes", reason: str) -> None:
+    """Write the reason into an empty panel instead of drawing bare axes."""
+    axes.set_axis_off()
+    axes.text(0.5, 0.5, reason, transform=axes.transAxes, ha="center", va="center", fontsize=7.5, color="#5A5A5A")
+
+
+def bucket_colours(count: int) -> Sequence[tuple[float, float, float, float]]:
+    """`count` steps of viridis, dark for few successes, light for many; the last tenth is too pale on white."""
+    import matplotlib
+
+    colour_map = matplotlib.colormaps["viridis"]
+    return [colour_map(0.92 * index / max(count - 1, 1)) for index in range(count)]
+
+
+def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
+    """Write `name`.png and `name`.svg into `folder`, each whole or not at all; return their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    with styled():
+        for suffix, options in (("png", {"dpi": PNG_DPI}), ("svg", {"metadata": {"Date": None}})):
+            path = folder / f"{name}.{suffix}"
+            partial = folder / f".{name}.partial.{suffix}"
+            figure.savefig(partial, format=suffix, **options)
+            partial.replace(path)
+            paths.append(path)
+    return paths

@@ -1,0 +1,269 @@
+"""What another policy would have drawn from a run's ledger at each step, without training.
+
+A sampler is asked again over all questions that were drawable at each draw; a metric over the candidates of the
+questions that were drawn, by the measurements of that step. Both are the functions that a run itself would use. The
+buffer stays the recorded one: had the other policy really run, later steps would have found another buffer.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from exgrpo_cli.errors import InputError, nearest
+from exgrpo_cli.replay.questions import BucketKey, QuestionStates
+from exgrpo_cli.replay.sampling import Bucket, Sampler, resolve_sampler
+from exgrpo_cli.replay.selection import DIRECTIONS, UNSCORED_METRICS, Candidates, Metric, choose, resolve_metric
+from exgrpo_cli.replay.statistics_entropy import draw_numbers
+from exgrpo_cli.replay.statistics_source import (
+    EVICTED,
+    NO_BUCKET,
+    READMITTED,
+    RETIRED,
+    SELECTED,
+    ReplaySetup,
+    RunRecord,
+)
+
+REPETITIONS = 8
+"""Draws by the other sampler at each step; their mean is reported."""
+_KEYS = ("sampler", "metric", "direction", "mu", "sigma")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WhatIf:
+    """Another policy: what differs from the run's own. Empty names are not asked about."""
+
+    sampler: str = ""
+    mu: float
+    sigma: float
+    metric: str = ""
+    direction: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplerOutcome:
+    """The run's own question draws beside those of another sampler; axis `draws` are the steps that drew."""
+
+    name: str
+    steps: Int64[np.ndarray, "draws"]
+    drawn: Mapping[int, int]
+    """Success count -> questions the run drew, over all steps."""
+    expected: Mapping[int, float]
+    """Success count -> questions the other sampler would have drawn."""
+    pass_rate: Float64[np.ndarray, "draws"]
+    """Mean pass rate of the questions the run drew."""
+    expected_pass_rate: Float64[np.ndarray, "draws"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MetricOutcome:
+    """The run's own trajectory choices beside those of another metric."""
+
+    name: str
+    direction: str
+    measured: bool
+    """Whether the run measured its candidates; otherwise their values are those of birth."""
+    draws: int
+    share_with_choice: float
+    """Share of draws with two candidates or more."""
+    share_same: float
+    """Share of the draws with a choice in which both take the same trajectory."""
+    chosen: Mapping[str, float]
+    """Means over all draws of `entropy`, `nll`, `num_tokens` and `age` of what the run took."""
+    other: Mapping[str, float]
+    """The same of what the other metric would have taken."""
+
+
+def parse_what_if(text: str, setup: ReplaySetup) -> WhatIf:
+    """Read `sampler=linear,metric=ppl:max,mu=0.4`; what is not named is as in the run.
+
+    Raises InputError for an unknown key, sampler, metric or number.
+    """
+    given: dict[str, str] = {}
+    for item in text.split(","):
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if not equals or not value or key in given:
+            raise InputError(f"--what-if {text!r}: {item!r} is not a new key=value; write sampler=linear,metric=ppl.")
+        if key not in _KEYS:
+            raise InputError(f"--what-if {text!r}: unknown key {key!r}.{nearest(key, _KEYS)}")
+        given[key] = value
+    if not {"sampler", "metric", "mu", "sigma", "direction"} & set(given):
+        raise InputError(f"--what-if {text!r} names neither a sampler nor a metric.")
+    metric, direction = _split_direction(given.get("metric", ""), given.get("direction", setup.direction))
+    if "direction" in given and not metric:
+        metric = setup.metric
+    sampler = given.get("sampler", setup.sampler if {"mu", "sigma"} & set(given) else "")
+    return WhatIf(
+        sampler=sampler,
+        mu=_number(text, "mu", given.get("mu", str(setup.mu))),
+        sigma=_number(text, "sigma", given.get("sigma", str(setup.sigma))),
+        metric=metric,
+        direction=direction,
+    )
+
+
+def _split_direction(metric: str, direction: str) -> tuple[str, str]:
+    """`ent:max` is metric `ent` with direction `max`, as in `exgrpo ablate`."""
+    name, colon, last = metric.rpartition(":")
+    if colon and last in DIRECTIONS:
+        metric, direction = name, last
+    if direction not in DIRECTIONS:
+        raise InputError(f"--what-if: direction = {direction!r} is not known.{nearest(direction, DIRECTIONS)}")
+    return metric, direction
+
+
+def _number(text: str, key: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        raise InputError(f"--what-if {text!r}: {key} = {value!r} is not a number.") from None
+    if not np.isfinite(number) or (key == "sigma" and number <= 0):
+        raise InputError(f"--what-if {text!r}: {key} = {value} is out of range: use a finite number, sigma above 0.")
+    return number
+
+
+def other_sampler(record: RunRecord, what_if: WhatIf, rng: np.random.Generator) -> SamplerOutcome:
+    """Ask another sampler at each draw of the run, REPETITIONS times."""
+    sampler = resolve_sampler(what_if.sampler, what_if.mu, what_if.sigma)
+    steps, first = np.unique(record.draws.step, return_index=True)
+    num_drawn = np.add.reduceat(record.draws.num_drawn, first) if len(first) else first
+    rates = record.draws.bucket / record.draws.num_members
+    sums = np.add.reduceat(rates * record.draws.num_drawn, first) if len(first) else first.astype(np.float64)
+    expected: dict[int, float] = {}
+    expected_rates = np.full(len(steps), np.nan)
+    wanted = dict(zip(steps.tolist(), num_drawn.tolist(), strict=True))
+    for position, (step, buckets) in enumerate(drawable_buckets(record, steps)):
+        counts = _mean_counts(sampler, buckets, wanted[step], rng)
+        if counts.sum():
+            expected_rates[position] = counts @ [bucket.pass_rate for bucket in buckets] / counts.sum()
+        for bucket, count in zip(buckets, counts.tolist(), strict=True):
+            expected[bucket.success_count] = expected.get(bucket.success_count, 0.0) + count
+    drawn = np.bincount(record.draws.bucket, weights=record.draws.num_drawn)
+    return SamplerOutcome(
+        name=what_if.sampler,
+        steps=steps,
+        drawn={int(k): int(drawn[k]) for k in np.flatnonzero(drawn)},
+        expected=dict(sorted(expected.items())),
+        pass_rate=np.divide(sums, num_drawn, out=np.full(len(steps), np.nan), where=num_drawn > 0),
+        expected_pass_rate=expected_rates,
+    )
+
+
+def _mean_counts(
+    sampler: Sampler, buckets: Sequence[Bucket], num: int, rng: np.random.Generator
+) -> Float64[np.ndarray, "buckets"]:
+    """Questions per bucket, averaged over repeated draws."""
+    counts = np.zeros(len(buckets))
+    for _ in range(REPETITIONS):
+        for question_id in sampler(buckets, num, rng).question_ids:
+            counts[next(i for i, bucket in enumerate(buckets) if question_id in bucket.question_ids)] += 1
+    return counts / REPETITIONS
+
+
+def drawable_buckets(record: RunRecord, steps: Int64[np.ndarray, "draws"]) -> Iterator[tuple[int, list[Bucket]]]:
+    """The buckets as they stood at the draw of each of `steps`, rebuilt from the events.
+
+    Of a step's own events, those before its draw count: what was re-admitted and what grew too old.
+    """
+    states = QuestionStates(record.question_ids.to_pylist())
+    numbers = [states.number(question_id) for question_id in record.question_ids.to_pylist()]
+    events = record.events
+    columns = zip(
+        *(column.tolist() for column in (events.step, events.kind, events.question, events.bucket, events.num_members)),
+        strict=True,
+    )
+    rows = list(columns)
+    position = 0
+    for step in steps.tolist():
+        while position < len(rows) and _precedes_draw(rows[position], step):
+            _apply(states, numbers, rows[position], record.setup)
+            position += 1
+        states.wake(step)
+        yield step, [bucket for _, bucket in states.drawable()]
+
+
+_Row = tuple[int, int, int, int, int]
+
+
+def _precedes_draw(row: _Row, step: int) -> bool:
+    return row[0] < step or (row[0] == step and row[1] in (READMITTED, EVICTED))
+
+
+def _apply(states: QuestionStates, numbers: Sequence[int], row: _Row, setup: ReplaySetup) -> None:
+    step, kind, question, bucket, num_members = row
+    number = numbers[question]
+    if kind == SELECTED:
+        if setup.cooldown:
+            states.rest(number, step + setup.cooldown)
+        return
+    if kind == RETIRED:
+        states.retire(number)
+        return
+    if kind == READMITTED:
+        states.unretire(number)
+    known = states.bucket(number)
+    if bucket == NO_BUCKET:
+        states.place(number, None)
+    elif num_members > 0 or known is None:
+        states.place(number, BucketKey(bucket, num_members if num_members > 0 else setup.group_size))
+
+
+def other_metric(record: RunRecord, what_if: WhatIf, rng: np.random.Generator) -> MetricOutcome:
+    """Let another metric choose among the candidates of every draw that replayed something."""
+    metric = resolve_metric(what_if.metric)
+    scores, trajectories = record.scores, record.trajectories
+    numbers = draw_numbers(scores, trajectories.question[scores.row])
+    order = np.lexsort((scores.row, numbers))
+    bounds = np.searchsorted(numbers[order], np.arange(numbers.max(initial=-1) + 2))
+    taken, others, with_choice = [], [], []
+    for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        rows = order[begin:end]
+        chosen = np.flatnonzero(scores.chosen[rows])
+        if len(chosen):
+            taken.append(rows[chosen[0]])
+            others.append(rows[_choose(record, rows, metric, what_if.direction, rng)])
+            with_choice.append(len(rows) > 1)
+    own, other = np.array(taken, dtype=np.int64), np.array(others, dtype=np.int64)
+    choice = np.array(with_choice, dtype=bool)
+    return MetricOutcome(
+        name=what_if.metric,
+        direction=what_if.direction,
+        measured=record.setup.metric not in UNSCORED_METRICS,
+        draws=len(own),
+        share_with_choice=float(choice.mean()) if len(choice) else float("nan"),
+        share_same=float((own == other)[choice].mean()) if choice.any() else float("nan"),
+        chosen=_means(record, own),
+        other=_means(record, other),
+    )
+
+
+def _choose(
+    record: RunRecord, rows: Int64[np.ndarray, "candidates"], metric: Metric, direction: str, rng: np.random.Generator
+) -> int:
+    scores, trajectories = record.scores, record.trajectories
+    stored = scores.row[rows]
+    candidates = Candidates(
+        question_id=record.question_ids[int(trajectories.question[stored[0]])].as_py(),
+        trajectory_ids=trajectories.trajectory_id[stored],
+        num_tokens=trajectories.num_tokens[stored].astype(np.int32),
+        step_born=trajectories.step_born[stored].astype(np.int32),
+        born_version=trajectories.weight_version[stored].astype(np.int32),
+        entropy=scores.entropy[rows],
+        nll=scores.nll[rows],
+        measured_version=scores.weight_version[rows].astype(np.int32),
+    )
+    return choose(candidates, metric, direction, rng)
+
+
+def _means(record: RunRecord, rows: Int64[np.ndarray, "draws"]) -> dict[str, float]:
+    scores, trajectories = record.scores, record.trajectories
+    stored = scores.row[rows]
+    values = {
+        "entropy": scores.entropy[rows],
+        "nll": scores.nll[rows],
+        "num_tokens": trajectories.num_tokens[stored],
+        "age": scores.step[rows] - trajectories.step_born[stored],
+    }
+    return {name: float(column.mean()) if len(column) else float("nan") for name, column in values.items()}
