@@ -1,0 +1,144 @@
+"""Rows of one local file, streamed: parquet, jsonl, json and csv, each row a mapping of column names to values.
+
+Only the columns asked for are decoded where the format allows it, so that reasoning traces beside the questions cost
+neither time nor memory. Rows and lines are counted from 1 in messages.
+"""
+
+import csv
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from exgrpo_cli.errors import InputError
+
+SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json", ".csv")
+
+Row = Mapping[str, Any]
+PlacedRow = tuple[int, Row]
+"""Row or line number, counted from 1, and the row."""
+
+_BATCH_ROWS = 256
+_CHUNK_CHARS = 1 << 20
+# A row longer than this is no row of questions, and looking for its end must not fill the memory.
+_MAX_ROW_CHARS = 1 << 26
+_BETWEEN_ROWS = re.compile(r"[\s,]*")
+
+
+def iter_rows(file: Path, columns: Collection[str] | None = None) -> Iterator[PlacedRow]:
+    """Rows of a file in its order; `columns` are those wanted, None all.
+
+    Raises InputError naming the file, and the row where it applies: unreadable, malformed, a row that is no object.
+    """
+    readers = {".parquet": _iter_parquet, ".json": _iter_json, ".csv": _iter_csv}
+    reader = readers.get(file.suffix.lower(), _iter_jsonl)
+    try:
+        yield from reader(file, columns)
+    except FileNotFoundError:
+        raise InputError(f"{file} does not exist: correct the path.") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file} is not UTF-8 text ({error.reason} at byte {error.start}): convert it.") from error
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror or error}.") from error
+
+
+def count_rows(file: Path) -> int | None:
+    """Rows of a parquet file, from its footer; None for formats that would have to be read for it."""
+    if file.suffix.lower() != ".parquet":
+        return None
+    with _parquet(file) as parquet:
+        return int(parquet.metadata.num_rows)
+
+
+def column_names(file: Path, sample: Collection[Row]) -> list[str]:
+    """Columns of a file: of its schema or header, else those of the sampled rows, in order of appearance."""
+    if file.suffix.lower() == ".parquet":
+        with _parquet(file) as parquet:
+            return list(parquet.schema_arrow.names)
+    return list(dict.fromkeys(name for row in sample for name in row))
+
+
+def _parquet(file: Path) -> pq.ParquetFile:
+    try:
+        # Without pre-buffering, column chunks are read as they are decoded.
+        return pq.ParquetFile(file, pre_buffer=False, buffer_size=_CHUNK_CHARS)
+    except pa.ArrowInvalid as error:
+        raise InputError(f"{file} cannot be read as parquet ({error}): it may be broken, fetch it again.") from error
+
+
+def _iter_parquet(file: Path, columns: Collection[str] | None) -> Iterator[PlacedRow]:
+    with _parquet(file) as parquet:
+        names = parquet.schema_arrow.names
+        wanted = names if columns is None else [name for name in names if name in columns]
+        number = 0
+        try:
+            for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, columns=wanted, use_threads=False):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield number, row
+        except pa.ArrowException as error:
+            raise InputError(f"{file} is broken after row {number} ({error}): fetch it again.") from error
+
+
+def _iter_jsonl(file: Path, _: Collection[str] | None) -> Iterator[PlacedRow]:
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                try:
+                    row = json.loads(line)
+                except json.JSONDecodeError as error:
+                    raise InputError(
+                        f"{file}: line {number} is not JSON: {error.msg}, column {error.colno}."
+                    ) from error
+                yield number, _object(row, f"{file}: line {number}")
+
+
+def _iter_json(file: Path, _: Collection[str] | None) -> Iterator[PlacedRow]:
+    """An array of objects, or objects one after another (JSON lines under the name .json)."""
+    number = 0
+    decoder = json.JSONDecoder()
+    with file.open(encoding="utf-8-sig") as text:
+        buffer = text.read(_CHUNK_CHARS).lstrip()
+        is_array = buffer.startswith("[")
+        place = 1 if is_array else 0
+        while True:
+            place = _BETWEEN_ROWS.match(buffer, place).end()  # type: ignore[union-attr]
+            try:
+                row, place = decoder.raw_decode(buffer, place)
+            except json.JSONDecodeError as error:
+                # Either the row goes on in the next chunk, or the file ends, or the text is malformed.
+                buffer, place = buffer[place:], 0
+                more = text.read(max(_CHUNK_CHARS, len(buffer))) if len(buffer) < _MAX_ROW_CHARS else ""
+                if more:
+                    buffer += more
+                    continue
+                if buffer.rstrip() == ("]" if is_array else ""):
+                    return
+                raise InputError(f"{file}: row {number + 1} is not JSON: {error.msg}.") from error
+            number += 1
+            yield number, _object(row, f"{file}: row {number}")
+
+
+def _iter_csv(file: Path, _: Collection[str] | None) -> Iterator[PlacedRow]:
+    csv.field_size_limit(_MAX_ROW_CHARS)
+    with file.open(encoding="utf-8-sig", newline="") as text:
+        reader = csv.DictReader(text, strict=True)
+        number = 0
+        try:
+            for row in reader:
+                number += 1
+                if None in row:
+                    raise InputError(f"{file}: row {number} has more fields than the header {reader.fieldnames}.")
+                yield number, row
+        except csv.Error as error:
+            raise InputError(f"{file}: row {number + 1} is not CSV: {error}.") from error
+
+
+def _object(row: Any, where: str) -> Row:
+    if not isinstance(row, dict):
+        raise InputError(f"{where} is {str(row)[:60]!r}, it must be an object of named fields.")
+    return row

@@ -1,0 +1,157 @@
+"""Data sets of the Hugging Face hub: which files are meant, fetched into the hub's own cache. Nothing of them is run.
+
+`huggingface_hub` does the transport, so its cache, token, endpoint and offline variables (HF_HOME, HF_TOKEN,
+HF_ENDPOINT, HF_HUB_OFFLINE) hold here as anywhere; a download that broke off is taken up again by the next one.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from exgrpo_cli.data.splits import Selection, select_files
+from exgrpo_cli.errors import InputError, RunError
+
+_HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[^:@]+))?(?P<rest>(:[^:]+)*)")
+_CARD = "README.md"
+
+FetchProgress = Callable[[int, int], None]
+"""(files fetched, files in all)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HubId:
+    """`owner/name@revision:configuration:split`; all but owner/name optional."""
+
+    repo: str
+    revision: str
+    selectors: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HubFiles:
+    """The files of one selection, on this machine."""
+
+    commit: str
+    """The commit that the revision named."""
+    selection: Selection
+    files: tuple[Path, ...]
+
+
+def parse_hub_id(text: str) -> HubId | None:
+    """The parts of a hub id; None for a text of another form."""
+    match = _HUB_ID.fullmatch(text)
+    if match is None:
+        return None
+    selectors = tuple(part for part in match["rest"].split(":") if part)
+    return HubId(repo=match["repo"], revision=match["revision"] or "main", selectors=selectors)
+
+
+def fetch(hub: HubId, progress: FetchProgress) -> HubFiles:
+    """List the data set, choose its files and bring them into the cache; offline, choose among what the cache has.
+
+    Raises InputError for what the hub does not have or refuses, RunError for a download that breaks off.
+    """
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return _from_cache(hub)
+    with _explained(hub):
+        return _from_hub(hub, progress)
+
+
+def _from_hub(hub: HubId, progress: FetchProgress) -> HubFiles:
+    from huggingface_hub import HfApi
+
+    info = HfApi().dataset_info(hub.repo, revision=hub.revision)
+    commit = str(info.sha)
+    paths = [sibling.rfilename for sibling in info.siblings or []]
+    card = read_card(_download(hub, _CARD, commit)) if _CARD in paths else {}
+    selection = select_files(hub.repo, paths, card, hub.selectors)
+    files = []
+    for index, path in enumerate(selection.files):
+        progress(index, len(selection.files))
+        files.append(_download(hub, path, commit))
+    progress(len(files), len(files))
+    return HubFiles(commit=commit, selection=selection, files=tuple(files))
+
+
+def _download(hub: HubId, path: str, commit: str) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    # By the revision's own name, so that the cache remembers what it means when the next run is offline.
+    local = Path(hf_hub_download(hub.repo, path, repo_type="dataset", revision=hub.revision))
+    if commit not in local.parts:
+        raise RunError(f"{hub.repo}@{hub.revision} was changed on the hub while it was fetched: run the command again.")
+    return local
+
+
+def _from_cache(hub: HubId) -> HubFiles:
+    from huggingface_hub import constants
+
+    cached = Path(constants.HF_HUB_CACHE) / f"datasets--{hub.repo.replace('/', '--')}"
+    named = cached / "refs" / hub.revision
+    commit = named.read_text(encoding="utf-8").strip() if named.is_file() else hub.revision
+    snapshot = cached / "snapshots" / commit
+    if not snapshot.is_dir():
+        raise InputError(
+            f"{hub.repo}@{hub.revision} is not in the cache {constants.HF_HUB_CACHE} and HF_HUB_OFFLINE is set: "
+            f"unset it, or fetch the data set first."
+        )
+    paths = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
+    card = read_card(snapshot / _CARD) if _CARD in paths else {}
+    selection = select_files(f"the cached {hub.repo}", paths, card, hub.selectors)
+    files = tuple(snapshot / path for path in selection.files)
+    return HubFiles(commit=commit, selection=selection, files=files)
+
+
+def read_card(file: Path) -> Mapping[str, Any]:
+    """Front matter of a data set card; empty where it has none."""
+    import yaml
+    from huggingface_hub import metadata_load
+
+    try:
+        return metadata_load(file) or {}
+    except (yaml.YAMLError, ValueError) as error:
+        raise InputError(f"{file}: the front matter is not readable YAML ({str(error).splitlines()[0]}).") from error
+
+
+@contextmanager
+def _explained(hub: HubId) -> Iterator[None]:
+    from huggingface_hub import constants, errors
+
+    endpoint, name = constants.ENDPOINT, f"{hub.repo}@{hub.revision}"
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise InputError(
+            f"{hub.repo} is gated: accept its terms at {endpoint}/datasets/{hub.repo} and set HF_TOKEN "
+            f"(or `hf auth login`)."
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise InputError(
+            f"{hub.repo} has no revision {hub.revision!r} on {endpoint}: see what follows @."
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise InputError(
+            f"{endpoint} has no data set {hub.repo!r}, or it is private: check the id, and HF_TOKEN for a private one."
+        ) from error
+    except errors.EntryNotFoundError as error:
+        raise InputError(f"{name} lists a file that is not there: {_first_line(error)}") from error
+    except errors.HFValidationError as error:
+        raise InputError(f"{hub.repo!r} is not a valid hub id: {_first_line(error)}") from error
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code
+        hint = "check HF_TOKEN" if status in (401, 403) else "try again later, or check HF_ENDPOINT"
+        raise InputError(f"{endpoint} refused {name} with status {status}: {hint}.") from error
+    except (errors.HTTPError, OSError) as error:
+        raise RunError(
+            f"The download of {name} from {endpoint} broke off ({_first_line(error)}): run the command again, what is "
+            f"there is kept. Without a network, HF_HUB_OFFLINE=1 uses the cache."
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
