@@ -1,0 +1,93 @@
+"""Mini-batches of whole groups and micro-batches with few pad tokens."""
+
+import numpy as np
+import pytest
+
+from exgrpo_cli.algo.batching import MiniBatch, TrainingRow, micro_batches, split_minibatches
+from exgrpo_cli.types import TokenSequence
+
+
+def row(group: int, replayed: bool = False, num_tokens: int = 2) -> TrainingRow:
+    tokens = np.full(num_tokens, group, dtype=np.int32)
+    return TrainingRow(
+        sequence=TokenSequence(prompt_ids=tokens[:1], response_ids=tokens),
+        advantage=0.5,
+        behaviour_logprobs=np.zeros(num_tokens, dtype=np.float32),
+        replayed=replayed,
+    )
+
+
+def groups_of(num_fresh: int, num_experiential: int, size: int = 4) -> list[list[TrainingRow]]:
+    fresh = [[row(index) for _ in range(size)] for index in range(num_fresh)]
+    mixed = [
+        [row(num_fresh + index, replayed=member == 0) for member in range(size)] for index in range(num_experiential)
+    ]
+    return fresh + mixed
+
+
+def split(groups: list[list[TrainingRow]], num_minibatches: int, seed: int = 0) -> list[MiniBatch]:
+    rng = np.random.default_rng(seed)
+    return split_minibatches(groups, num_minibatches=num_minibatches, max_response_tokens=9, clip=False, rng=rng)
+
+
+def group_ids(batch: MiniBatch) -> list[int]:
+    return [int(member.sequence.response_ids[0]) for member in batch.rows]
+
+
+@pytest.mark.parametrize(
+    ("num_fresh", "num_experiential", "num_minibatches"), [(8, 8, 2), (9, 4, 3), (5, 6, 4), (7, 0, 2)]
+)
+def test_whole_groups_with_equal_shares(num_fresh: int, num_experiential: int, num_minibatches: int) -> None:
+    batches = split(groups_of(num_fresh, num_experiential), num_minibatches)
+    assert len(batches) == num_minibatches
+    assert sorted(index for batch in batches for index in group_ids(batch)) == sorted(
+        [*range(num_fresh + num_experiential)] * 4
+    )
+    for batch in batches:
+        assert all(group_ids(batch).count(index) == 4 for index in group_ids(batch))
+        assert (batch.num_rollouts, batch.max_response_tokens, batch.clip) == (len(batch.rows), 9, False)
+    sizes = [len(batch.rows) // 4 for batch in batches]
+    experiential = [sum(member.replayed for member in batch.rows) for batch in batches]
+    assert max(sizes) - min(sizes) <= 1
+    assert max(experiential) - min(experiential) <= 1
+
+
+def test_the_order_comes_from_the_generator() -> None:
+    groups = groups_of(6, 6)
+    first, again, other = ([group_ids(batch) for batch in split(groups, 2, seed)] for seed in (0, 0, 1))
+    assert first == again != other
+
+
+def test_the_odd_group_does_not_always_go_to_the_first_update() -> None:
+    sizes = {len(split(groups_of(3, 0), 2, seed)[0].rows) for seed in range(20)}
+    assert sizes == {4, 8}
+
+
+def test_fewer_groups_than_minibatches_leaves_none_empty() -> None:
+    assert [len(batch.rows) for batch in split(groups_of(2, 0), 4)] == [4, 4]
+    assert split([], 4) == []
+
+
+def test_micro_batches_by_hand() -> None:
+    # Sorted 10 10 9 4 4: three rows of 10 fit 30 tokens with one pad in 30 (3 %); a 4 would waste 7 of 40.
+    assert micro_batches([4, 10, 9, 10, 4], 40, small=0) == [[1, 3, 2], [0, 4]]
+    # A budget of 20 holds two rows of 10.
+    assert micro_batches([4, 10, 9, 10, 4], 20, small=0) == [[1, 3], [2], [0, 4]]
+    # Rows beyond the budget stand alone.
+    assert micro_batches([50, 60, 5], 20, small=0) == [[1], [0], [2]]
+    assert micro_batches([], 20) == []
+
+
+def test_padding_of_a_step_is_below_five_percent() -> None:
+    lengths = np.random.default_rng(0).integers(30, 76, size=256).tolist()
+    batches = micro_batches(lengths, 16_384)
+    assert sorted(index for batch in batches for index in batch) == list(range(256))
+    padded = sum(len(batch) * max(lengths[index] for index in batch) for batch in batches)
+    assert (padded - sum(lengths)) / padded < 0.05
+    # All in one micro-batch, 30 % would be pad tokens: the bound is what keeps them out.
+    assert 1 - sum(lengths) / (256 * max(lengths)) > 0.25
+
+
+def test_a_small_micro_batch_takes_rows_of_other_lengths() -> None:
+    # 20 + 10 tokens: 25 % padding, but a second pass over the model would cost more than 10 pad tokens.
+    assert micro_batches([20, 10], 1000, small=512) == [[0, 1]]
