@@ -5,11 +5,12 @@ A preset holds sections of settings and, for people and for the memory plan, one
 
 import tomllib
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from exgrpo_cli.errors import InputError, nearest
 
 PresetKind = Literal["backbones", "methods", "benchmarks"]
+KINDS: tuple[PresetKind, ...] = get_args(PresetKind)
 
 
 def preset_names(kind: PresetKind) -> tuple[str, ...]:
@@ -35,3 +36,15 @@ def preset_settings(kind: PresetKind, name: str) -> dict[str, Any]:
     Raises InputError as `load_preset` does.
     """
     return {section: values for section, values in load_preset(kind, name).items() if section != "about"}
+
+
+def find_preset(name: str) -> PresetKind:
+    """The kind of the preset called `name`.
+
+    Raises InputError naming the nearest preset of any kind.
+    """
+    for kind in KINDS:
+        if name in preset_names(kind):
+            return kind
+    known = [each for kind in KINDS for each in preset_names(kind)]
+    raise InputError(f"unknown preset {name!r}.{nearest(name, known)}")

@@ -1,0 +1,94 @@
+"""The `exgrpo` command: its subcommands, and the one place where an error becomes a line and an exit code."""
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import typer
+from typer.exceptions import TyperException
+
+from exgrpo_cli.commands.ablate import ablate
+from exgrpo_cli.commands.doctor import doctor
+from exgrpo_cli.commands.options import talk
+from exgrpo_cli.commands.presets import presets
+from exgrpo_cli.commands.train import train
+from exgrpo_cli.errors import EXIT_INTERRUPTED, EXIT_STOPPED, ExgrpoError
+
+app = typer.Typer(
+    name="exgrpo",
+    help="Train language models by reinforcement learning that replays their own correct reasoning (ExGRPO).",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def root(version: bool = typer.Option(False, "--version", help="Print the version and stop.", is_eager=True)) -> None:
+    if version:
+        from exgrpo_cli import __version__
+
+        typer.echo(f"exgrpo {__version__}")
+        raise typer.Exit()
+
+
+app.command()(train)
+app.command()(ablate)
+app.command()(doctor)
+app.command()(presets)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and leave the process with the exit code of the outcome."""
+    sys.exit(run(sys.argv[1:] if arguments is None else list(arguments)))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line; every error ends here, as one line on stderr (`--debug`: with its traceback)."""
+    try:
+        code = app(arguments, standalone_mode=False)
+        sys.stdout.flush()
+    except TyperException as error:
+        # Without arguments the help has been printed, and there is nothing to add.
+        if message := _one_line(error.format_message()).rstrip("."):
+            talk(f"exgrpo: {message}. See `{_help_line(arguments)}`.")
+        return error.exit_code
+    except ExgrpoError as error:
+        return _report(arguments, error, f"exgrpo: {_one_line(str(error))}", error.exit_code)
+    except KeyboardInterrupt as error:
+        return _report(arguments, error, "exgrpo: interrupted.", EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of our output left, as `| head` does. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_STOPPED
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _report(arguments, error, f"exgrpo: {where}{error.strerror or error}.", EXIT_STOPPED)
+    except Exception as error:  # noqa: BLE001 - the one handler of what nobody foresaw: a line, not a traceback
+        line = (
+            f"exgrpo: unexpected {type(error).__name__}: {_one_line(str(error))} Run again with --debug to see where."
+        )
+        return _report(arguments, error, line, EXIT_STOPPED)
+    if code == EXIT_INTERRUPTED:
+        # Typer turns a Ctrl-C inside a command into this code.
+        talk("exgrpo: interrupted.")
+    return code if isinstance(code, int) else 0
+
+
+def _report(arguments: Sequence[str], error: BaseException, line: str, exit_code: int) -> int:
+    if "--debug" in arguments:
+        traceback.print_exception(error)
+    talk(line)
+    return exit_code
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _help_line(arguments: Sequence[str]) -> str:
+    names = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    command = next((argument for argument in arguments if argument in names), None)
+    return f"exgrpo {command} --help" if command else "exgrpo --help"

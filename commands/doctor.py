@@ -1,0 +1,72 @@
+"""`exgrpo doctor`: what this machine can run."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from exgrpo_cli.commands.options import DebugOption, JsonOption, print_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from exgrpo_cli.training.doctor import Report
+
+GIB = 2**30
+
+
+def doctor(json: JsonOption = False, debug: DebugOption = False) -> None:
+    """Say what this machine can run: packages, devices, engines, memory against each backbone.
+
+    Ends with 1 when the default `exgrpo train` would not work.
+
+    \b
+    Examples:
+      exgrpo doctor
+      exgrpo doctor --json
+    """
+    from exgrpo_cli.training.doctor import examine
+
+    report = examine(Path.cwd())
+    print_json(report.to_json()) if json else _print_report(report)
+    raise typer.Exit(1 if report.problems else 0)
+
+
+def _print_report(report: "Report") -> None:
+    from rich.console import Console
+
+    console = Console(markup=False, highlight=False)
+    machine = report.machine
+    gpus = ", ".join(f"{gpu.name} ({gpu.memory_bytes / GIB:.0f} GiB)" for gpu in machine.gpus) or "none visible"
+    console.print(f"machine: {machine.cores} cores, {machine.memory_bytes / GIB:.0f} GiB of memory, GPUs: {gpus}\n")
+    console.print(_table("package", [(each.name, each.version or "-", each.problem) for each in report.packages]))
+    engines = [(each.name, "yes" if each.usable else "no", each.reason) for each in report.engines]
+    console.print(_table("engine", engines))
+    console.print(_table("backbone", [_backbone_row(*row) for row in _fits(report)]))
+    for conflict in report.conflicts:
+        console.print(f"conflict: {conflict}", soft_wrap=True)
+    for problem in report.problems:
+        console.print(f"problem: {problem}", soft_wrap=True)
+    verdict = "would not work: see the problems above" if report.problems else "works here"
+    console.print(f"exgrpo train with its defaults {verdict}.", soft_wrap=True)
+
+
+def _fits(report: "Report") -> list[tuple[str, bool, float, int, int]]:
+    return [(each.name, each.fits, each.peak_bytes / GIB, each.gpus, each.gpus_of_80_gb) for each in report.backbones]
+
+
+def _backbone_row(name: str, fits: bool, gib: float, gpus: int, enough: int) -> tuple[str, str, str]:
+    where = f"on each of {gpus} GPUs" if gpus else "on the CPU"
+    return name, "fits" if fits else "too large", f"{gib:.1f} GiB {where}; {enough} x 80 GB would do"
+
+
+def _table(name: str, rows: list[tuple[str, str, str]]) -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column(name, no_wrap=True)
+    table.add_column("")
+    table.add_column("", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table

@@ -1,0 +1,82 @@
+"""`exgrpo presets`: what ships, and one preset resolved."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from exgrpo_cli.commands.options import DebugOption, JsonOption, print_json
+
+if TYPE_CHECKING:
+    from exgrpo_cli.presets import PresetKind
+
+
+def presets(
+    name: Annotated[str | None, typer.Argument(help="A preset; without one, all are listed.")] = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """List the presets, or show one resolved as TOML.
+
+    A backbone or a method is shown with every setting that a run of it uses, as `--config` takes it.
+
+    \b
+    Examples:
+      exgrpo presets
+      exgrpo presets qwen-math-1.5b
+    """
+    from exgrpo_cli.presets import find_preset, load_preset
+
+    if name is None:
+        print_json(_listing()) if json else _print_listing(_listing())
+        return
+    kind = find_preset(name)
+    about, settings = load_preset(kind, name).get("about", {}), _resolved(kind, name)
+    if json:
+        print_json({"kind": kind, "name": name, "about": about, "settings": settings})
+    else:
+        _print_toml(about, settings)
+
+
+def _listing() -> dict[str, dict[str, str]]:
+    """{kind: {name: title}}."""
+    from exgrpo_cli.presets import KINDS, load_preset, preset_names
+
+    return {
+        kind: {name: load_preset(kind, name).get("about", {}).get("title", "") for name in preset_names(kind)}
+        for kind in KINDS
+    }
+
+
+def _resolved(kind: "PresetKind", name: str) -> dict[str, Any]:
+    """Every setting of a backbone or a method; a benchmark has its own and no others."""
+    import tomllib
+
+    from exgrpo_cli.config import to_toml
+    from exgrpo_cli.layers import build_config
+    from exgrpo_cli.presets import preset_settings
+
+    if kind == "benchmarks":
+        return preset_settings(kind, name)
+    config = build_config(backbone=name) if kind == "backbones" else build_config(method=name)
+    return tomllib.loads(to_toml(config))
+
+
+def _print_listing(listing: dict[str, dict[str, str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2))
+    for column in ("kind", "name", "what it is"):
+        table.add_column(column, no_wrap=column != "what it is")
+    for kind, titles in listing.items():
+        for index, (name, title) in enumerate(titles.items()):
+            table.add_row(kind if index == 0 else "", name, title)
+    Console(markup=False, highlight=False).print(table)
+
+
+def _print_toml(about: dict[str, Any], settings: dict[str, Any]) -> None:
+    """The settings, with what is known about the preset as comments: still a file for `--config`."""
+    import tomli_w
+
+    known = "".join(f"# {line}\n" for line in tomli_w.dumps(about).splitlines())
+    typer.echo(f"{known}\n{tomli_w.dumps(settings)}" if known else tomli_w.dumps(settings), nl=False)

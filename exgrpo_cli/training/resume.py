@@ -1,0 +1,68 @@
+"""Which run goes on, and with which configuration: its own, with more steps where asked."""
+
+import json
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+from exgrpo_cli.config import Layer, to_toml
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.layers import build_config, read_config
+from exgrpo_cli.settings import Config
+
+MAY_CHANGE = ("run.steps", "optim.horizon")
+
+
+def resumed_config(
+    run_folder: Path,
+    *,
+    backbone: str | None = None,
+    method: str | None = None,
+    options: Layer | None = None,
+    assignments: Sequence[str] = (),
+) -> Config:
+    """The run's own configuration; options may repeat it, and may raise `run.steps`.
+
+    A run's config.toml holds the horizon its schedule began with, so more steps do not stretch a decay unless
+    `optim.horizon` is set as well. Raises InputError when `run_folder` holds no run, and naming any other setting that
+    would change.
+    """
+    file = run_folder / "config.toml"
+    if not file.is_file():
+        raise InputError(f"{run_folder} is not a run folder: it has no config.toml; start without --resume.")
+    own = build_config(config_file=file)
+    wanted = build_config(backbone=backbone, method=method, config_file=file, options=options, assignments=assignments)
+    before, after = (tomllib.loads(to_toml(config)) for config in (own, wanted))
+    for section, values in after.items():
+        for key, value in values.items():
+            if value != before[section][key] and f"{section}.{key}" not in MAY_CHANGE:
+                raise InputError(
+                    f"--resume keeps the run's own {section}.{key} = {before[section][key]!r}, not {value!r}: "
+                    "only --steps may be raised. Leave it out, or start a new run."
+                )
+    if wanted.run.steps < own.run.steps:
+        raise InputError(
+            f"--steps {wanted.run.steps} is below the run's own {own.run.steps}: a resumed run may only be lengthened."
+        )
+    return wanted
+
+
+def newest_unfinished(runs: Path) -> Path | None:
+    """The run folder under `runs` that was written to last among those that have not reached their last step."""
+    folders = [file.parent for file in runs.glob("*/config.toml") if not is_finished(file.parent)]
+    return max(folders, key=_last_written, default=None)
+
+
+def is_finished(run_folder: Path) -> bool:
+    """Whether the run ended normally: its summary is there, and its configuration asks for no further step."""
+    summary = run_folder / "summary.json"
+    if not summary.is_file():
+        return False
+    done = json.loads(summary.read_text(encoding="utf-8"))
+    wanted = read_config(run_folder / "config.toml").get("run", {}).get("steps", 0)
+    return done["steps"] >= wanted or done.get("finished") == "all questions retired"
+
+
+def _last_written(run_folder: Path) -> float:
+    journal = run_folder / "metrics.jsonl"
+    return (journal if journal.is_file() else run_folder / "config.toml").stat().st_mtime
