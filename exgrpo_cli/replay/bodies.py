@@ -23,21 +23,47 @@ Body = tuple[Int32[np.ndarray, "tokens"], Float32[np.ndarray, "tokens"]]
 """Token ids and behaviour log-probs of one trajectory."""
 
 
-def body_batch(first_id: int, bodies: Sequence[Body], schema: pa.Schema = SCHEMAS[BODIES]) -> pa.RecordBatch:
-    """One record batch of consecutive trajectories."""
-    offsets = np.zeros(len(bodies) + 1, dtype=np.int32)
-    np.cumsum([len(token_ids) for token_ids, _ in bodies], out=offsets[1:])
-    shared = pa.array(offsets)
-    token_ids = np.concatenate([token_ids for token_ids, _ in bodies])
-    logprobs = np.concatenate([logprobs for _, logprobs in bodies])
-    return pa.record_batch(
-        [
-            pa.array(np.arange(first_id, first_id + len(bodies), dtype=np.int64)),
-            pa.ListArray.from_arrays(shared, pa.array(token_ids, type=pa.int32())),
-            pa.ListArray.from_arrays(shared, pa.array(logprobs, type=pa.float32())),
-        ],
-        schema=schema,
-    )
+class BodyBuffer:
+    """Bodies on their way to the disk, in two flat arrays that are kept from step to step."""
+
+    def __init__(self) -> None:
+        self._token_ids: Int32[np.ndarray, capacity] = np.empty(0, dtype=np.int32)
+        self._logprobs: Float32[np.ndarray, capacity] = np.empty(0, dtype=np.float32)
+        self._offsets = [0]
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def append(self, body: Body) -> None:
+        token_ids, logprobs = body
+        assert len(token_ids) == len(logprobs)
+        begin, end = self._offsets[-1], self._offsets[-1] + len(token_ids)
+        if end > len(self._token_ids):
+            # Every element below `begin` is kept; doubling keeps the cost of growing in proportion to what is stored.
+            self._token_ids = np.resize(self._token_ids, max(1 << 16, 2 * end))
+            self._logprobs = np.resize(self._logprobs, max(1 << 16, 2 * end))
+        self._token_ids[begin:end] = token_ids
+        self._logprobs[begin:end] = logprobs
+        self._offsets.append(end)
+
+    def read(self, position: int) -> Body:
+        begin, end = self._offsets[position], self._offsets[position + 1]
+        return self._token_ids[begin:end].copy(), self._logprobs[begin:end].copy()
+
+    def batch(self, first_id: int) -> pa.RecordBatch:
+        """All bodies, numbered from `first_id`, over this buffer's memory: write it before the next `clear`."""
+        offsets, end = pa.array(self._offsets, type=pa.int32()), self._offsets[-1]
+        return pa.record_batch(
+            [
+                pa.array(np.arange(first_id, first_id + len(self), dtype=np.int64)),
+                pa.ListArray.from_arrays(offsets, pa.array(self._token_ids[:end])),
+                pa.ListArray.from_arrays(offsets, pa.array(self._logprobs[:end])),
+            ],
+            schema=SCHEMAS[BODIES],
+        )
+
+    def clear(self) -> None:
+        self._offsets = [0]
 
 
 class BodyStore:

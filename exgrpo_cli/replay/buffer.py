@@ -204,12 +204,12 @@ class ExperienceBuffer:
             probabilities[key.success_count] = probabilities.get(key.success_count, 0.0) + probability
             self._writer.append(
                 DRAWS,
-                step=[step],
-                bucket=[key.success_count],
-                num_members=[key.num_members],
-                num_questions=[len(bucket)],
-                probability=[probability],
-                num_drawn=[keys.count(key)],
+                step=step,
+                bucket=key.success_count,
+                num_members=key.num_members,
+                num_questions=len(bucket),
+                probability=probability,
+                num_drawn=keys.count(key),
             )
         return Draw(
             question_ids=drawn.question_ids,
@@ -257,17 +257,18 @@ class ExperienceBuffer:
             nll=candidates.nll,
             measured_version=candidates.measured_version,
         )
-        self._writer.append(
-            SCORES,
-            step=[step] * len(candidates),
-            question_id=[candidates.question_id] * len(candidates),
-            trajectory_id=candidates.trajectory_ids.tolist(),
-            weight_version=candidates.measured_version.tolist(),
-            entropy=candidates.entropy.tolist(),
-            nll=candidates.nll.tolist(),
-            num_tokens=candidates.num_tokens.tolist(),
-            chosen=[position == chosen for position in range(len(candidates))],
-        )
+        for position in range(len(candidates)):
+            self._writer.append(
+                SCORES,
+                step=step,
+                question_id=candidates.question_id,
+                trajectory_id=int(candidates.trajectory_ids[position]),
+                weight_version=int(candidates.measured_version[position]),
+                entropy=float(candidates.entropy[position]),
+                nll=float(candidates.nll[position]),
+                num_tokens=int(candidates.num_tokens[position]),
+                chosen=position == chosen,
+            )
 
     def record_selected(self, step: int, trajectory_ids: Sequence[int]) -> None:
         """The trajectories that are replayed in this step; their questions rest afterwards."""
@@ -349,11 +350,12 @@ class ExperienceBuffer:
 
     def _without_duplicates(self, question: int, successes: Sequence[Success]) -> tuple[list[tuple[int, Success]], int]:
         """Successes that are not stored yet, each with its fingerprint, and the number of the others."""
+        stored = self._index.by_hash(question) if successes else {}
         new: list[tuple[int, Success]] = []
         for success in successes:
             fingerprint = token_hash(success.token_ids)
             like = [other.token_ids for known, other in new if known == fingerprint]
-            like += [token_ids for token_ids, _ in self._bodies_of(self._index.with_hash(question, fingerprint))]
+            like += [token_ids for token_ids, _ in self._bodies_of(stored.get(fingerprint, []))]
             if not any(np.array_equal(success.token_ids, token_ids) for token_ids in like):
                 new.append((fingerprint, success))
         return new, len(successes) - len(new)
@@ -369,7 +371,6 @@ class ExperienceBuffer:
             self._log(visit.step, Event.MOVED, question)
 
     def _collect(self, visit: Visit, question: int, success: Success, fingerprint: int) -> int:
-        assert len(success.token_ids) == len(success.behaviour_logprobs)
         measured = {"entropy": float(success.entropy), "nll": float(success.nll), "num_tokens": len(success.token_ids)}
         trajectory_id = self._index.add(
             question=question,
@@ -381,7 +382,7 @@ class ExperienceBuffer:
         )
         self._num_trajectories += 1
         self._writer.append_trajectory(
-            (success.token_ids.copy(), success.behaviour_logprobs.copy()),
+            (success.token_ids, success.behaviour_logprobs),
             trajectory_id=trajectory_id,
             question_id=visit.question_id,
             step_born=visit.step,
@@ -422,10 +423,10 @@ class ExperienceBuffer:
         key = self._questions.bucket(question)
         self._writer.append(
             EVENTS,
-            step=[step],
-            event=[event.value],
-            question_id=[self._questions.ids[question]],
-            trajectory_id=[trajectory_id],
-            bucket=[None if key is None else key.success_count],
-            num_members=[None if key is None else key.num_members],
+            step=step,
+            event=event.value,
+            question_id=self._questions.ids[question],
+            trajectory_id=trajectory_id,
+            bucket=None if key is None else key.success_count,
+            num_members=None if key is None else key.num_members,
         )

@@ -104,10 +104,13 @@ class TrajectoryIndex:
             trajectory_id = int(previous[trajectory_id])
         return found[::-1]
 
-    def with_hash(self, question: int, token_hash: int) -> list[int]:
-        """Live trajectories of a question whose tokens hash to `token_hash`."""
+    def by_hash(self, question: int) -> dict[int, list[int]]:
+        """Live trajectories of a question by the hash of their tokens."""
+        found: dict[int, list[int]] = {}
         ids = self.ids(question)
-        return [i for i, known in zip(ids, self._rows["token_hash"][ids].tolist(), strict=True) if known == token_hash]
+        for trajectory_id, token_hash in zip(ids, self._rows["token_hash"][ids].tolist(), strict=True):
+            found.setdefault(token_hash, []).append(trajectory_id)
+        return found
 
     def candidates(self, question: int, question_id: str) -> Candidates:
         ids = np.array(self.ids(question), dtype=np.int64)

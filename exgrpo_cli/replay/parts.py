@@ -78,12 +78,16 @@ def list_unfinished(folder: Path, table: str) -> list[Path]:
     return sorted((folder / table).glob(f".part-*{_TEMPORARY_SUFFIX}"))
 
 
+def temporary_path(path: Path) -> Path:
+    return path.with_name(f".{path.name}{_TEMPORARY_SUFFIX}")
+
+
 def stage(path: Path, write: Callable[[BinaryIO], None]) -> Path:
     """Write a part under its temporary name, down to the disk; `temporary.replace(path)` then makes it visible.
 
     Raises OSError (a full disk, say), leaving no temporary file behind.
     """
-    temporary = path.with_name(f".{path.name}{_TEMPORARY_SUFFIX}")
+    temporary = temporary_path(path)
     try:
         with temporary.open("wb") as file:
             write(file)

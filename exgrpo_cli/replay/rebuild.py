@@ -62,19 +62,16 @@ def rebuild(read: ReadTable, question_ids: Sequence[str]) -> StoredState:
 
 def question_numbers(table: pa.Table, known: pa.Array) -> Int32[np.ndarray, "rows"]:
     """Position in `known` of each row's question. Raises InputError where one is not there."""
-    numbers = []
-    for chunk in table.column("question_id").chunks:
-        places = pc.index_in(chunk.dictionary, value_set=known)
-        if places.null_count:
-            used = pc.unique(chunk.indices)
-            missing = pc.filter(chunk.dictionary.take(used), pc.is_null(places.take(used)))
-            if len(missing):
-                raise InputError(
-                    f"the ledger holds {len(missing)} questions that are not in this run's question file, "
-                    f"{missing[0].as_py()} first; use the question file it was made with"
-                )
-        numbers.append(pc.fill_null(places, -1).take(chunk.indices).to_numpy())
-    return np.concatenate([np.empty(0, dtype=np.int32), *numbers])
+    dictionary, indices = _encoded(table, "question_id")
+    numbers = pc.fill_null(pc.index_in(dictionary, value_set=known), -1).to_numpy()
+    found = numbers[indices]
+    missing = np.unique(indices[found < 0])
+    if len(missing):
+        raise InputError(
+            f"the ledger holds {len(missing)} questions that are not in this run's question file, "
+            f"{dictionary[int(missing[0])].as_py()} first; use the question file it was made with"
+        )
+    return found
 
 
 def last_positions(
@@ -97,12 +94,16 @@ def _code(event: Event) -> int:
 
 
 def _kinds(events: pa.Table) -> Int32[np.ndarray, "rows"]:
-    words = pa.array([str(event) for event in _KINDS])
-    codes = [
-        pc.index_in(chunk.dictionary, value_set=words).take(chunk.indices).to_numpy()
-        for chunk in events.column("event").chunks
-    ]
-    return np.concatenate([np.empty(0, dtype=np.int32), *codes])
+    dictionary, indices = _encoded(events, "event")
+    return pc.index_in(dictionary, value_set=pa.array([event.value for event in _KINDS])).to_numpy()[indices]
+
+
+def _encoded(table: pa.Table, column: str) -> tuple[pa.Array, Int32[np.ndarray, "rows"]]:
+    """The words of a dictionary-encoded column and each row's position among them; all chunks share one dictionary."""
+    chunks = table.column(column).chunks
+    if not chunks:
+        return pa.array([], type=pa.string()), np.empty(0, dtype=np.int32)
+    return chunks[0].dictionary, np.concatenate([chunk.indices.to_numpy() for chunk in chunks])
 
 
 def _born(read: ReadTable, known: pa.Array) -> np.ndarray:

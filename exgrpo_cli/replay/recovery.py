@@ -38,6 +38,8 @@ def cut_after(folder: Path, step: int) -> Catalogue:
     unfinished = remove_leftovers(folder)
     if unfinished:
         warnings.warn(f"{folder}: {unfinished} unfinished files of a stopped run removed", LedgerWarning, stacklevel=3)
+    if not any(later.values()):
+        return catalogue
     for table in _COMMIT_FIRST:
         for name in reversed(later[table]):
             name.path.unlink()

@@ -64,4 +64,4 @@ def counted(visit: Visit, group_size: int, *, fresh_only: bool) -> BucketKey:
 
 def token_hash(token_ids: Int32[np.ndarray, "tokens"]) -> int:
     """64-bit fingerprint of a response, to find exact duplicates without reading bodies."""
-    return int.from_bytes(blake2b(token_ids.tobytes(), digest_size=8).digest(), "little", signed=True)
+    return int.from_bytes(blake2b(np.ascontiguousarray(token_ids).data, digest_size=8).digest(), "little", signed=True)

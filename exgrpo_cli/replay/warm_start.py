@@ -4,7 +4,7 @@ Live trajectories of buffered questions are copied with their buckets, bodies bi
 -1, older than every version of this run, so they are measured again before their entropy counts.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from jaxtyping import Int64
 
 from exgrpo_cli.errors import InputError
-from exgrpo_cli.replay.bodies import Body
+from exgrpo_cli.replay.bodies import BodyBuffer
 from exgrpo_cli.replay.reader import LedgerReader
 from exgrpo_cli.replay.rebuild import NO_BUCKET, StoredState, rebuild
 from exgrpo_cli.replay.schemas import (
@@ -57,10 +57,14 @@ class Experience:
     source_ids: Int64[np.ndarray, "trajectories"]
     reader: LedgerReader
 
-    def bodies(self) -> Iterator[tuple[int, Sequence[Body]]]:
-        """Batches of bodies, each with the new id of its first."""
+    def bodies(self) -> Iterator[pa.RecordBatch]:
+        """The bodies under their new ids."""
+        buffer = BodyBuffer()
         for begin in range(0, self.num_bodies, _BATCH):
-            yield begin, self.reader.bodies(self.source_ids[begin : begin + _BATCH].tolist())
+            buffer.clear()
+            for body in self.reader.bodies(self.source_ids[begin : begin + _BATCH].tolist()):
+                buffer.append(body)
+            yield buffer.batch(begin)
 
 
 def read_experience(

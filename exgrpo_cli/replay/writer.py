@@ -2,7 +2,8 @@
 
 import errno
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -11,7 +12,7 @@ import pyarrow as pa
 from filelock import FileLock, Timeout
 
 from exgrpo_cli.errors import InputError, RunError
-from exgrpo_cli.replay.bodies import Body, body_batch
+from exgrpo_cli.replay.bodies import Body, BodyBuffer
 from exgrpo_cli.replay.parts import (
     PartInfo,
     PartName,
@@ -19,6 +20,7 @@ from exgrpo_cli.replay.parts import (
     schema_with_metadata,
     stage,
     sync_folder,
+    temporary_path,
     write_parquet,
 )
 from exgrpo_cli.replay.schemas import BODIES, EVENTS, SCHEMAS, TABLES, TRAJECTORIES, LedgerIdentity
@@ -52,20 +54,17 @@ class LedgerWriter:
         self.last_step = last_step
         self.totals = dict(totals)
         self._lock = lock
-        self._rows: dict[str, dict[str, list[Any]]] = {}
-        self._bodies: list[Body] = []
-        self._clear()
+        self._rows: dict[str, list[dict[str, Any]]] = {table: [] for table in TABLES if table != BODIES}
+        self._bodies = BodyBuffer()
 
-    def append(self, table: str, **columns: Sequence[Any]) -> None:
-        """Add rows, all columns of the table given, to what the next flush writes."""
-        pending = self._rows[table]
-        for name in SCHEMAS[table].names:
-            pending[name].extend(columns[name])
+    def append(self, table: str, **row: Any) -> None:
+        """Add a row, all columns given, to what the next flush writes."""
+        self._rows[table].append(row)
 
-    def append_trajectory(self, body: Body, **columns: Any) -> None:
-        """Add one trajectory with its body; its id must be the next one."""
-        assert columns["trajectory_id"] == self.totals[TRAJECTORIES] + len(self._bodies)
-        self.append(TRAJECTORIES, **{name: [value] for name, value in columns.items()})
+    def append_trajectory(self, body: Body, **row: Any) -> None:
+        """Add a row of `trajectories` and its body; its id must be the next one."""
+        assert row["trajectory_id"] == self.totals[BODIES] + len(self._bodies)
+        self.append(TRAJECTORIES, **row)
         self._bodies.append(body)
 
     def is_pending(self, trajectory_id: int) -> bool:
@@ -73,62 +72,56 @@ class LedgerWriter:
         return trajectory_id >= self.totals[BODIES]
 
     def pending_body(self, trajectory_id: int) -> Body:
-        return self._bodies[trajectory_id - self.totals[BODIES]]
+        return self._bodies.read(trajectory_id - self.totals[BODIES])
 
     def flush(self, step: int) -> list[PartInfo]:
         """Write the pending rows as those of the steps up to `step`, and return the new parts of `bodies`.
 
         Raises RunError where the disk refuses; earlier steps stay complete, and the pending rows stay pending.
         """
-        batches: list[tuple[int, Sequence[Body]]] = [(self.totals[BODIES], self._bodies)] if self._bodies else []
-        tables = {table: pa.table(rows, schema=SCHEMAS[table]) for table, rows in self._rows.items()}
-        return self.write(step, tables, iter(batches), len(self._bodies))
+        tables = {
+            table: pa.table({name: [row[name] for row in rows] for name in SCHEMAS[table].names}, schema=SCHEMAS[table])
+            for table, rows in self._rows.items()
+        }
+        batches = (self._bodies.batch(self.totals[BODIES]) for _ in range(1))
+        return self.write(step, tables, batches, len(self._bodies))
 
     def write(
-        self, step: int, tables: Mapping[str, pa.Table], bodies: Iterator[tuple[int, Sequence[Body]]], num_bodies: int
+        self, step: int, tables: Mapping[str, pa.Table], bodies: Iterable[pa.RecordBatch], num_bodies: int
     ) -> list[PartInfo]:
-        """Make tables and bodies one committed step; bodies come in batches, each with the id of its first."""
+        """Make tables and bodies, numbered on from those already there, one committed step."""
         # The very first part may be of step 0 (a warm start); after it each begins where the last one ended.
         first_step = min(self.last_step + 1, step)
         assert step > self.last_step or not any(self.totals.values())
-        counts = {table: len(tables[table]) if table in tables else num_bodies for table in TABLES}
+        counts = {BODIES: num_bodies} | {table: len(rows) for table, rows in tables.items()}
         totals = {table: self.totals[table] + counts[table] for table in TABLES}
         first_ids: list[int] = []
-        staged: dict[str, tuple[Path, Path]] = {}
+        jobs: dict[Path, Callable[[BinaryIO], None]] = {}
+        for table in TABLES:
+            path = part_path(self.folder, table, first_step, step)
+            schema = schema_with_metadata(table, self.identity, totals if table == EVENTS else {})
+            if table == BODIES and num_bodies:
+                jobs[path] = partial(_write_bodies, schema=schema, batches=bodies, first_ids=first_ids)
+            elif table == EVENTS or (counts[table] and table != BODIES):
+                jobs[path] = partial(write_parquet, table=tables[table].replace_schema_metadata(schema.metadata))
         try:
-            for table in TABLES:
-                if not counts[table] and table != EVENTS:
-                    continue
-                path = part_path(self.folder, table, first_step, step)
-                schema = schema_with_metadata(table, self.identity, totals if table == EVENTS else {})
-                if table == BODIES:
-                    write = partial(_write_bodies, schema=schema, batches=bodies, first_ids=first_ids)
-                else:
-                    write = partial(write_parquet, table=tables[table].replace_schema_metadata(schema.metadata))
-                staged[table] = (stage(path, write), path)
-            for table, (temporary, path) in staged.items():
-                if table == EVENTS:
-                    for other in staged:
-                        sync_folder(self.folder / other)
-                temporary.replace(path)
-            sync_folder(self.folder / EVENTS)
+            _publish(jobs)
         except OSError as error:
-            for temporary, _ in staged.values():
-                temporary.unlink(missing_ok=True)
             raise _write_failed(self.folder, step, error) from error
         self.last_step, self.totals = step, totals
         self._clear()
-        if BODIES not in staged:
+        if not num_bodies:
             return []
-        name = PartName(path=staged[BODIES][1], first_step=first_step, last_step=step)
+        name = PartName(path=part_path(self.folder, BODIES, first_step, step), first_step=first_step, last_step=step)
         return [PartInfo(name=name, num_rows=num_bodies, totals={}, batch_first_ids=tuple(first_ids))]
 
     def close(self) -> None:
         self._lock.release()
 
     def _clear(self) -> None:
-        self._rows = {table: {name: [] for name in SCHEMAS[table].names} for table in TABLES if table != BODIES}
-        self._bodies = []
+        for rows in self._rows.values():
+            rows.clear()
+        self._bodies.clear()
 
 
 def create_folders(folder: Path) -> None:
@@ -136,13 +129,31 @@ def create_folders(folder: Path) -> None:
         (folder / table).mkdir(parents=True, exist_ok=True)
 
 
+def _publish(jobs: Mapping[Path, Callable[[BinaryIO], None]]) -> None:
+    """Write parts and make them visible, the last one after all others are sure to survive a power cut."""
+    *others, last = jobs
+    try:
+        # At once, for a disk syncs several files in little more time than one.
+        with ThreadPoolExecutor(len(jobs)) as pool:
+            staged = dict(zip(jobs, pool.map(stage, jobs.keys(), jobs.values()), strict=True))
+        for path in others:
+            staged[path].replace(path)
+            sync_folder(path.parent)
+        staged[last].replace(last)
+        sync_folder(last.parent)
+    except BaseException:
+        for path in jobs:
+            temporary_path(path).unlink(missing_ok=True)
+        raise
+
+
 def _write_bodies(
-    file: BinaryIO, schema: pa.Schema, batches: Iterator[tuple[int, Sequence[Body]]], first_ids: list[int]
+    file: BinaryIO, *, schema: pa.Schema, batches: Iterable[pa.RecordBatch], first_ids: list[int]
 ) -> None:
     with pa.ipc.new_file(file, schema) as sink:
-        for first_id, bodies in batches:
-            sink.write_batch(body_batch(first_id, bodies, schema))
-            first_ids.append(first_id)
+        for batch in batches:
+            sink.write_batch(batch)
+            first_ids.append(batch.column(0)[0].as_py())
 
 
 def _write_failed(folder: Path, step: int, error: OSError) -> RunError:
