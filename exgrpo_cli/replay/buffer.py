@@ -10,33 +10,28 @@ from pathlib import Path
 from types import TracebackType
 
 import numpy as np
-import pyarrow as pa
 from jaxtyping import Bool
 
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.replay import selection
-from exgrpo_cli.replay.bodies import Body, BodyStore
 from exgrpo_cli.replay.catalogue import Catalogue, read_catalogue
 from exgrpo_cli.replay.compaction import compact
-from exgrpo_cli.replay.index import TrajectoryIndex
-from exgrpo_cli.replay.questions import BucketKey, NamedQuestions, QuestionStates
-from exgrpo_cli.replay.reader import read_identity, read_rows
-from exgrpo_cli.replay.rebuild import NEVER, NO_BUCKET, rebuild
+from exgrpo_cli.replay.questions import BucketKey, NamedQuestions
+from exgrpo_cli.replay.reader import read_identity
 from exgrpo_cli.replay.recovery import cut_after
 from exgrpo_cli.replay.rules import EVICTIONS, BufferRules
 from exgrpo_cli.replay.sampling import Draw, check_draw, resolve_sampler
 from exgrpo_cli.replay.schemas import (
     BODIES,
     DRAWS,
-    EVENTS,
     RESUME_FIELDS,
     SCORES,
     TABLES,
     WARM_START_STEP,
-    Event,
     LedgerIdentity,
 )
 from exgrpo_cli.replay.selection import Candidates, resolve_metric
+from exgrpo_cli.replay.state import BufferState
 from exgrpo_cli.replay.visits import Success, Visit, VisitOutcome, counted, token_hash
 from exgrpo_cli.replay.warm_start import WarmStartReport, read_experience
 from exgrpo_cli.replay.writer import IDENTITY_FILE, LedgerWriter, create_folders, lock_ledger
@@ -57,7 +52,7 @@ class ExperienceBuffer:
         self._sampler = resolve_sampler(rules.sampler, rules.sampler_mu, rules.sampler_sigma)
         self._metric = resolve_metric(rules.metric)
         self._evicts = EVICTIONS[rules.eviction]
-        self._restore(catalogue)
+        self._state = BufferState(catalogue, writer, question_ids, rules.cooldown)
 
     @classmethod
     def create(
@@ -68,11 +63,17 @@ class ExperienceBuffer:
         if (folder / IDENTITY_FILE).exists():
             raise InputError(f"{folder} holds a ledger already; resume that run, or give another --output")
         create_folders(folder)
-        writer = LedgerWriter(folder, identity, lock_ledger(folder), WARM_START_STEP, dict.fromkeys(TABLES, 0))
-        temporary = folder / f".{IDENTITY_FILE}.tmp"
-        temporary.write_text(identity.to_json())
-        temporary.replace(folder / IDENTITY_FILE)
-        return cls(folder, writer, rules, question_ids, read_catalogue(folder))
+        lock = lock_ledger(folder)
+        try:
+            writer = LedgerWriter(folder, identity, lock, WARM_START_STEP, dict.fromkeys(TABLES, 0))
+            buffer = cls(folder, writer, rules, question_ids, read_catalogue(folder))
+            temporary = folder / f".{IDENTITY_FILE}.tmp"
+            temporary.write_text(identity.to_json())
+            temporary.replace(folder / IDENTITY_FILE)
+        except BaseException:
+            lock.release()
+            raise
+        return buffer
 
     @classmethod
     def open(
@@ -100,7 +101,7 @@ class ExperienceBuffer:
 
         Raises InputError where tokenizer, template, K or question ids do not match.
         """
-        if any(self._writer.totals.values()) or len(self._index):
+        if any(self._writer.totals.values()) or len(self._state.index):
             raise InputError(f"{self.folder}: a warm start needs an empty ledger; this one has been written to")
         experience = read_experience(
             source,
@@ -110,7 +111,8 @@ class ExperienceBuffer:
             with_retired=with_retired,
         )
         self._writer.write(WARM_START_STEP, experience.tables, experience.bodies(), experience.num_bodies)
-        self._restore(read_catalogue(self.folder))
+        catalogue = read_catalogue(self.folder)
+        self._state = BufferState(catalogue, self._writer, self._question_ids, self.rules.cooldown)
         return experience.report
 
     def close(self) -> None:
@@ -133,21 +135,21 @@ class ExperienceBuffer:
     @property
     def retired(self) -> NamedQuestions:
         """Ids of the retired questions; membership costs a look-up."""
-        return self._questions.retired
+        return self._state.questions.retired
 
     @property
     def num_questions(self) -> int:
         """Questions in the buffer, resting ones included."""
-        return self._questions.num_buffered
+        return self._state.questions.num_buffered
 
     @property
     def num_trajectories(self) -> int:
         """Trajectories of the questions in the buffer."""
-        return self._num_trajectories
+        return self._state.num_trajectories
 
     @property
     def num_retired(self) -> int:
-        return len(self._questions.retired)
+        return len(self._state.questions.retired)
 
     @property
     def needs_scores(self) -> bool:
@@ -157,12 +159,12 @@ class ExperienceBuffer:
     @property
     def index_nbytes(self) -> int:
         """Memory of the index of trajectories."""
-        return self._index.nbytes
+        return self._state.index.nbytes
 
     def bucket_counts(self) -> dict[int, int]:
         """Buffered questions by latest success count; empty buckets are absent."""
         counts: Counter[int] = Counter()
-        for key, size in self._questions.sizes().items():
+        for key, size in self._state.questions.sizes().items():
             counts[key.success_count] += size
         return dict(counts)
 
@@ -170,35 +172,34 @@ class ExperienceBuffer:
         """Every `readmit_every` steps, let the set fraction of the retired come back, to bucket K-1 where stored."""
         if not self.rules.readmit_every or step % self.rules.readmit_every:
             return []
-        retired = self._questions.retired
+        retired = self._state.questions.retired
         num = round(self.rules.readmit_fraction * len(retired))
         returning = (
             sorted(retired[int(rank)] for rank in rng.choice(len(retired), size=num, replace=False)) if num else []
         )
         for question_id in returning:
-            question = self._questions.number(question_id)
-            self._questions.unretire(question)
-            stored = self._index.count(question)
-            self._num_trajectories += stored
-            self._questions.place(question, BucketKey(self.group_size - 1, self.group_size) if stored else None)
-            self._log(step, Event.READMITTED, question)
+            key = BucketKey(self.group_size - 1, self.group_size)
+            self._state.readmit(step, self._state.questions.number(question_id), key)
         return returning
 
     def available(self, step: int) -> int:
         """Questions that may be drawn at this step: buffered, rested, with a trajectory that is not over age."""
         self._begin(step)
-        return self._questions.num_drawable
+        return self._state.questions.num_drawable
 
     def draw(self, num: int, step: int, rng: np.random.Generator) -> Draw:
         """Draw up to `num` distinct questions. Raises RunError where a custom sampler breaks its promises."""
         self._begin(step)
-        offered = self._questions.drawable()
+        offered = self._state.questions.drawable()
         if num <= 0 or not offered:
             return Draw(question_ids=(), buckets=(), probabilities={})
         buckets = [bucket for _, bucket in offered]
-        drawn = self._sampler(buckets, min(num, self._questions.num_drawable), rng)
+        drawn = self._sampler(buckets, min(num, self._state.questions.num_drawable), rng)
         check_draw(drawn, buckets, num, self.rules.sampler)
-        keys = [self._questions.bucket(self._questions.number(question_id)) for question_id in drawn.question_ids]
+        keys = [
+            self._state.questions.bucket(self._state.questions.number(question_id))
+            for question_id in drawn.question_ids
+        ]
         probabilities: dict[int, float] = {}
         for (key, bucket), probability in zip(offered, drawn.probabilities.tolist(), strict=True):
             probabilities[key.success_count] = probabilities.get(key.success_count, 0.0) + probability
@@ -219,7 +220,7 @@ class ExperienceBuffer:
 
     def candidates(self, question_id: str) -> Candidates:
         """The stored trajectories of a question, with their last measurements."""
-        return self._index.candidates(self._number(question_id), question_id)
+        return self._state.index.candidates(self._number(question_id), question_id)
 
     def stale(self, candidates: Candidates, weight_version: int) -> Bool[np.ndarray, "candidates"]:
         """Which candidates must be measured under the current weights before `choose`."""
@@ -231,18 +232,18 @@ class ExperienceBuffer:
 
     def load(self, trajectory_ids: Sequence[int]) -> list[Trajectory]:
         """Live trajectories with their bodies, bit for bit as they were recorded."""
-        births = self._index.births(trajectory_ids)
+        births = self._state.index.births(trajectory_ids)
         return [
             Trajectory(
                 trajectory_id=int(trajectory_id),
-                question_id=self._questions.ids[question],
+                question_id=self._state.questions.ids[question],
                 token_ids=token_ids,
                 behaviour_logprobs=logprobs,
                 step_born=step_born,
                 weight_version=version,
             )
             for trajectory_id, (token_ids, logprobs), question, step_born, version in zip(
-                trajectory_ids, self._bodies_of(trajectory_ids), *births, strict=True
+                trajectory_ids, self._state.bodies(trajectory_ids), *births, strict=True
             )
         ]
 
@@ -251,7 +252,7 @@ class ExperienceBuffer:
 
         `chosen` is the position of the one that is replayed, None where none is.
         """
-        self._index.measure(
+        self._state.index.measure(
             candidates.trajectory_ids,
             entropy=candidates.entropy,
             nll=candidates.nll,
@@ -273,10 +274,7 @@ class ExperienceBuffer:
     def record_selected(self, step: int, trajectory_ids: Sequence[int]) -> None:
         """The trajectories that are replayed in this step; their questions rest afterwards."""
         for trajectory_id in trajectory_ids:
-            question = self._index.question_of(trajectory_id)
-            self._log(step, Event.SELECTED, question, trajectory_id)
-            if self.rules.cooldown:
-                self._questions.rest(question, step + self.rules.cooldown)
+            self._state.select(step, trajectory_id)
 
     def record_visit(self, visit: Visit, *, collecting: bool = True) -> VisitOutcome:
         """Retire the question, or store its successes and move its bucket to the latest success count.
@@ -285,16 +283,21 @@ class ExperienceBuffer:
         of the verifier neither retires a question nor moves a bucket already set; its successes are stored.
         """
         question = self._number(visit.question_id)
+        assert not self._state.questions.is_retired(question), f"question {visit.question_id} was retired before"
         key = counted(visit, self.group_size, fresh_only=self.rules.count_fresh_only)
         if self.rules.retirement and key.success_count == key.num_members and not visit.verifier_failed:
-            self._retire(visit.step, question)
+            self._state.retire(visit.step, question)
             return VisitOutcome(retired=True, bucket=None, collected=(), num_duplicates=0, num_evicted=0)
         eligible = self.rules.lower_bound < key.success_count <= self.rules.upper(self.group_size)
         new, num_duplicates = self._without_duplicates(question, visit.successes if collecting and eligible else ())
-        self._move(visit, question, key, stores=bool(new))
-        collected = tuple(self._collect(visit, question, success, fingerprint) for fingerprint, success in new)
+        bucket = self._state.questions.bucket(question)
+        if bucket is None and new:
+            self._state.enter(question, key)
+        elif bucket not in (None, key) and not visit.verifier_failed:
+            self._state.move(visit.step, question, key)
+        collected = tuple(self._state.collect(visit, question, success, fingerprint) for fingerprint, success in new)
         num_evicted = self._trim(visit.step, question)
-        bucket = self._questions.bucket(question)
+        bucket = self._state.questions.bucket(question)
         return VisitOutcome(
             retired=False,
             bucket=None if bucket is None else bucket.success_count,
@@ -306,127 +309,41 @@ class ExperienceBuffer:
     def flush(self, step: int) -> None:
         """Make the step durable, also where nothing happened in it. Raises RunError where the disk refuses."""
         for part in self._writer.flush(step):
-            self._bodies.add(part)
+            self._state.add_part(part)
 
     def compact(self, kept_checkpoints: Sequence[int]) -> None:
         """Merge small parts between the steps of kept checkpoints; what is newer than all of them stays as it is."""
         if compact(self.folder, self._writer.identity, kept_checkpoints):
-            self._bodies = BodyStore(read_catalogue(self.folder).parts[BODIES])
-
-    def _restore(self, catalogue: Catalogue) -> None:
-        """Take on the state that the ledger's rows add up to."""
-        self._questions = QuestionStates(self._question_ids)
-
-        def read(table: str, columns: Sequence[str]) -> pa.Table:
-            return read_rows(table, catalogue.parts[table], columns, dictionary=True)
-
-        state = rebuild(read, self._questions.ids)
-        self._index = TrajectoryIndex(len(self._questions.ids), state.rows)
-        self._bodies = BodyStore(catalogue.parts[BODIES])
-        self._questions.restore(
-            success_counts=state.success_counts, num_members=state.num_members, retired=state.retired
-        )
-        self._num_trajectories = int(self._index.counts()[state.success_counts != NO_BUCKET].sum())
-        until = state.last_selected + self.rules.cooldown
-        resting = np.flatnonzero((state.last_selected != NEVER) & (until > catalogue.last_step))
-        for question in resting[np.argsort(until[resting], kind="stable")].tolist():
-            self._questions.rest(question, int(until[question]))
+            self._state.replace_parts(read_catalogue(self.folder).parts[BODIES])
 
     def _begin(self, step: int) -> None:
         """Let rested questions be drawn again and evict what is over age; idempotent within a step."""
-        self._questions.wake(step)
+        self._state.questions.wake(step)
         if self.rules.max_age:
-            for trajectory_id in self._index.born_before(step - self.rules.max_age):
-                self._evict(step, trajectory_id)
+            for trajectory_id in self._state.index.born_before(step - self.rules.max_age):
+                self._state.evict(step, trajectory_id)
 
     def _number(self, question_id: str) -> int:
-        if question_id not in self._questions:
+        if question_id not in self._state.questions:
             raise InputError(f"question {question_id} is not in the question file of this run")
-        return self._questions.number(question_id)
-
-    def _bodies_of(self, trajectory_ids: Sequence[int]) -> list[Body]:
-        stored = iter(self._bodies.read([i for i in trajectory_ids if not self._writer.is_pending(i)]))
-        return [self._writer.pending_body(i) if self._writer.is_pending(i) else next(stored) for i in trajectory_ids]
+        return self._state.questions.number(question_id)
 
     def _without_duplicates(self, question: int, successes: Sequence[Success]) -> tuple[list[tuple[int, Success]], int]:
         """Successes that are not stored yet, each with its fingerprint, and the number of the others."""
-        stored = self._index.by_hash(question) if successes else {}
+        stored = self._state.index.by_hash(question) if successes else {}
         new: list[tuple[int, Success]] = []
         for success in successes:
             fingerprint = token_hash(success.token_ids)
             like = [other.token_ids for known, other in new if known == fingerprint]
-            like += [token_ids for token_ids, _ in self._bodies_of(stored.get(fingerprint, []))]
+            like += [token_ids for token_ids, _ in self._state.bodies(stored.get(fingerprint, []))]
             if not any(np.array_equal(success.token_ids, token_ids) for token_ids in like):
                 new.append((fingerprint, success))
         return new, len(successes) - len(new)
 
-    def _move(self, visit: Visit, question: int, key: BucketKey, *, stores: bool) -> None:
-        """Set the bucket to the latest count, where the question is in the buffer or about to enter it."""
-        old = self._questions.bucket(question)
-        if old is None:
-            if stores:
-                self._questions.place(question, key)
-        elif old != key and not visit.verifier_failed:
-            self._questions.place(question, key)
-            self._log(visit.step, Event.MOVED, question)
-
-    def _collect(self, visit: Visit, question: int, success: Success, fingerprint: int) -> int:
-        measured = {"entropy": float(success.entropy), "nll": float(success.nll), "num_tokens": len(success.token_ids)}
-        trajectory_id = self._index.add(
-            question=question,
-            token_hash=fingerprint,
-            step_born=visit.step,
-            born_version=visit.weight_version,
-            measured_version=visit.weight_version,
-            **measured,
-        )
-        self._num_trajectories += 1
-        self._writer.append_trajectory(
-            (success.token_ids, success.behaviour_logprobs),
-            trajectory_id=trajectory_id,
-            question_id=visit.question_id,
-            step_born=visit.step,
-            weight_version=visit.weight_version,
-            k=visit.success_count,
-            logprob_source=self._writer.identity.logprob_source,
-            token_hash=fingerprint,
-            **measured,
-        )
-        self._log(visit.step, Event.COLLECTED, question, trajectory_id)
-        return trajectory_id
-
     def _trim(self, step: int, question: int) -> int:
         """Evict by the named rule until the question holds no more than it may; returns how many went."""
-        excess = self._index.count(question) - self.rules.max_per_question if self.rules.max_per_question else 0
+        excess = self._state.index.count(question) - self.rules.max_per_question if self.rules.max_per_question else 0
         for _ in range(excess):
-            candidates = self._index.candidates(question, self._questions.ids[question])
-            self._evict(step, int(candidates.trajectory_ids[self._evicts(candidates)]))
+            candidates = self._state.index.candidates(question, self._state.questions.ids[question])
+            self._state.evict(step, int(candidates.trajectory_ids[self._evicts(candidates)]))
         return max(excess, 0)
-
-    def _evict(self, step: int, trajectory_id: int) -> None:
-        question = self._index.question_of(trajectory_id)
-        self._index.evict(trajectory_id)
-        if self._questions.bucket(question) is not None:
-            self._num_trajectories -= 1
-            if not self._index.count(question):
-                self._questions.place(question, None)
-        self._log(step, Event.EVICTED, question, trajectory_id)
-
-    def _retire(self, step: int, question: int) -> None:
-        if self._questions.bucket(question) is not None:
-            self._num_trajectories -= self._index.count(question)
-        self._questions.retire(question)
-        self._log(step, Event.RETIRED, question)
-
-    def _log(self, step: int, event: Event, question: int, trajectory_id: int | None = None) -> None:
-        """Append an event with the bucket that the question is in after it."""
-        key = self._questions.bucket(question)
-        self._writer.append(
-            EVENTS,
-            step=step,
-            event=event.value,
-            question_id=self._questions.ids[question],
-            trajectory_id=trajectory_id,
-            bucket=None if key is None else key.success_count,
-            num_members=None if key is None else key.num_members,
-        )

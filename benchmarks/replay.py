@@ -1,0 +1,241 @@
+"""The experience buffer at scale: memory, and the time to open, draw, fetch and append, for several ledger sizes.
+
+    python benchmarks/replay.py                          # 10^4, 10^5 and 10^6 trajectories; the last takes 9 GB of disk
+    python benchmarks/replay.py --sizes 10000 --json
+
+Each ledger is built through the buffer itself, step by step, and compacted on the way as a training run would. Every
+size then gets a process of its own, so that its memory is its own. Times are medians in milliseconds.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from exgrpo_cli.replay.buffer import ExperienceBuffer
+from exgrpo_cli.replay.rules import BufferRules
+from exgrpo_cli.replay.schemas import LedgerIdentity
+from exgrpo_cli.replay.visits import Success, Visit
+
+GROUP_SIZE = 8
+NUM_QUESTIONS = 46_000
+PER_QUESTION = 22
+"""Stored trajectories per buffered question, whatever the size: 10^6 over 46,000."""
+PER_STEP = 1024
+DRAWN = 64
+CHECKPOINT_EVERY = 50
+POOL_TOKENS = 1 << 22
+MAX_TOKENS = 8192
+IDENTITY = LedgerIdentity(
+    tokenizer_hash="synthetic", template="none", group_size=GROUP_SIZE, questions_hash="none", logprob_source="trainer"
+)
+QUESTION_IDS = [f"{number:032x}" for number in range(NUM_QUESTIONS)]
+
+
+class Responses:
+    """Random responses cut from one pool, so that building is bound by the ledger and not by random numbers."""
+
+    def __init__(self, mean_tokens: int, rng: np.random.Generator) -> None:
+        self._mean_tokens = mean_tokens
+        self._rng = rng
+        self._tokens = rng.integers(0, 152_000, POOL_TOKENS, dtype=np.int32)
+        self._logprobs = -rng.exponential(0.3, POOL_TOKENS).astype(np.float32)
+
+    def sample(self, num: int) -> Iterator[Success]:
+        """Lengths are gamma distributed (shape 2), as far spread as those of reasoning traces."""
+        lengths = np.clip(self._rng.gamma(2.0, self._mean_tokens / 2, num), 16, MAX_TOKENS).astype(int)
+        begins = self._rng.integers(0, POOL_TOKENS - MAX_TOKENS, num)
+        entropies = self._rng.gamma(4.0, 0.1, num)
+        for begin, length, entropy in zip(begins.tolist(), lengths.tolist(), entropies.tolist(), strict=True):
+            logprobs = self._logprobs[begin : begin + length]
+            yield Success(
+                token_ids=self._tokens[begin : begin + length],
+                behaviour_logprobs=logprobs,
+                entropy=entropy,
+                nll=float(-logprobs.mean(dtype=np.float64)),
+            )
+
+
+def visits(step: int, num_trajectories: int, questions: np.ndarray, responses: Responses) -> list[Visit]:
+    """Visits with k = 1..7 fresh successes that add up to `num_trajectories`."""
+    planned, position = [], 0
+    while num_trajectories:
+        k = min(1 + (step + position) % (GROUP_SIZE - 1), num_trajectories)
+        planned.append(
+            Visit(
+                question_id=QUESTION_IDS[int(questions[position])],
+                step=step,
+                weight_version=step,
+                success_count=k,
+                num_fresh_successes=k,
+                experiential=False,
+                verifier_failed=False,
+                successes=list(responses.sample(k)),
+            )
+        )
+        num_trajectories -= k
+        position += 1
+    return planned
+
+
+def append(buffer: ExperienceBuffer, step: int, planned: list[Visit]) -> None:
+    for visit in planned:
+        buffer.record_visit(visit)
+    buffer.flush(step)
+
+
+def build(folder: Path, size: int, mean_tokens: int) -> None:
+    """A ledger of `size` trajectories over size / 22 questions."""
+    rng = np.random.default_rng(size)
+    responses = Responses(mean_tokens, rng)
+    num_questions = min(NUM_QUESTIONS, max(PER_STEP // 3, size // PER_QUESTION))
+    started = time.monotonic()
+    with ExperienceBuffer.create(folder, identity=IDENTITY, rules=BufferRules(), question_ids=QUESTION_IDS) as buffer:
+        for step in range(1, -(-size // PER_STEP) + 1):
+            questions = rng.choice(num_questions, PER_STEP // 3, replace=False)
+            append(buffer, step, visits(step, min(PER_STEP, size - (step - 1) * PER_STEP), questions, responses))
+            if step % CHECKPOINT_EVERY == 0:
+                buffer.compact([step])
+                rate = step * PER_STEP / (time.monotonic() - started)
+                print(f"  {folder.name}: {step * PER_STEP:,} of {size:,}, {rate:,.0f}/s", file=sys.stderr)
+
+
+def rss_anon_mib() -> float:
+    """Anonymous resident memory of this process; mapped files are not in it."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("RssAnon:")[1].split()[0]) / 1024
+
+
+def timed(repeats: int, run: Callable[[], object]) -> float:
+    """Median milliseconds."""
+    times = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        run()
+        times.append(1e3 * (time.perf_counter() - begin))
+    return statistics.median(times)
+
+
+def drop_page_cache(folder: Path) -> None:
+    for path in folder.rglob("*.arrow"):
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def measure(folder: Path, mean_tokens: int) -> dict[str, float]:
+    """All figures of one ledger; runs in a fresh process."""
+    rng = np.random.default_rng(1)
+    before = rss_anon_mib()
+
+    def open_buffer(at_step: int) -> ExperienceBuffer:
+        return ExperienceBuffer.open(
+            folder, identity=IDENTITY, rules=BufferRules(), question_ids=QUESTION_IDS, at_step=at_step
+        )
+
+    at_step = int(max((folder / "events").glob("part-*")).stem.split("-")[2])
+    open_ms = timed(5, lambda: open_buffer(at_step).close())
+    drop_page_cache(folder)
+    buffer = open_buffer(at_step)
+    result: dict[str, float] = {"trajectories": buffer.num_trajectories, "questions": buffer.num_questions}
+    result["open_ms"] = open_ms
+    result["index_bytes_per_trajectory"] = buffer.index_nbytes / buffer.num_trajectories
+    step = at_step + 1
+
+    def fetch() -> int:
+        drawn = buffer.draw(DRAWN, step, rng)
+        ids = [int(i) for question_id in drawn.question_ids for i in buffer.candidates(question_id).trajectory_ids]
+        return len(buffer.load(ids))
+
+    begin = time.perf_counter()
+    fetch()
+    result["fetch_cold_ms"] = 1e3 * (time.perf_counter() - begin)
+    result["draw_ms"] = timed(200, lambda: buffer.draw(DRAWN, step, rng))
+    drawn = buffer.draw(DRAWN, step, rng).question_ids
+    candidates = [int(i) for question_id in drawn for i in buffer.candidates(question_id).trajectory_ids]
+    result["fetched"] = len(candidates)
+    warm = [trajectory_id for trajectory_id in candidates]
+    buffer.load(warm)
+    result["fetch_ms"] = timed(
+        30, lambda: buffer.load([int(i) for q in drawn for i in buffer.candidates(q).trajectory_ids])
+    )
+    responses = Responses(mean_tokens, rng)
+    append_ms, flush_ms = [], []
+    for later in range(step, step + 30):
+        planned = visits(later, PER_STEP, rng.choice(NUM_QUESTIONS, PER_STEP // 3, replace=False), responses)
+        begin = time.perf_counter()
+        for visit in planned:
+            buffer.record_visit(visit)
+        recorded = time.perf_counter()
+        buffer.flush(later)
+        flush_ms.append(1e3 * (time.perf_counter() - recorded))
+        append_ms.append(1e3 * (time.perf_counter() - begin))
+    result["append_ms"], result["flush_ms"] = statistics.median(append_ms), statistics.median(flush_ms)
+    result["rss_anon_mib"] = rss_anon_mib()
+    result["rss_anon_before_mib"] = before
+    buffer.close()
+    # Leave the ledger as it was found, so that it can be measured again.
+    open_buffer(at_step).close()
+    result["disk_mib"] = sum(path.stat().st_size for path in folder.rglob("part-*")) / 2**20
+    return result
+
+
+ROWS = {
+    "questions": "questions in the buffer",
+    "disk_mib": "ledger on disk, MiB",
+    "open_ms": "open, ms",
+    "rss_anon_mib": "anonymous memory at the end, MiB",
+    "rss_anon_before_mib": "  of it before the buffer was opened, MiB",
+    "index_bytes_per_trajectory": "index, bytes per trajectory",
+    "draw_ms": f"draw {DRAWN} questions, ms",
+    "fetched": f"candidates of {DRAWN} questions",
+    "fetch_ms": "  fetch them, warm, ms",
+    "fetch_cold_ms": "  fetch them, cold page cache, ms",
+    "append_ms": f"append {PER_STEP} trajectories, ms",
+    "flush_ms": "  of it writing and fsync, ms",
+}
+
+
+def table(results: list[dict[str, float]]) -> str:
+    lines = [f"{'trajectories':44}" + "".join(f"{result['trajectories']:>14,.0f}" for result in results)]
+    for key, label in ROWS.items():
+        lines.append(f"{label:44}" + "".join(f"{result[key]:>14,.1f}" for result in results))
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", default="10000,100000,1000000", help="numbers of trajectories, comma separated")
+    parser.add_argument("--tokens", type=int, default=1000, help="mean tokens of a trajectory")
+    parser.add_argument("--folder", type=Path, help="build here, use what is there already, and keep it")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        print(json.dumps(measure(options.measure, options.tokens)))
+        return
+    root = options.folder or Path(tempfile.mkdtemp(prefix="exgrpo-replay-"))
+    try:
+        results = []
+        for size in (int(text) for text in options.sizes.split(",")):
+            folder = root / f"replay-{size}"
+            if not folder.exists():
+                build(folder, size, options.tokens)
+            command = [sys.executable, __file__, "--measure", str(folder), "--tokens", str(options.tokens)]
+            results.append(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))
+        print(json.dumps({"ledgers": results}) if options.json else table(results))
+    finally:
+        if not options.folder:
+            shutil.rmtree(root)
+
+
+if __name__ == "__main__":
+    main()
