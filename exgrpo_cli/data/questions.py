@@ -21,9 +21,20 @@ from exgrpo_cli.data.rows import SCHEMAS, FileLayout, check_types, layout_of, to
 from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.types import Question
 
-__all__ = ["QuestionSet", "content_hash", "is_prepared", "question_id", "read_questions", "write_questions"]
+__all__ = [
+    "MADE_BY_PREPARE",
+    "FileLayout",
+    "QuestionSet",
+    "content_hash",
+    "is_prepared",
+    "question_id",
+    "read_metadata",
+    "read_questions",
+    "write_questions",
+]
 
 METADATA_KEY = b"exgrpo"
+MADE_BY_PREPARE = "prepare"
 # Rows decoded at once: a whole row group of long prompts need not fit in memory as Python objects.
 _BATCH_ROWS = 1024
 
@@ -127,12 +138,17 @@ def _own_metadata(schema: pa.Schema) -> dict[str, Any]:
     return json.loads(text) if text else {}
 
 
-def is_prepared(path: Path) -> bool:
-    """Whether a file was written by `write_questions`, and so can be made again."""
+def read_metadata(path: Path) -> dict[str, Any]:
+    """What `write_questions` stored in a file beside its rows; empty for any other file."""
     try:
-        return METADATA_KEY in (pq.read_schema(path).metadata or {})
+        return _own_metadata(pq.read_schema(path))
     except (pa.ArrowInvalid, OSError):
-        return False
+        return {}
+
+
+def is_prepared(metadata: Mapping[str, Any]) -> bool:
+    """Whether a file of this metadata was made by `prepare`, and so audited."""
+    return metadata.get("made_by") == MADE_BY_PREPARE
 
 
 def _iter_questions(path: Path, file: pq.ParquetFile, layout: FileLayout) -> Iterator[Question]:

@@ -1,0 +1,205 @@
+"""`prepare`: any question set in, one audited question file out.
+
+Read, fold exact duplicates, then the checks of `audit` in the order of their cost to the user: gold answers,
+contamination, prompt length. The output appears when everything is done, under its own name at once; an interrupted
+preparation leaves nothing but the hub's cache, and the next one starts from that.
+"""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from exgrpo_cli import __version__
+from exgrpo_cli.data.audit import (
+    Finding,
+    Progress,
+    Tally,
+    drop_bad_golds,
+    drop_contaminated,
+    drop_long_prompts,
+    mark_near_duplicates,
+)
+from exgrpo_cli.data.identity import content_hash
+from exgrpo_cli.data.layouts import NamedFields
+from exgrpo_cli.data.prompts import Template, Tokenizer
+from exgrpo_cli.data.questions import MADE_BY_PREPARE, FileLayout, is_prepared, read_metadata, write_questions
+from exgrpo_cli.data.reading import ARITHMETIC, Reading, make_arithmetic, read_source
+from exgrpo_cli.data.report import PrepareReport
+from exgrpo_cli.data.sources import default_name
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.grading import GradingPool
+from exgrpo_cli.settings import ArithmeticSettings, GradingSettings
+from exgrpo_cli.types import Question
+
+MULTIPLE_CHOICE = "multiple choice"
+DATA_FOLDER = Path("data")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptLimit:
+    """The longest prompt a backbone is to see."""
+
+    template: Template
+    tokenizer: Tokenizer
+    max_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrepareOptions:
+    """How a question set is read and audited."""
+
+    layout: FileLayout = "canonical"
+    """Layout of the output."""
+    fields: NamedFields = field(default_factory=NamedFields)
+    grading: GradingSettings = field(default_factory=GradingSettings)
+    """Verifier of gold answers; multiple-choice sets use `choice` in place of `math`."""
+    prompt_limit: PromptLimit | None = None
+    benchmarks: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Evaluation questions by benchmark name; training questions that overlap with them are dropped."""
+    overlap_ngram: int = 8
+    """Words of an n-gram of the contamination check."""
+    overlap_threshold: float = 0.5
+    """Share of a benchmark question's n-grams from which a question is contaminated."""
+    near_threshold: float = 0.8
+    """Jaccard similarity from which two questions are reported as almost the same."""
+    arithmetic: ArithmeticSettings = field(default_factory=ArithmeticSettings)
+    """The built-in questions."""
+    heldout: bool = False
+    """Of `arithmetic`: the held-out questions instead of the training ones."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.overlap_threshold <= 1:
+            raise InputError(f"--overlap {self.overlap_threshold} is out of range: use a share above 0 and up to 1.")
+        if self.overlap_ngram < 1:
+            raise InputError(f"--ngram {self.overlap_ngram} is out of range: use a number of words of at least 1.")
+
+
+def default_output(source: str) -> Path:
+    """Where the questions of a source go when nothing else is said."""
+    return DATA_FOLDER / f"{default_name(source)}.parquet"
+
+
+def prepare(source: str, output: Path | None, options: PrepareOptions, progress: Progress) -> PrepareReport:
+    """Read, audit and write; without an `output` everything but the writing.
+
+    Raises InputError for a source that cannot be read, an output that cannot be written or is not `prepare`'s own, and
+    where no question is left; RunError for a download that breaks off or a disk that fills up.
+    """
+    started = time.perf_counter()
+    if output is not None:
+        check_output(source, output)
+    dropped, marked = Tally(), Tally()
+    if source == ARITHMETIC:
+        reading = make_arithmetic(options.arithmetic, heldout=options.heldout)
+    else:
+        reading = read_source(source, options.fields, dropped, progress)
+    questions = _audited(reading, options, dropped, marked, progress)
+    if not questions:
+        raise InputError(f"{source}: none of the {reading.num_read} rows is left: {_reasons(dropped.findings())}.")
+    report = PrepareReport(
+        source=reading.source,
+        revision=reading.revision,
+        split=reading.split,
+        layout=reading.layout,
+        output=output,
+        content_hash=content_hash(questions),
+        num_read=reading.num_read,
+        num_kept=len(questions),
+        num_folded=reading.num_folded,
+        dropped=dropped.findings(),
+        marked=marked.findings(),
+        levels=_levels(questions),
+        seconds=time.perf_counter() - started,
+    )
+    if output is not None:
+        write_questions(output, questions, _metadata(report, options), options.layout)
+    return report
+
+
+def check_output(source: str, output: Path) -> None:
+    """Raises InputError where writing `output` would fail or destroy what `prepare` cannot make again."""
+    if output.is_dir():
+        raise InputError(f"--output {output} is a folder: name a file, for example {output / 'questions.parquet'}.")
+    if output.exists() and Path(source).exists() and output.samefile(source):
+        raise InputError(f"--output {output} is the source itself: name another file.")
+    if output.exists() and not is_prepared(read_metadata(output)):
+        raise InputError(f"--output {output} exists and was not made by `exgrpo prepare`: name another file.")
+    parent = next(folder for folder in output.absolute().parents if folder.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise InputError(f"--output {output} cannot be written: {parent} is not a writable folder.")
+
+
+def _audited(
+    reading: Reading, options: PrepareOptions, dropped: Tally, marked: Tally, progress: Progress
+) -> list[Question]:
+    with _grading_pool(options.grading, reading.layout) as pool:
+        questions = drop_bad_golds(reading.questions, pool, dropped, progress)
+    if options.benchmarks:
+        questions = drop_contaminated(
+            questions,
+            options.benchmarks,
+            dropped,
+            progress,
+            size=options.overlap_ngram,
+            threshold=options.overlap_threshold,
+        )
+    limit = options.prompt_limit
+    if limit is not None:
+        questions = drop_long_prompts(
+            questions, limit.template, limit.tokenizer, dropped, progress, max_tokens=limit.max_tokens
+        )
+    mark_near_duplicates(questions, marked, progress, threshold=options.near_threshold)
+    return questions
+
+
+def _grading_pool(settings: GradingSettings, layout: str) -> GradingPool:
+    grader = "choice" if layout == MULTIPLE_CHOICE and settings.grader == "math" else settings.grader
+    return GradingPool(
+        grader=grader,
+        workers=settings.workers,
+        deadline_seconds=settings.deadline_seconds,
+        memory_bytes=settings.memory_mb * 2**20,
+        max_answer_chars=settings.max_answer_chars,
+    )
+
+
+def _levels(questions: Sequence[Question]) -> dict[str, int]:
+    counts = Counter(question.level for question in questions if question.level is not None)
+    return {level: counts[level] for level in sorted(counts)}
+
+
+def _reasons(findings: Mapping[str, Finding]) -> str:
+    return "; ".join(f"{finding.count} {reason} ({finding.examples[0]})" for reason, finding in findings.items())
+
+
+def _metadata(report: PrepareReport, options: PrepareOptions) -> dict[str, Any]:
+    limit = options.prompt_limit
+    return {
+        "made_by": MADE_BY_PREPARE,
+        "toolkit_version": __version__,
+        "source": report.source,
+        "revision": report.revision,
+        "split": report.split,
+        "source_layout": report.layout,
+        "options": {
+            "layout": options.layout,
+            "question_field": options.fields.question,
+            "answer_field": options.fields.answer,
+            "answer_pattern": options.fields.answer_pattern,
+            "grader": options.grading.grader,
+            "max_prompt_tokens": None if limit is None else limit.max_tokens,
+            "template": None if limit is None else limit.template.name,
+            "decontaminate": sorted(options.benchmarks),
+            "overlap_ngram": options.overlap_ngram,
+            "overlap_threshold": options.overlap_threshold,
+            "near_threshold": options.near_threshold,
+            "seed": options.arithmetic.seed if report.source == ARITHMETIC else None,
+        },
+        "counts": report.counts(),
+        "dropped": {reason: finding.to_json() for reason, finding in report.dropped.items()},
+        "marked": {reason: finding.to_json() for reason, finding in report.marked.items()},
+    }

@@ -1,0 +1,130 @@
+"""A source as questions: rows converted by the layout they have, exact duplicates folded."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from exgrpo_cli.data.arithmetic import make_questions
+from exgrpo_cli.data.audit import Progress, Tally, one_line
+from exgrpo_cli.data.drafts import Draft, Layout, UnusableRow
+from exgrpo_cli.data.files import Row, column_names, count_rows, iter_rows
+from exgrpo_cli.data.identity import question_id, same_content
+from exgrpo_cli.data.layouts import NamedFields, recognise
+from exgrpo_cli.data.sources import Source, open_source
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.settings import ArithmeticSettings
+from exgrpo_cli.types import Question
+
+ARITHMETIC = "arithmetic"
+_SAMPLE_ROWS = 20
+_PROGRESS_ROWS = 500
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """A source as questions, exact duplicates folded."""
+
+    questions: list[Question]
+    layout: str
+    source: str
+    revision: str | None
+    split: str | None
+    num_read: int
+    num_folded: int
+
+
+def make_arithmetic(settings: ArithmeticSettings, *, heldout: bool) -> Reading:
+    """The built-in training questions, or the held-out ones."""
+    split = make_questions(
+        num_train=settings.num_train, num_heldout=settings.num_heldout, levels=settings.levels, seed=settings.seed
+    )
+    questions = split.heldout if heldout else split.train
+    return Reading(
+        questions=list(questions),
+        layout="built-in",
+        source=ARITHMETIC,
+        revision=None,
+        split="held-out" if heldout else "train",
+        num_read=len(questions),
+        num_folded=0,
+    )
+
+
+def read_source(text: str, fields: NamedFields, dropped: Tally, progress: Progress) -> Reading:
+    """Read every row of a file, a folder or a hub data set; rows that are no questions go to `dropped`.
+
+    Raises InputError for a source that cannot be read or has no known layout, and for one id with different content.
+    """
+    source = open_source(text, lambda done, total: progress("fetching files", done, total))
+    layout = _layout_of(source, fields)
+    total = _count_rows(source)
+    kept: dict[str, Question] = {}
+    place_of: dict[str, str] = {}
+    num_read = num_folded = 0
+    for place, row in _placed_rows(source, layout.columns):
+        if num_read % _PROGRESS_ROWS == 0:
+            progress("reading rows", num_read, total)
+        num_read += 1
+        try:
+            question = _to_question(layout.convert(row), source.name)
+        except UnusableRow as error:
+            dropped.add(str(error), f"{place}: {one_line(str(dict(row)))}")
+            continue
+        earlier = kept.setdefault(question.id, question)
+        place_of.setdefault(question.id, place)
+        if earlier is question:
+            continue
+        if not same_content(earlier, question):
+            raise InputError(
+                f"{place_of[question.id]} and {place} have the id {question.id!r} (the last user message and the "
+                f"answer are the same) but other messages differ: keep one of them."
+            )
+        num_folded += 1
+    return Reading(
+        questions=list(kept.values()),
+        layout=layout.name,
+        source=source.name,
+        revision=source.revision,
+        split=source.split,
+        num_read=num_read,
+        num_folded=num_folded,
+    )
+
+
+def _layout_of(source: Source, fields: NamedFields) -> Layout:
+    layouts = {}
+    for file in source.files:
+        sample = [row for _, row in islice(iter_rows(file), _SAMPLE_ROWS)]
+        if sample:
+            layouts[file] = recognise(str(file), column_names(file, sample), sample[0], fields)
+    if not layouts:
+        raise InputError(f"{', '.join(map(str, source.files))}: no rows, so there are no questions to prepare.")
+    first_file, first = next(iter(layouts.items()))
+    for file, layout in layouts.items():
+        if layout.name != first.name:
+            raise InputError(
+                f"{first_file} has the {first.name} layout and {file} the {layout.name} one: prepare them one by one."
+            )
+    return first
+
+
+def _count_rows(source: Source) -> int | None:
+    counts = [count_rows(file) for file in source.files]
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
+def _placed_rows(source: Source, columns: Sequence[str]) -> Iterator[tuple[str, Row]]:
+    for file in source.files:
+        for number, row in iter_rows(file, columns):
+            yield f"{file}: row {number}", row
+
+
+def _to_question(draft: Draft, source: str) -> Question:
+    return Question(
+        id=question_id(draft.prompt, draft.answer),
+        prompt=draft.prompt,
+        answer=draft.answer,
+        source=draft.source or source,
+        level=draft.level,
+    )
