@@ -8,7 +8,7 @@ loop never sees a rank.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -31,6 +31,7 @@ class UpdateReport:
     """Flat keys of the step's journal: "policy/entropy", "policy/ratio_fresh", ... (absent where meaningless)."""
 
 
+@runtime_checkable
 class Generator(Protocol):
     """Prompts in, rollouts out."""
 
@@ -58,6 +59,7 @@ class Generator(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
 class Policy(Protocol):
     """The model being trained."""
 

@@ -25,7 +25,7 @@ class Experience:
     """What a step replays: one trajectory for each experiential question, in the order drawn."""
 
     replayed: dict[str, Replayed]
-    metrics: dict[str, float]
+    metrics: dict[str, float | int]
     """`replay/*` keys of the draw."""
     given_back: bool = False
     """The draw's effective sample size was below the bound: its questions stay in the buffer."""
@@ -105,9 +105,9 @@ def measure(
     return [
         group.measured(
             where,
-            np.array([scores[int(i)].mean_entropy for i in group.trajectory_ids[where]]),
-            np.array([scores[int(i)].mean_nll for i in group.trajectory_ids[where]]),
-            policy.weight_version,
+            entropy=np.array([scores[int(i)].mean_entropy for i in group.trajectory_ids[where]]),
+            nll=np.array([scores[int(i)].mean_nll for i in group.trajectory_ids[where]]),
+            weight_version=policy.weight_version,
         )
         for group, where in zip(candidates, stale, strict=True)
     ]
@@ -146,7 +146,7 @@ def effective_sample_share(chosen: list[Trajectory], current: list[TokenScores])
 
 def draw_metrics(
     candidates: list[Candidates], positions: list[int], chosen: list[Trajectory], step: int, *, measured: bool
-) -> dict[str, float]:
+) -> dict[str, float | int]:
     """`replay/*` keys of a draw; entropies only where they were measured for it."""
     metrics = {
         "replay/used": len(chosen),

@@ -3,8 +3,11 @@
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from exgrpo_cli.errors import InputError, RunError
 
@@ -45,6 +48,19 @@ class RunFolder:
         if not folder.config.is_file():
             raise InputError(f"{path} is not a run folder: it has no config.toml.")
         return folder
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder for one writer; raises InputError when another process trains in it."""
+        lock = FileLock(self.path / ".lock", timeout=0)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise InputError(f"{self.path}: another process is training in it; wait for it or stop it.") from None
+        try:
+            yield
+        finally:
+            lock.release()
 
     def write_json(self, path: Path, value: Mapping[str, Any]) -> None:
         write_atomic(path, json.dumps(value, indent=2, allow_nan=False) + "\n")

@@ -77,6 +77,7 @@ def train(config: Config, path: Path, *, resume: bool = False, reporter: Reporte
     torch.set_num_threads(config.run.threads)
     with Stopper() as stopper, ExitStack() as stack:
         folder = RunFolder.existing(path) if resume else RunFolder.create(path)
+        stack.enter_context(folder.locked())
         try:
             session = open_session(config, folder, stopper, reporter, stack)
         except BaseException:
@@ -187,7 +188,7 @@ def run(session: Session) -> None:
         session.save()
 
 
-def validation_metrics(session: Session) -> dict[str, float]:
+def validation_metrics(session: Session) -> dict[str, float | int]:
     """`val/<benchmark>` of the current weights; remembers the best step."""
     state = session.state
     name = Path(session.parts.config.data.heldout).stem

@@ -36,7 +36,7 @@ class Clock:
         finally:
             self.seconds[name] += time.perf_counter() - started
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float | int]:
         """`time/<phase>` for every phase, and `time/step` for the whole since the clock was made."""
         values = {f"time/{name}": self.seconds[name] for name in PHASES}
         values["time/step"] = time.perf_counter() - self._started
@@ -49,7 +49,7 @@ def pass_at_1(groups: Sequence[Group]) -> float:
     return float(np.mean(outcomes)) if outcomes else math.nan
 
 
-def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
+def batch_metrics(groups: Sequence[Group]) -> dict[str, float | int]:
     """Rewards, success and lengths of a step's groups, and verdict counts over all fresh rollouts."""
     fresh = [group for group in groups if group.replayed is None]
     experiential = [group for group in groups if group.replayed is not None]
@@ -74,7 +74,7 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
     return values | {f"verdict/{verdict.value.replace(' ', '_')}": verdicts[verdict] for verdict in Verdict}
 
 
-def logprob_gap(groups: Sequence[Group]) -> dict[str, float]:
+def logprob_gap(groups: Sequence[Group]) -> dict[str, float | int]:
     """|log pi_trainer - log pi_engine| over fresh tokens: a growing gap means the generator has stale weights."""
     gaps = [
         np.abs(scores.logprobs - member.rollout.engine_logprobs)
@@ -87,10 +87,10 @@ def logprob_gap(groups: Sequence[Group]) -> dict[str, float]:
     return {"policy/logprob_gap_mean": float(gap.mean(dtype=np.float64)), "policy/logprob_gap_max": float(gap.max())}
 
 
-def update_metrics(reports: Sequence[UpdateReport]) -> dict[str, float]:
+def update_metrics(reports: Sequence[UpdateReport]) -> dict[str, float | int]:
     """A step's updates: means of the means, maxima of the maxima, and how many were applied or skipped."""
     names = sorted({name for report in reports for name in report.metrics})
-    values: dict[str, float] = {}
+    values: dict[str, float | int] = {}
     for name in names:
         series = [report.metrics[name] for report in reports if name in report.metrics]
         values[name] = max(series) if name.endswith("_max") else float(np.mean(series))

@@ -5,7 +5,7 @@ Everything goes to stderr; stdout belongs to the command's data.
 
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 
+@runtime_checkable
 class Reporter(Protocol):
     """Told what happens; decides what is shown."""
 

@@ -1,0 +1,94 @@
+"""Settings of the whole suite: no network, one thread, caches of its own."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# Two OpenMP threads on two busy cores wait for each other; one is as fast here and sums in one order everywhere.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def shared_data() -> Path:
+    """Real question files beside the project, where somebody has put them."""
+    folder = Path(__file__).parents[2] / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"no real question files at {folder}")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache folder for the suite, so that a test never touches the user's."""
+    folder = tmp_path_factory.mktemp("cache")
+    before = os.environ.get("EXGRPO_CACHE")
+    os.environ["EXGRPO_CACHE"] = str(folder)
+    yield folder
+    if before is None:
+        del os.environ["EXGRPO_CACHE"]
+    else:
+        os.environ["EXGRPO_CACHE"] = before
+
+
+@pytest.fixture(scope="session")
+def small_backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Hugging Face folder of a very small backbone that solves some two-operation sums: seconds to train."""
+    import numpy as np
+
+    from exgrpo_cli.backbones.export import export_model
+    from exgrpo_cli.backbones.tiny import MAX_TOKENS, make_model
+    from exgrpo_cli.backbones.tokenizer import make_tokenizer
+    from exgrpo_cli.backbones.warm_start import WarmStartRecipe, warm_start
+    from exgrpo_cli.settings import TinySettings
+
+    tokenizer = make_tokenizer(max_tokens=MAX_TOKENS)
+    model = make_model(TinySettings(hidden_size=64, num_layers=2, ffn_size=128), tokenizer)
+    warm_start(
+        model,
+        tokenizer,
+        steps=200,
+        batch_size=32,
+        recipe=WarmStartRecipe(levels=(1, 2)),
+        rng=np.random.default_rng(0),
+        progress=lambda done, total: None,
+    )
+    folder = tmp_path_factory.mktemp("backbone") / "small"
+    export_model(model, tokenizer, folder, eos_ids=(tokenizer.eos_token_id,))
+    return folder
+
+
+SMALL_RUN = (
+    "arithmetic.levels=[2]",
+    "arithmetic.num_train=60",
+    "arithmetic.num_heldout=20",
+    "rollout.questions_per_step=8",
+    "replay.start_threshold=0.05",
+    "run.steps=6",
+    "run.save_every=3",
+    "run.threads=1",
+    "validation.samples=2",
+)
+"""Settings of a run that takes a few seconds, with two updates a step."""
+
+
+@pytest.fixture
+def small_config(small_backbone: Path):
+    """`small_config("replay.metric=ppl", method="grpo")`: a configuration of a few seconds."""
+    from exgrpo_cli.layers import build_config
+    from exgrpo_cli.settings import Config
+
+    def make(*assignments: str, method: str = "exgrpo") -> Config:
+        return build_config(method=method, assignments=[*SMALL_RUN, f"backbone.source={small_backbone}", *assignments])
+
+    return make
