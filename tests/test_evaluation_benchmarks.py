@@ -10,7 +10,6 @@ import pytest
 
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.evaluation.benchmarks import Benchmark, Protocol, Source, load_benchmark, load_suite, own_benchmark
-from exgrpo_cli.evaluation.hub import read_files
 from exgrpo_cli.evaluation.questions import benchmark_questions
 from exgrpo_cli.presets import preset_names
 
@@ -31,12 +30,9 @@ def write_rows(path: Path, rows: list[dict[str, object]]) -> Path:
     return path
 
 
-def choice_benchmark(**source: object) -> Benchmark:
+def choice_benchmark(seed: int = 0) -> Benchmark:
     return Benchmark(
-        name="quiz",
-        title="Quiz",
-        source=Source(dataset="someone/quiz", question="question", **source),
-        protocol=Protocol(grader="choice"),
+        name="quiz", title="Quiz", source=Source(dataset=""), protocol=Protocol(grader="choice", shuffle_seed=seed)
     )
 
 
@@ -109,60 +105,59 @@ def test_own_benchmark_takes_every_row(tmp_path):
         own_benchmark("aime24")
 
 
-def test_free_answers_of_published_files(tmp_path):
-    path = tmp_path / "test.jsonl"
+def test_own_file_may_be_of_any_known_format(tmp_path):
+    path = tmp_path / "mine.jsonl"
     rows = [{"problem": "Sum?", "answer": 142.0}, {"problem": "Roots?", "answer": ["1", "2"]}]
     path.write_text("\n".join(map(json.dumps, rows)))
-    source = Source(dataset="someone/sums", question="problem", answer="answer")
-    read = read_files(replace(choice_benchmark(), source=source), [path], commit="c0ffee")
-    assert [question.answer for question in read.questions] == ["142", "1, 2"]
+    loaded = benchmark_questions(own_benchmark("mine"), path)
+    assert [question.answer for question in loaded.questions] == ["142", "1, 2"]
+
+
+def test_a_row_without_an_answer_is_refused(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"problem": "Sum?", "answer": 1}\n{"problem": "Roots?", "answer": null}\n')
+    with pytest.raises(InputError, match=r"mine.jsonl: row 2 is no question of mine: no answer"):
+        benchmark_questions(own_benchmark("mine"), path)
+
+
+def test_an_empty_file_is_refused(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text("")
+    with pytest.raises(InputError, match=r"mine.jsonl has no rows"):
+        benchmark_questions(own_benchmark("mine"), path)
 
 
 @pytest.mark.parametrize(
-    ("columns", "row"),
+    "row",
     [
-        (
-            {"options": ("choices.text",), "labels": "choices.label", "answer": "key", "answer_names": "label"},
-            {"choices": {"text": ["red", "blue", "green"], "label": ["1", "2", "3"]}, "key": "2"},
-        ),
-        ({"options": ("all",), "answer": "right", "answer_names": "index"}, {"all": ["red", "blue"], "right": 1}),
-        ({"options": ("yes", "no1", "no2"), "answer_names": "first"}, {"yes": "blue", "no1": "red", "no2": "green"}),
-        ({"options": ("all",), "answer": "right"}, {"all": ["red", "blue"], "right": "blue"}),
+        {"choices": {"text": ["red", "blue", "green"], "label": ["1", "2", "3"]}, "answerKey": "2"},  # ARC
+        {"options": ["red", "blue"], "answer": "B", "answer_index": 1},  # MMLU-Pro
+        {"Correct Answer": "blue", **{f"Incorrect Answer {n}": f"shade {n}" for n in (1, 2, 3)}},  # GPQA
     ],
 )
-def test_gold_letter_follows_the_shuffled_option(tmp_path, columns, row):
+def test_gold_letter_follows_the_shuffled_option(tmp_path, row):
     letters = set()
     for seed in range(12):
-        benchmark = choice_benchmark(**columns)
-        benchmark = replace(benchmark, protocol=replace(benchmark.protocol, shuffle_seed=seed))
         path = write_rows(tmp_path / "quiz.parquet", [{"question": "Colour?", **row}])
-        read = read_files(benchmark, [path], commit="c0ffee")
+        read = benchmark_questions(choice_benchmark(seed), path)
         (question,) = read.questions
         options = read.options[question.id]
-        assert options["ABC".index(question.answer)] == "blue"
-        assert f"\n{question.answer}. blue\n" in question.prompt[-1].content
+        assert options["ABCD".index(question.answer)] == "blue"
+        assert f"\n{question.answer}. blue" in question.prompt[-1].content
         letters.add(question.answer)
     assert len(letters) > 1
 
 
 def test_option_order_does_not_depend_on_the_place_in_the_file(tmp_path):
-    rows = [{"question": f"Q{n}", "all": ["a", "b", "c", "d", "e"], "right": 0} for n in range(5)]
-    benchmark = choice_benchmark(options=("all",), answer="right", answer_names="index")
-    forward = read_files(benchmark, [write_rows(tmp_path / "1.parquet", rows)], commit="").options
-    backward = read_files(benchmark, [write_rows(tmp_path / "2.parquet", rows[::-1])], commit="").options
+    rows = [{"question": f"Q{n}", "options": ["a", "b", "c", "d", "e"], "answer": "A"} for n in range(5)]
+    forward = benchmark_questions(choice_benchmark(), write_rows(tmp_path / "1.parquet", rows)).options
+    backward = benchmark_questions(choice_benchmark(), write_rows(tmp_path / "2.parquet", rows[::-1])).options
     assert forward == backward
     assert len(set(forward.values())) > 1
 
 
-def test_a_row_whose_answer_names_no_option(tmp_path):
-    path = write_rows(tmp_path / "quiz.parquet", [{"question": "Colour?", "all": ["red", "blue"], "right": 2}])
-    benchmark = choice_benchmark(options=("all",), answer="right", answer_names="index")
-    with pytest.raises(InputError, match=r"someone/quiz/quiz.parquet: row 1: right is 2, which names none"):
-        read_files(benchmark, [path], commit="")
-
-
-def test_a_missing_column_is_named(tmp_path):
-    path = write_rows(tmp_path / "quiz.parquet", [{"question": "Colour?", "all": ["red", "blue"]}])
-    benchmark = choice_benchmark(options=("choices.text",), answer_names="first")
-    with pytest.raises(InputError, match=r"row 1 has no value in column 'choices.text': found \['all', 'question'\]"):
-        read_files(benchmark, [path], commit="")
+def test_options_that_cannot_be_told_apart_are_asked_as_they_are(tmp_path):
+    path = write_rows(tmp_path / "quiz.parquet", [verl_row("quiz", "Colour? (a) red (b) blue", "B")])
+    read = benchmark_questions(choice_benchmark(), path)
+    assert read.questions[0].prompt[-1].content == "Colour? (a) red (b) blue"
+    assert read.options == {}

@@ -5,13 +5,13 @@ An evaluation needs text, whoever sampled it: a Generator in this process, behin
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int32
 
 from exgrpo_cli.engines.protocols import Generator
-from exgrpo_cli.types import Message, Rollout, RolloutRequest, SamplingParams, StopReason
+from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams, StopReason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,10 +28,9 @@ class Response:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResponseRequest:
-    """One question and the seeds of the responses wanted for it."""
+    """One question and the seeds of the responses wanted for it; the source knows the prompt."""
 
     question_id: str
-    prompt: tuple[Message, ...]
     seeds: tuple[int, ...]
 
 
@@ -39,6 +38,7 @@ OnResponse = Callable[[int, int, Response], None]
 """(index of the request, index of the seed, response), called from the thread that asked."""
 
 
+@runtime_checkable
 class ResponseSource(Protocol):
     """Anything that answers questions in text."""
 

@@ -20,25 +20,18 @@ class Source:
     """Where a benchmark's questions are and what its columns mean."""
 
     dataset: str
-    """`arithmetic` (built in) or a hub data set id."""
+    """`arithmetic` (built in) or a hub data set id; empty for questions that come from a file alone."""
     revision: str = "main"
     """Hub revision; the commit it stood for is part of every result."""
-    files: tuple[str, ...] = ()
-    """Patterns of the data set's files that hold the questions."""
-    question: str = "question"
-    """Column with the question's text; dots lead into nested columns."""
-    answer: str = ""
-    """Column that gives the right answer, read as `answer_names` says."""
-    level: str = ""
-    """Column with the difficulty or field; empty for none."""
-    options: tuple[str, ...] = ()
-    """Columns with the options of a multiple-choice question, a list-valued one standing for several."""
-    labels: str = ""
-    """Column with the options' labels, where `answer` is one of them."""
-    answer_names: Literal["text", "label", "index", "first"] = "text"
-    """What `answer` is: the answer itself, an option's label or its index from 0; "first" says the first option is right."""
+    selectors: tuple[str, ...] = ()
+    """Configuration and split of the data set, or one of its files."""
     data_sources: tuple[str, ...] = ()
     """Names of this benchmark in a file given with `--data`, lower case, letters and digits only."""
+
+    @property
+    def text(self) -> str:
+        """The source as `prepare` takes it: `owner/name@revision:configuration:split`."""
+        return ":".join([f"{self.dataset}@{self.revision}", *self.selectors])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

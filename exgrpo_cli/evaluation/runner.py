@@ -74,7 +74,7 @@ def evaluate_source(
     `on_result` gets each question's record once, in the order in which questions finish.
     """
     requests = [
-        ResponseRequest(question_id=question.id, prompt=question.prompt, seeds=sample_seeds(seed, question.id, samples))
+        ResponseRequest(question_id=question.id, seeds=sample_seeds(seed, question.id, samples))
         for question in questions
     ]
     collector = _Collector(requests, questions, pool, answer_format, options or {}, on_result or (lambda record: None))

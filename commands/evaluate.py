@@ -1,0 +1,181 @@
+"""`exgrpo evaluate`: score a model on benchmarks, or compare two results."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from exgrpo_cli.commands.options import DebugOption, DryRunOption, JsonOption, QuietOption, print_json, talk
+
+if TYPE_CHECKING:
+    from exgrpo_cli.evaluation.comparison import Comparison
+    from exgrpo_cli.evaluation.service import EvaluationPlan, EvaluationReport, EvaluationRequest
+
+
+def evaluate(
+    benchmarks: Annotated[
+        list[str] | None, typer.Argument(metavar="[BENCHMARK]...", help="arithmetic, aime24, math500, ..., or paper.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Run folder (RUN@step-000050, RUN@best, RUN@latest), model folder, hub id or backbone preset.",
+            show_default="the newest finished run",
+        ),
+    ] = None,
+    data: Annotated[Path | None, typer.Option(metavar="FILE", help="Questions instead of the benchmark's own.")] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, metavar="K", help="Samples per question.", show_default="the benchmark's")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(help="T.", show_default="the benchmark's, mostly 0.6")] = None,
+    top_p: Annotated[float | None, typer.Option("--top-p", help="Nucleus.", show_default="1")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="New tokens at most.", show_default="the benchmark's, mostly 8192")
+    ] = None,
+    template: Annotated[
+        str | None, typer.Option(help="Prompt template.", show_default="the run's, else the model's own")
+    ] = None,
+    grader: Annotated[
+        list[str] | None, typer.Option(help="Second grader: math, choice, exact or python:module:function; repeatable.")
+    ] = None,
+    engine: Annotated[Literal["hf", "vllm"], typer.Option(help="Engine of a model loaded here.")] = "hf",
+    endpoint: Annotated[
+        str | None, typer.Option(metavar="URL", help="OpenAI-compatible server that serves --model.")
+    ] = None,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where the model is loaded.")] = "auto",
+    output: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Results folder.", show_default="results/<benchmark>-<model>")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the samples.")] = 0,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Fixed batches: resumed or not, bit for bit the same.")
+    ] = False,
+    rescore: Annotated[bool, typer.Option("--rescore", help="Grade stored samples again, without a model.")] = False,
+    compare: Annotated[
+        tuple[Path, Path] | None, typer.Option(metavar="A B", help="Compare two results folders, question by question.")
+    ] = None,
+    dry_run: DryRunOption = False,
+    quiet: QuietOption = False,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Score a model on benchmarks with intervals, resuming what was interrupted.
+
+    \b
+    Examples:
+      exgrpo evaluate arithmetic
+      exgrpo evaluate aime24 math500 --model Qwen/Qwen2.5-Math-1.5B --max-tokens 3000
+      exgrpo evaluate --compare results/aime24-before results/aime24-after
+    """
+    from exgrpo_cli.evaluation.service import EvaluationRequest
+    from exgrpo_cli.training.threads import choose_threads
+
+    if compare is not None:
+        _compare(compare, json)
+        return
+    values = {
+        "samples": samples,
+        "temperature": temperature,
+        "top_p": top_p,
+        "max_tokens": max_tokens,
+        "template": template,
+    }
+    request = EvaluationRequest(
+        benchmarks=tuple(benchmarks or ()),
+        model=model,
+        output=output,
+        protocol={name: value for name, value in values.items() if value is not None},
+        seed=seed,
+        engine=engine,
+        endpoint=endpoint,
+        data=data,
+        second_graders=tuple(grader or ()),
+        device=device,
+        threads=choose_threads(0),
+        deterministic=deterministic,
+    )
+    report = _rescore(request) if rescore else _evaluate(request, dry_run=dry_run, json=json, quiet=quiet)
+    if report is not None:
+        _show(report, json, quiet)
+
+
+def _evaluate(request: "EvaluationRequest", *, dry_run: bool, json: bool, quiet: bool) -> "EvaluationReport | None":
+    from exgrpo_cli.evaluation.service import evaluate, plan_evaluation
+
+    plan = plan_evaluation(request)
+    if request.model is None:
+        talk(f"model: the newest finished run, {plan.model}", quiet=quiet)
+    if dry_run:
+        _print_plan(plan, json)
+        return None
+    return evaluate(plan, lambda text: talk(text, quiet=quiet), quiet=quiet)
+
+
+def _rescore(request: "EvaluationRequest") -> "EvaluationReport":
+    from exgrpo_cli.evaluation.service import plan_evaluation, rescore_folders
+
+    if request.output is not None and not request.benchmarks:
+        return rescore_folders([request.output], request.second_graders)
+    return rescore_folders(list(plan_evaluation(request).folders.values()), request.second_graders)
+
+
+def _print_plan(plan: "EvaluationPlan", json: bool) -> None:
+    if json:
+        print_json(plan.to_json())
+        return
+    shown = plan.to_json()
+    typer.echo(f"model {shown['model']['name']} from {shown['model']['source']}")
+    for name, settings in shown["benchmarks"].items():
+        typer.echo(f"{name}: " + ", ".join(f"{key} {value}" for key, value in settings.items()))
+
+
+def _show(report: "EvaluationReport", json: bool, quiet: bool) -> None:
+    """The score on stdout, the plot and the tables in the results folder."""
+    from rich.console import Console
+
+    from exgrpo_cli.evaluation.tables import terminal_table
+    from exgrpo_cli.plots.evaluation import BenchmarkScore, accuracy_by_benchmark
+    from exgrpo_cli.plots.style import save
+
+    scores = [
+        BenchmarkScore(
+            model=report.model,
+            benchmark=report.titles[name],
+            value=result["avg_at_k"],
+            low=result["low"],
+            high=result["high"],
+        )
+        for name, result in report.results.items()
+    ]
+    save(accuracy_by_benchmark(scores), report.folder, "accuracy")
+    if json:
+        print_json(report.to_json())
+    else:
+        console = Console(markup=False, highlight=False)
+        console.print(terminal_table(report.model, report.results, report.titles))
+        for name, value in report.averages.items():
+            console.print(f"average {name}: {100 * value:.1f}")
+    talk(f"results in {report.folder}", quiet=quiet)
+
+
+def _compare(folders: Sequence[Path], json: bool) -> None:
+    from exgrpo_cli.evaluation.comparison import compare_folders
+
+    comparison = compare_folders(folders[0], folders[1])
+    print_json(comparison.to_json()) if json else _print_comparison(comparison)
+
+
+def _print_comparison(comparison: "Comparison") -> None:
+    difference = comparison.difference
+    typer.echo(
+        f"{comparison.benchmark}: {comparison.second} minus {comparison.first}: {100 * difference.value:+.1f} points, "
+        f"95 % interval {100 * difference.low:+.1f} to {100 * difference.high:+.1f}, p = {difference.p_value:.4f}, "
+        f"{difference.questions} questions paired"
+    )
+    for flip in comparison.flips:
+        text = " ".join(flip.text.split())
+        typer.echo(f"  {flip.first:.2f} -> {flip.second:.2f}  {flip.question_id}  {text[:80]}")
+    for note in comparison.notes:
+        talk(f"note: {note}")

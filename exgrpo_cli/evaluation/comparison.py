@@ -1,0 +1,104 @@
+"""Two results of the same benchmark: the paired difference, and the questions that flipped."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.evaluation.folder import ResultsFolder
+from exgrpo_cli.evaluation.metrics import BOOTSTRAP_SEED
+from exgrpo_cli.evaluation.records import QuestionRecord
+from exgrpo_cli.evaluation.stamp import MAY_DIFFER_IN_COMPARISON, Stamp, differences
+from exgrpo_cli.evaluation.statistics import PairedDifference, compare_paired
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flip:
+    """A question that one model mostly solves and the other mostly does not."""
+
+    question_id: str
+    text: str
+    first: float
+    """Pass rate."""
+    second: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Second minus first, paired by question."""
+
+    benchmark: str
+    first: str
+    second: str
+    difference: PairedDifference
+    flips: tuple[Flip, ...]
+    """Pass rates on different sides of one half, the largest changes first."""
+    notes: tuple[str, ...]
+    """Differences of the two evaluations that do not forbid the comparison."""
+
+    def to_json(self) -> dict[str, Any]:
+        difference = self.difference
+        return {
+            "benchmark": self.benchmark,
+            "first": self.first,
+            "second": self.second,
+            "difference": difference.value,
+            "low": difference.low,
+            "high": difference.high,
+            "p_value": difference.p_value,
+            "questions": difference.questions,
+            "gained": [flip.question_id for flip in self.flips if flip.second > flip.first],
+            "lost": [flip.question_id for flip in self.flips if flip.second < flip.first],
+            "notes": list(self.notes),
+        }
+
+
+def compare_folders(first: Path, second: Path) -> Comparison:
+    """Compare two finished results folders.
+
+    Raises InputError naming every difference of their protocols that makes the scores incomparable, and for a folder
+    that is unfinished.
+    """
+    stamps, records = [], []
+    for path in (first, second):
+        with ResultsFolder.open(path) as folder:
+            stamps.append(folder.stamp)
+            records.append(_finished(folder))
+    unlike = differences(*stamps, may_differ=MAY_DIFFER_IN_COMPARISON)
+    if unlike:
+        raise InputError(
+            f"{first} and {second} cannot be compared, their protocols differ: {'; '.join(unlike)}. Evaluate one of "
+            "them again as the other was."
+        )
+    return compare_records(stamps, records)
+
+
+def compare_records(stamps: list[Stamp], records: list[dict[str, QuestionRecord]]) -> Comparison:
+    """The comparison of two results with equal protocols."""
+    one, other = records
+    pairs = [(one[question_id], other[question_id]) for question_id in one]
+    rates = np.array([[a.pass_rate, b.pass_rate] for a, b in pairs])
+    flips = [
+        Flip(question_id=a.question.id, text=a.question.prompt[-1].content, first=a.pass_rate, second=b.pass_rate)
+        for a, b in pairs
+        if (a.pass_rate - 0.5) * (b.pass_rate - 0.5) < 0
+    ]
+    return Comparison(
+        benchmark=stamps[0]["benchmark"]["name"],
+        first=stamps[0]["model"]["name"],
+        second=stamps[1]["model"]["name"],
+        difference=compare_paired(rates[:, 0], rates[:, 1], np.random.default_rng(BOOTSTRAP_SEED)),
+        flips=tuple(sorted(flips, key=lambda flip: -abs(flip.second - flip.first))),
+        notes=tuple(differences(*stamps, may_differ=("environment.", "model."))),
+    )
+
+
+def _finished(folder: ResultsFolder) -> dict[str, QuestionRecord]:
+    asked, records = folder.asked(), folder.records()
+    if len(records) < len(asked):
+        raise InputError(
+            f"{folder.path} holds {len(records)} of {len(asked)} questions: finish it before it is compared."
+        )
+    return {item.question.id: records[item.question.id] for item in asked}

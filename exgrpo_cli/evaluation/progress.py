@@ -1,0 +1,91 @@
+"""How far an evaluation is: rate, remaining time and the score so far.
+
+Live on a terminal, a plain line now and then elsewhere; always on stderr, since stdout belongs to the command's data.
+"""
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from exgrpo_cli.evaluation.records import QuestionRecord
+
+LINE_EVERY_SECONDS = 15.0
+
+
+class EvaluationProgress:
+    """Progress of one benchmark; a context manager."""
+
+    def __init__(self, name: str, total: int, *, quiet: bool) -> None:
+        self._name = name
+        self._total = total
+        self._console = Console(stderr=True, quiet=quiet)
+        self._done = 0
+        self._correct = 0.0
+        self._new_tokens = 0
+        self._found = 0
+        self._started = self._last_line = time.monotonic()
+        self._live: Progress | None = None
+        self._task: TaskID | None = None
+        if self._console.is_terminal and not quiet:
+            self._live = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=32),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[figures]}"),
+                console=self._console,
+            )
+            self._task = self._live.add_task(name, total=total, figures="")
+
+    def __enter__(self) -> "EvaluationProgress":
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def found(self, records: Sequence[QuestionRecord]) -> None:
+        """Finished questions of an earlier, interrupted evaluation."""
+        self._found = len(records)
+        if records and len(records) < self._total:
+            self._console.print(f"{self._name}: going on after {len(records)} of {self._total} questions", markup=False)
+        self._count(records)
+
+    def finished(self, record: QuestionRecord) -> None:
+        """One more question."""
+        self._new_tokens += sum(sample.num_tokens for sample in record.samples)
+        self._count([record])
+
+    def _count(self, records: Sequence[QuestionRecord]) -> None:
+        self._done += len(records)
+        self._correct += sum(record.pass_rate for record in records)
+        if self._live is not None and self._task is not None:
+            self._live.update(self._task, completed=self._done, figures=self._figures())
+        elif self._due():
+            self._console.print(f"{self._name}: {self._done}/{self._total}, {self._figures()}", markup=False)
+
+    def _due(self) -> bool:
+        now = time.monotonic()
+        if self._done == self._found or (self._done < self._total and now - self._last_line < LINE_EVERY_SECONDS):
+            return False
+        self._last_line = now
+        return True
+
+    def _figures(self) -> str:
+        if not self._done:
+            return ""
+        seconds = max(time.monotonic() - self._started, 1e-9)
+        new = self._done - self._found
+        parts = [f"score {100 * self._correct / self._done:.1f} %"]
+        if new:
+            parts += [f"{self._new_tokens / seconds:,.0f} tokens/s"]
+            if self._live is None and self._done < self._total:
+                parts += [f"{seconds / new * (self._total - self._done):.0f} s left"]
+        return ", ".join(parts)

@@ -1,0 +1,91 @@
+"""From a finished results folder to its figures: score, maj@k, second graders, and the files people read."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.evaluation.files import write_json, write_json_lines, write_text
+from exgrpo_cli.evaluation.folder import ResultsFolder
+from exgrpo_cli.evaluation.majority import majority_at_k
+from exgrpo_cli.evaluation.metrics import summarise
+from exgrpo_cli.evaluation.records import Evaluation, QuestionRecord
+from exgrpo_cli.evaluation.regrade import Disagreement, disagreements, regrade, stamped_format
+from exgrpo_cli.evaluation.sample_table import write_samples
+from exgrpo_cli.evaluation.stamp import Stamp, grader_version
+from exgrpo_cli.evaluation.tables import Column, latex, markdown
+from exgrpo_cli.grading import GradingPool
+from exgrpo_cli.settings import GradingSettings
+
+
+def open_pool(grader: str, workers: int) -> GradingPool:
+    """A grading pool with the settings of every evaluation."""
+    settings = GradingSettings()
+    return GradingPool(
+        grader=grader,
+        workers=workers,
+        deadline_seconds=settings.deadline_seconds,
+        memory_bytes=settings.memory_mb * 2**20,
+        max_answer_chars=settings.max_answer_chars,
+    )
+
+
+def score_folder(
+    folder: ResultsFolder, pool: GradingPool, second_graders: Sequence[str], workers: int
+) -> dict[str, Any]:
+    """Write `results.json`, `samples.parquet` and, with second graders, `disagreements.jsonl`; return the results.
+
+    Raises InputError while questions are unfinished.
+    """
+    stamp, asked, by_id = folder.stamp, folder.asked(), folder.records()
+    if len(by_id) < len(asked):
+        raise InputError(f"{folder.path} holds {len(by_id)} of {len(asked)} questions: finish the evaluation first.")
+    records = [by_id[item.question.id] for item in asked]
+    answer_format = stamped_format(stamp)
+    evaluation = Evaluation(records=tuple(records), samples=stamp["sampling"]["samples"])
+    result = summarise(evaluation)
+    if evaluation.samples > 1:
+        result["maj_at_k"] = majority_at_k(records, answer_format, pool)
+    seconds = {}
+    for grader in second_graders:
+        with open_pool(grader, workers) as second_pool:
+            seconds[grader] = regrade(records, asked, answer_format, second_pool)
+    differing = _disagreements(stamp, records, seconds)
+    if seconds:
+        result["second_graders"] = {
+            name: _second(name, regraded, evaluation.samples, differing) for name, regraded in seconds.items()
+        }
+        write_json_lines(folder.path / "disagreements.jsonl", (item.to_json() for item in differing))
+    result["protocol"] = stamp
+    write_samples(folder.path / "samples.parquet", asked, records, seconds)
+    write_json(folder.path / "results.json", result)
+    return result
+
+
+def rescore(folder: ResultsFolder, pool: GradingPool) -> None:
+    """Grade all stored samples again with the protocol's grader as it is today."""
+    stamp, asked, records = folder.stamp, folder.asked(), list(folder.records().values())
+    folder.rewrite(regrade(records, asked, stamped_format(stamp), pool))
+    stamp["grader"]["version"] = grader_version(stamp["grader"]["name"])
+    folder.restamp(stamp)
+
+
+def write_tables(folder: Path, model: str, columns: Sequence[Column]) -> None:
+    """`table.md` and `table.tex` beside the results."""
+    write_text(folder / "table.md", markdown(model, columns))
+    write_text(folder / "table.tex", latex(model, columns))
+
+
+def _disagreements(
+    stamp: Stamp, records: Sequence[QuestionRecord], seconds: dict[str, list[QuestionRecord]]
+) -> list[Disagreement]:
+    first = stamp["grader"]["name"]
+    return [item for name, regraded in seconds.items() for item in disagreements(first, records, name, regraded)]
+
+
+def _second(
+    name: str, records: Sequence[QuestionRecord], samples: int, differing: Sequence[Disagreement]
+) -> dict[str, Any]:
+    result = summarise(Evaluation(records=tuple(records), samples=samples))
+    kept = {key: result[key] for key in ("avg_at_k", "low", "high", "verdicts")}
+    return {**kept, "version": grader_version(name), "disagreements": sum(name in item.verdicts for item in differing)}

@@ -1,0 +1,236 @@
+"""A whole evaluation as a user asks for it: benchmarks, a model, and what is to differ from the presets."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exgrpo_cli.errors import InputError, Interrupted
+from exgrpo_cli.evaluation.benchmarks import Benchmark, Suite, load_benchmark, load_suite, own_benchmark
+from exgrpo_cli.evaluation.files import write_json
+from exgrpo_cli.evaluation.folder import ResultsFolder
+from exgrpo_cli.evaluation.models import ModelChoice, choose_model
+from exgrpo_cli.evaluation.progress import EvaluationProgress
+from exgrpo_cli.evaluation.scoring import open_pool, rescore, score_folder, write_tables
+from exgrpo_cli.evaluation.tables import average, table_columns
+from exgrpo_cli.presets import preset_names
+
+if TYPE_CHECKING:
+    from exgrpo_cli.evaluation.asking import Asker
+
+RESULTS = Path("results")
+MOST_GRADING_WORKERS = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationRequest:
+    """What was asked for; None stands for the preset's choice."""
+
+    benchmarks: tuple[str, ...]
+    model: str | None = None
+    output: Path | None = None
+    protocol: Mapping[str, Any] = field(default_factory=dict)
+    """Values that replace the presets': samples, temperature, top_p, max_tokens, template."""
+    seed: int = 0
+    engine: str = "hf"
+    endpoint: str | None = None
+    data: Path | None = None
+    second_graders: tuple[str, ...] = ()
+    device: str = "auto"
+    threads: int = 1
+    deterministic: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationPlan:
+    """The request with everything looked up that can be without loading a model."""
+
+    request: EvaluationRequest
+    suite: Suite
+    model: str
+    """Name for tables."""
+    choice: ModelChoice | None
+    """None when a server answers."""
+    folders: Mapping[str, Path]
+    """Results folder of each benchmark."""
+    summary_folder: Path
+    """Where the table over all benchmarks goes; the benchmark's own folder when there is one."""
+
+    def to_json(self) -> dict[str, Any]:
+        source = self.request.endpoint or (self.choice.config.backbone.source if self.choice else "")
+        return {
+            "model": {"name": self.model, "source": source},
+            "benchmarks": {
+                benchmark.name: {
+                    "source": str(self.request.data) if self.request.data else benchmark.source.dataset,
+                    "folder": str(self.folders[benchmark.name]),
+                    **asdict(benchmark.protocol),
+                }
+                for benchmark in self.suite.benchmarks
+            },
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationReport:
+    """What an evaluation found."""
+
+    model: str
+    results: Mapping[str, Mapping[str, Any]]
+    """Benchmark to what its `results.json` holds."""
+    titles: Mapping[str, str]
+    averages: Mapping[str, float]
+    """Of a suite evaluated whole."""
+    folder: Path
+    """Where the tables are."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Results by benchmark; `benchmark` repeats the only one, for scripts that need not know its name."""
+        only = next(iter(self.results.values())) if len(self.results) == 1 else None
+        alone = {} if only is None else {"benchmark": {"name": next(iter(self.results)), **only}}
+        averages = {"averages": dict(self.averages)} if self.averages else {}
+        return {**self.results, **alone, **averages}
+
+
+def plan_evaluation(request: EvaluationRequest) -> EvaluationPlan:
+    """Look up benchmarks, model and folders. Raises InputError naming what is unknown or contradicts itself."""
+    suite = _suite(request)
+    if request.endpoint is not None:
+        if request.model is None:
+            raise InputError("--endpoint needs --model: the name under which the server serves it.")
+        if request.deterministic:
+            raise InputError("--deterministic needs a model loaded here: a server batches as it likes.")
+        choice, name, file_name = None, request.model, request.model.replace("/", "--")
+    else:
+        choice = choose_model(request.model)
+        name, file_name = choice.name, choice.file_name
+    parent = request.output or RESULTS
+    folders = {benchmark.name: parent / f"{benchmark.name}-{file_name}" for benchmark in suite.benchmarks}
+    if len(folders) == 1 and request.output is not None:
+        folders = dict.fromkeys(folders, request.output)
+    summary = next(iter(folders.values())) if len(folders) == 1 else parent / f"{suite.name}-{file_name}"
+    return EvaluationPlan(
+        request=request, suite=suite, model=name, choice=choice, folders=folders, summary_folder=summary
+    )
+
+
+def evaluate(plan: EvaluationPlan, note: Callable[[str], None], *, quiet: bool) -> EvaluationReport:
+    """Ask, grade and score everything that is planned, going on where an earlier call was interrupted.
+
+    Raises InputError before work starts, RunError when it stops under way, Interrupted after Ctrl-C; finished questions
+    are kept in each case.
+    """
+    asker = _open_asker(plan)
+    try:
+        results = {
+            benchmark.name: _evaluate_benchmark(plan, benchmark, asker, note, quiet=quiet)
+            for benchmark in plan.suite.benchmarks
+        }
+    finally:
+        asker.close()
+    averages = plan.suite.averages
+    return _report(plan.model, results, averages, plan.summary_folder)
+
+
+def _open_asker(plan: EvaluationPlan) -> "Asker":
+    from exgrpo_cli.engines.endpoint import Endpoint
+    from exgrpo_cli.evaluation.asking import EndpointAsker, LocalAsker
+
+    request = plan.request
+    if plan.choice is None:
+        key = os.environ.get("OPENAI_API_KEY")
+        return EndpointAsker(Endpoint(url=str(request.endpoint), model=plan.model, api_key=key))
+    return LocalAsker(
+        plan.choice,
+        engine=request.engine,
+        device=request.device,
+        threads=request.threads,
+        deterministic=request.deterministic,
+    )
+
+
+def _evaluate_benchmark(
+    plan: EvaluationPlan, benchmark: Benchmark, asker: "Asker", note: Callable[[str], None], *, quiet: bool
+) -> dict[str, Any]:
+    from exgrpo_cli.evaluation.questions import benchmark_questions
+    from exgrpo_cli.evaluation.session import Session
+
+    request = plan.request
+    questions = benchmark_questions(benchmark, request.data)
+    if questions.num_folded:
+        note(f"{benchmark.name}: {questions.num_folded} repeated rows folded into {len(questions.questions)} questions")
+    session = Session(
+        benchmark=benchmark,
+        questions=questions,
+        prepared=asker.prepare(benchmark, questions.questions),
+        seed=request.seed,
+        batch_questions=asker.batch_questions(benchmark.protocol.samples) if request.deterministic else None,
+    )
+    folder = ResultsFolder.create(plan.folders[benchmark.name], session.stamp(asker), session.asked)
+    total = len(questions.questions)
+    with folder, open_pool(benchmark.protocol.grader, grading_workers()) as pool:
+        try:
+            with EvaluationProgress(benchmark.name, total, quiet=quiet) as progress:
+                session.run(folder, pool, progress)
+        except KeyboardInterrupt:
+            raise Interrupted(
+                f"stopped; {len(folder.records())} of {total} questions of {benchmark.name} are kept in {folder.path}: "
+                "the same command goes on."
+            ) from None
+        return score_folder(folder, pool, request.second_graders, grading_workers())
+
+
+def rescore_folders(paths: Sequence[Path], second_graders: Sequence[str]) -> EvaluationReport:
+    """Grade the stored samples of results folders again and score them anew; needs no model.
+
+    Raises InputError for a folder that is no results folder or is unfinished.
+    """
+    results: dict[str, dict[str, Any]] = {}
+    models = []
+    for path in paths:
+        with ResultsFolder.open(path) as folder, open_pool(folder.stamp["grader"]["name"], grading_workers()) as pool:
+            rescore(folder, pool)
+            result = score_folder(folder, pool, second_graders, grading_workers())
+            results[folder.stamp["benchmark"]["name"]] = result
+            models.append(folder.stamp["model"]["name"])
+    return _report(models[0], results, {}, paths[0])
+
+
+def grading_workers() -> int:
+    """One worker per core this process may use, up to eight."""
+    return min(MOST_GRADING_WORKERS, len(os.sched_getaffinity(0)))
+
+
+def _suite(request: EvaluationRequest) -> Suite:
+    if request.benchmarks:
+        suite = load_suite(request.benchmarks)
+    elif request.data is not None:
+        own = own_benchmark(request.data.stem)
+        suite = Suite(name=own.name, benchmarks=(own,), averages={})
+    else:
+        raise InputError("name a BENCHMARK (`exgrpo presets` lists them), or give your own questions with --data FILE.")
+    return replace(suite, benchmarks=tuple(_override(b, request.protocol) for b in suite.benchmarks))
+
+
+def _override(benchmark: Benchmark, values: Mapping[str, Any]) -> Benchmark:
+    return replace(benchmark, protocol=replace(benchmark.protocol, **values))
+
+
+def _report(
+    model: str, results: Mapping[str, Mapping[str, Any]], averages: Mapping[str, tuple[str, ...]], folder: Path
+) -> EvaluationReport:
+    titles = {name: load_benchmark(name).title if name in preset_names("benchmarks") else name for name in results}
+    values = {name: average(results, members) for name, members in averages.items()}
+    report = EvaluationReport(
+        model=model,
+        results=results,
+        titles=titles,
+        averages={name: value for name, value in values.items() if value is not None},
+        folder=folder,
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_tables(folder, model, table_columns(results, titles, averages))
+    if len(results) > 1:
+        write_json(folder / "results.json", report.to_json())
+    return report
