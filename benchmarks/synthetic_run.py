@@ -6,7 +6,7 @@ their difference, and entropies fall as the policy grows surer. Everything that 
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +32,7 @@ class SyntheticRun:
     group_size: int = 8
     mixed_from: int = 6
     ratio: float = 0.5
-    rules: BufferRules = BufferRules()
+    rules: BufferRules = field(default_factory=BufferRules)
     heldout: bool = True
     finished: bool = True
     """Whether summary.json is written."""
@@ -163,7 +163,7 @@ class _Simulation:
         wanted = min(int(self.spec.ratio * self.spec.questions_per_step), buffer.available(step))
         draw = buffer.draw(wanted, step, self.rng)
         replayed: dict[str, int] = {}
-        tokens, sizes, selected, available = 0, [], [], []
+        sizes, selected, available = [], [], []
         for question_id in draw.question_ids:
             candidates = buffer.candidates(question_id)
             if buffer.needs_scores:
@@ -178,22 +178,20 @@ class _Simulation:
             at = buffer.choose(candidates, self.rng)
             buffer.record_scores(step, candidates, at)
             replayed[question_id] = int(candidates.trajectory_ids[at])
-            tokens += int(candidates.num_tokens[at])
             sizes.append(len(candidates))
             selected.append(float(candidates.entropy[at]))
             available.append(float(candidates.entropy.mean()))
         buffer.record_selected(step, list(replayed.values()))
         if not replayed:
             return {}, {}
-        drift = step / self.spec.steps
+        progress = step / self.spec.steps
         return replayed, {
             "replay/candidates_mean": float(np.mean(sizes)),
             "replay/entropy_selected": float(np.mean(selected)),
             "replay/entropy_available": float(np.mean(available)),
-            "replay/ess": float(np.clip(0.97 - 0.35 * drift + self.rng.normal(0, 0.02), 0.05, 1)),
-            "policy/ratio_replay": 1 + 0.3 * drift + float(self.rng.normal(0, 0.03)),
-            "policy/ratio_replay_max": 4 + 30 * drift * float(self.rng.lognormal(0, 0.6)),
-            "tokens/replayed_simulated": tokens,
+            "replay/ess": float(np.clip(0.97 - 0.35 * progress + self.rng.normal(0, 0.02), 0.05, 1)),
+            "policy/ratio_replay": 1 + 0.3 * progress + float(self.rng.normal(0, 0.03)),
+            "policy/ratio_replay_max": 4 + 30 * progress * float(self.rng.lognormal(0, 0.6)),
         }
 
     def _line(

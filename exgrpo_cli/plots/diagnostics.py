@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from jaxtyping import Float64
 
 from exgrpo_cli.plots.series import draw_series
 from exgrpo_cli.plots.style import (
@@ -13,6 +14,7 @@ from exgrpo_cli.plots.style import (
     FULL_WIDTH,
     ORANGE,
     VERMILION,
+    logarithmic_axis,
     mark_phase_start,
     new_figure,
     say_nothing_to_show,
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 COLUMNS = 3
 PANEL_HEIGHT = 1.75
+LOGARITHMIC_SPAN = 20.0
+"""Largest over smallest value: below, a logarithmic axis has too few labels to be read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +41,7 @@ class Panel:
     keys: tuple[tuple[str, str, str], ...]
     """(metric, colour, label) of each line; the label is empty where there is one line only."""
     logarithmic: bool = False
+    """Allowed, and used once the values span more than LOGARITHMIC_SPAN."""
     from_zero: bool = False
     extra: "Callable[[Axes, RunMetrics], None] | None" = None
 
@@ -60,16 +65,16 @@ def _mark_skipped(axes: "Axes", metrics: RunMetrics) -> None:
 PANELS = (
     Panel(title="policy entropy (nats)", keys=(("policy/entropy", BLUE, ""),), from_zero=True),
     Panel(
-        title="importance ratio, fresh tokens",
+        title="ratio $w$, fresh tokens",
         keys=(("policy/ratio_fresh", BLUE, "mean"), ("policy/ratio_fresh_max", ORANGE, "max")),
         logarithmic=True,
     ),
     Panel(
-        title="importance ratio, replayed tokens",
+        title="ratio $w^*$, replayed tokens",
         keys=(("policy/ratio_replay", BLUE, "mean"), ("policy/ratio_replay_max", ORANGE, "max")),
         logarithmic=True,
     ),
-    Panel(title="effective sample size, replayed", keys=(("replay/ess", BLUE, ""),), from_zero=True),
+    Panel(title="effective sample size (share)", keys=(("replay/ess", BLUE, ""),), from_zero=True),
     Panel(title="gradient norm", keys=(("optim/grad_norm", BLUE, ""),), logarithmic=True, extra=_mark_skipped),
     Panel(title="clipped tokens (share)", keys=(("policy/clip_fraction", BLUE, ""),), from_zero=True),
     Panel(
@@ -106,14 +111,14 @@ def policy_diagnostics(metrics: RunMetrics) -> "Figure":
 
 def _draw(axes: "Axes", panel: Panel, metrics: RunMetrics) -> None:
     axes.set_title(panel.title, loc="left")
-    positive = False
+    drawn = [key for key, _, _ in panel.keys if metrics.has(key)]
     for key, colour, label in panel.keys:
-        if metrics.has(key):
-            values = metrics.series(key)
-            positive |= bool((values[np.isfinite(values)] > 0).any())
-            draw_series(axes, metrics.steps, values, colour=colour, label=label or None)
-    if panel.logarithmic and positive:
-        axes.set_yscale("log")
+        if key in drawn:
+            draw_series(axes, metrics.steps, metrics.series(key), colour=colour, label=label or None)
+    if panel.logarithmic and _spans_decades(np.concatenate([metrics.series(key) for key in drawn])):
+        logarithmic_axis(axes)
+    else:
+        axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 4))
     if panel.from_zero:
         axes.set_ylim(bottom=0)
     if any(label for _, _, label in panel.keys):
@@ -122,3 +127,9 @@ def _draw(axes: "Axes", panel: Panel, metrics: RunMetrics) -> None:
     mark_phase_start(axes, metrics.first_mixed_step)
     if panel.extra:
         panel.extra(axes, metrics)
+
+
+def _spans_decades(values: Float64[np.ndarray, "values"]) -> bool:
+    """Whether the finite values are all positive and too far apart for a linear axis."""
+    known = values[np.isfinite(values)]
+    return bool(known.min() > 0 and known.max() > LOGARITHMIC_SPAN * known.min())

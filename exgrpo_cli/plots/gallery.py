@@ -1,15 +1,19 @@
 """All figures of a run folder, drawn and saved."""
 
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from exgrpo_cli.errors import InputError
 from exgrpo_cli.plots import replay
+from exgrpo_cli.plots.comparison import buffers_compared
 from exgrpo_cli.plots.diagnostics import policy_diagnostics
 from exgrpo_cli.plots.learning import heldout_scores, learning_curve
 from exgrpo_cli.plots.style import save
 from exgrpo_cli.replay.statistics import ReplaySummary, summarise
 from exgrpo_cli.replay.statistics_metrics import read_metrics
+from exgrpo_cli.replay.statistics_report import RunReport
 from exgrpo_cli.replay.statistics_source import LEDGER_FOLDER, read_setup
 
 if TYPE_CHECKING:
@@ -33,6 +37,42 @@ def save_all(run: Path, output: Path | None = None) -> list[Path]:
 def save_replay(summary: ReplaySummary, folder: Path) -> list[Path]:
     """Draw the figures of the experience buffer into `folder`; return their paths."""
     return [path for name, figure in replay_figures(summary) for path in save(figure, folder, name)]
+
+
+def plot_folders(reports: Sequence[RunReport], output: Path | None) -> list[Path]:
+    """Where each run's figures go: RUN/plots, or in `output`, a folder for each of several runs.
+
+    Raises InputError for one that cannot be written, before anything is drawn.
+    """
+    if output is None:
+        folders = [report.summary.run / PLOTS_FOLDER for report in reports]
+    elif len(reports) == 1:
+        folders = [output]
+    else:
+        folders = [output / report.label for report in reports]
+    for folder in folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise InputError(
+                f"{folder}: plots cannot be written there ({error.strerror}). "
+                "Name another folder with --output, or leave them out with --no-plots."
+            ) from None
+    return folders
+
+
+def save_reports(reports: Sequence[RunReport], folders: Sequence[Path]) -> list[Path]:
+    """All figures of every run into its folder, and of several runs one that compares them into the first."""
+    paths: list[Path] = []
+    for report, folder in zip(reports, folders, strict=True):
+        paths += [path for name, figure in training_figures(report.summary.run) for path in save(figure, folder, name)]
+        paths += save_replay(report.summary, folder)
+    if len(reports) > 1:
+        figure = buffers_compared([report.label for report in reports], [report.summary for report in reports])
+        paths += save(figure, folders[0], "replay-comparison")
+    return paths
 
 
 def training_figures(run: Path) -> Iterator[tuple[str, "Figure"]]:

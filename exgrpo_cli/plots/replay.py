@@ -1,9 +1,11 @@
 """Figures of the experience buffer: what it holds, what is drawn from it, how old and how often."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from exgrpo_cli.plots.series import draw_series
 from exgrpo_cli.plots.style import (
     BLACK,
     BLUE,
@@ -14,7 +16,9 @@ from exgrpo_cli.plots.style import (
     SINGLE_COLUMN,
     SKY,
     VERMILION,
+    brief_count,
     bucket_colours,
+    logarithmic_axis,
     mark_phase_start,
     new_figure,
     say_nothing_to_show,
@@ -54,7 +58,7 @@ def bucket_occupancy(summary: "ReplaySummary") -> "Figure":
         axes.set_ylabel("questions in the buffer")
         axes.set_ylim(0, None)
         step_axis(axes, summary.last_step)
-        mark_phase_start(axes, summary.first_mixed_step)
+        mark_phase_start(axes, summary.first_mixed_step, label=True)
         handles, labels = axes.get_legend_handles_labels()
         axes.legend(
             handles[::-1],
@@ -85,7 +89,7 @@ def question_states(summary: "ReplaySummary") -> "Figure":
         axes.set_ylabel("questions")
         axes.set_ylim(0, max(summary.num_training_questions, int((now.retired + now.buffered).max()), 1))
         step_axis(axes, summary.last_step)
-        mark_phase_start(axes, summary.first_mixed_step)
+        mark_phase_start(axes, summary.first_mixed_step, label=True)
         handles, labels = axes.get_legend_handles_labels()
         axes.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1.0, 0.5))
         return figure
@@ -100,12 +104,12 @@ def entropy_of_choice(summary: "ReplaySummary") -> "Figure":
             say_nothing_to_show(entropies, "nothing has been replayed yet")
             candidates.set_axis_off()
             return figure
-        _line(entropies, steps, chosen.available, GREY, "available (mean of candidates)")
-        _line(entropies, steps, chosen.selected, BLUE, "replayed")
-        entropies.set_ylabel("mean token entropy (nats)")
+        draw_series(entropies, steps, chosen.available, colour=VERMILION, label="available (mean of candidates)")
+        draw_series(entropies, steps, chosen.selected, colour=BLUE, label="replayed")
+        entropies.set_ylabel("mean token entropy (nats)" if chosen.measured else "mean token entropy at birth (nats)")
         entropies.set_ylim(0, None)
         entropies.legend(loc="best")
-        _line(candidates, steps, chosen.candidates, BLACK)
+        draw_series(candidates, steps, chosen.candidates, colour=BLACK)
         candidates.set_ylabel("candidates per question")
         candidates.set_ylim(0, None)
         for axes in (entropies, candidates):
@@ -121,7 +125,7 @@ def age_and_reuse(summary: "ReplaySummary") -> "Figure":
         replays = summary.replays
         if len(replays.age):
             oldest = int(replays.age.max())
-            ages.hist(replays.age, bins=_whole_bins(oldest), color=BLUE, edgecolor="white", linewidth=0.3)
+            ages.hist(replays.age, bins=_whole_bins(oldest).tolist(), color=BLUE, edgecolor="white", linewidth=0.3)
             median = float(np.median(replays.age))
             ages.axvline(median, color=VERMILION, linewidth=1.0)
             ages.annotate(
@@ -136,6 +140,7 @@ def age_and_reuse(summary: "ReplaySummary") -> "Figure":
             )
             ages.set_xlabel("age when replayed (steps)")
             ages.set_ylabel("replays")
+            ages.set_ylim(0, 1.12 * ages.get_ylim()[1])
             _whole_ticks(ages)
         else:
             say_nothing_to_show(ages, "nothing has been replayed yet")
@@ -155,14 +160,14 @@ def entropy_by_bucket(summary: "ReplaySummary") -> "Figure":
             groups.set_axis_off()
             return figure
         _boxes(buckets, summary.by_bucket, bucket_colours(len(summary.by_bucket)))
-        buckets.set_xlabel(f"successes of {summary.setup.group_size} when sampled")
+        buckets.set_xlabel(f"successes of {summary.setup.group_size} when sampled (trajectories)")
         buckets.set_ylabel("mean token entropy (nats)")
         _boxes(
             groups,
             summary.by_difficulty,
             [{"hard": VERMILION, "medium": ORANGE, "easy": SKY}[g.name] for g in summary.by_difficulty],
         )
-        groups.set_xlabel("difficulty (hard: pass rate ≤ 1/4, easy: ≥ 3/4)")
+        groups.set_xlabel("difficulty; hard: pass rate ≤ 1/4, easy: ≥ 3/4")
         groups.sharey(buckets)
         return figure
 
@@ -191,20 +196,12 @@ def draws_against_promise(summary: "ReplaySummary") -> "Figure":
         return figure
 
 
-def _line(axes: "Axes", steps: np.ndarray, values: np.ndarray, colour: str, label: str | None = None) -> None:
-    """A line over the steps that have a value; a single one is drawn as a dot."""
-    known = np.isfinite(values)
-    axes.plot(
-        steps[known], values[known], color=colour, label=label, marker="o" if known.sum() < 3 else None, linewidth=1.2
-    )
-
-
 def _reuse_bars(axes: "Axes", reuse: np.ndarray) -> None:
     """One bar per number of replays, on a logarithmic scale: most trajectories are never replayed."""
     counts = np.bincount(reuse)
     uses = np.flatnonzero(counts)
     axes.bar(uses, counts[uses], width=0.85, color=[GREY if use == 0 else BLUE for use in uses])
-    axes.set_yscale("log")
+    logarithmic_axis(axes)
     axes.set_ylim(0.7, counts.max() * 2.2)
     axes.set_xlabel("times replayed")
     axes.set_ylabel("trajectories")
@@ -221,8 +218,8 @@ def _reuse_bars(axes: "Axes", reuse: np.ndarray) -> None:
     _whole_ticks(axes)
 
 
-def _boxes(axes: "Axes", groups: "tuple[EntropyGroup, ...]", colours: list[object]) -> None:
-    """Boxes from 25 to 75 % with the median, whiskers from 5 to 95 %, the mean as a diamond, the count below."""
+def _boxes(axes: "Axes", groups: "tuple[EntropyGroup, ...]", colours: Sequence[Any]) -> None:
+    """Boxes from 25 to 75 % with the median, whiskers from 5 to 95 %, the mean as a diamond, the count in brackets."""
     stats = [
         {"med": q[2], "q1": q[1], "q3": q[3], "whislo": q[0], "whishi": q[4], "mean": group.mean, "fliers": []}
         for group in groups
@@ -243,7 +240,7 @@ def _boxes(axes: "Axes", groups: "tuple[EntropyGroup, ...]", colours: list[objec
     for box, colour in zip(drawn["boxes"], colours, strict=True):
         box.set_facecolor(colour)
     axes.set_xticks(
-        range(1, len(groups) + 1), [f"{group.name}\n$n$ = {group.trajectories:,}" for group in groups], fontsize=6.5
+        range(1, len(groups) + 1), [f"{group.name}\n({brief_count(group.trajectories)})" for group in groups]
     )
     axes.grid(visible=False, axis="x")
     axes.set_ylim(0, None)

@@ -30,7 +30,7 @@ def draw_series(
     x, y = steps[known], values[known]
     marker = "o" if 0 < len(x) < FEW else None
     if not smooth or len(x) < SMOOTHED_FROM:
-        axes.plot(x, y, color=colour, label=label, marker=marker, linestyle=linestyle)
+        axes.plot(x, y, color=colour, label=label, marker=marker, linestyle=linestyle, clip_on=marker is None)
         return
     axes.plot(x, y, color=colour, alpha=0.28, linewidth=0.7)
     axes.plot(x, moving_average(y, max(3, len(x) // WINDOWS_PER_RUN)), color=colour, label=label, linestyle=linestyle)

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +31,7 @@ SINGLE_COLUMN = 3.5
 FULL_WIDTH = 7.0
 PNG_DPI = 200
 
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 8.0,
     "axes.titlesize": 8.5,
@@ -100,11 +100,11 @@ def new_figure(rows: int = 1, columns: int = 1, *, width: float, height: float) 
 
 
 def step_axis(axes: "Axes", last_step: int) -> None:
-    """Label the horizontal axis as steps, on whole numbers, from 1 (or below, for a value before step 1) to the end."""
+    """Label the horizontal axis as steps, on whole numbers, from 0 (before step 1) to the end."""
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlabel("step")
-    axes.set_xlim(0, max(last_step, 1) + (0.5 if last_step < 10 else 0.0))
+    axes.set_xlim(0, max(last_step, 1))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
 
 
@@ -125,6 +125,22 @@ def mark_phase_start(axes: "Axes", step: int | None, *, label: bool = False) -> 
             va="top",
             ha="left",
         )
+
+
+def logarithmic_axis(axes: "Axes") -> None:
+    """A logarithmic vertical axis with labels at the decades only."""
+    from matplotlib.ticker import NullFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def brief_count(count: int) -> str:
+    """A count in at most four characters: 156, 2.2k, 31k, 1.5M."""
+    for unit, letter in ((1_000_000, "M"), (1_000, "k")):
+        if count >= unit:
+            return f"{count / unit:.1f}{letter}" if count < 10 * unit else f"{count / unit:.0f}{letter}"
+    return str(count)
 
 
 def say_nothing_to_show(axes: "Axes", reason: str) -> None:
@@ -152,4 +168,6 @@ def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
             figure.savefig(partial, format=suffix, **options)
             partial.replace(path)
             paths.append(path)
+            # The layout is in inches, hence that of the next format too; working it out is half of the time.
+            figure.set_layout_engine("none")
     return paths

@@ -5,6 +5,7 @@ questions that were drawn, by the measurements of that step. Both are the functi
 buffer stays the recorded one: had the other policy really run, later steps would have found another buffer.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from jaxtyping import Float64, Int64
 
 from exgrpo_cli.errors import InputError, nearest
 from exgrpo_cli.replay.questions import BucketKey, QuestionStates
-from exgrpo_cli.replay.sampling import Bucket, Sampler, resolve_sampler
+from exgrpo_cli.replay.sampling import Sampler, resolve_sampler
 from exgrpo_cli.replay.selection import DIRECTIONS, UNSCORED_METRICS, Candidates, Metric, choose, resolve_metric
 from exgrpo_cli.replay.statistics_entropy import draw_numbers
 from exgrpo_cli.replay.statistics_source import (
@@ -26,7 +27,7 @@ from exgrpo_cli.replay.statistics_source import (
     RunRecord,
 )
 
-REPETITIONS = 8
+REPETITIONS = 4
 """Draws by the other sampler at each step; their mean is reported."""
 _KEYS = ("sampler", "metric", "direction", "mu", "sigma")
 
@@ -127,61 +128,54 @@ def _number(text: str, key: str, value: str) -> float:
 def other_sampler(record: RunRecord, what_if: WhatIf, rng: np.random.Generator) -> SamplerOutcome:
     """Ask another sampler at each draw of the run, REPETITIONS times."""
     sampler = resolve_sampler(what_if.sampler, what_if.mu, what_if.sigma)
-    steps, first = np.unique(record.draws.step, return_index=True)
-    num_drawn = np.add.reduceat(record.draws.num_drawn, first) if len(first) else first
-    rates = record.draws.bucket / record.draws.num_members
-    sums = np.add.reduceat(rates * record.draws.num_drawn, first) if len(first) else first.astype(np.float64)
-    expected: dict[int, float] = {}
+    draws = record.draws
+    steps = np.unique(draws.step)
+    num_drawn = np.bincount(draws.step, weights=draws.num_drawn, minlength=1)[steps].astype(np.int64)
+    rates = np.bincount(draws.step, weights=draws.num_drawn * draws.bucket / draws.num_members, minlength=1)[steps]
+    expected: Counter[int] = Counter()
     expected_rates = np.full(len(steps), np.nan)
-    wanted = dict(zip(steps.tolist(), num_drawn.tolist(), strict=True))
-    for position, (step, buckets) in enumerate(drawable_buckets(record, steps)):
-        counts = _mean_counts(sampler, buckets, wanted[step], rng)
-        if counts.sum():
-            expected_rates[position] = counts @ [bucket.pass_rate for bucket in buckets] / counts.sum()
-        for bucket, count in zip(buckets, counts.tolist(), strict=True):
-            expected[bucket.success_count] = expected.get(bucket.success_count, 0.0) + count
-    drawn = np.bincount(record.draws.bucket, weights=record.draws.num_drawn)
+    for position, states in enumerate(states_at_draws(record, steps)):
+        keys = _drawn_buckets(sampler, states, int(num_drawn[position]), rng)
+        expected.update(key.success_count for key in keys)
+        if keys:
+            expected_rates[position] = np.mean([key.success_count / key.num_members for key in keys])
+    drawn = np.bincount(draws.bucket, weights=draws.num_drawn)
     return SamplerOutcome(
         name=what_if.sampler,
         steps=steps,
         drawn={int(k): int(drawn[k]) for k in np.flatnonzero(drawn)},
-        expected=dict(sorted(expected.items())),
-        pass_rate=np.divide(sums, num_drawn, out=np.full(len(steps), np.nan), where=num_drawn > 0),
+        expected={k: count / REPETITIONS for k, count in sorted(expected.items())},
+        pass_rate=np.divide(rates, num_drawn, out=np.full(len(steps), np.nan), where=num_drawn > 0),
         expected_pass_rate=expected_rates,
     )
 
 
-def _mean_counts(
-    sampler: Sampler, buckets: Sequence[Bucket], num: int, rng: np.random.Generator
-) -> Float64[np.ndarray, "buckets"]:
-    """Questions per bucket, averaged over repeated draws."""
-    counts = np.zeros(len(buckets))
-    for _ in range(REPETITIONS):
-        for question_id in sampler(buckets, num, rng).question_ids:
-            counts[next(i for i, bucket in enumerate(buckets) if question_id in bucket.question_ids)] += 1
-    return counts / REPETITIONS
+def _drawn_buckets(sampler: Sampler, states: QuestionStates, num: int, rng: np.random.Generator) -> list[BucketKey]:
+    """Buckets of the questions that REPETITIONS draws give."""
+    buckets = [bucket for _, bucket in states.drawable()]
+    drawn = [sampler(buckets, num, rng).question_ids for _ in range(REPETITIONS)]
+    keys = [states.bucket(states.number(question_id)) for question_ids in drawn for question_id in question_ids]
+    return [key for key in keys if key is not None]
 
 
-def drawable_buckets(record: RunRecord, steps: Int64[np.ndarray, "draws"]) -> Iterator[tuple[int, list[Bucket]]]:
-    """The buckets as they stood at the draw of each of `steps`, rebuilt from the events.
+def states_at_draws(record: RunRecord, steps: Int64[np.ndarray, "draws"]) -> Iterator[QuestionStates]:
+    """The questions as they stood at the draw of each of `steps`, rebuilt from the events; one object, moved on.
 
     Of a step's own events, those before its draw count: what was re-admitted and what grew too old.
     """
-    states = QuestionStates(record.question_ids.to_pylist())
-    numbers = [states.number(question_id) for question_id in record.question_ids.to_pylist()]
+    ids = record.question_ids.to_pylist()
+    states = QuestionStates(ids)
+    numbers = [states.number(question_id) for question_id in ids]
     events = record.events
-    columns = zip(
-        *(column.tolist() for column in (events.step, events.kind, events.question, events.bucket, events.num_members)),
-        strict=True,
-    )
-    rows = list(columns)
+    columns = (events.step, events.kind, events.question, events.bucket, events.num_members)
+    rows: list[_Row] = list(zip(*(column.tolist() for column in columns), strict=True))
     position = 0
     for step in steps.tolist():
         while position < len(rows) and _precedes_draw(rows[position], step):
             _apply(states, numbers, rows[position], record.setup)
             position += 1
         states.wake(step)
-        yield step, [bucket for _, bucket in states.drawable()]
+        yield states
 
 
 _Row = tuple[int, int, int, int, int]
@@ -203,11 +197,9 @@ def _apply(states: QuestionStates, numbers: Sequence[int], row: _Row, setup: Rep
         return
     if kind == READMITTED:
         states.unretire(number)
-    known = states.bucket(number)
-    if bucket == NO_BUCKET:
-        states.place(number, None)
-    elif num_members > 0 or known is None:
-        states.place(number, BucketKey(bucket, num_members if num_members > 0 else setup.group_size))
+    key = None if bucket == NO_BUCKET else BucketKey(bucket, num_members)
+    if key != states.bucket(number):
+        states.place(number, key)
 
 
 def other_metric(record: RunRecord, what_if: WhatIf, rng: np.random.Generator) -> MetricOutcome:

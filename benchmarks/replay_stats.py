@@ -1,0 +1,77 @@
+"""Time and memory of `replay-stats` on a long run: 700 steps of 128 questions, about 200,000 trajectories.
+
+The run is simulated through the real buffer and ledger (minutes), then summarised in fresh processes.
+
+    python benchmarks/replay_stats.py --json
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from synthetic_run import SyntheticRun, write_run
+
+WORK = """
+import json, resource, sys, time
+from pathlib import Path
+begin = time.perf_counter()
+from exgrpo_cli.replay.statistics_report import report_json, report_runs
+from exgrpo_cli.plots.gallery import save_reports
+reports = report_runs([Path(sys.argv[1])], what_if=sys.argv[2])
+report_json(reports)
+summarised = time.perf_counter()
+if sys.argv[3]:
+    save_reports(reports, [Path(sys.argv[3])])
+drawn = time.perf_counter()
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(json.dumps({"summary_seconds": summarised - begin, "plot_seconds": drawn - summarised, "peak_bytes": peak}))
+"""
+
+
+def measure(run: Path, what_if: str, plots: str) -> dict[str, float]:
+    """One summary in a process of its own, imports included."""
+    command = [sys.executable, "-c", WORK, str(run), what_if, plots]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def median(rows: list[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(row[name] for row in rows) for name in rows[0]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=700)
+    parser.add_argument("--questions", type=int, default=46000)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--run", type=Path, help="a run folder to keep and use again; made where it is missing")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        run = options.run or Path(scratch) / "run"
+        if not run.exists():
+            begin = time.perf_counter()
+            spec = SyntheticRun(steps=options.steps, num_questions=options.questions, questions_per_step=128)
+            write_run(run, spec)
+            print(f"simulated in {time.perf_counter() - begin:.0f} s", file=sys.stderr)
+        plain = median([measure(run, "", str(Path(scratch) / "plots")) for _ in range(options.repeats)])
+        asked = median([measure(run, "sampler=linear,metric=ppl", "") for _ in range(options.repeats)])
+        result = {
+            "ledger_files": sum(1 for path in (run / "replay").rglob("*") if path.is_file()),
+            **plain,
+            "what_if_seconds": asked["summary_seconds"],
+            "what_if_peak_bytes": asked["peak_bytes"],
+        }
+    if options.json:
+        print(json.dumps(result, indent=2))
+    else:
+        for name, value in result.items():
+            print(f"{name:<20} {value:>16,.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""`exgrpo replay-stats`: what the experience buffer of a run holds and what was drawn from it."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from exgrpo_cli.commands.options import DebugOption, JsonOption, QuietOption, print_json, talk
+
+if TYPE_CHECKING:
+    from exgrpo_cli.replay.statistics_report import RunReport
+
+PIPE_WIDTH = 120
+"""Columns of a table that does not go to a terminal."""
+
+
+def replay_stats(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, finished or running.")],
+    question: Annotated[
+        str, typer.Option("--question", metavar="ID", help="History of one question; a beginning of its id will do.")
+    ] = "",
+    what_if: Annotated[
+        str,
+        typer.Option(
+            "--what-if",
+            metavar="KEY=VALUE,...",
+            help="What another policy would have drawn: sampler, metric, direction, mu, sigma.",
+        ),
+    ] = "",
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="PATH", help="Folder for the plots.", show_default="RUN/plots")
+    ] = None,
+    plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw the figures.")] = True,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Show what the experience buffer of one or several runs holds and what was replayed from it.
+
+    Needs neither a GPU nor a model. Several runs are set side by side.
+
+    \b
+    Examples:
+      exgrpo replay-stats runs/exgrpo-tiny
+      exgrpo replay-stats runs/exgrpo-tiny --what-if sampler=linear,metric=ppl
+    """
+    from exgrpo_cli.plots.gallery import plot_folders, save_reports
+    from exgrpo_cli.replay.statistics_report import report_json, report_runs
+
+    reports = report_runs(runs, question_id=question, what_if=what_if)
+    folders = plot_folders(reports, output) if plots else []
+    for report in reports:
+        if report.summary.incomplete:
+            talk(f"{report.summary.run}: {report.summary.incomplete}", quiet=quiet)
+    print_json(report_json(reports)) if json else _print_tables(reports)
+    if plots:
+        save_reports(reports, folders)
+        talk(f"plots: {', '.join(map(str, folders))}", quiet=quiet)
+
+
+def _print_tables(reports: "Sequence[RunReport]") -> None:
+    from rich.console import Console
+
+    from exgrpo_cli.replay.statistics_tables import report_tables
+
+    console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    for table in report_tables(reports):
+        console.print(table)
