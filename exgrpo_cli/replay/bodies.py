@@ -5,7 +5,6 @@ no memory of its own. What is read are pages of the mapped files: they belong to
 """
 
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -15,9 +14,6 @@ from jaxtyping import Float32, Int32
 
 from exgrpo_cli.replay.parts import PartInfo
 from exgrpo_cli.replay.schemas import BODIES, SCHEMAS
-
-_MAX_OPEN_PARTS = 128
-"""Every mapped file holds a descriptor, and 1,024 is a common limit of a process."""
 
 Body = tuple[Int32[np.ndarray, "tokens"], Float32[np.ndarray, "tokens"]]
 """Token ids and behaviour log-probs of one trajectory."""
@@ -70,10 +66,9 @@ class BodyStore:
     """Bodies by trajectory id."""
 
     def __init__(self, parts: Iterable[PartInfo]) -> None:
-        self._paths: list[Path] = []
         self._first_ids: list[int] = []
-        self._place: list[tuple[Path, int]] = []
-        self._open: OrderedDict[Path, _MappedPart] = OrderedDict()
+        self._places: list[tuple[Path, int]] = []
+        self._mapped: dict[Path, list[_Columns]] = {}
         for part in parts:
             self.add(part)
 
@@ -81,7 +76,7 @@ class BodyStore:
         """Take in a part whose ids follow those already here."""
         for position, first_id in enumerate(part.batch_first_ids):
             self._first_ids.append(first_id)
-            self._place.append((part.name.path, position))
+            self._places.append((part.name.path, position))
 
     def read(self, trajectory_ids: Sequence[int]) -> list[Body]:
         """Copies of the stored arrays, in the order of the ids, which must exist."""
@@ -89,36 +84,26 @@ class BodyStore:
 
     def _read_one(self, trajectory_id: int) -> Body:
         place = bisect_right(self._first_ids, trajectory_id) - 1
-        path, batch = self._place[place]
-        return self._part(path).read(batch, trajectory_id - self._first_ids[place])
-
-    def _part(self, path: Path) -> "_MappedPart":
-        part = self._open.get(path)
-        if part is None:
-            part = self._open[path] = _MappedPart(path)
-            if len(self._open) > _MAX_OPEN_PARTS:
-                self._open.popitem(last=False)
-        else:
-            self._open.move_to_end(path)
-        return part
-
-
-class _MappedPart:
-    """One file, its record batches opened as they are asked for."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = pa.ipc.open_file(pa.memory_map(str(path)))
-        self._batches: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
-
-    def read(self, batch: int, row: int) -> Body:
-        views = self._batches.get(batch)
-        if views is None:
-            views = self._batches[batch] = self._views(batch)
-        offsets, token_ids, logprobs = views
+        path, batch = self._places[place]
+        if path not in self._mapped:
+            self._mapped[path] = _map_columns(path)
+        offsets, token_ids, logprobs = self._mapped[path][batch]
+        row = trajectory_id - self._first_ids[place]
         begin, end = offsets[row], offsets[row + 1]
         return token_ids[begin:end].copy(), logprobs[begin:end].copy()
 
-    def _views(self, batch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        columns = self._file.get_batch(batch)
-        token_ids, logprobs = columns.column("token_ids"), columns.column("behaviour_logprobs")
-        return token_ids.offsets.to_numpy(), token_ids.values.to_numpy(), logprobs.values.to_numpy()
+
+_Columns = tuple[Int32[np.ndarray, "offsets"], Int32[np.ndarray, "values"], Float32[np.ndarray, "values"]]
+
+
+def _map_columns(path: Path) -> list[_Columns]:
+    """Offsets, token ids and log-probs of every record batch of a part, as views of the mapped file."""
+    views = []
+    # The views keep the mapping alive; closing the file gives its descriptor back, of which a process has few.
+    with pa.memory_map(str(path)) as source:
+        file = pa.ipc.open_file(source)
+        for position in range(file.num_record_batches):
+            batch = file.get_batch(position)
+            token_ids, logprobs = batch.column("token_ids"), batch.column("behaviour_logprobs")
+            views.append((token_ids.offsets.to_numpy(), token_ids.values.to_numpy(), logprobs.values.to_numpy()))
+    return views

@@ -205,12 +205,14 @@ class ExperienceBuffer:
             probabilities[key.success_count] = probabilities.get(key.success_count, 0.0) + probability
             self._writer.append(
                 DRAWS,
-                step=step,
-                bucket=key.success_count,
-                num_members=key.num_members,
-                num_questions=len(bucket),
-                probability=probability,
-                num_drawn=keys.count(key),
+                {
+                    "step": step,
+                    "bucket": key.success_count,
+                    "num_members": key.num_members,
+                    "num_questions": len(bucket),
+                    "probability": probability,
+                    "num_drawn": keys.count(key),
+                },
             )
         return Draw(
             question_ids=drawn.question_ids,
@@ -261,14 +263,16 @@ class ExperienceBuffer:
         for position in range(len(candidates)):
             self._writer.append(
                 SCORES,
-                step=step,
-                question_id=candidates.question_id,
-                trajectory_id=int(candidates.trajectory_ids[position]),
-                weight_version=int(candidates.measured_version[position]),
-                entropy=float(candidates.entropy[position]),
-                nll=float(candidates.nll[position]),
-                num_tokens=int(candidates.num_tokens[position]),
-                chosen=position == chosen,
+                {
+                    "step": step,
+                    "question_id": candidates.question_id,
+                    "trajectory_id": int(candidates.trajectory_ids[position]),
+                    "weight_version": int(candidates.measured_version[position]),
+                    "entropy": float(candidates.entropy[position]),
+                    "nll": float(candidates.nll[position]),
+                    "num_tokens": int(candidates.num_tokens[position]),
+                    "chosen": position == chosen,
+                },
             )
 
     def record_selected(self, step: int, trajectory_ids: Sequence[int]) -> None:

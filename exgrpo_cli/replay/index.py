@@ -13,18 +13,19 @@ from exgrpo_cli.replay.selection import Candidates
 
 _NONE = -1
 
-_FIELDS = {
-    "entropy": np.float64,
-    "nll": np.float64,
-    "token_hash": np.int64,
-    "question": np.int32,
-    "previous": np.int32,
-    "step_born": np.int32,
-    "born_version": np.int32,
-    "measured_version": np.int32,
-    "num_tokens": np.int32,
-}
-ROW = np.dtype(list(_FIELDS.items()))
+ROW = np.dtype(
+    [
+        ("entropy", np.float64),
+        ("nll", np.float64),
+        ("token_hash", np.int64),
+        ("question", np.int32),
+        ("previous", np.int32),
+        ("step_born", np.int32),
+        ("born_version", np.int32),
+        ("measured_version", np.int32),
+        ("num_tokens", np.int32),
+    ]
+)
 """`question` is -1 once evicted; `previous` is the question's next older trajectory, or -1."""
 
 
@@ -59,15 +60,34 @@ class TrajectoryIndex:
         """The question of a trajectory, -1 once it is evicted."""
         return int(self._rows["question"][trajectory_id])
 
-    def add(self, **row: int | float) -> int:
-        """Append a trajectory (all fields of ROW but `previous`) and return its id."""
+    def add(
+        self,
+        *,
+        question: int,
+        step_born: int,
+        weight_version: int,
+        num_tokens: int,
+        entropy: float,
+        nll: float,
+        token_hash: int,
+    ) -> int:
+        """Append a trajectory, measured by the weights that sampled it, and return its id."""
         if self._size == len(self._rows):
             grown = np.zeros(max(1024, 2 * self._size), dtype=ROW)
             grown[: self._size] = self._rows
             self._rows = grown
-        trajectory_id, question = self._size, int(row["question"])
-        row["previous"] = int(self._head[question])
-        self._rows[trajectory_id] = tuple(row[name] for name in _FIELDS)
+        trajectory_id, previous = self._size, self._head[question]
+        self._rows[trajectory_id] = (
+            entropy,
+            nll,
+            token_hash,
+            question,
+            previous,
+            step_born,
+            weight_version,
+            weight_version,
+            num_tokens,
+        )
         self._head[question] = trajectory_id
         self._count[question] += 1
         self._size += 1

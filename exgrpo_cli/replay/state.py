@@ -5,6 +5,7 @@ one that lived through the run.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -61,26 +62,25 @@ class BufferState:
 
     def collect(self, visit: Visit, question: int, success: Success, token_hash: int) -> int:
         """Store a trajectory of a question that has a bucket, and return its id."""
-        measured = {"entropy": float(success.entropy), "nll": float(success.nll), "num_tokens": len(success.token_ids)}
-        trajectory_id = self.index.add(
-            question=question,
-            token_hash=token_hash,
-            step_born=visit.step,
-            born_version=visit.weight_version,
-            measured_version=visit.weight_version,
-            **measured,
-        )
+        shared: dict[str, Any] = {
+            "step_born": visit.step,
+            "weight_version": visit.weight_version,
+            "num_tokens": len(success.token_ids),
+            "entropy": float(success.entropy),
+            "nll": float(success.nll),
+            "token_hash": token_hash,
+        }
+        trajectory_id = self.index.add(question=question, **shared)
         self.num_trajectories += 1
         self._writer.append_trajectory(
             (success.token_ids, success.behaviour_logprobs),
-            trajectory_id=trajectory_id,
-            question_id=visit.question_id,
-            step_born=visit.step,
-            weight_version=visit.weight_version,
-            k=visit.success_count,
-            logprob_source=self._writer.identity.logprob_source,
-            token_hash=token_hash,
-            **measured,
+            {
+                "trajectory_id": trajectory_id,
+                "question_id": visit.question_id,
+                "k": visit.success_count,
+                "logprob_source": self._writer.identity.logprob_source,
+                **shared,
+            },
         )
         self._log(visit.step, Event.COLLECTED, question, trajectory_id)
         return trajectory_id
@@ -130,10 +130,12 @@ class BufferState:
         key = self.questions.bucket(question)
         self._writer.append(
             EVENTS,
-            step=step,
-            event=event.value,
-            question_id=self.questions.ids[question],
-            trajectory_id=trajectory_id,
-            bucket=None if key is None else key.success_count,
-            num_members=None if key is None else key.num_members,
+            {
+                "step": step,
+                "event": event.value,
+                "question_id": self.questions.ids[question],
+                "trajectory_id": trajectory_id,
+                "bucket": None if key is None else key.success_count,
+                "num_members": None if key is None else key.num_members,
+            },
         )

@@ -57,14 +57,14 @@ class LedgerWriter:
         self._rows: dict[str, list[dict[str, Any]]] = {table: [] for table in TABLES if table != BODIES}
         self._bodies = BodyBuffer()
 
-    def append(self, table: str, **row: Any) -> None:
+    def append(self, table: str, row: dict[str, Any]) -> None:
         """Add a row, all columns given, to what the next flush writes."""
         self._rows[table].append(row)
 
-    def append_trajectory(self, body: Body, **row: Any) -> None:
+    def append_trajectory(self, body: Body, row: dict[str, Any]) -> None:
         """Add a row of `trajectories` and its body; its id must be the next one."""
         assert row["trajectory_id"] == self.totals[BODIES] + len(self._bodies)
-        self.append(TRAJECTORIES, **row)
+        self.append(TRAJECTORIES, row)
         self._bodies.append(body)
 
     def is_pending(self, trajectory_id: int) -> bool:

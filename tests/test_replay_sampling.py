@@ -1,0 +1,153 @@
+"""Question sampling against the closed form of its probabilities."""
+
+from itertools import product
+from math import factorial
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from exgrpo_cli.errors import InputError, RunError
+from exgrpo_cli.replay.ranked_set import RankedSet
+from exgrpo_cli.replay.sampling import Bucket, QuestionDraw, check_draw, draw_by_weights, resolve_sampler
+
+
+def bucket(k: int, size: int, members: int = 8) -> Bucket:
+    return Bucket(success_count=k, num_members=members, question_ids=tuple(f"k{k}-{i:03d}" for i in range(size)))
+
+
+def counts_by_bucket(draw: QuestionDraw, buckets: list[Bucket]) -> list[int]:
+    return [sum(question_id in bucket.question_ids for question_id in draw.question_ids) for bucket in buckets]
+
+
+def test_normal_probabilities_at_k_8() -> None:
+    # With mu 1/2 and sigma 1/8, bucket k is |k-4| standard deviations away: weights e^-4.5, e^-2, e^-0.5, 1, ...
+    buckets = [bucket(k, 5) for k in range(1, 8)]
+    draw = resolve_sampler("normal", 0.5, 0.125)(buckets, 3, np.random.default_rng(0))
+    np.testing.assert_allclose(draw.probabilities, [0.0044, 0.054, 0.242, 0.399, 0.242, 0.054, 0.0044], atol=5e-4)
+    assert draw.probabilities.sum() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [
+        ("linear", [0, 1 / 8, 4 / 8, 7 / 8]),
+        ("linear-clip", [0, 1 / 8, 1 / 2, 1 / 2]),
+        ("sqrt", [0, 8**-0.5, 0.5**0.5, (7 / 8) ** 0.5]),
+        ("uniform", [3, 10, 20, 7]),
+        # z of k = 0, 1, 4, 7 at mu 1/4 and sigma 1/4: (k/8 - 1/4) / (1/4) = -1, -1/2, 1, 5/2.
+        ("normal", [np.exp(-0.5), np.exp(-0.125), np.exp(-0.5), np.exp(-3.125)]),
+    ],
+)
+def test_every_sampler_by_hand(name: str, weights: list[float]) -> None:
+    buckets = [bucket(0, 3), bucket(1, 10), bucket(4, 20), bucket(7, 7)]
+    draw = resolve_sampler(name, 0.25, 0.25)(buckets, 5, np.random.default_rng(0))
+    np.testing.assert_allclose(draw.probabilities, np.array(weights) / sum(weights), rtol=1e-12)
+
+
+def test_counts_follow_the_multinomial_law() -> None:
+    # Buckets hold at least what is drawn, so nothing overflows: P(n) = 3! / (a! b! c!) p^a q^b r^c.
+    buckets = [bucket(2, 3), bucket(4, 3), bucket(6, 3)]
+    p = np.array([0.2, 0.5, 0.3])
+    rng = np.random.default_rng(1)
+    seen: dict[tuple[int, ...], int] = {}
+    for _ in range(8000):
+        draw = draw_by_weights(buckets, (7 * p).tolist(), 3, rng)
+        key = tuple(counts_by_bucket(draw, buckets))
+        seen[key] = seen.get(key, 0) + 1
+    outcomes = [n for n in product(range(4), repeat=3) if sum(n) == 3]
+    expected = [8000 * factorial(3) / np.prod([factorial(i) for i in n]) * np.prod(p ** np.array(n)) for n in outcomes]
+    assert stats.chisquare([seen.get(n, 0) for n in outcomes], expected).pvalue > 1e-3
+
+
+def test_questions_inside_a_bucket_are_equally_likely_and_distinct() -> None:
+    buckets = [bucket(4, 6)]
+    rng = np.random.default_rng(2)
+    seen = dict.fromkeys(buckets[0].question_ids, 0)
+    for _ in range(3000):
+        drawn = draw_by_weights(buckets, [1.0], 2, rng).question_ids
+        assert len(set(drawn)) == 2
+        for question_id in drawn:
+            seen[question_id] += 1
+    # Each of 6 questions is in a draw of 2 with probability 1/3.
+    assert stats.chisquare(list(seen.values()), [1000] * 6).pvalue > 1e-3
+
+
+def test_overflow_is_placed_one_by_one_by_renormalised_weights() -> None:
+    # Weights 1 : 0.5 : 0.5, and bucket 4 holds a single question. Of 2 questions:
+    # multinomial (2,0,0) has probability 1/4, then one is left over and goes to either other bucket with 1/2.
+    # P(bucket 2 gives both) = P(0,2,0) = 1/16 only.
+    buckets = [bucket(4, 1), bucket(2, 5), bucket(6, 5)]
+    rng = np.random.default_rng(3)
+    seen: dict[tuple[int, ...], int] = {}
+    for _ in range(6400):
+        key = tuple(counts_by_bucket(draw_by_weights(buckets, [1.0, 0.5, 0.5], 2, rng), buckets))
+        seen[key] = seen.get(key, 0) + 1
+    expected = {(1, 1, 0): 3 / 8, (1, 0, 1): 3 / 8, (0, 2, 0): 1 / 16, (0, 0, 2): 1 / 16, (0, 1, 1): 1 / 8}
+    assert set(seen) == set(expected)
+    assert stats.chisquare([seen[key] for key in expected], [6400 * p for p in expected.values()]).pvalue > 1e-3
+
+
+def test_buckets_of_weight_zero_give_nothing() -> None:
+    rng = np.random.default_rng(4)
+    draw = draw_by_weights([bucket(0, 5), bucket(3, 2)], [0.0, 1.0], 4, rng)
+    assert sorted(draw.question_ids) == ["k3-000", "k3-001"]
+    nothing = draw_by_weights([bucket(0, 5)], [0.0], 4, rng)
+    assert nothing.question_ids == () and nothing.probabilities.tolist() == [0.0]
+
+
+def test_fresh_only_buckets_carry_their_own_pass_rate() -> None:
+    # 4 of 7 fresh members is a pass rate of 0.571, not 0.5.
+    buckets = [bucket(4, 5, members=7), bucket(4, 5, members=8)]
+    draw = resolve_sampler("linear", 0.5, 0.125)(buckets, 2, np.random.default_rng(0))
+    np.testing.assert_allclose(draw.probabilities, [8 / 15, 7 / 15])
+
+
+@pytest.mark.parametrize("name", ["lineer", "Normal", ""])
+def test_unknown_sampler_names_the_nearest(name: str) -> None:
+    with pytest.raises(InputError, match=r"replay\.sampler = '.*' is not known"):
+        resolve_sampler(name, 0.5, 0.125)
+
+
+@pytest.mark.parametrize(
+    ("ids", "probabilities", "message"),
+    [
+        (("k1-000", "k1-000"), [1.0], "2 questions, 1 distinct"),
+        (("k1-000", "k1-001", "k1-002"), [1.0], "3 questions, 3 distinct, of 2 wanted"),
+        (("elsewhere",), [1.0], "elsewhere, which was not offered"),
+        (("k1-000",), [0.5, 0.5], "for 1 buckets"),
+        (("k1-000",), [0.7], "add up to 0.7"),
+        (("k1-000",), [float("nan")], "none negative"),
+    ],
+)
+def test_a_custom_draw_is_checked(ids: tuple[str, ...], probabilities: list[float], message: str) -> None:
+    draw = QuestionDraw(question_ids=ids, probabilities=np.array(probabilities))
+    with pytest.raises(RunError, match=message):
+        check_draw(draw, [bucket(1, 5)], 2, "python:my:sampler")
+
+
+@pytest.mark.parametrize("weights", [[-1.0], [float("inf")], [1.0, 1.0]])
+def test_weights_are_checked(weights: list[float]) -> None:
+    with pytest.raises(InputError, match="for 1 buckets"):
+        draw_by_weights([bucket(1, 5)], weights, 2, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 7, 64, 100])
+def test_ranked_set_against_a_sorted_list(capacity: int) -> None:
+    rng = np.random.default_rng(capacity)
+    members = RankedSet(capacity)
+    reference: set[int] = set()
+    for member in rng.integers(0, capacity, 300).tolist():
+        if rng.random() < 0.5:
+            members.add(member)
+            reference.add(member)
+        else:
+            members.discard(member)
+            reference.discard(member)
+        ordered = sorted(reference)
+        assert len(members) == len(ordered)
+        assert members.at_all(range(len(ordered))) == ordered == list(members)
+    rebuilt = RankedSet(capacity, np.array(sorted(reference), dtype=np.int64))
+    assert rebuilt.at_all(range(len(reference))) == sorted(reference)
+    with pytest.raises(IndexError):
+        rebuilt.at(len(reference))

@@ -1,0 +1,117 @@
+"""Trajectory selection: metrics, directions, ties and staleness."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from exgrpo_cli.errors import InputError, RunError
+from exgrpo_cli.replay.selection import METRICS, Candidates, choose, resolve_metric
+
+
+def candidates(entropy: list[float], num_tokens: list[int], nll: list[float] | None = None) -> Candidates:
+    size = len(entropy)
+    return Candidates(
+        question_id="q",
+        trajectory_ids=np.arange(10, 10 + size, dtype=np.int64),
+        num_tokens=np.array(num_tokens, dtype=np.int32),
+        step_born=np.ones(size, dtype=np.int32),
+        born_version=np.zeros(size, dtype=np.int32),
+        entropy=np.array(entropy),
+        nll=np.array(nll if nll is not None else entropy),
+        measured_version=np.full(size, 4, dtype=np.int32),
+    )
+
+
+# Means 0.3, 0.5, 0.4 over 30, 4, 10 tokens are sums of 9, 2 and 4: mean and total entropy disagree at both ends.
+UNEQUAL = candidates([0.3, 0.5, 0.4], [30, 4, 10], nll=[0.6, 0.9, 0.2])
+
+
+@pytest.mark.parametrize(
+    ("metric", "direction", "position"),
+    [
+        ("ent", "min", 0),
+        ("ent", "max", 1),
+        ("ent-sum", "min", 1),
+        ("ent-sum", "max", 0),
+        ("ppl", "min", 2),
+        ("ppl", "max", 1),
+        ("length", "min", 1),
+        ("length", "max", 0),
+    ],
+)
+def test_choice_by_hand(metric: str, direction: str, position: int) -> None:
+    assert choose(UNEQUAL, METRICS[metric], direction, np.random.default_rng(0)) == position
+
+
+def test_perplexity_is_exp_of_mean_nll() -> None:
+    scores = METRICS["ppl"](candidates([0.0], [3], nll=[np.log(5.0)]), np.random.default_rng(0))
+    np.testing.assert_allclose(scores, [5.0])
+
+
+@pytest.mark.parametrize("direction", ["min", "max"])
+def test_ties_go_to_the_lowest_id(direction: str) -> None:
+    assert choose(candidates([0.7, 0.2, 0.2, 0.7], [5] * 4), METRICS["ent"], direction, np.random.default_rng(0)) == (
+        1 if direction == "min" else 0
+    )
+
+
+def test_random_is_uniform_and_comes_from_the_generator() -> None:
+    seen = [0, 0, 0]
+    rng = np.random.default_rng(5)
+    for _ in range(3000):
+        seen[choose(UNEQUAL, METRICS["random"], "min", rng)] += 1
+    # 3000/3 with a standard deviation of sqrt(3000 * 1/3 * 2/3) = 26.
+    assert all(abs(count - 1000) < 4 * 26 for count in seen)
+    again = [choose(UNEQUAL, METRICS["random"], "max", np.random.default_rng(6)) for _ in range(2)]
+    assert again[0] == again[1]
+
+
+def test_staleness_in_weight_versions() -> None:
+    measured = UNEQUAL.measured(
+        np.array([True, False, False]), entropy=np.array([0.1]), nll=np.array([0.2]), weight_version=6
+    )
+    assert measured.entropy.tolist() == [0.1, 0.5, 0.4]
+    assert measured.measured_version.tolist() == [6, 4, 4]
+    assert UNEQUAL.entropy.tolist() == [0.3, 0.5, 0.4]
+    assert measured.stale(6, 0).tolist() == [False, True, True]
+    assert measured.stale(6, 1).tolist() == [False, True, True]
+    assert measured.stale(6, 2).tolist() == [False, False, False]
+
+
+def test_measurements_of_another_run_or_none_at_all_are_stale_whatever_the_bound() -> None:
+    foreign = UNEQUAL.measured(
+        np.array([True, False, True]), entropy=np.array([0.1, np.nan]), nll=np.array([0.1, 0.1]), weight_version=-1
+    )
+    assert foreign.stale(4, 10**6).tolist() == [True, False, True]
+
+
+def test_metric_must_give_one_finite_score_per_candidate() -> None:
+    rng = np.random.default_rng(0)
+    with pytest.raises(RunError, match=r"shape \(1,\) for the 3 candidates of question q"):
+        choose(UNEQUAL, lambda group, rng: np.zeros(1), "min", rng)
+    with pytest.raises(RunError, match="nan for trajectory 11 of question q"):
+        choose(UNEQUAL, lambda group, rng: np.array([0.0, np.nan, 1.0]), "min", rng)
+
+
+def test_function_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "metric_of_mine.py").write_text("def newest(candidates, rng):\n    return -candidates.trajectory_ids\n")
+    monkeypatch.chdir(tmp_path)
+    metric = resolve_metric("python:metric_of_mine:newest")
+    assert choose(UNEQUAL, metric, "min", np.random.default_rng(0)) == 2
+    with pytest.raises(InputError, match="has no function oldest; it has newest"):
+        resolve_metric("python:metric_of_mine:oldest")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("entropy", "'entropy' is not known. Did you mean 'ent'?"),
+        ("python:nowhere_to_be_found:f", "cannot import nowhere_to_be_found"),
+        ("python:json", "write python:module:function"),
+    ],
+)
+def test_unusable_metric_names(name: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        resolve_metric(name)
+    assert message in str(error.value) and "replay.metric" in str(error.value)
