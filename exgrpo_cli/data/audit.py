@@ -13,12 +13,12 @@ from exgrpo_cli.errors import InputError
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.types import Question, Verdict
 
-Progress = Callable[[str, int, int | None], None]
-"""(what is done, how many of them, of how many; None when not known)."""
+Progress = Callable[[int, int, str], None]
+"""(done, total, what)."""
 
 _MAX_EXAMPLES = 3
 _EXAMPLE_CHARS = 160
-_CHUNK = 512
+_CHUNK = 1024
 _GOLD_REASONS = {
     Verdict.UNPARSABLE_GOLD: "gold does not parse",
     Verdict.WRONG: "gold does not verify against itself",
@@ -95,7 +95,7 @@ def drop_bad_golds(
     """Questions whose gold verifies against itself; the others are counted by what is wrong with them."""
     kept = []
     for start in range(0, len(questions), _CHUNK):
-        progress("verifying gold answers", start, len(questions))
+        progress(start, len(questions), "verifying gold answers")
         chunk = questions[start : start + _CHUNK]
         verdicts = pool.verify_gold([question.answer for question in chunk])
         for question, verdict in zip(chunk, verdicts, strict=True):
@@ -103,7 +103,7 @@ def drop_bad_golds(
                 tally.add(_GOLD_REASONS[verdict], f"{question.id}: {question.answer}")
             else:
                 kept.append(question)
-    progress("verifying gold answers", len(questions), len(questions))
+    progress(len(questions), len(questions), "verifying gold answers")
     return kept
 
 
@@ -121,13 +121,14 @@ def drop_contaminated(
     kept = []
     for place, question in enumerate(questions):
         if place % _CHUNK == 0:
-            progress("comparing with benchmarks", place, len(questions))
+            progress(place, len(questions), "comparing with benchmarks")
         nearest = index.nearest(question_text(question))
         if nearest is None or nearest.share < threshold:
             kept.append(question)
         else:
             example = f"{question.id} ({nearest.share:.0%} of the n-grams): {nearest.text}"
             tally.add(f"contaminated by {nearest.benchmark}", example)
+    progress(len(questions), len(questions), "comparing with benchmarks")
     return kept
 
 
@@ -143,7 +144,7 @@ def drop_long_prompts(
     """Questions whose prompt has at most `max_tokens` tokens."""
     kept = []
     for start in range(0, len(questions), _CHUNK):
-        progress("counting prompt tokens", start, len(questions))
+        progress(start, len(questions), "counting prompt tokens")
         chunk = questions[start : start + _CHUNK]
         for question, length in zip(chunk, prompt_lengths(template, chunk, tokenizer).tolist(), strict=True):
             if length <= max_tokens:
@@ -151,12 +152,13 @@ def drop_long_prompts(
             else:
                 example = f"{question.id} ({length} tokens): {question_text(question)}"
                 tally.add(f"prompt over {max_tokens} tokens", example)
+    progress(len(questions), len(questions), "counting prompt tokens")
     return kept
 
 
 def mark_near_duplicates(questions: Sequence[Question], tally: Tally, progress: Progress, *, threshold: float) -> None:
     """Count the same text with another answer, and almost the same text; all of them stay."""
-    progress("looking for near duplicates", 0, len(questions))
+    progress(0, len(questions), "looking for near duplicates")
     first_by_text: dict[str, Question] = {}
     distinct: list[Question] = []
     for question in questions:
@@ -170,6 +172,7 @@ def mark_near_duplicates(questions: Sequence[Question], tally: Tally, progress: 
         first, second = distinct[pair.first], distinct[pair.second]
         example = f"{first.id}, {second.id} ({pair.similarity:.0%}): {question_text(second)}"
         tally.add("almost the same question", example)
+    progress(len(questions), len(questions), "looking for near duplicates")
 
 
 def total(findings: Iterable[Finding]) -> int:

@@ -18,7 +18,7 @@ _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[^:@]+))?(?P<rest
 _CARD = "README.md"
 
 FetchProgress = Callable[[int, int], None]
-"""(files fetched, files in all)."""
+"""(bytes fetched, bytes in all)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,27 +65,52 @@ def fetch(hub: HubId, progress: FetchProgress) -> HubFiles:
 def _from_hub(hub: HubId, progress: FetchProgress) -> HubFiles:
     from huggingface_hub import HfApi
 
-    info = HfApi().dataset_info(hub.repo, revision=hub.revision)
+    info = HfApi().dataset_info(hub.repo, revision=hub.revision, files_metadata=True)
     commit = str(info.sha)
-    paths = [sibling.rfilename for sibling in info.siblings or []]
-    card = read_card(_download(hub, _CARD, commit)) if _CARD in paths else {}
-    selection = select_files(hub.repo, paths, card, hub.selectors)
+    sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
+    card = read_card(_download(hub, _CARD, commit, lambda num_bytes: None)) if _CARD in sizes else {}
+    selection = select_files(hub.repo, list(sizes), card, hub.selectors)
+    total, done = sum(sizes[path] for path in selection.files), 0
     files = []
-    for index, path in enumerate(selection.files):
-        progress(index, len(selection.files))
-        files.append(_download(hub, path, commit))
-    progress(len(files), len(files))
+    for path in selection.files:
+
+        def ahead(num_bytes: int, before: int = done) -> None:
+            progress(before + num_bytes, total)
+
+        files.append(_download(hub, path, commit, ahead))
+        done += sizes[path]
+    progress(total, total)
     return HubFiles(commit=commit, selection=selection, files=tuple(files))
 
 
-def _download(hub: HubId, path: str, commit: str) -> Path:
+def _download(hub: HubId, path: str, commit: str, progress: Callable[[int], None]) -> Path:
     from huggingface_hub import hf_hub_download
 
+    bar = _quiet_bar(progress)
     # By the revision's own name, so that the cache remembers what it means when the next run is offline.
-    local = Path(hf_hub_download(hub.repo, path, repo_type="dataset", revision=hub.revision))
+    local = Path(hf_hub_download(hub.repo, path, repo_type="dataset", revision=hub.revision, tqdm_class=bar))
     if commit not in local.parts:
         raise RunError(f"{hub.repo}@{hub.revision} was changed on the hub while it was fetched: run the command again.")
     return local
+
+
+def _quiet_bar(progress: Callable[[int], None]) -> Any:
+    """A progress bar for the hub's client that draws nothing and tells `progress` the bytes that are there."""
+    from tqdm import tqdm
+
+    class QuietBar(tqdm):
+        def __init__(self, *values: Any, **options: Any) -> None:
+            self._num_bytes = int(options.get("initial") or 0)
+            # An option of the hub's own bars that tqdm does not know.
+            options.pop("name", None)
+            super().__init__(*values, **{**options, "disable": True})
+
+        def update(self, n: float | None = 1) -> bool | None:
+            self._num_bytes += int(n or 0)
+            progress(self._num_bytes)
+            return None
+
+    return QuietBar
 
 
 def _from_cache(hub: HubId) -> HubFiles:
@@ -131,9 +156,7 @@ def _explained(hub: HubId) -> Iterator[None]:
             f"(or `hf auth login`)."
         ) from error
     except errors.RevisionNotFoundError as error:
-        raise InputError(
-            f"{hub.repo} has no revision {hub.revision!r} on {endpoint}: see what follows @."
-        ) from error
+        raise InputError(f"{hub.repo} has no revision {hub.revision!r} on {endpoint}: see what follows @.") from error
     except errors.RepositoryNotFoundError as error:
         raise InputError(
             f"{endpoint} has no data set {hub.repo!r}, or it is private: check the id, and HF_TOKEN for a private one."

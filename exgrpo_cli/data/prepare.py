@@ -83,15 +83,14 @@ def default_output(source: str) -> Path:
     return DATA_FOLDER / f"{default_name(source)}.parquet"
 
 
-def prepare(source: str, output: Path | None, options: PrepareOptions, progress: Progress) -> PrepareReport:
-    """Read, audit and write; without an `output` everything but the writing.
+def prepare(source: str, output: Path, options: PrepareOptions, progress: Progress) -> PrepareReport:
+    """Read, audit and write one question file.
 
     Raises InputError for a source that cannot be read, an output that cannot be written or is not `prepare`'s own, and
     where no question is left; RunError for a download that breaks off or a disk that fills up.
     """
     started = time.perf_counter()
-    if output is not None:
-        check_output(source, output)
+    check_output(source, output)
     dropped, marked = Tally(), Tally()
     if source == ARITHMETIC:
         reading = make_arithmetic(options.arithmetic, heldout=options.heldout)
@@ -106,17 +105,16 @@ def prepare(source: str, output: Path | None, options: PrepareOptions, progress:
         split=reading.split,
         layout=reading.layout,
         output=output,
+        questions=tuple(questions),
         content_hash=content_hash(questions),
         num_read=reading.num_read,
-        num_kept=len(questions),
         num_folded=reading.num_folded,
         dropped=dropped.findings(),
         marked=marked.findings(),
         levels=_levels(questions),
         seconds=time.perf_counter() - started,
     )
-    if output is not None:
-        write_questions(output, questions, _metadata(report, options), options.layout)
+    write_questions(output, questions, _metadata(report, options), options.layout)
     return report
 
 

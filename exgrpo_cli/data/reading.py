@@ -55,15 +55,15 @@ def read_source(text: str, fields: NamedFields, dropped: Tally, progress: Progre
 
     Raises InputError for a source that cannot be read or has no known layout, and for one id with different content.
     """
-    source = open_source(text, lambda done, total: progress("fetching files", done, total))
+    source = open_source(text, lambda done, total: progress(done, total, "fetching files"))
     layout = _layout_of(source, fields)
     total = _count_rows(source)
     kept: dict[str, Question] = {}
     place_of: dict[str, str] = {}
     num_read = num_folded = 0
     for place, row in _placed_rows(source, layout.columns):
-        if num_read % _PROGRESS_ROWS == 0:
-            progress("reading rows", num_read, total)
+        if total is not None and num_read % _PROGRESS_ROWS == 0:
+            progress(num_read, total, "reading rows")
         num_read += 1
         try:
             question = _to_question(layout.convert(row), source.name)
@@ -80,6 +80,8 @@ def read_source(text: str, fields: NamedFields, dropped: Tally, progress: Progre
                 f"answer are the same) but other messages differ: keep one of them."
             )
         num_folded += 1
+    if total is not None:
+        progress(total, total, "reading rows")
     return Reading(
         questions=list(kept.values()),
         layout=layout.name,

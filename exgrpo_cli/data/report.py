@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from exgrpo_cli.data.audit import Finding, total
+from exgrpo_cli.types import Question
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,11 +18,11 @@ class PrepareReport:
     split: str | None
     layout: str
     """Layout recognised in the source."""
-    output: Path | None
-    """None where nothing was written (a dry run)."""
+    output: Path
+    questions: tuple[Question, ...]
+    """Those that were kept."""
     content_hash: str
     num_read: int
-    num_kept: int
     num_folded: int
     """Exact duplicates."""
     dropped: Mapping[str, Finding]
@@ -31,6 +32,10 @@ class PrepareReport:
     levels: Mapping[str, int]
     """Questions of each level, where levels are known."""
     seconds: float
+
+    @property
+    def num_kept(self) -> int:
+        return len(self.questions)
 
     def counts(self) -> dict[str, Any]:
         """Counts for the file's metadata: read = kept + folded + dropped."""
@@ -43,7 +48,7 @@ class PrepareReport:
             "revision": self.revision,
             "split": self.split,
             "layout": self.layout,
-            "output": None if self.output is None else str(self.output),
+            "output": str(self.output),
             "content_hash": self.content_hash,
             "counts": self.counts(),
             "dropped": {reason: finding.to_json() for reason, finding in self.dropped.items()},
@@ -62,7 +67,7 @@ class PrepareReport:
             f"  {total(self.dropped.values()):>8,} dropped",
         ]
         lines += [line for reason, finding in self.dropped.items() for line in _finding_lines(reason, finding)]
-        lines.append(f"  {self.num_kept:>8,} kept" + (f" in {self.output}" if self.output else ", nothing written"))
+        lines.append(f"  {self.num_kept:>8,} kept in {self.output}")
         lines += [line for reason, finding in self.marked.items() for line in _finding_lines(reason, finding)]
         if self.levels:
             lines.append("  levels: " + ", ".join(f"{level}: {count:,}" for level, count in self.levels.items()))
