@@ -11,6 +11,8 @@ from pathlib import Path
 import platformdirs
 from filelock import FileLock
 
+from exgrpo_cli.errors import InputError
+
 _MANIFEST = "manifest.json"
 _CHUNK_BYTES = 1 << 20
 
@@ -34,12 +36,13 @@ def cached_folder(
     A second process that wants the same folder waits for the first. A build happens in a temporary folder that is
     renamed when it is complete, so one that is killed leaves nothing that looks finished. `notice` is told why a
     folder that exists is built again.
+
+    Raises InputError when the cache folder cannot be written.
     """
     root = cache_root() if cache_dir is None else cache_dir
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     folder = root / f"{name}-{digest}"
-    root.mkdir(parents=True, exist_ok=True)
-    with FileLock(root / f"{folder.name}.lock"):
+    with _lock(root, folder.name):
         damage = _find_damage(folder)
         if damage == "":
             return folder
@@ -53,6 +56,18 @@ def cached_folder(
         _write_manifest(partial, key)
         partial.rename(folder)
     return folder
+
+
+def _lock(root: Path, name: str) -> FileLock:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(root / f"{name}.lock")
+        lock.acquire()
+    except OSError as error:
+        raise InputError(
+            f"The cache folder {root} cannot be written ({error.strerror}): set EXGRPO_CACHE to one that can."
+        ) from error
+    return lock
 
 
 def _find_damage(folder: Path) -> str:

@@ -50,6 +50,8 @@ def make_model(settings: TinySettings, tokenizer: Qwen2Tokenizer) -> Qwen2ForCau
         num_attention_heads=settings.num_heads,
         num_key_value_heads=settings.num_kv_heads,
         max_position_embeddings=MAX_TOKENS,
+        # The default base of 10,000 spends most of a 32-dimensional head on wavelengths longer than any response.
+        rope_parameters={"rope_type": "default", "rope_theta": 300.0},
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,

@@ -13,7 +13,7 @@ from enum import Enum
 
 import numpy as np
 
-from exgrpo_cli.data.questions import question_id
+from exgrpo_cli.data.identity import question_id
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.types import Message, Question
 
@@ -26,7 +26,7 @@ _OPERANDS = range(2, 10)
 _POOL_KEY = b"exgrpo-arithmetic"
 # Below this many expressions of a level all are listed, so that a request can be met to the last one; above it they
 # are drawn at random, where a pool is too large for any sensible request to come near its end.
-_MAX_LISTED = 100_000
+_MAX_LISTED = 5_000
 
 
 class Pool(Enum):
@@ -66,8 +66,8 @@ def draw_terms(level: int, pool: Pool, rng: np.random.Generator) -> Terms:
     """One expression, uniform over those of this level and pool."""
     while True:
         operands = rng.integers(_OPERANDS.start, _OPERANDS.stop, size=level + 1)
-        signs = rng.choice((-1, 1), size=level)
-        terms = (int(operands[0]), *(int(term) for term in signs * operands[1:]))
+        operands[1:] *= 1 - 2 * rng.integers(2, size=level)
+        terms = tuple(operands.tolist())
         if _is_question(terms) and pool_of(terms) is pool:
             return terms
 

@@ -5,8 +5,10 @@ carries on through the lines that use it. Plans differ in order and in grouping:
 both right and yet different, which is what the choice among trajectories needs.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -31,32 +33,34 @@ Plan = tuple[Line, ...]
 class TraceMix:
     """Shares of a warm-start corpus; what is left after the faults is sound."""
 
-    guessed: float = 0.15
+    guessed: float = 0.06
     """Right answer, no thinking."""
-    slipped: float = 0.05
+    slipped: float = 0.03
     """One wrong line, carried on to a wrong answer."""
-    malformed: float = 0.10
+    malformed: float = 0.06
     """Without `</think>`, without the box, or without an answer."""
     checked: float = 0.25
     """Sound or slipped traces that end with a check of the last line."""
-    double: float = 0.2
+    double: float = 0.1
     """Lines of a running derivation that take in two terms at once."""
 
 
 def write_trace(terms: Terms, mix: TraceMix, rng: np.random.Generator) -> str:
     """A response to the question: what follows the opened `<think>` line, without EOS."""
-    kind = rng.random()
-    if kind < mix.guessed:
+    kinds = ("guessed", "slipped", "malformed", "sound")
+    faults = (mix.guessed, mix.slipped, mix.malformed)
+    kind = kinds[int(rng.choice(len(kinds), p=(*faults, 1 - sum(faults))))]
+    if kind == "guessed":
         return f"{THINK_END}\n{_boxed(sum(terms))}"
     plan = draw_plan(terms, mix.double, rng)
     slip = None
-    if kind < mix.guessed + mix.slipped:
+    if kind == "slipped":
         slip = (int(rng.integers(len(plan))), int(rng.choice((-10, -2, -1, 1, 2, 10))))
     lines, answer = work_out(plan, slip)
     if rng.random() < mix.checked:
         lines.append(_check(lines[-1]))
     thinking = "\n".join(lines)
-    if kind < mix.guessed + mix.slipped + mix.malformed:
+    if kind == "malformed":
         return str(rng.choice(_MALFORMED)).format(thinking=thinking, end=THINK_END, answer=answer, box=_boxed(answer))
     return f"{thinking}\n{THINK_END}\n{_boxed(answer)}"
 
@@ -87,6 +91,12 @@ def _in_order(terms: Terms, double: float, rng: np.random.Generator) -> Plan:
 def _gains_first(terms: Terms, double: float, rng: np.random.Generator) -> Plan:
     """What is added before what is taken away."""
     return _running(_gains(terms) + _losses(terms), double, rng)
+
+
+def _last_first(terms: Terms, double: float, rng: np.random.Generator) -> Plan:
+    """The first term, then the others from the last one back, where that stays at 0 or above."""
+    turned = (terms[0], *reversed(terms[1:]))
+    return _running(turned if min(accumulate(turned)) >= 0 else terms, double, rng)
 
 
 def _netted(terms: Terms, double: float, rng: np.random.Generator) -> Plan:
@@ -127,8 +137,8 @@ def _losses(terms: Terms) -> Terms:
 def _check(line: str) -> str:
     """The line undone: 12-2=10 as 10+2=12."""
     left, _, result = line.partition("=")
-    first = left.replace("-", "+").split("+")[0]
-    undone = left[len(first) :].translate(str.maketrans("+-", "-+"))
+    first, *others = re.findall(r"[+-]?\d+", left)
+    undone = "".join(f"{-int(term):+d}" for term in others)
     return f"{result}{undone}={first}"
 
 
@@ -136,8 +146,13 @@ def _boxed(answer: int) -> str:
     return f"\\boxed{{{answer}}}"
 
 
-_DERIVATIONS: tuple[Callable[[Terms, float, np.random.Generator], Plan], ...] = (_in_order, _gains_first, _netted)
-_DERIVATION_SHARES = (0.6, 0.2, 0.2)
+_DERIVATIONS: tuple[Callable[[Terms, float, np.random.Generator], Plan], ...] = (
+    _in_order,
+    _gains_first,
+    _last_first,
+    _netted,
+)
+_DERIVATION_SHARES = (0.4, 0.2, 0.2, 0.2)
 _MALFORMED = (
     "{thinking}\n{box}",
     "{thinking}\n{end}\n{answer}",
