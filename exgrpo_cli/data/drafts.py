@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from exgrpo_cli.data.files import Row
-from exgrpo_cli.data.rows import prompt_of
+from exgrpo_cli.data.rows import is_unicode, prompt_of
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.types import Message
 
@@ -74,6 +74,8 @@ def messages(value: Any) -> tuple[Message, ...]:
 def filled(value: Any, reason: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise UnusableRow(reason)
+    if not is_unicode(value):
+        raise UnusableRow("text is not valid Unicode")
     return value
 
 

@@ -109,7 +109,9 @@ def write_questions(
         temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
     except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror or error}. Choose another --output.") from error
+        # Arrow wraps the system's reason in words of its own.
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise RunError(f"{path} cannot be written: {reason}. Choose another --output.") from error
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)

@@ -122,11 +122,23 @@ def prompt_of(turns: Sequence[Mapping[str, Any]] | None, where: str) -> tuple[Me
             if turn is None or not isinstance(turn.get(name), str):
                 value = None if turn is None else turn.get(name)
                 raise InputError(f"{where}, field 'prompt', message {number}: {name!r} is {value!r}, it must be text.")
+            if not is_unicode(turn[name]):
+                shown = ascii(turn[name])[:60]
+                raise InputError(f"{where}, field 'prompt', message {number}: {name!r} {shown} is not valid Unicode.")
     prompt = tuple(Message(role=turn["role"], content=turn["content"]) for turn in turns)
     if not any(message.role == "user" and message.content.strip() for message in prompt):
         roles = [message.role for message in prompt]
         raise InputError(f"{where}, field 'prompt' has the roles {roles} and no user message with text.")
     return prompt
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be encoded: JSON escapes can spell halves of surrogate pairs, which cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _filled(value: str | None, field: str, where: str) -> str:
