@@ -11,7 +11,7 @@ _FONT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\s*\{([^{}]*)\}"
 _MARKUP = re.compile(r"[*$`_]|\\[()\[\]]|\\(?=[ ,;!])")
 # The letter alone, in brackets, or before its option's text: "C", "(C)", "C.", "C) Paris", "C: Paris".
 _LETTER = re.compile(r"[(\[]?([A-Za-z])(?:[)\]]|[.:](?=\s|$)|$)[.:)]?\s*(.*)", re.DOTALL)
-_ANNOUNCED = re.compile(r"\banswer(?:\s+is)?\s*[:=]?\s*(?:\b(?:option|choice|letter)\b\s*)?([^\n]*)", re.IGNORECASE)
+_ANNOUNCED = re.compile(r"\banswer\b(?:\s+is\b)?\s*[:=]?\s*(?:\b(?:option|choice|letter)\b\s*)?([^\n]*)", re.IGNORECASE)
 _NAMED_FIRST = re.compile(r"[(\[]?([A-Z])(?![A-Za-z0-9'’])")
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from math_verify import parse, verify
 
+from exgrpo_cli.grading import two_stage
+from exgrpo_cli.grading.disproof import surely_differ
 from exgrpo_cli.types import Verdict
 
 # One of each construct that common answers have: the grammar's tables are built while parsing, and a table built before
@@ -26,6 +28,18 @@ _WARM_UP = (
     (r"\text{east}", r"90^\circ"),
     (r"\$18.90", r"50\%"),
     (r"52_8", r"10,\!080"),
+    (r"5x - 7y + 11z + 4 = 0", r"x=5"),
+    (r"1\frac{4}{5}", r"\frac{17}{50}"),
+    (r"(0,9) \cup (9,36)", r"\left[ \frac{\pi^2}{8}, \frac{5 \pi^2}{4} \right]"),
+    (r"6.72\times 10^{-5}", r"2^{10} \cdot 3"),
+    (r"\cot x", r"\frac{\sin x}{\cos x}"),
+    (r"\log_2 3", r"e^{2x}"),
+    (r"\sqrt[3]{4}", r"\binom{10}{3}"),
+    (r"1, -2, 3", r"15\text{ cm}^2"),
+    (r"x^{n+1}", r"|x - 3|"),
+    (r"(3/4, -1/2)", r"n!"),
+    (r"x = 1 \text{ or } x = 2", r"-\frac{1}{2} < x < 3"),
+    (r"\frac{20000}{\pi}", r"2(a+b)^2 - ab"),
 )
 
 
@@ -34,6 +48,7 @@ def prepare() -> None:
     # It warns on every call without a timeout, and logs what it cannot parse.
     logging.getLogger("math_verify").disabled = True
     logging.disable(logging.CRITICAL)
+    two_stage.install()
     for gold, answer in _WARM_UP:
         grade(boxed(gold), boxed(gold))
         grade(boxed(gold), boxed(answer))
@@ -52,6 +67,8 @@ def grade(gold: str, answer: str) -> Verdict:
     answer_values = _parsed(answer)
     if not answer_values:
         return Verdict.NO_ANSWER
+    if surely_differ(gold_values[0], answer_values[0]):
+        return Verdict.WRONG
     return Verdict.CORRECT if verify(gold_values, answer_values, timeout_seconds=None) else Verdict.WRONG
 
 

@@ -7,7 +7,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Self
 
 from exgrpo_cli.errors import InputError, RunError, nearest
 from exgrpo_cli.grading.custom import PREFIX
@@ -95,7 +94,7 @@ class GradingPool:
         self._closed = True
         self._remote.close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "GradingPool":
         return self
 
     def __exit__(

@@ -8,13 +8,14 @@ still holds the other end.
 
 import gc
 import os
+import selectors
 import signal
 import sys
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.connection import Connection, Pipe
 
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.grading import custom
@@ -120,6 +121,10 @@ class Supervisor:
         self._queue = JobQueue()
         self._suspects = Suspects()
         self._stopped = False
+        self._next_watch = 0.0
+        # A worker's connection carries the worker as its data, the parent's carries None.
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(parent, selectors.EVENT_READ)
         self._workers: list[Worker] = []
         for _ in range(workers):
             self._workers.append(self._fork_worker())
@@ -129,13 +134,11 @@ class Supervisor:
         try:
             while os.getppid() == self._parent_pid and not self._stopped:
                 self._hand_out()
-                by_connection = {worker.connection: worker for worker in self._workers}
-                ready = wait([self._parent, *by_connection], timeout=self._seconds_to_wait())
-                for connection in ready:
-                    if connection is self._parent:
+                for key, _ in self._selector.select(self._seconds_to_wait()):
+                    if key.data is None:
                         self._receive_jobs()
-                    elif isinstance(connection, Connection):
-                        self._receive_verdict(by_connection[connection])
+                    else:
+                        self._receive_verdict(key.data)
                 self._enforce_limits()
         except (EOFError, ConnectionError):
             # The parent closed the pool or died.
@@ -193,12 +196,15 @@ class Supervisor:
 
     def _enforce_limits(self) -> None:
         now = time.monotonic()
+        watches_memory = now >= self._next_watch
+        if watches_memory:
+            self._next_watch = now + _WATCH_SECONDS
         for worker in list(self._workers):
             if worker.job is None or worker.connection.poll():
                 continue
             if now >= worker.deadline:
                 self._give_up_on(worker, Verdict.TIMEOUT)
-            elif (resident_bytes(worker.pid) or 0) > self._memory_bytes:
+            elif watches_memory and (resident_bytes(worker.pid) or 0) > self._memory_bytes:
                 self._give_up_on(worker, Verdict.CRASHED)
 
     def _give_up_on(self, worker: Worker, verdict: Verdict) -> None:
@@ -213,6 +219,7 @@ class Supervisor:
         self._parent.send((job.number, verdict.value))
 
     def _replace(self, index: int) -> Worker:
+        self._selector.unregister(self._workers[index].connection)
         _kill(self._workers[index])
         self._workers[index] = self._fork_worker()
         return self._workers[index]
@@ -224,12 +231,15 @@ class Supervisor:
         if pid == 0:
             self._become_worker(theirs, ours, supervisor_pid)
         theirs.close()
-        return Worker(pid=pid, connection=ours)
+        worker = Worker(pid=pid, connection=ours)
+        self._selector.register(ours, selectors.EVENT_READ, worker)
+        return worker
 
     def _become_worker(self, connection: Connection, supervisors_end: Connection, supervisor_pid: int) -> None:
         """Never returns: whatever happens, a forked copy of the supervisor must not run on."""
         status = 1
         try:
+            self._selector.close()
             supervisors_end.close()
             self._parent.close()
             for sibling in self._workers:

@@ -1,0 +1,41 @@
+"""LaTeX parsed in two stages, as ANTLR's authors advise: several times faster, the same trees. Runs in workers only.
+
+ANTLR decides between rules with the whole context of the sentence (LL), recomputed on every parse, or with less of it
+(SLL), from cached tables. SLL gives the tree that LL would give, or reports a syntax error; only then LL is needed.
+latex2sympy always asks for LL. Its readings are cached too, by normalised LaTeX.
+"""
+
+from functools import lru_cache
+from typing import Any
+
+from antlr4.atn.PredictionMode import PredictionMode
+from latex2sympy2_extended import latex2sympy2
+from math_verify import parser as math_verify_parser
+
+_MAX_CACHED_READINGS = 1024
+
+
+def install() -> None:
+    """Replace math-verify's reading of one normalised LaTeX string in this process."""
+    read_in_mode = math_verify_parser.parse_latex_cached.__wrapped__
+    converter = latex2sympy2._Latex2Sympy
+    create_parser = converter.create_parser
+    prediction_mode = PredictionMode.SLL
+
+    def create_parser_in_mode(self: Any, latex: str) -> Any:
+        parser = create_parser(self, latex)
+        parser._interp.predictionMode = prediction_mode
+        return parser
+
+    @lru_cache(maxsize=_MAX_CACHED_READINGS)
+    def read(latex: str) -> Any:
+        nonlocal prediction_mode
+        try:
+            prediction_mode = PredictionMode.SLL
+            return read_in_mode(latex)
+        except Exception:  # noqa: BLE001 - latex2sympy raises a bare Exception for a syntax error
+            prediction_mode = PredictionMode.LL
+            return read_in_mode(latex)
+
+    converter.create_parser = create_parser_in_mode
+    math_verify_parser.parse_latex_cached = read
