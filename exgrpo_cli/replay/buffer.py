@@ -15,7 +15,7 @@ from jaxtyping import Bool
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.replay import selection
 from exgrpo_cli.replay.catalogue import Catalogue, read_catalogue
-from exgrpo_cli.replay.compaction import compact
+from exgrpo_cli.replay.compaction import FEWEST, compact
 from exgrpo_cli.replay.questions import BucketKey, NamedQuestions
 from exgrpo_cli.replay.reader import read_identity
 from exgrpo_cli.replay.recovery import cut_after
@@ -315,9 +315,12 @@ class ExperienceBuffer:
         for part in self._writer.flush(step):
             self._state.add_part(part)
 
-    def compact(self, kept_checkpoints: Sequence[int]) -> None:
-        """Merge small parts between the steps of kept checkpoints; what is newer than all of them stays as it is."""
-        if compact(self.folder, self._writer.identity, kept_checkpoints):
+    def compact(self, kept_checkpoints: Sequence[int], *, fewest: int = FEWEST) -> None:
+        """Merge runs of at least `fewest` small parts between the steps of kept checkpoints.
+
+        What is newer than all kept checkpoints stays as it is, and the ledger can still be cut back to each of them.
+        """
+        if compact(self.folder, self._writer.identity, kept_checkpoints, fewest=fewest):
             self._state.replace_parts(read_catalogue(self.folder).parts[BODIES])
 
     def _begin(self, step: int) -> None:

@@ -18,22 +18,30 @@ from exgrpo_cli.replay.parts import PartInfo, part_path, schema_with_metadata, s
 from exgrpo_cli.replay.reader import read_rows
 from exgrpo_cli.replay.schemas import BODIES, EVENTS, SCHEMAS, TABLES, LedgerIdentity
 
-_FEWEST = 8
+FEWEST = 8
 """Fewest parts worth a merge: each row is then rewritten at most log_8 of the run's length times."""
 _TARGET_BYTES = 64 << 20
-"""A merged part stays below it; parts above an eighth of it are left alone."""
+"""A merged part stays below it."""
+_SMALL_BYTES = 8 << 20
+"""Larger parts are left alone: rewriting them would save few files."""
 
 
-def compact(folder: Path, identity: LedgerIdentity, kept_checkpoints: Sequence[int]) -> int:
-    """Merge what can be merged and return the number of parts that are gone. The caller holds the writer lock."""
+def compact(folder: Path, identity: LedgerIdentity, kept_checkpoints: Sequence[int], *, fewest: int = FEWEST) -> int:
+    """Merge runs of at least `fewest` parts and return the number of parts that are gone.
+
+    The caller holds the writer lock.
+    """
     parts = read_catalogue(folder).parts
     return sum(
-        _merge(folder, table, identity, run) for table in TABLES for run in mergeable(parts[table], kept_checkpoints)
+        _merge(folder, table, identity, run)
+        for table in TABLES
+        for run in _mergeable(parts[table], kept_checkpoints)
+        if len(run) >= max(fewest, 2)
     )
 
 
-def mergeable(parts: Sequence[PartInfo], kept_checkpoints: Sequence[int]) -> list[list[PartInfo]]:
-    """Runs of adjacent small parts that end no later than the next kept checkpoint."""
+def _mergeable(parts: Sequence[PartInfo], kept_checkpoints: Sequence[int]) -> list[list[PartInfo]]:
+    """Runs of adjacent small parts between kept checkpoints; nothing beyond the last of those."""
     bounds = sorted(set(kept_checkpoints))
     runs = []
     settled = [part for part in parts if bounds and part.name.last_step <= bounds[-1]]
@@ -42,14 +50,14 @@ def mergeable(parts: Sequence[PartInfo], kept_checkpoints: Sequence[int]) -> lis
         size = 0
         for part in between:
             part_size = part.name.path.stat().st_size
-            if run and (size + part_size > _TARGET_BYTES or part_size > _TARGET_BYTES // _FEWEST):
+            if run and (size + part_size > _TARGET_BYTES or part_size > _SMALL_BYTES):
                 runs.append(run)
                 run, size = [], 0
-            if part_size <= _TARGET_BYTES // _FEWEST:
+            if part_size <= _SMALL_BYTES:
                 run.append(part)
                 size += part_size
         runs.append(run)
-    return [run for run in runs if len(run) >= _FEWEST]
+    return runs
 
 
 def _merge(folder: Path, table: str, identity: LedgerIdentity, run: Sequence[PartInfo]) -> int:
