@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from exgrpo_cli.algo.batching import MiniBatch, TrainingRow, micro_batches, split_minibatches
+from exgrpo_cli.algo.batching import MiniBatch, TrainingRow, micro_batches, packed_batches, split_minibatches
 from exgrpo_cli.types import TokenSequence
 
 
@@ -91,3 +91,21 @@ def test_padding_of_a_step_is_below_five_percent() -> None:
 def test_a_small_micro_batch_takes_rows_of_other_lengths() -> None:
     # 20 + 10 tokens: 25 % padding, but a second pass over the model would cost more than 10 pad tokens.
     assert micro_batches([20, 10], 1000, small=512) == [[0, 1]]
+
+
+def sequence(prompt: int, num_tokens: int) -> TokenSequence:
+    """A prompt of four tokens and a response."""
+    return TokenSequence(
+        prompt_ids=np.full(4, prompt, dtype=np.int32), response_ids=np.zeros(num_tokens, dtype=np.int32)
+    )
+
+
+def test_packed_batches_by_hand() -> None:
+    rows = [sequence(1, 3), sequence(2, 6), sequence(1, 4), sequence(2, 1)]
+    # Prompt 1: 4 + 2 + 3 = 9 inputs; prompt 2: 4 + 5 + 0 = 9.
+    assert packed_batches(rows, 18) == [[0, 2, 1, 3]]
+    assert packed_batches(rows, 17) == [[0, 2], [1, 3]] == packed_batches(rows, 9)
+    # With room for 8, the second row of prompt 1 needs its prompt again: 4 + 3. Rows of 9 inputs stand alone.
+    assert packed_batches(rows, 8) == [[0], [2], [1], [3]]
+    assert packed_batches(rows, 1) == [[0], [2], [1], [3]]
+    assert packed_batches([], 8) == []

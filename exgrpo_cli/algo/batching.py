@@ -1,4 +1,4 @@
-"""From graded groups to mini-batches of whole groups, and from rows to micro-batches with few pad tokens."""
+"""From graded groups to mini-batches of whole groups, and from rows to micro-batches with few or no pad tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -72,6 +72,30 @@ def split_minibatches(
     ]
     # The first hands hold the odd groups: which update gets them is drawn too.
     return [batches[index] for index in rng.permutation(hands)]
+
+
+def packed_batches(sequences: Sequence[TokenSequence], token_budget: int) -> list[list[int]]:
+    """Cut rows into micro-batches of at most `token_budget` inputs when packed end to end, each prompt stored once.
+
+    Rows of one prompt stand together, in the order of the prompts' first appearance. An input is a prompt token or a
+    response token but the last. A row longer than the budget is a micro-batch of its own. Returns row indices.
+    """
+    by_prompt: dict[bytes, list[int]] = {}
+    for index, sequence in enumerate(sequences):
+        by_prompt.setdefault(sequence.prompt_ids.tobytes(), []).append(index)
+    batches: list[list[int]] = []
+    filled = token_budget
+    for rows in by_prompt.values():
+        prompt_stored = False
+        for row in rows:
+            prompt, response = len(sequences[row].prompt_ids), len(sequences[row].response_ids) - 1
+            if filled + response + (0 if prompt_stored else prompt) > token_budget:
+                batches.append([])
+                filled, prompt_stored = 0, False
+            batches[-1].append(row)
+            filled += response + (0 if prompt_stored else prompt)
+            prompt_stored = True
+    return [batch for batch in batches if batch]
 
 
 def micro_batches(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from exgrpo_cli.errors import InputError
@@ -16,7 +16,7 @@ class CausalLM:
     """The parts of a transformers model that scoring and training use."""
 
     model: PreTrainedModel
-    body: nn.Module
+    body: PreTrainedModel
     """Token ids to hidden states, final norm included."""
     head: nn.Linear
     """Hidden states to logits; its weight may be tied to the embedding."""
@@ -29,8 +29,9 @@ class CausalLM:
 def split_causal_lm(model: PreTrainedModel) -> CausalLM:
     """Find body and head, and prove on a few tokens that logits = body(tokens) @ head.weight.T.
 
-    Soft-capped or scaled logits, a head with a bias and dropout are refused with InputError: the first two would be
-    trained with wrong log-probs, the last makes importance ratios random.
+    Refused with InputError: soft-capped or scaled logits and a head with a bias (their log-probs would be wrong),
+    dropout (it makes importance ratios random), sliding windows and recurrent layers (their state is not a row of
+    keys and values), and models that do not run their attention through transformers' AttentionInterface.
     """
     name = type(model).__name__
     body, head = model.base_model, model.get_output_embeddings()
@@ -43,14 +44,25 @@ def split_causal_lm(model: PreTrainedModel) -> CausalLM:
         raise InputError(
             f"{name} has dropout {dropout:g}, which makes importance ratios random; set it to 0 in its config."
         )
+    _refuse_other_attention(model)
     parts = CausalLM(model=model, body=body, head=head)
-    _probe(parts)
+    _prove_linear_head(parts)
     return parts
 
 
-def hidden_states(parts: CausalLM, **inputs: object) -> Tensor:
-    """Final hidden states, "batch positions hidden", of the body's own forward pass."""
-    return parts.body(use_cache=False, **inputs).last_hidden_state
+def _refuse_other_attention(model: PreTrainedModel) -> None:
+    name, config = type(model).__name__, model.config.get_text_config()
+    if not getattr(model, "_supports_attention_backend", False):
+        raise InputError(f"{name} does not use transformers' attention interface; use a model that does, or vllm.")
+    kinds = set(getattr(config, "layer_types", None) or [])
+    if not kinds and getattr(config, "sliding_window", None) is not None:
+        kinds = {"sliding_attention"}
+    other = sorted(kinds - {"full_attention"})
+    if other:
+        raise InputError(
+            f"{name} has {other[0]} layers, which the hf and torch engines do not run; switch the window off in its "
+            f"config (sliding_window = null) or use another backbone."
+        )
 
 
 def _largest_dropout(model: PreTrainedModel) -> float:
@@ -59,14 +71,14 @@ def _largest_dropout(model: PreTrainedModel) -> float:
 
 
 @torch.no_grad()
-def _probe(parts: CausalLM) -> None:
+def _prove_linear_head(parts: CausalLM) -> None:
     if parts.head.weight.is_meta:
         return
     was_training = parts.model.training
     parts.model.eval()
     tokens = torch.arange(PROBE_TOKENS, device=parts.device)[None] % parts.head.weight.shape[0]
     own = parts.model(input_ids=tokens, use_cache=False).logits.double()
-    ours = parts.head(hidden_states(parts, input_ids=tokens)).double()
+    ours = parts.head(parts.body(input_ids=tokens, use_cache=False).last_hidden_state).double()
     parts.model.train(was_training)
     # Rounding of the dtype, with room for another order of summation; soft-capping and scaling move logits far more.
     tolerance = 64 * torch.finfo(parts.head.weight.dtype).eps * max(1.0, float(ours.abs().max()))

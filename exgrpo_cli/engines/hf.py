@@ -31,7 +31,6 @@ class HFGenerator:
     def __init__(self, model: PreTrainedModel, *, max_rows: int = 256, eos_ids: Sequence[int] | None = None) -> None:
         if max_rows < 1:
             raise InputError(f"max_rows is {max_rows}; give the number of rollouts to decode at once, at least 1.")
-        refuse_sliding_window(model)
         self.weight_version = 0
         self._parts = split_causal_lm(model)
         self._max_rows = max_rows
@@ -96,20 +95,6 @@ def eos_token_ids(model: PreTrainedModel) -> list[int]:
         f"{type(model).__name__} names no eos_token_id in its generation config or config, so no rollout would end; "
         f"set one of them."
     )
-
-
-def refuse_sliding_window(model: PreTrainedModel) -> None:
-    """Raise InputError where layers see a window or a recurrent state only: their cache is not one of slots."""
-    config = model.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or [])
-    if not kinds and getattr(config, "sliding_window", None) is not None:
-        kinds = {"sliding_attention"}
-    other = sorted(kinds - {"full_attention"})
-    if other:
-        raise InputError(
-            f"{type(model).__name__} has {other[0]} layers, which the hf engine does not decode; "
-            f"switch the window off in its config (use_sliding_window = false) or use the vllm engine."
-        )
 
 
 def _check_params(params: SamplingParams) -> None:

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import Cache, DynamicCache, DynamicLayer
 
-FIRST_COLUMNS = 256
+FIRST_COLUMNS = 64
 """Columns for response tokens to begin with."""
 GROWTH = 1.5
 """Factor by which the columns grow: responses rarely reach the limit, so the buffers do not start there."""
@@ -44,11 +44,13 @@ class SlotLayer(DynamicLayer):
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Write one new token per row and return the columns in use."""
-        cache = self._cache
-        rows = cache.row_indices
-        self.keys[rows, :, cache.columns] = key_states[:, :, 0]
-        self.values[rows, :, cache.columns] = value_states[:, :, 0]
-        used = slice(0, len(rows)), slice(None), slice(0, cache.span)
+        places, width = self._cache.places, self.keys.shape[3]
+        # One flat copy of whole vectors: several times faster than indexing rows and columns.
+        self.keys.view(-1, width).index_copy_(0, places, key_states.reshape(-1, width))
+        self.values.view(-1, self.values.shape[3]).index_copy_(
+            0, places, value_states.reshape(-1, self.values.shape[3])
+        )
+        used = slice(0, len(key_states)), slice(None), slice(0, self._cache.span)
         return self.keys[used], self.values[used]
 
     def get_seq_length(self) -> int:
@@ -67,9 +69,9 @@ class SlotCache(Cache):
         self._max_rows = max_rows
         self._max_columns = max_columns
         self._num_columns = 0
-        self.row_indices = torch.arange(0)
-        self.columns = torch.arange(0)
         self.span = 0
+        self.places = torch.arange(0)
+        """Where the new token of each row and head goes, in a layer's buffer seen as a list of vectors."""
 
     def fill(self, prompts: DynamicCache, sources: Int[Tensor, "rows"], first_row: int) -> None:
         """Copy prefilled prompt `sources[i]` into row first_row + i; pad columns come along and stay masked."""
@@ -93,10 +95,11 @@ class SlotCache(Cache):
 
     def begin_step(self, lengths: Int[Tensor, "rows"]) -> Float[Tensor, "rows 1 1 span"]:
         """Point the next token of each row at its own column; returns the additive attention mask of the step."""
-        self.columns = lengths
-        self.row_indices = torch.arange(len(lengths), device=lengths.device)
         self.span = int(lengths.max()) + 1
         self._widen(self.span)
+        num_heads = self._slots[0].keys.shape[1]
+        lists = torch.arange(len(lengths) * num_heads, device=lengths.device) * self._num_columns
+        self.places = lists + lengths.repeat_interleave(num_heads)
         hidden_columns = torch.arange(self.span, device=lengths.device) > lengths[:, None]
         mask = torch.zeros(hidden_columns.shape, device=lengths.device, dtype=self._slots[0].keys.dtype)
         return mask.masked_fill_(hidden_columns, torch.finfo(mask.dtype).min)[:, None, None]

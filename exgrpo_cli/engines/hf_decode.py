@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from exgrpo_cli.algo.batching import micro_batches
+from exgrpo_cli.engines.attention import GROUPED_DECODING, use_attention
 from exgrpo_cli.engines.causal_lm import CausalLM
 from exgrpo_cli.engines.hf_cache import SlotCache
 from exgrpo_cli.engines.sampling import row_uniforms, sample_tokens
@@ -88,13 +89,14 @@ class DecodeBatch:
         """Extend every row by one token and return the rows that ended."""
         used = slice(0, self.num_rows)
         mask = self._cache.begin_step(self._lengths[used])
-        hidden = self._parts.body(
-            input_ids=self._newest[used, None],
-            position_ids=self._lengths[used, None],
-            attention_mask=mask,
-            past_key_values=self._cache,
-            use_cache=True,
-        ).last_hidden_state
+        with use_attention(self._parts, GROUPED_DECODING):
+            hidden = self._parts.body(
+                input_ids=self._newest[used, None],
+                position_ids=self._lengths[used, None],
+                attention_mask=mask,
+                past_key_values=self._cache,
+                use_cache=True,
+            ).last_hidden_state
         self._lengths[used] += 1
         return self._extend(self._parts.head(hidden[:, 0]), 0)
 

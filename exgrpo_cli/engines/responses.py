@@ -39,6 +39,7 @@ OnResponse = Callable[[int, int, Response], None]
 
 
 @runtime_checkable
+@runtime_checkable
 class ResponseSource(Protocol):
     """Anything that answers questions in text."""
 

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from exgrpo_cli.algo.batching import MiniBatch, TrainingRow, micro_batches
+from exgrpo_cli.algo.batching import MiniBatch, TrainingRow, packed_batches
 from exgrpo_cli.algo.diagnostics import ObjectiveSums
 from exgrpo_cli.algo.logprobs import token_logprobs
 from exgrpo_cli.algo.objective import (
@@ -24,10 +24,11 @@ from exgrpo_cli.algo.objective import (
     micro_batch_loss,
     objective_sums,
 )
+from exgrpo_cli.engines.attention import PACKED_CAUSAL, use_attention
 from exgrpo_cli.engines.causal_lm import CausalLM, split_causal_lm
-from exgrpo_cli.engines.forward import input_length, response_hidden, response_ids
 from exgrpo_cli.engines.master_weights import MasterWeights
 from exgrpo_cli.engines.optimizer import OptimizerSettings, build_adamw, learning_rate_at, skip_reason
+from exgrpo_cli.engines.packing import pack, prove_packing, response_hidden
 from exgrpo_cli.engines.policy_files import PolicyState, load_policy, save_policy
 from exgrpo_cli.engines.protocols import UpdateReport
 from exgrpo_cli.types import TokenScores, TokenSequence
@@ -56,6 +57,7 @@ class TorchPolicy:
         self.num_updates = 0
         self.consecutive_skips = 0
         self._parts = split_causal_lm(model)
+        prove_packing(self._parts)
         self._temperature = temperature
         self._objective = objective
         self._settings = optimizer
@@ -71,7 +73,7 @@ class TorchPolicy:
     @torch.no_grad()
     def score(self, sequences: Sequence[TokenSequence]) -> list[TokenScores]:
         scores: list[TokenScores | None] = [None] * len(sequences)
-        for batch in micro_batches([input_length(row) for row in sequences], self._micro_batch_tokens):
+        for batch in packed_batches(sequences, self._micro_batch_tokens):
             rows = [sequences[index] for index in batch]
             logprobs, entropies = (part.float().cpu().numpy() for part in self._evaluate(self._parts, rows))
             ends = np.cumsum([len(row.response_ids) for row in rows])
@@ -116,12 +118,9 @@ class TorchPolicy:
         self, parts: CausalLM, rows: Sequence[TokenSequence]
     ) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"]]:
         """Log-probs and entropies: the one code path of scoring, training and the reference."""
-        return token_logprobs(
-            response_hidden(parts, rows),
-            parts.head.weight,
-            response_ids(rows, parts.device),
-            temperature=self._temperature,
-        )
+        batch = pack(rows, parts.device)
+        hidden = response_hidden(parts, batch)
+        return token_logprobs(hidden, parts.head.weight, batch.targets, temperature=self._temperature)
 
     def _rows_with_gradient(self, batch: MiniBatch) -> list[TrainingRow]:
         """All rows, or only those of non-zero advantage where no other term of the loss reads the rest."""
@@ -133,7 +132,7 @@ class TorchPolicy:
         self, rows: list[TrainingRow], clip: bool, totals: Denominators
     ) -> tuple[float, ObjectiveSums | None]:
         loss, sums = torch.zeros((), device=self._parts.device), None
-        for micro in micro_batches([input_length(row.sequence) for row in rows], self._micro_batch_tokens):
+        for micro in packed_batches([row.sequence for row in rows], self._micro_batch_tokens):
             part, part_sums = self._micro_step([rows[index] for index in micro], clip, totals)
             loss = loss + part
             sums = part_sums if sums is None else sums + part_sums
@@ -158,7 +157,9 @@ class TorchPolicy:
             settings=self._objective,
             denominators=totals,
         )
-        loss.backward()
+        # Gradient checkpointing runs the layers once more in here, with whatever attention is set.
+        with use_attention(self._parts, PACKED_CAUSAL):
+            loss.backward()
         sums = objective_sums(logprobs, entropies, reference_logprobs, targets, clip=clip, settings=self._objective)
         return loss.detach(), sums
 
