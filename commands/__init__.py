@@ -10,8 +10,11 @@ from typer.exceptions import TyperException
 
 from exgrpo_cli.commands.ablate import ablate
 from exgrpo_cli.commands.doctor import doctor
+from exgrpo_cli.commands.evaluate import evaluate
 from exgrpo_cli.commands.options import talk
+from exgrpo_cli.commands.prepare import prepare
 from exgrpo_cli.commands.presets import presets
+from exgrpo_cli.commands.replay_stats import replay_stats
 from exgrpo_cli.commands.train import train
 from exgrpo_cli.errors import EXIT_INTERRUPTED, EXIT_STOPPED, ExgrpoError
 
@@ -34,7 +37,11 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
         raise typer.Exit()
 
 
+app.command()(prepare)
 app.command()(train)
+app.command("replay-stats")(replay_stats)
+app.command()(evaluate)
+app.command("eval", hidden=True)(evaluate)
 app.command()(ablate)
 app.command()(doctor)
 app.command()(presets)
@@ -45,10 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(run(sys.argv[1:] if arguments is None else list(arguments)))
 
 
-def run(arguments: list[str]) -> int:
+def run(arguments: list[str], commands: typer.Typer = app) -> int:
     """Run one command line; every error ends here, as one line on stderr (`--debug`: with its traceback)."""
     try:
-        code = app(arguments, standalone_mode=False)
+        code = commands(arguments, prog_name="exgrpo", standalone_mode=False)
         sys.stdout.flush()
     except TyperException as error:
         # Without arguments the help has been printed, and there is nothing to add.

@@ -1,0 +1,64 @@
+"""What an installed package holds: every subpackage, every preset, one version, versions that fit together."""
+
+import re
+import tomllib
+from fnmatch import fnmatch
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import exgrpo_cli
+from exgrpo_cli.presets import KINDS, preset_names
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SETUPTOOLS = PROJECT["tool"]["setuptools"]
+
+
+def test_the_package_list_names_every_folder_with_modules():
+    """A folder missing from the list vanishes from wheels without a word."""
+    core = {".".join(init.parent.relative_to(ROOT).parts) for init in (ROOT / "exgrpo_cli").rglob("__init__.py")}
+    outside = {f"exgrpo_cli.{name}" for name in ("commands", "presets")}
+    assert set(SETUPTOOLS["packages"]) == core | outside
+    assert len(SETUPTOOLS["packages"]) == len(core | outside)
+    assert SETUPTOOLS["package-dir"] == {name: name.removeprefix("exgrpo_cli.") for name in outside}
+
+
+def test_every_folder_with_modules_is_a_package():
+    folders = {path.parent for name in ("exgrpo_cli", "commands", "presets") for path in (ROOT / name).rglob("*.py")}
+    assert [folder for folder in folders if not (folder / "__init__.py").is_file()] == []
+
+
+def test_every_preset_on_disk_is_package_data_and_can_be_loaded():
+    files = {path.relative_to(ROOT / "presets") for path in (ROOT / "presets").rglob("*") if path.suffix == ".toml"}
+    patterns = SETUPTOOLS["package-data"]["exgrpo_cli.presets"]
+    assert [str(file) for file in files if not any(fnmatch(str(file), pattern) for pattern in patterns)] == []
+    assert {Path(kind) / f"{name}.toml" for kind in KINDS for name in preset_names(kind)} == files
+
+
+def test_one_version_everywhere():
+    version = PROJECT["project"]["version"]
+    assert exgrpo_cli.__version__ == version
+    assert f"version: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert newest is not None
+    assert newest[1] == version
+
+
+def test_the_constraints_pin_every_requirement_inside_its_range():
+    pins = dict(
+        line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if line and line[0] != "#"
+    )
+    extras = PROJECT["project"]["optional-dependencies"]
+    listed = [*PROJECT["project"]["dependencies"], *(text for group in extras.values() for text in group)]
+    for requirement in map(Requirement, listed):
+        assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
+    assert pins["torch"] == "2.13.0"
+
+
+def test_the_readme_has_the_line_that_ci_runs():
+    """CI evaluates this very line; here it is only found, in the form that CI looks for."""
+    lines = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("python3 -m venv ")]
+    assert [line.rsplit("/", 1)[1] for line in lines] == ["exgrpo train", "pytest"]
+    assert all("-c constraints.txt" in line for line in lines)
