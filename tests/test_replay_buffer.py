@@ -251,6 +251,21 @@ def test_most_trajectories_per_question(worlds: Worlds, eviction: str, left: lis
     assert ids(worlds.reopen(buffer, 1), "q1") == left
 
 
+def test_random_eviction_leaves_a_uniform_sample_of_all(tmp_path: Path) -> None:
+    questions = [f"q{number}" for number in range(300)]
+    rules = BufferRules(max_per_question=3, eviction="random")
+    survivors = [0, 0, 0, 0]
+    with ExperienceBuffer.create(tmp_path / "replay", identity=IDENTITY, rules=rules, question_ids=questions) as buffer:
+        for round_number in range(4):
+            for number, question in enumerate(questions):
+                buffer.record_visit(visit(question, 3, 1, [success(number, round_number, i) for i in range(3)]))
+        for question in questions:
+            for trajectory in buffer.load(ids(buffer, question)):
+                survivors[int(trajectory.token_ids[1])] += 1
+    # 900 survivors: 225 from each of the four rounds, with a standard deviation of at most sqrt(900 * 3/16) = 13.
+    assert sum(survivors) == 900 and all(abs(count - 225) < 4 * 13 for count in survivors)
+
+
 def test_trajectories_over_age_leave_and_with_the_last_one_their_question(worlds: Worlds) -> None:
     buffer = worlds.create(max_age=2)
     buffer.record_visit(visit("q1", 1, 1))

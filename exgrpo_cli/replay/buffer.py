@@ -352,5 +352,6 @@ class ExperienceBuffer:
         excess = self._state.index.count(question) - self.rules.max_per_question if self.rules.max_per_question else 0
         for _ in range(excess):
             candidates = self._state.index.candidates(question, self._state.questions.ids[question])
-            self._state.evict(step, int(candidates.trajectory_ids[self._evicts(candidates)]))
+            position = self._evicts(candidates, self._state.index.hashes(candidates.trajectory_ids))
+            self._state.evict(step, int(candidates.trajectory_ids[position]))
         return max(excess, 0)

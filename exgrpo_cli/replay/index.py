@@ -124,8 +124,12 @@ class TrajectoryIndex:
             trajectory_id = int(previous[trajectory_id])
         return found[::-1]
 
+    def hashes(self, trajectory_ids: Int64[np.ndarray, "some"]) -> Int64[np.ndarray, "some"]:
+        """Fingerprints of the tokens of some trajectories."""
+        return self._rows["token_hash"][trajectory_ids]
+
     def by_hash(self, question: int) -> dict[int, list[int]]:
-        """Live trajectories of a question by the hash of their tokens."""
+        """Live trajectories of a question by the fingerprint of their tokens."""
         found: dict[int, list[int]] = {}
         ids = self.ids(question)
         for trajectory_id, token_hash in zip(ids, self._rows["token_hash"][ids].tolist(), strict=True):
