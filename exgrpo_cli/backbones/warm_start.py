@@ -56,7 +56,7 @@ def warm_start(
     model.train()
     for step in range(steps):
         share = _rate_share(step, steps, recipe)
-        _accumulate_gradient(model, draw_rows(tokenizer, batch_size, recipe, rng), tokenizer.pad_token_id)
+        accumulate_gradient(model, draw_rows(tokenizer, batch_size, recipe, rng), tokenizer.pad_token_id)
         torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.grad_clip)
         muon.step(recipe.matrix_learning_rate * share)
         adam.param_groups[0]["lr"] = recipe.learning_rate * share
@@ -78,7 +78,7 @@ def draw_rows(tokenizer: Qwen2Tokenizer, size: int, recipe: WarmStartRecipe, rng
     return rows
 
 
-def _accumulate_gradient(model: Qwen2ForCausalLM, rows: list[Row], pad_id: int) -> None:
+def accumulate_gradient(model: Qwen2ForCausalLM, rows: list[Row], pad_id: int) -> None:
     """Gradient of the mean cross-entropy over the learned tokens of all rows, in parts of similar length."""
     by_length = sorted(rows, key=lambda row: len(row[0]) + len(row[1]))
     num_learned = sum(len(response_ids) for _, response_ids in rows)
