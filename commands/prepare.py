@@ -1,6 +1,7 @@
 """`exgrpo prepare`: any question set in, one audited question file out."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from exgrpo_cli.data.report import PrepareReport
     from exgrpo_cli.settings import Config
     from exgrpo_cli.training.reporter import Reporter
+    from exgrpo_cli.types import Question
 
 
 def prepare(
@@ -80,7 +82,8 @@ def prepare(
       exgrpo prepare Elliott/Openr1-Math-46k-8192 --decontaminate aime24,math500
     """
     from exgrpo_cli.data.layouts import NamedFields
-    from exgrpo_cli.data.prepare import PrepareOptions, default_output
+    from exgrpo_cli.data.prepare import PrepareOptions, check_output, check_source, default_output
+    from exgrpo_cli.data.prepare import prepare as prepare_source
     from exgrpo_cli.errors import InputError
     from exgrpo_cli.layers import build_config
     from exgrpo_cli.training.reporter import make_reporter
@@ -102,36 +105,36 @@ def prepare(
         arithmetic=settings.arithmetic,
     )
     output = output or default_output(source)
+    outputs = [output, *_heldout_beside(source, output)]
+    check_source(source)
+    for path in outputs:
+        check_output(source, path)
     if dry_run:
         _print_plan(source, output, options, backbone, settings, decontaminate, json)
         return
     reporter = make_reporter(quiet=quiet)
     try:
-        report = _prepare(source, output, options, settings, backbone, decontaminate, reporter)
+        limit = None if backbone is None else _prompt_limit(settings, reporter)
+        options = replace(options, prompt_limit=limit, benchmarks=_benchmarks(decontaminate, reporter))
+        reports = [
+            prepare_source(source, path, replace(options, heldout=path is not output), reporter.progress)
+            for path in outputs
+        ]
     finally:
         reporter.close()
-    _print_report(*report, show=show, json=json)
+    shown = _rendered(reports[0].questions[:show], limit)
+    if json:
+        print_json(_as_json(reports, shown))
+        return
+    for prompt in shown:
+        typer.echo(f"--- question {prompt['id']}, {prompt['tokens']} tokens\n{prompt['text']}\n---")
+    if not quiet:
+        typer.echo("\n".join(line for report in reports for line in report.lines()))
 
 
-def _prepare(
-    source: str,
-    output: Path,
-    options: "PrepareOptions",
-    settings: "Config",
-    backbone: str | None,
-    decontaminate: str | None,
-    reporter: "Reporter",
-) -> "tuple[PrepareReport, PrepareReport | None, PromptLimit | None]":
-    from exgrpo_cli.data.prepare import ARITHMETIC, check_output, prepare
-
-    check_output(source, output)
-    limit = None if backbone is None else _prompt_limit(settings, reporter)
-    options = replace(options, prompt_limit=limit, benchmarks=_benchmarks(decontaminate, reporter))
-    report = prepare(source, output, options, reporter.progress)
-    if source != ARITHMETIC:
-        return report, None, limit
-    beside = output.with_stem(f"{output.stem}-heldout")
-    return report, prepare(source, beside, replace(options, heldout=True), reporter.progress), limit
+def _heldout_beside(source: str, output: Path) -> list[Path]:
+    """Where the held-out questions go: `arithmetic` alone has some."""
+    return [output.with_stem(f"{output.stem}-heldout")] if source == "arithmetic" else []
 
 
 def _prompt_limit(settings: "Config", reporter: "Reporter") -> "PromptLimit":
@@ -172,9 +175,6 @@ def _print_plan(
     decontaminate: str | None,
     json: bool,
 ) -> None:
-    from exgrpo_cli.data.prepare import check_output
-
-    check_output(source, output)
     plan: dict[str, Any] = {
         "source": source,
         "output": str(output),
@@ -198,30 +198,25 @@ def _print_plan(
         typer.echo("\n".join(f"{name} = {value}" for name, value in plan.items() if value is not None))
 
 
-def _print_report(
-    report: "PrepareReport",
-    heldout: "PrepareReport | None",
-    limit: "PromptLimit | None",
-    *,
-    show: int,
-    json: bool,
-) -> None:
+def _rendered(questions: "Sequence[Question]", limit: "PromptLimit | None") -> list[dict[str, Any]]:
+    """The first prompts as the backbone sees them."""
     from exgrpo_cli.data.prompts import encode, render
 
-    shown = []
-    for question in report.questions[:show] if limit else ():
-        assert limit is not None
-        tokens = len(encode(limit.template, question, limit.tokenizer))
-        shown.append({"id": question.id, "tokens": tokens, "text": render(limit.template, question, limit.tokenizer)})
-    if json:
-        value = report.to_json()
-        if heldout is not None:
-            value["heldout"] = heldout.to_json()
-        print_json({**value, "shown": shown} if shown else value)
-        return
-    for prompt in shown:
-        typer.echo(f"--- question {prompt['id']}, {prompt['tokens']} tokens\n{prompt['text']}")
-    if shown:
-        typer.echo("---")
-    for each in filter(None, (report, heldout)):
-        typer.echo("\n".join(each.lines()))
+    if limit is None:
+        return []
+    return [
+        {
+            "id": question.id,
+            "tokens": len(encode(limit.template, question, limit.tokenizer)),
+            "text": render(limit.template, question, limit.tokenizer),
+        }
+        for question in questions
+    ]
+
+
+def _as_json(reports: "Sequence[PrepareReport]", shown: list[dict[str, Any]]) -> dict[str, Any]:
+    """The report of the output, with that of the held-out questions and the prompts asked for where there are any."""
+    value = reports[0].to_json()
+    if len(reports) > 1:
+        value["heldout"] = reports[1].to_json()
+    return {**value, "shown": shown} if shown else value

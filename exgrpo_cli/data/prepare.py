@@ -29,7 +29,7 @@ from exgrpo_cli.data.prompts import Template, Tokenizer
 from exgrpo_cli.data.questions import MADE_BY_PREPARE, FileLayout, is_prepared, read_metadata, write_questions
 from exgrpo_cli.data.reading import ARITHMETIC, Reading, make_arithmetic, read_source
 from exgrpo_cli.data.report import PrepareReport
-from exgrpo_cli.data.sources import default_name
+from exgrpo_cli.data.sources import default_name, hub_id_of, is_local
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.settings import ArithmeticSettings, GradingSettings
@@ -116,6 +116,12 @@ def prepare(source: str, output: Path, options: PrepareOptions, progress: Progre
     )
     write_questions(output, questions, _metadata(report, options), options.layout)
     return report
+
+
+def check_source(source: str) -> None:
+    """Raises InputError for a source that is neither built in, nor on disk, nor a hub id; nothing is fetched."""
+    if source != ARITHMETIC and not is_local(source):
+        hub_id_of(source)
 
 
 def check_output(source: str, output: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from exgrpo_cli.data.files import SUFFIXES
-from exgrpo_cli.data.hub import FetchProgress, fetch, parse_hub_id, read_card
+from exgrpo_cli.data.hub import FetchProgress, HubId, fetch, parse_hub_id, read_card
 from exgrpo_cli.data.splits import select_files
 from exgrpo_cli.errors import InputError
 
@@ -29,6 +29,17 @@ def is_local(text: str) -> bool:
     return _split_local(text) is not None
 
 
+def hub_id_of(text: str) -> HubId:
+    """The hub id that a source which is not on disk must be; raises InputError where it cannot be one."""
+    hub = parse_hub_id(text)
+    if hub is None or text.lower().endswith(SUFFIXES) or text.startswith((".", "/", "~")):
+        raise InputError(
+            f"{text} does not exist: a source is `arithmetic`, a {', '.join(SUFFIXES)} file, a folder, or a Hugging "
+            f"Face id (owner/name@revision:split)."
+        )
+    return hub
+
+
 def default_name(text: str) -> str:
     """File name, without suffix, of the questions of a source: `openai/gsm8k:main` gives `gsm8k-main`."""
     local = _split_local(text)
@@ -49,12 +60,7 @@ def open_source(text: str, progress: FetchProgress) -> Source:
     if local is not None:
         path, selectors = local
         return _open_folder(path, selectors) if path.is_dir() else _open_file(path)
-    hub = parse_hub_id(text)
-    if hub is None or text.lower().endswith(SUFFIXES) or text.startswith((".", "/", "~")):
-        raise InputError(
-            f"{text} does not exist: a source is `arithmetic`, a {', '.join(SUFFIXES)} file, a folder, or a Hugging "
-            f"Face id (owner/name@revision:split)."
-        )
+    hub = hub_id_of(text)
     fetched = fetch(hub, progress)
     split = f"{fetched.selection.config}/{fetched.selection.split}"
     return Source(name=hub.repo, revision=fetched.commit, split=split, files=fetched.files)
