@@ -126,6 +126,11 @@ def test_a_custom_draw_is_checked(ids: tuple[str, ...], probabilities: list[floa
         check_draw(draw, [bucket(1, 5)], 2, "python:my:sampler")
 
 
+def test_a_custom_sampler_must_return_a_draw() -> None:
+    with pytest.raises(RunError, match="python:my:sampler returned a list; it must return a QuestionDraw"):
+        check_draw(["k1-000"], [bucket(1, 5)], 2, "python:my:sampler")
+
+
 @pytest.mark.parametrize("weights", [[-1.0], [float("inf")], [1.0, 1.0]])
 def test_weights_are_checked(weights: list[float]) -> None:
     with pytest.raises(InputError, match="for 1 buckets"):

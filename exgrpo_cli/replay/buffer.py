@@ -194,8 +194,8 @@ class ExperienceBuffer:
         if num <= 0 or not offered:
             return Draw(question_ids=(), buckets=(), probabilities={})
         buckets = [bucket for _, bucket in offered]
-        drawn = self._sampler(buckets, min(num, self._state.questions.num_drawable), rng)
-        check_draw(drawn, buckets, num, self.rules.sampler)
+        num = min(num, self._state.questions.num_drawable)
+        drawn = check_draw(self._sampler(buckets, num, rng), buckets, num, self.rules.sampler)
         keys = [
             self._state.questions.bucket(self._state.questions.number(question_id))
             for question_id in drawn.question_ids

@@ -137,8 +137,13 @@ def draw_by_weights(
     return QuestionDraw(question_ids=tuple(drawn), probabilities=probabilities)
 
 
-def check_draw(drawn: QuestionDraw, buckets: Sequence[Bucket], num: int, name: str) -> None:
-    """Raise RunError unless a draw is of distinct questions that were offered, with one probability per bucket."""
+def check_draw(drawn: object, buckets: Sequence[Bucket], num: int, name: str) -> QuestionDraw:
+    """The draw, once it is sure to be of distinct questions that were offered, with one probability per bucket.
+
+    Raises RunError where a sampler of the user returned anything else.
+    """
+    if not isinstance(drawn, QuestionDraw):
+        raise RunError(f"replay.sampler {name} returned a {type(drawn).__name__}; it must return a QuestionDraw")
     ids, probabilities = drawn.question_ids, np.asarray(drawn.probabilities, dtype=np.float64)
     if len(set(ids)) != len(ids) or len(ids) > num:
         raise RunError(f"replay.sampler {name} drew {len(ids)} questions, {len(set(ids))} distinct, of {num} wanted")
@@ -152,6 +157,7 @@ def check_draw(drawn: QuestionDraw, buckets: Sequence[Bucket], num: int, name: s
         )
     if ids and not np.isclose(probabilities.sum(), 1.0):
         raise RunError(f"replay.sampler {name} gave probabilities that add up to {probabilities.sum():.6g}, not 1")
+    return QuestionDraw(question_ids=tuple(ids), probabilities=probabilities)
 
 
 def _counts(
