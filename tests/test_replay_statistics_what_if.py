@@ -82,11 +82,11 @@ def test_an_unknown_sampler_or_metric_names_the_nearest(record: RunRecord) -> No
 )
 def test_the_states_at_each_draw_are_those_the_run_offered_its_sampler(tmp_path: Path, rules: BufferRules) -> None:
     write_run(
-        tmp_path / "run", SyntheticRun(steps=25, num_questions=150, questions_per_step=16, mixed_from=2, rules=rules)
+        tmp_path / "run", SyntheticRun(steps=16, num_questions=80, questions_per_step=10, mixed_from=2, rules=rules)
     )
     run = read_run(tmp_path / "run")
     steps = np.unique(run.draws.step)
-    assert len(steps) >= 20
+    assert len(steps) >= 12
     for step, states in zip(steps, states_at_draws(run, steps), strict=True):
         own = run.draws.step == step
         offered = zip(run.draws.bucket[own], run.draws.num_members[own], run.draws.num_questions[own], strict=True)

@@ -1,0 +1,56 @@
+"""Figures of a study."""
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+
+from exgrpo_cli.plots.ablation import ArmCurve, ArmResult, arm_comparison, arm_curves
+from exgrpo_cli.plots.style import save
+
+ARMS = [
+    ArmResult(name="on-policy", mean=0.80, low=0.78, high=0.82, seeds=[0.79, 0.80, 0.81]),
+    ArmResult(name="ent-min", mean=0.75, low=0.70, high=0.80, seeds=[0.72, 0.75, 0.78]),
+    ArmResult(name="random", mean=0.74, low=0.74, high=0.74, seeds=[0.74]),
+]
+
+
+def test_one_row_per_arm_with_mean_interval_seeds_and_baseline(tmp_path: Path) -> None:
+    figure = arm_comparison(ARMS, baseline="on-policy", measure="held-out pass@1")
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["on-policy (baseline)", "ent-min", "random"]
+    assert axes.get_ylim()[0] > axes.get_ylim()[1]  # the first arm is on top
+    intervals = [bars.lines[2][0].get_segments()[0][:, 0] for bars in axes.containers]
+    np.testing.assert_allclose(intervals, [[0.78, 0.82], [0.70, 0.80], [0.74, 0.74]])
+    dots = [line.get_xdata() for line in axes.lines if line.get_marker() == "o"]
+    assert [list(seeds) for seeds in dots] == [arm.seeds for arm in ARMS]
+    assert 0.80 in {line.get_xdata()[0] for line in axes.lines if len(line.get_xdata()) == 2}
+    assert axes.get_xlabel() == "held-out pass@1 (mean, 95 % interval, 3 seeds)"
+    assert [path.suffix for path in save(figure, tmp_path, "ablation")] == [".png", ".svg"]
+
+
+def test_curves_have_a_band_and_skip_what_was_not_measured() -> None:
+    nan = float("nan")
+    curves = [
+        ArmCurve(name="on-policy", steps=[0, 10, 20], mean=[0.3, 0.5, 0.7], low=[0.2, 0.4, 0.6], high=[0.4, 0.6, 0.8]),
+        ArmCurve(name="ent-min", steps=[0, 10, 20], mean=[0.3, nan, 0.6], low=[0.2, nan, nan], high=[0.4, nan, nan]),
+    ]
+    (axes,) = arm_curves(curves, baseline="on-policy", measure="pass@1").axes
+    assert [line.get_xdata().tolist() for line in axes.lines] == [[0, 10, 20], [0, 20]]
+    assert axes.lines[0].get_color() == "#000000"
+    assert len(axes.collections) == 2
+
+
+def test_a_study_that_has_nothing_yet_says_so() -> None:
+    for figure in (arm_comparison([], baseline="a", measure="m"), arm_curves([], baseline="a", measure="m")):
+        (axes,) = figure.axes
+        assert axes.texts[0].get_text().endswith("yet")
+
+
+def test_many_arms_stay_apart() -> None:
+    names = [f"an-arm-with-a-long-name-{n}" for n in range(16)]
+    arms = [ArmResult(name=name, mean=0.5, low=0.4, high=0.6, seeds=[0.5]) for name in names]
+    figure = arm_comparison(arms, baseline=names[0], measure="pass@1")
+    figure.canvas.draw()
+    boxes = [label.get_window_extent() for label in figure.axes[0].get_yticklabels()]
+    assert all(above.y0 >= below.y1 for above, below in itertools.pairwise(boxes))
