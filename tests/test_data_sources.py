@@ -51,7 +51,7 @@ CASES = {
         {
             "problem": "Area?",
             "level": "Level 5",
-            "solution": "First we try \\boxed{1}. That is too much for the whole square. Its half is \\boxed{\\frac{1}{2}}.",
+            "solution": "First we try \\boxed{1}. That is too much for the square. Its half is \\boxed{\\frac{1}{2}}.",
         },
         [("Area?", "\\frac{1}{2}")],
     ),

@@ -5,9 +5,11 @@ is. Rows are counted from 1 in messages. The content hash is over the canonical 
 keeps it through either layout and any compression.
 """
 
+import glob
 import json
 import os
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +39,8 @@ METADATA_KEY = b"exgrpo"
 MADE_BY_PREPARE = "prepare"
 # Rows decoded at once: a whole row group of long prompts need not fit in memory as Python objects.
 _BATCH_ROWS = 1024
+# Writing a question file takes seconds.
+_ABANDONED_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +103,7 @@ def write_questions(
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _clear_abandoned(path)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
         os.close(handle)
         temporary = Path(name)
@@ -115,6 +120,13 @@ def write_questions(
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+def _clear_abandoned(path: Path) -> None:
+    """Remove what a killed write left behind; a younger part may be another process's."""
+    for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        if time.time() - part.stat().st_mtime > _ABANDONED_SECONDS:
+            part.unlink(missing_ok=True)
 
 
 def _umask() -> int:
