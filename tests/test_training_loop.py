@@ -229,6 +229,11 @@ def start_training(config, run: Path, tmp_path: Path, *options: str) -> subproce
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
+def finish_training(process: subprocess.Popen) -> None:
+    _, talk = process.communicate()
+    assert process.returncode == 0, talk
+
+
 def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
     path = run / "metrics.jsonl"
     while process.poll() is None:
@@ -242,8 +247,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(stop: signal.Signals, small_c
     """Same metrics (times aside), same ledger, same final weights, bit for bit."""
     config = small_config("run.steps=10", "run.save_every=2")
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    done = start_training(config, whole, tmp_path)
-    assert done.wait() == 0, done.stderr.read()
+    finish_training(start_training(config, whole, tmp_path))
 
     process = start_training(config, cut, tmp_path)
     wait_for_step(cut, 5, process)
@@ -255,8 +259,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(stop: signal.Signals, small_c
         assert "Traceback" not in talk
     assert len(metrics(cut)) < 10, "the run ended before the signal arrived: the test shows nothing"
 
-    resumed = start_training(config, cut, tmp_path, "--resume")
-    assert resumed.wait() == 0, resumed.stderr.read()
+    finish_training(start_training(config, cut, tmp_path, "--resume"))
     assert timeless(metrics(cut)) == timeless(metrics(whole))
     for table in ("trajectories", "scores", "events"):
         ours = getattr(LedgerReader(cut / "replay"), table)()

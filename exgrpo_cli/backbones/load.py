@@ -7,10 +7,14 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from exgrpo_cli.backbones.tiny import build_tiny
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.settings import BackboneSettings, TinySettings
+
+# The toolkit shows one progress of its own; transformers' bars would tear the live view.
+transformers_logging.disable_progress_bar()
 
 Progress = Callable[[int, int, str], None]
 """(done, total, what) while something is built."""

@@ -121,7 +121,8 @@ def _statistic(
     """d' S^+ d and rank(S), after pooling the cells that expect too little."""
     pool = _pooling(expected)
     difference, covariance = pool @ difference, pool @ covariance @ pool.T
-    scale = np.sqrt(np.diag(covariance))
+    # Rounding can leave the variance of a count that cannot vary a little below 0.
+    scale = np.sqrt(np.clip(np.diag(covariance), 0, None))
     free = scale > 1e-6 * max(float(scale.max(initial=0.0)), 1.0)
     if not free.any():
         return 0.0, 0

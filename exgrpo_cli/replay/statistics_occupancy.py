@@ -67,7 +67,9 @@ def _buffer_contents(
     """
     order = np.argsort(events.question, kind="stable")
     step, after, kind = events.step[order], events.bucket[order], events.kind[order]
-    follows = np.append(False, events.question[order][1:] == events.question[order][:-1])
+    question = events.question[order]
+    follows = np.zeros(len(question), dtype=bool)
+    follows[1:] = question[1:] == question[:-1]
     before = np.where(follows, np.roll(after, 1), NO_BUCKET)
     stored = _running_within((kind == COLLECTED).astype(np.int64) - (kind == EVICTED), follows)
     held_after = np.where(after == NO_BUCKET, 0, stored)

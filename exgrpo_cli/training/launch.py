@@ -52,11 +52,11 @@ class Session:
         try:
             yield
         finally:
-            self.state.seconds[name] += time.perf_counter() - started
+            self.state.add_seconds(name, time.perf_counter() - started)
 
     def count_wall_time(self) -> None:
         now = time.perf_counter()
-        self.state.seconds["total"] += now - self.since
+        self.state.add_seconds("total", now - self.since)
         self.since = now
 
     def save(self) -> None:
@@ -138,7 +138,7 @@ def open_session(config: Config, folder: RunFolder, stopper: Stopper, reporter: 
         stopper=stopper,
         since=started,
     )
-    state.seconds["setup"] += time.perf_counter() - started
+    state.add_seconds("setup", time.perf_counter() - started)
     return session
 
 

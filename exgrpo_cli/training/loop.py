@@ -300,4 +300,5 @@ def advance(
     state.tokens_trained += line["tokens/trained"]
     state.updates_applied += line["optim/updates_applied"]
     state.updates_skipped += line["optim/updates_skipped"]
-    state.seconds.update(clock.seconds)
+    for name, seconds in clock.seconds.items():
+        state.add_seconds(name, seconds)

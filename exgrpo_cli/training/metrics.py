@@ -26,7 +26,7 @@ class Clock:
 
     def __init__(self) -> None:
         self._started = time.perf_counter()
-        self.seconds: Counter[str] = Counter()
+        self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -34,11 +34,14 @@ class RunState:
     """Trajectories replayed."""
     updates_applied: int = 0
     updates_skipped: int = 0
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=dict)
     """Wall time per phase, interruptions not counted."""
     heldout_before: dict[str, Any] = field(default_factory=dict)
     best_score: float = -1.0
     best_step: int = -1
+
+    def add_seconds(self, phase: str, seconds: float) -> None:
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
 
     def is_mixed(self, step: int, threshold: float) -> bool:
         """Whether `step` replays: always with threshold 0, else every step after the one that exceeded it."""
@@ -49,4 +52,4 @@ class RunState:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "RunState":
-        return cls(**values | {"visits": Counter(values["visits"]), "seconds": Counter(values["seconds"])})
+        return cls(**values | {"visits": Counter(values["visits"])})
