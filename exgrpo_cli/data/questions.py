@@ -5,6 +5,7 @@ is. Rows are counted from 1 in messages. The content hash is over the canonical 
 keeps it through either layout and any compression.
 """
 
+import contextlib
 import glob
 import json
 import os
@@ -125,8 +126,10 @@ def write_questions(
 def _clear_abandoned(path: Path) -> None:
     """Remove what a killed write left behind; a younger part may be another process's."""
     for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
-        if time.time() - part.stat().st_mtime > _ABANDONED_SECONDS:
-            part.unlink(missing_ok=True)
+        # The other process may finish, and its part vanish, at any moment.
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - part.stat().st_mtime > _ABANDONED_SECONDS:
+                part.unlink()
 
 
 def _umask() -> int:
