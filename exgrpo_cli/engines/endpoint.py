@@ -139,7 +139,7 @@ class EndpointSource:
             for member in range(len(request.seeds)):
                 wanted.put((index, member))
                 total += 1
-        arrived: queue.SimpleQueue[tuple[int, int, Response | RunError]] = queue.SimpleQueue()
+        arrived: queue.SimpleQueue[tuple[int, int, Response | RunError | None]] = queue.SimpleQueue()
         stop = threading.Event()
 
         def work() -> None:
@@ -148,12 +148,16 @@ class EndpointSource:
                     index, member = wanted.get_nowait()
                 except queue.Empty:
                     return
-                request = requests[index]
+                request, outcome = requests[index], None
                 try:
                     prompt = self.prompts[request.question_id]
-                    arrived.put((index, member, self.endpoint.respond(prompt, request.seeds[member], params)))
+                    outcome = self.endpoint.respond(prompt, request.seeds[member], params)
                 except RunError as error:
-                    arrived.put((index, member, error))
+                    stop.set()
+                    outcome = error
+                finally:
+                    # Whatever happened: the other side waits for one outcome per request.
+                    arrived.put((index, member, outcome))
 
         # Daemon threads: a Ctrl-C must not wait for a server that takes minutes to answer.
         for _ in range(min(self.endpoint.parallel, total)):
@@ -163,6 +167,8 @@ class EndpointSource:
                 index, member, outcome = arrived.get()
                 if isinstance(outcome, RunError):
                     raise outcome
+                if outcome is None:
+                    raise RunError(f"a request to {self.endpoint.base} ended in an unforeseen error, shown above.")
                 on_response(index, member, outcome)
         finally:
             stop.set()

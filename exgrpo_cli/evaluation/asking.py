@@ -3,8 +3,10 @@
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
 
 from exgrpo_cli.engines.endpoint import Endpoint, EndpointSource, Prompt
 from exgrpo_cli.engines.protocols import Generator
@@ -29,6 +31,7 @@ class Prepared:
 
 
 @runtime_checkable
+@runtime_checkable
 class Asker(Protocol):
     """A model, ready to be asked benchmarks one after another."""
 
@@ -49,8 +52,6 @@ class LocalAsker:
     """A model in this process; loaded when the first answer is wanted."""
 
     def __init__(self, choice: ModelChoice, *, engine: str, device: str, threads: int, deterministic: bool) -> None:
-        import torch
-
         from exgrpo_cli.backbones.load import load_tokenizer, locate
 
         check_engine(engine)
@@ -90,8 +91,6 @@ class LocalAsker:
         )
 
     def stamp(self) -> dict[str, dict[str, Any]]:
-        import torch
-
         engine: dict[str, Any] = {
             "name": self._engine,
             "version": f"transformers {package_version('transformers')}, torch {package_version('torch')}",
@@ -111,6 +110,8 @@ class LocalAsker:
     def close(self) -> None:
         if self._generator is not None:
             self._generator.close()
+            if self._deterministic:
+                torch.use_deterministic_algorithms(False)
 
     @property
     def _max_rows(self) -> int:
@@ -136,10 +137,6 @@ class LocalAsker:
 
     def _load(self) -> tuple[Generator, Callable[[Any], str]]:
         if self._generator is None or self._decode is None:
-            from dataclasses import replace
-
-            import torch
-
             from exgrpo_cli.backbones.load import load_folder
 
             if self._deterministic:

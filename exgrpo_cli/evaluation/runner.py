@@ -78,8 +78,12 @@ def evaluate_source(
         for question in questions
     ]
     collector = _Collector(requests, questions, pool, answer_format, options or {}, on_result or (lambda record: None))
-    source.respond(requests, params, collector.take)
-    return Evaluation(records=collector.finish(), samples=samples)
+    try:
+        source.respond(requests, params, collector.take)
+    finally:
+        # When the source fails or the user stops it, what has been sampled to the end is still worth its verdicts.
+        collector.hand_over(wait=True)
+    return Evaluation(records=collector.records(), samples=samples)
 
 
 def sample_seeds(seed: int, question_id: str, samples: int) -> tuple[int, ...]:
@@ -121,23 +125,21 @@ class _Collector:
         self._graded[index][member] = (response, self._pool.submit(item))
         if len(self._graded[index]) == len(self._requests[index].seeds):
             self._sampled.append(index)
-        self._hand_over(wait=False)
+        self.hand_over(wait=False)
 
-    def finish(self) -> tuple[QuestionRecord, ...]:
-        self._hand_over(wait=True)
+    def records(self) -> tuple[QuestionRecord, ...]:
         missing = len(self._requests) - len(self._records)
         assert not missing, f"{missing} questions were not sampled to the end"
         return tuple(self._records[index] for index in range(len(self._requests)))
 
-    def _hand_over(self, *, wait: bool) -> None:
-        waiting = []
-        for index in self._sampled:
-            if wait or all(verdict.done() for _, verdict in self._graded[index].values()):
-                self._records[index] = self._record(index)
-                self._on_result(self._records[index])
-            else:
-                waiting.append(index)
-        self._sampled = waiting
+    def hand_over(self, *, wait: bool) -> None:
+        """Pass on the sampled questions whose verdicts are in; with `wait`, all sampled ones."""
+        ready = [i for i in self._sampled if wait or all(verdict.done() for _, verdict in self._graded[i].values())]
+        for index in ready:
+            # Out of the list first: `on_result` may raise, and this is then called again for what is left.
+            self._sampled.remove(index)
+            self._records[index] = self._record(index)
+            self._on_result(self._records[index])
 
     def _record(self, index: int) -> QuestionRecord:
         graded, self._graded[index] = self._graded[index], {}

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from exgrpo_cli.evaluation.asking import Asker, Prepared
 from exgrpo_cli.evaluation.benchmarks import Benchmark
@@ -15,6 +15,7 @@ from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.types import Question, SamplingParams
 
 
+@runtime_checkable
 class Progress(Protocol):
     """Told of finished questions."""
 

@@ -1,0 +1,284 @@
+"""Evaluation of a model loaded here: a tiny random one, so that every path is real and the score is about 0."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from exgrpo_cli.backbones.tiny import make_model
+from exgrpo_cli.backbones.tokenizer import make_tokenizer
+from exgrpo_cli.engines.hf import HFGenerator
+from exgrpo_cli.errors import InputError, Interrupted
+from exgrpo_cli.evaluation import service
+from exgrpo_cli.evaluation.asking import LocalAsker
+from exgrpo_cli.evaluation.models import choose_model
+from exgrpo_cli.evaluation.progress import EvaluationProgress
+from exgrpo_cli.evaluation.questions import benchmark_questions
+from exgrpo_cli.evaluation.runner import evaluate_questions, sample_seeds
+from exgrpo_cli.evaluation.scoring import open_pool
+from exgrpo_cli.evaluation.service import EvaluationReport, EvaluationRequest, evaluate, plan_evaluation
+from exgrpo_cli.settings import TinySettings
+from exgrpo_cli.types import AnswerFormat, Message, Question, SamplingParams, StopReason
+
+SETTINGS = TinySettings(hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, ffn_size=32)
+WINDOW = 512
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "random"
+    torch.manual_seed(0)
+    tokenizer = make_tokenizer(max_tokens=WINDOW)
+    make_model(SETTINGS, tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def questions_file(folder: Path, count: int) -> Path:
+    path = folder / "sums.jsonl"
+    path.write_text("".join(json.dumps({"question": f"{n}+1=?", "answer": n + 1}) + "\n" for n in range(count)))
+    return path
+
+
+def request_for(model: Path, data: Path, output: Path, **values: Any) -> EvaluationRequest:
+    protocol = {"max_tokens": 12, "samples": 3, "require_box": "always", **values.pop("protocol", {})}
+    return EvaluationRequest(
+        benchmarks=(), data=data, model=str(model), output=output, protocol=protocol, device="cpu", **values
+    )
+
+
+def run(request: EvaluationRequest) -> EvaluationReport:
+    return evaluate(plan_evaluation(request), lambda text: None, quiet=True)
+
+
+class Stopping(EvaluationProgress):
+    """Interrupts, as Ctrl-C does, once `after` questions are finished."""
+
+    after = 0
+
+    def finished(self, record: Any) -> None:
+        super().finished(record)
+        if self._done == self.after:
+            raise KeyboardInterrupt
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, request: EvaluationRequest, after: int) -> str:
+    with monkeypatch.context() as patched:
+        patched.setattr(Stopping, "after", after)
+        patched.setattr(service, "EvaluationProgress", Stopping)
+        with pytest.raises(Interrupted) as stopped:
+            run(request)
+    return str(stopped.value)
+
+
+def test_every_question_goes_through_and_is_stamped(tmp_path, model):
+    output = tmp_path / "results"
+    report = run(request_for(model, questions_file(tmp_path, 10), output))
+    result = json.loads((output / "results.json").read_text())
+    assert result == report.results["sums"]
+    assert (result["questions"], result["k"]) == (10, 3)
+    assert sum(result["verdicts"].values()) == 30
+    assert set(result["pass_at"]) == {"1", "2", "3"}
+    stamp = result["protocol"]
+    assert stamp["sampling"] == {"samples": 3, "temperature": 0.6, "top_p": 1.0, "max_tokens": 12, "seed": 0}
+    assert stamp["model"]["name"] == "random" and len(stamp["model"]["hash"]) == 32
+    assert stamp["grader"]["version"].startswith("math-verify 0.9")
+    assert stamp["engine"]["version"].startswith("transformers 5")
+    assert stamp["environment"]["cores"] >= 1
+
+    samples = pq.read_table(output / "samples.parquet").to_pylist()
+    assert len(samples) == 30
+    assert samples[0]["prompt"] == "<|user|>0+1=?<|assistant|><think>\n"
+    assert [row["member"] for row in samples[:4]] == [0, 1, 2, 0]
+    assert {row["seed"] for row in samples if row["question_id"] == samples[0]["question_id"]} == set(
+        sample_seeds(0, samples[0]["question_id"], 3)
+    )
+    # 12 tokens of a random model of 264: each about -5.6 nats.
+    assert all(row["tokens"] <= 12 and -100 < row["logprob"] < 0 for row in samples)
+    assert (output / "table.md").read_text().startswith("| Model | sums |")
+
+
+def test_a_finished_evaluation_is_not_sampled_again(tmp_path, model):
+    request = request_for(model, questions_file(tmp_path, 4), tmp_path / "results")
+    first = run(request)
+    changed = (tmp_path / "results" / "records.jsonl").stat().st_mtime_ns
+    again = run(request)
+    assert again.results["sums"]["avg_at_k"] == first.results["sums"]["avg_at_k"]
+    assert (tmp_path / "results" / "records.jsonl").stat().st_mtime_ns == changed
+
+
+def test_interrupted_questions_are_kept_and_the_rest_go_on(tmp_path, model, monkeypatch):
+    request = request_for(model, questions_file(tmp_path, 12), tmp_path / "results")
+    message = interrupt(monkeypatch, request, after=5)
+    records = tmp_path / "results" / "records.jsonl"
+    kept = records.read_text()
+    num_kept = len(kept.splitlines())
+    assert 5 <= num_kept < 12
+    assert f"stopped; {num_kept} of 12 questions of sums are kept in {tmp_path / 'results'}" in message
+    run(request)
+    assert records.read_text().startswith(kept)
+    lines = [json.loads(line) for line in records.read_text().splitlines()]
+    assert len({line["question_id"] for line in lines}) == len(lines) == 12
+    for line in lines:
+        assert [sample["seed"] for sample in line["samples"]] == list(sample_seeds(0, line["question_id"], 3))
+
+
+def test_deterministic_evaluation_is_the_same_bit_for_bit_after_an_interruption(tmp_path, model, monkeypatch):
+    # Batches of 4 rows and 3 samples hold one question each; of 12 rows, four questions.
+    monkeypatch.setattr(LocalAsker, "_max_rows", 12)
+    data = questions_file(tmp_path, 11)
+    whole, parts = (
+        request_for(model, data, tmp_path / name, deterministic=True, threads=1) for name in ("whole", "parts")
+    )
+    run(whole)
+    interrupt(monkeypatch, parts, after=6)
+    records = tmp_path / "parts" / "records.jsonl"
+    assert len(records.read_text().splitlines()) == 4  # the second batch was cut short and is asked again
+    with records.open("a") as file:
+        file.write(records.read_text().splitlines()[0].replace('"question_id":"', '"question_id":"x')[:90])
+    run(parts)
+    for name in ("records.jsonl", "samples.parquet", "table.md"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()
+
+
+def test_a_partly_kept_batch_is_asked_again_as_a_whole(tmp_path, model, monkeypatch):
+    monkeypatch.setattr(LocalAsker, "_max_rows", 12)
+    request = request_for(model, questions_file(tmp_path, 8), tmp_path / "results", deterministic=True, threads=1)
+    run(request)
+    records = tmp_path / "results" / "records.jsonl"
+    whole = records.read_text()
+    records.write_text("".join(whole.splitlines(keepends=True)[:6]))
+    run(request)
+    assert records.read_text() == whole
+
+
+def test_another_protocol_is_refused_by_name(tmp_path, model):
+    data, output = questions_file(tmp_path, 2), tmp_path / "results"
+    run(request_for(model, data, output))
+    with pytest.raises(
+        InputError, match=r"protocol: sampling.temperature is 0.6 and 1.0; sampling.max_tokens is 12 and 8\. "
+    ):
+        run(request_for(model, data, output, protocol={"temperature": 1.0, "max_tokens": 8}))
+    questions_file(tmp_path, 3)
+    with pytest.raises(InputError, match=r"benchmark.questions is 2 and 3; benchmark.content_hash is"):
+        run(request_for(model, data, output))
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path, model):
+    output = tmp_path / "results"
+    output.mkdir()
+    (output / "thesis.tex").write_text("...")
+    with pytest.raises(InputError, match="exists and is no results folder: choose another --output"):
+        run(request_for(model, questions_file(tmp_path, 2), output))
+
+
+def test_two_evaluations_do_not_share_a_folder(tmp_path, model):
+    from exgrpo_cli.evaluation.folder import ResultsFolder
+
+    request = request_for(model, questions_file(tmp_path, 2), tmp_path / "results")
+    run(request)
+    with ResultsFolder.open(tmp_path / "results"), pytest.raises(InputError, match="in use by another evaluation"):
+        run(request)
+
+
+def test_a_window_too_short_for_prompt_and_response(tmp_path, model):
+    data = tmp_path / "long.jsonl"
+    data.write_text(json.dumps({"question": "1+" * 150 + "1=?", "answer": "151"}) + "\n")
+    # <|user|> + 303 characters + <|assistant|> <think> \n: 307 tokens, and 206 more exceed the window by one.
+    run(request_for(model, data, tmp_path / "fits", protocol={"max_tokens": 205, "samples": 1}))
+    with pytest.raises(
+        InputError,
+        match="prompt of 307 tokens, and with 206 new tokens it exceeds the model's window of 512: use --max",
+    ):
+        run(request_for(model, data, tmp_path / "no", protocol={"max_tokens": 206, "samples": 1}))
+
+
+def test_a_model_without_a_chat_template(tmp_path, model):
+    from transformers import AutoTokenizer
+
+    bare = tmp_path / "bare"
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(bare)
+    for name in ("config.json", "model.safetensors", "generation_config.json"):
+        (bare / name).write_bytes((model / name).read_bytes())
+    data = questions_file(tmp_path, 2)
+    with pytest.raises(InputError, match="needs a chat template and this backbone's tokenizer has none"):
+        run(request_for(bare, data, tmp_path / "results"))
+    report = run(request_for(bare, data, tmp_path / "results", protocol={"template": "step-by-step"}))
+    assert report.results["sums"]["protocol"]["prompt"]["template"] == "step-by-step"
+
+
+def test_engines_that_are_not_there(tmp_path, model):
+    with pytest.raises(InputError, match=r"--engine vllm needs the vllm extra \(pip install 'exgrpo\[vllm\]'\)"):
+        run(request_for(model, questions_file(tmp_path, 2), tmp_path / "results", engine="vllm"))
+
+
+def test_validation_samples_a_question_with_the_same_seeds_whatever_is_around_it(model):
+    config = choose_model(str(model)).config
+    from exgrpo_cli.backbones.load import load_folder
+
+    backbone = load_folder(model, torch.device("cpu"), config.backbone)
+    questions = [
+        Question(id=f"q{n}", prompt=(Message(role="user", content=f"{n}+1=?"),), answer=str(n + 1), source="sums")
+        for n in range(6)
+    ]
+    prompts = [
+        np.asarray(backbone.tokenizer(question.prompt[0].content)["input_ids"], dtype=np.int32)
+        for question in questions
+    ]
+    events: list[str] = []
+
+    class Watched(HFGenerator):
+        def generate(self, *args: Any, **values: Any) -> Any:
+            rollouts = super().generate(*args, **values)
+            events.append("sampled")
+            return rollouts
+
+    with open_pool("math", 1) as pool:
+        everything = {
+            "decode": backbone.decode,
+            "pool": pool,
+            "answer_format": AnswerFormat(opens_think=True, requires_box=True, require_eos=True),
+            "params": SamplingParams(temperature=1.0, top_p=1.0, max_new_tokens=16),
+            "samples": 2,
+            "seed": 3,
+        }
+        generator = Watched(backbone.model, max_rows=2, eos_ids=backbone.eos_ids)
+        whole = evaluate_questions(
+            questions=questions,
+            prompts=prompts,
+            generator=generator,
+            on_result=lambda record: events.append(record.question.id),
+            **everything,
+        )
+        alone = evaluate_questions(questions=[questions[4]], prompts=[prompts[4]], generator=generator, **everything)
+    assert [record.question.id for record in whole.records] == [f"q{n}" for n in range(6)]
+    assert [s.seed for s in whole.records[4].samples] == [s.seed for s in alone.records[0].samples]
+    assert [s.text for s in whole.records[4].samples] == [s.text for s in alone.records[0].samples]
+    # Two rows at a time: the first questions are graded and handed over while later ones are being sampled.
+    assert events.index("sampled") >= 3
+    score = whole.score()
+    assert (score.value, score.questions, score.samples) == (0.0, 6, 2)
+    assert score.high > 0
+    assert whole.num_tokens == sum(sample.num_tokens for sample in whole.all_samples)
+    clipped = [sample.stop_reason is StopReason.LENGTH for sample in whole.all_samples]
+    assert whole.share_clipped == sum(clipped) / 12
+
+
+def test_real_verl_file_end_to_end(tmp_path, model, shared_data):
+    data = shared_data / "verl_format_aime24_math500.parquet"
+    aime = plan_evaluation(
+        replace(request_for(model, data, tmp_path / "aime"), benchmarks=("aime24",), protocol={"max_tokens": 2})
+    )
+    loaded = benchmark_questions(aime.suite.benchmarks[0], data)
+    assert (len(loaded.questions), loaded.num_folded) == (30, 210)
+    assert len(benchmark_questions(replace(aime.suite.benchmarks[0], name="math"), data).questions) > 30
+    # Byte-level tokens make the longest prompts of MATH-500 longer than this model's window.
+    with pytest.raises(InputError, match=r"aime24: question \w+ has a prompt of \d+ tokens.* window of 512"):
+        evaluate(aime, lambda text: None, quiet=True)
