@@ -1,0 +1,169 @@
+"""Groups: advantages over all members, rows, and what a batch's metrics count."""
+
+import math
+
+import numpy as np
+import pytest
+
+from exgrpo_cli.algo.advantages import centred_advantages
+from exgrpo_cli.engines.protocols import UpdateReport
+from exgrpo_cli.training.experience import effective_sample_share, experiential_count
+from exgrpo_cli.training.groups import Group, Replayed
+from exgrpo_cli.training.metrics import batch_metrics, journal_line, logprob_gap, pass_at_1, update_metrics
+from exgrpo_cli.types import (
+    GradedRollout,
+    Message,
+    Question,
+    Rollout,
+    StopReason,
+    TokenScores,
+    Trajectory,
+    Verdict,
+)
+
+QUESTION = Question(id="q", prompt=(Message(role="user", content="1+1=?"),), answer="2", source="test")
+
+
+def member(verdict: Verdict, tokens: int = 3, stop: StopReason = StopReason.EOS, engine: float = -0.5) -> GradedRollout:
+    rollout = Rollout(
+        question_id="q",
+        member=0,
+        token_ids=np.arange(tokens, dtype=np.int32),
+        engine_logprobs=np.full(tokens, engine, dtype=np.float32),
+        stop_reason=stop,
+        weight_version=0,
+    )
+    return GradedRollout(rollout=rollout, text="", verdict=verdict)
+
+
+def scores(tokens: int = 3, logprob: float = -0.5) -> TokenScores:
+    return TokenScores(
+        logprobs=np.full(tokens, logprob, dtype=np.float32), entropies=np.full(tokens, 0.25, dtype=np.float32)
+    )
+
+
+def trajectory(logprob: float = -1.0, tokens: int = 2) -> Trajectory:
+    return Trajectory(
+        trajectory_id=7,
+        question_id="q",
+        token_ids=np.arange(tokens, dtype=np.int32),
+        behaviour_logprobs=np.full(tokens, logprob, dtype=np.float32),
+        step_born=3,
+        weight_version=2,
+    )
+
+
+def group(*verdicts: Verdict, replayed: bool = False) -> Group:
+    stored = trajectory()
+    return Group(
+        question=QUESTION,
+        prompt_ids=np.array([5, 6], dtype=np.int32),
+        fresh=tuple(member(verdict) for verdict in verdicts),
+        scores=tuple(scores() for _ in verdicts),
+        replayed=Replayed(trajectory=stored, behaviour_logprobs=stored.behaviour_logprobs) if replayed else None,
+    )
+
+
+def test_a_mixed_group_counts_the_replayed_success_in_its_mean() -> None:
+    """Rewards 0, 0, 1 and the replayed 1: mean 1/2, so advantages -1/2, -1/2, 1/2, 1/2; without it the mean is 1/3."""
+    mixed = group(Verdict.WRONG, Verdict.NO_ANSWER, Verdict.CORRECT, replayed=True)
+    rows = mixed.rows(centred_advantages)
+    assert [row.advantage for row in rows] == [-0.5, -0.5, 0.5, 0.5]
+    assert [row.replayed for row in rows] == [False, False, False, True]
+    assert mixed.success_count == 2
+    assert mixed.num_fresh_correct == 1
+    assert mixed.num_members == 4
+    fresh = group(Verdict.WRONG, Verdict.NO_ANSWER, Verdict.CORRECT)
+    np.testing.assert_allclose([row.advantage for row in fresh.rows(centred_advantages)], [-1 / 3, -1 / 3, 2 / 3])
+
+
+def test_the_replayed_row_keeps_its_own_behaviour_log_probs() -> None:
+    """Were they taken from this step's scores (-0.5), the ratio would be 1 and hide the off-policyness."""
+    row = group(Verdict.CORRECT, replayed=True).rows(centred_advantages)[-1]
+    np.testing.assert_array_equal(row.behaviour_logprobs, np.array([-1.0, -1.0], dtype=np.float32))
+    np.testing.assert_array_equal(row.sequence.response_ids, [0, 1])
+    np.testing.assert_array_equal(row.sequence.prompt_ids, [5, 6])
+
+
+def test_a_timeout_is_a_failure_of_the_verifier_and_no_answer_is_not() -> None:
+    assert group(Verdict.CORRECT, Verdict.TIMEOUT).verifier_failed
+    assert group(Verdict.CORRECT, Verdict.CRASHED).verifier_failed
+    assert not group(Verdict.WRONG, Verdict.NO_ANSWER, Verdict.UNPARSABLE_GOLD).verifier_failed
+
+
+def test_batch_metrics_leave_experiential_groups_to_replay_keys() -> None:
+    """Fresh: 1 of 2 and 2 of 2 correct, pass@1 3/4; experiential: 0 of 2 fresh members."""
+    groups = [
+        group(Verdict.CORRECT, Verdict.WRONG),
+        group(Verdict.CORRECT, Verdict.CORRECT),
+        group(Verdict.WRONG, Verdict.WRONG, replayed=True),
+    ]
+    values = batch_metrics(groups)
+    assert values["batch/pass_at_1"] == values["reward/mean"] == 0.75
+    assert values["batch/solve_all"] == 0.5
+    assert values["batch/solve_none"] == 0.0
+    assert values["replay/pass_at_1"] == 0.0
+    assert values["tokens/generated"] == 6 * 3
+    assert values["verdict/wrong"] == 3
+    assert values["verdict/no_answer"] == 0
+
+
+def test_the_start_threshold_sees_all_rollouts_of_the_batch() -> None:
+    assert pass_at_1([group(Verdict.CORRECT, Verdict.WRONG), group(Verdict.WRONG, Verdict.WRONG)]) == 0.25
+    assert math.isnan(pass_at_1([]))
+
+
+def test_log_prob_gap_is_absolute() -> None:
+    """Trainer -0.5; engine -0.4 for one rollout and -0.7 for the other: gaps 0.1 and 0.2 over 3 tokens each."""
+    pair = Group(
+        question=QUESTION,
+        prompt_ids=np.array([5], dtype=np.int32),
+        fresh=(member(Verdict.WRONG, engine=-0.4), member(Verdict.WRONG, engine=-0.7)),
+        scores=(scores(), scores()),
+    )
+    gap = logprob_gap([pair])
+    assert gap["policy/logprob_gap_mean"] == pytest.approx(0.15, abs=1e-6)
+    assert gap["policy/logprob_gap_max"] == pytest.approx(0.2, abs=1e-6)
+
+
+def test_update_metrics_average_means_and_take_maxima_of_maxima() -> None:
+    def report(ratio: float, largest: float, *, applied: bool = True) -> UpdateReport:
+        return UpdateReport(
+            applied=applied,
+            skip_reason="" if applied else "non-finite gradient",
+            grad_norm=1.0 if applied else math.inf,
+            loss=0.5,
+            num_tokens=10,
+            metrics={"policy/ratio_fresh": ratio, "policy/ratio_fresh_max": largest},
+        )
+
+    values = update_metrics([report(1.0, 1.5), report(2.0, 3.0, applied=False)])
+    assert values["policy/ratio_fresh"] == 1.5
+    assert values["policy/ratio_fresh_max"] == 3.0
+    assert (values["optim/updates_applied"], values["optim/updates_skipped"]) == (1, 1)
+    assert values["tokens/trained"] == 20
+    line = journal_line(1, "mixed", values)
+    assert "optim/grad_norm" not in line, "JSON has no infinity: the key is absent"
+    assert list(line)[:2] == ["step", "phase"]
+
+
+def test_effective_sample_share_by_hand() -> None:
+    """log w of two tokens 0 and log 3: w = 1, 3; (1 + 3)^2 / (2 * (1 + 9)) = 0.8."""
+    stored = trajectory(logprob=-1.0)
+    now = TokenScores(
+        logprobs=np.array([-1.0, -1.0 + math.log(3)], dtype=np.float32), entropies=np.zeros(2, dtype=np.float32)
+    )
+    assert effective_sample_share([stored], [now]) == pytest.approx(0.8, abs=1e-6)
+
+
+def test_effective_sample_share_of_extreme_ratios_is_finite() -> None:
+    """One token 200 nats likelier than it was: all the weight is on it, so 1 of 2 tokens counts."""
+    stored = trajectory(logprob=-200.0)
+    now = TokenScores(logprobs=np.array([0.0, -200.0], dtype=np.float32), entropies=np.zeros(2, dtype=np.float32))
+    assert effective_sample_share([stored], [now]) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("ratio", "questions", "expected"), [(0.5, 32, 16), (0.5, 5, 2), (0.29, 100, 29), (0.0, 8, 0)])
+def test_experiential_questions_are_the_floor_of_rho_times_b(ratio: float, questions: int, expected: int) -> None:
+    """0.29 * 100 is 28.999999999999996 in binary: the floor of the product as written is 29."""
+    assert experiential_count(ratio, questions) == expected
