@@ -27,15 +27,26 @@ from typing import Any
 from exgrpo_cli.grading import GradingItem, GradingPool
 from exgrpo_cli.types import AnswerFormat, Verdict
 
-# Each gold with two other ways to write it.
+# Each gold with two other ways to write it. A quarter are simple fractions, as among those answers of MATH-500 that are
+# not plain numbers.
 EXPRESSIONS = (
     (r"\frac{17}{42}", r"\dfrac{17}{42}", r"17/42"),
+    (r"\frac{23}{9}", r"\frac{46}{18}", r"2\frac{5}{9}"),
+    (r"\frac{5}{64}", r"\dfrac{5}{64}", r"0.078125"),
+    (r"-\frac{31}{7}", r"\frac{-31}{7}", r"-\dfrac{31}{7}"),
+    (r"\frac{3}{11}", r"3/11", r"\frac{3}{ 11 }"),
+    (r"\frac 57", r"\frac{5}{7}", r"\tfrac57"),
+    (r"\frac38", r"\frac{3}{8}", r"0.375"),
+    (r"\dfrac{19}{60}", r"\frac{19}{60}", r"\frac{38}{120}"),
+    (r"\frac{361}{144}", r"\left(\frac{19}{12}\right)^2", r"\dfrac{361}{144}"),
+    (r"\frac{121}{2}", r"60.5", r"60\frac12"),
+    (r"\frac{1}{12}", r"1/12", r"\frac{1}{3}\cdot\frac{1}{4}"),
+    (r"\frac{7}{4}", r"1.75", r"p = \frac{7}{4}"),
     (r"-\frac{\pi}{8}", r"\frac{-\pi}{8}", r"-\pi/8"),
     (r"\frac{5\sqrt{7}}{6}", r"\frac{5}{6}\sqrt{7}", r"\frac{5 \sqrt 7}{6}"),
     (r"6\sqrt{11}", r"\sqrt{396}", r"6 \cdot \sqrt{11}"),
     (r"\sqrt{29}", r"29^{1/2}", r"\sqrt {29}"),
     (r"4 - 3i", r"-3i + 4", r"4-3i"),
-    (r"-5 + 12i", r"12i - 5", r"-5+12i"),
     (r"\left( 4, \frac{\pi}{3} \right)", r"(4, \frac{\pi}{3})", r"(4,\pi/3)"),
     (r"(3,-8,1)", r"\left(3, -8, 1\right)", r"( 3 , -8 , 1 )"),
     (r"(-2,5]", r"\left(-2, 5\right]", r"( -2, 5 ]"),
@@ -44,18 +55,14 @@ EXPRESSIONS = (
         r"(7,\infty)\cup(-\infty,3)",
         r"\left(-\infty,3\right)\cup\left(7,\infty\right)",
     ),
-    (r"[0, 6) \cup (6, 9]", r"[0,6)\cup(6,9]", r"\left[0,6\right)\cup\left(6,9\right]"),
     (r"x \in [-4,11]", r"[-4,11]", r"x\in\left[-4,11\right]"),
     (r"\{2, 5, 9\}", r"\{9,5,2\}", r"2,5,9"),
     (r"4, -7", r"-7, 4", r"4,-7"),
     (r"2 \pm \sqrt{13}", r"2+\sqrt{13}, 2-\sqrt{13}", r"2-\sqrt{13}, 2+\sqrt{13}"),
-    (r"\{2\pm\sqrt{3},-4\}", r"\{-4, 2+\sqrt{3}, 2-\sqrt{3}\}", r"\{2+\sqrt{3},2-\sqrt{3},-4\}"),
-    (r"x^4 - 3x^3 + 5x - 2", r"5x - 2 + x^4 - 3x^3", r"x^4-3x^3+5x-2"),
     (r"x^2 - 5x + 6", r"(x-2)(x-3)", r"6 - 5x + x^2"),
     (r"(a+7)(b-3)", r"ab - 3a + 7b - 21", r"(b-3)(a+7)"),
     (r"9n^2 + 6n + 1", r"(3n+1)^2", r"1+6n+9n^2"),
     (r"7k - 4", r"-4+7k", r"7 k - 4"),
-    (r"4R^2", r"(2R)^2", r"4 R^{2}"),
     (r"\frac{13+6a}{15}", r"\frac{6a+13}{15}", r"\frac{13}{15}+\frac{2a}{5}"),
     (
         r"\begin{pmatrix} -2/5 \\ 1/5 \\ 7/5 \end{pmatrix}",
@@ -70,25 +77,19 @@ EXPRESSIONS = (
     (r"y = 3x - 5", r"y=-5+3x", r"y = 3 x - 5"),
     (r"2x - 9y + 4z - 6 = 0", r"2x-9y+4z=6", r"4z+2x-9y-6=0"),
     (r"135^\circ", r"135^{\circ}", r"135"),
-    (r"24^\circ", r"24^{\circ}", r"24 \text{ degrees}"),
     (r"11\pi", r"11 \pi", r"\pi \cdot 11"),
     (r"25 + 4\pi", r"4\pi + 25", r"25+4 \pi"),
     (r"\frac{3000}{\pi}", r"3000/\pi", r"\dfrac{3000}{\pi}"),
     (r"\tan x", r"\frac{\sin x}{\cos x}", r"\tan(x)"),
     (r"\text{Marta}", r"Marta", r"\text{ Marta }"),
     (r"\text{odd}", r"odd", r"\text{Odd}"),
-    (r"\text{parabola}", r"\mathrm{parabola}", r"parabola"),
     (r"\text{(D)}", r"D", r"\text{D}"),
     (r"63_8", r"63_{8}", r"63_8 "),
-    (r"3021_5", r"3021_{5}", r"3021_{5} "),
     (r"2\frac{3}{7}", r"\frac{17}{7}", r"2 \frac{3}{7}"),
     (r"18\mbox{ cm}^2", r"18", r"18\text{ cm}^2"),
-    (r"\frac{350}9\text{ degrees}", r"\frac{350}{9}", r"\dfrac{350}{9}^\circ"),
     (r"\$47.25", r"47.25", r"\$ 47.25"),
     (r"35\%", r"0.35", r"35 \%"),
-    (r"-1 < t \le 4", r"-1 < t \leq 4", r"-1<t\le 4"),
     (r"\frac{1+\sqrt{5}}{2}", r"\frac12+\frac{\sqrt5}{2}", r"(1+\sqrt{5})/2"),
-    (r"2^{11} - 3", r"2045", r"2^{11}-3"),
 )
 NUM_GOLDS, NUM_ROLLOUTS = 128, 8
 HOSTILE = {

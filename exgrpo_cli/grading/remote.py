@@ -160,8 +160,8 @@ class RemoteGrader:
         with self._send_lock:
             connection.close()
         death = refusal or RunError(
-            f"the grading supervisor ended with exit code {exit_code}, {_MAX_DEATHS_IN_A_ROW} times in a row at most. "
-            "Is the machine out of memory? Lower grading.workers or grading.memory_mb."
+            f"the grading supervisor died with exit code {exit_code}. Is the machine out of memory? "
+            "Lower grading.workers or grading.memory_mb."
         )
         if not ready.done():
             ready.set_exception(death)

@@ -26,6 +26,7 @@ from exgrpo_cli.types import Verdict
 _WATCH_SECONDS = 0.02
 """How often a busy worker's memory is read; Python integers, the usual culprits, grow by far less than a cap in it."""
 _IDLE_SECONDS = 1.0
+_LEAST_MEMORY_FOR_ANSWERS = 64 << 20
 _TASKS_PER_WORKER = 20_000
 """A worker is then replaced, before what sympy caches for good is charged to an innocent answer."""
 _SUSPECT_DIVISOR = 16
@@ -279,6 +280,16 @@ def task_runner(grader: str) -> Callable[[Task], Verdict]:
     return run_custom
 
 
+def _check_memory(memory_bytes: int) -> None:
+    """A worker starts with all that the supervisor holds: a cap below that would crash every answer."""
+    held = resident_bytes(os.getpid()) or 0
+    if memory_bytes < held + _LEAST_MEMORY_FOR_ANSWERS:
+        raise InputError(
+            f"grading.memory_mb is {memory_bytes >> 20}, but the grader itself holds {held >> 20} MiB before any "
+            f"answer: set it to {(held + 2 * _LEAST_MEMORY_FOR_ANSWERS) >> 20} or more."
+        )
+
+
 def main(connection_fd: int, grader: str, workers: int, deadline_seconds: float, memory_bytes: int) -> None:
     """Entry of the process that `pool` starts; `connection_fd` is its end of the pair."""
     # Ctrl-C on a terminal reaches the whole process group; stopping is for the parent to decide.
@@ -286,6 +297,7 @@ def main(connection_fd: int, grader: str, workers: int, deadline_seconds: float,
     parent = Connection(connection_fd)
     try:
         run_task = task_runner(grader)
+        _check_memory(memory_bytes)
     except InputError as error:
         parent.send(str(error))
         return
