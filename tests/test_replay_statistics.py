@@ -110,6 +110,16 @@ def test_a_small_run_counted_by_hand(small_run: Path) -> None:
     assert summary.first_mixed_step == 2
 
 
+def test_the_fresh_questions_that_a_step_logged_count_as_seen(small_run: Path) -> None:
+    # A batch that shrank: step 1 drew 1 question instead of B = 2, so that 0, 1, 2, 3 are seen.
+    lines = [json.loads(line) for line in (small_run / "metrics.jsonl").read_text().splitlines()]
+    lines[0]["batch/questions"] = 1
+    (small_run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    now = summarise(small_run).occupancy
+    assert now.tried.tolist() == [0, 0, 0, 0]
+    assert now.unseen.tolist() == [4, 3, 2, 1]
+
+
 def test_replays_of_a_small_run(small_run: Path) -> None:
     summary = summarise(small_run)
     # Trajectory 0 (born in step 1) in step 2, trajectory 3 (born in step 2, of bbb3) in step 3.
