@@ -1,0 +1,287 @@
+"""Tables of answers and their verdicts, one per grader, with the awkward ones; and the cuts that precede grading."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.grading import GradingItem, GradingPool, answer_text, last_boxed
+from exgrpo_cli.types import AnswerFormat, Verdict
+
+CORRECT, WRONG, NO_ANSWER, UNPARSABLE = Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER, Verdict.UNPARSABLE_GOLD
+ANYWHERE = AnswerFormat(opens_think=False, requires_box=False, require_eos=False)
+BOXED = AnswerFormat(opens_think=False, requires_box=True, require_eos=False)
+THINKING = AnswerFormat(opens_think=True, requires_box=False, require_eos=False)
+STRICT = AnswerFormat(opens_think=True, requires_box=True, require_eos=True)
+
+MATH = [
+    # Several boxes: the last counts, and neighbours are one answer, as math-verify has it.
+    ("2", r"first \boxed{1}. After checking everything once more, with care, the value I find is \boxed{2}", CORRECT),
+    (r"\{1,2\}", r"The solutions are $\boxed{1}$ and $\boxed{2}$", CORRECT),
+    ("2", r"\boxed{1} and \boxed{2}", WRONG),
+    ("2", r"\boxed{2} = \boxed{2}", CORRECT),
+    ("7", r"\boxed{x=\boxed{7}}", CORRECT),
+    # An unfinished box takes nothing away, and gives nothing.
+    ("3", r"\boxed{3} and then \boxed{\frac{4}{5}", CORRECT),
+    ("4", r"\boxed{3} and then \boxed{4", WRONG),
+    ("7", r"\boxed{}", NO_ANSWER),
+    ("7", r"\boxed{?}", WRONG),
+    # Where boxes stand.
+    ("7", r"$$\boxed{7}$$", CORRECT),
+    ("7", r"\[\boxed {7}\]", CORRECT),
+    ("7", r"\boxed{ 7\, }", CORRECT),
+    ("7", "the total is 7", CORRECT),
+    ("72", "#### 72", CORRECT),
+    ("7", "no idea", NO_ANSWER),
+    # Inequalities and intervals: the gold sets the form.
+    ("1<x<2", r"\boxed{(1,2)}", CORRECT),
+    ("(1,2)", r"\boxed{1<x<2}", WRONG),
+    ("1<x<2", r"\boxed{x\in(1,2)}", CORRECT),
+    ("1<x<2", r"\boxed{1<x<2}", CORRECT),
+    ("[1,2)", r"\boxed{[1,2]}", WRONG),
+    (r"(-\infty,2)\cup(3,\infty)", r"\boxed{(3,\infty)\cup(-\infty,2)}", CORRECT),
+    # Per cent.
+    ("0.5", r"\boxed{50\%}", CORRECT),
+    (r"50\%", r"\boxed{0.5}", CORRECT),
+    (r"50\%", r"\boxed{50}", CORRECT),
+    (r"50\%", r"\boxed{\frac12}", CORRECT),
+    (r"50\%", r"\boxed{5}", WRONG),
+    # Units are dropped, even wrong ones.
+    (r"5\text{ cm}", r"\boxed{5}", CORRECT),
+    ("5", r"\boxed{5\text{ cm}}", CORRECT),
+    (r"5\text{ cm}", r"\boxed{5\text{ m}}", CORRECT),
+    (r"15\mbox{ cm}^2", r"\boxed{15}", CORRECT),
+    (r"\$18.90", r"\boxed{18.9}", CORRECT),
+    (r"90^\circ", r"\boxed{90}", CORRECT),
+    # Sets have no order, tuples have one.
+    (r"\{1,2\}", r"\boxed{\{2,1\}}", CORRECT),
+    ("3, 5, 7", r"\boxed{7,5,3}", CORRECT),
+    ("(1,2)", r"\boxed{(2,1)}", WRONG),
+    (r"1 \pm \sqrt{19}", r"\boxed{1-\sqrt{19},1+\sqrt{19}}", CORRECT),
+    # Matrices.
+    (
+        r"\begin{pmatrix} -1/3 \\ 2/3 \end{pmatrix}",
+        r"\boxed{\begin{bmatrix} -\frac13 \\ \frac23 \end{bmatrix}}",
+        CORRECT,
+    ),
+    (r"\begin{pmatrix} 1&2\\3&4 \end{pmatrix}", r"\boxed{\begin{pmatrix} 1&2\\4&3 \end{pmatrix}}", WRONG),
+    # Fractions: in words they are words.
+    (r"\frac{2}{3}", r"\boxed{\text{two thirds}}", WRONG),
+    (r"\frac{2}{3}", "The answer is two thirds.", NO_ANSWER),
+    (r"\frac23", r"\boxed{0.667}", WRONG),
+    (r"\frac13", r"\boxed{0.333333}", CORRECT),
+    (r"1\frac{4}{5}", r"\boxed{\frac95}", CORRECT),
+    # Equations.
+    ("x=5", r"\boxed{5}", CORRECT),
+    ("5", r"\boxed{x=5}", CORRECT),
+    ("x=5", r"\boxed{y=5}", WRONG),
+    ("y=2x+3", r"\boxed{2x-y+3=0}", CORRECT),
+    # Expressions.
+    ("(a+7)(b-3)", r"\boxed{ab-3a+7b-21}", CORRECT),
+    ("(a+7)(b-3)", r"\boxed{ab-3a+7b-20}", WRONG),
+    (r"\cot x", r"\boxed{\frac{\cos x}{\sin x}}", CORRECT),
+    ("6 - 5i", r"\boxed{-5i+6}", CORRECT),
+    ("1000", r"\boxed{10^3}", CORRECT),
+    # Words, letters, bases.
+    (r"\text{Evelyn}", r"\boxed{Evelyn}", CORRECT),
+    (r"\text{even}", r"\boxed{\text{odd}}", WRONG),
+    (r"\text{(C)}", r"\boxed{C}", CORRECT),
+    ("52_8", r"\boxed{52_8}", CORRECT),
+    ("52_8", r"\boxed{42}", WRONG),
+    # Plain numbers.
+    (r"10,\!080", r"\boxed{10080}", CORRECT),
+    ("1000", r"\boxed{1,000}", CORRECT),
+    ("1000", r"\boxed{1 000}", WRONG),
+    ("-5", r"\boxed{−5}", CORRECT),
+    (".35625", r"\boxed{0.35625}", CORRECT),
+    # Golds that cannot serve.
+    ("", r"\boxed{7}", UNPARSABLE),
+    (r"\boxed{7}", r"\boxed{7}", CORRECT),
+    # Longer than the bound, at once; the explanation around a box may be as long as it likes.
+    ("7", r"\boxed{" + "7" * 2001 + "}", NO_ANSWER),
+    ("7", r"\boxed{" + "{" * 100_000 + "7" + "}" * 100_000 + "}", NO_ANSWER),
+    ("7", "because " * 1000 + "7", NO_ANSWER),
+    ("7", "because " * 1000 + r"\boxed{7}", CORRECT),
+]
+
+CAPITALS = ("Paris", "London", "Rome", "Berlin")
+CHOICE = [
+    ("C", "C", CORRECT),
+    ("C", "(C)", CORRECT),
+    ("C", "c.", CORRECT),
+    ("C", "ANSWER: C", CORRECT),
+    ("C", "It is not A or B.\nANSWER: C\n", CORRECT),
+    ("C", "Answer: B\nNo, wait. Answer: C", CORRECT),
+    ("C", "The answer is C because Rome is in Italy.", CORRECT),
+    ("C", "**Answer: (C) Rome.**", CORRECT),
+    ("C", r"The answer is \(\text{C}\)", CORRECT),
+    ("C", "My answer is B.", WRONG),
+    ("C", r"\boxed{C}", CORRECT),
+    ("C", r"$\boxed{\textbf{(C)}}$", CORRECT),
+    ("C", r"\boxed{B}. The other answer: C", WRONG),
+    ("C", r"\boxed{Rome}", CORRECT),
+    ("C", r"\boxed{C. Rome}", CORRECT),
+    ("C", r"\boxed{C. London}", NO_ANSWER),
+    ("C", "rome", CORRECT),
+    ("C", "Answer: Rome", CORRECT),
+    ("Rome", "C", CORRECT),
+    (r"\text{(C)}", "C", CORRECT),
+    ("C", "Answer: B or C", NO_ANSWER),
+    ("C", r"\boxed{A, C}", NO_ANSWER),
+    ("A", "Answer: A good question", NO_ANSWER),
+    ("A", "A good question", NO_ANSWER),
+    ("C", r"\boxed{E}", NO_ANSWER),
+    ("C", "I answered this before.", NO_ANSWER),
+    ("E", r"\boxed{A}", UNPARSABLE),
+    ("C", "x " * 5000 + "\nAnswer: C", CORRECT),
+    ("C", "answer: " + "C" * 5000, NO_ANSWER),
+]
+
+EXACT = [
+    ("Monday", "Monday", CORRECT),
+    ("Monday", "  Monday\n", CORRECT),
+    ("two words", "two\n words", CORRECT),
+    ("Monday", r"It was \boxed{Monday}", CORRECT),
+    ("Monday", "monday", WRONG),
+    ("1/2", "0.5", WRONG),
+    ("Monday", r"\boxed{}", NO_ANSWER),
+    ("Monday", "M" * 2001, NO_ANSWER),
+]
+
+
+def item(gold: str, response: str, **changes: object) -> GradingItem:
+    fields = {"gold": gold, "response": response, "finished": True, "answer_format": ANYWHERE} | changes
+    return GradingItem(**fields)  # type: ignore[arg-type]
+
+
+def open_pool(grader: str) -> GradingPool:
+    return GradingPool(grader=grader, workers=1, deadline_seconds=30, memory_bytes=512 << 20, max_answer_chars=2000)
+
+
+@pytest.fixture(scope="module")
+def math_pool() -> Iterator[GradingPool]:
+    with open_pool("math") as pool:
+        yield pool
+
+
+@pytest.mark.parametrize(("gold", "response", "verdict"), MATH)
+def test_math(math_pool: GradingPool, gold: str, response: str, verdict: Verdict) -> None:
+    assert math_pool.grade([item(gold, response)]) == [verdict]
+
+
+@pytest.mark.parametrize(("gold", "response", "verdict"), CHOICE)
+def test_choice(gold: str, response: str, verdict: Verdict) -> None:
+    with open_pool("choice") as pool:
+        assert pool.grade([item(gold, response, options=CAPITALS)]) == [verdict]
+
+
+def test_choice_without_known_options_goes_by_letters_alone() -> None:
+    with open_pool("choice") as pool:
+        items = [item("J", r"\boxed{J}"), item("C", r"\boxed{C) anything}"), item("C", "Rome")]
+        assert pool.grade(items) == [CORRECT, CORRECT, NO_ANSWER]
+
+
+@pytest.mark.parametrize(("gold", "response", "verdict"), EXACT)
+def test_exact(gold: str, response: str, verdict: Verdict) -> None:
+    with open_pool("exact") as pool:
+        assert pool.grade([item(gold, response)]) == [verdict]
+
+
+@pytest.mark.parametrize(
+    ("answer_format", "finished", "response", "graded"),
+    [
+        (ANYWHERE, True, " 7 ", "7"),
+        (ANYWHERE, False, "7", "7"),
+        (ANYWHERE, True, "  ", None),
+        # Even where the template opens no <think>, what a model thinks is not its answer.
+        (ANYWHERE, True, "3 or 4</think>7", "7"),
+        (THINKING, True, "it is 7", None),
+        (THINKING, True, r"\boxed{7}</think>", None),
+        (THINKING, True, "hm</think>7", "7"),
+        (THINKING, True, "hm</think>7</think>8", "7"),
+        (BOXED, True, "7", None),
+        (BOXED, True, r"\boxed{7", None),
+        (BOXED, True, r"\boxed{7}", r"\boxed{7}"),
+        # The box has to stand after the thinking.
+        (STRICT, True, r"\boxed{7}</think>7", None),
+        (STRICT, True, r"</think>\boxed{7}", r"\boxed{7}"),
+        (STRICT, False, r"</think>\boxed{7}", None),
+    ],
+)
+def test_graded_text(answer_format: AnswerFormat, finished: bool, response: str, graded: str | None) -> None:
+    assert answer_text(response, finished=finished, answer_format=answer_format) == graded
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("7", None),
+        (r"\boxed{7", None),
+        (r"\boxed{7}", "7"),
+        (r"\boxed {\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{\{1,2\}}", r"\{1,2\}"),
+        (r"} \boxed{7} {", "7"),
+        (r"\boxed{x=\boxed{7}}", "7"),
+        (r"\boxed{3} and \boxed{4", "3"),
+        # 9 characters between them, then 10; the comma joins up to 69 characters, and what is equal is said once.
+        (r"\boxed{1}" + "-" * 9 + r"\boxed{2}", "1,2"),
+        (r"\boxed{1}" + "-" * 10 + r"\boxed{2}", "2"),
+        (r"\boxed{1}," + "-" * 68 + r"\boxed{2}", "1,2"),
+        (r"\boxed{1}," + "-" * 69 + r"\boxed{2}", "2"),
+        (r"\boxed{2}," + "-" * 30 + r"\boxed{2}", "2"),
+        (r"\boxed{1}, \boxed{2}, \boxed{3}", "1,2,3"),
+    ],
+)
+def test_last_boxed(text: str, content: str | None) -> None:
+    assert last_boxed(text) == content
+
+
+def test_audit_of_golds(math_pool: GradingPool) -> None:
+    golds = {
+        "5": CORRECT,
+        r"\frac{1}{2}": CORRECT,
+        r"(-\infty, 2) \cup (3, \infty)": CORRECT,
+        "1<x<2": CORRECT,
+        "": UNPARSABLE,
+        # math-verify keeps its text, which only the very same text would match.
+        "5.": UNPARSABLE,
+        r"\text{x": UNPARSABLE,
+        # Parses to zoo, which equals nothing.
+        r"\frac{1}{0}": WRONG,
+    }
+    assert dict(zip(golds, math_pool.verify_gold(list(golds)), strict=True)) == golds
+    with open_pool("choice") as pool:
+        assert pool.verify_gold(["C", "(b)", "42"]) == [CORRECT, CORRECT, UNPARSABLE]
+    with open_pool("exact") as pool:
+        assert pool.verify_gold(["anything", " "]) == [CORRECT, UNPARSABLE]
+
+
+def test_identical_pairs_are_graded_once(math_pool: GradingPool) -> None:
+    same = [math_pool.submit(item("x+y+z", r"\boxed{z+y+x}")) for _ in range(3)]
+    # All three wait for one answer of the worker.
+    assert same[0] is same[1] is same[2]
+    assert same[0].result() is CORRECT
+    # Known by now: no waiting at all.
+    assert math_pool.submit(item("x+y+z", r"So $\boxed{z+y+x}$.")).done()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"grader": "maths"}, r"grading\.grader is 'maths', which is not a grader\. Did you mean 'math'\?"),
+        ({"workers": 0}, r"grading\.workers is 0: it has to be above 0"),
+        ({"deadline_seconds": -1.0}, r"grading\.deadline_seconds is -1\.0"),
+        ({"memory_bytes": 0}, r"grading\.memory_mb is 0"),
+        ({"max_answer_chars": 0}, r"grading\.max_answer_chars is 0"),
+    ],
+)
+def test_impossible_settings_are_refused(changes: dict[str, object], message: str) -> None:
+    settings = {
+        "grader": "math",
+        "workers": 1,
+        "deadline_seconds": 1.0,
+        "memory_bytes": 1 << 30,
+        "max_answer_chars": 2000,
+    }
+    with pytest.raises(InputError, match=message):
+        GradingPool(**(settings | changes))  # type: ignore[arg-type]
