@@ -58,6 +58,8 @@ class RunSettings:
     """Newest checkpoints kept; the best by validation is kept besides. 0 keeps all."""
     samples_per_step: int = 4
     """Rollouts a step written to `samples/`."""
+    plots: bool = True
+    """Draw `plots/` when the run ends; `exgrpo replay-stats` draws the replay ones at any time."""
     log: tuple[str, ...] = ()
     """Trackers besides the journal: "tensorboard", "wandb"."""
 

@@ -77,6 +77,7 @@ SMALL_RUN = (
     "run.steps=6",
     "run.save_every=3",
     "run.threads=1",
+    "run.plots=false",
     "validation.samples=2",
 )
 """Settings of a run that takes a few seconds, with two updates a step."""

@@ -110,6 +110,7 @@ def study_of(small_backbone: Path):
                 "replay.start_threshold=0.05",
                 "run.steps=4",
                 "run.threads=1",
+                "run.plots=false",
                 "validation.samples=2",
                 f"backbone.source={small_backbone}",
                 *assignments,

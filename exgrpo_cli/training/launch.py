@@ -214,7 +214,8 @@ def finish(session: Session) -> dict[str, Any]:
             session.count_wall_time()
             summary = summarise(session, after)
             folder.write_json(folder.summary, summary)
-            save_all(folder.path)
+            if parts.config.run.plots:
+                save_all(folder.path)
     except KeyboardInterrupt:
         raise Interrupted(
             f"stopped after the last step, state saved; go on with: exgrpo train --resume --output {folder.path}"
