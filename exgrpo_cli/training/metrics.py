@@ -87,6 +87,12 @@ def logprob_gap(groups: Sequence[Group]) -> dict[str, float | int]:
     return {"policy/logprob_gap_mean": float(gap.mean(dtype=np.float64)), "policy/logprob_gap_max": float(gap.max())}
 
 
+def policy_entropy(groups: Sequence[Group]) -> dict[str, float | int]:
+    """Mean token entropy of pi_old over all fresh tokens; the updates may have left out rows without advantage."""
+    entropies = [scores.entropies for group in groups for scores in group.scores]
+    return {"policy/entropy": float(np.concatenate(entropies).mean(dtype=np.float64))} if entropies else {}
+
+
 def update_metrics(reports: Sequence[UpdateReport]) -> dict[str, float | int]:
     """A step's updates: means of the means, maxima of the maxima, and how many were applied or skipped."""
     names = sorted({name for report in reports for name in report.metrics})
