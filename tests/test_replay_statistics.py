@@ -263,6 +263,16 @@ def test_a_run_before_its_first_replay(tmp_path: Path) -> None:
     assert told["age"]["mean"] is None
 
 
+def test_a_run_without_any_event(tmp_path: Path) -> None:
+    spec = SyntheticRun(
+        steps=2, num_questions=100, questions_per_step=8, mixed_from=50, rules=BufferRules(retirement=False)
+    )
+    write_run(tmp_path / "run", spec)
+    summary = summarise(tmp_path / "run")
+    assert_nothing_replayed(summary)
+    assert summary.occupancy.tried.tolist() == [0, 8, 16]
+
+
 def assert_nothing_replayed(summary: ReplaySummary) -> None:
     assert (summary.questions, summary.trajectories, len(summary.replays.age)) == (0, 0, 0)
     assert summary.first_mixed_step is None

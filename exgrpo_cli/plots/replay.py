@@ -119,7 +119,10 @@ def entropy_of_choice(summary: "ReplaySummary") -> "Figure":
 
 
 def age_and_reuse(summary: "ReplaySummary") -> "Figure":
-    """How old replayed trajectories were, and how often each stored one was replayed."""
+    """How old replayed trajectories were, and how often each stored one was replayed.
+
+    Both on logarithmic scales: most replays are young and most trajectories never replayed, and the tails matter.
+    """
     with styled():
         figure, (ages, reuses) = new_figure(1, 2, width=FULL_WIDTH, height=2.4)
         replays = summary.replays
@@ -140,7 +143,8 @@ def age_and_reuse(summary: "ReplaySummary") -> "Figure":
             )
             ages.set_xlabel("age when replayed (steps)")
             ages.set_ylabel("replays")
-            ages.set_ylim(0, 1.12 * ages.get_ylim()[1])
+            logarithmic_axis(ages)
+            ages.set_ylim(0.7, 1.6 * ages.get_ylim()[1])
             _whole_ticks(ages)
         else:
             say_nothing_to_show(ages, "nothing has been replayed yet")
@@ -190,14 +194,14 @@ def draws_against_promise(summary: "ReplaySummary") -> "Figure":
         axes.grid(visible=False, axis="x")
         axes.set_xlabel("successes at the last visit")
         axes.set_ylabel("questions drawn")
-        axes.set_ylim(0, 1.15 * max(max(row.drawn, row.expected) for row in rows))
-        p_value = summary.draws.p_value
-        axes.legend(loc="best", title=None if p_value is None else f"chi-square p = {p_value:.2g}")
+        if summary.draws.p_value is not None:
+            axes.set_title(f"chi-square p = {summary.draws.p_value:.2g}", loc="right", fontsize=7)
+        figure.legend(loc="outside upper left", ncols=2)
         return figure
 
 
 def _reuse_bars(axes: "Axes", reuse: np.ndarray) -> None:
-    """One bar per number of replays, on a logarithmic scale: most trajectories are never replayed."""
+    """One bar per number of replays."""
     counts = np.bincount(reuse)
     uses = np.flatnonzero(counts)
     axes.bar(uses, counts[uses], width=0.85, color=[GREY if use == 0 else BLUE for use in uses])
