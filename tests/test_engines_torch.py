@@ -255,6 +255,14 @@ def test_bfloat16_weights_keep_float32_masters() -> None:
     assert after_one < 0.02 < 2 * after_one + 0.02 < after_many
 
 
+def test_bfloat16_gradients_of_micro_batches_add_up() -> None:
+    norms = [
+        build_policy(build_model(torch.bfloat16), micro_batch_tokens=tokens).update(minibatch()).grad_norm
+        for tokens in (1, 10_000)
+    ]
+    assert norms[0] == pytest.approx(norms[1], rel=0.02)
+
+
 def test_a_positive_advantage_raises_the_log_probs_of_its_tokens() -> None:
     sequence = sequences()[1]
     policy = build_policy(build_model(), optimizer=OptimizerSettings(learning_rate=1e-3))

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from transformers import AttentionInterface
 
 from exgrpo_cli.engines.causal_lm import CausalLM
+from exgrpo_cli.engines.slot_order import AttentionChunk
 from exgrpo_cli.errors import InputError
 
 GROUPED_DECODING = "exgrpo_grouped_decoding"
@@ -60,22 +61,41 @@ def grouped_decoding(
     value: Float[Tensor, "rows kv_heads span width"],
     attention_mask: Float[Tensor, "rows 1 1 span"],
     scaling: float,
+    chunks: tuple[AttentionChunk, ...] = (),
     **kwargs: object,
 ) -> tuple[Float[Tensor, "rows 1 heads width"], None]:
-    """softmax(scaling * q k^T + mask) v for one new token per row.
-
-    The query heads that share a key-value head are multiplied with it at once: no key or value is repeated, where
-    decoding is bound by reading them.
-    """
+    """softmax(scaling * q k^T + mask) v for one new token per row, chunk by chunk of rows with like lengths."""
     refuse_unsupported(module, kwargs)
+    if not chunks:
+        raise InputError(
+            f"{type(module).__name__} keeps arguments from its attention; use a model of transformers' own."
+        )
+    results = []
+    for chunk in chunks:
+        rows, columns = slice(chunk.start, chunk.stop), slice(0, chunk.span)
+        mask = attention_mask[rows, :, :, columns]
+        results.append(_attend(query[rows] * scaling, key[rows, :, columns], value[rows, :, columns], mask))
+    return torch.cat(results) if len(results) > 1 else results[0], None
+
+
+def _attend(
+    query: Float[Tensor, "rows heads 1 width"],
+    key: Float[Tensor, "rows kv_heads span width"],
+    value: Float[Tensor, "rows kv_heads span width"],
+    mask: Float[Tensor, "rows 1 1 span"],
+) -> Float[Tensor, "rows 1 heads width"]:
+    """softmax(q k^T + mask) v; the query heads that share a key-value head are multiplied with it at once.
+
+    No key or value is repeated, where decoding is bound by reading them.
+    """
     rows, heads, _, width = query.shape
     kv_heads, span = key.shape[1], key.shape[2]
-    grouped = (query * scaling).reshape(rows * kv_heads, heads // kv_heads, width)
+    grouped = query.reshape(rows * kv_heads, heads // kv_heads, width)
     scores = torch.bmm(grouped, key.flatten(0, 1).transpose(1, 2)).view(rows, heads, 1, span)
-    scores += attention_mask
+    scores += mask
     weights = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype)
     mixed = torch.bmm(weights.view(rows * kv_heads, heads // kv_heads, span), value.flatten(0, 1))
-    return mixed.view(rows, 1, heads, value.shape[3]), None
+    return mixed.view(rows, 1, heads, value.shape[3])
 
 
 def packed_causal(

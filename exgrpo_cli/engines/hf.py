@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from exgrpo_cli.engines.attention import GROUPED_DECODING, use_attention
 from exgrpo_cli.engines.causal_lm import split_causal_lm
 from exgrpo_cli.engines.hf_decode import DecodeBatch, WaitingRow
 from exgrpo_cli.engines.weight_sync import take_weights
@@ -61,17 +62,19 @@ class HFGenerator:
         )
         crowd = max(1, batch.max_rows // REFILL_SHARE)
         position = 0
-        while position < len(waiting) or batch.num_rows:
-            free = batch.max_rows - batch.num_rows
-            if position < len(waiting) and (free >= crowd or not batch.num_rows):
-                ended = batch.admit(waiting[position : position + free])
-                position += free
-            else:
-                ended = batch.step()
-            for row, rollout in ended:
-                finished[row] = rollout
-                if on_finished is not None:
-                    on_finished(row.request, rollout)
+        # Set once, not once a step: transformers checks its config at every change.
+        with use_attention(self._parts, GROUPED_DECODING):
+            while position < len(waiting) or batch.num_rows:
+                free = batch.max_rows - batch.num_rows
+                if position < len(waiting) and (free >= crowd or not batch.num_rows):
+                    ended = batch.admit(waiting[position : position + free])
+                    position += free
+                else:
+                    ended = batch.step()
+                for row, rollout in ended:
+                    finished[row] = rollout
+                    if on_finished is not None:
+                        on_finished(row.request, rollout)
         return [
             [finished[WaitingRow(request=index, member=member)] for member in range(len(request.seeds))]
             for index, request in enumerate(requests)

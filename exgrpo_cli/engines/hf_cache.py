@@ -1,7 +1,7 @@
 """A key-value cache of slots: rows of different lengths that come and go one by one.
 
 Each layer keeps one preallocated buffer; a slot's tokens lie at columns 0 .. length - 1. The rows in use are always the
-first ones, so that a decoding step reads a plain slice: a row that ends is replaced by the last one.
+first ones, so that a decoding step reads plain slices.
 
 Axes: slots = rows there is room for, rows = slots in use, heads = key-value heads, columns = tokens there is room for,
 span = columns that some row uses, width = head dimension.
@@ -14,9 +14,9 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, DynamicLayer
 
 FIRST_COLUMNS = 64
-"""Columns for response tokens to begin with."""
+"""Columns for response tokens to begin with: few, so that the rows in use lie close together in memory."""
 GROWTH = 1.5
-"""Factor by which the columns grow: responses rarely reach the limit, so the buffers do not start there."""
+"""Factor by which the columns grow."""
 
 
 class SlotLayer(DynamicLayer):
@@ -44,13 +44,10 @@ class SlotLayer(DynamicLayer):
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Write one new token per row and return the columns in use."""
-        places, width = self._cache.places, self.keys.shape[3]
-        # One flat copy of whole vectors: several times faster than indexing rows and columns.
-        self.keys.view(-1, width).index_copy_(0, places, key_states.reshape(-1, width))
-        self.values.view(-1, self.values.shape[3]).index_copy_(
-            0, places, value_states.reshape(-1, self.values.shape[3])
-        )
         used = slice(0, len(key_states)), slice(None), slice(0, self._cache.span)
+        for buffer, states in ((self.keys, key_states), (self.values, value_states)):
+            # One flat copy of whole vectors: several times faster than indexing rows and columns.
+            buffer.view(-1, buffer.shape[3]).index_copy_(0, self._cache.places, states.reshape(-1, buffer.shape[3]))
         return self.keys[used], self.values[used]
 
     def get_seq_length(self) -> int:
@@ -88,19 +85,19 @@ class SlotCache(Cache):
             slots.values[target] = values.index_select(0, sources)
 
     def move(self, sources: Int[Tensor, "moves"], targets: Int[Tensor, "moves"], span: int) -> None:
-        """Copy rows over others, up to column `span`."""
-        for layer in self._slots:
-            layer.keys[targets, :, :span] = layer.keys[sources, :, :span]
-            layer.values[targets, :, :span] = layer.values[sources, :, :span]
+        """Copy rows over others, up to column `span`; a row may be source and target."""
+        for slots in self._slots:
+            slots.keys[targets, :, :span] = slots.keys[sources, :, :span]
+            slots.values[targets, :, :span] = slots.values[sources, :, :span]
 
-    def begin_step(self, lengths: Int[Tensor, "rows"]) -> Float[Tensor, "rows 1 1 span"]:
+    def begin_step(self, lengths: Int[Tensor, "rows"], span: int) -> Float[Tensor, "rows 1 1 span"]:
         """Point the next token of each row at its own column; returns the additive attention mask of the step."""
-        self.span = int(lengths.max()) + 1
-        self._widen(self.span)
+        self.span = span
+        self._widen(span)
         num_heads = self._slots[0].keys.shape[1]
         lists = torch.arange(len(lengths) * num_heads, device=lengths.device) * self._num_columns
         self.places = lists + lengths.repeat_interleave(num_heads)
-        hidden_columns = torch.arange(self.span, device=lengths.device) > lengths[:, None]
+        hidden_columns = torch.arange(span, device=lengths.device) > lengths[:, None]
         mask = torch.zeros(hidden_columns.shape, device=lengths.device, dtype=self._slots[0].keys.dtype)
         return mask.masked_fill_(hidden_columns, torch.finfo(mask.dtype).min)[:, None, None]
 

@@ -14,10 +14,11 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from exgrpo_cli.algo.batching import micro_batches
-from exgrpo_cli.engines.attention import GROUPED_DECODING, use_attention
+from exgrpo_cli.engines.attention import use_attention
 from exgrpo_cli.engines.causal_lm import CausalLM
 from exgrpo_cli.engines.hf_cache import SlotCache
 from exgrpo_cli.engines.sampling import row_uniforms, sample_tokens
+from exgrpo_cli.engines.slot_order import attention_chunks, regroup
 from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams, StopReason
 
 PREFILL_TOKENS = 8192
@@ -48,6 +49,7 @@ class DecodeBatch:
         self.max_rows = max_rows
         self.num_rows = 0
         self._parts = parts
+        self._prefill_attention = parts.body.config._attn_implementation
         self._requests = requests
         self._params = params
         self._eos_ids = eos_ids
@@ -60,8 +62,10 @@ class DecodeBatch:
         )
         device = parts.device
         self._rows: list[WaitingRow] = []
-        self._lengths = torch.zeros(max_rows, dtype=torch.long, device=device)
-        """Cached tokens."""
+        self._lengths = np.zeros(max_rows, dtype=np.int64)
+        """Cached tokens; on the host, where attention is planned."""
+        self._run_starts = np.zeros(0, dtype=np.int64)
+        """First rows of runs of like length."""
         self._counts = torch.zeros(max_rows, dtype=torch.long, device=device)
         """Response tokens so far: one more than are cached, the newest being the next input."""
         self._newest = torch.zeros(max_rows, dtype=torch.long, device=device)
@@ -83,43 +87,49 @@ class DecodeBatch:
         uniforms = [row_uniforms(self._seed(row), self._params.max_new_tokens) for row in self._rows[used]]
         self._uniforms[used] = torch.from_numpy(np.stack(uniforms)).to(self._uniforms.device)
         self._counts[used] = 0
+        self._run_starts = np.append(self._run_starts, first)
         return self._extend(torch.cat(logits), first)
 
     def step(self) -> list[tuple[WaitingRow, Rollout]]:
-        """Extend every row by one token and return the rows that ended."""
+        """Extend every row by one token and return the rows that ended; runs under GROUPED_DECODING attention."""
         used = slice(0, self.num_rows)
-        mask = self._cache.begin_step(self._lengths[used])
-        with use_attention(self._parts, GROUPED_DECODING):
-            hidden = self._parts.body(
-                input_ids=self._newest[used, None],
-                position_ids=self._lengths[used, None],
-                attention_mask=mask,
-                past_key_values=self._cache,
-                use_cache=True,
-            ).last_hidden_state
+        chunks = attention_chunks(self._lengths[used], self._run_starts)
+        lengths = torch.tensor(self._lengths[used], device=self._newest.device)
+        mask = self._cache.begin_step(lengths, span=int(self._lengths[used].max()) + 1)
+        hidden = self._parts.body(
+            input_ids=self._newest[used, None],
+            position_ids=lengths[:, None],
+            attention_mask=mask,
+            past_key_values=self._cache,
+            use_cache=True,
+            chunks=chunks,
+        ).last_hidden_state
         self._lengths[used] += 1
         return self._extend(self._parts.head(hidden[:, 0]), 0)
 
     def _prefill(self, prompts: Sequence[int], rows: Sequence[WaitingRow]) -> Float[Tensor, "rows vocab"]:
         """Fill the next rows with their prompts' keys and values; returns the logits of their first tokens."""
-        device = self._lengths.device
+        device = self._newest.device
         ids = [self._requests[index].prompt_ids for index in prompts]
-        lengths = torch.tensor([len(prompt) for prompt in ids], device=device)
+        lengths = np.array([len(prompt) for prompt in ids])
         padded = np.zeros((len(ids), max(map(len, ids))), dtype=np.int64)
         for row, prompt in enumerate(ids):
             padded[row, : len(prompt)] = prompt
         cache = DynamicCache(config=self._parts.model.config)
-        hidden = self._parts.body(
-            input_ids=torch.from_numpy(padded).to(device), past_key_values=cache, use_cache=True
-        ).last_hidden_state
-        logits = self._parts.head(hidden[torch.arange(len(ids), device=device), lengths - 1])
+        with use_attention(self._parts, self._prefill_attention):
+            hidden = self._parts.body(
+                input_ids=torch.from_numpy(padded).to(device), past_key_values=cache, use_cache=True
+            ).last_hidden_state
+        last = torch.from_numpy(lengths - 1).to(device)
+        logits = self._parts.head(hidden[torch.arange(len(ids), device=device), last])
         place = {request: index for index, request in enumerate(prompts)}
-        sources = torch.tensor([place[row.request] for row in rows], device=device)
-        self._cache.fill(cache, sources, self.num_rows)
+        sources = np.array([place[row.request] for row in rows])
+        on_device = torch.from_numpy(sources).to(device)
+        self._cache.fill(cache, on_device, self.num_rows)
         self._lengths[self.num_rows : self.num_rows + len(rows)] = lengths[sources]
         self._rows.extend(rows)
         self.num_rows += len(rows)
-        return logits[sources]
+        return logits[on_device]
 
     def _extend(self, logits: Float[Tensor, "rows vocab"], first: int) -> list[tuple[WaitingRow, Rollout]]:
         """Sample the next token of rows first .. num_rows - 1, record it, and take out the rows that ended."""
@@ -150,7 +160,7 @@ class DecodeBatch:
             (self._rows[row], self._rollout(self._rows[row], tokens[i, :count], logprobs[i, :count], eos))
             for i, (row, count, eos) in enumerate(zip(gone.tolist(), counts, by_eos, strict=True))
         ]
-        self._close_gaps(gone.tolist())
+        self._regroup(gone.tolist())
         return finished
 
     def _rollout(self, row: WaitingRow, tokens: np.ndarray, logprobs: np.ndarray, by_eos: bool) -> Rollout:
@@ -163,23 +173,27 @@ class DecodeBatch:
             weight_version=self._weight_version,
         )
 
-    def _close_gaps(self, gone: list[int]) -> None:
-        """Move the last remaining rows into the places of those that left."""
-        remaining = self.num_rows - len(gone)
-        leaving = set(gone)
-        movers = [row for row in range(remaining, self.num_rows) if row not in leaving]
-        gaps = [row for row in gone if row < remaining]
-        for source, target in zip(movers, gaps, strict=True):
-            self._rows[target] = self._rows[source]
-        del self._rows[remaining:]
-        self.num_rows = remaining
-        if not movers:
-            return
-        sources = torch.tensor(movers, device=self._lengths.device)
-        targets = torch.tensor(gaps, device=self._lengths.device)
-        self._cache.move(sources, targets, int(self._lengths[sources].max()))
-        for state in (self._lengths, self._counts, self._newest, self._tokens, self._logprobs, self._uniforms):
-            state[targets] = state[sources]
+    def _regroup(self, gone: list[int]) -> None:
+        """Fill the slots of rows that left, keeping rows of like length together."""
+        alive = np.ones(self.num_rows, dtype=bool)
+        alive[gone] = False
+        moves = regroup(self._lengths[: self.num_rows], alive)
+        self.num_rows -= len(gone)
+        self._run_starts = moves.run_starts
+        if len(moves.sources):
+            self._move(moves.sources, moves.targets)
+        del self._rows[self.num_rows :]
+
+    def _move(self, sources: np.ndarray, targets: np.ndarray) -> None:
+        self._lengths[targets] = self._lengths[sources]
+        moved = [self._rows[source] for source in sources]
+        for target, row in zip(targets, moved, strict=True):
+            self._rows[target] = row
+        device = self._newest.device
+        from_slots, to_slots = torch.from_numpy(sources).to(device), torch.from_numpy(targets).to(device)
+        self._cache.move(from_slots, to_slots, int(self._lengths[targets].max()))
+        for state in (self._counts, self._newest, self._tokens, self._logprobs, self._uniforms):
+            state[to_slots] = state[from_slots]
 
     def _seed(self, row: WaitingRow) -> int:
         return self._requests[row.request].seeds[row.member]

@@ -34,9 +34,8 @@ def sample_tokens(
 def _invert(weights: Float[Tensor, "rows vocab"], uniforms: Float[Tensor, "rows"]) -> Int[Tensor, "rows"]:
     """The first index whose cumulative weight exceeds u * total: never one of weight 0."""
     cumulative = weights.cumsum(dim=1)
-    total = cumulative[:, -1]
-    # u * total may round up to the total itself, which no cumulative weight exceeds.
-    threshold = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
+    # At most (1 - 2^-24) * total, which in float32 never rounds up to the total itself: an index is always found.
+    threshold = uniforms * cumulative[:, -1]
     return torch.searchsorted(cumulative, threshold[:, None], right=True)[:, 0]
 
 

@@ -1,0 +1,80 @@
+"""Which slot each row belongs in: rows of like length side by side, so that attention reads few columns in vain.
+
+Decoding is bound by reading keys and values. Rows of one attention call all read as many columns as the longest of them
+has, so a batch whose rows are replaced as they end, where lengths differ widely, is cut into runs of like length. Rows
+move only when they are in the wrong run after others have ended; runs that are not worth a call of their own merge.
+
+Axes: rows = rows in use, moves = rows that change their slot, runs = runs of neighbouring slots.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+CALL_CELLS = 1024
+"""What one more attention call costs, in cells (a row times a column) of keys and values read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Regrouping:
+    """Slots after rows have left."""
+
+    sources: Int[np.ndarray, "moves"]
+    targets: Int[np.ndarray, "moves"]
+    run_starts: Int[np.ndarray, "runs"]
+    """First slot of each run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionChunk:
+    """Neighbouring slots that attend in one call, over columns 0 .. span - 1."""
+
+    start: int
+    stop: int
+    span: int
+
+
+def length_class(lengths: Int[np.ndarray, "rows"]) -> Int[np.ndarray, "rows"]:
+    """floor(log2(length)): rows of one class read at most twice the columns they have."""
+    return np.frexp(lengths)[1]
+
+
+def regroup(lengths: Int[np.ndarray, "rows"], alive: Bool[np.ndarray, "rows"]) -> Regrouping:
+    """Bring the living rows to the first slots, longest class first, moving as few of them as possible."""
+    classes = np.where(alive, length_class(lengths), 0)
+    wanted = -np.sort(-classes[alive])
+    num_alive = len(wanted)
+    in_place = alive.copy()
+    in_place[num_alive:] = False
+    in_place[:num_alive] &= classes[:num_alive] == wanted
+    sources = np.flatnonzero(alive & ~in_place)
+    targets = np.flatnonzero(~in_place[:num_alive])
+    # Both sides hold the same number of rows of each class: sorted by class, they match one to one.
+    sources = sources[np.argsort(-classes[sources], kind="stable")]
+    return Regrouping(
+        sources=sources, targets=targets, run_starts=np.flatnonzero(np.diff(wanted, prepend=-1)).astype(np.int64)
+    )
+
+
+def attention_chunks(
+    lengths: Int[np.ndarray, "rows"], run_starts: Int[np.ndarray, "runs"]
+) -> tuple[AttentionChunk, ...]:
+    """The attention calls of a step in which a row of `lengths` cached tokens attends to these and to itself."""
+    spans = np.maximum.reduceat(lengths, run_starts) + 1
+    chunks: list[AttentionChunk] = []
+    for start, stop, span in zip(run_starts, [*run_starts[1:], len(lengths)], spans, strict=True):
+        run = AttentionChunk(start=int(start), stop=int(stop), span=int(span))
+        if chunks and _cells(merged := _merge(chunks[-1], run)) <= _cells(chunks[-1]) + _cells(run) + CALL_CELLS:
+            chunks[-1] = merged
+        else:
+            chunks.append(run)
+    return tuple(chunks)
+
+
+def _merge(first: AttentionChunk, second: AttentionChunk) -> AttentionChunk:
+    return AttentionChunk(start=first.start, stop=second.stop, span=max(first.span, second.span))
+
+
+def _cells(chunk: AttentionChunk) -> int:
+    return (chunk.stop - chunk.start) * chunk.span
