@@ -1,4 +1,4 @@
-"""The memory plan: parameters counted from the shape by hand, activations measured, parts and ZeRO stages by arithmetic."""
+"""The memory plan: parameters counted by hand, activations measured, parts and ZeRO stages by arithmetic."""
 
 import dataclasses
 
@@ -136,7 +136,7 @@ def test_parts_of_a_small_plan_by_hand():
 
 @pytest.mark.parametrize(
     ("stage", "weights", "gradients", "optimizer"),
-    # 1,000 parameters on 4 GPUs: stage 1 shards 12 bytes of state, stage 2 also 2 of gradient, stage 3 also 2 of weight.
+    # 1,000 parameters on 4 GPUs: stage 1 shards 12 bytes of state, stage 2 also 2 of gradient, stage 3 2 of weight.
     [(1, 2000, 2000, 3000), (2, 2000, 500, 3000), (3, 500, 500, 3000)],
 )
 def test_zero_stages_shard_what_they_say(stage, weights, gradients, optimizer):

@@ -30,9 +30,8 @@ def test_one_metric_is_twelve_runs(capsys, tmp_path):
 
 
 def test_axes_seeds_steps_and_place(capsys):
-    plan = planned(
-        capsys, *"--sampler uniform --vary replay.ratio=0.25,0.75 --seeds 1,4 --steps 9 --output out/mine".split()
-    )
+    axes = ("--sampler", "uniform", "--vary", "replay.ratio=0.25,0.75")
+    plan = planned(capsys, *axes, "--seeds", "1,4", "--steps", "9", "--output", "out/mine")
     assert [each["arm"] for each in plan["runs"][:4]] == [
         "uniform",
         "replay.ratio=0.25",

@@ -4,7 +4,6 @@ import json
 import tomllib
 
 import pytest
-from conftest import SMALL_RUN
 
 from exgrpo_cli.commands import run
 from exgrpo_cli.config import to_toml
@@ -95,16 +94,16 @@ def test_resume_alone_names_the_newest_unfinished_run(tmp_path, capsys):
     assert "leave --config x.toml out" in capsys.readouterr().err
 
 
-def test_a_run_its_summary_its_table_and_its_sequel(small_backbone, tmp_path, capsys):
-    settings = [part for text in (*SMALL_RUN, f"backbone.source={small_backbone}") for part in ("--set", text)]
-    assert run(["train", *settings, "--set", "run.steps=2", "--output", "runs/one", "--json"]) == 0
+def test_a_run_its_summary_its_table_and_its_sequel(small_config, tmp_path, capsys):
+    (tmp_path / "small.toml").write_text(to_toml(small_config("run.steps=2")))
+    assert run(["train", "--config", "small.toml", "--output", "runs/one", "--json"]) == 0
     out, err = capsys.readouterr()
     summary = json.loads(out)
     assert summary == json.loads((tmp_path / "runs" / "one" / "summary.json").read_text())
     assert (summary["steps"], summary["updates"]["applied"] + summary["updates"]["skipped"]) == (2, 4)
     assert "step 2/2" in err
 
-    assert run(["train", *settings, "--output", "runs/one"]) == 2
+    assert run(["train", "--config", "small.toml", "--output", "runs/one"]) == 2
     assert "runs/one exists" in capsys.readouterr().err
 
     assert run(["train", "--resume", "--output", "runs/one", "--steps", "3", "--quiet"]) == 0

@@ -55,7 +55,7 @@ def test_what_would_change_the_run_is_refused(run_folder, arguments, message):
 
 
 def test_a_folder_without_a_run_is_named(tmp_path):
-    with pytest.raises(InputError, match="is not a run folder: it has no config.toml"):
+    with pytest.raises(InputError, match=r"is not a run folder: it has no config\.toml"):
         resumed_config(tmp_path)
 
 
