@@ -27,8 +27,9 @@ NUMBERS = [
 ]  # fmt: skip
 EXPRESSIONS = [
     "7", r"\frac{3\sqrt{3}}{4}", r"\frac{3}{4}\sqrt 3", r"\sqrt{51}", r"2\sqrt{113}", r"\pi", r"-\frac{\pi}{6}",
-    r"18+2\pi", "6 - 5i", "-5i+6", "x^3+3x-6", "3x+x^3-6", "(a+5)(b+2)", "ab+2a+5b+10", r"\cot x", r"\frac{\cos x}{\sin x}",
-    r"e^{2}", r"\log 8", r"3\log 2", "8n^2+4n+1", "5r^5", r"50\%", "50", "0.5", "0.7500001", r"\frac{3}{4}", "x", "2x",
+    r"18+2\pi", "6 - 5i", "-5i+6", "x^3+3x-6", "3x+x^3-6", "(a+5)(b+2)", "ab+2a+5b+10", r"\cot x",
+    r"\frac{\cos x}{\sin x}", r"e^{2}", r"\log 8", r"3\log 2", "8n^2+4n+1", "5r^5", r"50\%", "50", "0.5", "0.7500001",
+    r"\frac{3}{4}", "x", "2x",
     r"\text{east}", "east", "1,-2", "(3,4]", "x=5", r"\begin{pmatrix} 1\\2 \end{pmatrix}", r"10^{20}+1-10^{20}", "1",
     r"2^{100}", r"\infty", r"\frac{1}{0}", r"\sqrt[3]{-8}", "-2", r"\sqrt{3+2\sqrt{2}}", r"1+\sqrt{2}", "3R^2", "52_8",
 ]  # fmt: skip
@@ -157,14 +158,17 @@ def test_a_worker_stays_with_the_gold_it_has_parsed() -> None:
     assert queue.pop(parsed_gold="b", golds_elsewhere=set()) is None
 
 
-def test_suspects_get_less_of_the_deadline_until_they_complete() -> None:
+def test_suspects_get_a_sixty_fourth_of_the_deadline_until_they_complete_three_times() -> None:
     suspects = Suspects()
-    assert suspects.share_of_deadline("tower") == 1
-    suspects.strike("tower")
-    assert suspects.share_of_deadline("tower") == 1 / 16
-    suspects.strike("tower")
-    suspects.strike("tower")
-    assert suspects.share_of_deadline("tower") == 1 / 256
-    assert suspects.share_of_deadline("another") == 1
-    suspects.clear("tower")
-    assert suspects.share_of_deadline("tower") == 1
+    assert suspects.seconds("tower", 6.4) == 6.4
+    suspects.failed("tower")
+    assert suspects.seconds("tower", 6.4) == pytest.approx(0.1)
+    # Never under 50 ms, nor over the deadline.
+    assert suspects.seconds("tower", 0.64) == 0.05
+    assert suspects.seconds("tower", 0.02) == 0.02
+    assert suspects.seconds("another", 6.4) == 6.4
+    suspects.completed("tower")
+    suspects.completed("tower")
+    assert suspects.seconds("tower", 6.4) == pytest.approx(0.1)
+    suspects.completed("tower")
+    assert suspects.seconds("tower", 6.4) == 6.4

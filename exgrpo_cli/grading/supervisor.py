@@ -29,7 +29,9 @@ _IDLE_SECONDS = 1.0
 _LEAST_MEMORY_FOR_ANSWERS = 64 << 20
 _TASKS_PER_WORKER = 20_000
 """A worker is then replaced, before what sympy caches for good is charged to an innocent answer."""
-_SUSPECT_DIVISOR = 16
+_SUSPECT_DIVISOR = 64
+_LEAST_SUSPECT_SECONDS = 0.05
+_COMPLETIONS_TO_CLEAR = 3
 _MAX_SUSPECTS = 4096
 
 
@@ -81,25 +83,33 @@ class JobQueue:
 
 
 class Suspects:
-    """Answers that reached a deadline or died: against the next gold they get less time.
+    """Answers that reached a deadline or died: against the next gold they get a fraction of the time.
 
-    A power tower sampled for twenty questions would otherwise cost twenty deadlines. One that does complete is cleared.
+    A power tower sampled for twenty questions would otherwise cost twenty deadlines. Completing clears an answer, but
+    only after a few times: against a word or a set even a power tower is compared in no time.
     """
 
     def __init__(self) -> None:
-        self._strikes: OrderedDict[str, int] = OrderedDict()
+        self._completions_to_clear: OrderedDict[str, int] = OrderedDict()
 
-    def share_of_deadline(self, answer: str) -> float:
-        """1 for an answer without a strike, 1/16 after one, 1/256 after two or more."""
-        return 1.0 / _SUSPECT_DIVISOR ** min(self._strikes.get(answer, 0), 2)
+    def seconds(self, answer: str, deadline_seconds: float) -> float:
+        """Time that an answer gets."""
+        if answer not in self._completions_to_clear:
+            return deadline_seconds
+        return min(deadline_seconds, max(deadline_seconds / _SUSPECT_DIVISOR, _LEAST_SUSPECT_SECONDS))
 
-    def strike(self, answer: str) -> None:
-        self._strikes[answer] = self._strikes.pop(answer, 0) + 1
-        if len(self._strikes) > _MAX_SUSPECTS:
-            self._strikes.popitem(last=False)
+    def failed(self, answer: str) -> None:
+        self._completions_to_clear.pop(answer, None)
+        self._completions_to_clear[answer] = _COMPLETIONS_TO_CLEAR
+        if len(self._completions_to_clear) > _MAX_SUSPECTS:
+            self._completions_to_clear.popitem(last=False)
 
-    def clear(self, answer: str) -> None:
-        self._strikes.pop(answer, None)
+    def completed(self, answer: str) -> None:
+        left = self._completions_to_clear.get(answer)
+        if left == 1:
+            del self._completions_to_clear[answer]
+        elif left is not None:
+            self._completions_to_clear[answer] = left - 1
 
 
 class Supervisor:
@@ -173,7 +183,7 @@ class Supervisor:
                 return
             if worker.num_tasks >= _TASKS_PER_WORKER:
                 worker = self._replace(index)
-            seconds = self._deadline_seconds * self._suspects.share_of_deadline(job.task.answer)
+            seconds = self._suspects.seconds(job.task.answer, self._deadline_seconds)
             worker.job, worker.gold, worker.deadline = job, job.task.gold, time.monotonic() + seconds
             worker.num_tasks += 1
             try:
@@ -191,7 +201,7 @@ class Supervisor:
             self._give_up_on(worker, Verdict.CRASHED)
             return
         if worker.job is not None:
-            self._suspects.clear(worker.job.task.answer)
+            self._suspects.completed(worker.job.task.answer)
             self._report(worker.job, verdict)
             worker.job = None
 
@@ -213,7 +223,7 @@ class Supervisor:
         job = worker.job
         self._replace(self._workers.index(worker))
         if job is not None:
-            self._suspects.strike(job.task.answer)
+            self._suspects.failed(job.task.answer)
             self._report(job, verdict)
 
     def _report(self, job: Job, verdict: Verdict) -> None:
