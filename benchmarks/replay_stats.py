@@ -19,17 +19,21 @@ from synthetic_run import SyntheticRun, write_run
 WORK = """
 import json, resource, sys, time
 from pathlib import Path
-begin = time.perf_counter()
+begin, cpu = time.perf_counter(), time.process_time()
 from exgrpo_cli.replay.statistics_report import report_json, report_runs
 from exgrpo_cli.plots.gallery import save_reports
 reports = report_runs([Path(sys.argv[1])], what_if=sys.argv[2])
 report_json(reports)
-summarised = time.perf_counter()
+summarised, cpu_summarised = time.perf_counter(), time.process_time()
 if sys.argv[3]:
     save_reports(reports, [Path(sys.argv[3])])
-drawn = time.perf_counter()
+drawn, cpu_drawn = time.perf_counter(), time.process_time()
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-print(json.dumps({"summary_seconds": summarised - begin, "plot_seconds": drawn - summarised, "peak_bytes": peak}))
+print(json.dumps({
+    "summary_seconds": summarised - begin, "summary_cpu_seconds": cpu_summarised - cpu,
+    "plot_seconds": drawn - summarised, "plot_cpu_seconds": cpu_drawn - cpu_summarised,
+    "peak_bytes": peak, "trajectories": reports[0].summary.stored, "replays": len(reports[0].summary.replays.step),
+}))
 """
 
 
@@ -64,13 +68,14 @@ def main() -> None:
             "ledger_files": sum(1 for path in (run / "replay").rglob("*") if path.is_file()),
             **plain,
             "what_if_seconds": asked["summary_seconds"],
+            "what_if_cpu_seconds": asked["summary_cpu_seconds"],
             "what_if_peak_bytes": asked["peak_bytes"],
         }
     if options.json:
         print(json.dumps(result, indent=2))
     else:
         for name, value in result.items():
-            print(f"{name:<20} {value:>16,.2f}")
+            print(f"{name:<22} {value:>16,.2f}")
 
 
 if __name__ == "__main__":
