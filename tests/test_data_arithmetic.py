@@ -19,7 +19,7 @@ from exgrpo_cli.data.arithmetic import (
 from exgrpo_cli.data.traces import Line, TraceMix, draw_plan, work_out, write_trace
 from exgrpo_cli.errors import InputError
 
-SOUND = TraceMix(guessed=0.0, slipped=0.0, malformed=0.0, checked=0.5, double=0.3)
+SOUND = TraceMix(guessed=0.0, slipped=0.0, malformed=0.0, checked=0.5, swapped=0.25, double=0.3)
 
 
 def value_of(text: str) -> int:
@@ -112,7 +112,7 @@ def test_every_plan_uses_every_term_once_and_ends_at_the_answer():
     rng = np.random.default_rng(1)
     for _ in range(500):
         terms = draw_terms(int(rng.integers(1, 8)), Pool.TRAIN, rng)
-        plan = draw_plan(terms, 0.3, rng)
+        plan = draw_plan(terms, SOUND, rng)
         used = sorted(abs(term) for line in plan for term in line.terms)
         assert used == sorted(abs(term) for term in terms)
         assert sorted(source for line in plan for _, source in line.results) == list(range(len(plan) - 1))
@@ -129,6 +129,13 @@ def test_a_slip_is_carried_on():
     assert work_out(plan) == (["9+3=12", "12-2=10"], 10)
     assert work_out(plan, slip=(0, 1)) == (["9+3=13", "13-2=11"], 11)
     assert work_out(plan, slip=(1, -2)) == (["9+3=12", "12-2=8"], 8)
+
+
+def test_a_swapped_line_reads_from_the_right():
+    assert work_out((Line(terms=(9, 3), swapped=True), Line(results=((1, 0),), terms=(4,), swapped=True))) == (
+        ["3+9=12", "4+12=16"],
+        16,
+    )
 
 
 def test_a_difference_of_sums():
@@ -153,7 +160,7 @@ def test_sound_traces_are_right_and_some_are_checked():
     assert 100 <= checked <= 194
 
 
-@pytest.mark.parametrize(("terms", "least"), [((9, 3, -2), 6), ((9, 3, -2, -3, 6), 12)])
+@pytest.mark.parametrize(("terms", "least"), [((9, 3, -2), 9), ((9, 3, -2, -3, 6), 40)])
 def test_one_question_has_many_right_derivations(terms: Terms, least: int):
     rng = np.random.default_rng(3)
     assert len({write_trace(terms, SOUND, rng) for _ in range(300)}) >= least

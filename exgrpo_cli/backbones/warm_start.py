@@ -28,7 +28,7 @@ class WarmStartRecipe:
     levels: tuple[int, ...] = (2, 3, 4, 5, 6, 7)
     """Operations per question, drawn uniformly."""
     mix: TraceMix = field(default_factory=TraceMix)
-    matrix_learning_rate: float = 0.02
+    matrix_learning_rate: float = 0.014
     """Muon, on the matrices of the layers."""
     learning_rate: float = 3e-3
     """AdamW, on embeddings, biases and norms."""

@@ -7,7 +7,7 @@ both right and yet different, which is what the choice among trajectories needs.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -24,6 +24,8 @@ class Line:
     results: tuple[tuple[int, int], ...] = ()
     """(sign, index of an earlier line)."""
     terms: Terms = ()
+    swapped: bool = False
+    """Written from the last operand to the first."""
 
 
 Plan = tuple[Line, ...]
@@ -33,14 +35,16 @@ Plan = tuple[Line, ...]
 class TraceMix:
     """Shares of a warm-start corpus; what is left after the faults is sound."""
 
-    guessed: float = 0.06
+    guessed: float = 0.05
     """Right answer, no thinking."""
-    slipped: float = 0.03
+    slipped: float = 0.02
     """One wrong line, carried on to a wrong answer."""
-    malformed: float = 0.06
+    malformed: float = 0.05
     """Without `</think>`, without the box, or without an answer."""
     checked: float = 0.25
     """Sound or slipped traces that end with a check of the last line."""
+    swapped: float = 0.12
+    """Additions written with the new term first."""
     double: float = 0.1
     """Lines of a running derivation that take in two terms at once."""
 
@@ -52,7 +56,7 @@ def write_trace(terms: Terms, mix: TraceMix, rng: np.random.Generator) -> str:
     kind = kinds[int(rng.choice(len(kinds), p=(*faults, 1 - sum(faults))))]
     if kind == "guessed":
         return f"{THINK_END}\n{_boxed(sum(terms))}"
-    plan = draw_plan(terms, mix.double, rng)
+    plan = draw_plan(terms, mix, rng)
     slip = None
     if kind == "slipped":
         slip = (int(rng.integers(len(plan))), int(rng.choice((-10, -2, -1, 1, 2, 10))))
@@ -65,10 +69,11 @@ def write_trace(terms: Terms, mix: TraceMix, rng: np.random.Generator) -> str:
     return f"{thinking}\n{THINK_END}\n{_boxed(answer)}"
 
 
-def draw_plan(terms: Terms, double: float, rng: np.random.Generator) -> Plan:
+def draw_plan(terms: Terms, mix: TraceMix, rng: np.random.Generator) -> Plan:
     """One of the sound derivations of a question."""
     derive = _DERIVATIONS[int(rng.choice(len(_DERIVATIONS), p=_DERIVATION_SHARES))]
-    return derive(terms, double, rng)
+    plan = derive(terms, mix.double, rng)
+    return tuple(replace(line, swapped=min(line.terms, default=0) > 0 and rng.random() < mix.swapped) for line in plan)
 
 
 def work_out(plan: Plan, slip: tuple[int, int] | None = None) -> tuple[list[str], int]:
@@ -79,7 +84,8 @@ def work_out(plan: Plan, slip: tuple[int, int] | None = None) -> tuple[list[str]
         operands = (*(sign * values[source] for sign, source in line.results), *line.terms)
         value = sum(operands) + (slip[1] if slip is not None and slip[0] == index else 0)
         values.append(value)
-        lines.append(f"{expression(operands)}={value}")
+        written = operands[::-1] if line.swapped else operands
+        lines.append(f"{expression(written)}={value}")
     return lines, values[-1]
 
 
