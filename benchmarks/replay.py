@@ -16,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -115,14 +116,28 @@ def rss_anon_mib() -> float:
     return int(status.split("RssAnon:")[1].split()[0]) / 1024
 
 
-def timed(repeats: int, run: Callable[[], object]) -> float:
-    """Median milliseconds."""
-    times = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        run()
-        times.append(1e3 * (time.perf_counter() - begin))
-    return statistics.median(times)
+class Stopwatch:
+    """Medians over repeated runs, in milliseconds: of the clock, and of the processor time of this process.
+
+    On a machine that others use the two differ; then the second says what an idle one would take.
+    """
+
+    def __init__(self) -> None:
+        self._times: dict[str, list[tuple[float, float]]] = {}
+
+    @contextmanager
+    def time(self, name: str) -> Iterator[None]:
+        clock, processor = time.perf_counter(), time.process_time()
+        yield
+        elapsed = (1e3 * (time.perf_counter() - clock), 1e3 * (time.process_time() - processor))
+        self._times.setdefault(name, []).append(elapsed)
+
+    def medians(self) -> dict[str, float]:
+        found = {}
+        for name, times in self._times.items():
+            clock, processor = zip(*times, strict=True)
+            found[f"{name}_ms"], found[f"{name}_cpu_ms"] = statistics.median(clock), statistics.median(processor)
+        return found
 
 
 def drop_page_cache(folder: Path) -> None:
@@ -142,65 +157,61 @@ def measure(folder: Path, mean_tokens: int) -> dict[str, float]:
         )
 
     at_step = int(max((folder / "events").glob("part-*")).stem.split("-")[2])
-    open_ms = timed(5, lambda: open_buffer(at_step).close())
+    watch = Stopwatch()
+    for _ in range(7):
+        with watch.time("open"):
+            buffer = open_buffer(at_step)
+        buffer.close()
     drop_page_cache(folder)
     buffer = open_buffer(at_step)
     result: dict[str, float] = {"trajectories": buffer.num_trajectories, "questions": buffer.num_questions}
-    result["open_ms"] = open_ms
     result["index_bytes_per_trajectory"] = buffer.index_nbytes / buffer.num_trajectories
+
     step = at_step + 1
-
-    def fetch() -> int:
-        drawn = buffer.draw(DRAWN, step, rng)
-        ids = [int(i) for question_id in drawn.question_ids for i in buffer.candidates(question_id).trajectory_ids]
-        return len(buffer.load(ids))
-
-    begin = time.perf_counter()
-    fetch()
-    result["fetch_cold_ms"] = 1e3 * (time.perf_counter() - begin)
-    result["draw_ms"] = timed(200, lambda: buffer.draw(DRAWN, step, rng))
+    for _ in range(200):
+        with watch.time("draw"):
+            buffer.draw(DRAWN, step, rng)
     drawn = buffer.draw(DRAWN, step, rng).question_ids
-    candidates = [int(i) for question_id in drawn for i in buffer.candidates(question_id).trajectory_ids]
-    result["fetched"] = len(candidates)
-    warm = [trajectory_id for trajectory_id in candidates]
-    buffer.load(warm)
-    result["fetch_ms"] = timed(
-        30, lambda: buffer.load([int(i) for q in drawn for i in buffer.candidates(q).trajectory_ids])
-    )
+    for repeat in range(31):
+        with watch.time("fetch_cold" if repeat == 0 else "fetch"):
+            ids = [int(i) for question_id in drawn for i in buffer.candidates(question_id).trajectory_ids]
+            buffer.load(ids)
+    result["fetched"] = len(ids)
+
     responses = Responses(mean_tokens, rng)
-    append_ms, flush_ms = [], []
     for later in range(step, step + 30):
         planned = visits(later, PER_STEP, rng.choice(NUM_QUESTIONS, PER_STEP // 3, replace=False), responses)
-        begin = time.perf_counter()
-        for visit in planned:
-            buffer.record_visit(visit)
-        recorded = time.perf_counter()
-        buffer.flush(later)
-        flush_ms.append(1e3 * (time.perf_counter() - recorded))
-        append_ms.append(1e3 * (time.perf_counter() - begin))
-    result["append_ms"], result["flush_ms"] = statistics.median(append_ms), statistics.median(flush_ms)
+        with watch.time("append"):
+            for visit in planned:
+                buffer.record_visit(visit)
+            with watch.time("flush"):
+                buffer.flush(later)
     result["rss_anon_mib"] = rss_anon_mib()
     result["rss_anon_before_mib"] = before
     buffer.close()
     # Leave the ledger as it was found, so that it can be measured again.
     open_buffer(at_step).close()
     result["disk_mib"] = sum(path.stat().st_size for path in folder.rglob("part-*")) / 2**20
-    return result
+    return result | watch.medians()
 
 
 ROWS = {
     "questions": "questions in the buffer",
     "disk_mib": "ledger on disk, MiB",
-    "open_ms": "open, ms",
     "rss_anon_mib": "anonymous memory at the end, MiB",
-    "rss_anon_before_mib": "  of it before the buffer was opened, MiB",
+    "rss_anon_before_mib": "  of it before the buffer was opened",
     "index_bytes_per_trajectory": "index, bytes per trajectory",
+    "open_ms": "open, ms",
+    "open_cpu_ms": "  of it processor",
     "draw_ms": f"draw {DRAWN} questions, ms",
-    "fetched": f"candidates of {DRAWN} questions",
-    "fetch_ms": "  fetch them, warm, ms",
-    "fetch_cold_ms": "  fetch them, cold page cache, ms",
-    "append_ms": f"append {PER_STEP} trajectories, ms",
-    "flush_ms": "  of it writing and fsync, ms",
+    "draw_cpu_ms": "  of it processor",
+    "fetched": "their candidates",
+    "fetch_ms": "fetch these, warm page cache, ms",
+    "fetch_cpu_ms": "  of it processor",
+    "fetch_cold_ms": "fetch these, cold page cache, ms",
+    "append_ms": f"append {PER_STEP} trajectories with fsync, ms",
+    "append_cpu_ms": "  of it processor",
+    "flush_ms": "  of it writing and fsync",
 }
 
 

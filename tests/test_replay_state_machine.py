@@ -24,6 +24,19 @@ IDENTITY = LedgerIdentity(
 )
 
 
+GroupValues = tuple[str, int, list[int], bool, bool, bool]
+GROUPS = st.tuples(
+    st.sampled_from(QUESTIONS),
+    st.sampled_from([0, 1, 1, 2, 2, 3, 3, K]),
+    # The words stand for whole responses: few different ones, so that duplicates are common.
+    st.lists(st.integers(0, 5), min_size=K, max_size=K),
+    st.booleans(),
+    st.sampled_from([False, False, False, True]),
+    st.sampled_from([True, True, True, False]),
+)
+"""Question, k, responses, whether experiential, whether the verifier failed, whether the run collects."""
+
+
 @dataclass
 class Reference:
     """Dictionaries and lists, no index, no ledger."""
@@ -120,14 +133,21 @@ class BufferMachine(RuleBasedStateMachine):
         self.reference = Reference(bounds, retirement, fresh_only, most, max_age, cooldown)
         self.kept = {0: (copy.deepcopy(self.reference), copy.deepcopy(self.rng))}
 
-    @rule(
-        question=st.sampled_from(QUESTIONS),
-        k=st.integers(0, K),
-        words=st.lists(st.integers(0, 3), min_size=K, max_size=K),
-        experiential=st.booleans(),
-        verifier_failed=st.booleans(),
-        collecting=st.sampled_from([True, True, True, False]),
-    )
+    @rule(groups=st.lists(GROUPS, min_size=2, max_size=8), num=st.integers(0, 4), readmits=st.booleans())
+    def live_a_step(self, groups: list[GroupValues], num: int, readmits: bool) -> None:
+        """Re-admission, draw, visits, flush: the order of a training step."""
+        if readmits:
+            self.readmit()
+        if num:
+            self.replay(num)
+        for values in groups:
+            self.visit(*values)
+        self.finish_step()
+
+    @rule(group=GROUPS)
+    def visit_alone(self, group: GroupValues) -> None:
+        self.visit(*group)
+
     def visit(
         self, question: str, k: int, words: list[int], experiential: bool, verifier_failed: bool, collecting: bool
     ) -> None:
@@ -157,7 +177,6 @@ class BufferMachine(RuleBasedStateMachine):
         self.buffer.record_visit(visit, collecting=collecting)
         self.reference.visit(visit, collecting=collecting)
 
-    @rule(num=st.integers(1, 4))
     def replay(self, num: int) -> None:
         self.reference.begin(self.step)
         expected = self.reference.drawable(self.step)
@@ -172,7 +191,6 @@ class BufferMachine(RuleBasedStateMachine):
             self.buffer.record_selected(self.step, [int(candidates.trajectory_ids[chosen])])
             self.reference.last_replay[question] = self.step
 
-    @rule()
     def readmit(self) -> None:
         expected = round(0.5 * len(self.reference.retired))
         back = self.buffer.readmit(self.step, self.rng)
@@ -182,7 +200,6 @@ class BufferMachine(RuleBasedStateMachine):
             if self.reference.stored[question]:
                 self.reference.bucket[question] = (K - 1, K)
 
-    @rule()
     def finish_step(self) -> None:
         self.buffer.flush(self.step)
         self.kept[self.step] = copy.deepcopy((self.reference, self.rng))
@@ -271,5 +288,5 @@ class BufferMachine(RuleBasedStateMachine):
         assert sorted(live) == sorted(entry[0] for held in self.reference.stored.values() for entry in held)
 
 
-BufferMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+BufferMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=15, deadline=None)
 TestBuffer = BufferMachine.TestCase

@@ -20,9 +20,9 @@ from exgrpo_cli.replay.schemas import BODIES, EVENTS, SCHEMAS, TABLES, LedgerIde
 
 FEWEST = 8
 """Fewest parts worth a merge: each row is then rewritten at most log_8 of the run's length times."""
-_TARGET_BYTES = 64 << 20
+_TARGET_BYTES = 128 << 20
 """A merged part stays below it."""
-_SMALL_BYTES = 8 << 20
+_SMALL_BYTES = 16 << 20
 """Larger parts are left alone: rewriting them would save few files."""
 
 
