@@ -158,6 +158,14 @@ def test_a_worker_stays_with_the_gold_it_has_parsed() -> None:
     assert queue.pop(parsed_gold="b", golds_elsewhere=set()) is None
 
 
+def test_what_looks_slow_is_handed_out_first() -> None:
+    queue = JobQueue()
+    for number, answer in enumerate(["x^2", "9^{9^{9^9}}", "7", "(" * 400]):
+        queue.push(Job(number=number, task=Task(gold="a", answer=answer)))
+    order = [queue.pop(parsed_gold="a", golds_elsewhere=set()) for _ in range(4)]
+    assert [each.number for each in order if each is not None] == [1, 3, 0, 2]
+
+
 def test_suspects_get_a_sixty_fourth_of_the_deadline_until_they_complete_three_times() -> None:
     suspects = Suspects()
     assert suspects.seconds("tower", 6.4) == 6.4
