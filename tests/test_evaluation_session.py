@@ -18,7 +18,6 @@ from exgrpo_cli.evaluation import service
 from exgrpo_cli.evaluation.asking import LocalAsker
 from exgrpo_cli.evaluation.models import choose_model
 from exgrpo_cli.evaluation.progress import EvaluationProgress
-from exgrpo_cli.evaluation.questions import benchmark_questions
 from exgrpo_cli.evaluation.runner import evaluate_questions, sample_seeds
 from exgrpo_cli.evaluation.scoring import open_pool
 from exgrpo_cli.evaluation.service import EvaluationReport, EvaluationRequest, evaluate, plan_evaluation
@@ -271,14 +270,27 @@ def test_validation_samples_a_question_with_the_same_seeds_whatever_is_around_it
     assert whole.share_clipped == sum(clipped) / 12
 
 
-def test_real_verl_file_end_to_end(tmp_path, model, shared_data):
+@pytest.mark.parametrize(
+    ("benchmark", "questions", "folded", "samples"), [("aime24", 30, 210, 2), ("math500", 500, 0, 1)]
+)
+def test_real_verl_file_end_to_end(tmp_path, model, shared_data, benchmark, questions, folded, samples):
     data = shared_data / "verl_format_aime24_math500.parquet"
-    aime = plan_evaluation(
-        replace(request_for(model, data, tmp_path / "aime"), benchmarks=("aime24",), protocol={"max_tokens": 2})
-    )
-    loaded = benchmark_questions(aime.suite.benchmarks[0], data)
-    assert (len(loaded.questions), loaded.num_folded) == (30, 210)
-    assert len(benchmark_questions(replace(aime.suite.benchmarks[0], name="math"), data).questions) > 30
-    # Byte-level tokens make the longest prompts of MATH-500 longer than this model's window.
-    with pytest.raises(InputError, match=r"aime24: question \w+ has a prompt of \d+ tokens.* window of 512"):
-        evaluate(aime, lambda text: None, quiet=True)
+    protocol = {"max_tokens": 4, "samples": samples}
+    request = replace(request_for(model, data, tmp_path / "results", protocol=protocol), benchmarks=(benchmark,))
+    # Byte-level tokens make the longest prompts longer than this model's window.
+    with pytest.raises(InputError, match=rf"{benchmark}: question \w+ has a prompt of \d+ tokens.* window of 512"):
+        run(request)
+    roomy = tmp_path / "roomy"
+    roomy.mkdir()
+    for path in model.iterdir():
+        (roomy / path.name).write_bytes(path.read_bytes())
+    config = json.loads((roomy / "config.json").read_text())
+    (roomy / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 8192}))
+
+    result = run(replace(request, model=str(roomy))).results[benchmark]
+    assert (result["questions"], result["k"]) == (questions, samples)
+    assert sum(result["verdicts"].values()) == questions * samples
+    assert result["protocol"]["benchmark"]["folded_rows"] == folded
+    # The published system message is left out where the model's own chat template is used.
+    prompts = pq.read_table(tmp_path / "results" / "samples.parquet").column("prompt").to_pylist()
+    assert all(prompt.startswith("<|user|>") and prompt.endswith("<|assistant|><think>\n") for prompt in prompts)

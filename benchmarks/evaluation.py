@@ -1,0 +1,152 @@
+"""How full evaluation keeps the engine, and how fast stored samples are graded again.
+
+    python benchmarks/evaluation.py [--repeats 3] [--json]
+
+Refill: a tiny random model answers questions whose lengths are geometric (most are short, some run to the limit) with a
+fixed number of rows; finished rows are replaced by waiting ones. The reference is a batch of the same rows that all run
+to the same length, so nothing ever has to be replaced. Tokens per second of CPU time, best of the repeats; the target
+is 80 % of the reference.
+
+Rescore: 6,000 stored samples, half plain numbers and half LaTeX, every fourth one wrong, are graded and scored again
+without a model. Wall seconds; the target is 60 s on 2 cores.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from exgrpo_cli.evaluation.folder import AskedQuestion, ResultsFolder
+from exgrpo_cli.evaluation.records import QuestionRecord, Sample
+from exgrpo_cli.evaluation.service import rescore_folders
+from exgrpo_cli.types import Message, Question, RolloutRequest, SamplingParams, StopReason, Verdict
+
+ROWS = 64
+REFERENCE_TOKENS = 128
+LONGEST = 450
+QUESTIONS, SAMPLES = 500, 12
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="measurements of the refill; the best counts (default 3)"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    arguments = parser.parse_args()
+    found = {"refill": measure_refill(arguments.repeats), "rescore": measure_rescore()}
+    if arguments.json:
+        print(json.dumps(found))
+        return
+    refill, again = found["refill"], found["rescore"]
+    print(f"{'uninterrupted batch':34}{refill['reference_tokens_per_second']:>10,.0f} tokens/s")
+    print(f"{'length-skewed, rows replaced':34}{refill['skewed_tokens_per_second']:>10,.0f} tokens/s")
+    print(f"{'share (target 0.80)':34}{refill['share']:>10.2f}")
+    lengths = refill["lengths"]
+    print(
+        f"{'response lengths':34}mean {lengths['mean']:.0f}, median {lengths['median']:.0f}, longest {lengths['max']}"
+    )
+    print(f"{'re-scored samples':34}{again['samples']:>10,}")
+    print(f"{'seconds (target 60)':34}{again['seconds']:>10.1f}")
+
+
+def measure_refill(repeats: int) -> dict[str, Any]:
+    import torch
+
+    from exgrpo_cli.backbones.tiny import make_model
+    from exgrpo_cli.backbones.tokenizer import make_tokenizer
+    from exgrpo_cli.engines.hf import HFGenerator
+    from exgrpo_cli.settings import TinySettings
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = make_model(TinySettings(), make_tokenizer(max_tokens=512)).eval()
+    vocabulary = model.config.vocab_size
+    # A random model's tokens are close to uniform: with this many of them ending a response, lengths are geometric with
+    # a mean of about REFERENCE_TOKENS; an id outside the vocabulary never ends one.
+    ends = list(range(vocabulary - vocabulary // REFERENCE_TOKENS, vocabulary))
+    skewed = HFGenerator(model, max_rows=ROWS, eos_ids=ends)
+    uninterrupted = HFGenerator(model, max_rows=ROWS, eos_ids=[vocabulary])
+    prompt = np.arange(20, 50, dtype=np.int32)
+
+    def requests(count: int) -> list[RolloutRequest]:
+        return [RolloutRequest(question_id=f"q{n}", prompt_ids=prompt + n % 100, seeds=(n,)) for n in range(count)]
+
+    def rate(generator: HFGenerator, count: int, longest: int) -> tuple[float, list[int]]:
+        params = SamplingParams(temperature=1.0, top_p=1.0, max_new_tokens=longest)
+        started = time.process_time()
+        rollouts = generator.generate(requests(count), params)
+        seconds = time.process_time() - started
+        lengths = [len(rollout.token_ids) for group in rollouts for rollout in group]
+        return sum(lengths) / seconds, lengths
+
+    rate(uninterrupted, ROWS, 8)
+    reference, achieved, lengths = 0.0, 0.0, [0]
+    for _ in range(repeats):
+        reference = max(reference, rate(uninterrupted, ROWS, 2 * REFERENCE_TOKENS)[0])
+        measured, lengths = rate(skewed, 16 * ROWS, LONGEST)
+        achieved = max(achieved, measured)
+    return {
+        "rows": ROWS,
+        "responses": len(lengths),
+        "lengths": {"mean": float(np.mean(lengths)), "median": float(np.median(lengths)), "max": max(lengths)},
+        "reference_tokens_per_second": reference,
+        "skewed_tokens_per_second": achieved,
+        "share": achieved / reference,
+    }
+
+
+def measure_rescore() -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = store_samples(Path(temporary) / "made")
+        started = time.perf_counter()
+        report = rescore_folders([folder], ())
+        seconds = time.perf_counter() - started
+    return {"samples": QUESTIONS * SAMPLES, "seconds": seconds, "avg_at_k": report.results["made"]["avg_at_k"]}
+
+
+def store_samples(path: Path) -> Path:
+    """A results folder as an evaluation leaves it, with verdicts still to be found."""
+    records = [made_record(number) for number in range(QUESTIONS)]
+    stamp = {
+        "benchmark": {"name": "made"},
+        "model": {"name": "none"},
+        "prompt": {"opens_think": True, "requires_box": True, "requires_eos": True},
+        "sampling": {"samples": SAMPLES},
+        "grader": {"name": "math", "version": ""},
+    }
+    asked = [AskedQuestion(question=record.question, prompt_text="", options=None) for record in records]
+    with ResultsFolder.create(path, stamp, asked) as folder:
+        folder.append(records)
+    return path
+
+
+def made_record(number: int) -> QuestionRecord:
+    gold = str(number) if number % 2 else f"\\frac{{{number + 1}}}{{7}}"
+    right = (gold, f"{number}.0" if number % 2 else f"\\dfrac{{{2 * number + 2}}}{{14}}", f"x = {gold}")
+    wrong = str(number + 1) if number % 2 else f"\\frac{{{number + 2}}}{{7}} + \\sqrt{{{number}}}"
+    question = Question(
+        id=f"q{number}", prompt=(Message(role="user", content=f"Question {number}"),), answer=gold, source="made"
+    )
+    answers = [wrong if member % 4 == 3 else right[member % 3] for member in range(SAMPLES)]
+    samples = tuple(
+        Sample(
+            member=member,
+            seed=member,
+            text=f"{'Let us think. ' * 200}</think> The answer is \\boxed{{{answer}}}.",
+            num_tokens=700,
+            stop_reason=StopReason.EOS,
+            logprob=-300.0,
+            verdict=Verdict.NO_ANSWER,
+        )
+        for member, answer in enumerate(answers)
+    )
+    return QuestionRecord(question=question, samples=samples)
+
+
+if __name__ == "__main__":
+    main()
