@@ -128,7 +128,8 @@ def load_folder(folder: Path, device: torch.device, settings: BackboneSettings |
         )
     except (OSError, ValueError) as error:
         raise InputError(f"{folder} has no model that transformers can load: {_first_line(error)}") from error
-    return Backbone(model=model.to(device).eval(), tokenizer=tokenizer, eos_ids=response_ends(model, tokenizer))
+    model.to(device=device)
+    return Backbone(model=model.eval(), tokenizer=tokenizer, eos_ids=response_ends(model, tokenizer))
 
 
 def response_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from exgrpo_cli.backbones.export import export_model, model_card
+from exgrpo_cli.backbones.machine import survey_machine
 from exgrpo_cli.config import to_toml
 from exgrpo_cli.errors import InputError, Interrupted
 from exgrpo_cli.plots import save_all
@@ -25,6 +26,7 @@ from exgrpo_cli.training.journal import RunFolder, write_atomic
 from exgrpo_cli.training.loop import Parts, run_step
 from exgrpo_cli.training.questions import check_answers, load_questions, store_questions, stored_questions
 from exgrpo_cli.training.reporter import Reporter
+from exgrpo_cli.training.run_plan import settle_ranks
 from exgrpo_cli.training.signals import Stopper
 from exgrpo_cli.training.state import RunState
 from exgrpo_cli.training.threads import choose_threads
@@ -73,7 +75,8 @@ def train(config: Config, path: Path, *, resume: bool = False, reporter: Reporte
     Raises InputError before work starts, RunError when the work stops under way, and Interrupted after a stop signal,
     with the state saved.
     """
-    config = pin_choices(config)
+    config = pin_choices(settle_ranks(config, survey_machine()))
+    refuse_missing_engines(config)
     torch.set_num_threads(config.run.threads)
     with Stopper() as stopper, ExitStack() as stack:
         folder = RunFolder.existing(path) if resume else RunFolder.create(path)
@@ -97,12 +100,26 @@ def train(config: Config, path: Path, *, resume: bool = False, reporter: Reporte
 def pin_choices(config: Config) -> Config:
     """Settings that say "choose" replaced by the choice, so that `config.toml` repeats the run."""
     run = dataclasses.replace(
-        config.run, threads=choose_threads(config.run.threads), device=choose_device(config.run.device).type
+        config.run,
+        threads=choose_threads(config.run.threads),
+        device="cuda" if choose_device(config.run.device).type == "cuda" else "cpu",
     )
     optim = config.optim
     if optim.schedule != "constant" and optim.horizon == 0:
         optim = dataclasses.replace(optim, horizon=config.run.steps)
     return dataclasses.replace(config, run=run, optim=optim)
+
+
+def refuse_missing_engines(config: Config) -> None:
+    """A setting that would be ignored is refused: engines and trackers that this version does not have."""
+    for key, value, known in (
+        ("rollout.engine", config.rollout.engine, "hf"),
+        ("optim.engine", config.optim.engine, "torch"),
+        ("run.nproc", config.run.nproc, 1),
+        ("run.log", config.run.log, ()),
+    ):
+        if value != known:
+            raise InputError(f"{key} = {value!r} is not in this version yet: use {known!r}.")
 
 
 def open_session(config: Config, folder: RunFolder, stopper: Stopper, reporter: Reporter, stack: ExitStack) -> Session:
@@ -291,21 +308,3 @@ def samples(groups: tuple[Group, ...], count: int) -> Iterator[dict[str, Any]]:
                 "num_tokens": len(member.rollout.token_ids),
                 "experiential": group.replayed is not None,
             }
-
-
-def plan(config: Config) -> dict[str, Any]:
-    """What a run of `config` will do, from the settings alone."""
-    rollout = config.rollout
-    rollouts = rollout.questions_per_step * rollout.group_size
-    return {
-        "steps": config.run.steps,
-        "questions_per_step": rollout.questions_per_step,
-        "rollouts_per_step": rollouts,
-        "updates": config.run.steps * config.optim.minibatches,
-        "tokens_per_step_at_most": rollouts * rollout.max_response_tokens,
-        "threads": choose_threads(config.run.threads),
-        "device": config.run.device,
-        "train": config.data.train,
-        "heldout": config.data.heldout,
-        "checkpoints_at": f"every {config.run.save_every} steps and at the end",
-    }
