@@ -128,7 +128,7 @@ def load_folder(folder: Path, device: torch.device, settings: BackboneSettings |
         )
     except (OSError, ValueError) as error:
         raise InputError(f"{folder} has no model that transformers can load: {_first_line(error)}") from error
-    model.to(device=device)
+    torch.nn.Module.to(model, device)
     return Backbone(model=model.eval(), tokenizer=tokenizer, eos_ids=response_ends(model, tokenizer))
 
 

@@ -9,11 +9,11 @@ use its general form: with d = sum over draws of (drawn - expected) and S the su
 has rank(S) degrees of freedom. For equal probabilities and no overflow the two are the same number.
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float64, Int64
+from scipy.special import chdtrc
 
 from exgrpo_cli.replay.statistics_source import DrawColumns
 
@@ -62,7 +62,7 @@ def draw_test(draws: DrawColumns, seed: int = 0) -> DrawTest:
         BucketDraws(bucket=int(bucket), num_members=int(members), expected=float(e), drawn=int(d))
         for bucket, members, e, d in zip(*names, expected, drawn.sum(axis=0), strict=True)
     )
-    p_value = chi_square_tail(chi_square, degrees) if degrees else None
+    p_value = float(chdtrc(degrees, chi_square)) if degrees else None
     return DrawTest(buckets=buckets, chi_square=chi_square, degrees_of_freedom=degrees, p_value=p_value)
 
 
@@ -150,18 +150,3 @@ def _pooling(expected: Float64[np.ndarray, "cells"]) -> Float64[np.ndarray, "poo
         matrix[row, members] = 1.0
     return matrix
 
-
-def chi_square_tail(value: float, degrees_of_freedom: int) -> float:
-    """P(X >= value) for X chi-square distributed: Q(df/2, value/2), which is a finite sum for whole df.
-
-    Q(a + 1, y) = Q(a, y) + y^a e^-y / Gamma(a + 1), from Q(1, y) = e^-y or Q(1/2, y) = erfc(sqrt(y)).
-    """
-    y = value / 2.0
-    if y <= 0.0:
-        return 1.0
-    odd = degrees_of_freedom % 2 == 1
-    a, tail = (0.5, math.erfc(math.sqrt(y))) if odd else (1.0, math.exp(-y))
-    while a < degrees_of_freedom / 2.0:
-        tail += math.exp(a * math.log(y) - y - math.lgamma(a + 1.0))
-        a += 1.0
-    return min(tail, 1.0)
