@@ -111,9 +111,8 @@ def test_answer_that_hung_once_gets_less_time_against_the_next_gold() -> None:
     with math_pool(deadline_seconds=4.0) as pool:
         assert pool.grade([boxed("7", TOWER)]) == [Verdict.TIMEOUT]
         began = time.monotonic()
-        # 4 s / 64 each, a word compared in no time between them.
-        verdicts = pool.grade([boxed("8", TOWER), boxed("x", TOWER), boxed("9", TOWER)])
-        assert verdicts == [Verdict.TIMEOUT, Verdict.WRONG, Verdict.TIMEOUT]
+        # 4 s / 32 each.
+        assert pool.grade([boxed("8", TOWER), boxed("9", TOWER)]) == [Verdict.TIMEOUT] * 2
         assert time.monotonic() - began < 2.0
 
 

@@ -166,17 +166,17 @@ def test_what_looks_slow_is_handed_out_first() -> None:
     assert [each.number for each in order if each is not None] == [1, 3, 0, 2]
 
 
-def test_suspects_get_a_sixty_fourth_of_the_deadline_until_they_complete_three_times() -> None:
+def test_suspects_get_a_thirty_second_of_the_deadline_until_they_complete_three_times() -> None:
     suspects = Suspects()
-    assert suspects.seconds("tower", 6.4) == 6.4
+    assert suspects.seconds("tower", 3.2) == 3.2
     suspects.failed("tower")
-    assert suspects.seconds("tower", 6.4) == pytest.approx(0.1)
-    # Never under 50 ms, nor over the deadline.
-    assert suspects.seconds("tower", 0.64) == 0.05
+    assert suspects.seconds("tower", 3.2) == pytest.approx(0.1)
+    # Never under 100 ms, nor over the deadline.
+    assert suspects.seconds("tower", 0.64) == 0.1
     assert suspects.seconds("tower", 0.02) == 0.02
-    assert suspects.seconds("another", 6.4) == 6.4
+    assert suspects.seconds("another", 3.2) == 3.2
     suspects.completed("tower")
     suspects.completed("tower")
-    assert suspects.seconds("tower", 6.4) == pytest.approx(0.1)
+    assert suspects.seconds("tower", 3.2) == pytest.approx(0.1)
     suspects.completed("tower")
-    assert suspects.seconds("tower", 6.4) == 6.4
+    assert suspects.seconds("tower", 3.2) == 3.2

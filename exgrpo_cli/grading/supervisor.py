@@ -29,8 +29,8 @@ _IDLE_SECONDS = 1.0
 _LEAST_MEMORY_FOR_ANSWERS = 64 << 20
 _TASKS_PER_WORKER = 20_000
 """A worker is then replaced, before what sympy caches for good is charged to an innocent answer."""
-_SUSPECT_DIVISOR = 64
-_LEAST_SUSPECT_SECONDS = 0.05
+_SUSPECT_DIVISOR = 32
+_LEAST_SUSPECT_SECONDS = 0.1
 _COMPLETIONS_TO_CLEAR = 3
 _LONG_ANSWER_CHARS = 300
 _MANY_POWERS = 3
@@ -62,8 +62,8 @@ class Worker:
 class JobQueue:
     """Jobs in order of arrival, with two exceptions that only save time.
 
-    What looks slow goes first: an answer that takes its whole deadline should run beside the others, not after them. And
-    a worker goes on with the gold it has parsed.
+    What looks slow goes first: an answer that takes its whole deadline should run beside the others, not after them.
+    And a worker goes on with the gold it has parsed.
     """
 
     def __init__(self) -> None:
