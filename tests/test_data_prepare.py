@@ -215,8 +215,8 @@ def test_near_duplicates_agree_with_comparing_all_pairs():
     assert [(pair.first, pair.second) for pair in pairs] == [(0, 2), (0, 4)]
     assert [pair.similarity for pair in pairs] == pytest.approx([37 / 38, 38 / 39])
     assert near_duplicates(texts, threshold=0.99) == []
-    # Numbers changed in a short text do not make it a near duplicate: 9 + 4 + 9 and 9 + 4 are two questions.
-    assert near_duplicates(["9+4+9=?", "9+4=?"], threshold=0.5) == []
+    # Of few trigrams most are common by chance, here four of six: 9+4, +4+, 4+9, +9+.
+    assert near_duplicates(["9+4+9+4=?", "9+4+9+4+9=?"], threshold=0.6) == []
 
 
 def test_default_output():

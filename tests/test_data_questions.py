@@ -192,6 +192,15 @@ def test_a_write_that_fails_leaves_what_was_there_and_is_one_line(tmp_path):
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
+def test_a_new_file_takes_the_place_of_the_old_one_which_stays_whole_for_its_readers(tmp_path):
+    path, old = tmp_path / "q.parquet", tmp_path / "old.parquet"
+    write_questions(path, [question()], {})
+    old.hardlink_to(path)
+    write_questions(path, [question("3+3=?", "6")], {})
+    assert read_questions(old).questions == (question(),)
+    assert read_questions(path).questions == (question("3+3=?", "6"),)
+
+
 def test_text_that_is_no_unicode_is_refused():
     with pytest.raises(InputError, match=r"row 7, field 'prompt', message 1: 'content' .* is not valid Unicode"):
         prompt_of([{"role": "user", "content": "half of a pair: \ud800"}], "file: row 7")

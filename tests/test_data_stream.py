@@ -54,6 +54,14 @@ def test_a_deferred_question_that_is_experiential_again_waits_again():
     assert take(one, 2) == [order[0], order[4]]
 
 
+def test_deferred_questions_a_small_step_does_not_reach_keep_waiting():
+    order = take(stream(seed=1), 10)
+    one = stream(seed=1)
+    assert take(one, 2, experiential=order[:2]) == order[2:4]
+    assert take(one, 1) == [order[0]]
+    assert take(one, 2) == [order[1], order[4]]
+
+
 def test_retired_questions_are_skipped_also_when_deferred():
     order = take(stream(seed=1), 10)
     one = stream(seed=1)
