@@ -19,8 +19,8 @@ from exgrpo_cli.engines.weight_sync import take_weights
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams
 
-REFILL_SHARE = 16
-"""Waiting rows enter once 1/16 of the rows is free: a prefill costs about as much as a decoding step."""
+REFILL_SHARE = 8
+"""Waiting rows enter once 1/8 of the rows is free: a prefill costs a good part of a decoding step."""
 
 
 class HFGenerator:
