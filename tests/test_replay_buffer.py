@@ -299,6 +299,10 @@ def test_a_replayed_question_rests(worlds: Worlds) -> None:
     again = worlds.reopen(buffer, 2)
     assert [again.available(step) for step in (3, 4, 5)] == [0, 0, 1]
     assert again.draw(1, 5, np.random.default_rng(0)).buckets == (3,)
+    again.flush(3)
+    # One step before its rest ends.
+    later = worlds.reopen(again, 3)
+    assert [later.available(step) for step in (4, 5)] == [0, 1]
 
 
 def test_readmission_returns_a_share_with_its_trajectories_to_the_top_bucket(worlds: Worlds) -> None:

@@ -99,6 +99,7 @@ class BufferMachine(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(prefix="exgrpo-replay-", dir=memory if memory.is_dir() else None))
         self.step = 1
         self.rng = np.random.default_rng(0)
+        self.has_pending = False
 
     @initialize(
         bounds=st.sampled_from([(0, K - 1), (1, 2), (0, K)]),
@@ -146,6 +147,7 @@ class BufferMachine(RuleBasedStateMachine):
 
     @rule(group=GROUPS)
     def visit_alone(self, group: GroupValues) -> None:
+        self.has_pending = True
         self.visit(*group)
 
     def visit(
@@ -204,6 +206,7 @@ class BufferMachine(RuleBasedStateMachine):
         self.buffer.flush(self.step)
         self.kept[self.step] = copy.deepcopy((self.reference, self.rng))
         self.step += 1
+        self.has_pending = False
 
     @rule(data=st.data())
     def resume(self, data: st.DataObject) -> None:
@@ -213,13 +216,15 @@ class BufferMachine(RuleBasedStateMachine):
             self.folder, identity=IDENTITY, rules=self.rules, question_ids=QUESTIONS, at_step=at_step
         )
         self.step = at_step + 1
+        self.has_pending = False
         self.kept = {step: state for step, state in self.kept.items() if step <= at_step}
         self.reference, self.rng = copy.deepcopy(self.kept[at_step])
 
     @rule()
     def reopen_draws_the_same(self) -> None:
         """The state that lived through the run and the one rebuilt from the ledger draw and choose alike."""
-        self.finish_step()
+        if self.has_pending:
+            self.finish_step()
         lived = copy.deepcopy(self.rng)
         first = self.buffer.draw(3, self.step, lived)
         chosen = [self.buffer.choose(self.buffer.candidates(question), lived) for question in first.question_ids]
