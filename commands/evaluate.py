@@ -1,8 +1,10 @@
 """`exgrpo evaluate`: score a model on benchmarks, or compare two results."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -11,6 +13,9 @@ from exgrpo_cli.commands.options import DebugOption, DryRunOption, JsonOption, Q
 if TYPE_CHECKING:
     from exgrpo_cli.evaluation.comparison import Comparison
     from exgrpo_cli.evaluation.service import EvaluationPlan, EvaluationReport, EvaluationRequest
+
+PIPE_WIDTH = 120
+"""Columns of a table that does not go to a terminal."""
 
 
 def evaluate(
@@ -73,7 +78,7 @@ def evaluate(
     from exgrpo_cli.training.threads import choose_threads
 
     if compare is not None:
-        _compare(compare, json)
+        _compare(compare, output, json)
         return
     values = {
         "samples": samples,
@@ -116,7 +121,7 @@ def _evaluate(request: "EvaluationRequest", *, dry_run: bool, json: bool, quiet:
 def _rescore(request: "EvaluationRequest") -> "EvaluationReport":
     from exgrpo_cli.evaluation.service import plan_evaluation, rescore_folders
 
-    if request.output is not None and not request.benchmarks:
+    if request.output is not None and (request.output / "protocol.json").is_file():
         return rescore_folders([request.output], request.second_graders)
     return rescore_folders(list(plan_evaluation(request).folders.values()), request.second_graders)
 
@@ -136,35 +141,48 @@ def _show(report: "EvaluationReport", json: bool, quiet: bool) -> None:
     from rich.console import Console
 
     from exgrpo_cli.evaluation.tables import terminal_table
-    from exgrpo_cli.plots.evaluation import BenchmarkScore, accuracy_by_benchmark
-    from exgrpo_cli.plots.style import save
 
     scores = [
-        BenchmarkScore(
-            model=report.model,
-            benchmark=report.titles[name],
-            value=result["avg_at_k"],
-            low=result["low"],
-            high=result["high"],
-        )
+        (report.model, {**result, "value": result["avg_at_k"]}, report.titles[name])
         for name, result in report.results.items()
     ]
-    save(accuracy_by_benchmark(scores), report.folder, "accuracy")
+    _plot(scores, report.folder)
     if json:
         print_json(report.to_json())
     else:
-        console = Console(markup=False, highlight=False)
+        console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
         console.print(terminal_table(report.model, report.results, report.titles))
         for name, value in report.averages.items():
             console.print(f"average {name}: {100 * value:.1f}")
     talk(f"results in {report.folder}", quiet=quiet)
 
 
-def _compare(folders: Sequence[Path], json: bool) -> None:
+def _compare(folders: Sequence[Path], output: Path | None, json: bool) -> None:
+    """The comparison on stdout; with --output its figures and a plot of both models as well."""
     from exgrpo_cli.evaluation.comparison import compare_folders
+    from exgrpo_cli.evaluation.files import write_json
 
     comparison = compare_folders(folders[0], folders[1])
+    if output is not None:
+        output.mkdir(parents=True, exist_ok=True)
+        write_json(output / "comparison.json", comparison.to_json())
+        names = (comparison.first, comparison.second)
+        _plot(
+            [(*pair, comparison.benchmark) for pair in zip(names, map(asdict, comparison.scores), strict=True)], output
+        )
     print_json(comparison.to_json()) if json else _print_comparison(comparison)
+
+
+def _plot(scores: Sequence[tuple[str, Mapping[str, Any], str]], folder: Path) -> None:
+    """(model, score with its interval, benchmark) as a figure."""
+    from exgrpo_cli.plots.evaluation import BenchmarkScore, accuracy_by_benchmark
+    from exgrpo_cli.plots.style import save
+
+    points = [
+        BenchmarkScore(model=model, benchmark=benchmark, value=score["value"], low=score["low"], high=score["high"])
+        for model, score, benchmark in scores
+    ]
+    save(accuracy_by_benchmark(points), folder, "accuracy")
 
 
 def _print_comparison(comparison: "Comparison") -> None:

@@ -117,6 +117,12 @@ def test_values_out_of_range_name_their_bound(app):
     assert "temperature = -1.0 is out of range: use a finite number above 0" in str(result.exception)
 
 
+def test_an_unknown_second_grader_is_refused_before_anything_is_sampled(app):
+    result = CliRunner().invoke(app, ["arithmetic", "--model", "tiny", "--grader", "exakt", "--dry-run"])
+    assert isinstance(result.exception, InputError)
+    assert "'exact'" in str(result.exception)
+
+
 def test_accuracy_plot_holds_every_model_and_benchmark(tmp_path):
     from exgrpo_cli.plots.evaluation import BenchmarkScore, accuracy_by_benchmark
     from exgrpo_cli.plots.style import save

@@ -176,6 +176,27 @@ def test_comparison_pairs_questions(tmp_path):
     assert comparison.notes == ()
 
 
+def test_compare_command_prints_and_draws(tmp_path):
+    import typer
+    from typer.testing import CliRunner
+
+    from exgrpo_cli.commands.evaluate import evaluate
+
+    app = typer.Typer()
+    app.command()(evaluate)
+    first = rates(tmp_path / "a", [0, 1, 2, 0])
+    second = rates(tmp_path / "b", [3, 1, 3, 4], model__name="b")
+    arguments = ["--compare", str(first), str(second), "--output", str(tmp_path / "both")]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    # Differences 3/4, 0, 1/4, 1: mean 1/2.
+    assert result.stdout.startswith("made: b minus a: +50.0 points, 95 % interval ")
+    assert "  0.00 -> 1.00  q4  Question 4?\n  0.00 -> 0.75  q1" in result.stdout
+    written = json.loads((tmp_path / "both" / "comparison.json").read_text())
+    assert [score["value"] for score in written["scores"]] == [3 / 16, 11 / 16]
+    assert (tmp_path / "both" / "accuracy.svg").exists()
+
+
 def test_unlike_protocols_are_not_compared(tmp_path):
     first = rates(tmp_path / "a", [0, 1, 2, 4])
     hotter = rates(tmp_path / "b", [0, 1, 2, 4], sampling__temperature=1.0, grader__name="exact")

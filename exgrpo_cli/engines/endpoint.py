@@ -148,7 +148,8 @@ class EndpointSource:
                     index, member = wanted.get_nowait()
                 except queue.Empty:
                     return
-                request, outcome = requests[index], None
+                request = requests[index]
+                outcome: Response | RunError | None = None
                 try:
                     prompt = self.prompts[request.question_id]
                     outcome = self.endpoint.respond(prompt, request.seeds[member], params)

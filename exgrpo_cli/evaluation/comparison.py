@@ -1,6 +1,6 @@
 """Two results of the same benchmark: the paired difference, and the questions that flipped."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +9,9 @@ import numpy as np
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.evaluation.folder import ResultsFolder
 from exgrpo_cli.evaluation.metrics import BOOTSTRAP_SEED
-from exgrpo_cli.evaluation.records import QuestionRecord
+from exgrpo_cli.evaluation.records import Evaluation, QuestionRecord
 from exgrpo_cli.evaluation.stamp import MAY_DIFFER_IN_COMPARISON, Stamp, differences
-from exgrpo_cli.evaluation.statistics import PairedDifference, compare_paired
+from exgrpo_cli.evaluation.statistics import PairedDifference, Score, compare_paired
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,9 @@ class Comparison:
 
     benchmark: str
     first: str
+    """Name of a model."""
     second: str
+    scores: tuple[Score, Score]
     difference: PairedDifference
     flips: tuple[Flip, ...]
     """Pass rates on different sides of one half, the largest changes first."""
@@ -44,6 +46,7 @@ class Comparison:
             "benchmark": self.benchmark,
             "first": self.first,
             "second": self.second,
+            "scores": [asdict(score) for score in self.scores],
             "difference": difference.value,
             "low": difference.low,
             "high": difference.high,
@@ -79,6 +82,8 @@ def compare_records(stamps: list[Stamp], records: list[dict[str, QuestionRecord]
     """The comparison of two results with equal protocols."""
     one, other = records
     pairs = [(one[question_id], other[question_id]) for question_id in one]
+    samples = stamps[0]["sampling"]["samples"]
+    evaluations = [Evaluation(records=tuple(group), samples=samples) for group in zip(*pairs, strict=True)]
     rates = np.array([[a.pass_rate, b.pass_rate] for a, b in pairs])
     flips = [
         Flip(question_id=a.question.id, text=a.question.prompt[-1].content, first=a.pass_rate, second=b.pass_rate)
@@ -89,6 +94,7 @@ def compare_records(stamps: list[Stamp], records: list[dict[str, QuestionRecord]
         benchmark=stamps[0]["benchmark"]["name"],
         first=stamps[0]["model"]["name"],
         second=stamps[1]["model"]["name"],
+        scores=(evaluations[0].score(BOOTSTRAP_SEED), evaluations[1].score(BOOTSTRAP_SEED)),
         difference=compare_paired(rates[:, 0], rates[:, 1], np.random.default_rng(BOOTSTRAP_SEED)),
         flips=tuple(sorted(flips, key=lambda flip: -abs(flip.second - flip.first))),
         notes=tuple(differences(*stamps, may_differ=("environment.", "model."))),

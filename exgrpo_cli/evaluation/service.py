@@ -18,6 +18,7 @@ from exgrpo_cli.presets import preset_names
 
 if TYPE_CHECKING:
     from exgrpo_cli.evaluation.asking import Asker
+    from exgrpo_cli.evaluation.session import Session
 
 RESULTS = Path("results")
 MOST_GRADING_WORKERS = 8
@@ -96,6 +97,9 @@ class EvaluationReport:
 def plan_evaluation(request: EvaluationRequest) -> EvaluationPlan:
     """Look up benchmarks, model and folders. Raises InputError naming what is unknown or contradicts itself."""
     suite = _suite(request)
+    for grader in request.second_graders:
+        # An unknown one is refused here, not after the sampling.
+        open_pool(grader, 1).close()
     if request.endpoint is not None:
         if request.model is None:
             raise InputError("--endpoint needs --model: the name under which the server serves it.")
@@ -123,10 +127,9 @@ def evaluate(plan: EvaluationPlan, note: Callable[[str], None], *, quiet: bool) 
     """
     asker = _open_asker(plan)
     try:
-        results = {
-            benchmark.name: _evaluate_benchmark(plan, benchmark, asker, note, quiet=quiet)
-            for benchmark in plan.suite.benchmarks
-        }
+        # All of them first: a benchmark that cannot be had must not be found out about hours later.
+        sessions = [_prepare(plan, benchmark, asker, note) for benchmark in plan.suite.benchmarks]
+        results = {session.benchmark.name: _run(plan, session, asker, quiet=quiet) for session in sessions}
     finally:
         asker.close()
     averages = plan.suite.averages
@@ -150,35 +153,36 @@ def _open_asker(plan: EvaluationPlan) -> "Asker":
     )
 
 
-def _evaluate_benchmark(
-    plan: EvaluationPlan, benchmark: Benchmark, asker: "Asker", note: Callable[[str], None], *, quiet: bool
-) -> dict[str, Any]:
+def _prepare(plan: EvaluationPlan, benchmark: Benchmark, asker: "Asker", note: Callable[[str], None]) -> "Session":
     from exgrpo_cli.evaluation.questions import benchmark_questions
     from exgrpo_cli.evaluation.session import Session
 
-    request = plan.request
-    questions = benchmark_questions(benchmark, request.data)
+    questions = benchmark_questions(benchmark, plan.request.data)
     if questions.num_folded:
         note(f"{benchmark.name}: {questions.num_folded} repeated rows folded into {len(questions.questions)} questions")
-    session = Session(
+    samples = benchmark.protocol.samples
+    return Session(
         benchmark=benchmark,
         questions=questions,
         prepared=asker.prepare(benchmark, questions.questions),
-        seed=request.seed,
-        batch_questions=asker.batch_questions(benchmark.protocol.samples) if request.deterministic else None,
+        seed=plan.request.seed,
+        batch_questions=asker.batch_questions(samples) if plan.request.deterministic else None,
     )
-    folder = ResultsFolder.create(plan.folders[benchmark.name], session.stamp(asker), session.asked)
-    total = len(questions.questions)
-    with folder, open_pool(benchmark.protocol.grader, grading_workers()) as pool:
+
+
+def _run(plan: EvaluationPlan, session: "Session", asker: "Asker", *, quiet: bool) -> dict[str, Any]:
+    name, total = session.benchmark.name, len(session.questions.questions)
+    folder = ResultsFolder.create(plan.folders[name], session.stamp(asker), session.asked)
+    with folder, open_pool(session.benchmark.protocol.grader, grading_workers()) as pool:
         try:
-            with EvaluationProgress(benchmark.name, total, quiet=quiet) as progress:
+            with EvaluationProgress(name, total, quiet=quiet) as progress:
                 session.run(folder, pool, progress)
         except KeyboardInterrupt:
             raise Interrupted(
-                f"stopped; {len(folder.records())} of {total} questions of {benchmark.name} are kept in {folder.path}: "
+                f"stopped; {len(folder.records())} of {total} questions of {name} are kept in {folder.path}: "
                 "the same command goes on."
             ) from None
-        return score_folder(folder, pool, request.second_graders, grading_workers())
+        return score_folder(folder, pool, plan.request.second_graders, grading_workers())
 
 
 def rescore_folders(paths: Sequence[Path], second_graders: Sequence[str]) -> EvaluationReport:
