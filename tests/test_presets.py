@@ -175,3 +175,12 @@ def test_what_is_refused_is_named(tmp_path, arguments, text, message):
 def test_a_missing_configuration_file_is_named(tmp_path):
     with pytest.raises(InputError, match=r"cannot read the configuration .*none\.toml: No such file"):
         build_config(config_file=tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize("name", preset_names("backbones"))
+def test_a_backbones_template_and_held_out_questions_exist(name):
+    from exgrpo_cli.data.prompts import TEMPLATES
+
+    data = preset_settings("backbones", name)["data"]
+    assert data["template"] in {"auto", *TEMPLATES}
+    assert data["heldout"] in preset_names("benchmarks")

@@ -16,6 +16,9 @@ from exgrpo_cli.settings import BackboneSettings, TinySettings
 # The toolkit shows one progress of its own; transformers' bars would tear the live view.
 transformers_logging.disable_progress_bar()
 
+OTHER_FORMATS = ("*.bin", "*.pth", "*.gguf", "*.msgpack", "*.h5", "original/*")
+"""Copies of the weights that are not read: safetensors alone is."""
+
 Progress = Callable[[int, int, str], None]
 """(done, total, what) while something is built."""
 
@@ -42,8 +45,12 @@ def decode_response(tokenizer: PreTrainedTokenizerBase, eos_ids: tuple[int, ...]
     return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
-def locate(settings: BackboneSettings, tiny: TinySettings, progress: Progress | None = None) -> Path:
+def locate(
+    settings: BackboneSettings, tiny: TinySettings, progress: Progress | None = None, *, weights: bool = True
+) -> Path:
     """The local Hugging Face folder of a backbone, built or downloaded when it is not there yet.
+
+    Without `weights` only configuration and tokenizer are downloaded.
 
     Raises InputError when the folder has no model or the hub does not have (or may not be asked for) it.
     """
@@ -59,10 +66,10 @@ def locate(settings: BackboneSettings, tiny: TinySettings, progress: Progress | 
             f"backbone.source {settings.source!r} is neither a folder nor a hub id of the form owner/name. "
             "`exgrpo presets` lists the backbones that ship."
         )
-    return _download(settings)
+    return _download(settings, weights)
 
 
-def _download(settings: BackboneSettings) -> Path:
+def _download(settings: BackboneSettings, weights: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -71,7 +78,7 @@ def _download(settings: BackboneSettings) -> Path:
             snapshot_download(
                 settings.source,
                 revision=settings.revision,
-                ignore_patterns=["*.bin", "*.pth", "*.gguf", "*.msgpack", "*.h5", "original/*"],
+                ignore_patterns=[*OTHER_FORMATS, *([] if weights else ["*.safetensors"])],
             )
         )
     except LocalEntryNotFoundError as error:
@@ -90,7 +97,7 @@ def load_tokenizer(
     settings: BackboneSettings, tiny: TinySettings, progress: Progress | None = None
 ) -> PreTrainedTokenizerBase:
     """The backbone's tokenizer alone."""
-    return _tokenizer(locate(settings, tiny, progress))
+    return _tokenizer(locate(settings, tiny, progress, weights=False))
 
 
 def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:

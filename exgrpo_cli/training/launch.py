@@ -127,7 +127,7 @@ def open_session(config: Config, folder: RunFolder, stopper: Stopper, reporter: 
     started = time.perf_counter()
     is_new = not folder.config.exists()
     with stopper.immediate():
-        questions = load_questions(config) if is_new else stored_questions(folder.data)
+        questions = load_questions(config, reporter) if is_new else stored_questions(folder.data)
         pool = stack.enter_context(make_pool(config))
         if is_new:
             check_answers(config, pool, questions.train)

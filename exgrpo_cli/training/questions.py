@@ -7,11 +7,23 @@ from pathlib import Path
 
 from exgrpo_cli.data.arithmetic import make_questions
 from exgrpo_cli.data.audit import check_golds
-from exgrpo_cli.data.questions import QuestionSet, content_hash, is_prepared, read_questions, write_questions
+from exgrpo_cli.data.prepare import PrepareOptions, check_source, default_output, prepare
+from exgrpo_cli.data.questions import (
+    QuestionSet,
+    content_hash,
+    is_prepared,
+    read_metadata,
+    read_questions,
+    write_questions,
+)
 from exgrpo_cli.errors import InputError
+from exgrpo_cli.evaluation.benchmarks import load_benchmark
+from exgrpo_cli.evaluation.questions import benchmark_questions
 from exgrpo_cli.grading import GradingPool
+from exgrpo_cli.presets import preset_names
 from exgrpo_cli.settings import Config
 from exgrpo_cli.training.journal import write_atomic
+from exgrpo_cli.training.reporter import Reporter
 from exgrpo_cli.types import Question
 
 # A larger question file is linked instead of copied: 100 MB (interface of the run folder).
@@ -28,23 +40,13 @@ class RunQuestions:
     """Content hash of the training questions: part of the ledger's identity."""
 
 
-def load_questions(config: Config) -> RunQuestions:
-    """The settings' questions. Raises InputError naming the file, row and field that is wrong."""
-    made = None
-    if "arithmetic" in (config.data.train, config.data.heldout):
-        settings = config.arithmetic
-        made = make_questions(
-            num_train=settings.num_train,
-            num_heldout=settings.num_heldout,
-            levels=settings.levels,
-            seed=settings.seed,
-        )
-    train = made.train if made and config.data.train == "arithmetic" else read(config.data.train, "data.train")
-    heldout: list[Question] = []
-    if made and config.data.heldout == "arithmetic":
-        heldout = made.heldout
-    elif config.data.heldout:
-        heldout = read(config.data.heldout, "data.heldout")
+def load_questions(config: Config, reporter: Reporter) -> RunQuestions:
+    """The settings' questions: made, read, or prepared from the hub where no prepared file is there yet.
+
+    Raises InputError naming the file, row and field that is wrong.
+    """
+    train = source_questions(config, config.data.train, "train", reporter)
+    heldout = source_questions(config, config.data.heldout, "heldout", reporter) if config.data.heldout else []
     both = {question.id for question in train} & {question.id for question in heldout}
     if both:
         raise InputError(
@@ -55,17 +57,38 @@ def load_questions(config: Config) -> RunQuestions:
     return RunQuestions(train=tuple(train), heldout=tuple(heldout[:limit]), train_hash=content_hash(train))
 
 
-def read(source: str, key: str) -> list[Question]:
-    """Questions of a file."""
-    path = Path(source)
-    if not path.exists():
-        raise InputError(f"{key} {source!r} does not exist: make it with `exgrpo prepare`, or name another file.")
-    return list(read_questions(path).questions)
+def source_questions(config: Config, source: str, split: str, reporter: Reporter) -> list[Question]:
+    """Questions of `data.train` or `data.heldout`: `arithmetic`, a question file, a benchmark, or a hub id."""
+    if source == "arithmetic":
+        settings = config.arithmetic
+        made = make_questions(
+            num_train=settings.num_train, num_heldout=settings.num_heldout, levels=settings.levels, seed=settings.seed
+        )
+        return made.train if split == "train" else made.heldout
+    if Path(source).exists():
+        return list(read_questions(source).questions)
+    if source in preset_names("benchmarks"):
+        return list(benchmark_questions(load_benchmark(source)).questions)
+    return list(read_questions(prepared_file(config, source, split, reporter)).questions)
+
+
+def prepared_file(config: Config, source: str, split: str, reporter: Reporter) -> Path:
+    """The file `prepare` makes of a hub id, made now when it is not there."""
+    try:
+        check_source(source)
+    except InputError as error:
+        raise InputError(f"data.{split}: {error}") from error
+    output = default_output(source)
+    if not output.exists():
+        reporter.note(f"preparing {source} as {output}")
+        prepare(source, output, PrepareOptions(grading=config.grading), reporter.progress)
+    return output
 
 
 def check_answers(config: Config, pool: GradingPool, train: tuple[Question, ...]) -> None:
     """Every gold answer must verify against itself; what `prepare` has already checked is not checked again."""
-    if config.data.train != "arithmetic" and not is_prepared(read_questions(Path(config.data.train)).metadata):
+    path = Path(config.data.train)
+    if path.is_file() and not is_prepared(read_metadata(path)):
         check_golds(train, pool)
 
 
