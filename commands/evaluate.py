@@ -20,7 +20,7 @@ PIPE_WIDTH = 120
 
 def evaluate(
     benchmarks: Annotated[
-        list[str] | None, typer.Argument(metavar="[BENCHMARK]...", help="arithmetic, aime24, math500, ..., or paper.")
+        list[str] | None, typer.Argument(metavar="BENCHMARK", help="arithmetic, aime24, math500, ..., or paper.")
     ] = None,
     model: Annotated[
         str | None,
