@@ -8,7 +8,7 @@ import pytest
 from exgrpo_cli.config import to_toml
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.layers import build_config
-from exgrpo_cli.presets import load_preset, preset_names
+from exgrpo_cli.presets import load_preset, preset_names, preset_settings
 from exgrpo_cli.settings import Config
 
 BACKBONES = ("llama-8b", "llama-8b-instruct", "luffy-7b", "qwen-7b-instruct", "qwen-math-1.5b", "qwen-math-7b", "tiny")
@@ -98,7 +98,7 @@ def test_published_backbones_carry_the_published_settings(backbone):
     assert config.run.steps == (700 if backbone == "qwen-math-7b" else 500)
     llama = backbone.startswith("llama")
     assert config.replay.start_threshold == (0.0 if llama else 0.35)
-    assert config.data.template == ("llama-base" if backbone == "llama-8b" else "exgrpo")
+    assert config.data.template == ("step-by-step" if backbone == "llama-8b" else "thought-solution")
     raised = (40000.0, 16384) if "math" in backbone or backbone == "luffy-7b" else (0.0, 0)
     assert (config.backbone.rope_theta, config.backbone.max_position_embeddings) == raised
 
