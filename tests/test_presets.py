@@ -112,10 +112,10 @@ def test_published_backbones_say_what_is_known_about_them(backbone):
 
 
 def test_precedence_from_defaults_to_assignments(tmp_path):
-    # lr: settings 1e-6 < tiny preset 6e-4; ratio: settings 0.5 < method 0.25 < file 0.3 < option 0.4 < --set 0.45.
+    # lr: settings 1e-6 < tiny preset 3e-4; ratio: settings 0.5 < method 0.25 < file 0.3 < option 0.4 < --set 0.45.
     file = tmp_path / "mine.toml"
     file.write_text("[replay]\nratio = 0.3\n")
-    assert build_config().optim.learning_rate == 6e-4
+    assert build_config().optim.learning_rate == 3e-4
     assert build_config().replay.ratio == 0.5
     assert build_config(method="rho-0.25").replay.ratio == 0.25
     assert build_config(method="rho-0.25", config_file=file).replay.ratio == 0.3

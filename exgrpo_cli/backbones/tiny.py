@@ -14,9 +14,10 @@ from exgrpo_cli.backbones.tokenizer import CHAT_TEMPLATE, make_tokenizer
 from exgrpo_cli.backbones.warm_start import WarmStartRecipe, warm_start
 from exgrpo_cli.settings import TinySettings
 
-MAX_TOKENS = 512
+MAX_TOKENS = 8192
+"""Context window: its own task needs a hundred tokens, the benchmarks of the field need thousands."""
 # Part of the cache key: raise it when a change of code makes another model of the same settings.
-_FORMAT = 1
+_FORMAT = 2
 
 Progress = Callable[[int, int, str], None]
 """Called with (done, total, what is being done)."""
