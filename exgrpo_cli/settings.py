@@ -173,7 +173,10 @@ class RolloutSettings:
     require_eos: bool = True
     """A response cut off at the limit earns 0."""
     max_rows: int = 512
-    """Rows decoded at once by the `hf` engine; waiting rows replace finished ones."""
+    """Rows decoded at once; waiting rows replace finished ones."""
+    logprobs: Literal["trainer", "engine"] = "trainer"
+    """Behaviour log-probs of fresh rollouts: `trainer` recomputes them; `engine` takes what the rollout engine
+    computed, in the ledger and, truncated (`objective.tis_cap`), in the loss."""
     tensor_parallel: int = 1
     """GPUs per vllm engine."""
     gpu_memory_fraction: float = 0.5
@@ -286,6 +289,8 @@ class ObjectiveSettings:
     shaping_beta: float = 0.1
     importance: Literal["behaviour", "old"] = "behaviour"
     """Denominator of a replayed token's ratio: the policy that generated it, or this step's pi_old (an ablation)."""
+    tis_cap: float = 2.0
+    """With rollout.logprobs = "engine", fresh tokens weigh min(pi_old / pi_engine, tis_cap)."""
     aggregation: Literal["constant", "token-mean"] = "constant"
     """`constant`: sum over tokens / (N * max_response_tokens); `token-mean`: / number of tokens."""
     loss_scale: float = 1.0
@@ -295,7 +300,7 @@ class ObjectiveSettings:
     """k3 KL to the initial policy, fresh tokens only."""
 
     def __post_init__(self) -> None:
-        _require_positive("objective", self, "shaping_beta", "loss_scale")
+        _require_positive("objective", self, "shaping_beta", "loss_scale", "tis_cap")
         _require_non_negative("objective", self, "clip_low", "clip_high", "kl_coefficient")
         finite = math.isfinite(self.entropy_coefficient)
         _require(finite, "objective.entropy_coefficient", self.entropy_coefficient, "a finite number")

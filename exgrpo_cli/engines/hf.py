@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from exgrpo_cli.engines.attention import GROUPED_DECODING, use_attention
 from exgrpo_cli.engines.causal_lm import split_causal_lm
 from exgrpo_cli.engines.hf_decode import DecodeBatch, WaitingRow
+from exgrpo_cli.engines.protocols import Score
 from exgrpo_cli.engines.weight_sync import take_weights
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams
@@ -80,7 +81,10 @@ class HFGenerator:
             for index, request in enumerate(requests)
         ]
 
-    def sync(self, weights: Iterator[tuple[str, Tensor]], weight_version: int) -> None:
+    def sleep(self) -> None:
+        """Nothing to give back: the module is the policy's, buffers live for one call of `generate`."""
+
+    def sync(self, weights: Iterator[tuple[str, Tensor]], weight_version: int, score: Score | None = None) -> None:
         take_weights(self._parts.model, weights)
         self.weight_version = weight_version
 

@@ -15,6 +15,9 @@ from torch import Tensor
 from exgrpo_cli.algo.batching import MiniBatch
 from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams, TokenScores, TokenSequence
 
+Score = Callable[[Sequence[TokenSequence]], list[TokenScores]]
+"""Log-probs and entropies of response tokens under a policy's current weights."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateReport:
@@ -52,8 +55,16 @@ class Generator(Protocol):
         """
         ...
 
-    def sync(self, weights: Iterator[tuple[str, Tensor]], weight_version: int) -> None:
-        """Take over new weights and prove that they arrived; raises RunError where they did not."""
+    def sleep(self) -> None:
+        """Give back the device memory that only sampling needs, until the next `sync`; nothing where none is held."""
+        ...
+
+    def sync(self, weights: Iterator[tuple[str, Tensor]], weight_version: int, score: Score | None = None) -> None:
+        """Take over new weights and prove that they arrived; raises RunError where they did not.
+
+        `score` is the sender's own `Policy.score`: an engine that computes by kernels of its own compares log-probs
+        with it, beside checksums.
+        """
         ...
 
     def close(self) -> None: ...

@@ -23,7 +23,7 @@ from exgrpo_cli.training.checkpoint import latest_step, load_checkpoint, save_ch
 from exgrpo_cli.training.environment import describe_environment, peak_memory_bytes
 from exgrpo_cli.training.groups import Group
 from exgrpo_cli.training.journal import RunFolder, write_atomic
-from exgrpo_cli.training.loop import Parts, run_step
+from exgrpo_cli.training.loop import Parts, run_step, sync
 from exgrpo_cli.training.questions import check_answers, load_questions, store_questions, stored_questions
 from exgrpo_cli.training.reporter import Reporter
 from exgrpo_cli.training.run_plan import settle_ranks
@@ -141,7 +141,7 @@ def open_session(config: Config, folder: RunFolder, stopper: Stopper, reporter: 
             warm_start(config, parts, reporter, is_new=is_new)
         else:
             state = load_checkpoint(folder.checkpoints / checkpoint_name(step), parts)
-            parts.generator.sync(parts.policy.named_weights(), parts.policy.weight_version)
+        sync(parts)
         folder.cut_back(state.step)
         if not is_new and state.step >= config.run.steps and folder.summary.exists():
             raise InputError(f"{folder.path} has finished its {state.step} steps: raise --steps to go on.")

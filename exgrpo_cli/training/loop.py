@@ -95,6 +95,8 @@ def run_step(parts: Parts, state: RunState, step: int) -> StepResult | None:
     requests = rollout_requests(parts, state, [*experience.replayed, *fresh_ids], experience)
     with clock.phase("rollout"):
         rollouts = parts.generator.generate(requests, sampling_params(config))
+    with clock.phase("sync"):
+        parts.generator.sleep()
     with clock.phase("reward"):
         graded = grade(parts, requests, rollouts)
     with clock.phase("logprobs"):
@@ -104,7 +106,7 @@ def run_step(parts: Parts, state: RunState, step: int) -> StepResult | None:
     with clock.phase("update"):
         reports = update(parts, groups, clip=not mixed or config.objective.clip_in_mixed_phase)
     with clock.phase("sync"):
-        parts.generator.sync(parts.policy.named_weights(), parts.policy.weight_version)
+        sync(parts)
     with clock.phase("replay"):
         if parts.buffer is not None:
             parts.buffer.flush(step)
@@ -278,6 +280,11 @@ def update(parts: Parts, groups: Sequence[Group], *, clip: bool) -> list[UpdateR
                 "lower optim.learning_rate, or raise optim.skip_norm or optim.max_skipped."
             )
     return reports
+
+
+def sync(parts: Parts) -> None:
+    """Hand the policy's weights to the generator, which proves that it has them."""
+    parts.generator.sync(parts.policy.named_weights(), parts.policy.weight_version, parts.policy.score)
 
 
 def buffer_metrics(buffer: ExperienceBuffer | None) -> dict[str, int]:
