@@ -74,6 +74,24 @@ def split_minibatches(
     return [batches[index] for index in rng.permutation(hands)]
 
 
+def rank_shares(sequences: Sequence[TokenSequence], num_ranks: int) -> list[list[int]]:
+    """Row indices of each rank: rows of one prompt side by side, cut where every rank has as many tokens.
+
+    A row goes to the rank in whose part of the tokens its middle lies, so shares differ by at most the longest row.
+    """
+    if num_ranks == 1:
+        return [list(range(len(sequences)))]
+    by_prompt: dict[bytes, list[int]] = {}
+    for index, sequence in enumerate(sequences):
+        by_prompt.setdefault(sequence.prompt_ids.tobytes(), []).append(index)
+    order = [index for rows in by_prompt.values() for index in rows]
+    tokens = np.array([len(sequences[row].prompt_ids) + len(sequences[row].response_ids) for row in order], dtype=int)
+    shares: list[list[int]] = [[] for _ in range(num_ranks)]
+    for row, middle in zip(order, (2 * tokens.cumsum() - tokens).tolist(), strict=True):
+        shares[middle * num_ranks // (2 * int(tokens.sum()))].append(row)
+    return shares
+
+
 def packed_batches(sequences: Sequence[TokenSequence], token_budget: int) -> list[list[int]]:
     """Cut rows into micro-batches of at most `token_budget` inputs when packed end to end, each prompt stored once.
 

@@ -5,7 +5,7 @@ Axes: tokens = valid tokens of a micro-batch; sums = the entries of SUM_KEYS; ma
 All sums of a micro-batch are one vector, so that a device is read once per update and ranks reduce them in one call.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Float64
@@ -75,6 +75,10 @@ class ObjectiveSums:
             clip=self.clip,
             reference=self.reference,
         )
+
+    def on_host(self) -> "ObjectiveSums":
+        """The same in main memory, to be sent to another process."""
+        return replace(self, sums=self.sums.cpu(), maxima=self.maxima.cpu())
 
     def metrics(self) -> dict[str, float]:
         """Keys of the step's journal; those of tokens that the mini-batch does not have are absent."""

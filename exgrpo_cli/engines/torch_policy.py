@@ -1,26 +1,24 @@
-"""The reference policy: any causal language model of transformers, one process, AdamW.
+"""The reference policy: any causal language model of transformers, AdamW, every rank with all weights and state.
+
+Under several ranks each computes the gradient of its share of the rows, and all step with the same sum.
 
 Axes: tokens = response tokens of a micro-batch, one row after the other.
 """
 
-import copy
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from exgrpo_cli.algo.batching import MiniBatch, TrainingRow, packed_batches
+from exgrpo_cli.algo.batching import MiniBatch, TrainingRow, packed_batches, rank_shares
 from exgrpo_cli.algo.diagnostics import ObjectiveSums
 from exgrpo_cli.algo.logprobs import token_logprobs
 from exgrpo_cli.algo.objective import (
     Denominators,
     ObjectiveSettings,
-    TokenTargets,
-    denominators,
     micro_batch_loss,
     objective_sums,
 )
@@ -31,6 +29,16 @@ from exgrpo_cli.engines.optimizer import OptimizerSettings, build_adamw, learnin
 from exgrpo_cli.engines.packing import pack, prove_packing, response_hidden
 from exgrpo_cli.engines.policy_files import PolicyState, load_policy, save_policy
 from exgrpo_cli.engines.protocols import UpdateReport
+from exgrpo_cli.engines.ranks import ALONE, Ranks
+from exgrpo_cli.engines.training_steps import (
+    batch_denominators,
+    frozen_copy,
+    gather_scores,
+    gather_sums,
+    rows_with_gradient,
+    split_scores,
+    token_targets,
+)
 from exgrpo_cli.types import TokenScores, TokenSequence
 
 
@@ -51,6 +59,7 @@ class TorchPolicy:
         optimizer: OptimizerSettings,
         micro_batch_tokens: int = 16_384,
         gradient_checkpointing: bool = False,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.model = model
         self.weight_version = 0
@@ -64,7 +73,8 @@ class TorchPolicy:
         self._micro_batch_tokens = micro_batch_tokens
         self._masters = MasterWeights(model)
         self._optimizer = build_adamw(self._masters.tensors(), optimizer)
-        self._reference = _frozen_copy(model) if objective.kl_coefficient else None
+        self._ranks = ranks
+        self._reference = frozen_copy(model) if objective.kl_coefficient else None
         self._checkpointing = gradient_checkpointing
         model.eval()
         if gradient_checkpointing:
@@ -72,31 +82,25 @@ class TorchPolicy:
 
     @torch.no_grad()
     def score(self, sequences: Sequence[TokenSequence]) -> list[TokenScores]:
-        scores: list[TokenScores | None] = [None] * len(sequences)
-        for batch in packed_batches(sequences, self._micro_batch_tokens):
-            rows = [sequences[index] for index in batch]
-            logprobs, entropies = (part.float().cpu().numpy() for part in self._evaluate(self._parts, rows))
-            ends = np.cumsum([len(row.response_ids) for row in rows])
-            for index, own, entropy in zip(
-                batch, np.split(logprobs, ends[:-1]), np.split(entropies, ends[:-1]), strict=True
-            ):
-                scores[index] = TokenScores(logprobs=own.copy(), entropies=entropy.copy())
-        return [score for score in scores if score is not None]
+        shares = rank_shares(sequences, self._ranks.world_size)
+        own = [sequences[index] for index in shares[self._ranks.rank]]
+        scores: dict[int, TokenScores] = {}
+        for batch in packed_batches(own, self._micro_batch_tokens):
+            rows = [own[index] for index in batch]
+            counts = [len(row.response_ids) for row in rows]
+            scores.update(zip(batch, split_scores(*self._evaluate(self._parts, rows), counts), strict=True))
+        return gather_scores(self._ranks, shares, [scores[index] for index in range(len(own))])
 
     def update(self, batch: MiniBatch) -> UpdateReport:
-        rows = self._rows_with_gradient(batch)
-        totals = denominators(
-            self._objective,
-            num_rollouts=batch.num_rollouts,
-            max_response_tokens=batch.max_response_tokens,
-            num_tokens=batch.num_tokens,
-            num_fresh_tokens=sum(row.num_tokens for row in batch.rows if not row.replayed),
-        )
+        rows = rows_with_gradient(batch, self._objective)
+        share = rank_shares([row.sequence for row in rows], self._ranks.world_size)[self._ranks.rank]
         self._optimizer.zero_grad(set_to_none=True)
         # transformers checkpoints a layer in training mode only; dropout is 0, so nothing else changes with it.
         self.model.train(self._checkpointing)
-        loss, sums = self._accumulate(rows, batch.clip, totals)
+        totals = batch_denominators(batch, self._objective)
+        loss, sums = self._accumulate([rows[index] for index in share], batch.clip, totals)
         self.model.eval()
+        loss, sums = gather_sums(self._ranks, loss, sums)
         return self._apply(loss, sums, num_tokens=sum(row.num_tokens for row in rows))
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -122,12 +126,6 @@ class TorchPolicy:
         hidden = response_hidden(parts, batch)
         return token_logprobs(hidden, parts.head.weight, batch.targets, temperature=self._temperature)
 
-    def _rows_with_gradient(self, batch: MiniBatch) -> list[TrainingRow]:
-        """All rows, or only those of non-zero advantage where no other term of the loss reads the rest."""
-        if self._objective.entropy_coefficient or self._objective.kl_coefficient:
-            return list(batch.rows)
-        return [row for row in batch.rows if row.advantage != 0]
-
     def _accumulate(
         self, rows: list[TrainingRow], clip: bool, totals: Denominators
     ) -> tuple[float, ObjectiveSums | None]:
@@ -147,7 +145,7 @@ class TorchPolicy:
         if self._reference is not None:
             with torch.no_grad():
                 reference_logprobs, _ = self._evaluate(self._reference, sequences)
-        targets = _targets(rows, logprobs)
+        targets = token_targets(rows, logprobs)
         loss = micro_batch_loss(
             logprobs,
             entropies,
@@ -169,6 +167,7 @@ class TorchPolicy:
         for tensor in tensors:
             # A mini-batch of zero advantages alone still moves weights by Adam's momentum, forward pass or not.
             tensor.grad = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+        self._ranks.sum([tensor.grad for tensor in tensors if tensor.grad is not None])
         grad_norm = float(torch.nn.utils.clip_grad_norm_(tensors, self._settings.max_grad_norm))
         reason = skip_reason(grad_norm, self._settings)
         self.num_updates += 1
@@ -190,17 +189,3 @@ class TorchPolicy:
             num_tokens=num_tokens,
             metrics={"optim/learning_rate": learning_rate, **(sums.metrics() if sums else {})},
         )
-
-
-def _frozen_copy(model: PreTrainedModel) -> CausalLM:
-    return split_causal_lm(copy.deepcopy(model).eval().requires_grad_(False))
-
-
-def _targets(rows: list[TrainingRow], logprobs: Float[Tensor, "tokens"]) -> TokenTargets:
-    counts = [row.num_tokens for row in rows]
-    device, dtype = logprobs.device, logprobs.dtype
-    return TokenTargets(
-        advantages=torch.from_numpy(np.repeat([row.advantage for row in rows], counts)).to(device, dtype),
-        behaviour_logprobs=torch.from_numpy(np.concatenate([row.behaviour_logprobs for row in rows])).to(device, dtype),
-        replayed=torch.from_numpy(np.repeat([row.replayed for row in rows], counts)).to(device),
-    )

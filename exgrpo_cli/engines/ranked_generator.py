@@ -1,0 +1,50 @@
+"""Every rank samples its share of the requests; all get all rollouts."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from torch import Tensor
+
+from exgrpo_cli.engines.protocols import Generator
+from exgrpo_cli.engines.ranks import Ranks
+from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams
+
+
+class RankedGenerator:
+    """Implements `protocols.Generator` with one generator on each rank.
+
+    A rollout depends on weights, prompt and seed alone, so it is the same on whichever rank it is sampled.
+    """
+
+    def __init__(self, local: Generator, ranks: Ranks) -> None:
+        self.local = local
+        """This rank's own."""
+        self._ranks = ranks
+
+    @property
+    def weight_version(self) -> int:
+        return self.local.weight_version
+
+    def generate(
+        self,
+        requests: Sequence[RolloutRequest],
+        params: SamplingParams,
+        on_finished: Callable[[int, Rollout], None] | None = None,
+    ) -> list[list[Rollout]]:
+        """As the protocol says; `on_finished` is called once all ranks are done, in the order of requests."""
+        groups = self._ranks.whole(self.local.generate(self._ranks.share(requests), params))
+        if on_finished is not None:
+            for index, group in enumerate(groups):
+                for rollout in group:
+                    on_finished(index, rollout)
+        return groups
+
+    def sync(self, weights: Iterator[tuple[str, Tensor]], weight_version: int) -> None:
+        self.local.sync(weights, weight_version)
+
+    def close(self) -> None:
+        self.local.close()
+
+
+def local_generator(generator: Generator) -> Generator:
+    """What samples on this rank alone."""
+    return generator.local if isinstance(generator, RankedGenerator) else generator

@@ -1,0 +1,251 @@
+"""The processes of one run: which one this is, and how they share work, results, sums and errors.
+
+Every rank runs the same program with the same seeds and makes the same calls in the same order; what differs between
+hosts (files, clocks, the order in which work ends) enters on one rank and is handed to the others. Torchrun and the
+DeepSpeed launcher say in environment variables which rank a process is.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from exgrpo_cli.errors import EXIT_INTERRUPTED, EXIT_STOPPED, ExgrpoError, RunError
+
+T = TypeVar("T")
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=60)
+"""Longest wait for another rank: rollouts of long responses end minutes apart, a checkpoint takes minutes as well."""
+JOIN_TIMEOUT = timedelta(minutes=15)
+"""Longest wait for the other ranks to start, as torchrun waits."""
+WATCH_SECONDS = 1.0
+"""How often a rank looks whether another one has ended with an error."""
+GRACE_SECONDS = 10.0
+"""What a rank gets to end by itself after another has: a GPU collective never returns once a member is gone."""
+BUCKET_ELEMENTS = 2**24
+"""Gradients summed in one call: 64 MiB in float32."""
+ENDED_KEY = "exgrpo/ended"
+
+
+def started_as_rank() -> bool:
+    """Whether a launcher has started this process as one of several, or of one."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+class Ranks:
+    """This process among the ranks of its run; without a launcher the only one, for which everything is immediate."""
+
+    def __init__(self, *, rank: int = 0, world_size: int = 1, local_rank: int = 0, local_world_size: int = 1) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.local_rank = local_rank
+        """Position among the ranks of this host: the number of its GPU."""
+        self.local_world_size = local_world_size
+        self._store: dist.Store | None = None
+        self._objects: dist.ProcessGroup | None = None
+
+    @classmethod
+    def of_environment(cls) -> "Ranks":
+        """This process as its launcher started it. Raises RunError when the launcher's store cannot be reached."""
+        if not started_as_rank():
+            return cls()
+        world_size = int(os.environ["WORLD_SIZE"])
+        ranks = cls(
+            rank=int(os.environ["RANK"]),
+            world_size=world_size,
+            local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+            local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
+        )
+        if world_size > 1:
+            with _naming_the_cause("meet the other ranks"):
+                ranks._store, _, _ = next(iter(dist.rendezvous("env://", timeout=JOIN_TIMEOUT)))
+        return ranks
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which alone writes the run folder and speaks to the user."""
+        return self.rank == 0
+
+    def connect(self, device: torch.device) -> None:
+        """Open the channels between the ranks: gloo for objects, and NCCL besides for tensors on GPUs."""
+        if self.world_size == 1 or dist.is_initialized():
+            return
+        assert self._store is not None
+        on_gpu = device.type == "cuda"
+        with _naming_the_cause("connect to the other ranks"):
+            dist.init_process_group(
+                "nccl" if on_gpu else "gloo",
+                store=dist.PrefixStore("exgrpo/groups", self._store),
+                rank=self.rank,
+                world_size=self.world_size,
+                timeout=COLLECTIVE_TIMEOUT,
+                device_id=device if on_gpu else None,
+            )
+            self._objects = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+
+    def share(self, items: Sequence[T]) -> Sequence[T]:
+        """Every world_size-th item, beginning at the rank: like items, which stand together, go to all ranks."""
+        return items[self.rank :: self.world_size] if self.world_size > 1 else items
+
+    def whole(self, results: Sequence[T]) -> list[T]:
+        """The results of all ranks' shares in the order of the items, on every rank."""
+        if self.world_size == 1:
+            return list(results)
+        parts = self.gather(results)
+        merged: list[Any] = [None] * sum(len(part) for part in parts)
+        for rank, part in enumerate(parts):
+            merged[rank :: self.world_size] = part
+        return merged
+
+    def gather(self, value: T) -> list[T]:
+        """`value` of every rank, in the order of ranks, on every rank."""
+        if self.world_size == 1:
+            return [value]
+        self.barrier()
+        values: list[Any] = [None] * self.world_size
+        with _naming_the_cause("exchange results"):
+            dist.all_gather_object(values, value, group=self._objects)
+        return values
+
+    def any(self, condition: bool) -> bool:
+        """Whether `condition` holds on at least one rank."""
+        return any(self.gather(condition))
+
+    def from_main(self, work: Callable[[], T]) -> T:
+        """Let rank 0 do `work` and hand its result, or the error a user can act on, to all ranks."""
+        if self.world_size == 1:
+            return work()
+        if not self.is_main:
+            result, error = self._broadcast(None)
+            if error is not None:
+                raise error
+            return result
+        try:
+            result = work()
+        except ExgrpoError as error:
+            self._broadcast((None, error))
+            raise
+        self._broadcast((result, None))
+        return result
+
+    def sum(self, tensors: Sequence[Tensor]) -> None:
+        """Replace every tensor by its sum over the ranks, the same bits on all of them."""
+        if self.world_size == 1:
+            return
+        with _naming_the_cause("sum gradients"):
+            for bucket in _buckets(tensors):
+                flat = torch.cat([tensor.flatten() for tensor in bucket])
+                dist.all_reduce(flat)
+                for tensor, summed in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
+                    tensor.copy_(summed.view_as(tensor))
+
+    def barrier(self) -> None:
+        """Wait until every rank is here; raises RunError naming one that does not come."""
+        if self.world_size > 1:
+            with _naming_the_cause("wait for the other ranks"):
+                dist.monitored_barrier(group=self._objects, timeout=COLLECTIVE_TIMEOUT)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Run the body as one of the ranks: the first that ends with an error speaks, and ends all others.
+
+        The others leave with SystemExit and the same exit code, by themselves or, where they hang in a collective,
+        GRACE_SECONDS later by force.
+        """
+        if self._store is None:
+            yield
+            return
+        leaving = threading.Event()
+        watch = threading.Thread(target=_end_with_the_others, args=(self._store.clone(), leaving), daemon=True)
+        watch.start()
+        try:
+            yield
+        except BaseException as error:
+            # The launcher now asks every rank to stop, which this one is doing already: it has a last line to write.
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            leaving.set()
+            own, first = f"{self.rank}:{_exit_code(error)}", None
+            try:
+                first = self._store.compare_set(ENDED_KEY, "", own).decode()
+            except RuntimeError:
+                # The store went with the rank that kept it, and nobody knows who spoke.
+                first = own
+            if first != own:
+                raise SystemExit(int(first.partition(":")[2])) from error
+            raise
+        finally:
+            leaving.set()
+            # A thread that is inside the store's C++ code when the interpreter ends aborts the process.
+            watch.join(timeout=GRACE_SECONDS)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _broadcast(self, value: Any) -> Any:
+        box = [value]
+        with _naming_the_cause("hear from rank 0"):
+            dist.broadcast_object_list(box, src=0, group=self._objects)
+        return box[0]
+
+
+ALONE = Ranks()
+"""A run of one process."""
+
+
+@contextmanager
+def _naming_the_cause(work: str) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, ExgrpoError):
+            raise
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise RunError(
+            f"rank {os.environ.get('RANK', 0)} could not {work}: one of them has ended or hangs ({first[:200]}). If it "
+            "left no error of its own it was killed, most often for want of memory; go on with --resume."
+        ) from error
+
+
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Neighbouring tensors of one dtype, up to BUCKET_ELEMENTS together."""
+    bucket: list[Tensor] = []
+    filled = 0
+    for tensor in tensors:
+        if bucket and (filled + tensor.numel() > BUCKET_ELEMENTS or tensor.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, filled = [], 0
+        bucket.append(tensor)
+        filled += tensor.numel()
+    if bucket:
+        yield bucket
+
+
+def _exit_code(error: BaseException) -> int:
+    if isinstance(error, ExgrpoError):
+        return error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        return error.code
+    return EXIT_STOPPED
+
+
+def _end_with_the_others(store: dist.Store, leaving: threading.Event) -> None:
+    """End this process GRACE_SECONDS after another rank has ended with an error, unless it is leaving by itself."""
+    while not leaving.wait(WATCH_SECONDS):
+        try:
+            ended = store.check([ENDED_KEY])
+        except RuntimeError:
+            # The rank that kept the store is gone; gloo and the launcher will say so to the main thread.
+            return
+        if ended:
+            if not leaving.wait(GRACE_SECONDS):
+                os._exit(int(store.get(ENDED_KEY).decode().partition(":")[2]))
+            return
