@@ -213,7 +213,7 @@ def test_grpo_and_exgrpo_are_bit_for_bit_the_same_until_the_delayed_start(small_
 
 
 def test_replay_changes_the_run_from_the_delayed_start_on(small_config, finished_run: Path, tmp_path: Path) -> None:
-    train(small_config("run.steps=4", method="grpo"), tmp_path / "grpo", reporter=SilentReporter())
+    train(small_config("run.steps=8", method="grpo"), tmp_path / "grpo", reporter=SilentReporter())
     ours, theirs = timeless(metrics(finished_run)), timeless(metrics(tmp_path / "grpo"))
     shared = theirs[0].keys() & ours[0].keys()
     assert {k: ours[0][k] for k in shared} == {k: theirs[0][k] for k in shared}
