@@ -16,6 +16,7 @@ from exgrpo_cli.engines.attention import GROUPED_DECODING, use_attention
 from exgrpo_cli.engines.causal_lm import split_causal_lm
 from exgrpo_cli.engines.hf_decode import DecodeBatch, WaitingRow
 from exgrpo_cli.engines.protocols import Score
+from exgrpo_cli.engines.sampling import check_sampling
 from exgrpo_cli.engines.weight_sync import take_weights
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams
@@ -45,7 +46,7 @@ class HFGenerator:
         params: SamplingParams,
         on_finished: Callable[[int, Rollout], None] | None = None,
     ) -> list[list[Rollout]]:
-        _check_params(params)
+        check_sampling(params)
         self._parts.model.eval()
         waiting = [
             WaitingRow(request=index, member=member)
@@ -102,12 +103,3 @@ def eos_token_ids(model: PreTrainedModel) -> list[int]:
         f"{type(model).__name__} names no eos_token_id in its generation config or config, so no rollout would end; "
         f"set one of them."
     )
-
-
-def _check_params(params: SamplingParams) -> None:
-    if not params.temperature > 0:
-        raise InputError(f"temperature is {params.temperature}; it must be above 0 (0.01 is as good as greedy).")
-    if not 0 < params.top_p <= 1:
-        raise InputError(f"top_p is {params.top_p}; it must be above 0 and at most 1 (1 switches it off).")
-    if params.max_new_tokens < 1:
-        raise InputError(f"max_new_tokens is {params.max_new_tokens}; it must be at least 1.")

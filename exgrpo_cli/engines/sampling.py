@@ -11,6 +11,19 @@ import torch
 from jaxtyping import Float, Float32, Int
 from torch import Tensor
 
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.types import SamplingParams
+
+
+def check_sampling(params: SamplingParams) -> None:
+    """Raise InputError for a temperature, nucleus or response limit that nothing can be drawn with."""
+    if not params.temperature > 0:
+        raise InputError(f"temperature is {params.temperature}; it must be above 0 (0.01 is as good as greedy).")
+    if not 0 < params.top_p <= 1:
+        raise InputError(f"top_p is {params.top_p}; it must be above 0 and at most 1 (1 switches it off).")
+    if params.max_new_tokens < 1:
+        raise InputError(f"max_new_tokens is {params.max_new_tokens}; it must be at least 1.")
+
 
 def row_uniforms(seed: int, num_tokens: int) -> Float32[np.ndarray, "tokens"]:
     """The uniforms in [0, 1) of one rollout: Philox with the seed as its key, one per response position."""
