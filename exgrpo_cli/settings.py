@@ -95,8 +95,8 @@ class DataSettings:
 class ArithmeticSettings:
     """The built-in arithmetic questions."""
 
-    num_train: int = 4800
-    """Training questions; 150 steps of 32 questions see each about once."""
+    num_train: int = 2400
+    """Training questions; 150 steps see each about once with replay (half of 32 a step), twice without."""
     num_heldout: int = 600
     """Held-out questions, disjoint from the training ones by construction."""
     levels: tuple[int, ...] = (2, 3, 4, 5, 6, 7)
