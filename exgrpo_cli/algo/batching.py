@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Float64
 
 from exgrpo_cli.types import TokenSequence
 
@@ -24,6 +24,15 @@ class TrainingRow:
     behaviour_logprobs: Float32[np.ndarray, "tokens"]
     """Denominator of the importance ratio: pi_old for a fresh row, pi_past for a replayed one."""
     replayed: bool
+    importance_weights: Float32[np.ndarray, "tokens"] | None = None
+    """Fixed factors of the advantage, token by token: where the sampler's distribution was not pi_old; None is 1."""
+
+    @property
+    def token_advantages(self) -> Float64[np.ndarray, "tokens"]:
+        """The advantage of each response token."""
+        if self.importance_weights is None:
+            return np.full(self.num_tokens, self.advantage)
+        return self.advantage * self.importance_weights.astype(np.float64)
 
     @property
     def num_tokens(self) -> int:

@@ -43,7 +43,7 @@ def token_targets(rows: Sequence[TrainingRow], logprobs: Float[Tensor, "tokens"]
     counts = [row.num_tokens for row in rows]
     device, dtype = logprobs.device, logprobs.dtype
     return TokenTargets(
-        advantages=torch.from_numpy(np.repeat([row.advantage for row in rows], counts)).to(device, dtype),
+        advantages=torch.from_numpy(np.concatenate([row.token_advantages for row in rows])).to(device, dtype),
         behaviour_logprobs=torch.from_numpy(np.concatenate([row.behaviour_logprobs for row in rows])).to(device, dtype),
         replayed=torch.from_numpy(np.repeat([row.replayed for row in rows], counts)).to(device),
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64, Int32
+from jaxtyping import Float32, Float64, Int32
 
 from exgrpo_cli.algo.batching import TrainingRow
 from exgrpo_cli.types import GradedRollout, Question, TokenScores, TokenSequence, Trajectory, Verdict
@@ -34,6 +34,8 @@ class Group:
     scores: tuple[TokenScores, ...]
     """Of the fresh members under pi_old."""
     replayed: Replayed | None = None
+    tis_cap: float | None = None
+    """With it the behaviour policy is the rollout engine's; None takes pi_old for it."""
 
     @property
     def num_fresh_correct(self) -> int:
@@ -56,6 +58,23 @@ class Group:
         replayed = [1.0] if self.replayed is not None else []
         return np.array([member.reward for member in self.fresh] + replayed)
 
+    def behaviour_logprobs(self) -> list[Float32[np.ndarray, "tokens"]]:
+        """Of each fresh member, under the policy that counts as the one it was sampled from."""
+        if self.tis_cap is None:
+            return [scores.logprobs for scores in self.scores]
+        return [member.rollout.engine_logprobs for member in self.fresh]
+
+    def importance_weights(self) -> list[Float32[np.ndarray, "tokens"] | None]:
+        """Of each fresh member: min(pi_old / pi_engine, tis_cap), token by token (truncated importance sampling)."""
+        if self.tis_cap is None:
+            return [None] * len(self.fresh)
+        # The cap bounds the logarithm too, so that nothing overflows in exp.
+        cap = np.float32(np.log(self.tis_cap))
+        return [
+            np.exp(np.minimum(scores.logprobs - member.rollout.engine_logprobs, cap))
+            for member, scores in zip(self.fresh, self.scores, strict=True)
+        ]
+
     def rows(self, advantage: Advantage) -> list[TrainingRow]:
         """The group's training rows, advantages taken over all its members (paper, section 3.3)."""
         advantages = advantage(self.rewards())
@@ -65,8 +84,11 @@ class Group:
                 advantage=float(value),
                 behaviour_logprobs=scores.logprobs,
                 replayed=False,
+                importance_weights=weights,
             )
-            for member, scores, value in zip(self.fresh, self.scores, advantages[: len(self.fresh)], strict=True)
+            for member, scores, weights, value in zip(
+                self.fresh, self.scores, self.importance_weights(), advantages[: len(self.fresh)], strict=True
+            )
         ]
         if self.replayed is not None:
             rows.append(

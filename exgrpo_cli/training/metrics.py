@@ -87,6 +87,17 @@ def logprob_gap(groups: Sequence[Group]) -> dict[str, float | int]:
     return {"policy/logprob_gap_mean": float(gap.mean(dtype=np.float64)), "policy/logprob_gap_max": float(gap.max())}
 
 
+def truncation(groups: Sequence[Group]) -> dict[str, float | int]:
+    """Truncated importance weights of fresh tokens: their mean, and the share that the cap has cut."""
+    parts = [(weights, group.tis_cap) for group in groups for weights in group.importance_weights()]
+    capped = [(weights, np.float32(cap)) for weights, cap in parts if weights is not None and cap is not None]
+    if not capped:
+        return {}
+    weights = np.concatenate([each for each, _ in capped])
+    cut = np.concatenate([each >= cap * (1 - 1e-6) for each, cap in capped])
+    return {"policy/tis_weight": float(weights.mean(dtype=np.float64)), "policy/tis_truncated": float(cut.mean())}
+
+
 def policy_entropy(groups: Sequence[Group]) -> dict[str, float | int]:
     """Mean token entropy of pi_old over all fresh tokens; the updates may have left out rows without advantage."""
     entropies = [scores.entropies for group in groups for scores in group.scores]

@@ -1,0 +1,63 @@
+"""The rollout engine that the settings name, with the backbone's weights."""
+
+from typing import Any
+
+import torch
+
+from exgrpo_cli.backbones.load import Backbone, locate
+from exgrpo_cli.engines.protocols import Generator
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.settings import Config
+from exgrpo_cli.training.experience import Prompts
+
+
+def make_generator(config: Config, backbone: Backbone, prompts: Prompts, device: torch.device) -> Generator:
+    """A Generator for `prompts`; `hf` shares the policy's module, `vllm` holds weights of its own.
+
+    Raises InputError when the engine is not installed, or a prompt and its response exceed the backbone's window.
+    """
+    if config.rollout.engine == "hf":
+        from exgrpo_cli.engines.hf import HFGenerator
+
+        return HFGenerator(backbone.model, max_rows=config.rollout.max_rows, eos_ids=backbone.eos_ids)
+    from exgrpo_cli.engines.vllm import VLLMGenerator
+    from exgrpo_cli.engines.vllm_canary import Canary
+    from exgrpo_cli.engines.vllm_engine import VLLMSettings
+
+    settings = VLLMSettings(
+        folder=locate(config.backbone, config.tiny),
+        dtype=config.backbone.dtype,
+        device=device.type,
+        max_tokens=longest_row(config, backbone, prompts),
+        max_rows=config.rollout.max_rows,
+        gpu_memory_fraction=config.rollout.gpu_memory_fraction,
+        tensor_parallel=config.rollout.tensor_parallel,
+        hf_overrides=config_overrides(config, backbone),
+    )
+    canary = Canary.of_prompt(next(iter(prompts.values())), config.rollout.temperature)
+    return VLLMGenerator(settings, eos_ids=backbone.eos_ids, canary=canary)
+
+
+def longest_row(config: Config, backbone: Backbone, prompts: Prompts) -> int:
+    """Tokens of the longest prompt with the longest response; raises InputError when the window is smaller."""
+    longest = max(map(len, prompts.values()))
+    needed = longest + config.rollout.max_response_tokens
+    window = getattr(backbone.model.config, "max_position_embeddings", None)
+    if window is not None and needed > window:
+        raise InputError(
+            f"the longest prompt has {longest} tokens and rollout.max_response_tokens = "
+            f"{config.rollout.max_response_tokens}: {needed} exceed the backbone's window of {window}. Lower "
+            f"rollout.max_response_tokens to {window - longest}, or raise backbone.max_position_embeddings."
+        )
+    return needed
+
+
+def config_overrides(config: Config, backbone: Backbone) -> dict[str, Any]:
+    """Where the run's model config differs from its folder's: an engine that reads the folder must be told."""
+    changed = backbone.model.config
+    overrides: dict[str, Any] = {}
+    if config.backbone.rope_theta:
+        overrides["rope_parameters"] = dict(changed.rope_parameters)
+    if config.backbone.max_position_embeddings:
+        overrides["max_position_embeddings"] = changed.max_position_embeddings
+    return overrides
