@@ -1,10 +1,17 @@
 """Writing a trained model as a Hugging Face folder that loads as in any model card."""
 
+import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
+from safetensors.torch import save_file
+from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+SHARD_BYTES = 2**31
+"""Weights held at once, and the size of a file, where they come one by one."""
 
 CARD = """---
 library_name: transformers
@@ -35,15 +42,21 @@ def export_model(
     *,
     eos_ids: tuple[int, ...],
     card: str | None = None,
+    weights: Iterator[tuple[str, Tensor]] | None = None,
 ) -> None:
     """Write safetensors, configuration, tokenizer, chat template and generation config; renamed into place when whole.
 
-    An existing `folder` is replaced only after the new one is complete.
+    An existing `folder` is replaced only after the new one is complete. `weights` are written instead of the model's
+    own, in several files, with at most SHARD_BYTES of them in memory.
     """
     partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    model.save_pretrained(partial)
+    if weights is None:
+        model.save_pretrained(partial)
+    else:
+        model.config.save_pretrained(partial)
+        write_shards(weights, partial, stored={name for name, _ in model.named_parameters()})
     tokenizer.save_pretrained(partial)
     GenerationConfig(
         do_sample=True,
@@ -58,6 +71,35 @@ def export_model(
     if folder.exists():
         shutil.rmtree(folder)
     partial.rename(folder)
+
+
+def write_shards(weights: Iterator[tuple[str, Tensor]], folder: Path, *, stored: set[str]) -> None:
+    """Write the weights named in `stored` as safetensors of about SHARD_BYTES and the index that names their files.
+
+    Tied weights come under each of their names and are stored under the first. All of `weights` is read.
+    """
+    shard: dict[str, Tensor] = {}
+    file_of: dict[str, str] = {}
+    size, total = 0, 0
+
+    def write() -> None:
+        name = f"model-{len(set(file_of.values())) + 1:05d}.safetensors"
+        save_file(shard, folder / name, metadata={"format": "pt"})
+        file_of.update(dict.fromkeys(shard, name))
+        shard.clear()
+
+    for name, tensor in weights:
+        if name not in stored:
+            continue
+        nbytes = tensor.numel() * tensor.element_size()
+        if shard and size + nbytes > SHARD_BYTES:
+            write()
+            size = 0
+        shard[name] = tensor.detach().cpu().clone()
+        size, total = size + nbytes, total + nbytes
+    write()
+    index = {"metadata": {"total_size": total}, "weight_map": file_of}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
 def model_card(*, title: str, description: str, folder: str, example: str, max_new_tokens: int) -> str:

@@ -84,6 +84,11 @@ class Policy(Protocol):
         """Updates skipped since the last applied one; part of what `save` writes."""
         ...
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether no rank holds the whole model: its weights can then only be read through `named_weights`."""
+        ...
+
     def score(self, sequences: Sequence[TokenSequence]) -> list[TokenScores]:
         """Log-probs and entropies of the response tokens under the current weights, at the rollout temperature."""
         ...
@@ -93,7 +98,10 @@ class Policy(Protocol):
         ...
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor of the state dict, tied ones under each of their names, one at a time."""
+        """Every tensor of the state dict, tied ones under each of their names, one at a time.
+
+        All ranks read it to its end together; a tensor holds until the next one is asked for.
+        """
         ...
 
     def save(self, folder: Path) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
-from exgrpo_cli.engines.protocols import Generator
+from exgrpo_cli.engines.protocols import Generator, Score
 from exgrpo_cli.engines.ranks import Ranks
 from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams
 
@@ -38,8 +38,11 @@ class RankedGenerator:
                     on_finished(index, rollout)
         return groups
 
-    def sync(self, weights: Iterator[tuple[str, Tensor]], weight_version: int) -> None:
-        self.local.sync(weights, weight_version)
+    def sleep(self) -> None:
+        self.local.sleep()
+
+    def sync(self, weights: Iterator[tuple[str, Tensor]], weight_version: int, score: Score | None = None) -> None:
+        self.local.sync(weights, weight_version, score)
 
     def close(self) -> None:
         self.local.close()

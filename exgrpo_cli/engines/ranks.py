@@ -48,7 +48,7 @@ class Ranks:
         self.local_rank = local_rank
         """Position among the ranks of this host: the number of its GPU."""
         self.local_world_size = local_world_size
-        self._store: dist.Store | None = None
+        self._store: Any = None
         self._objects: dist.ProcessGroup | None = None
 
     @classmethod
@@ -151,6 +151,15 @@ class Ranks:
         if self.world_size > 1:
             with _naming_the_cause("wait for the other ranks"):
                 dist.monitored_barrier(group=self._objects, timeout=COLLECTIVE_TIMEOUT)
+
+    @contextmanager
+    def first_on_host(self) -> Iterator[None]:
+        """Let one rank of each host run the body before the others: what it builds or downloads, they find."""
+        if self.local_rank > 0:
+            self.barrier()
+        yield
+        if self.local_rank == 0:
+            self.barrier()
 
     @contextmanager
     def together(self) -> Iterator[None]:

@@ -62,6 +62,7 @@ class TorchPolicy:
         ranks: Ranks = ALONE,
     ) -> None:
         self.model = model
+        self.is_sharded = False
         self.weight_version = 0
         self.num_updates = 0
         self.consecutive_skips = 0
@@ -107,6 +108,8 @@ class TorchPolicy:
         yield from self.model.state_dict().items()
 
     def save(self, folder: Path) -> None:
+        if not self._ranks.is_main:
+            return
         state = PolicyState(
             weight_version=self.weight_version, num_updates=self.num_updates, consecutive_skips=self.consecutive_skips
         )

@@ -7,11 +7,13 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from exgrpo_cli.algo.objective import ObjectiveSettings
-from exgrpo_cli.backbones.load import Backbone, load_backbone
+from exgrpo_cli.backbones.load import Backbone, load_backbone, locate
 from exgrpo_cli.data.prompts import Template, answer_format, check_prompt_lengths, choose_template, encode
 from exgrpo_cli.data.stream import QuestionStream
 from exgrpo_cli.engines.hf import HFGenerator
 from exgrpo_cli.engines.optimizer import OptimizerSettings
+from exgrpo_cli.engines.ranked_generator import RankedGenerator
+from exgrpo_cli.engines.ranks import Ranks
 from exgrpo_cli.engines.torch_policy import TorchPolicy
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.grading import GradingPool
@@ -23,17 +25,27 @@ from exgrpo_cli.training.checkpoint import latest_step
 from exgrpo_cli.training.journal import RunFolder
 from exgrpo_cli.training.loop import Parts
 from exgrpo_cli.training.questions import RunQuestions
+from exgrpo_cli.training.ranked_buffer import AnyBuffer, RankedBuffer
+from exgrpo_cli.training.ranked_pool import RankedPool
 from exgrpo_cli.training.reporter import Reporter
 from exgrpo_cli.training.state import make_generators
 
 
-def choose_device(requested: str) -> torch.device:
-    """The device of the policy. Raises InputError when a GPU is asked for and none is visible."""
+def choose_device(requested: str, local_rank: int = 0) -> torch.device:
+    """The device of the policy: each rank of a host takes the GPU of its number.
+
+    Raises InputError when a GPU is asked for and none is visible, or there are fewer GPUs than ranks.
+    """
     if requested == "cuda" and not torch.cuda.is_available():
         raise InputError("run.device = 'cuda', but no GPU is visible: use --device cpu, or check CUDA_VISIBLE_DEVICES.")
-    if requested == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(requested)
+    if requested == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    if local_rank >= torch.cuda.device_count():
+        raise InputError(
+            f"local rank {local_rank} has no GPU, this host shows {torch.cuda.device_count()}: start at most one rank "
+            "per GPU, or use --device cpu."
+        )
+    return torch.device("cuda", local_rank)
 
 
 def make_pool(config: Config) -> GradingPool:
@@ -54,20 +66,28 @@ def choose_run_template(config: Config, tokenizer: PreTrainedTokenizerBase) -> T
 
 
 def assemble(
-    config: Config, folder: RunFolder, questions: RunQuestions, pool: GradingPool, reporter: Reporter, stack: ExitStack
+    config: Config,
+    folder: RunFolder,
+    questions: RunQuestions,
+    pool: GradingPool,
+    reporter: Reporter,
+    stack: ExitStack,
+    ranks: Ranks,
 ) -> Parts:
     """Load the backbone and build engines, stream and a new experience buffer's place; `stack` closes them.
 
     The buffer is opened by `open_buffer` once it is known whether the run is new. Raises InputError for a prompt over
     the limit, a template the backbone cannot fill, or an engine that is not there.
     """
-    device = choose_device(config.run.device)
+    device = choose_device(config.run.device, ranks.local_rank)
+    with ranks.first_on_host():
+        locate(config.backbone, config.tiny, reporter.progress)
     backbone = load_backbone(config.backbone, config.tiny, device, reporter.progress)
     template = choose_run_template(config, backbone.tokenizer)
     everything = [*questions.train, *questions.heldout]
     check_prompt_lengths(template, everything, backbone.tokenizer, max_tokens=config.data.max_prompt_tokens)
     check_window(config, backbone)
-    policy = make_policy(config, backbone)
+    policy = make_policy(config, backbone, ranks)
     generator = HFGenerator(backbone.model, max_rows=config.rollout.max_rows, eos_ids=backbone.eos_ids)
     stack.callback(generator.close)
     rngs = make_generators(config.run.seed)
@@ -77,12 +97,13 @@ def assemble(
         prompts={question.id: encode(template, question, backbone.tokenizer) for question in everything},
         answer_format=answer_format(template, require_eos=config.rollout.require_eos),
         backbone=backbone,
-        generator=generator,
+        generator=RankedGenerator(generator, ranks) if ranks.world_size > 1 else generator,
         policy=policy,
-        pool=pool,
+        pool=RankedPool(pool, ranks) if ranks.world_size > 1 else pool,
         stream=QuestionStream([question.id for question in questions.train], rngs["stream"]),
-        buffer=open_buffer(config, folder, questions, template, backbone, stack),
+        buffer=open_shared_buffer(config, folder, questions, template, backbone, stack, ranks),
         rngs=rngs,
+        ranks=ranks,
     )
 
 
@@ -97,7 +118,7 @@ def check_window(config: Config, backbone: Backbone) -> None:
         )
 
 
-def make_policy(config: Config, backbone: Backbone) -> TorchPolicy:
+def make_policy(config: Config, backbone: Backbone, ranks: Ranks) -> TorchPolicy:
     """The training engine with this run's objective and optimizer."""
     objective, optim = config.objective, config.optim
     return TorchPolicy(
@@ -126,7 +147,24 @@ def make_policy(config: Config, backbone: Backbone) -> TorchPolicy:
         ),
         micro_batch_tokens=optim.microbatch_tokens,
         gradient_checkpointing=config.backbone.gradient_checkpointing,
+        ranks=ranks,
     )
+
+
+def open_shared_buffer(
+    config: Config,
+    folder: RunFolder,
+    questions: RunQuestions,
+    template: Template,
+    backbone: Backbone,
+    stack: ExitStack,
+    ranks: Ranks,
+) -> AnyBuffer | None:
+    """The experience buffer as every rank sees it: rank 0 alone opens it."""
+    if not (config.replay.enabled or config.replay.retirement):
+        return None
+    own = open_buffer(config, folder, questions, template, backbone, stack) if ranks.is_main else None
+    return RankedBuffer(own, ranks) if ranks.world_size > 1 else own
 
 
 def open_buffer(

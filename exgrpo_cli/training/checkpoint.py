@@ -36,28 +36,51 @@ def save_checkpoint(checkpoints: Path, parts: Parts, state: RunState, *, keep: i
     """
     name = folder_name(state.step)
     partial = checkpoints / f".{name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
+
+    def begin() -> None:
+        shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
-        parts.policy.save(partial / "policy")
-        export_model(parts.backbone.model, parts.backbone.tokenizer, partial / "model", eos_ids=parts.backbone.eos_ids)
+
+    def complete() -> None:
         write_atomic(partial / "state.json", json.dumps(snapshot(parts, state)))
         sync_tree(partial)
         if (checkpoints / name).exists():
             shutil.rmtree(checkpoints / name)
         partial.rename(checkpoints / name)
+        point_at(checkpoints, name, state, keep=keep)
+
+    try:
+        parts.ranks.from_main(begin)
+        parts.policy.save(partial / "policy")
+        export_weights(parts, partial / "model")
+        parts.ranks.from_main(complete)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise RunError(
             f"checkpoint {checkpoints / name} cannot be written: {error.strerror or error}. "
             "Earlier checkpoints are whole."
         ) from error
+    if parts.buffer is not None:
+        parts.buffer.compact(complete_steps(checkpoints))
+
+
+def export_weights(parts: Parts, folder: Path, *, card: str | None = None) -> None:
+    """Write the current weights as a Hugging Face folder; every rank takes part, rank 0 writes."""
+    backbone, weights = parts.backbone, parts.policy.named_weights() if parts.policy.is_sharded else None
+    if parts.ranks.is_main:
+        export_model(backbone.model, backbone.tokenizer, folder, eos_ids=backbone.eos_ids, card=card, weights=weights)
+    elif weights is not None:
+        for _ in weights:
+            # Gathering a weight takes all ranks.
+            pass
+
+
+def point_at(checkpoints: Path, name: str, state: RunState, *, keep: int) -> None:
+    """Name the new checkpoint the latest, and the best where it is, then drop old ones."""
     write_atomic(checkpoints / "latest", name + "\n")
     if state.best_step == state.step:
         write_atomic(checkpoints / "best", name + "\n")
     drop_old(checkpoints, keep=keep, best=state.best_step)
-    if parts.buffer is not None:
-        parts.buffer.compact(complete_steps(checkpoints))
 
 
 def drop_old(checkpoints: Path, *, keep: int, best: int) -> None:
@@ -80,15 +103,18 @@ def load_checkpoint(folder: Path, parts: Parts) -> RunState:
 
     Raises InputError when the folder is not a whole checkpoint.
     """
-    path = folder / "state.json"
-    try:
-        saved = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read ({error}): resume from another checkpoint or start anew.") from error
+    saved = parts.ranks.from_main(lambda: read_state(folder / "state.json"))
     parts.policy.load(folder / "policy")
     parts.stream.restore(saved["stream"])
     restore_generators(parts.rngs, saved["generators"])
     return RunState.from_json(saved["state"])
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read ({error}): resume from another checkpoint or start anew.") from error
 
 
 def restore_generators(rngs: Mapping[str, np.random.Generator], saved: Mapping[str, Any]) -> None:

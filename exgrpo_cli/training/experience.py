@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import Int32
 
 from exgrpo_cli.engines.protocols import Policy
-from exgrpo_cli.replay.buffer import ExperienceBuffer
 from exgrpo_cli.replay.selection import Candidates
 from exgrpo_cli.training.groups import Replayed
+from exgrpo_cli.training.ranked_buffer import AnyBuffer
 from exgrpo_cli.types import TokenScores, TokenSequence, Trajectory
 
 Prompts = Mapping[str, Int32[np.ndarray, "prompt_tokens"]]
@@ -35,7 +35,7 @@ NOTHING = Experience(replayed={}, metrics={"replay/used": 0})
 
 
 def draw_experience(
-    buffer: ExperienceBuffer,
+    buffer: AnyBuffer,
     policy: Policy,
     prompts: Prompts,
     *,
@@ -90,7 +90,7 @@ def draw_experience(
 
 
 def measure(
-    buffer: ExperienceBuffer,
+    buffer: AnyBuffer,
     policy: Policy,
     prompts: Prompts,
     candidates: list[Candidates],

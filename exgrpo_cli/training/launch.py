@@ -11,21 +11,28 @@ from typing import Any
 
 import torch
 
-from exgrpo_cli.backbones.export import export_model, model_card
+from exgrpo_cli.backbones.export import model_card
 from exgrpo_cli.backbones.machine import survey_machine
 from exgrpo_cli.config import to_toml
+from exgrpo_cli.engines.ranks import ALONE, Ranks
 from exgrpo_cli.errors import InputError, Interrupted
 from exgrpo_cli.plots import save_all
 from exgrpo_cli.settings import Config
 from exgrpo_cli.training.assemble import assemble, choose_device, make_pool
+from exgrpo_cli.training.checkpoint import export_weights, latest_step, load_checkpoint, save_checkpoint
 from exgrpo_cli.training.checkpoint import folder_name as checkpoint_name
-from exgrpo_cli.training.checkpoint import latest_step, load_checkpoint, save_checkpoint
 from exgrpo_cli.training.environment import describe_environment, peak_memory_bytes
 from exgrpo_cli.training.groups import Group
 from exgrpo_cli.training.journal import RunFolder, write_atomic
 from exgrpo_cli.training.loop import Parts, run_step, sync
-from exgrpo_cli.training.questions import check_answers, load_questions, store_questions, stored_questions
-from exgrpo_cli.training.reporter import Reporter
+from exgrpo_cli.training.questions import (
+    RunQuestions,
+    check_answers,
+    load_questions,
+    store_questions,
+    stored_questions,
+)
+from exgrpo_cli.training.reporter import Reporter, SilentReporter
 from exgrpo_cli.training.run_plan import settle_ranks
 from exgrpo_cli.training.signals import Stopper
 from exgrpo_cli.training.state import RunState
@@ -69,22 +76,29 @@ class Session:
             )
 
 
-def train(config: Config, path: Path, *, resume: bool = False, reporter: Reporter) -> dict[str, Any]:
+def train(
+    config: Config, path: Path, *, resume: bool = False, reporter: Reporter, ranks: Ranks = ALONE
+) -> dict[str, Any]:
     """Train in the run folder `path` and return what its `summary.json` holds.
 
-    Raises InputError before work starts, RunError when the work stops under way, and Interrupted after a stop signal,
-    with the state saved.
+    Under several ranks each of them calls this; rank 0 alone writes the folder, but for the shards of a sharded
+    optimizer, and speaks through `reporter`. Raises InputError before work starts, RunError when the work stops under
+    way, and Interrupted after a stop signal, with the state saved.
     """
-    config = pin_choices(settle_ranks(config, survey_machine()))
+    started = ranks.local_world_size if ranks.world_size > 1 else 0
+    config = pin_choices(settle_ranks(config, survey_machine(), started), ranks)
     refuse_missing_engines(config)
     torch.set_num_threads(config.run.threads)
+    ranks.connect(choose_device(config.run.device, ranks.local_rank))
+    path = ranks.from_main(lambda: path)
     with Stopper() as stopper, ExitStack() as stack:
-        folder = RunFolder.existing(path) if resume else RunFolder.create(path)
-        stack.enter_context(folder.locked())
+        folder = ranks.from_main(lambda: RunFolder.existing(path) if resume else RunFolder.create(path))
+        ranks.from_main(lambda: stack.enter_context(folder.locked()))
         try:
-            session = open_session(config, folder, stopper, reporter, stack)
+            speaker = reporter if ranks.is_main else SilentReporter()
+            session = open_session(config, folder, stopper, speaker, stack, ranks, is_new=not resume)
         except BaseException:
-            if not folder.config.exists():
+            if ranks.is_main and not folder.config.exists():
                 shutil.rmtree(path)
             raise
         try:
@@ -97,11 +111,20 @@ def train(config: Config, path: Path, *, resume: bool = False, reporter: Reporte
         return finish(session)
 
 
-def pin_choices(config: Config) -> Config:
-    """Settings that say "choose" replaced by the choice, so that `config.toml` repeats the run."""
+def pin_choices(config: Config, ranks: Ranks) -> Config:
+    """Settings that say "choose" replaced by the choice, so that `config.toml` repeats the run.
+
+    Raises InputError for several ranks that nobody has started.
+    """
+    if config.run.nproc > 1 and ranks.world_size == 1:
+        raise InputError(
+            f"run.nproc = {config.run.nproc}, but this process is the only rank: start it with `exgrpo train --nproc "
+            f"{config.run.nproc}` or torchrun."
+        )
     run = dataclasses.replace(
         config.run,
-        threads=choose_threads(config.run.threads),
+        nproc=ranks.local_world_size,
+        threads=choose_threads(config.run.threads, processes=ranks.local_world_size),
         device="cuda" if choose_device(config.run.device).type == "cuda" else "cpu",
     )
     optim = config.optim
@@ -115,37 +138,42 @@ def refuse_missing_engines(config: Config) -> None:
     for key, value, known in (
         ("rollout.engine", config.rollout.engine, "hf"),
         ("optim.engine", config.optim.engine, "torch"),
-        ("run.nproc", config.run.nproc, 1),
         ("run.log", config.run.log, ()),
     ):
         if value != known:
             raise InputError(f"{key} = {value!r} is not in this version yet: use {known!r}.")
 
 
-def open_session(config: Config, folder: RunFolder, stopper: Stopper, reporter: Reporter, stack: ExitStack) -> Session:
+def open_session(
+    config: Config,
+    folder: RunFolder,
+    stopper: Stopper,
+    reporter: Reporter,
+    stack: ExitStack,
+    ranks: Ranks,
+    *,
+    is_new: bool,
+) -> Session:
     """Everything up to the first step; a new run's folder gets its `config.toml` last, when all else is in place."""
     started = time.perf_counter()
-    is_new = not folder.config.exists()
     with stopper.immediate():
-        questions = load_questions(config, reporter) if is_new else stored_questions(folder.data)
+        questions = ranks.from_main(
+            lambda: load_questions(config, reporter) if is_new else stored_questions(folder.data)
+        )
         pool = stack.enter_context(make_pool(config))
         if is_new:
-            check_answers(config, pool, questions.train)
-        parts = assemble(config, folder, questions, pool, reporter, stack)
+            ranks.from_main(lambda: check_answers(config, pool, questions.train))
+        parts = assemble(config, folder, questions, pool, reporter, stack, ranks)
         if is_new:
-            store_questions(folder.data, config, questions)
-            folder.write_json(folder.path / "environment.json", describe_environment(config, questions.train_hash))
-        step = latest_step(folder.checkpoints)
+            ranks.from_main(lambda: describe_run(config, folder, questions, ranks))
+        step = ranks.from_main(lambda: latest_step(folder.checkpoints))
         if step is None:
             state = RunState()
             warm_start(config, parts, reporter, is_new=is_new)
         else:
             state = load_checkpoint(folder.checkpoints / checkpoint_name(step), parts)
         sync(parts)
-        folder.cut_back(state.step)
-        if not is_new and state.step >= config.run.steps and folder.summary.exists():
-            raise InputError(f"{folder.path} has finished its {state.step} steps: raise --steps to go on.")
-        write_atomic(folder.config, to_toml(config))
+        ranks.from_main(lambda: begin_writing(config, folder, state))
     session = Session(
         folder=folder,
         parts=parts,
@@ -157,6 +185,21 @@ def open_session(config: Config, folder: RunFolder, stopper: Stopper, reporter: 
     )
     state.add_seconds("setup", time.perf_counter() - started)
     return session
+
+
+def describe_run(config: Config, folder: RunFolder, questions: RunQuestions, ranks: Ranks) -> None:
+    """Put on disk what a new run is made of."""
+    store_questions(folder.data, config, questions)
+    environment = describe_environment(config, questions.train_hash) | {"ranks": ranks.world_size}
+    folder.write_json(folder.path / "environment.json", environment)
+
+
+def begin_writing(config: Config, folder: RunFolder, state: RunState) -> None:
+    """Bring the folder to the step the run goes on from; raises InputError where no step is left."""
+    folder.cut_back(state.step)
+    if state.step >= config.run.steps and folder.summary.exists():
+        raise InputError(f"{folder.path} has finished its {state.step} steps: raise --steps to go on.")
+    write_atomic(folder.config, to_toml(config))
 
 
 def warm_start(config: Config, parts: Parts, reporter: Reporter, *, is_new: bool) -> None:
@@ -191,17 +234,19 @@ def run(session: Session) -> None:
         line = result.line
         if config.validation.every and state.step % config.validation.every == 0 and session.heldout:
             line |= validation_metrics(session)
-        session.folder.append_metrics(line)
-        session.folder.append_samples(state.step, samples(result.groups, config.run.samples_per_step))
+        if session.parts.ranks.is_main:
+            session.folder.append_metrics(line)
+            session.folder.append_samples(state.step, samples(result.groups, config.run.samples_per_step))
         session.reporter.step(line, config.run.steps)
+        stopping = session.parts.ranks.any(session.stopper.requested)
         due = state.step % config.run.save_every == 0 or state.step == config.run.steps
-        if due or state.best_step == state.step or session.stopper.requested:
+        if due or state.best_step == state.step or stopping:
             session.save()
-        if session.stopper.requested and state.step < config.run.steps:
+        if stopping and state.step < config.run.steps:
             raise KeyboardInterrupt
     if state.finished != "all questions retired":
         state.finished = "steps reached"
-    elif latest_step(session.folder.checkpoints) != state.step:
+    elif session.parts.ranks.from_main(lambda: latest_step(session.folder.checkpoints)) != state.step:
         session.save()
 
 
@@ -230,9 +275,10 @@ def finish(session: Session) -> dict[str, Any]:
                 export_run_model(session, after)
             session.count_wall_time()
             summary = summarise(session, after)
-            folder.write_json(folder.summary, summary)
-            if parts.config.run.plots:
-                save_all(folder.path)
+            if parts.ranks.is_main:
+                folder.write_json(folder.summary, summary)
+                if parts.config.run.plots:
+                    save_all(folder.path)
     except KeyboardInterrupt:
         raise Interrupted(
             f"stopped after the last step, state saved; go on with: exgrpo train --resume --output {folder.path}"
@@ -262,9 +308,7 @@ def export_run_model(session: Session, after: dict[str, Any]) -> None:
         example=example,
         max_new_tokens=config.rollout.max_response_tokens,
     )
-    export_model(
-        parts.backbone.model, parts.backbone.tokenizer, session.folder.model, eos_ids=parts.backbone.eos_ids, card=card
-    )
+    export_weights(parts, session.folder.model, card=card)
 
 
 def summarise(session: Session, after: dict[str, Any]) -> dict[str, Any]:
@@ -281,7 +325,7 @@ def summarise(session: Session, after: dict[str, Any]) -> dict[str, Any]:
         "tokens": {"generated": state.tokens_generated, "trained": state.tokens_trained},
         "updates": {"applied": state.updates_applied, "skipped": state.updates_skipped},
         "wall_seconds": {name: round(seconds, 3) for name, seconds in sorted(state.seconds.items())},
-        "peak_memory_bytes": peak_memory_bytes(),
+        "peak_memory_bytes": max(parts.ranks.gather(peak_memory_bytes())),
         "mixed_from_step": state.start_exceeded_at + 1 if state.start_exceeded_at >= 0 else None,
         "replay": {
             "questions": buffer.num_questions if buffer else 0,

@@ -3,7 +3,7 @@
 Where we depart from the released code: `docs/algorithm.md`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +14,10 @@ from exgrpo_cli.algo.batching import split_minibatches
 from exgrpo_cli.backbones.load import Backbone
 from exgrpo_cli.data.stream import QuestionStream
 from exgrpo_cli.engines.protocols import Generator, Policy, UpdateReport
+from exgrpo_cli.engines.ranks import ALONE, Ranks
 from exgrpo_cli.errors import RunError
-from exgrpo_cli.grading import GradingItem, GradingPool
-from exgrpo_cli.replay.buffer import ExperienceBuffer, Success, Visit
+from exgrpo_cli.grading import GradingItem
+from exgrpo_cli.replay.buffer import Success, Visit
 from exgrpo_cli.seeds import rollout_seed
 from exgrpo_cli.settings import Config
 from exgrpo_cli.training.experience import NOTHING, Experience, Prompts, draw_experience, experiential_count
@@ -30,6 +31,8 @@ from exgrpo_cli.training.metrics import (
     policy_entropy,
     update_metrics,
 )
+from exgrpo_cli.training.ranked_buffer import AnyBuffer
+from exgrpo_cli.training.ranked_pool import AnyPool
 from exgrpo_cli.training.state import RunState
 from exgrpo_cli.types import (
     AnswerFormat,
@@ -55,11 +58,13 @@ class Parts:
     backbone: Backbone
     generator: Generator
     policy: Policy
-    pool: GradingPool
+    pool: AnyPool
     stream: QuestionStream
-    buffer: ExperienceBuffer | None
+    buffer: AnyBuffer | None
     """None when neither replay nor retirement is on."""
     rngs: Mapping[str, np.random.Generator]
+    ranks: Ranks = ALONE
+    """Engines, pool and buffer share their work by it; the step itself never asks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +90,7 @@ def run_step(parts: Parts, state: RunState, step: int) -> StepResult | None:
     if experience.given_back:
         notes.append(f"step {step}: effective sample size below replay.ess_bound; the step is fresh")
     wanted = config.rollout.questions_per_step - len(experience.replayed)
-    retired = parts.buffer.retired if parts.buffer is not None else frozenset()
+    retired: Collection[str] = parts.buffer.retired if parts.buffer is not None else frozenset()
     fresh_ids = parts.stream.take(wanted, retired=retired, experiential=frozenset(experience.replayed))
     if not fresh_ids and not experience.replayed:
         return None
@@ -287,7 +292,7 @@ def sync(parts: Parts) -> None:
     parts.generator.sync(parts.policy.named_weights(), parts.policy.weight_version, parts.policy.score)
 
 
-def buffer_metrics(buffer: ExperienceBuffer | None) -> dict[str, int]:
+def buffer_metrics(buffer: AnyBuffer | None) -> dict[str, int]:
     """What the buffer holds after the step."""
     if buffer is None:
         return {}

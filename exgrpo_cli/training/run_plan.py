@@ -110,8 +110,13 @@ def require_runnable(plan: RunPlan) -> None:
         raise InputError(f"this machine cannot run {plan.config.backbone.name}: {'; '.join(plan.missing)}.")
 
 
-def settle_ranks(config: Config, machine: Machine) -> Config:
-    """Replace `run.nproc = 0` by one rank per visible GPU, or by one on the CPU; kept where the GPUs are missing."""
+def settle_ranks(config: Config, machine: Machine, started: int = 0) -> Config:
+    """Replace `run.nproc = 0` by one rank per visible GPU, or by one on the CPU; kept where the GPUs are missing.
+
+    Where a launcher has already `started` ranks on this host, that is their number.
+    """
+    if started:
+        return replace(config, run=replace(config.run, nproc=started))
     if config.run.nproc or (needs_gpu(config) and not machine.gpus):
         return config
     ranks = len(machine.gpus) if runs_on_gpu(config, machine) else 1

@@ -8,9 +8,12 @@ of the moment, because another number of threads sums in another order and gives
 import os
 
 
-def choose_threads(requested: int, cores: int | None = None) -> int:
-    """Threads for torch: `requested` when above 0, else half of `cores` (default: those this process may use)."""
+def choose_threads(requested: int, cores: int | None = None, *, processes: int = 1) -> int:
+    """Threads for torch: `requested` when above 0, else each process's part of half of `cores`.
+
+    `cores` defaults to those this process may use.
+    """
     if requested > 0:
         return requested
     cores = cores if cores is not None else len(os.sched_getaffinity(0))
-    return max(1, cores // 2)
+    return max(1, cores // (2 * processes))

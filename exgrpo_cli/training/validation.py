@@ -3,9 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from exgrpo_cli.evaluation.records import QuestionRecord
+from exgrpo_cli.engines.ranked_generator import local_generator
+from exgrpo_cli.evaluation.records import Evaluation, QuestionRecord
 from exgrpo_cli.evaluation.runner import evaluate_questions
 from exgrpo_cli.training.loop import Parts
+from exgrpo_cli.training.ranked_pool import local_pool
 from exgrpo_cli.types import Question, SamplingParams
 
 
@@ -20,19 +22,20 @@ def validate(
     Returns {`pass_at_1`, `low`, `high`, `questions`, `samples`, `mean_tokens`, `clipped`}.
     """
     settings = parts.config.validation
+    own = parts.ranks.share(questions)
     done = 0
 
     def count(record: QuestionRecord) -> None:
         nonlocal done
         done += 1
-        on_progress(done, len(questions), what)
+        on_progress(done, len(own), what)
 
     evaluation = evaluate_questions(
-        questions=questions,
-        prompts=[parts.prompts[question.id] for question in questions],
-        generator=parts.generator,
+        questions=own,
+        prompts=[parts.prompts[question.id] for question in own],
+        generator=local_generator(parts.generator),
         decode=parts.backbone.decode,
-        pool=parts.pool,
+        pool=local_pool(parts.pool),
         answer_format=parts.answer_format,
         params=SamplingParams(
             temperature=settings.temperature,
@@ -43,6 +46,7 @@ def validate(
         seed=settings.seed,
         on_result=count,
     )
+    evaluation = Evaluation(records=tuple(parts.ranks.whole(evaluation.records)), samples=settings.samples)
     score = evaluation.score()
     return {
         "pass_at_1": score.value,
