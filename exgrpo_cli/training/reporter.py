@@ -59,7 +59,7 @@ class PlainReporter:
     def __init__(self, console: Console, interval: float = 10.0) -> None:
         self._console = console
         self._interval = interval
-        self._last: dict[str, float] = {}
+        self._last: dict[str, tuple[float, int]] = {}
         self._started: dict[str, tuple[float, int]] = {}
 
     def note(self, text: str) -> None:
@@ -79,9 +79,11 @@ class PlainReporter:
         now = time.monotonic()
         if what not in self._last:
             self._started[what] = (now, done)
-        elif done < total and now - self._last[what] < self._interval:
-            return False
-        self._last[what] = now
+        else:
+            shown_at, shown = self._last[what]
+            if done == shown or (done < total and now - shown_at < self._interval):
+                return False
+        self._last[what] = (now, done)
         return True
 
     def _remaining(self, what: str, done: int, total: int) -> str:
