@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
 from exgrpo_cli.backbones.tiny import build_tiny
@@ -97,10 +104,11 @@ def load_tokenizer(
     settings: BackboneSettings, tiny: TinySettings, progress: Progress | None = None
 ) -> PreTrainedTokenizerBase:
     """The backbone's tokenizer alone."""
-    return _tokenizer(locate(settings, tiny, progress, weights=False))
+    return read_tokenizer(locate(settings, tiny, progress, weights=False))
 
 
-def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a local folder. Raises InputError where transformers cannot load one."""
     try:
         return AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
@@ -123,7 +131,7 @@ def load_backbone(
 def load_folder(folder: Path, device: torch.device, settings: BackboneSettings | None = None) -> Backbone:
     """Load a local Hugging Face folder, `settings` overriding precision, rope base and window where given."""
     settings = settings or BackboneSettings()
-    tokenizer = _tokenizer(folder)
+    tokenizer = read_tokenizer(folder)
     try:
         config = AutoConfig.from_pretrained(folder)
         if settings.rope_theta:
@@ -141,10 +149,23 @@ def load_folder(folder: Path, device: torch.device, settings: BackboneSettings |
 
 def response_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Every token id that ends a response: the generation config's and the tokenizer's, ascending."""
-    declared = model.generation_config.eos_token_id if model.generation_config is not None else None
+    return _ends(model.generation_config, tokenizer, model.config.name_or_path or "the model")
+
+
+def declared_ends(folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """`response_ends` of a local folder's model, without loading it."""
+    try:
+        config = GenerationConfig.from_pretrained(folder)
+    except OSError:
+        config = GenerationConfig.from_model_config(AutoConfig.from_pretrained(folder))
+    return _ends(config, tokenizer, str(folder))
+
+
+def _ends(config: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase, name: str) -> tuple[int, ...]:
+    declared = config.eos_token_id if config is not None else None
     ids = {*(declared if isinstance(declared, list) else [declared]), tokenizer.eos_token_id} - {None}
     if not ids:
-        raise InputError(f"{model.config.name_or_path or 'the model'} declares no EOS token: set eos_token_id.")
+        raise InputError(f"{name} declares no EOS token: set eos_token_id.")
     return tuple(sorted(ids))
 
 

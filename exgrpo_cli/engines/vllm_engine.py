@@ -59,6 +59,17 @@ def require_vllm(device: str) -> None:
         raise InputError(f"the vllm engine needs vLLM, which is not installed: pip install 'exgrpo[{extra}]'.")
 
 
+def config_overrides(folder: Path, *, rope_theta: float, max_position_embeddings: int) -> dict[str, Any]:
+    """`VLLMSettings.hf_overrides` for another rope base or window than the folder's; 0 keeps the folder's."""
+    overrides: dict[str, Any] = {}
+    if rope_theta:
+        parameters = dict(AutoConfig.from_pretrained(folder).rope_parameters)
+        overrides["rope_parameters"] = parameters | {"rope_theta": rope_theta}
+    if max_position_embeddings:
+        overrides["max_position_embeddings"] = max_position_embeddings
+    return overrides
+
+
 def open_llm(settings: VLLMSettings) -> "LLM":
     """Start the engine in this process.
 

@@ -10,7 +10,6 @@ from exgrpo_cli.algo.objective import ObjectiveSettings
 from exgrpo_cli.backbones.load import Backbone, load_backbone, locate
 from exgrpo_cli.data.prompts import Template, answer_format, check_prompt_lengths, choose_template, encode
 from exgrpo_cli.data.stream import QuestionStream
-from exgrpo_cli.engines.hf import HFGenerator
 from exgrpo_cli.engines.optimizer import OptimizerSettings
 from exgrpo_cli.engines.ranked_generator import RankedGenerator
 from exgrpo_cli.engines.ranks import Ranks
@@ -22,6 +21,7 @@ from exgrpo_cli.replay.rules import BufferRules
 from exgrpo_cli.replay.schemas import LedgerIdentity
 from exgrpo_cli.settings import Config
 from exgrpo_cli.training.checkpoint import latest_step
+from exgrpo_cli.training.generators import make_generator
 from exgrpo_cli.training.journal import RunFolder
 from exgrpo_cli.training.loop import Parts
 from exgrpo_cli.training.questions import RunQuestions
@@ -88,13 +88,14 @@ def assemble(
     check_prompt_lengths(template, everything, backbone.tokenizer, max_tokens=config.data.max_prompt_tokens)
     check_window(config, backbone)
     policy = make_policy(config, backbone, ranks)
-    generator = HFGenerator(backbone.model, max_rows=config.rollout.max_rows, eos_ids=backbone.eos_ids)
+    prompts = {question.id: encode(template, question, backbone.tokenizer) for question in everything}
+    generator = make_generator(config, backbone, prompts, device)
     stack.callback(generator.close)
     rngs = make_generators(config.run.seed)
     return Parts(
         config=config,
         questions={question.id: question for question in everything},
-        prompts={question.id: encode(template, question, backbone.tokenizer) for question in everything},
+        prompts=prompts,
         answer_format=answer_format(template, require_eos=config.rollout.require_eos),
         backbone=backbone,
         generator=RankedGenerator(generator, ranks) if ranks.world_size > 1 else generator,
@@ -184,7 +185,7 @@ def open_buffer(
         template=template.name,
         group_size=config.rollout.group_size,
         questions_hash=questions.train_hash,
-        logprob_source="trainer",
+        logprob_source=config.rollout.logprobs,
     )
     rules = buffer_rules(config)
     question_ids = [question.id for question in questions.train]

@@ -1,7 +1,5 @@
 """The rollout engine that the settings name, with the backbone's weights."""
 
-from typing import Any
-
 import torch
 
 from exgrpo_cli.backbones.load import Backbone, locate
@@ -22,17 +20,22 @@ def make_generator(config: Config, backbone: Backbone, prompts: Prompts, device:
         return HFGenerator(backbone.model, max_rows=config.rollout.max_rows, eos_ids=backbone.eos_ids)
     from exgrpo_cli.engines.vllm import VLLMGenerator
     from exgrpo_cli.engines.vllm_canary import Canary
-    from exgrpo_cli.engines.vllm_engine import VLLMSettings
+    from exgrpo_cli.engines.vllm_engine import VLLMSettings, config_overrides
 
+    folder = locate(config.backbone, config.tiny)
     settings = VLLMSettings(
-        folder=locate(config.backbone, config.tiny),
+        folder=folder,
         dtype=config.backbone.dtype,
         device=device.type,
         max_tokens=longest_row(config, backbone, prompts),
         max_rows=config.rollout.max_rows,
         gpu_memory_fraction=config.rollout.gpu_memory_fraction,
         tensor_parallel=config.rollout.tensor_parallel,
-        hf_overrides=config_overrides(config, backbone),
+        hf_overrides=config_overrides(
+            folder,
+            rope_theta=config.backbone.rope_theta,
+            max_position_embeddings=config.backbone.max_position_embeddings,
+        ),
     )
     canary = Canary.of_prompt(next(iter(prompts.values())), config.rollout.temperature)
     return VLLMGenerator(settings, eos_ids=backbone.eos_ids, canary=canary)
@@ -50,14 +53,3 @@ def longest_row(config: Config, backbone: Backbone, prompts: Prompts) -> int:
             f"rollout.max_response_tokens to {window - longest}, or raise backbone.max_position_embeddings."
         )
     return needed
-
-
-def config_overrides(config: Config, backbone: Backbone) -> dict[str, Any]:
-    """Where the run's model config differs from its folder's: an engine that reads the folder must be told."""
-    changed = backbone.model.config
-    overrides: dict[str, Any] = {}
-    if config.backbone.rope_theta:
-        overrides["rope_parameters"] = dict(changed.rope_parameters)
-    if config.backbone.max_position_embeddings:
-        overrides["max_position_embeddings"] = changed.max_position_embeddings
-    return overrides

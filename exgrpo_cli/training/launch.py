@@ -3,7 +3,7 @@
 import dataclasses
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from exgrpo_cli.backbones.export import model_card
 from exgrpo_cli.backbones.machine import survey_machine
 from exgrpo_cli.config import to_toml
 from exgrpo_cli.engines.ranks import ALONE, Ranks
+from exgrpo_cli.engines.vllm_engine import require_vllm
 from exgrpo_cli.errors import InputError, Interrupted
 from exgrpo_cli.plots import save_all
 from exgrpo_cli.settings import Config
@@ -37,6 +38,7 @@ from exgrpo_cli.training.run_plan import settle_ranks
 from exgrpo_cli.training.signals import Stopper
 from exgrpo_cli.training.state import RunState
 from exgrpo_cli.training.threads import choose_threads
+from exgrpo_cli.training.trackers import Tracker, open_trackers, require_trackers
 from exgrpo_cli.training.validation import validate
 from exgrpo_cli.types import Question
 
@@ -49,6 +51,8 @@ class Session:
     parts: Parts
     state: RunState
     heldout: tuple[Question, ...]
+    trackers: Sequence[Tracker]
+    """Of rank 0 alone."""
     reporter: Reporter
     stopper: Stopper
     since: float
@@ -88,6 +92,7 @@ def train(
     started = ranks.local_world_size if ranks.world_size > 1 else 0
     config = pin_choices(settle_ranks(config, survey_machine(), started), ranks)
     refuse_missing_engines(config)
+    require_extras(config)
     torch.set_num_threads(config.run.threads)
     ranks.connect(choose_device(config.run.device, ranks.local_rank))
     path = ranks.from_main(lambda: path)
@@ -135,13 +140,16 @@ def pin_choices(config: Config, ranks: Ranks) -> Config:
 
 def refuse_missing_engines(config: Config) -> None:
     """A setting that would be ignored is refused: engines and trackers that this version does not have."""
-    for key, value, known in (
-        ("rollout.engine", config.rollout.engine, "hf"),
-        ("optim.engine", config.optim.engine, "torch"),
-        ("run.log", config.run.log, ()),
-    ):
+    for key, value, known in (("optim.engine", config.optim.engine, "torch"),):
         if value != known:
             raise InputError(f"{key} = {value!r} is not in this version yet: use {known!r}.")
+
+
+def require_extras(config: Config) -> None:
+    """Raise InputError naming the extra to install for the first engine or tracker whose package is not there."""
+    if config.rollout.engine == "vllm":
+        require_vllm(config.run.device)
+    require_trackers(config.run.log)
 
 
 def open_session(
@@ -173,11 +181,14 @@ def open_session(
         else:
             state = load_checkpoint(folder.checkpoints / checkpoint_name(step), parts)
         sync(parts)
+        names = config.run.log if ranks.is_main else ()
+        trackers = stack.enter_context(open_trackers(names, config, folder.path, step=state.step))
         ranks.from_main(lambda: begin_writing(config, folder, state))
     session = Session(
         folder=folder,
         parts=parts,
         state=state,
+        trackers=trackers,
         heldout=questions.heldout,
         reporter=reporter,
         stopper=stopper,
@@ -237,6 +248,8 @@ def run(session: Session) -> None:
         if session.parts.ranks.is_main:
             session.folder.append_metrics(line)
             session.folder.append_samples(state.step, samples(result.groups, config.run.samples_per_step))
+        for tracker in session.trackers:
+            tracker.log(line)
         session.reporter.step(line, config.run.steps)
         stopping = session.parts.ranks.any(session.stopper.requested)
         due = state.step % config.run.save_every == 0 or state.step == config.run.steps

@@ -29,6 +29,7 @@ from exgrpo_cli.training.metrics import (
     logprob_gap,
     pass_at_1,
     policy_entropy,
+    truncation,
     update_metrics,
 )
 from exgrpo_cli.training.ranked_buffer import AnyBuffer
@@ -125,6 +126,7 @@ def run_step(parts: Parts, state: RunState, step: int) -> StepResult | None:
         experience.metrics if config.replay.enabled else {},
         buffer_metrics(parts.buffer),
         logprob_gap(groups),
+        truncation(groups),
         update_metrics(reports),
         policy_entropy(groups),
         clock.metrics(),
@@ -227,6 +229,7 @@ def score_groups(
             fresh=tuple(members),
             scores=tuple(next(scores) for _ in members),
             replayed=experience.replayed.get(request.question_id),
+            tis_cap=parts.config.objective.tis_cap if parts.config.rollout.logprobs == "engine" else None,
         )
         for request, members in zip(requests, graded, strict=True)
     ]
@@ -254,12 +257,12 @@ def record_visits(parts: Parts, groups: Sequence[Group], step: int, *, collectin
 
 
 def successes(group: Group) -> Iterator[Success]:
-    """The group's correct fresh rollouts, with the log-probs that serve as pi_old in this step."""
-    for member, scores in zip(group.fresh, group.scores, strict=True):
+    """The group's correct fresh rollouts, with the log-probs of the policy that counts as their sampler."""
+    for member, scores, behaviour in zip(group.fresh, group.scores, group.behaviour_logprobs(), strict=True):
         if member.verdict is Verdict.CORRECT:
             yield Success(
                 token_ids=member.rollout.token_ids,
-                behaviour_logprobs=scores.logprobs,
+                behaviour_logprobs=behaviour,
                 entropy=scores.mean_entropy,
                 nll=scores.mean_nll,
             )
