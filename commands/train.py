@@ -1,5 +1,8 @@
 """`exgrpo train`: train a backbone."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -21,6 +24,7 @@ from exgrpo_cli.commands.options import (
 )
 
 if TYPE_CHECKING:
+    from exgrpo_cli.engines.ranks import Ranks
     from exgrpo_cli.settings import Config
     from exgrpo_cli.training.run_plan import RunPlan
 
@@ -80,9 +84,6 @@ def train(
       exgrpo train --backbone qwen-math-1.5b --dry-run
       exgrpo train --resume --output runs/baseline --steps 300
     """
-    from exgrpo_cli.backbones.machine import survey_machine
-    from exgrpo_cli.training.run_plan import plan_run, require_runnable, settle_ranks
-
     options = option_layer(
         {
             "run.steps": steps,
@@ -96,19 +97,18 @@ def train(
             **_warm_start(replay_from, with_retired),
         }
     )
-    settings = _settings(resume, output, config, backbone, method, options, assignments or [])
-    machine = survey_machine()
-    settings = settle_ranks(settings, machine)
-    run_folder = output or RUNS / f"{settings.run.method}-{settings.backbone.name}-{datetime.now():%Y%m%d-%H%M%S}"
-    plan = plan_run(settings, machine)
-    if dry_run:
-        _print_plan(settings, plan, json)
-        return
-    if plan.missing:
-        talk("\n".join(plan.lines()), quiet=quiet)
-    require_runnable(plan)
-    summary = _train(settings, run_folder, resume, quiet)
-    print_json(summary) if json else _print_result(summary, run_folder)
+    with _this_rank() as ranks:
+        settings = _settings(resume, output, config, backbone, method, options, assignments or [])
+        settings = _planned(settings, ranks, dry_run=dry_run, quiet=quiet, json=json)
+        if dry_run:
+            return
+        run_folder = output or RUNS / f"{settings.run.method}-{settings.backbone.name}-{datetime.now():%Y%m%d-%H%M%S}"
+        if ranks is None and settings.run.nproc > 1:
+            flags = {"--resume": resume, "--quiet": quiet, "--json": json, "--debug": debug}
+            raise typer.Exit(_start_ranks(settings, run_folder, [flag for flag, given in flags.items() if given]))
+        summary = _train(settings, run_folder, resume, quiet, ranks)
+        if ranks is None or ranks.is_main:
+            print_json(summary) if json else _print_result(summary, run_folder)
 
 
 def lasting(data: str | None) -> str | None:
@@ -154,6 +154,57 @@ def _settings(
     return resumed_config(output, backbone=backbone, method=method, options=options, assignments=assignments)
 
 
+@contextmanager
+def _this_rank() -> Iterator["Ranks | None"]:
+    """This process as a rank, where torchrun or another launcher has started it as one."""
+    if "RANK" not in os.environ:
+        yield None
+        return
+    from exgrpo_cli.engines.ranks import Ranks
+
+    ranks = Ranks.of_environment()
+    with ranks.together():
+        yield ranks
+
+
+def _planned(settings: "Config", ranks: "Ranks | None", *, dry_run: bool, quiet: bool, json: bool) -> "Config":
+    """The settings with the number of ranks settled; the plan printed where asked, or where something is missing."""
+    from exgrpo_cli.backbones.machine import survey_machine
+    from exgrpo_cli.training.run_plan import plan_run, require_runnable, settle_ranks
+
+    machine = survey_machine()
+    settings = settle_ranks(settings, machine, 0 if ranks is None else ranks.local_world_size)
+    plan = plan_run(settings, machine)
+    speaks = ranks is None or ranks.is_main
+    if dry_run:
+        if speaks:
+            _print_plan(settings, plan, json)
+        return settings
+    if plan.missing and speaks:
+        talk("\n".join(plan.lines()), quiet=quiet)
+    require_runnable(plan)
+    return settings
+
+
+def _start_ranks(settings: "Config", run_folder: Path, flags: list[str]) -> int:
+    """Run this command once per rank; returns the exit code."""
+    from tempfile import TemporaryDirectory
+
+    from exgrpo_cli.config import to_toml
+    from exgrpo_cli.engines.launching import RankLauncher
+
+    command = ["-m", "exgrpo_cli.commands", "train", "--output", str(run_folder), *flags]
+    with TemporaryDirectory(prefix="exgrpo-") as folder:
+        if "--resume" in flags:
+            # All but these is the run's own.
+            command += ["--steps", str(settings.run.steps), "--set", f"optim.horizon={settings.optim.horizon}"]
+        else:
+            file = Path(folder) / "config.toml"
+            file.write_text(to_toml(settings), encoding="utf-8")
+            command += ["--config", str(file)]
+        return RankLauncher(command, settings.run.nproc).run()
+
+
 def _print_plan(settings: "Config", plan: "RunPlan", json: bool) -> None:
     """The configuration as TOML with the plan as comments, so that the output is a file for `--config`."""
     import tomllib
@@ -167,13 +218,15 @@ def _print_plan(settings: "Config", plan: "RunPlan", json: bool) -> None:
         typer.echo("\n".join(f"# {line}" for line in plan.lines()) + f"\n\n{text}", nl=False)
 
 
-def _train(settings: "Config", run_folder: Path, resume: bool, quiet: bool) -> dict[str, Any]:
+def _train(settings: "Config", run_folder: Path, resume: bool, quiet: bool, ranks: "Ranks | None") -> dict[str, Any]:
+    from exgrpo_cli.engines.ranks import ALONE
     from exgrpo_cli.training import launch
     from exgrpo_cli.training.reporter import make_reporter
 
-    reporter = make_reporter(quiet=quiet)
+    ranks = ranks or ALONE
+    reporter = make_reporter(quiet=quiet or not ranks.is_main)
     try:
-        return launch.train(settings, run_folder, resume=resume, reporter=reporter)
+        return launch.train(settings, run_folder, resume=resume, reporter=reporter, ranks=ranks)
     finally:
         reporter.close()
 

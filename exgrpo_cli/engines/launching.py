@@ -1,0 +1,100 @@
+"""Starting the ranks of this host by torchrun's agent, and passing stop signals on to them.
+
+The agent runs beside the main thread, which is left to the signals: torchrun itself gives ranks 30 seconds after a
+Ctrl-C and then kills them, where a step under way and its checkpoint may take minutes.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from exgrpo_cli.errors import EXIT_DONE, EXIT_INTERRUPTED, RunError
+
+POLL_SECONDS = 0.2
+
+
+class RankLauncher:
+    """Runs `python ARGUMENTS` once per rank on this host and waits for the end of all."""
+
+    def __init__(self, arguments: Sequence[str], num_ranks: int) -> None:
+        self._arguments = list(arguments)
+        self._num_ranks = num_ranks
+        self._signals: list[int] = []
+        self._was_signalled = False
+        self._outcome: BaseException | None = None
+
+    def run(self) -> int:
+        """Exit code of the first rank that failed, which has said why, or 0.
+
+        Raises RunError where a rank was killed, or the ranks could not be started.
+        """
+        handlers = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        agent = threading.Thread(target=self._launch, daemon=True)
+        agent.start()
+        try:
+            while agent.is_alive():
+                agent.join(POLL_SECONDS)
+                self._pass_on()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        return self._exit_code()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._signals.append(number)
+
+    def _pass_on(self) -> None:
+        waiting, self._signals = self._signals, []
+        for number in waiting:
+            for process in child_processes():
+                os.kill(process, number)
+        if waiting:
+            self._was_signalled = True
+
+    def _launch(self) -> None:
+        # What a rank has to say it says itself; the agent would add a page on how torchrun ended.
+        logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=self._num_ranks,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            run_id=f"exgrpo-{os.getpid()}",
+            local_addr="localhost",
+            max_restarts=0,
+        )
+        try:
+            elastic_launch(config, sys.executable)(*self._arguments)
+        except BaseException as error:  # noqa: BLE001 - carried to the main thread, which raises it
+            self._outcome = error
+
+    def _exit_code(self) -> int:
+        if self._outcome is None:
+            return EXIT_DONE
+        if not isinstance(self._outcome, ChildFailedError):
+            raise RunError(f"the ranks could not be started or watched: {self._outcome}") from self._outcome
+        rank, failure = self._outcome.get_first_failure()
+        if failure.exitcode >= 0:
+            return failure.exitcode
+        if self._was_signalled:
+            return EXIT_INTERRUPTED
+        name = signal.Signals(-failure.exitcode).name
+        raise RunError(
+            f"rank {rank} was ended by {name}, most often for want of memory (see dmesg); go on with --resume from the "
+            "last checkpoint."
+        ) from self._outcome
+
+
+def child_processes() -> list[int]:
+    """Ids of the processes that this one has started and that still run."""
+    listed = [file.read_text() for file in Path("/proc/self/task").glob("*/children")]
+    return [int(process) for text in listed for process in text.split()]
