@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 from exgrpo_cli.engines.endpoint import Endpoint
 from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.evaluation.asking import EndpointAsker, endpoint_prompt
-from exgrpo_cli.evaluation.benchmarks import Benchmark, own_benchmark
+from exgrpo_cli.evaluation.benchmarks import Benchmark, Protocol, own_benchmark
 from exgrpo_cli.evaluation.folder import ResultsFolder
 from exgrpo_cli.evaluation.progress import EvaluationProgress
 from exgrpo_cli.evaluation.questions import benchmark_questions
@@ -115,7 +116,7 @@ def right_for_even_seeds(path: str, body: dict[str, Any], before: int) -> Reply:
 def session_of(benchmark: Benchmark, data: Path, endpoint: Endpoint) -> tuple[EndpointAsker, Session]:
     asker = EndpointAsker(endpoint)
     questions = benchmark_questions(benchmark, data)
-    prepared = asker.prepare(benchmark, questions.questions)
+    prepared = asker.prepare(benchmark, questions.questions, fits_window=True)
     return asker, Session(benchmark=benchmark, questions=questions, prepared=prepared, seed=0, batch_questions=None)
 
 
@@ -257,8 +258,9 @@ def test_prompts_for_a_server(tmp_path, serve):
     server = serve(lambda path, body, before: completion(path))
     (question,) = benchmark_questions(own_benchmark("sums"), questions_file(tmp_path, 1)).questions
     assert endpoint_prompt("step-by-step", question) == "User: 0+1=?\nAnswer: Let's think step by step.\n"
-    with pytest.raises(InputError, match="--template thought-solution continues an opened answer"):
-        endpoint_prompt("thought-solution", question)
+    system, user = endpoint_prompt("thought-solution", question)
+    assert (system.role, user.role, user.content) == ("system", "user", "0+1=?")
+    assert system.content.startswith("Your task is to follow a systematic")
     assert patient(server).respond(endpoint_prompt("chat", question), 1, PARAMS).text == "/v1/chat/completions"
     text_server = serve(
         lambda path, body, before: (
@@ -267,6 +269,17 @@ def test_prompts_for_a_server(tmp_path, serve):
         )
     )
     assert patient(text_server).respond("0+1=", 1, PARAMS).text == "/v1/completions"
+
+
+@pytest.mark.parametrize(("text", "correct"), [("<think>1</think> \\boxed{1}", 1), ("<think>1</think> It is 1.", 0)])
+def test_the_papers_template_asks_a_server_for_a_box(tmp_path, serve, text, correct):
+    server = serve(lambda path, body, before: completion(text))
+    benchmark = replace(own_benchmark("sums"), protocol=Protocol(template="thought-solution"))
+    asker, session = session_of(benchmark, questions_file(tmp_path, 1), patient(server))
+    result = run_session(asker, session, tmp_path / "results")
+    assert [message["role"] for message in server.bodies[0]["messages"]] == ["system", "user"]
+    assert result["verdicts"]["correct"] == correct
+    assert result["protocol"]["prompt"]["template"] == "thought-solution"
 
 
 def test_an_api_key_is_sent_and_not_shown(serve):

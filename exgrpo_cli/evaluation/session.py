@@ -69,7 +69,7 @@ class Session:
                 "samples": protocol.samples,
                 "temperature": protocol.temperature,
                 "top_p": protocol.top_p,
-                "max_tokens": protocol.max_tokens,
+                "max_tokens": self.prepared.max_tokens,
                 "seed": self.seed,
             },
             "grader": {"name": protocol.grader, "version": grader_version(protocol.grader)},
@@ -111,7 +111,7 @@ class Session:
             pool=pool,
             answer_format=self.prepared.answer_format,
             params=SamplingParams(
-                temperature=protocol.temperature, top_p=protocol.top_p, max_new_tokens=protocol.max_tokens
+                temperature=protocol.temperature, top_p=protocol.top_p, max_new_tokens=self.prepared.max_tokens
             ),
             samples=protocol.samples,
             seed=self.seed,
