@@ -76,15 +76,40 @@ def stored(path: Path, records: list[QuestionRecord], **values: object) -> Path:
 def test_majority_groups_equivalent_answers(pool: GradingPool):
     # Right: 2 votes. Wrong: 0.5 and 1/2 are one answer with 2 votes, 7 has one: a tie, the right one among the first.
     tie = record(question(1), ("4", RIGHT), ("4.0", RIGHT), ("0.5", WRONG), ("\\frac{1}{2}", WRONG), ("7", WRONG))
-    assert majority_at_k([tie], WHOLE, pool) == 0.5
+    assert majority_at_k([tie], WHOLE, pool, {}) == 0.5
     # With a third spelling of one half the wrong group wins.
     lost = record(question(2), ("4", RIGHT), ("2+2", RIGHT), ("0.5", WRONG), ("\\frac12", WRONG), ("2/4", WRONG))
-    assert majority_at_k([lost], WHOLE, pool) == 0.0
+    assert majority_at_k([lost], WHOLE, pool, {}) == 0.0
     # Wrong answers that all differ lose to two right ones; samples without an answer do not vote.
     won = record(question(3), ("4", RIGHT), ("4", RIGHT), ("5", WRONG), ("6", WRONG), ("7", WRONG), ("", NONE))
-    assert majority_at_k([won], WHOLE, pool) == 1.0
+    assert majority_at_k([won], WHOLE, pool, {}) == 1.0
     never = record(question(4), ("5", WRONG), ("", NONE), ("", NONE))
-    assert majority_at_k([tie, lost, won, never], WHOLE, pool) == pytest.approx((0.5 + 0 + 1 + 0) / 4)
+    assert majority_at_k([tie, lost, won, never], WHOLE, pool, {}) == pytest.approx((0.5 + 0 + 1 + 0) / 4)
+
+
+def said(asked: Question, *texts: tuple[str, Verdict]) -> QuestionRecord:
+    """A record of responses as they stand, without boxes."""
+    boxed = record(asked, *texts)
+    samples = (replace(sample, text=text) for sample, (text, _) in zip(boxed.samples, texts, strict=True))
+    return replace(boxed, samples=tuple(samples))
+
+
+def test_votes_without_a_box_are_grouped_too(pool: GradingPool):
+    # Two right votes against three for 7, each worded in its own way.
+    asked = said(question(1), ("It is 4", RIGHT), ("so 4", RIGHT), ("It is 7", WRONG), ("so 7.0", WRONG), ("7", WRONG))
+    assert majority_at_k([asked], WHOLE, pool, {}) == 0.0
+    split = said(question(1), ("It is 4", RIGHT), ("so 4", RIGHT), ("It is 7", WRONG), ("so 8", WRONG), ("9", WRONG))
+    assert majority_at_k([split], WHOLE, pool, {}) == 1.0
+
+
+def test_votes_for_an_option_are_grouped_by_its_letter():
+    votes = [("ANSWER: A", RIGHT), ("(A)", RIGHT), ("ANSWER: C", WRONG), ("The answer is (C).", WRONG), ("Rome", WRONG)]
+    asked = said(question(1, answer="A"), *votes)
+    with open_pool("choice", 1) as pool:
+        options = {"q1": ("Oslo", "Paris", "Rome")}
+        assert majority_at_k([asked], WHOLE, pool, options) == 0.0
+        # Where the options are not known, nobody can tell that Rome is C: two votes each.
+        assert majority_at_k([asked], WHOLE, pool, {}) == 0.5
 
 
 def test_second_grader_and_its_disagreements(tmp_path, pool: GradingPool):

@@ -45,7 +45,9 @@ def score_folder(
     evaluation = Evaluation(records=tuple(records), samples=stamp["sampling"]["samples"])
     result = summarise(evaluation)
     if evaluation.samples > 1:
-        result["maj_at_k"] = majority_at_k(records, answer_format, pool)
+        result["maj_at_k"] = majority_at_k(
+            records, answer_format, pool, {item.question.id: item.options for item in asked}
+        )
     seconds = {}
     for grader in second_graders:
         with open_pool(grader, workers) as second_pool:

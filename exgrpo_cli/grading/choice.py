@@ -24,7 +24,7 @@ def grade_choice(gold: str, text: str, *, options: tuple[str, ...] | None, max_a
     gold_letter = named_letter(gold, options)
     if gold_letter is None:
         return Verdict.UNPARSABLE_GOLD
-    answer_letter = _answered_letter(text, options, max_answer_chars)
+    answer_letter = answered_letter(text, options, max_answer_chars)
     if answer_letter is None:
         return Verdict.NO_ANSWER
     return Verdict.CORRECT if answer_letter == gold_letter else Verdict.WRONG
@@ -47,7 +47,8 @@ def named_letter(text: str, options: tuple[str, ...] | None) -> str | None:
     return letter
 
 
-def _answered_letter(text: str, options: tuple[str, ...] | None, max_answer_chars: int) -> str | None:
+def answered_letter(text: str, options: tuple[str, ...] | None, max_answer_chars: int) -> str | None:
+    """Letter of the option that a graded text settles on; None where it names none, or several."""
     boxed = last_boxed(text)
     if boxed is not None:
         return named_letter(boxed, options) if len(boxed) <= max_answer_chars else None

@@ -85,6 +85,11 @@ class GradingPool:
         """Verdicts on responses, in their order. Raises RunError as `submit` and its futures do."""
         return self._settled([route_item(self._route, item) for item in items])
 
+    def same_answer(self, pairs: Sequence[tuple[str, str]], options: tuple[str, ...] | None = None) -> list[bool]:
+        """Whether the two graded texts of each pair give the same answer, the first one taken for the gold."""
+        verdicts = self._settled([self._route.same(first, second, options) for first, second in pairs])
+        return [verdict is Verdict.CORRECT for verdict in verdicts]
+
     def verify_gold(self, golds: Sequence[str]) -> list[Verdict]:
         """Whether each gold can serve: CORRECT, UNPARSABLE_GOLD, or WRONG where it does not verify against itself."""
         return self._settled([self._route.audit(gold) for gold in golds])

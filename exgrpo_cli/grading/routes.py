@@ -7,7 +7,7 @@ in their length. Only math-verify and users' own functions can hang, so only the
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from exgrpo_cli.grading.choice import grade_choice, named_letter
+from exgrpo_cli.grading.choice import answered_letter, grade_choice, named_letter
 from exgrpo_cli.grading.exact import grade_exact
 from exgrpo_cli.grading.extract import answer_text, last_boxed
 from exgrpo_cli.grading.messages import Task
@@ -35,6 +35,8 @@ class Route:
 
     grade: Callable[[GradingItem, str], Verdict | Task]
     audit: Callable[[str], Verdict | Task]
+    same: Callable[[str, str, tuple[str, ...] | None], Verdict | Task]
+    """Whether two graded texts give the same answer, to a question with these options: CORRECT where they do."""
 
 
 def route_item(route: Route, item: GradingItem) -> Verdict | Task:
@@ -64,7 +66,11 @@ def math_route(*, max_answer_chars: int, compares_plain_numbers: bool) -> Route:
             return Verdict.CORRECT
         return Task(gold=_in_box(content), answer="", audits_gold=True)
 
-    return Route(grade=grade, audit=audit)
+    def same(first: str, second: str, options: tuple[str, ...] | None) -> Verdict | Task:
+        # What a worker calls the gold may be a whole text too: the answer is found in it as in any other.
+        return Task(gold=_found_in(first), answer=_found_in(second))
+
+    return Route(grade=grade, audit=audit, same=same)
 
 
 def choice_route(*, max_answer_chars: int) -> Route:
@@ -76,7 +82,12 @@ def choice_route(*, max_answer_chars: int) -> Route:
     def audit(gold: str) -> Verdict:
         return Verdict.UNPARSABLE_GOLD if named_letter(gold, None) is None else Verdict.CORRECT
 
-    return Route(grade=grade, audit=audit)
+    def same(first: str, second: str, options: tuple[str, ...] | None) -> Verdict:
+        letter = answered_letter(first, options, max_answer_chars)
+        is_same = letter is not None and letter == answered_letter(second, options, max_answer_chars)
+        return Verdict.CORRECT if is_same else Verdict.WRONG
+
+    return Route(grade=grade, audit=audit, same=same)
 
 
 def exact_route(*, max_answer_chars: int) -> Route:
@@ -88,7 +99,11 @@ def exact_route(*, max_answer_chars: int) -> Route:
     def audit(gold: str) -> Verdict:
         return grade_exact(gold, gold, max_answer_chars=len(gold)) if gold.strip() else Verdict.UNPARSABLE_GOLD
 
-    return Route(grade=grade, audit=audit)
+    def same(first: str, second: str, options: tuple[str, ...] | None) -> Verdict:
+        boxed = last_boxed(first)
+        return grade_exact(first if boxed is None else boxed, second, max_answer_chars=max_answer_chars)
+
+    return Route(grade=grade, audit=audit, same=same)
 
 
 def custom_route() -> Route:
@@ -100,12 +115,21 @@ def custom_route() -> Route:
     def audit(gold: str) -> Task:
         return Task(gold=gold, answer="", audits_gold=True)
 
-    return Route(grade=grade, audit=audit)
+    def same(first: str, second: str, options: tuple[str, ...] | None) -> Task:
+        boxed = last_boxed(first)
+        return Task(gold=first if boxed is None else boxed, answer=second)
+
+    return Route(grade=grade, audit=audit, same=same)
 
 
 def _gold_content(gold: str) -> str:
     boxed = last_boxed(gold)
     return gold.strip() if boxed is None else boxed
+
+
+def _found_in(text: str) -> str:
+    boxed = last_boxed(text)
+    return text if boxed is None else _in_box(boxed)
 
 
 def _in_box(content: str) -> str:
