@@ -318,6 +318,7 @@ class OptimSettings:
     horizon: int = 0
     """Steps of the decay; 0 is run.steps at the start of the run."""
     warmup_steps: int = 0
+    """Steps over which the learning rate rises; a run with a decaying schedule gives it at most half its steps."""
     beta1: float = 0.9
     beta2: float = 0.999
     weight_decay: float = 0.01

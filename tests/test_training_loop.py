@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,11 @@ def test_the_run_folder_holds_what_the_interface_promises(finished_run: Path) ->
         assert score["questions"] == 20
     assert summary["tokens"]["generated"] == sum(line["tokens/generated"] for line in metrics(finished_run))
     assert {path.suffix for path in (finished_run / "plots").iterdir()} == {".png", ".svg"}
+
+
+def test_a_short_run_gives_half_its_steps_to_the_warm_up(finished_run: Path) -> None:
+    """tiny warms up for 10 steps, which 8 steps cannot: 4 are left, and the configuration says so."""
+    assert tomllib.loads((finished_run / "config.toml").read_text())["optim"]["warmup_steps"] == 4
 
 
 def test_every_step_makes_two_updates_and_mixed_steps_replay(finished_run: Path) -> None:
@@ -311,8 +317,6 @@ def test_too_many_skipped_updates_stop_the_run(small_config, tmp_path: Path) -> 
 
 
 def test_config_toml_repeats_the_run(small_config, finished_run: Path, tmp_path: Path) -> None:
-    import tomllib
-
     from exgrpo_cli.config import resolve
 
     config = resolve([("file", tomllib.loads((finished_run / "config.toml").read_text()))])

@@ -39,7 +39,7 @@ class OptimizerSettings:
         if self.schedule == "linear" and self.horizon_updates <= self.warmup_updates:
             raise InputError(
                 f"the linear schedule ends at update {self.horizon_updates}, within the warm-up of "
-                f"{self.warmup_updates}; raise horizon_updates or lower warmup_updates."
+                f"{self.warmup_updates}: raise optim.horizon or lower optim.warmup_steps."
             )
 
 

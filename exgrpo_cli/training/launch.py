@@ -134,7 +134,8 @@ def pin_choices(config: Config, ranks: Ranks) -> Config:
     )
     optim = config.optim
     if optim.schedule != "constant" and optim.horizon == 0:
-        optim = dataclasses.replace(optim, horizon=config.run.steps)
+        warmup_steps = min(optim.warmup_steps, config.run.steps // 2)
+        optim = dataclasses.replace(optim, horizon=config.run.steps, warmup_steps=warmup_steps)
     return dataclasses.replace(config, run=run, optim=optim)
 
 
