@@ -3,7 +3,10 @@
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import typer
 from typer.exceptions import TyperException
@@ -16,7 +19,7 @@ from exgrpo_cli.commands.prepare import prepare
 from exgrpo_cli.commands.presets import presets
 from exgrpo_cli.commands.replay_stats import replay_stats
 from exgrpo_cli.commands.train import train
-from exgrpo_cli.errors import EXIT_INTERRUPTED, EXIT_STOPPED, ExgrpoError
+from exgrpo_cli.errors import EXIT_INTERRUPTED, EXIT_STOPPED, ExgrpoError, ToolkitWarning
 
 app = typer.Typer(
     name="exgrpo",
@@ -55,7 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: list[str], commands: typer.Typer = app) -> int:
     """Run one command line; every error ends here, as one line on stderr (`--debug`: with its traceback)."""
     try:
-        code = commands(arguments, prog_name="exgrpo", standalone_mode=False)
+        with _warnings_as_lines(quiet="--quiet" in arguments):
+            code = commands(arguments, prog_name="exgrpo", standalone_mode=False)
         sys.stdout.flush()
     except TyperException as error:
         # Without arguments the help has been printed, and there is nothing to add.
@@ -82,6 +86,23 @@ def run(arguments: list[str], commands: typer.Typer = app) -> int:
         # Typer turns a Ctrl-C inside a command into this code.
         talk("exgrpo: interrupted.")
     return code if isinstance(code, int) else 0
+
+
+@contextmanager
+def _warnings_as_lines(*, quiet: bool) -> Iterator[None]:
+    """The toolkit's own warnings as one line each on stderr; others as Python shows them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", ToolkitWarning)
+        show = warnings.showwarning
+
+        def show_line(message: Warning | str, category: type[Warning], *where: Any) -> None:
+            if issubclass(category, ToolkitWarning):
+                talk(f"exgrpo: {_one_line(str(message))}", quiet=quiet)
+            else:
+                show(message, category, *where)
+
+        warnings.showwarning = show_line
+        yield
 
 
 def _report(arguments: Sequence[str], error: BaseException, line: str, exit_code: int) -> int:

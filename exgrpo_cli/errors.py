@@ -33,6 +33,10 @@ class Interrupted(ExgrpoError):
     exit_code = EXIT_INTERRUPTED
 
 
+class ToolkitWarning(UserWarning):
+    """Base of the toolkit's own warnings: the work goes on, and a command prints the message as one line."""
+
+
 def nearest(name: str, known: list[str] | tuple[str, ...]) -> str:
     """The hint of an unknown-name error: " Did you mean 'x'?" or, when nothing is near, the list of known names."""
     import difflib

@@ -5,12 +5,14 @@ import re
 import shlex
 import subprocess
 import sys
+import warnings
 
 import pytest
 import typer
 
 from exgrpo_cli.commands import app, run
 from exgrpo_cli.errors import InputError, Interrupted, RunError
+from exgrpo_cli.replay.reader import LedgerWarning
 
 HEAVY = ("torch", "transformers", "vllm", "deepspeed", "pyarrow", "numpy", "pandas", "matplotlib", "scipy", "sympy")
 COMMANDS = {info.name or info.callback.__name__: info.callback for info in app.registered_commands}
@@ -126,6 +128,20 @@ def test_each_error_has_its_exit_code_and_one_line(failing, name, capsys):
 def test_debug_shows_the_traceback(failing, name, capsys):
     assert run([name, "--debug"], failing) == ERRORS[name][1]
     assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_a_warning_of_the_toolkit_is_one_line(capsys):
+    """No file name, no line of code; nothing at all with --quiet."""
+    commands = typer.Typer(pretty_exceptions_enable=False)
+
+    @commands.command()
+    def warn(quiet: bool = typer.Option(False, "--quiet")) -> None:
+        warnings.warn("runs/x/replay: read up to step 9;\n1 part left out", LedgerWarning, stacklevel=2)
+
+    assert run([], commands) == 0
+    assert capsys.readouterr().err == "exgrpo: runs/x/replay: read up to step 9; 1 part left out\n"
+    assert run(["--quiet"], commands) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_a_reader_that_leaves_ends_the_command_quietly():

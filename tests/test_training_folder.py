@@ -34,6 +34,15 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         RunFolder.create(tmp_path / "file" / "run")
 
 
+def test_only_a_folder_that_holds_a_run_is_said_to_resume(tmp_path: Path) -> None:
+    """A run that was killed while it was set up has no configuration, and --resume would refuse it."""
+    with pytest.raises(InputError, match=r"exists: choose another --output, or remove it: it holds no run"):
+        RunFolder.create(tmp_path)
+    (tmp_path / "config.toml").write_text("")
+    with pytest.raises(InputError, match=r"exists: choose another --output, or `exgrpo train --resume --output"):
+        RunFolder.create(tmp_path)
+
+
 def test_a_folder_without_a_configuration_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"is not a run folder: it has no config.toml"):
         RunFolder.existing(tmp_path)

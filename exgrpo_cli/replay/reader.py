@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.errors import InputError, ToolkitWarning
 from exgrpo_cli.replay.bodies import Body, BodyStore
 from exgrpo_cli.replay.catalogue import Catalogue, read_catalogue
 from exgrpo_cli.replay.parts import PartInfo
@@ -30,7 +30,7 @@ _REPETITIVE = ("question_id", "event", "logprob_source")
 _Result = TypeVar("_Result")
 
 
-class LedgerWarning(UserWarning):
+class LedgerWarning(ToolkitWarning):
     """Something in a ledger was left out."""
 
 

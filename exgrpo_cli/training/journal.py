@@ -31,7 +31,11 @@ class RunFolder:
     def create(cls, path: Path) -> "RunFolder":
         """A new folder; raises InputError when `path` exists or cannot be written."""
         if path.exists():
-            raise InputError(f"{path} exists: choose another --output, or `exgrpo train --resume --output {path}`.")
+            is_run = cls(path).config.is_file()
+            way_on = (
+                f"`exgrpo train --resume --output {path}`" if is_run else "remove it: it holds no run to go on with"
+            )
+            raise InputError(f"{path} exists: choose another --output, or {way_on}.")
         try:
             path.mkdir(parents=True)
         except OSError as error:
