@@ -18,6 +18,7 @@ from exgrpo_cli.grading import GradingItem, GradingPool
 from exgrpo_cli.types import AnswerFormat, Verdict
 
 FORMAT = AnswerFormat(opens_think=False, requires_box=True, require_eos=False)
+ANY = AnswerFormat(opens_think=False, requires_box=False, require_eos=False)
 TOWER = "9^{9^{9^9}}"
 DEADLINE = 1.0
 
@@ -57,6 +58,10 @@ def user_graders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[st
                     hoard = []
                     while True:
                         hoard.append(bytearray(8 << 20))
+                if "wait" in text:
+                    import time
+                    time.sleep(float(gold))
+                    return True
                 if "hang" in text:
                     9 ** 9 ** 9 ** 9
                 if "verdict" in text:
@@ -107,11 +112,20 @@ def test_hostile_answer_is_charged_alone_and_costs_one_deadline() -> None:
     assert seconds >= DEADLINE
 
 
+def test_waiting_is_not_held_against_an_answer(user_graders: str) -> None:
+    # Both past the 2 s / 32 that an answer gets after a time-out, but as waiting, not as work: a busy machine's doing.
+    with user_pool(user_graders, deadline_seconds=2.0) as pool:
+        seconds = ("4", "0.6", "0.6")
+        items = [GradingItem(gold=gold, response="wait", finished=True, answer_format=ANY) for gold in seconds]
+        verdicts = [pool.grade([item])[0] for item in items]
+    assert verdicts == [Verdict.TIMEOUT, Verdict.CORRECT, Verdict.CORRECT]
+
+
 def test_answer_that_hung_once_gets_less_time_against_the_next_gold() -> None:
     with math_pool(deadline_seconds=4.0) as pool:
         assert pool.grade([boxed("7", TOWER)]) == [Verdict.TIMEOUT]
         began = time.monotonic()
-        # 4 s / 32 each.
+        # 4 s / 32 of processor time each.
         assert pool.grade([boxed("8", TOWER), boxed("9", TOWER)]) == [Verdict.TIMEOUT] * 2
         assert time.monotonic() - began < 2.0
 

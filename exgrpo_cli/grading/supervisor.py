@@ -7,6 +7,7 @@ still holds the other end.
 """
 
 import gc
+import math
 import os
 import selectors
 import signal
@@ -20,11 +21,12 @@ from multiprocessing.connection import Connection, Pipe
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.grading import custom
 from exgrpo_cli.grading.messages import READY, STOP, Task
-from exgrpo_cli.grading.worker import resident_bytes, serve
+from exgrpo_cli.grading.worker import cpu_seconds, resident_bytes, serve
 from exgrpo_cli.types import Verdict
 
 _WATCH_SECONDS = 0.02
-"""How often a busy worker's memory is read; Python integers, the usual culprits, grow by far less than a cap in it."""
+"""How often a busy worker's memory and processor time are read; Python integers, the usual culprits, grow by far less
+than a cap in it."""
 _IDLE_SECONDS = 1.0
 _LEAST_MEMORY_FOR_ANSWERS = 64 << 20
 _TASKS_PER_WORKER = 20_000
@@ -54,6 +56,8 @@ class Worker:
     job: Job | None = None
     deadline: float = 0.0
     """Moment, on the monotonic clock, at which it is killed if still busy."""
+    cpu_limit: float = math.inf
+    """Processor time of its own, in seconds, at which it is killed if still busy."""
     num_tasks: int = 0
     gold: str | None = None
     """Gold of its latest job: it has that one parsed."""
@@ -100,20 +104,21 @@ def _looks_slow(answer: str) -> bool:
 
 
 class Suspects:
-    """Answers that reached a deadline or died: against the next gold they get a fraction of the time.
+    """Answers that reached a deadline or died: against the next gold they get a fraction of it, in processor time.
 
-    A power tower sampled for twenty questions would otherwise cost twenty deadlines. Completing clears an answer, but
-    only after a few times: against a word or a set even a power tower is compared in no time.
+    A power tower sampled for twenty questions would otherwise cost twenty deadlines. The fraction is of processor time,
+    so that an answer whose worker only had to wait, on a machine that is too busy, is not charged again. Completing
+    clears an answer, but only after a few times: against a word or a set even a power tower is compared in no time.
     """
 
     def __init__(self) -> None:
         self._completions_to_clear: OrderedDict[str, int] = OrderedDict()
 
-    def seconds(self, answer: str, deadline_seconds: float) -> float:
-        """Time that an answer gets."""
+    def cpu_seconds(self, answer: str, deadline_seconds: float) -> float:
+        """Processor time that an answer gets; infinite for one that nothing is held against."""
         if answer not in self._completions_to_clear:
-            return deadline_seconds
-        return min(deadline_seconds, max(deadline_seconds / _SUSPECT_DIVISOR, _LEAST_SUSPECT_SECONDS))
+            return math.inf
+        return max(deadline_seconds / _SUSPECT_DIVISOR, _LEAST_SUSPECT_SECONDS)
 
     def failed(self, answer: str) -> None:
         self._completions_to_clear.pop(answer, None)
@@ -200,8 +205,10 @@ class Supervisor:
                 return
             if worker.num_tasks >= _TASKS_PER_WORKER:
                 worker = self._replace(index)
-            seconds = self._suspects.seconds(job.task.answer, self._deadline_seconds)
-            worker.job, worker.gold, worker.deadline = job, job.task.gold, time.monotonic() + seconds
+            worker.job, worker.gold = job, job.task.gold
+            worker.deadline = time.monotonic() + self._deadline_seconds
+            seconds = self._suspects.cpu_seconds(job.task.answer, self._deadline_seconds)
+            worker.cpu_limit = seconds if seconds == math.inf else (cpu_seconds(worker.pid) or 0.0) + seconds
             worker.num_tasks += 1
             try:
                 worker.connection.send(job.task)
@@ -224,15 +231,15 @@ class Supervisor:
 
     def _enforce_limits(self) -> None:
         now = time.monotonic()
-        watches_memory = now >= self._next_watch
-        if watches_memory:
+        watches = now >= self._next_watch
+        if watches:
             self._next_watch = now + _WATCH_SECONDS
         for worker in list(self._workers):
             if worker.job is None or worker.connection.poll():
                 continue
-            if now >= worker.deadline:
+            if now >= worker.deadline or (watches and _is_over_cpu_limit(worker)):
                 self._give_up_on(worker, Verdict.TIMEOUT)
-            elif watches_memory and (resident_bytes(worker.pid) or 0) > self._memory_bytes:
+            elif watches and (resident_bytes(worker.pid) or 0) > self._memory_bytes:
                 self._give_up_on(worker, Verdict.CRASHED)
 
     def _give_up_on(self, worker: Worker, verdict: Verdict) -> None:
@@ -279,6 +286,10 @@ class Supervisor:
             sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
         finally:
             os._exit(status)
+
+
+def _is_over_cpu_limit(worker: Worker) -> bool:
+    return worker.cpu_limit < math.inf and (cpu_seconds(worker.pid) or 0.0) > worker.cpu_limit
 
 
 def _kill(worker: Worker) -> None:

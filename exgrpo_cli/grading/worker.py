@@ -63,6 +63,16 @@ def resident_bytes(pid: int) -> int | None:
     return _statm_bytes(str(pid), 1)
 
 
+def cpu_seconds(pid: int) -> float | None:
+    """Processor time that a process has used; None where it is gone or the system has no /proc."""
+    try:
+        # The name in brackets may hold spaces; utime and stime are the 12th and 13th fields after it.
+        fields = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return None
+
+
 def _statm_bytes(process: str, field: int) -> int | None:
     try:
         return int(Path("/proc", process, "statm").read_text().split()[field]) * resource.getpagesize()
