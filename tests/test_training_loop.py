@@ -113,61 +113,6 @@ def test_what_was_replayed_is_what_was_selected(finished_run: Path) -> None:
     assert contested > 5, "no draw had a choice: the test shows nothing"
 
 
-def test_stored_log_probs_are_those_of_the_policy_that_sampled(finished_run: Path) -> None:
-    """Trajectories born in step 5 were sampled by the weights of checkpoint 4: recompute their log-probs in float64."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    folder = finished_run / "checkpoints" / "step-000004" / "model"
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    ledger = LedgerReader(finished_run / "replay")
-    born = [row for row in ledger.trajectories().to_pylist() if row["step_born"] == 5]
-    assert born
-    questions = {row["id"]: row for row in read_rows(finished_run / "data" / "train.parquet")}
-    bodies = ledger.bodies([row["trajectory_id"] for row in born])
-    for row, (token_ids, behaviour) in zip(born, bodies, strict=True):
-        prompt = tokenizer.apply_chat_template(
-            questions[row["question_id"]]["prompt"], add_generation_prompt=True, return_dict=False
-        )
-        ids = torch.tensor([[*prompt, *token_ids.tolist()]])
-        with torch.no_grad():
-            logits = model(ids).logits[0, len(prompt) - 1 : -1]
-        reference = logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0].numpy()
-        np.testing.assert_allclose(behaviour, reference, atol=2e-5)
-        entropy = torch.distributions.Categorical(logits=logits).entropy().mean().item()
-        assert row["entropy"] == pytest.approx(entropy, abs=2e-5)
-
-
-def read_rows(path: Path) -> list[dict]:
-    import pyarrow.parquet as pq
-
-    return pq.read_table(path).to_pylist()
-
-
-def test_scores_of_a_draw_are_those_of_the_current_policy(finished_run: Path) -> None:
-    """The draw of step 5 is scored by the weights of checkpoint 4: recompute every candidate's entropy in float64."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    folder = finished_run / "checkpoints" / "step-000004" / "model"
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    ledger = LedgerReader(finished_run / "replay")
-    questions = {row["id"]: row for row in read_rows(finished_run / "data" / "train.parquet")}
-    rows = [row for row in ledger.scores().to_pylist() if row["step"] == 5]
-    assert len(rows) > 4
-    bodies = ledger.bodies([row["trajectory_id"] for row in rows])
-    for row, (token_ids, _) in zip(rows, bodies, strict=True):
-        prompt = tokenizer.apply_chat_template(
-            questions[row["question_id"]]["prompt"], add_generation_prompt=True, return_dict=False
-        )
-        with torch.no_grad():
-            logits = model(torch.tensor([[*prompt, *token_ids.tolist()]])).logits[0, len(prompt) - 1 : -1]
-        entropy = torch.distributions.Categorical(logits=logits).entropy().mean().item()
-        assert row["entropy"] == pytest.approx(entropy, abs=2e-5)
-
-
 def test_retired_questions_are_never_visited_again(small_config, tmp_path: Path) -> None:
     """With a bound that retires easily (K = 2), no question is rolled out after the step that retired it."""
     run = tmp_path / "run"
