@@ -9,7 +9,14 @@ from exgrpo_cli.algo.advantages import centred_advantages
 from exgrpo_cli.engines.protocols import UpdateReport
 from exgrpo_cli.training.experience import effective_sample_share, experiential_count
 from exgrpo_cli.training.groups import Group, Replayed
-from exgrpo_cli.training.metrics import batch_metrics, journal_line, logprob_gap, pass_at_1, update_metrics
+from exgrpo_cli.training.metrics import (
+    batch_metrics,
+    journal_line,
+    logprob_gap,
+    pass_at_1,
+    truncation,
+    update_metrics,
+)
 from exgrpo_cli.types import (
     GradedRollout,
     Message,
@@ -124,6 +131,42 @@ def test_log_prob_gap_is_absolute() -> None:
     gap = logprob_gap([pair])
     assert gap["policy/logprob_gap_mean"] == pytest.approx(0.15, abs=1e-6)
     assert gap["policy/logprob_gap_max"] == pytest.approx(0.2, abs=1e-6)
+
+
+def test_the_engines_log_probs_weigh_fresh_tokens_up_to_the_cap() -> None:
+    """Trainer -0.5; engine -0.5 - ln 1.5 and -0.5 - ln 4: pi_old / pi_engine is 1.5 and 4, the cap 2 cuts the latter.
+
+    Rewards 1 and 0 are advantages 0.5 and -0.5, so tokens get 0.75 and -1. The replayed row keeps its own ratio.
+    """
+    pair = Group(
+        question=QUESTION,
+        prompt_ids=np.array([5], dtype=np.int32),
+        fresh=(
+            member(Verdict.CORRECT, engine=-0.5 - math.log(1.5)),
+            member(Verdict.WRONG, engine=-0.5 - math.log(4)),
+        ),
+        scores=(scores(), scores()),
+        tis_cap=2.0,
+    )
+    rows = pair.rows(centred_advantages)
+    np.testing.assert_allclose(rows[0].token_advantages, [0.75] * 3, rtol=1e-6)
+    np.testing.assert_allclose(rows[1].token_advantages, [-1.0] * 3, rtol=1e-6)
+    # The clipped ratio stays pi_theta / pi_old; what the ledger stores is who sampled.
+    np.testing.assert_array_equal(rows[0].behaviour_logprobs, scores().logprobs)
+    np.testing.assert_array_equal(pair.behaviour_logprobs()[0], pair.fresh[0].rollout.engine_logprobs)
+    values = truncation([pair])
+    assert values["policy/tis_weight"] == pytest.approx(1.75, rel=1e-6)
+    assert values["policy/tis_truncated"] == 0.5
+
+
+def test_recomputed_log_probs_need_no_weights() -> None:
+    pair = group(Verdict.CORRECT, Verdict.WRONG, replayed=True)
+    rows = pair.rows(centred_advantages)
+    assert all(row.importance_weights is None for row in rows)
+    for row in rows:
+        np.testing.assert_array_equal(row.token_advantages, np.full(row.num_tokens, row.advantage))
+    np.testing.assert_array_equal(pair.behaviour_logprobs()[0], pair.scores[0].logprobs)
+    assert truncation([pair]) == {}
 
 
 def test_update_metrics_average_means_and_take_maxima_of_maxima() -> None:
