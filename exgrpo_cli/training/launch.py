@@ -270,6 +270,7 @@ def validation_metrics(session: Session) -> dict[str, float | int]:
     name = Path(session.parts.config.data.heldout).stem
     with session.timed("validation"):
         score = validate(session.parts, session.heldout, session.reporter.progress, f"held-out, step {state.step}")
+    note_score(session, score, f"after step {state.step}")
     if score["pass_at_1"] > state.best_score:
         state.best_score, state.best_step = score["pass_at_1"], state.step
     return {f"val/{name}": score["pass_at_1"], f"val/{name}/low": score["low"], f"val/{name}/high": score["high"]}

@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
+from rich.columns import Columns
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
 
 
@@ -111,7 +111,7 @@ def describe_step(line: Mapping[str, Any], total: int) -> str:
 
 
 class LiveReporter:
-    """Progress with remaining time above a small table of the step."""
+    """Progress with remaining time above the figures of the step."""
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
@@ -142,15 +142,14 @@ class LiveReporter:
         if "training" not in self._tasks:
             self._tasks["training"] = self._progress.add_task("training", total=total, completed=line["step"] - 1)
         self._progress.update(self._tasks["training"], completed=line["step"])
-        self._live.update(Group(self._progress, step_table(line), bucket_bars(line)))
+        self._live.update(Group(self._progress, step_figures(line), bucket_bars(line)))
 
     def close(self) -> None:
         self._live.stop()
 
 
-def step_table(line: Mapping[str, Any]) -> Table:
-    """The step's figures a person watches."""
-    table = Table(box=None, padding=(0, 2), show_header=True, header_style="dim")
+def step_figures(line: Mapping[str, Any]) -> Columns:
+    """The step's figures a person watches, in as many columns as the terminal has room for."""
     shown = (
         ("phase", "phase", "{}"),
         ("pass@1", "batch/pass_at_1", "{:.3f}"),
@@ -163,11 +162,8 @@ def step_table(line: Mapping[str, Any]) -> Table:
         ("length", "length/mean", "{:.0f}"),
         ("s/step", "time/step", "{:.2f}"),
     )
-    present = [(name, form.format(line[key])) for name, key, form in shown if key in line]
-    for name, _ in present:
-        table.add_column(name, justify="right")
-    table.add_row(*(value for _, value in present))
-    return table
+    figures = [Text.assemble((f"{name} ", "dim"), form.format(line[key])) for name, key, form in shown if key in line]
+    return Columns(figures, padding=(0, 2))
 
 
 def bucket_bars(line: Mapping[str, Any]) -> Text:
