@@ -52,7 +52,7 @@ def prepare(
         int | None, typer.Option(min=1, help="Longer prompts are left out.", show_default="the backbone's")
     ] = None,
     decontaminate: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Benchmarks or question files to leave out, comma list.")
+        str | None, typer.Option(metavar="LIST", help="Benchmarks or files of questions to leave out, comma list.")
     ] = None,
     overlap: Annotated[
         float, typer.Option(help="Share of a benchmark question's n-grams from which a question is left out.")
@@ -148,16 +148,18 @@ def _prompt_limit(settings: "Config", reporter: "Reporter") -> "PromptLimit":
 
 
 def _benchmarks(decontaminate: str | None, reporter: "Reporter") -> dict[str, list[str]]:
-    """Question texts of each benchmark, by name or from a question file."""
-    from exgrpo_cli.data.audit import question_text
-    from exgrpo_cli.data.questions import read_questions
+    """Question texts of each benchmark, by name or from a file of any layout."""
+    from exgrpo_cli.data.audit import Tally, question_text
+    from exgrpo_cli.data.layouts import NamedFields
+    from exgrpo_cli.data.reading import read_source
     from exgrpo_cli.evaluation.benchmarks import load_suite
     from exgrpo_cli.evaluation.questions import benchmark_questions
 
     texts = {}
     for name in filter(None, (part.strip() for part in (decontaminate or "").split(","))):
         if Path(name).is_file():
-            texts[Path(name).stem] = [question_text(question) for question in read_questions(name).questions]
+            read = read_source(name, NamedFields(), Tally(), reporter.progress)
+            texts[Path(name).stem] = [question_text(question) for question in read.questions]
             continue
         for benchmark in load_suite((name,)).benchmarks:
             reporter.note(f"reading benchmark {benchmark.name}")

@@ -88,6 +88,15 @@ def test_questions_of_a_benchmark_file_are_left_out(folder, capsys):
     assert json.loads(capsys.readouterr().out)["counts"]["dropped"] == {"contaminated by evaluation": 1}
 
 
+def test_a_benchmark_file_may_have_any_layout(folder, capsys):
+    arguments = ["prepare", *questions(folder, 1, 2, 3)]
+    (folder / "own.jsonl").write_text(json.dumps({"problem": "What is 3 + 0?", "answer": "3"}) + "\n")
+    assert run([*arguments, "--decontaminate", "own.jsonl", "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["counts"]["dropped"] == {"contaminated by own": 1}
+    assert "reading rows: 3/3" in said.err
+
+
 def test_a_dry_run_writes_nothing(folder, capsys):
     assert run(["prepare", *questions(folder, 1), "--dry-run", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)

@@ -47,7 +47,10 @@ def iter_rows(file: Path, columns: Collection[str] | None = None) -> Iterator[Pl
 
 
 def count_rows(file: Path) -> int | None:
-    """Rows of a parquet file, from its footer; None for formats that would have to be read for it."""
+    """Rows of a parquet file or of JSON lines; None for formats that would have to be parsed for it."""
+    if file.suffix.lower() in (".jsonl", ".ndjson"):
+        with file.open("rb") as lines:
+            return sum(1 for line in lines if line.strip())
     if file.suffix.lower() != ".parquet":
         return None
     with _parquet(file) as parquet:
