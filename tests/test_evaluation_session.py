@@ -214,6 +214,25 @@ def test_a_presets_limit_is_what_the_window_leaves(tmp_path, model):
     assert result["protocol"]["prompt"]["template"] == "chat"
 
 
+def test_a_file_of_multiple_choice_questions_is_graded_as_such(tmp_path, model):
+    data = tmp_path / "capitals.jsonl"
+    rows = [{"question": f"{n}. Capital of Italy?", "choices": ["Oslo", "Rome", "Bern"], "answer": 1} for n in range(3)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    notes: list[str] = []
+    request = request_for(model, data, tmp_path / "results")
+    result = evaluate(plan_evaluation(request), notes.append, quiet=True).results["capitals"]
+    assert result["protocol"]["grader"]["name"] == "choice"
+    assert notes == ["capitals: multiple choice, options shuffled"]
+    asked = [json.loads(line) for line in (tmp_path / "results" / "questions.jsonl").read_text().splitlines()]
+    assert all(sorted(line["options"]) == ["Bern", "Oslo", "Rome"] for line in asked)
+
+
+def test_the_same_questions_in_another_place_go_on(tmp_path, model):
+    run(request_for(model, questions_file(tmp_path, 2), tmp_path / "results"))
+    (tmp_path / "moved").mkdir()
+    run(request_for(model, questions_file(tmp_path / "moved", 2), tmp_path / "results"))
+
+
 def test_a_model_without_a_chat_template(tmp_path, model):
     from transformers import AutoTokenizer
 

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Sequence
 
+from exgrpo_cli.types import Question
+
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 _OPTION_LINE = re.compile(r"^([A-Z])\. (.*)$")
@@ -22,3 +24,9 @@ def parse_choices(text: str) -> tuple[str, ...] | None:
     if len(letters) != len(lines) or len(lines) < 2 or letters != list(LETTERS[: len(lines)]):
         return None
     return tuple(match.group(2) for match in found if match)
+
+
+def options_of(question: Question) -> tuple[str, ...] | None:
+    """Options of a multiple-choice question, A first; None where it has none, or its gold is none of their letters."""
+    options = parse_choices(question.prompt[-1].content)
+    return options if options is not None and question.answer in LETTERS[: len(options)] else None

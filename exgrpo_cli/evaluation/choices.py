@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from exgrpo_cli.data.choices import LETTERS, format_choices, parse_choices
+from exgrpo_cli.data.choices import LETTERS, format_choices, options_of
 from exgrpo_cli.data.questions import question_id
 from exgrpo_cli.types import Message, Question
 
@@ -28,8 +28,8 @@ def shuffle_choices(question: Question, seed: int) -> ChoiceQuestion | None:
     be told from the text, or the gold is not one of their letters: such a question is asked as it is.
     """
     asked = question.prompt[-1].content
-    options = parse_choices(asked)
-    if options is None or question.answer not in LETTERS[: len(options)]:
+    options = options_of(question)
+    if options is None:
         return None
     order = _order(seed, asked, len(options))
     shuffled = tuple(options[index] for index in order)

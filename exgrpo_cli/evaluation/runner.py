@@ -9,6 +9,7 @@ from concurrent.futures import Future
 import numpy as np
 from jaxtyping import Int32
 
+from exgrpo_cli.data.choices import options_of
 from exgrpo_cli.engines.protocols import Generator
 from exgrpo_cli.engines.responses import GeneratorSource, Response, ResponseRequest, ResponseSource
 from exgrpo_cli.evaluation.records import Evaluation, QuestionRecord, Sample
@@ -33,7 +34,6 @@ def evaluate_questions(
     params: SamplingParams,
     samples: int,
     seed: int,
-    options: Options | None = None,
     on_result: OnResult | None = None,
 ) -> Evaluation:
     """Sample `samples` rollouts of every question with a Generator and grade them.
@@ -44,6 +44,7 @@ def evaluate_questions(
     """
     prompt_ids = {question.id: ids for question, ids in zip(questions, prompts, strict=True)}
     source = GeneratorSource(generator=generator, decode=decode, prompt_ids=prompt_ids)
+    options = {question.id: found for question in questions if (found := options_of(question)) is not None}
     return evaluate_source(
         questions=questions,
         source=source,

@@ -154,10 +154,16 @@ def _open_asker(plan: EvaluationPlan) -> "Asker":
 
 
 def _prepare(plan: EvaluationPlan, benchmark: Benchmark, asker: "Asker", note: Callable[[str], None]) -> "Session":
+    from exgrpo_cli.data.choices import options_of
     from exgrpo_cli.evaluation.questions import benchmark_questions
     from exgrpo_cli.evaluation.session import Session
 
     questions = benchmark_questions(benchmark, plan.request.data)
+    if not benchmark.source.dataset and all(options_of(question) for question in questions.questions):
+        # A file of the user's own says by its options how it is to be graded.
+        note(f"{benchmark.name}: multiple choice, options shuffled")
+        benchmark = _override(benchmark, {"grader": "choice"})
+        questions = benchmark_questions(benchmark, plan.request.data)
     if questions.num_folded:
         note(f"{benchmark.name}: {questions.num_folded} repeated rows folded into {len(questions.questions)} questions")
     samples = benchmark.protocol.samples

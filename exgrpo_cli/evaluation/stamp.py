@@ -14,8 +14,8 @@ Stamp = dict[str, dict[str, Any]]
 """Section -> key -> plain value, as it stands in `protocol.json`."""
 
 PACKAGES = ("torch", "transformers", "tokenizers", "vllm", "numpy", "math-verify", "latex2sympy2-extended", "sympy")
-# What may differ when an interrupted evaluation goes on: the machine, and where the same model lies.
-MAY_DIFFER_ON_RESUME = ("environment.", "model.path")
+# What may differ when an interrupted evaluation goes on: the machine, and where the same model and questions lie.
+MAY_DIFFER_ON_RESUME = ("environment.", "model.path", "benchmark.origin")
 # What may differ between two compared models: all of the above, the models, and the random numbers. Which answer format
 # "auto" means is the models' own affair as well.
 MAY_DIFFER_IN_COMPARISON = (

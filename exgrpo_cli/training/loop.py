@@ -12,6 +12,7 @@ import numpy as np
 from exgrpo_cli.algo.advantages import centred_advantages, normalised_advantages
 from exgrpo_cli.algo.batching import split_minibatches
 from exgrpo_cli.backbones.load import Backbone
+from exgrpo_cli.data.choices import options_of
 from exgrpo_cli.data.stream import QuestionStream
 from exgrpo_cli.engines.protocols import Generator, Policy, UpdateReport
 from exgrpo_cli.engines.ranks import ALONE, Ranks
@@ -195,6 +196,7 @@ def grade(
             response=text,
             finished=rollout.stop_reason is StopReason.EOS,
             answer_format=parts.answer_format,
+            options=options_of(parts.questions[request.question_id]),
         )
         for request, group, group_texts in zip(requests, rollouts, texts, strict=True)
         for rollout, text in zip(group, group_texts, strict=True)
