@@ -1,6 +1,7 @@
 """`exgrpo train`: train a backbone."""
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -105,7 +106,8 @@ def train(
         run_folder = output or RUNS / f"{settings.run.method}-{settings.backbone.name}-{datetime.now():%Y%m%d-%H%M%S}"
         if ranks is None and settings.run.nproc > 1:
             flags = {"--resume": resume, "--quiet": quiet, "--json": json, "--debug": debug}
-            raise typer.Exit(_start_ranks(settings, run_folder, [flag for flag, given in flags.items() if given]))
+            # Not typer.Exit: the ranks have said what there is to say.
+            sys.exit(_start_ranks(settings, run_folder, [flag for flag, given in flags.items() if given]))
         summary = _train(settings, run_folder, resume, quiet, ranks)
         if ranks is None or ranks.is_main:
             print_json(summary) if json else _print_result(summary, run_folder)

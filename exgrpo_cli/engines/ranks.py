@@ -5,8 +5,10 @@ hosts (files, clocks, the order in which work ends) enters on one rank and is ha
 DeepSpeed launcher say in environment variables which rank a process is.
 """
 
+import atexit
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -90,18 +92,21 @@ class Ranks:
             )
             self._objects = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
 
-    def share(self, items: Sequence[T]) -> Sequence[T]:
-        """Every world_size-th item, beginning at the rank: like items, which stand together, go to all ranks."""
-        return items[self.rank :: self.world_size] if self.world_size > 1 else items
+    def share(self, items: Sequence[T], *, together: int = 1) -> Sequence[T]:
+        """Every world_size-th item, beginning at the rank: like items, which stand together, go to all ranks.
 
-    def whole(self, results: Sequence[T]) -> list[T]:
+        `together` neighbouring ranks, where they hold one engine between them, get the same share.
+        """
+        return items[self.rank // together :: self.world_size // together] if self.world_size > 1 else items
+
+    def whole(self, results: Sequence[T], *, together: int = 1) -> list[T]:
         """The results of all ranks' shares in the order of the items, on every rank."""
         if self.world_size == 1:
             return list(results)
-        parts = self.gather(results)
+        parts = self.gather(results)[::together]
         merged: list[Any] = [None] * sum(len(part) for part in parts)
-        for rank, part in enumerate(parts):
-            merged[rank :: self.world_size] = part
+        for index, part in enumerate(parts):
+            merged[index :: len(parts)] = part
         return merged
 
     def gather(self, value: T) -> list[T]:
@@ -187,8 +192,11 @@ class Ranks:
             except RuntimeError:
                 # The store went with the rank that kept it, and nobody knows who spoke.
                 first = own
+            code = int(first.partition(":")[2])
+            # Groups that a dead rank belonged to cannot be taken down in order; the interpreter would abort over them.
+            atexit.register(_leave, code)
             if first != own:
-                raise SystemExit(int(first.partition(":")[2])) from error
+                raise SystemExit(code) from error
             raise
         finally:
             leaving.set()
@@ -234,6 +242,13 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         filled += tensor.numel()
     if bucket:
         yield bucket
+
+
+def _leave(code: int) -> None:
+    """End the process at once, with what it has said."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _exit_code(error: BaseException) -> int:
