@@ -189,6 +189,9 @@ class RolloutSettings:
         _require(self.group_size >= 2, "rollout.group_size", self.group_size, "at least 2: advantages need a group")
         _require(self.top_p == 1.0, "rollout.top_p", self.top_p, "1.0: the ratios of a truncated policy are undefined")
         _require_fraction("rollout", self, "gpu_memory_fraction")
+        if self.engine == "hf":
+            bound = "1, or rollout.engine = 'vllm': the hf engine holds the whole model on each rank"
+            _require(self.tensor_parallel == 1, "rollout.tensor_parallel", self.tensor_parallel, bound)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

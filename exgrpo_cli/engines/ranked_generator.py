@@ -10,15 +10,17 @@ from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams
 
 
 class RankedGenerator:
-    """Implements `protocols.Generator` with one generator on each rank.
+    """Implements `protocols.Generator` with one generator on each rank, or on each `tensor_parallel` neighbours.
 
-    A rollout depends on weights, prompt and seed alone, so it is the same on whichever rank it is sampled.
+    A rollout depends on weights, prompt and seed alone, so it is the same on whichever rank it is sampled. Ranks that
+    hold one generator together sample the same share.
     """
 
-    def __init__(self, local: Generator, ranks: Ranks) -> None:
+    def __init__(self, local: Generator, ranks: Ranks, *, tensor_parallel: int = 1) -> None:
         self.local = local
-        """This rank's own."""
+        """This rank's own, or its part of one."""
         self._ranks = ranks
+        self._tensor_parallel = tensor_parallel
 
     @property
     def weight_version(self) -> int:
@@ -31,7 +33,9 @@ class RankedGenerator:
         on_finished: Callable[[int, Rollout], None] | None = None,
     ) -> list[list[Rollout]]:
         """As the protocol says; `on_finished` is called once all ranks are done, in the order of requests."""
-        groups = self._ranks.whole(self.local.generate(self._ranks.share(requests), params))
+        together = self._tensor_parallel
+        own = self.local.generate(self._ranks.share(requests, together=together), params)
+        groups = self._ranks.whole(own, together=together)
         if on_finished is not None:
             for index, group in enumerate(groups):
                 for rollout in group:

@@ -11,7 +11,6 @@ from exgrpo_cli.backbones.load import Backbone, load_backbone, locate
 from exgrpo_cli.data.prompts import Template, answer_format, check_prompt_lengths, choose_template, encode
 from exgrpo_cli.data.stream import QuestionStream
 from exgrpo_cli.engines.optimizer import OptimizerSettings
-from exgrpo_cli.engines.ranked_generator import RankedGenerator
 from exgrpo_cli.engines.ranks import Ranks
 from exgrpo_cli.engines.torch_policy import TorchPolicy
 from exgrpo_cli.errors import InputError
@@ -89,7 +88,7 @@ def assemble(
     check_window(config, backbone)
     policy = make_policy(config, backbone, ranks)
     prompts = {question.id: encode(template, question, backbone.tokenizer) for question in everything}
-    generator = make_generator(config, backbone, prompts, device)
+    generator = make_generator(config, backbone, prompts, device, ranks)
     stack.callback(generator.close)
     rngs = make_generators(config.run.seed)
     return Parts(
@@ -98,7 +97,7 @@ def assemble(
         prompts=prompts,
         answer_format=answer_format(template, require_eos=config.rollout.require_eos),
         backbone=backbone,
-        generator=RankedGenerator(generator, ranks) if ranks.world_size > 1 else generator,
+        generator=generator,
         policy=policy,
         pool=RankedPool(pool, ranks) if ranks.world_size > 1 else pool,
         stream=QuestionStream([question.id for question in questions.train], rngs["stream"]),

@@ -4,16 +4,27 @@ import torch
 
 from exgrpo_cli.backbones.load import Backbone, locate
 from exgrpo_cli.engines.protocols import Generator
+from exgrpo_cli.engines.ranked_generator import RankedGenerator
+from exgrpo_cli.engines.ranks import Ranks
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.settings import Config
 from exgrpo_cli.training.experience import Prompts
 
 
-def make_generator(config: Config, backbone: Backbone, prompts: Prompts, device: torch.device) -> Generator:
+def make_generator(
+    config: Config, backbone: Backbone, prompts: Prompts, device: torch.device, ranks: Ranks
+) -> Generator:
     """A Generator for `prompts`; `hf` shares the policy's module, `vllm` holds weights of its own.
 
     Raises InputError when the engine is not installed, or a prompt and its response exceed the backbone's window.
     """
+    local = _local_generator(config, backbone, prompts, device)
+    if ranks.world_size == 1:
+        return local
+    return RankedGenerator(local, ranks, tensor_parallel=config.rollout.tensor_parallel)
+
+
+def _local_generator(config: Config, backbone: Backbone, prompts: Prompts, device: torch.device) -> Generator:
     if config.rollout.engine == "hf":
         from exgrpo_cli.engines.hf import HFGenerator
 

@@ -22,7 +22,8 @@ def validate(
     Returns {`pass_at_1`, `low`, `high`, `questions`, `samples`, `mean_tokens`, `clipped`}.
     """
     settings = parts.config.validation
-    own = parts.ranks.share(questions)
+    together = parts.config.rollout.tensor_parallel
+    own = parts.ranks.share(questions, together=together)
     done = 0
 
     def count(record: QuestionRecord) -> None:
@@ -46,7 +47,8 @@ def validate(
         seed=settings.seed,
         on_result=count,
     )
-    evaluation = Evaluation(records=tuple(parts.ranks.whole(evaluation.records)), samples=settings.samples)
+    records = parts.ranks.whole(evaluation.records, together=together)
+    evaluation = Evaluation(records=tuple(records), samples=settings.samples)
     score = evaluation.score()
     return {
         "pass_at_1": score.value,
