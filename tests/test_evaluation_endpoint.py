@@ -58,6 +58,8 @@ class Server:
                 data = value if isinstance(value, bytes) else json.dumps(value).encode()
                 try:
                     self.send_response(status)
+                    if status == 429:
+                        self.send_header("Retry-After", "0.4")
                     self.send_header("Content-Length", str(len(data)))
                     self.end_headers()
                     self.wfile.write(data)
@@ -156,6 +158,14 @@ def test_failures_that_pass_are_tried_again(serve):
     response = patient(server).respond("2+2=", 5, PARAMS)
     assert (response.text, response.num_tokens, response.stop_reason) == ("4", 7, StopReason.LENGTH)
     assert sum(server.seen.values()) == 4
+
+
+def test_a_pause_that_the_server_asks_for_is_kept(serve):
+    server = serve(lambda path, body, before: completion("4") if before else (429, b"slow down"))
+    began = time.monotonic()
+    assert patient(server).respond("2+2=", 5, PARAMS).text == "4"
+    # Its own pause would have been 0.01 s.
+    assert time.monotonic() - began >= 0.4
 
 
 def test_nonsense_ends_after_the_last_attempt(serve):

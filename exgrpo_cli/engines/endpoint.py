@@ -25,10 +25,16 @@ Prompt = str | tuple[Message, ...]
 
 # Time-out, conflict, too early, too many requests: the same request may succeed later.
 _PASSING_CLIENT_ERRORS = (408, 409, 425, 429)
+_LONGEST_PAUSE_SECONDS = 60.0
 
 
 class _Passing(Exception):
     """An attempt failed in a way that may pass."""
+
+    def __init__(self, what: str, pause_seconds: float = 0.0) -> None:
+        super().__init__(what)
+        self.pause_seconds = pause_seconds
+        """Pause that the server asked for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +104,8 @@ class Endpoint:
                         f"{self.base} failed {self.attempts} times, last with: {error}. Finished questions are kept: "
                         "run the same command again once it answers."
                     ) from error
-            time.sleep(min(pause, 60.0))
+                asked_for = error.pause_seconds
+            time.sleep(min(max(pause, asked_for), _LONGEST_PAUSE_SECONDS))
             pause *= 2
         raise AssertionError("at least one attempt is made")
 
@@ -111,7 +118,7 @@ class Endpoint:
         except urllib.error.HTTPError as error:
             said = error.read(300).decode("utf-8", "replace").strip()
             if error.code in _PASSING_CLIENT_ERRORS or error.code >= 500:
-                raise _Passing(f"status {error.code} {said}") from error
+                raise _Passing(f"status {error.code} {said}", _retry_after(error)) from error
             raise RunError(f"{self.base}{path} refused the request with status {error.code}: {said}") from error
         except (OSError, HTTPException) as error:
             raise _Passing(str(getattr(error, "reason", None) or error or type(error).__name__)) from error
@@ -173,6 +180,12 @@ class EndpointSource:
                 on_response(index, member, outcome)
         finally:
             stop.set()
+
+
+def _retry_after(error: urllib.error.HTTPError) -> float:
+    """Seconds of the `Retry-After` header; 0 without one, or where it is a date."""
+    value = error.headers.get("Retry-After") or ""
+    return float(value) if value.replace(".", "", 1).isdecimal() else 0.0
 
 
 def _model_names(reply: Any) -> list[str]:
