@@ -4,7 +4,8 @@
 
 Refill: a tiny random model answers questions whose lengths are geometric (most are short, some run to the limit) with a
 fixed number of rows; finished rows are replaced by waiting ones. The reference is a batch of the same rows that all run
-to the same length, so nothing ever has to be replaced. Tokens per second of CPU time, best of the repeats, over the
+to the same length, so nothing ever has to be replaced: about twice the mean of the others, so that a token has about as many
+before it (`context`) and attention reads as much. Tokens per second of CPU time, best of the repeats, over the
 stretch in which responses wait, and over the whole load with its end, when rows run dry; the target is 80 % of the
 reference while responses wait.
 
@@ -48,7 +49,10 @@ def main() -> None:
     print(f"{'length-skewed, rows replaced':34}{refill['skewed_tokens_per_second']:>10,.0f} tokens/s")
     print(f"{'share (target 0.80)':34}{refill['share']:>10.2f}")
     print(f"{'share, end of the load included':34}{refill['share_with_end']:>10.2f}")
-    lengths = refill["lengths"]
+    context, lengths = refill["context"], refill["lengths"]
+    print(
+        f"{'tokens before a token':34}uninterrupted {context['reference']:.0f}, rows replaced {context['skewed']:.0f}"
+    )
     print(
         f"{'response lengths':34}mean {lengths['mean']:.0f}, median {lengths['median']:.0f}, longest {lengths['max']}"
     )
@@ -106,11 +110,21 @@ def measure_refill(repeats: int) -> dict[str, Any]:
         "rows": ROWS,
         "responses": len(lengths),
         "lengths": {"mean": float(np.mean(lengths)), "median": float(np.median(lengths)), "max": max(lengths)},
+        "context": {
+            "reference": len(prompt) + mean_position([2 * REFERENCE_TOKENS]),
+            "skewed": len(prompt) + mean_position(lengths),
+        },
         "reference_tokens_per_second": reference,
         "skewed_tokens_per_second": achieved,
         "share": achieved / reference,
         "share_with_end": whole / reference,
     }
+
+
+def mean_position(lengths: list[int]) -> float:
+    """Response tokens before a response token, on average over the tokens of responses of these lengths."""
+    tokens = np.array(lengths)
+    return float((tokens * (tokens - 1) / 2).sum() / tokens.sum())
 
 
 def measure_rescore() -> dict[str, Any]:

@@ -5,7 +5,8 @@
 
 Sampling: `skewed`, lengths spread geometrically from 1 to 4 times their mean, rows replaced as they end; `full`, an
 uninterrupted batch, all rows running to twice that mean, so that a token has as many before it on average. Scoring and
-training: response tokens of rows of 20 to 72 tokens with prompts of 12 to 17. Figures are the best of several repeats,
+training: response tokens of rows of 20 to 72 tokens with prompts of 12 to 17, which are computed but not counted; every
+row has an advantage, so none is left out of an update. Figures are the best of several repeats,
 per second of processor time and thread, which other work on the machine disturbs least; `gemm_gflops` is what a large
 float32 matrix product reaches at that moment.
 """
