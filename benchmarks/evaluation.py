@@ -4,10 +4,9 @@
 
 Refill: a tiny random model answers questions whose lengths are geometric (most are short, some run to the limit) with a
 fixed number of rows; finished rows are replaced by waiting ones. The reference is a batch of the same rows that all run
-to the same length, so nothing ever has to be replaced: about twice the mean of the others, so that a token has about as many
-before it (`context`) and attention reads as much. Tokens per second of CPU time, best of the repeats, over the
-stretch in which responses wait, and over the whole load with its end, when rows run dry; the target is 80 % of the
-reference while responses wait.
+to the same length, so nothing ever has to be replaced: about twice the mean of the others, so that a token has about
+as many before it (`context`). Tokens per second of CPU time, best of the repeats, over the stretch in which responses
+wait, and over the whole load with its end, when rows run dry; the target is 80 % of the reference while responses wait.
 
 Rescore: 6,000 stored samples, half plain numbers and half LaTeX, every fourth one wrong, are graded and scored again
 without a model. Wall seconds; the target is 60 s on 2 cores.
