@@ -171,12 +171,16 @@ def test_replay_changes_the_run_from_the_delayed_start_on(small_config, finished
     assert ours[2]["tokens/generated"] != theirs[2]["tokens/generated"]
 
 
-def start_training(config, run: Path, tmp_path: Path, *options: str) -> subprocess.Popen:
+def start_training(
+    config, run: Path, tmp_path: Path, *options: str, largest_file_kib: int | None = None
+) -> subprocess.Popen:
     settings = tmp_path / f"{run.name}.toml"
     settings.write_text(to_toml(config))
     command = [sys.executable, "-m", "exgrpo_cli.commands", "train", "--output", str(run), *options]
     if "--resume" not in options:
         command += ["--config", str(settings)]
+    if largest_file_kib is not None:
+        command = ["bash", "-c", 'ulimit -f "$0" && exec "$@"', str(largest_file_kib), *command]
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
@@ -218,6 +222,19 @@ def test_a_resumed_run_equals_an_uninterrupted_one(stop: signal.Signals, small_c
         assert ours.equals(theirs), table
     assert_same_weights(cut, whole)
     assert (cut / "config.toml").read_text() == (whole / "config.toml").read_text()
+
+
+def test_a_checkpoint_that_the_disk_refuses_stops_the_run_in_one_line(small_config, tmp_path: Path) -> None:
+    """No file may grow beyond 100 KiB, which the policy's does: step 2 is in the ledger, nothing half-written stays."""
+    run = tmp_path / "run"
+    process = start_training(small_config("run.save_every=2"), run, tmp_path, "--quiet", largest_file_kib=100)
+    _, talk = process.communicate()
+    assert process.returncode == 1
+    assert len(talk.splitlines()) == 1
+    assert f"{run / 'checkpoints' / 'step-000002'} cannot be written" in talk
+    assert "unexpected" not in talk
+    assert list((run / "checkpoints").iterdir()) == []
+    assert LedgerReader(run / "replay").last_step == 2
 
 
 def test_a_run_goes_on_when_steps_are_raised(small_config, tmp_path: Path) -> None:

@@ -33,7 +33,8 @@ def cut_after(folder: Path, step: int) -> Catalogue:
     if catalogue.last_step < step:
         raise InputError(
             f"{folder} is whole only up to step {catalogue.last_step}, but the checkpoint is of step {step}"
-            f"{': ' + catalogue.dropped if catalogue.dropped else ''}; resume from an earlier checkpoint"
+            f"{': ' + catalogue.dropped if catalogue.dropped else ''}; "
+            f"to resume from an earlier checkpoint, remove those after step {catalogue.last_step}"
         )
     unfinished = remove_leftovers(folder)
     if unfinished:

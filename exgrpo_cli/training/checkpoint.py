@@ -15,7 +15,7 @@ import numpy as np
 
 from exgrpo_cli.backbones.export import export_model
 from exgrpo_cli.errors import InputError, RunError
-from exgrpo_cli.training.journal import write_atomic
+from exgrpo_cli.training.journal import write_atomic, writing
 from exgrpo_cli.training.loop import Parts
 from exgrpo_cli.training.state import RunState
 
@@ -50,16 +50,14 @@ def save_checkpoint(checkpoints: Path, parts: Parts, state: RunState, *, keep: i
         point_at(checkpoints, name, state, keep=keep)
 
     try:
-        parts.ranks.from_main(begin)
-        parts.policy.save(partial / "policy")
-        export_weights(parts, partial / "model")
-        parts.ranks.from_main(complete)
-    except OSError as error:
+        with writing(checkpoints / name):
+            parts.ranks.from_main(begin)
+            parts.policy.save(partial / "policy")
+            export_weights(parts, partial / "model")
+            parts.ranks.from_main(complete)
+    except RunError:
         shutil.rmtree(partial, ignore_errors=True)
-        raise RunError(
-            f"checkpoint {checkpoints / name} cannot be written: {error.strerror or error}. "
-            "Earlier checkpoints are whole."
-        ) from error
+        raise
     if parts.buffer is not None:
         parts.buffer.compact(complete_steps(checkpoints))
 

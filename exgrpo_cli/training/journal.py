@@ -2,12 +2,14 @@
 
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 
 from exgrpo_cli.errors import InputError, RunError
 
@@ -107,6 +109,25 @@ def write_atomic(path: Path, text: str) -> None:
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise RunError(f"{path} cannot be written: {error.strerror}. What was there before is unchanged.") from error
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Weights are being written to `path`: whatever the disk refuses ends in one RunError.
+
+    torch reports a full disk as a RuntimeError and safetensors as an error of its own.
+    """
+    try:
+        yield
+    except RunError:
+        raise
+    except (OSError, RuntimeError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        free = shutil.disk_usage(path.parent).free
+        raise RunError(
+            f"{path} cannot be written ({reason}; {free / 2**20:.0f} MiB free). Earlier checkpoints are whole: free "
+            "some space, then go on with --resume."
+        ) from error
 
 
 def _append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

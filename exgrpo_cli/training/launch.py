@@ -24,7 +24,7 @@ from exgrpo_cli.training.checkpoint import export_weights, latest_step, load_che
 from exgrpo_cli.training.checkpoint import folder_name as checkpoint_name
 from exgrpo_cli.training.environment import describe_environment, peak_memory_bytes
 from exgrpo_cli.training.groups import Group
-from exgrpo_cli.training.journal import RunFolder, write_atomic
+from exgrpo_cli.training.journal import RunFolder, write_atomic, writing
 from exgrpo_cli.training.loop import Parts, run_step, sync
 from exgrpo_cli.training.questions import (
     RunQuestions,
@@ -286,7 +286,7 @@ def finish(session: Session) -> dict[str, Any]:
                 with session.timed("validation"):
                     after = validate(parts, session.heldout, session.reporter.progress, "held-out, after")
                 note_score(session, after, f"after {state.step} steps")
-            with session.timed("export"):
+            with session.timed("export"), writing(folder.model):
                 export_run_model(session, after)
             session.count_wall_time()
             summary = summarise(session, after)
