@@ -1,7 +1,10 @@
 """From a configuration and a run folder to the parts a step works with."""
 
+import copy
 import hashlib
 from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -11,6 +14,7 @@ from exgrpo_cli.backbones.load import Backbone, load_backbone, locate
 from exgrpo_cli.data.prompts import Template, answer_format, check_prompt_lengths, choose_template, encode
 from exgrpo_cli.data.stream import QuestionStream
 from exgrpo_cli.engines.optimizer import OptimizerSettings
+from exgrpo_cli.engines.protocols import Policy
 from exgrpo_cli.engines.ranks import Ranks
 from exgrpo_cli.engines.torch_policy import TorchPolicy
 from exgrpo_cli.errors import InputError
@@ -86,9 +90,10 @@ def assemble(
     everything = [*questions.train, *questions.heldout]
     check_prompt_lengths(template, everything, backbone.tokenizer, max_tokens=config.data.max_prompt_tokens)
     check_window(config, backbone)
+    sampled = sampling_backbone(config, backbone)
     policy = make_policy(config, backbone, ranks)
     prompts = {question.id: encode(template, question, backbone.tokenizer) for question in everything}
-    generator = make_generator(config, backbone, prompts, device, ranks)
+    generator = make_generator(config, sampled, prompts, device, ranks)
     stack.callback(generator.close)
     rngs = make_generators(config.run.seed)
     return Parts(
@@ -118,11 +123,17 @@ def check_window(config: Config, backbone: Backbone) -> None:
         )
 
 
-def make_policy(config: Config, backbone: Backbone, ranks: Ranks) -> TorchPolicy:
+def sampling_backbone(config: Config, backbone: Backbone) -> Backbone:
+    """What the `hf` generator samples with: the policy's own module, or a copy where ZeRO stage 3 will empty that."""
+    if config.optim.engine == "deepspeed" and config.optim.zero_stage == 3 and config.rollout.engine == "hf":
+        return replace(backbone, model=copy.deepcopy(backbone.model))
+    return backbone
+
+
+def make_policy(config: Config, backbone: Backbone, ranks: Ranks) -> Policy:
     """The training engine with this run's objective and optimizer."""
     objective, optim = config.objective, config.optim
-    return TorchPolicy(
-        backbone.model,
+    shared: dict[str, Any] = dict(
         temperature=config.rollout.temperature,
         objective=ObjectiveSettings(
             clip_low=objective.clip_low,
@@ -149,6 +160,11 @@ def make_policy(config: Config, backbone: Backbone, ranks: Ranks) -> TorchPolicy
         gradient_checkpointing=config.backbone.gradient_checkpointing,
         ranks=ranks,
     )
+    if optim.engine == "torch":
+        return TorchPolicy(backbone.model, **shared)
+    from exgrpo_cli.engines.deepspeed_policy import DeepSpeedPolicy
+
+    return DeepSpeedPolicy(backbone.model, zero_stage=optim.zero_stage, offload=optim.offload, **shared)
 
 
 def open_shared_buffer(

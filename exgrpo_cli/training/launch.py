@@ -91,7 +91,6 @@ def train(
     """
     started = ranks.local_world_size if ranks.world_size > 1 else 0
     config = pin_choices(settle_ranks(config, survey_machine(), started), ranks)
-    refuse_missing_engines(config)
     require_extras(config)
     torch.set_num_threads(config.run.threads)
     ranks.connect(choose_device(config.run.device, ranks.local_rank))
@@ -139,17 +138,14 @@ def pin_choices(config: Config, ranks: Ranks) -> Config:
     return dataclasses.replace(config, run=run, optim=optim)
 
 
-def refuse_missing_engines(config: Config) -> None:
-    """A setting that would be ignored is refused: engines and trackers that this version does not have."""
-    for key, value, known in (("optim.engine", config.optim.engine, "torch"),):
-        if value != known:
-            raise InputError(f"{key} = {value!r} is not in this version yet: use {known!r}.")
-
-
 def require_extras(config: Config) -> None:
     """Raise InputError naming the extra to install for the first engine or tracker whose package is not there."""
     if config.rollout.engine == "vllm":
         require_vllm(config.run.device)
+    if config.optim.engine == "deepspeed":
+        from exgrpo_cli.engines.deepspeed_policy import require_deepspeed
+
+        require_deepspeed(torch.device(config.run.device))
     require_trackers(config.run.log)
 
 
