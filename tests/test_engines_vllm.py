@@ -374,6 +374,20 @@ def test_a_run_from_the_command_line_killed_and_resumed(folder: Path, tmp_path: 
     assert list((run / "tensorboard").iterdir())
 
 
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("tensor_parallel", [1, 2])
+def test_two_ranks_with_an_engine_each_or_between_them(folder: Path, tmp_path: Path, tensor_parallel: int) -> None:
+    """Both ways the trainer of each rank agrees with its engine on every token, through an update."""
+    run = tmp_path / "run"
+    settings = ("--nproc", "2", "--set", f"rollout.tensor_parallel={tensor_parallel}")
+    subprocess.run([*train_command(folder, run, steps=2), *settings], check=True, timeout=360)
+    lines = lines_of(run)
+    assert [line["optim/updates_applied"] for line in lines] == [2, 2]
+    assert all(line["policy/logprob_gap_max"] < 1e-4 for line in lines)
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["heldout"]["after"]["questions"] == 10
+
+
 @pytest.mark.timeout(300)
 def test_evaluation_with_vllm(folder: Path, tmp_path: Path) -> None:
     data = tmp_path / "sums.jsonl"
@@ -386,9 +400,7 @@ def test_evaluation_with_vllm(folder: Path, tmp_path: Path) -> None:
         text=True,
         timeout=240,
     )
-    (result,) = (
-        json.loads(done.stdout).values() if len(json.loads(done.stdout)) == 1 else [json.loads(done.stdout)["sums"]]
-    )
+    result = json.loads(done.stdout)["benchmark"]
     assert (result["questions"], result["k"]) == (6, 3)
     stamp = json.loads(next((tmp_path / "out").rglob("protocol.json")).read_text())
     assert stamp["engine"]["name"] == "vllm"
