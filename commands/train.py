@@ -100,6 +100,7 @@ def train(
     )
     with _this_rank() as ranks:
         settings = _settings(resume, output, config, backbone, method, options, assignments or [])
+        _require_replay(settings, replay_from)
         settings = _planned(settings, ranks, dry_run=dry_run, quiet=quiet, json=json)
         if dry_run:
             return
@@ -128,6 +129,16 @@ def _warm_start(replay_from: Path | None, with_retired: bool) -> dict[str, Any]:
     if not (replay_from / "replay").is_dir():
         raise InputError(f"--replay-from {replay_from} has no replay/ folder: name the folder of an ExGRPO run.")
     return {"replay.warm_start": str(replay_from.resolve()), "replay.warm_start_retired": with_retired}
+
+
+def _require_replay(settings: "Config", replay_from: Path | None) -> None:
+    from exgrpo_cli.errors import InputError
+
+    if replay_from is not None and not settings.replay.enabled:
+        raise InputError(
+            f"--replay-from {replay_from} fills the experience buffer, but method {settings.run.method!r} replays "
+            "nothing (replay.enabled = false): leave it out, or choose a method that replays."
+        )
 
 
 def _settings(

@@ -84,6 +84,13 @@ def test_what_is_refused_before_work_starts(arguments, message, tmp_path, capsys
     assert not (tmp_path / "runs").exists()
 
 
+def test_experience_for_a_method_that_replays_nothing_is_refused(tmp_path, capsys):
+    (tmp_path / "old" / "replay").mkdir(parents=True)
+    assert run(["train", "--quiet", "--method", "grpo", "--replay-from", "old"]) == 2
+    assert "--replay-from old fills the experience buffer, but method 'grpo' replays nothing" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_resume_alone_names_the_newest_unfinished_run(tmp_path, capsys):
     folder = tmp_path / "runs" / "mine"
     folder.mkdir(parents=True)

@@ -1,5 +1,6 @@
 """`exgrpo replay-stats`: tables, JSON, refusals, and no heavy package."""
 
+import io
 import json
 import os
 import subprocess
@@ -7,10 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.plots.gallery import plot_folders
 from exgrpo_cli.replay.statistics_report import report_runs
+from exgrpo_cli.replay.statistics_tables import dynamics
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from synthetic_run import SyntheticRun, write_config, write_run
@@ -40,6 +43,19 @@ def test_json_is_one_object_with_the_promised_keys(runs: tuple[Path, Path], caps
     assert len(told["over_time"]["questions"]) == 9
     assert err == f"plots: {runs[0] / 'plots'}\n"
     assert (runs[0] / "plots" / "replay-buckets.svg").is_file()
+
+
+def test_the_widest_table_fits_eighty_columns(runs: tuple[Path, Path]) -> None:
+    """No heading and no number is broken over two lines."""
+    [report] = report_runs([runs[0]])
+    table = dynamics(report.summary)
+    console = Console(width=80, file=io.StringIO())
+    console.print(table)
+    lines = console.file.getvalue().splitlines()
+    [heading] = [line for line in lines if "step" in line]
+    for word in ("retired", "tried", "unseen", "entropy", "avail.", "cand.", "age", "ratio", "ESS"):
+        assert word in heading
+    assert len(lines) == len(table.rows) + 5  # title, blank, heading, rule, rows, blank
 
 
 def test_tables_name_every_part_of_the_report(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:

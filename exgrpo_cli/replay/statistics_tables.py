@@ -97,12 +97,14 @@ def dynamics(summary: ReplaySummary) -> Table:
         "tried",
         "unseen",
         "entropy",
-        "available",
-        "candidates",
+        "avail.",
+        "cand.",
         "age",
         "ratio",
         "ESS",
     )
+    # Ten columns fit 80 characters only so.
+    table.padding = (0, 1, 0, 0)
     now, chosen, ratios = summary.occupancy, summary.selection, summary.ratios
     before = -1
     for step in _times(summary):
