@@ -1,0 +1,95 @@
+"""What each rank of the tests does: `torchrun rank_worker.py JOB FOLDER`; results go to FOLDER."""
+
+import pickle
+import sys
+from pathlib import Path
+
+import torch
+
+from exgrpo_cli.engines.ranks import Ranks
+from exgrpo_cli.errors import InputError
+
+
+def torch_update(ranks: Ranks, folder: Path) -> None:
+    """Scores and one update whose change of the weights is the gradient itself."""
+    from test_engines_torch import build_model, build_policy, minibatch, sequences, weights
+
+    model = build_model()
+    before = weights(model)
+    policy = build_policy(model, ranks=ranks)
+    scores = policy.score(sequences())
+    report = policy.update(minibatch())
+    change = weights(model) - before
+    with (folder / f"rank-{ranks.rank}.pkl").open("wb") as out:
+        pickle.dump((scores, report, change), out)
+
+
+def deepspeed_updates(ranks: Ranks, folder: Path, stage: int) -> None:
+    """Five updates at learning rate 1e-3 in float32; then saved, loaded into another policy and updated once more."""
+    from test_engines_torch import TEMPERATURE, build_model, minibatch, sequences
+
+    from exgrpo_cli.algo.objective import ObjectiveSettings
+    from exgrpo_cli.engines.deepspeed_policy import DeepSpeedPolicy
+    from exgrpo_cli.engines.optimizer import OptimizerSettings
+
+    def policy(**bounds: float) -> DeepSpeedPolicy:
+        return DeepSpeedPolicy(
+            build_model(torch.float32),
+            temperature=TEMPERATURE,
+            objective=ObjectiveSettings(),
+            optimizer=OptimizerSettings(learning_rate=1e-3, **bounds),
+            zero_stage=stage,
+            micro_batch_tokens=24,
+            ranks=ranks,
+        )
+
+    def taken(policy: DeepSpeedPolicy) -> dict[str, torch.Tensor]:
+        return {name: weight.clone() for name, weight in policy.named_weights()}
+
+    trained = policy()
+    scores = trained.score(sequences())
+    history = []
+    for _ in range(5):
+        trained.update(minibatch())
+        history.append(taken(trained))
+    trained.save(folder / "saved")
+    ranks.barrier()
+    resumed = policy()
+    resumed.load(folder / "saved")
+    same = all(torch.equal(weight, history[-1][name]) for name, weight in resumed.named_weights())
+    first, second = trained.update(minibatch()), resumed.update(minibatch())
+    again = taken(resumed)
+    same_after = all(torch.equal(weight, again[name]) for name, weight in trained.named_weights())
+    # The gradient of a mini-batch is far above this bound.
+    bounded = policy(skip_grad_norm=1e-3)
+    before = taken(bounded)
+    skipped = bounded.update(minibatch())
+    unmoved = all(torch.equal(weight, before[name]) for name, weight in bounded.named_weights())
+    if ranks.is_main:
+        torch.save(
+            {
+                "scores": scores,
+                "history": history,
+                "resumed": (same, same_after, first.grad_norm == second.grad_norm),
+                "skipped": (skipped.applied, skipped.skip_reason, bounded.consecutive_skips, unmoved),
+            },
+            folder / "results.pt",
+        )
+
+
+def main(job: str, folder: Path) -> None:
+    torch.set_num_threads(1)
+    ranks = Ranks.of_environment()
+    with ranks.together():
+        ranks.connect(torch.device("cpu"))
+        if job == "torch":
+            torch_update(ranks, folder)
+        elif job.startswith("zero"):
+            deepspeed_updates(ranks, folder, int(job.removeprefix("zero")))
+        elif job == "refuse" and ranks.rank == 1:
+            raise InputError("rank 1 refuses")
+        ranks.barrier()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
