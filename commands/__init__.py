@@ -6,7 +6,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TextIO
 
 import typer
 from typer.exceptions import TyperException
@@ -95,11 +95,18 @@ def _warnings_as_lines(*, quiet: bool) -> Iterator[None]:
         warnings.simplefilter("always", ToolkitWarning)
         show = warnings.showwarning
 
-        def show_line(message: Warning | str, category: type[Warning], *where: Any) -> None:
+        def show_line(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
             if issubclass(category, ToolkitWarning):
                 talk(f"exgrpo: {_one_line(str(message))}", quiet=quiet)
             else:
-                show(message, category, *where)
+                show(message, category, filename, lineno, file, line)
 
         warnings.showwarning = show_line
         yield

@@ -91,7 +91,7 @@ class RolloutRequest:
     """One prompt and the seeds of the rollouts wanted for it (K for a fresh question, K-1 for an experiential one)."""
 
     question_id: str
-    prompt_ids: Int32[np.ndarray, "prompt_tokens"]
+    prompt_ids: Int32[np.ndarray, " prompt_tokens"]
     seeds: tuple[int, ...]
     """One non-negative 63-bit seed per rollout: rollout i depends on the weights, the prompt and seeds[i] alone."""
 
@@ -103,9 +103,9 @@ class Rollout:
     question_id: str
     member: int
     """Index into the request's seeds."""
-    token_ids: Int32[np.ndarray, "tokens"]
+    token_ids: Int32[np.ndarray, " tokens"]
     """Response tokens, the EOS included when one was produced; no EOS is ever appended."""
-    engine_logprobs: Float32[np.ndarray, "tokens"]
+    engine_logprobs: Float32[np.ndarray, " tokens"]
     """Log-probs of the tokens as the rollout engine computed them."""
     stop_reason: StopReason
     weight_version: int
@@ -132,8 +132,8 @@ class Trajectory:
 
     trajectory_id: int
     question_id: str
-    token_ids: Int32[np.ndarray, "tokens"]
-    behaviour_logprobs: Float32[np.ndarray, "tokens"]
+    token_ids: Int32[np.ndarray, " tokens"]
+    behaviour_logprobs: Float32[np.ndarray, " tokens"]
     """Log-probs under the policy that sampled it: the very array that served as pi_old when it was fresh."""
     step_born: int
     weight_version: int
@@ -143,16 +143,16 @@ class Trajectory:
 class TokenSequence:
     """A prompt with one response: the unit that policies score and train on."""
 
-    prompt_ids: Int32[np.ndarray, "prompt_tokens"]
-    response_ids: Int32[np.ndarray, "tokens"]
+    prompt_ids: Int32[np.ndarray, " prompt_tokens"]
+    response_ids: Int32[np.ndarray, " tokens"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenScores:
     """Per response token: log-prob of the token and entropy of the full-vocabulary distribution, both at T."""
 
-    logprobs: Float32[np.ndarray, "tokens"]
-    entropies: Float32[np.ndarray, "tokens"]
+    logprobs: Float32[np.ndarray, " tokens"]
+    entropies: Float32[np.ndarray, " tokens"]
 
     @property
     def mean_entropy(self) -> float:

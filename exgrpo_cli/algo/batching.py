@@ -21,14 +21,14 @@ class TrainingRow:
     sequence: TokenSequence
     advantage: float
     """Fixed for the step; relative to the whole group of K."""
-    behaviour_logprobs: Float32[np.ndarray, "tokens"]
+    behaviour_logprobs: Float32[np.ndarray, " tokens"]
     """Denominator of the importance ratio: pi_old for a fresh row, pi_past for a replayed one."""
     replayed: bool
-    importance_weights: Float32[np.ndarray, "tokens"] | None = None
+    importance_weights: Float32[np.ndarray, " tokens"] | None = None
     """Fixed factors of the advantage, token by token: where the sampler's distribution was not pi_old; None is 1."""
 
     @property
-    def token_advantages(self) -> Float64[np.ndarray, "tokens"]:
+    def token_advantages(self) -> Float64[np.ndarray, " tokens"]:
         """The advantage of each response token."""
         if self.importance_weights is None:
             return np.full(self.num_tokens, self.advantage)

@@ -19,8 +19,8 @@ MAX_KEYS = ("ratio_fresh", "ratio_replay")
 class ObjectiveSums:
     """Additive parts of a mini-batch's diagnostics, in float64: ratios of e^88 and their squares stay finite."""
 
-    sums: Float64[Tensor, "sums"]
-    maxima: Float64[Tensor, "maxima"]
+    sums: Float64[Tensor, " sums"]
+    maxima: Float64[Tensor, " maxima"]
     clip: bool
     """Whether the clip fraction has a meaning."""
     reference: bool
@@ -30,12 +30,12 @@ class ObjectiveSums:
     def of_tokens(
         cls,
         *,
-        log_ratio: Float[Tensor, "tokens"],
-        entropies: Float[Tensor, "tokens"],
-        advantages: Float[Tensor, "tokens"],
-        replayed: Bool[Tensor, "tokens"],
+        log_ratio: Float[Tensor, " tokens"],
+        entropies: Float[Tensor, " tokens"],
+        advantages: Float[Tensor, " tokens"],
+        replayed: Bool[Tensor, " tokens"],
         clip_bounds: tuple[float, float] | None,
-        divergence: Float[Tensor, "tokens"] | None,
+        divergence: Float[Tensor, " tokens"] | None,
     ) -> "ObjectiveSums":
         """Sums over the tokens of one micro-batch.
 

@@ -23,11 +23,11 @@ MIN_TILE_COLUMNS = 128
 def token_logprobs(
     hidden: Float[Tensor, "tokens hidden"],
     head_weight: Float[Tensor, "vocab hidden"],
-    token_ids: Int[Tensor, "tokens"],
+    token_ids: Int[Tensor, " tokens"],
     *,
     temperature: float,
     tile_elements: int = TILE_ELEMENTS,
-) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"]]:
+) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
     """log p(token) and H = -sum_v p_v log p_v, in nats, for p = softmax(hidden @ head_weight.T / temperature).
 
     Both results are differentiable with respect to `hidden` and `head_weight`. The products run in the dtype of

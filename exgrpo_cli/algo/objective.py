@@ -65,9 +65,9 @@ class Denominators:
 class TokenTargets:
     """What is known of each token before the update."""
 
-    advantages: Float[Tensor, "tokens"]
-    behaviour_logprobs: Float[Tensor, "tokens"]
-    replayed: Bool[Tensor, "tokens"]
+    advantages: Float[Tensor, " tokens"]
+    behaviour_logprobs: Float[Tensor, " tokens"]
+    replayed: Bool[Tensor, " tokens"]
 
 
 def denominators(
@@ -83,23 +83,23 @@ def denominators(
 
 
 def clipped_surrogate(
-    log_ratio: Float[Tensor, "tokens"], advantages: Float[Tensor, "tokens"], clip_low: float, clip_high: float
-) -> Float[Tensor, "tokens"]:
+    log_ratio: Float[Tensor, " tokens"], advantages: Float[Tensor, " tokens"], clip_low: float, clip_high: float
+) -> Float[Tensor, " tokens"]:
     """-min(w A, clip(w, 1 - eps_low, 1 + eps_high) A)."""
     ratio = log_ratio.exp()
     return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
 
 
 def unclipped_surrogate(
-    log_ratio: Float[Tensor, "tokens"], advantages: Float[Tensor, "tokens"]
-) -> Float[Tensor, "tokens"]:
+    log_ratio: Float[Tensor, " tokens"], advantages: Float[Tensor, " tokens"]
+) -> Float[Tensor, " tokens"]:
     """-w A."""
     return -log_ratio.exp() * advantages
 
 
 def shaped_surrogate(
-    log_ratio: Float[Tensor, "tokens"], advantages: Float[Tensor, "tokens"], beta: float
-) -> Float[Tensor, "tokens"]:
+    log_ratio: Float[Tensor, " tokens"], advantages: Float[Tensor, " tokens"], beta: float
+) -> Float[Tensor, " tokens"]:
     """-f(w) A with f(w) = w / (w + beta) = sigmoid(log w - log beta).
 
     The quotient is inf / inf once log w exceeds about 88; the sigmoid saturates at 1 and its gradient at 0.
@@ -108,16 +108,16 @@ def shaped_surrogate(
 
 
 def k3_divergence(
-    logprobs: Float[Tensor, "tokens"], reference_logprobs: Float[Tensor, "tokens"]
-) -> Float[Tensor, "tokens"]:
+    logprobs: Float[Tensor, " tokens"], reference_logprobs: Float[Tensor, " tokens"]
+) -> Float[Tensor, " tokens"]:
     """k3 = r - log r - 1 with r = pi_reference / pi_theta: non-negative, unbiased for KL(pi_theta, pi_reference)."""
     log_ratio = reference_logprobs - logprobs
     return log_ratio.exp() - log_ratio - 1
 
 
 def policy_terms(
-    logprobs: Float[Tensor, "tokens"], targets: TokenTargets, *, clip: bool, settings: ObjectiveSettings
-) -> Float[Tensor, "tokens"]:
+    logprobs: Float[Tensor, " tokens"], targets: TokenTargets, *, clip: bool, settings: ObjectiveSettings
+) -> Float[Tensor, " tokens"]:
     """The surrogate of every token, fresh and replayed each by its own equation."""
     log_ratio = logprobs - targets.behaviour_logprobs
     # Masked before exp: an overflow among the tokens of the other kind, or of no advantage, times zero would be NaN.
@@ -136,9 +136,9 @@ def policy_terms(
 
 
 def micro_batch_loss(
-    logprobs: Float[Tensor, "tokens"],
-    entropies: Float[Tensor, "tokens"],
-    reference_logprobs: Float[Tensor, "tokens"] | None,
+    logprobs: Float[Tensor, " tokens"],
+    entropies: Float[Tensor, " tokens"],
+    reference_logprobs: Float[Tensor, " tokens"] | None,
     targets: TokenTargets,
     *,
     clip: bool,
@@ -162,9 +162,9 @@ def micro_batch_loss(
 
 
 def objective_sums(
-    logprobs: Float[Tensor, "tokens"],
-    entropies: Float[Tensor, "tokens"],
-    reference_logprobs: Float[Tensor, "tokens"] | None,
+    logprobs: Float[Tensor, " tokens"],
+    entropies: Float[Tensor, " tokens"],
+    reference_logprobs: Float[Tensor, " tokens"] | None,
     targets: TokenTargets,
     *,
     clip: bool,

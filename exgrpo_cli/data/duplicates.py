@@ -56,7 +56,7 @@ def near_duplicates(texts: Sequence[str], *, threshold: float) -> list[NearPair]
     return pairs
 
 
-def _hash_family() -> tuple[UInt64[np.ndarray, "hashes"], UInt64[np.ndarray, "hashes"]]:
+def _hash_family() -> tuple[UInt64[np.ndarray, " hashes"], UInt64[np.ndarray, " hashes"]]:
     # The same family every time: what is reported must not depend on a seed nobody set.
     rng = np.random.default_rng(0)
     count = _NUM_BANDS * _BAND_ROWS
@@ -68,7 +68,7 @@ def _hash_family() -> tuple[UInt64[np.ndarray, "hashes"], UInt64[np.ndarray, "ha
 
 
 def _signature(
-    grams: set[str], multipliers: UInt64[np.ndarray, "hashes"], offsets: UInt64[np.ndarray, "hashes"]
+    grams: set[str], multipliers: UInt64[np.ndarray, " hashes"], offsets: UInt64[np.ndarray, " hashes"]
 ) -> UInt64[np.ndarray, "bands rows"]:
     hashes = np.fromiter((zlib.crc32(gram.encode()) for gram in grams), dtype=np.uint64, count=len(grams))
     mixed = (hashes[:, None] * multipliers + offsets) % np.uint64(_PRIME) & np.uint64((1 << _HASH_BITS) - 1)

@@ -130,14 +130,14 @@ def render(template: Template, question: Question, tokenizer: Tokenizer) -> str:
     return _chat_text(template, [*kept, *turns], tokenizer)
 
 
-def encode(template: Template, question: Question, tokenizer: Tokenizer) -> Int32[np.ndarray, "prompt_tokens"]:
+def encode(template: Template, question: Question, tokenizer: Tokenizer) -> Int32[np.ndarray, " prompt_tokens"]:
     """Token ids of the prompt."""
     return np.asarray(_token_ids(template, [question], tokenizer)[0], dtype=np.int32)
 
 
 def prompt_lengths(
     template: Template, questions: Sequence[Question], tokenizer: Tokenizer
-) -> Int64[np.ndarray, "questions"]:
+) -> Int64[np.ndarray, " questions"]:
     """Tokens of each question's prompt."""
     lengths = np.empty(len(questions), dtype=np.int64)
     for start in range(0, len(questions), _LENGTH_BATCH):

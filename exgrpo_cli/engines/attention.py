@@ -28,7 +28,7 @@ UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 class AttentionBlock:
     """Rows of similar length, padded on the right."""
 
-    cells: Int[Tensor, "cells"]
+    cells: Int[Tensor, " cells"]
     """The packed position in each cell, row by row; pad cells name any position."""
     num_rows: int
 
@@ -38,7 +38,7 @@ class AttentionLayout:
     """How the rows of a packed micro-batch are gathered for attention, and its results put back."""
 
     blocks: tuple[AttentionBlock, ...]
-    cell_of: Int[Tensor, "packed"]
+    cell_of: Int[Tensor, " packed"]
     """For each packed position, one of its cells, counted over all blocks."""
 
 

@@ -198,7 +198,7 @@ class DeepSpeedPolicy:
         busiest = max([at_least, *self._ranks.gather(len(batches))])
         return batches + [[] for _ in range(busiest - len(batches))]
 
-    def _evaluate(self, rows: Sequence[TokenSequence]) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"]]:
+    def _evaluate(self, rows: Sequence[TokenSequence]) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
         return self._engine(pack(rows, self._device))
 
     def _accumulate(
@@ -223,8 +223,8 @@ class DeepSpeedPolicy:
     def _loss(
         self,
         rows: list[TrainingRow],
-        logprobs: Float[Tensor, "tokens"],
-        entropies: Float[Tensor, "tokens"],
+        logprobs: Float[Tensor, " tokens"],
+        entropies: Float[Tensor, " tokens"],
         *,
         clip: bool,
         totals: Denominators,
@@ -276,8 +276,8 @@ class _TiledHead(nn.Module):
         self._temperature = temperature
 
     def forward(
-        self, hidden: Float[Tensor, "tokens hidden"], targets: Int[Tensor, "tokens"]
-    ) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"]]:
+        self, hidden: Float[Tensor, "tokens hidden"], targets: Int[Tensor, " tokens"]
+    ) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
         return token_logprobs(hidden, self._head[0].weight, targets, temperature=self._temperature)
 
 
@@ -290,7 +290,7 @@ class _Scorer(nn.Module):
         self.head = _TiledHead(parts.head, temperature)
         self._parts = (parts,)
 
-    def forward(self, batch: PackedBatch) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"]]:
+    def forward(self, batch: PackedBatch) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
         return self.head(response_hidden(self._parts[0], batch), batch.targets)
 
 

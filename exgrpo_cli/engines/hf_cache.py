@@ -70,7 +70,7 @@ class SlotCache(Cache):
         self.places = torch.arange(0)
         """Where the new token of each row and head goes, in a layer's buffer seen as a list of vectors."""
 
-    def fill(self, prompts: DynamicCache, sources: Int[Tensor, "rows"], first_row: int) -> None:
+    def fill(self, prompts: DynamicCache, sources: Int[Tensor, " rows"], first_row: int) -> None:
         """Copy prefilled prompt `sources[i]` into row first_row + i; pad columns come along and stay masked."""
         length = prompts.get_seq_length()
         prefilled = [_contents(layer) for layer in prompts.layers]
@@ -84,13 +84,13 @@ class SlotCache(Cache):
             slots.keys[target] = keys.index_select(0, sources)
             slots.values[target] = values.index_select(0, sources)
 
-    def move(self, sources: Int[Tensor, "moves"], targets: Int[Tensor, "moves"], span: int) -> None:
+    def move(self, sources: Int[Tensor, " moves"], targets: Int[Tensor, " moves"], span: int) -> None:
         """Copy rows over others, up to column `span`; a row may be source and target."""
         for slots in self._slots:
             slots.keys[targets, :, :span] = slots.keys[sources, :, :span]
             slots.values[targets, :, :span] = slots.values[sources, :, :span]
 
-    def begin_step(self, lengths: Int[Tensor, "rows"], span: int) -> Float[Tensor, "rows 1 1 span"]:
+    def begin_step(self, lengths: Int[Tensor, " rows"], span: int) -> Float[Tensor, "rows 1 1 span"]:
         """Point the next token of each row at its own column; returns the additive attention mask of the step."""
         self.span = span
         self._widen(span)

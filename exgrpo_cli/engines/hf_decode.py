@@ -43,7 +43,7 @@ class DecodeBatch:
         params: SamplingParams,
         *,
         max_rows: int,
-        eos_ids: Int[Tensor, "eos"],
+        eos_ids: Int[Tensor, " eos"],
         weight_version: int,
     ) -> None:
         self.max_rows = max_rows
@@ -150,7 +150,7 @@ class DecodeBatch:
         return self._take_out(ended, stopped, first)
 
     def _take_out(
-        self, ended: Bool[Tensor, "rows"], stopped: Bool[Tensor, "rows"], first: int
+        self, ended: Bool[Tensor, " rows"], stopped: Bool[Tensor, " rows"], first: int
     ) -> list[tuple[WaitingRow, Rollout]]:
         gone = ended.nonzero()[:, 0] + first
         counts = self._counts[gone].tolist()

@@ -39,9 +39,9 @@ class PackedBatch:
     input_ids: Int[Tensor, "1 packed"]
     position_ids: Int[Tensor, "1 packed"]
     layout: AttentionLayout
-    predicting: Int[Tensor, "tokens"]
+    predicting: Int[Tensor, " tokens"]
     """For each response token, the packed position whose hidden state predicts it."""
-    targets: Int[Tensor, "tokens"]
+    targets: Int[Tensor, " tokens"]
     """The response tokens."""
 
 

@@ -53,9 +53,9 @@ class GeneratorSource:
     """A Generator with the prompts already encoded, as a source of text."""
 
     generator: Generator
-    decode: Callable[[Int32[np.ndarray, "tokens"]], str]
+    decode: Callable[[Int32[np.ndarray, " tokens"]], str]
     """Response token ids to text without the EOS."""
-    prompt_ids: dict[str, Int32[np.ndarray, "prompt_tokens"]]
+    prompt_ids: dict[str, Int32[np.ndarray, " prompt_tokens"]]
     """Encoded prompt by question id."""
 
     def respond(self, requests: Sequence[ResponseRequest], params: SamplingParams, on_response: OnResponse) -> None:

@@ -25,14 +25,14 @@ def check_sampling(params: SamplingParams) -> None:
         raise InputError(f"max_new_tokens is {params.max_new_tokens}; it must be at least 1.")
 
 
-def row_uniforms(seed: int, num_tokens: int) -> Float32[np.ndarray, "tokens"]:
+def row_uniforms(seed: int, num_tokens: int) -> Float32[np.ndarray, " tokens"]:
     """The uniforms in [0, 1) of one rollout: Philox with the seed as its key, one per response position."""
     return np.random.Generator(np.random.Philox(key=seed)).random(num_tokens, dtype=np.float32)
 
 
 def sample_tokens(
-    logits: Float[Tensor, "rows vocab"], uniforms: Float[Tensor, "rows"], *, temperature: float, top_p: float
-) -> tuple[Int[Tensor, "rows"], Float[Tensor, "rows"]]:
+    logits: Float[Tensor, "rows vocab"], uniforms: Float[Tensor, " rows"], *, temperature: float, top_p: float
+) -> tuple[Int[Tensor, " rows"], Float[Tensor, " rows"]]:
     """Token ids and their log-probs under softmax(logits / temperature).
 
     top_p < 1 draws from the smallest set of most likely tokens whose probability reaches it, renormalised; the
@@ -44,7 +44,7 @@ def sample_tokens(
     return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
 
 
-def _invert(weights: Float[Tensor, "rows vocab"], uniforms: Float[Tensor, "rows"]) -> Int[Tensor, "rows"]:
+def _invert(weights: Float[Tensor, "rows vocab"], uniforms: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
     """The first index whose cumulative weight exceeds u * total: never one of weight 0."""
     cumulative = weights.cumsum(dim=1)
     # At most (1 - 2^-24) * total, which in float32 never rounds up to the total itself: an index is always found.
@@ -53,8 +53,8 @@ def _invert(weights: Float[Tensor, "rows vocab"], uniforms: Float[Tensor, "rows"
 
 
 def _invert_nucleus(
-    probabilities: Float[Tensor, "rows vocab"], uniforms: Float[Tensor, "rows"], top_p: float
-) -> Int[Tensor, "rows"]:
+    probabilities: Float[Tensor, "rows vocab"], uniforms: Float[Tensor, " rows"], top_p: float
+) -> Int[Tensor, " rows"]:
     ordered, token_ids = probabilities.sort(dim=1, descending=True, stable=True)
     # Mass before each token: the most likely one has none and is always kept.
     outside = ordered.cumsum(dim=1) - ordered >= top_p

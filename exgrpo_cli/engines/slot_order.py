@@ -20,9 +20,9 @@ CALL_CELLS = 1024
 class Regrouping:
     """Slots after rows have left."""
 
-    sources: Int[np.ndarray, "moves"]
-    targets: Int[np.ndarray, "moves"]
-    run_starts: Int[np.ndarray, "runs"]
+    sources: Int[np.ndarray, " moves"]
+    targets: Int[np.ndarray, " moves"]
+    run_starts: Int[np.ndarray, " runs"]
     """First slot of each run."""
 
 
@@ -35,12 +35,12 @@ class AttentionChunk:
     span: int
 
 
-def length_class(lengths: Int[np.ndarray, "rows"]) -> Int[np.ndarray, "rows"]:
+def length_class(lengths: Int[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:
     """floor(log2(length)): rows of one class read at most twice the columns they have."""
     return np.frexp(lengths)[1]
 
 
-def regroup(lengths: Int[np.ndarray, "rows"], alive: Bool[np.ndarray, "rows"]) -> Regrouping:
+def regroup(lengths: Int[np.ndarray, " rows"], alive: Bool[np.ndarray, " rows"]) -> Regrouping:
     """Bring the living rows to the first slots, longest class first, moving as few of them as possible."""
     classes = np.where(alive, length_class(lengths), 0)
     wanted = -np.sort(-classes[alive])
@@ -58,7 +58,7 @@ def regroup(lengths: Int[np.ndarray, "rows"], alive: Bool[np.ndarray, "rows"]) -
 
 
 def attention_chunks(
-    lengths: Int[np.ndarray, "rows"], run_starts: Int[np.ndarray, "runs"]
+    lengths: Int[np.ndarray, " rows"], run_starts: Int[np.ndarray, " runs"]
 ) -> tuple[AttentionChunk, ...]:
     """The attention calls of a step in which a row of `lengths` cached tokens attends to these and to itself."""
     spans = np.maximum.reduceat(lengths, run_starts) + 1

@@ -123,7 +123,7 @@ class TorchPolicy:
 
     def _evaluate(
         self, parts: CausalLM, rows: Sequence[TokenSequence]
-    ) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"]]:
+    ) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
         """Log-probs and entropies: the one code path of scoring, training and the reference."""
         batch = pack(rows, parts.device)
         hidden = response_hidden(parts, batch)

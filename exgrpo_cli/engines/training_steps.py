@@ -38,7 +38,7 @@ def batch_denominators(batch: MiniBatch, objective: ObjectiveSettings) -> Denomi
     )
 
 
-def token_targets(rows: Sequence[TrainingRow], logprobs: Float[Tensor, "tokens"]) -> TokenTargets:
+def token_targets(rows: Sequence[TrainingRow], logprobs: Float[Tensor, " tokens"]) -> TokenTargets:
     """Advantage, behaviour log-prob and kind of every token, where and as precise as `logprobs`."""
     counts = [row.num_tokens for row in rows]
     device, dtype = logprobs.device, logprobs.dtype
@@ -50,7 +50,7 @@ def token_targets(rows: Sequence[TrainingRow], logprobs: Float[Tensor, "tokens"]
 
 
 def split_scores(
-    logprobs: Float[Tensor, "tokens"], entropies: Float[Tensor, "tokens"], counts: Sequence[int]
+    logprobs: Float[Tensor, " tokens"], entropies: Float[Tensor, " tokens"], counts: Sequence[int]
 ) -> list[TokenScores]:
     """The scores of each row, `counts` tokens long."""
     ends = np.cumsum(counts)[:-1]

@@ -75,7 +75,7 @@ class VLLMGenerator:
             [finished[index, member] for member in range(len(request.seeds))] for index, request in enumerate(requests)
         ]
 
-    def logprobs(self, sequence: TokenSequence, temperature: float) -> Float32[np.ndarray, "tokens"]:
+    def logprobs(self, sequence: TokenSequence, temperature: float) -> Float32[np.ndarray, " tokens"]:
         """Log-probs of given response tokens at `temperature`, by the code that samples: one request per token."""
         import vllm
 

@@ -38,7 +38,7 @@ class Canary:
     """That of the policy's log-probs."""
 
     @classmethod
-    def of_prompt(cls, prompt_ids: Int32[np.ndarray, "prompt_tokens"], temperature: float) -> "Canary":
+    def of_prompt(cls, prompt_ids: Int32[np.ndarray, " prompt_tokens"], temperature: float) -> "Canary":
         """The end of a real prompt stands for the response: likely tokens, at which rounding is small."""
         split = max(1, len(prompt_ids) - CANARY_TOKENS)
         response = prompt_ids[split:] if len(prompt_ids) > 1 else prompt_ids
@@ -122,7 +122,7 @@ def state_dict_names(folder: Path) -> frozenset[str]:
 
 
 def require_equal_logprobs(
-    trainer: Float32[np.ndarray, "tokens"], engine: Float32[np.ndarray, "tokens"], dtype: str
+    trainer: Float32[np.ndarray, " tokens"], engine: Float32[np.ndarray, " tokens"], dtype: str
 ) -> None:
     """Raise RunError when the mean absolute difference exceeds what rounding in `dtype` explains."""
     gap = float(np.abs(trainer - engine).mean())

@@ -50,7 +50,7 @@ class Evaluation:
     """Samples per question."""
 
     @property
-    def correct(self) -> Int64[np.ndarray, "questions"]:
+    def correct(self) -> Int64[np.ndarray, " questions"]:
         """Correct samples per question."""
         return np.array([record.num_correct for record in self.records], dtype=np.int64)
 

@@ -26,7 +26,7 @@ OnResult = Callable[[QuestionRecord], None]
 def evaluate_questions(
     *,
     questions: Sequence[Question],
-    prompts: Sequence[Int32[np.ndarray, "_"]],
+    prompts: Sequence[Int32[np.ndarray, " _"]],
     generator: Generator,
     decode: Callable[[np.ndarray], str],
     pool: GradingPool,

@@ -41,7 +41,7 @@ class PairedDifference:
     questions: int
 
 
-def avg_at_k(correct: Int[np.ndarray, "questions"], samples: int, rng: np.random.Generator) -> Score:
+def avg_at_k(correct: Int[np.ndarray, " questions"], samples: int, rng: np.random.Generator) -> Score:
     """Mean pass rate and its 95 % interval, from the number of correct samples per question.
 
     At k=1 the interval is Wilson's. Otherwise it is the bootstrap over questions; where all questions have the same
@@ -69,7 +69,7 @@ def wilson(successes: float, trials: int, confidence: float = CONFIDENCE) -> tup
 
 
 def bootstrap_interval(
-    values: Float64[np.ndarray, "questions"], rng: np.random.Generator, *, resamples: int = RESAMPLES
+    values: Float64[np.ndarray, " questions"], rng: np.random.Generator, *, resamples: int = RESAMPLES
 ) -> tuple[float, float]:
     """Expanded percentile interval of the mean of one value per question (Hesterberg 2015, section 5.3).
 
@@ -86,8 +86,8 @@ def bootstrap_interval(
 
 
 def _bootstrap_means(
-    values: Float64[np.ndarray, "questions"], rng: np.random.Generator, resamples: int
-) -> Float64[np.ndarray, "resamples"]:
+    values: Float64[np.ndarray, " questions"], rng: np.random.Generator, resamples: int
+) -> Float64[np.ndarray, " resamples"]:
     # Questions with equal values are interchangeable: drawing how often each distinct value comes up has the same
     # distribution as drawing questions, at a cost in the number of distinct values (k + 1) instead of questions.
     distinct, counts = np.unique(values, return_counts=True)
@@ -111,7 +111,7 @@ def student_t_quantile(probability: float, degrees: int) -> float:
     return z + sum(term / degrees**power for power, term in enumerate(terms, start=1))
 
 
-def pass_at_k(correct: Int[np.ndarray, "questions"], samples: int, k: int) -> float:
+def pass_at_k(correct: Int[np.ndarray, " questions"], samples: int, k: int) -> float:
     """Unbiased pass@k = mean over questions of 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, equation 1).
 
     Raises ValueError where k exceeds the number of samples: pass@k cannot be estimated from fewer.
@@ -123,7 +123,7 @@ def pass_at_k(correct: Int[np.ndarray, "questions"], samples: int, k: int) -> fl
     return float(by_count[correct].mean())
 
 
-def majority_share(groups: Int[np.ndarray, "samples"], correct_group: int) -> float:
+def majority_share(groups: Int[np.ndarray, " samples"], correct_group: int) -> float:
     """Whether the largest group of equivalent answers is the correct one; a tie counts by share.
 
     Group numbers below 0 are samples without an answer, which do not vote.
@@ -137,7 +137,7 @@ def majority_share(groups: Int[np.ndarray, "samples"], correct_group: int) -> fl
 
 
 def smallest_detectable_difference(
-    correct: Int[np.ndarray, "questions"], samples: int, *, confidence: float = CONFIDENCE, power: float = POWER
+    correct: Int[np.ndarray, " questions"], samples: int, *, confidence: float = CONFIDENCE, power: float = POWER
 ) -> float:
     """The true difference from another model that these questions would show with 80 % probability at the 5 % level.
 
@@ -156,8 +156,8 @@ def smallest_detectable_difference(
 
 
 def compare_paired(
-    first: Float64[np.ndarray, "questions"],
-    second: Float64[np.ndarray, "questions"],
+    first: Float64[np.ndarray, " questions"],
+    second: Float64[np.ndarray, " questions"],
     rng: np.random.Generator,
     *,
     resamples: int = RESAMPLES,
@@ -179,7 +179,7 @@ def compare_paired(
 
 
 def _sign_flip_p_value(
-    differences: Float64[np.ndarray, "questions"], rng: np.random.Generator, resamples: int
+    differences: Float64[np.ndarray, " questions"], rng: np.random.Generator, resamples: int
 ) -> float:
     sizes, counts = np.unique(np.abs(differences), return_counts=True)
     # The sum over m questions of equal |d| with random signs is |d| * (2 * Binomial(m, 1/2) - m).

@@ -129,7 +129,7 @@ def _draw(axes: "Axes", panel: Panel, metrics: RunMetrics) -> None:
         panel.extra(axes, metrics)
 
 
-def _spans_decades(values: Float64[np.ndarray, "values"]) -> bool:
+def _spans_decades(values: Float64[np.ndarray, " values"]) -> bool:
     """Whether the finite values are all positive and too far apart for a linear axis."""
     known = values[np.isfinite(values)]
     return bool(known.min() > 0 and known.max() > LOGARITHMIC_SPAN * known.min())

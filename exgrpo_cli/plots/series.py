@@ -17,8 +17,8 @@ FEW = 3
 
 def draw_series(
     axes: "Axes",
-    steps: Int64[np.ndarray, "rows"],
-    values: Float64[np.ndarray, "rows"],
+    steps: Int64[np.ndarray, " rows"],
+    values: Float64[np.ndarray, " rows"],
     *,
     colour: str,
     label: str | None = None,
@@ -36,7 +36,7 @@ def draw_series(
     axes.plot(x, moving_average(y, max(3, len(x) // WINDOWS_PER_RUN)), color=colour, label=label, linestyle=linestyle)
 
 
-def moving_average(values: Float64[np.ndarray, "rows"], window: int) -> Float64[np.ndarray, "rows"]:
+def moving_average(values: Float64[np.ndarray, " rows"], window: int) -> Float64[np.ndarray, " rows"]:
     """Mean over up to `window` values around each one; at the ends over those that there are."""
     half = window // 2
     sums = np.concatenate([[0.0], np.cumsum(values)])

@@ -15,7 +15,7 @@ from jaxtyping import Float32, Int32
 from exgrpo_cli.replay.parts import PartInfo
 from exgrpo_cli.replay.schemas import BODIES, SCHEMAS
 
-Body = tuple[Int32[np.ndarray, "tokens"], Float32[np.ndarray, "tokens"]]
+Body = tuple[Int32[np.ndarray, " tokens"], Float32[np.ndarray, " tokens"]]
 """Token ids and behaviour log-probs of one trajectory."""
 
 
@@ -23,8 +23,8 @@ class BodyBuffer:
     """Bodies on their way to the disk, in two flat arrays that are kept from step to step."""
 
     def __init__(self) -> None:
-        self._token_ids: Int32[np.ndarray, capacity] = np.empty(0, dtype=np.int32)
-        self._logprobs: Float32[np.ndarray, capacity] = np.empty(0, dtype=np.float32)
+        self._token_ids: Int32[np.ndarray, " capacity"] = np.empty(0, dtype=np.int32)
+        self._logprobs: Float32[np.ndarray, " capacity"] = np.empty(0, dtype=np.float32)
         self._offsets = [0]
 
     def __len__(self) -> int:
@@ -93,7 +93,7 @@ class BodyStore:
         return token_ids[begin:end].copy(), logprobs[begin:end].copy()
 
 
-_Columns = tuple[Int32[np.ndarray, "offsets"], Int32[np.ndarray, "values"], Float32[np.ndarray, "values"]]
+_Columns = tuple[Int32[np.ndarray, " offsets"], Int32[np.ndarray, " values"], Float32[np.ndarray, " values"]]
 
 
 def _map_columns(path: Path) -> list[_Columns]:

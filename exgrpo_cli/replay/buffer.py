@@ -224,7 +224,7 @@ class ExperienceBuffer:
         """The stored trajectories of a question, with their last measurements."""
         return self._state.index.candidates(self._number(question_id), question_id)
 
-    def stale(self, candidates: Candidates, weight_version: int) -> Bool[np.ndarray, "candidates"]:
+    def stale(self, candidates: Candidates, weight_version: int) -> Bool[np.ndarray, " candidates"]:
         """Which candidates must be measured under the current weights before `choose`."""
         return candidates.stale(weight_version, self.rules.max_staleness)
 

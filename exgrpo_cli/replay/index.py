@@ -34,8 +34,8 @@ class TrajectoryIndex:
 
     def __init__(self, num_questions: int, rows: np.ndarray | None = None) -> None:
         """`rows` (dtype ROW, `previous` filled in here) are the trajectories 0, 1, 2, ... of a ledger."""
-        self._head: Int32[np.ndarray, questions] = np.full(num_questions, _NONE, dtype=np.int32)
-        self._count: Int32[np.ndarray, questions] = np.zeros(num_questions, dtype=np.int32)
+        self._head: Int32[np.ndarray, " questions"] = np.full(num_questions, _NONE, dtype=np.int32)
+        self._count: Int32[np.ndarray, " questions"] = np.zeros(num_questions, dtype=np.int32)
         self._rows = np.zeros(0, dtype=ROW) if rows is None else rows
         self._size = len(self._rows)
         self._expired = 0
@@ -53,7 +53,7 @@ class TrajectoryIndex:
         """Live trajectories of a question."""
         return int(self._count[question])
 
-    def counts(self) -> Int32[np.ndarray, "questions"]:
+    def counts(self) -> Int32[np.ndarray, " questions"]:
         return self._count
 
     def question_of(self, trajectory_id: int) -> int:
@@ -124,7 +124,7 @@ class TrajectoryIndex:
             trajectory_id = int(previous[trajectory_id])
         return found[::-1]
 
-    def hashes(self, trajectory_ids: Int64[np.ndarray, "some"]) -> Int64[np.ndarray, "some"]:
+    def hashes(self, trajectory_ids: Int64[np.ndarray, " some"]) -> Int64[np.ndarray, " some"]:
         """Fingerprints of the tokens of some trajectories."""
         return self._rows["token_hash"][trajectory_ids]
 
@@ -147,7 +147,7 @@ class TrajectoryIndex:
 
     def measure(
         self,
-        trajectory_ids: Int64[np.ndarray, "candidates"],
+        trajectory_ids: Int64[np.ndarray, " candidates"],
         *,
         entropy: np.ndarray,
         nll: np.ndarray,

@@ -34,7 +34,7 @@ class QuestionStates:
         if len(self._number) != len(self.ids):
             raise ValueError(f"{len(self.ids) - len(self._number)} question ids occur twice")
         self._bucket: list[BucketKey | None] = [None] * len(self.ids)
-        self._rests_until: Int32[np.ndarray, questions] = np.full(len(self.ids), _AWAKE, dtype=np.int32)
+        self._rests_until: Int32[np.ndarray, " questions"] = np.full(len(self.ids), _AWAKE, dtype=np.int32)
         self._resting: deque[tuple[int, int]] = deque()
         self._drawable: dict[BucketKey, RankedSet] = {}
         self._sizes: Counter[BucketKey] = Counter()
@@ -129,9 +129,9 @@ class QuestionStates:
     def restore(
         self,
         *,
-        success_counts: Int32[np.ndarray, "questions"],
-        num_members: Int32[np.ndarray, "questions"],
-        retired: Bool[np.ndarray, "questions"],
+        success_counts: Int32[np.ndarray, " questions"],
+        num_members: Int32[np.ndarray, " questions"],
+        retired: Bool[np.ndarray, " questions"],
     ) -> None:
         """Set all questions at once, nobody resting; a success count of -1 means no bucket."""
         buffered = np.flatnonzero(success_counts >= 0)

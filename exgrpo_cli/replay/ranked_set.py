@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int64
 class RankedSet:
     """Subset of range(capacity)."""
 
-    def __init__(self, capacity: int, members: Int64[np.ndarray, "members"] | None = None) -> None:
+    def __init__(self, capacity: int, members: Int64[np.ndarray, " members"] | None = None) -> None:
         self._present = bytearray(capacity)
         self._top = 1 << capacity.bit_length()
         self._size = 0 if members is None else len(members)
@@ -37,7 +37,7 @@ class RankedSet:
     def __iter__(self) -> Iterator[int]:
         return iter(np.flatnonzero(self.mask()).tolist())
 
-    def mask(self) -> Bool[np.ndarray, "capacity"]:
+    def mask(self) -> Bool[np.ndarray, " capacity"]:
         return np.frombuffer(self._present, dtype=np.uint8).astype(bool)
 
     def add(self, member: int) -> None:

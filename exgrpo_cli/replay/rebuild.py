@@ -29,11 +29,11 @@ class StoredState:
 
     rows: np.ndarray
     """Index rows, dtype index.ROW; `question` is -1 for evicted ones."""
-    success_counts: Int32[np.ndarray, "questions"]
+    success_counts: Int32[np.ndarray, " questions"]
     """Bucket of each question; NO_BUCKET outside the buffer."""
-    num_members: Int32[np.ndarray, "questions"]
-    retired: Bool[np.ndarray, "questions"]
-    last_selected: Int32[np.ndarray, "questions"]
+    num_members: Int32[np.ndarray, " questions"]
+    retired: Bool[np.ndarray, " questions"]
+    last_selected: Int32[np.ndarray, " questions"]
     """Step of the last replay; NEVER where there was none."""
 
 
@@ -60,7 +60,7 @@ def rebuild(read: ReadTable, question_ids: Sequence[str]) -> StoredState:
     )
 
 
-def question_numbers(table: pa.Table, known: pa.Array) -> Int32[np.ndarray, "rows"]:
+def question_numbers(table: pa.Table, known: pa.Array) -> Int32[np.ndarray, " rows"]:
     """Position in `known` of each row's question. Raises InputError where one is not there."""
     dictionary, indices = _encoded(table, "question_id")
     numbers = pc.fill_null(pc.index_in(dictionary, value_set=known), -1).to_numpy()
@@ -75,10 +75,10 @@ def question_numbers(table: pa.Table, known: pa.Array) -> Int32[np.ndarray, "row
 
 
 def last_positions(
-    keys: Int32[np.ndarray, "rows"] | Int64[np.ndarray, "rows"],
+    keys: Int32[np.ndarray, " rows"] | Int64[np.ndarray, " rows"],
     size: int,
-    where: Bool[np.ndarray, "rows"] | None = None,
-) -> Int64[np.ndarray, "keys"]:
+    where: Bool[np.ndarray, " rows"] | None = None,
+) -> Int64[np.ndarray, " keys"]:
     """Row of the last occurrence (among rows `where`) of each key in range(size); -1 where there is none."""
     rows = np.arange(len(keys)) if where is None else np.flatnonzero(where)
     last = np.full(size, -1, dtype=np.int64)
@@ -93,12 +93,12 @@ def _code(event: Event) -> int:
     return _KINDS.index(event)
 
 
-def _kinds(events: pa.Table) -> Int32[np.ndarray, "rows"]:
+def _kinds(events: pa.Table) -> Int32[np.ndarray, " rows"]:
     dictionary, indices = _encoded(events, "event")
     return pc.index_in(dictionary, value_set=pa.array([event.value for event in _KINDS])).to_numpy()[indices]
 
 
-def _encoded(table: pa.Table, column: str) -> tuple[pa.Array, Int32[np.ndarray, "rows"]]:
+def _encoded(table: pa.Table, column: str) -> tuple[pa.Array, Int32[np.ndarray, " rows"]]:
     """The words of a dictionary-encoded column and each row's position among them; all chunks share one dictionary."""
     chunks = table.column(column).chunks
     if not chunks:
@@ -134,13 +134,13 @@ def _apply_scores(rows: np.ndarray, read: ReadTable) -> None:
         rows[name][scored] = scores.column(column).to_numpy()[last[scored]]
 
 
-def _filled(events: pa.Table, column: str, missing: int) -> Int32[np.ndarray, "rows"]:
+def _filled(events: pa.Table, column: str, missing: int) -> Int32[np.ndarray, " rows"]:
     return pc.fill_null(events.column(column), missing).to_numpy()
 
 
 def _at(
-    values: Int32[np.ndarray, "rows"], positions: Int64[np.ndarray, "questions"], missing: int
-) -> Int32[np.ndarray, "questions"]:
+    values: Int32[np.ndarray, " rows"], positions: Int64[np.ndarray, " questions"], missing: int
+) -> Int32[np.ndarray, " questions"]:
     found = np.full(len(positions), missing, dtype=np.int32)
     found[positions >= 0] = values[positions[positions >= 0]]
     return found

@@ -77,24 +77,24 @@ def _require_known(setting: str, value: str, known: tuple[str, ...]) -> None:
         raise InputError(f"replay.{setting} = {value!r} is not known.{nearest(value, known)}")
 
 
-Eviction = Callable[[Candidates, Int64[np.ndarray, "candidates"]], int]
+Eviction = Callable[[Candidates, Int64[np.ndarray, " candidates"]], int]
 """Candidates and the fingerprints of their tokens in, position of the one that goes out; of equals the oldest."""
 
 
-def _oldest(candidates: Candidates, fingerprints: Int64[np.ndarray, "candidates"]) -> int:
+def _oldest(candidates: Candidates, fingerprints: Int64[np.ndarray, " candidates"]) -> int:
     return 0
 
 
-def _highest_entropy(candidates: Candidates, fingerprints: Int64[np.ndarray, "candidates"]) -> int:
+def _highest_entropy(candidates: Candidates, fingerprints: Int64[np.ndarray, " candidates"]) -> int:
     """By the last measurement of each, which may stem from different weight versions."""
     return int(np.argmax(candidates.entropy))
 
 
-def _longest(candidates: Candidates, fingerprints: Int64[np.ndarray, "candidates"]) -> int:
+def _longest(candidates: Candidates, fingerprints: Int64[np.ndarray, " candidates"]) -> int:
     return int(np.argmax(candidates.num_tokens))
 
 
-def _random(candidates: Candidates, fingerprints: Int64[np.ndarray, "candidates"]) -> int:
+def _random(candidates: Candidates, fingerprints: Int64[np.ndarray, " candidates"]) -> int:
     """The lowest fingerprint goes, so what stays is a uniform sample of all that was ever collected.
 
     Drawing the loser afresh each time would favour the newest. Bottom-k sampling (Cohen & Kaplan 2007).

@@ -40,7 +40,7 @@ class QuestionDraw:
 
     question_ids: tuple[str, ...]
     """Distinct; fewer than asked for where buckets of positive weight ran out."""
-    probabilities: Float64[np.ndarray, "buckets"]
+    probabilities: Float64[np.ndarray, " buckets"]
     """Of each bucket that was offered, in their order; all 0 where nothing could be drawn."""
 
 
@@ -161,11 +161,11 @@ def check_draw(drawn: object, buckets: Sequence[Bucket], num: int, name: str) ->
 
 
 def _counts(
-    sizes: Int64[np.ndarray, "buckets"],
-    probabilities: Float64[np.ndarray, "buckets"],
+    sizes: Int64[np.ndarray, " buckets"],
+    probabilities: Float64[np.ndarray, " buckets"],
     num: int,
     rng: np.random.Generator,
-) -> Int64[np.ndarray, "buckets"]:
+) -> Int64[np.ndarray, " buckets"]:
     """How many questions each bucket gives."""
     wanted = rng.multinomial(num, probabilities)
     counts = np.minimum(wanted, sizes)

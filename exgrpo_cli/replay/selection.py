@@ -29,17 +29,17 @@ class Candidates:
     )
 
     question_id: str
-    trajectory_ids: Int64[np.ndarray, "candidates"]
-    num_tokens: Int32[np.ndarray, "candidates"]
+    trajectory_ids: Int64[np.ndarray, " candidates"]
+    num_tokens: Int32[np.ndarray, " candidates"]
     """Response tokens, the EOS included."""
-    step_born: Int32[np.ndarray, "candidates"]
-    born_version: Int32[np.ndarray, "candidates"]
+    step_born: Int32[np.ndarray, " candidates"]
+    born_version: Int32[np.ndarray, " candidates"]
     """Weight version that sampled it; -1 where that was another run's."""
-    entropy: Float64[np.ndarray, "candidates"]
+    entropy: Float64[np.ndarray, " candidates"]
     """Mean over its tokens of the full-vocabulary entropy, in nats, as last measured."""
-    nll: Float64[np.ndarray, "candidates"]
+    nll: Float64[np.ndarray, " candidates"]
     """Mean over its tokens of the negative log-likelihood, in nats, as last measured."""
-    measured_version: Int32[np.ndarray, "candidates"]
+    measured_version: Int32[np.ndarray, " candidates"]
     """Weight version of that measurement."""
 
     def __len__(self) -> int:
@@ -47,10 +47,10 @@ class Candidates:
 
     def measured(
         self,
-        where: Bool[np.ndarray, "candidates"],
+        where: Bool[np.ndarray, " candidates"],
         *,
-        entropy: Float64[np.ndarray, "measured"],
-        nll: Float64[np.ndarray, "measured"],
+        entropy: Float64[np.ndarray, " measured"],
+        nll: Float64[np.ndarray, " measured"],
         weight_version: int,
     ) -> "Candidates":
         """A copy in which the candidates at `where` carry new measurements, given in their order."""
@@ -58,36 +58,36 @@ class Candidates:
         entropies[where], nlls[where], versions[where] = entropy, nll, weight_version
         return replace(self, entropy=entropies, nll=nlls, measured_version=versions)
 
-    def stale(self, weight_version: int, max_staleness: int) -> Bool[np.ndarray, "candidates"]:
+    def stale(self, weight_version: int, max_staleness: int) -> Bool[np.ndarray, " candidates"]:
         """Which measurements are more than `max_staleness` weight versions old, missing, or another run's."""
         age = weight_version - self.measured_version
         return (age > max_staleness) | (self.measured_version < 0) | ~np.isfinite(self.entropy + self.nll)
 
 
-Metric = Callable[[Candidates, np.random.Generator], Float64[np.ndarray, "candidates"]]
+Metric = Callable[[Candidates, np.random.Generator], Float64[np.ndarray, " candidates"]]
 """Candidates of one question and the run's generator in, one finite score per candidate out."""
 
 
-def mean_entropy(candidates: Candidates, rng: np.random.Generator) -> Float64[np.ndarray, "candidates"]:
+def mean_entropy(candidates: Candidates, rng: np.random.Generator) -> Float64[np.ndarray, " candidates"]:
     """H(o; pi_theta), the paper's metric."""
     return candidates.entropy
 
 
-def total_entropy(candidates: Candidates, rng: np.random.Generator) -> Float64[np.ndarray, "candidates"]:
+def total_entropy(candidates: Candidates, rng: np.random.Generator) -> Float64[np.ndarray, " candidates"]:
     """Sum over tokens of the entropy: prefers short trajectories; near to what the released code computes."""
     return candidates.entropy * candidates.num_tokens
 
 
-def perplexity(candidates: Candidates, rng: np.random.Generator) -> Float64[np.ndarray, "candidates"]:
+def perplexity(candidates: Candidates, rng: np.random.Generator) -> Float64[np.ndarray, " candidates"]:
     """exp of the mean negative log-likelihood."""
     return np.exp(candidates.nll)
 
 
-def length(candidates: Candidates, rng: np.random.Generator) -> Float64[np.ndarray, "candidates"]:
+def length(candidates: Candidates, rng: np.random.Generator) -> Float64[np.ndarray, " candidates"]:
     return candidates.num_tokens.astype(np.float64)
 
 
-def uniformly(candidates: Candidates, rng: np.random.Generator) -> Float64[np.ndarray, "candidates"]:
+def uniformly(candidates: Candidates, rng: np.random.Generator) -> Float64[np.ndarray, " candidates"]:
     return rng.random(len(candidates))
 
 

@@ -30,10 +30,10 @@ MOST_REPLAYED_SHOWN = 10
 class ImportanceRatios:
     """Importance ratios w = pi_theta / pi_past of replayed tokens, as the run logged them."""
 
-    steps: Int64[np.ndarray, "rows"]
-    mean: Float64[np.ndarray, "rows"]
-    maximum: Float64[np.ndarray, "rows"]
-    effective_sample_size: Float64[np.ndarray, "rows"]
+    steps: Int64[np.ndarray, " rows"]
+    mean: Float64[np.ndarray, " rows"]
+    maximum: Float64[np.ndarray, " rows"]
+    effective_sample_size: Float64[np.ndarray, " rows"]
     """(sum w)^2 / (n sum w^2), from 1/n to 1; NaN in a step without replay, as above."""
 
 
@@ -50,7 +50,7 @@ class ReplaySummary:
     """Trajectories ever stored."""
     occupancy: Occupancy
     replays: Replays
-    age_over_time: Float64[np.ndarray, "steps"]
+    age_over_time: Float64[np.ndarray, " steps"]
     """Mean age, in steps, of the trajectories that a step replayed."""
     shares: ReplayShares
     selection: SelectionEntropy

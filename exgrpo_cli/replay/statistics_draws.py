@@ -69,9 +69,9 @@ def draw_test(draws: DrawColumns, seed: int = 0) -> DrawTest:
 def _moments(
     probability: Float64[np.ndarray, "draws cells"],
     room: Int64[np.ndarray, "draws cells"],
-    num: Int64[np.ndarray, "draws"],
+    num: Int64[np.ndarray, " draws"],
     rng: np.random.Generator,
-) -> tuple[Float64[np.ndarray, "cells"], Float64[np.ndarray, "cells cells"]]:
+) -> tuple[Float64[np.ndarray, " cells"], Float64[np.ndarray, "cells cells"]]:
     """Sums over the draws of the expected counts and of their covariance matrices."""
     drawing = (num > 0) & (probability.sum(axis=1) > 0)
     probability, room, num = probability[drawing], room[drawing], num[drawing]
@@ -93,7 +93,7 @@ def _moments(
 def _simulate(
     probability: Float64[np.ndarray, "draws cells"],
     room: Int64[np.ndarray, "draws cells"],
-    num: Int64[np.ndarray, "draws"],
+    num: Int64[np.ndarray, " draws"],
     rng: np.random.Generator,
 ) -> Int64[np.ndarray, "repetitions draws cells"]:
     """REPETITIONS draws by the sampler's rule: multinomial, then the overflow one by one."""
@@ -114,9 +114,9 @@ def _simulate(
 
 
 def _statistic(
-    difference: Float64[np.ndarray, "cells"],
+    difference: Float64[np.ndarray, " cells"],
     covariance: Float64[np.ndarray, "cells cells"],
-    expected: Float64[np.ndarray, "cells"],
+    expected: Float64[np.ndarray, " cells"],
 ) -> tuple[float, int]:
     """d' S^+ d and rank(S), after pooling the cells that expect too little."""
     pool = _pooling(expected)
@@ -134,7 +134,7 @@ def _statistic(
     return float((projected**2 / values[kept]).sum()), int(kept.sum())
 
 
-def _pooling(expected: Float64[np.ndarray, "cells"]) -> Float64[np.ndarray, "pools cells"]:
+def _pooling(expected: Float64[np.ndarray, " cells"]) -> Float64[np.ndarray, "pools cells"]:
     """A 0/1 matrix that joins cells, smallest first, until each pool expects at least SMALLEST_EXPECTED."""
     pools: list[list[int]] = []
     waiting: list[int] = []
@@ -149,4 +149,3 @@ def _pooling(expected: Float64[np.ndarray, "cells"]) -> Float64[np.ndarray, "poo
     for row, members in enumerate(pools):
         matrix[row, members] = 1.0
     return matrix
-

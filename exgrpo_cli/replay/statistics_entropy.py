@@ -27,9 +27,9 @@ class SelectionEntropy:
     replayed. A plain mean over all candidates would mix in which questions happen to have many.
     """
 
-    selected: Float64[np.ndarray, "steps"]
-    available: Float64[np.ndarray, "steps"]
-    candidates: Float64[np.ndarray, "steps"]
+    selected: Float64[np.ndarray, " steps"]
+    available: Float64[np.ndarray, " steps"]
+    candidates: Float64[np.ndarray, " steps"]
     """Mean number of candidates of a drawn question."""
     mean_selected: float
     """Over all draws of the run; NaN without any."""
@@ -53,7 +53,7 @@ class EntropyGroup:
     """5, 25, 50, 75 and 95 %."""
 
 
-def draw_numbers(scores: ScoreColumns, question: Int64[np.ndarray, "scores"]) -> Int64[np.ndarray, "scores"]:
+def draw_numbers(scores: ScoreColumns, question: Int64[np.ndarray, " scores"]) -> Int64[np.ndarray, " scores"]:
     """Number of the (step, question) draw each score belongs to, in order of step, then question."""
     span = int(question.max(initial=0)) + 1
     _, numbers = np.unique(scores.step * span + question, return_inverse=True)
@@ -100,7 +100,7 @@ def entropy_by_difficulty(record: RunRecord) -> tuple[EntropyGroup, ...]:
     return tuple(_group(name, entropy[inside[name]]) for name in GROUPS if inside[name].any())
 
 
-def _group(name: str, entropy: Float64[np.ndarray, "trajectories"]) -> EntropyGroup:
+def _group(name: str, entropy: Float64[np.ndarray, " trajectories"]) -> EntropyGroup:
     known = entropy[np.isfinite(entropy)]  # NaN where nobody measured a trajectory at birth
     quantiles = np.quantile(known, (0.05, 0.25, 0.5, 0.75, 0.95)) if len(known) else np.full(5, np.nan)
     low, lower, median, upper, high = quantiles.tolist()

@@ -18,14 +18,14 @@ METRICS_FILE = "metrics.jsonl"
 class RunMetrics:
     """What metrics.jsonl says, one row per step in rising order; of a step logged twice the last line counts."""
 
-    steps: Int64[np.ndarray, "rows"]
+    steps: Int64[np.ndarray, " rows"]
     """Step numbers; 0 where a run validated before its first step."""
-    mixed: Bool[np.ndarray, "rows"]
+    mixed: Bool[np.ndarray, " rows"]
     """Whether the step's phase was mixed."""
-    columns: Mapping[str, Float64[np.ndarray, "rows"]]
+    columns: Mapping[str, Float64[np.ndarray, " rows"]]
     """Every numeric key; NaN where a step did not log it."""
 
-    def series(self, name: str) -> Float64[np.ndarray, "rows"]:
+    def series(self, name: str) -> Float64[np.ndarray, " rows"]:
         """The key's values, all NaN for a key that was never logged."""
         missing = np.full(len(self.steps), np.nan)
         return self.columns.get(name, missing)

@@ -26,16 +26,16 @@ class Occupancy:
     """Questions per state after each step."""
 
     in_bucket: Int64[np.ndarray, "steps buckets"]
-    retired: Int64[np.ndarray, "steps"]
-    tried: Int64[np.ndarray, "steps"]
+    retired: Int64[np.ndarray, " steps"]
+    tried: Int64[np.ndarray, " steps"]
     """Visited, neither stored nor retired: not solved within the bounds, or visited before collecting began."""
-    unseen: Int64[np.ndarray, "steps"]
+    unseen: Int64[np.ndarray, " steps"]
     """Never drawn from the stream. Tried and unseen are 0 when the training set is not in the run folder."""
-    trajectories: Int64[np.ndarray, "steps"]
+    trajectories: Int64[np.ndarray, " steps"]
     """Stored trajectories of the buffered questions."""
 
     @property
-    def buffered(self) -> Int64[np.ndarray, "steps"]:
+    def buffered(self) -> Int64[np.ndarray, " steps"]:
         """Questions with stored trajectories that are not retired: those a replay can be drawn from."""
         return self.in_bucket.sum(axis=1)
 
@@ -59,7 +59,7 @@ def occupancy(record: RunRecord) -> Occupancy:
 
 def _buffer_contents(
     events: EventColumns, num_steps: int, group_size: int
-) -> tuple[Int64[np.ndarray, "steps buckets"], Int64[np.ndarray, "steps"]]:
+) -> tuple[Int64[np.ndarray, "steps buckets"], Int64[np.ndarray, " steps"]]:
     """Questions per bucket and trajectories of buffered questions, after every step.
 
     With the events grouped by question, each one takes its question out of the bucket that the previous one left it in,
@@ -85,8 +85,8 @@ def _buffer_contents(
 
 
 def _running_within(
-    change: Int64[np.ndarray, "events"], follows: Bool[np.ndarray, "events"]
-) -> Int64[np.ndarray, "events"]:
+    change: Int64[np.ndarray, " events"], follows: Bool[np.ndarray, " events"]
+) -> Int64[np.ndarray, " events"]:
     """Running total of `change` that starts anew at every row that does not follow one of its own question."""
     total = np.cumsum(change)
     starts = np.flatnonzero(~follows)
@@ -94,13 +94,13 @@ def _running_within(
     return total - np.repeat(total[starts] - change[starts], lengths)
 
 
-def _running_total(events: EventColumns, plus: int, minus: int, num_steps: int) -> Int64[np.ndarray, "steps"]:
+def _running_total(events: EventColumns, plus: int, minus: int, num_steps: int) -> Int64[np.ndarray, " steps"]:
     added = np.bincount(events.step[events.kind == plus], minlength=num_steps)
     removed = np.bincount(events.step[events.kind == minus], minlength=num_steps)
     return (added - removed).cumsum()
 
 
-def _seen(record: RunRecord, num_steps: int) -> Int64[np.ndarray, "steps"]:
+def _seen(record: RunRecord, num_steps: int) -> Int64[np.ndarray, " steps"]:
     """Distinct questions the stream has given out after each step.
 
     The stream is a permutation of the training set, so that up to its end every fresh draw is a question not seen

@@ -15,15 +15,15 @@ from exgrpo_cli.replay.statistics_source import EVICTED, SELECTED, RunRecord
 class Replays:
     """All replays of a run."""
 
-    step: Int64[np.ndarray, "replays"]
-    question: Int64[np.ndarray, "replays"]
-    row: Int64[np.ndarray, "replays"]
+    step: Int64[np.ndarray, " replays"]
+    question: Int64[np.ndarray, " replays"]
+    row: Int64[np.ndarray, " replays"]
     """Row of the trajectory columns."""
-    age: Int64[np.ndarray, "replays"]
+    age: Int64[np.ndarray, " replays"]
     """Steps since the trajectory was born."""
-    reuse: Int64[np.ndarray, "trajectories"]
+    reuse: Int64[np.ndarray, " trajectories"]
     """How often each trajectory ever stored was replayed."""
-    evicted: Int64[np.ndarray, "evictions"]
+    evicted: Int64[np.ndarray, " evictions"]
     """Rows of the trajectories that a limit evicted."""
 
 
@@ -72,8 +72,8 @@ def replay_shares(record: RunRecord, drawn: Replays) -> ReplayShares:
 
 
 def mean_by_step(
-    steps: Int64[np.ndarray, "rows"], values: Float64[np.ndarray, "rows"] | Int64[np.ndarray, "rows"], last_step: int
-) -> Float64[np.ndarray, "steps"]:
+    steps: Int64[np.ndarray, " rows"], values: Float64[np.ndarray, " rows"] | Int64[np.ndarray, " rows"], last_step: int
+) -> Float64[np.ndarray, " steps"]:
     """Mean of the rows of each step 0..last_step, NaN for a step without rows."""
     totals = np.bincount(steps, weights=values, minlength=last_step + 1)
     counts = np.bincount(steps, minlength=last_step + 1)

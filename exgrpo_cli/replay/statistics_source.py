@@ -73,17 +73,17 @@ class ReplaySetup:
 class TrajectoryColumns:
     """Every trajectory ever stored, in order of birth."""
 
-    trajectory_id: Int64[np.ndarray, "trajectories"]
-    question: Int64[np.ndarray, "trajectories"]
-    step_born: Int64[np.ndarray, "trajectories"]
-    weight_version: Int64[np.ndarray, "trajectories"]
-    success_count: Int64[np.ndarray, "trajectories"]
-    num_tokens: Int64[np.ndarray, "trajectories"]
-    entropy: Float64[np.ndarray, "trajectories"]
+    trajectory_id: Int64[np.ndarray, " trajectories"]
+    question: Int64[np.ndarray, " trajectories"]
+    step_born: Int64[np.ndarray, " trajectories"]
+    weight_version: Int64[np.ndarray, " trajectories"]
+    success_count: Int64[np.ndarray, " trajectories"]
+    num_tokens: Int64[np.ndarray, " trajectories"]
+    entropy: Float64[np.ndarray, " trajectories"]
     """Mean token entropy under the policy that sampled it, in nats."""
-    nll: Float64[np.ndarray, "trajectories"]
+    nll: Float64[np.ndarray, " trajectories"]
 
-    def rows_of(self, trajectory_ids: Int64[np.ndarray, "ids"]) -> Int64[np.ndarray, "ids"]:
+    def rows_of(self, trajectory_ids: Int64[np.ndarray, " ids"]) -> Int64[np.ndarray, " ids"]:
         """Row of each id; ids rise with the row. Raises InputError for an id that no row has."""
         rows = np.searchsorted(self.trajectory_id, trajectory_ids)
         found = np.append(self.trajectory_id, -1)[rows] == trajectory_ids
@@ -100,28 +100,28 @@ class TrajectoryColumns:
 class ScoreColumns:
     """Every candidate that was measured for a replay draw."""
 
-    step: Int64[np.ndarray, "scores"]
-    row: Int64[np.ndarray, "scores"]
+    step: Int64[np.ndarray, " scores"]
+    row: Int64[np.ndarray, " scores"]
     """The candidate's row in the trajectory columns."""
-    weight_version: Int64[np.ndarray, "scores"]
-    entropy: Float64[np.ndarray, "scores"]
-    nll: Float64[np.ndarray, "scores"]
-    chosen: Bool[np.ndarray, "scores"]
+    weight_version: Int64[np.ndarray, " scores"]
+    entropy: Float64[np.ndarray, " scores"]
+    nll: Float64[np.ndarray, " scores"]
+    chosen: Bool[np.ndarray, " scores"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventColumns:
     """What happened to questions and trajectories, in order."""
 
-    step: Int64[np.ndarray, "events"]
-    kind: Int64[np.ndarray, "events"]
+    step: Int64[np.ndarray, " events"]
+    kind: Int64[np.ndarray, " events"]
     """Index into KINDS."""
-    question: Int64[np.ndarray, "events"]
-    trajectory_id: Int64[np.ndarray, "events"]
+    question: Int64[np.ndarray, " events"]
+    trajectory_id: Int64[np.ndarray, " events"]
     """-1 where the event concerns the question alone."""
-    bucket: Int64[np.ndarray, "events"]
+    bucket: Int64[np.ndarray, " events"]
     """The question's bucket after the event, NO_BUCKET for none."""
-    num_members: Int64[np.ndarray, "events"]
+    num_members: Int64[np.ndarray, " events"]
     """Rollouts a success count is over: K, or K - 1 where fresh members alone count; -1 where no count was made."""
 
     def of(self, kind: int) -> "EventColumns":
@@ -134,12 +134,12 @@ class EventColumns:
 class DrawColumns:
     """What the question sampler promised and drew: one row per drawable bucket of a draw."""
 
-    step: Int64[np.ndarray, "draws"]
-    bucket: Int64[np.ndarray, "draws"]
-    num_members: Int64[np.ndarray, "draws"]
-    num_questions: Int64[np.ndarray, "draws"]
-    probability: Float64[np.ndarray, "draws"]
-    num_drawn: Int64[np.ndarray, "draws"]
+    step: Int64[np.ndarray, " draws"]
+    bucket: Int64[np.ndarray, " draws"]
+    num_members: Int64[np.ndarray, " draws"]
+    num_questions: Int64[np.ndarray, " draws"]
+    probability: Float64[np.ndarray, " draws"]
+    num_drawn: Int64[np.ndarray, " draws"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -295,23 +295,23 @@ def _draws(table: pa.Table) -> DrawColumns:
     return DrawColumns(probability=_floats(table, "probability"), **{name: _integers(table, name) for name in names})
 
 
-def _numbered(table: pa.Table, question_ids: pa.Array) -> Int64[np.ndarray, "rows"]:
+def _numbered(table: pa.Table, question_ids: pa.Array) -> Int64[np.ndarray, " rows"]:
     words, numbers = _words(table.column("question_id"))
     return pc.index_in(words, value_set=question_ids).to_numpy(zero_copy_only=False).astype(np.int64)[numbers]
 
 
-def _words(column: pa.ChunkedArray) -> tuple[pa.Array, Int64[np.ndarray, "rows"]]:
+def _words(column: pa.ChunkedArray) -> tuple[pa.Array, Int64[np.ndarray, " rows"]]:
     """The distinct words of a dictionary-encoded column, and the number of each row's word."""
     encoded = _flat(column)
     return encoded.dictionary.cast(pa.string()), encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
 
 
-def _integers(table: pa.Table, name: str) -> Int64[np.ndarray, "rows"]:
+def _integers(table: pa.Table, name: str) -> Int64[np.ndarray, " rows"]:
     """The column as int64, -1 where it is null."""
     return pc.fill_null(_flat(table.column(name)).cast(pa.int64()), -1).to_numpy(zero_copy_only=False)
 
 
-def _floats(table: pa.Table, name: str) -> Float64[np.ndarray, "rows"]:
+def _floats(table: pa.Table, name: str) -> Float64[np.ndarray, " rows"]:
     """The column as float64, NaN where it is null."""
     return _flat(table.column(name)).cast(pa.float64()).to_numpy(zero_copy_only=False)
 

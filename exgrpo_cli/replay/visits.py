@@ -14,8 +14,8 @@ from exgrpo_cli.replay.questions import BucketKey
 class Success:
     """A fresh rollout with reward 1."""
 
-    token_ids: Int32[np.ndarray, "tokens"]
-    behaviour_logprobs: Float32[np.ndarray, "tokens"]
+    token_ids: Int32[np.ndarray, " tokens"]
+    behaviour_logprobs: Float32[np.ndarray, " tokens"]
     """The very array that serves as pi_old in this step."""
     entropy: float
     """Mean token entropy under the policy that sampled it, in nats; NaN where nobody measured it."""
@@ -62,6 +62,6 @@ def counted(visit: Visit, group_size: int, *, fresh_only: bool) -> BucketKey:
     return BucketKey(visit.success_count, group_size)
 
 
-def token_hash(token_ids: Int32[np.ndarray, "tokens"]) -> int:
+def token_hash(token_ids: Int32[np.ndarray, " tokens"]) -> int:
     """64-bit fingerprint of a response (the start of its SHA-256): few bodies are read to find exact duplicates."""
     return int.from_bytes(sha256(np.ascontiguousarray(token_ids).data).digest()[:8], "little", signed=True)

@@ -54,7 +54,7 @@ class Experience:
     tables: dict[str, pa.Table]
     num_bodies: int
     report: WarmStartReport
-    source_ids: Int64[np.ndarray, "trajectories"]
+    source_ids: Int64[np.ndarray, " trajectories"]
     reader: LedgerReader
 
     def bodies(self) -> Iterator[pa.RecordBatch]:
@@ -120,7 +120,7 @@ def _require_known(needed: list[str], known: Collection[str], source: Path) -> N
         )
 
 
-def _trajectories(reader: LedgerReader, kept: Int64[np.ndarray, "trajectories"]) -> pa.Table:
+def _trajectories(reader: LedgerReader, kept: Int64[np.ndarray, " trajectories"]) -> pa.Table:
     table = reader.trajectories().take(pa.array(kept))
     replaced = {
         "trajectory_id": np.arange(len(kept), dtype=np.int64),
@@ -136,8 +136,8 @@ def _trajectories(reader: LedgerReader, kept: Int64[np.ndarray, "trajectories"])
 def _events(
     ids: list[str],
     state: StoredState,
-    kept: Int64[np.ndarray, "trajectories"],
-    retired: Int64[np.ndarray, "retired"],
+    kept: Int64[np.ndarray, " trajectories"],
+    retired: Int64[np.ndarray, " retired"],
 ) -> pa.Table:
     owners = state.rows["question"][kept]
     buckets, members = state.success_counts[owners], state.num_members[owners]

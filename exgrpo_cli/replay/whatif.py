@@ -48,14 +48,14 @@ class SamplerOutcome:
     """The run's own question draws beside those of another sampler; axis `draws` are the steps that drew."""
 
     name: str
-    steps: Int64[np.ndarray, "draws"]
+    steps: Int64[np.ndarray, " draws"]
     drawn: Mapping[int, int]
     """Success count -> questions the run drew, over all steps."""
     expected: Mapping[int, float]
     """Success count -> questions the other sampler would have drawn."""
-    pass_rate: Float64[np.ndarray, "draws"]
+    pass_rate: Float64[np.ndarray, " draws"]
     """Mean pass rate of the questions the run drew."""
-    expected_pass_rate: Float64[np.ndarray, "draws"]
+    expected_pass_rate: Float64[np.ndarray, " draws"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,7 +158,7 @@ def _drawn_buckets(sampler: Sampler, states: QuestionStates, num: int, rng: np.r
     return [key for key in keys if key is not None]
 
 
-def states_at_draws(record: RunRecord, steps: Int64[np.ndarray, "draws"]) -> Iterator[QuestionStates]:
+def states_at_draws(record: RunRecord, steps: Int64[np.ndarray, " draws"]) -> Iterator[QuestionStates]:
     """The questions as they stood at the draw of each of `steps`, rebuilt from the events; one object, moved on.
 
     Of a step's own events, those before its draw count: what was re-admitted and what grew too old.
@@ -232,7 +232,7 @@ def other_metric(record: RunRecord, what_if: WhatIf, rng: np.random.Generator) -
 
 
 def _choose(
-    record: RunRecord, rows: Int64[np.ndarray, "candidates"], metric: Metric, direction: str, rng: np.random.Generator
+    record: RunRecord, rows: Int64[np.ndarray, " candidates"], metric: Metric, direction: str, rng: np.random.Generator
 ) -> int:
     scores, trajectories = record.scores, record.trajectories
     stored = scores.row[rows]
@@ -249,7 +249,7 @@ def _choose(
     return choose(candidates, metric, direction, rng)
 
 
-def _means(record: RunRecord, rows: Int64[np.ndarray, "draws"]) -> dict[str, float]:
+def _means(record: RunRecord, rows: Int64[np.ndarray, " draws"]) -> dict[str, float]:
     scores, trajectories = record.scores, record.trajectories
     stored = scores.row[rows]
     values = {

@@ -17,7 +17,7 @@ from exgrpo_cli.training.groups import Replayed
 from exgrpo_cli.training.ranked_buffer import AnyBuffer
 from exgrpo_cli.types import TokenScores, TokenSequence, Trajectory
 
-Prompts = Mapping[str, Int32[np.ndarray, "prompt_tokens"]]
+Prompts = Mapping[str, Int32[np.ndarray, " prompt_tokens"]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from jaxtyping import Float32, Float64, Int32
 from exgrpo_cli.algo.batching import TrainingRow
 from exgrpo_cli.types import GradedRollout, Question, TokenScores, TokenSequence, Trajectory, Verdict
 
-Advantage = Callable[[Float64[np.ndarray, "rollouts"]], Float64[np.ndarray, "rollouts"]]
+Advantage = Callable[[Float64[np.ndarray, " rollouts"]], Float64[np.ndarray, " rollouts"]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +29,7 @@ class Group:
     """All members of one question in one step."""
 
     question: Question
-    prompt_ids: Int32[np.ndarray, "prompt_tokens"]
+    prompt_ids: Int32[np.ndarray, " prompt_tokens"]
     fresh: tuple[GradedRollout, ...]
     scores: tuple[TokenScores, ...]
     """Of the fresh members under pi_old."""
@@ -54,17 +54,17 @@ class Group:
     def verifier_failed(self) -> bool:
         return any(member.verdict.is_verifier_failure for member in self.fresh)
 
-    def rewards(self) -> Float64[np.ndarray, "members"]:
+    def rewards(self) -> Float64[np.ndarray, " members"]:
         replayed = [1.0] if self.replayed is not None else []
         return np.array([member.reward for member in self.fresh] + replayed)
 
-    def behaviour_logprobs(self) -> list[Float32[np.ndarray, "tokens"]]:
+    def behaviour_logprobs(self) -> list[Float32[np.ndarray, " tokens"]]:
         """Of each fresh member, under the policy that counts as the one it was sampled from."""
         if self.tis_cap is None:
             return [scores.logprobs for scores in self.scores]
         return [member.rollout.engine_logprobs for member in self.fresh]
 
-    def importance_weights(self) -> list[Float32[np.ndarray, "tokens"] | None]:
+    def importance_weights(self) -> list[Float32[np.ndarray, " tokens"] | None]:
         """Of each fresh member: min(pi_old / pi_engine, tis_cap), token by token (truncated importance sampling)."""
         if self.tis_cap is None:
             return [None] * len(self.fresh)

@@ -91,7 +91,7 @@ class RankedBuffer:
     def candidates(self, question_id: str) -> Candidates:
         return self._asked(lambda own: own.candidates(question_id))
 
-    def stale(self, candidates: Candidates, weight_version: int) -> Bool[np.ndarray, "candidates"]:
+    def stale(self, candidates: Candidates, weight_version: int) -> Bool[np.ndarray, " candidates"]:
         return candidates.stale(weight_version, self._max_staleness)
 
     def choose(self, candidates: Candidates, rng: np.random.Generator) -> int:
