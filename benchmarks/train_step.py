@@ -5,8 +5,8 @@
 
 Compared: a mixed step, half of whose questions have one replayed row and whose candidates are scored first, and the
 same step on-policy only. Model FLOP utilisation counts 6 FLOP per parameter and token of the update (a shared prompt
-once, the head for response tokens alone) and those of causal attention (recomputation not counted), against the device's
-published dense bfloat16 rate, or, where that is not known, against a large matrix product on it.
+once, the head for response tokens alone) and those of causal attention (recomputation not counted), against the
+device's published dense bfloat16 rate, or, where that is not known, against a large matrix product on it.
 """
 
 import argparse
