@@ -21,6 +21,8 @@ from exgrpo_cli.plots.style import save
 from exgrpo_cli.training.journal import read_json_lines, write_atomic
 
 MEASURE = "held-out pass@1"
+CURVE_POINTS = 30
+"""Points of a learning curve."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,18 +198,25 @@ def plot_study(study: Study, report: StudyReport) -> list[Path]:
 
 
 def arm_curve(name: str, runs: Sequence[StudyRun]) -> ArmCurve:
-    """Batch pass@1 by step, mean over seeds with the t interval."""
-    by_step: dict[int, list[float]] = {}
+    """Batch pass@1 by step, mean over seeds with the t interval cut to 0..1.
+
+    Each seed is averaged over CURVE_POINTS stretches of steps first, since single batches are noisier than seeds differ.
+    """
+    by_stretch: dict[int, list[float]] = {}
     for run in runs:
-        for line in read_json_lines(run.folder / "metrics.jsonl"):
-            if "batch/pass_at_1" in line:
-                by_step.setdefault(line["step"], []).append(line["batch/pass_at_1"])
-    steps = sorted(by_step)
-    intervals = [t_interval(by_step[step]) for step in steps]
+        lines = [line for line in read_json_lines(run.folder / "metrics.jsonl") if "batch/pass_at_1" in line]
+        width = max(1, run.config.run.steps // CURVE_POINTS)
+        own: dict[int, list[float]] = {}
+        for line in lines:
+            own.setdefault((line["step"] - 1) // width * width + (width + 1) // 2, []).append(line["batch/pass_at_1"])
+        for step, values in own.items():
+            by_stretch.setdefault(step, []).append(float(np.mean(values)))
+    steps = sorted(by_stretch)
+    intervals = [t_interval(by_stretch[step]) for step in steps]
     return ArmCurve(
         name=name,
         steps=steps,
         mean=[interval.mean for interval in intervals],
-        low=[interval.low for interval in intervals],
-        high=[interval.high for interval in intervals],
+        low=[max(0.0, interval.low) for interval in intervals],
+        high=[min(1.0, interval.high) for interval in intervals],
     )
