@@ -200,7 +200,7 @@ def plot_study(study: Study, report: StudyReport) -> list[Path]:
 def arm_curve(name: str, runs: Sequence[StudyRun]) -> ArmCurve:
     """Batch pass@1 by step, mean over seeds with the t interval cut to 0..1.
 
-    Each seed is averaged over CURVE_POINTS stretches of steps first, since single batches are noisier than seeds differ.
+    Each seed is averaged over CURVE_POINTS stretches of steps first: single batches are noisier than seeds differ.
     """
     by_stretch: dict[int, list[float]] = {}
     for run in runs:
