@@ -293,7 +293,8 @@ def test_kill_9_of_the_parent_leaves_no_process_though_a_forked_child_lives_on(
 
 
 def test_ctrl_c_reaches_the_parent_alone_and_leaves_no_process(user_graders: str, tmp_path: Path) -> None:
-    parent, processes = start_parent(tmp_path)
+    # A suite started in the background of a shell inherits that SIGINT is ignored; a terminal's Ctrl-C is not.
+    parent, processes = start_parent(tmp_path, before="import signal; signal.signal(2, signal.default_int_handler)")
     os.killpg(parent.pid, signal.SIGINT)
     _, stderr = parent.communicate(timeout=10)
     assert stderr.count("KeyboardInterrupt") == 1

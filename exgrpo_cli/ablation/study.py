@@ -13,6 +13,9 @@ from exgrpo_cli.errors import InputError
 from exgrpo_cli.layers import build_config
 from exgrpo_cli.settings import Config
 
+CHOSEN_AT_START = frozenset({"run.threads", "run.device", "run.nproc", "optim.horizon", "optim.warmup_steps"})
+"""Settings that a run pins when it starts: its `config.toml` may differ in them from what was asked for."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudyRun:
@@ -117,7 +120,7 @@ def check_same_run(run: StudyRun) -> None:
     if not path.is_file():
         return
     there = resolve([(str(path), tomllib.loads(path.read_text()))])
-    changed = differing_keys(there, run.config) - {"run.threads", "run.device", "optim.horizon"}
+    changed = differing_keys(there, run.config) - CHOSEN_AT_START
     if changed:
         raise InputError(
             f"{run.folder} holds a run with another {', '.join(sorted(changed))}: choose another --name, or remove it."
