@@ -12,6 +12,14 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+LONG_FILES = ("test_training_loop.py", "test_ablation.py", "test_evaluation_killed.py", "test_commands_doctor.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first: of two processes, none is left with one of them at the end."""
+    items.sort(key=lambda item: item.path.name not in LONG_FILES)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
     import torch
