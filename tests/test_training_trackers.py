@@ -99,8 +99,12 @@ def test_wandb_offline_keeps_one_run_through_a_resume(tmp_path: Path, monkeypatc
 @pytest.mark.engines
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_wandb_without_a_login_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    # wandb reads its environment once per process, and another test may have had it do so.
+    wandb.teardown()
     with pytest.raises(InputError, match=r"--log wandb cannot start: .*Run `wandb login`, or set WANDB_MODE=offline"):
         track("wandb", tmp_path, 1, 1, 1.0)
