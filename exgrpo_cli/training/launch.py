@@ -219,7 +219,10 @@ def warm_start(config: Config, parts: Parts, reporter: Reporter, *, is_new: bool
         max_response_tokens=config.rollout.max_response_tokens,
         with_retired=config.replay.warm_start_retired,
     )
-    reporter.note(f"experience from {config.replay.warm_start}: {report}")
+    reporter.note(
+        f"experience from {config.replay.warm_start}: {report.num_trajectories} trajectories of "
+        f"{report.num_questions} questions, {report.num_retired} retired; {report.num_too_long} left out as too long"
+    )
 
 
 def run(session: Session) -> None:
