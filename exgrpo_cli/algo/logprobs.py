@@ -14,6 +14,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from exgrpo_cli.algo.products import product, transposed_product
+
 TILE_ELEMENTS = 2**24
 """Logits in one tile: 64 MiB in float32, and about five tensors of this size at the peak of the backward pass."""
 MIN_TILE_COLUMNS = 128
@@ -96,9 +98,9 @@ class _TiledSoftmax(torch.autograd.Function):
             _add_at_chosen(grad_tile, grad_logprobs, token_ids - start)
             narrow = grad_tile.div_(ctx.temperature).to(hidden.dtype)
             if grad_hidden is not None:
-                grad_hidden += narrow @ tile.to(hidden.dtype)
+                grad_hidden += product(narrow, tile.to(hidden.dtype).t())
             if grad_weight is not None:
-                grad_weight[start : start + ctx.columns] = narrow.t() @ hidden
+                grad_weight[start : start + ctx.columns] = transposed_product(narrow, hidden)
         return None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight, None, None, None
 
 
@@ -111,7 +113,7 @@ def _tile_columns(hidden: Tensor, tile_elements: int) -> int:
 
 
 def _scaled_logits(hidden: Tensor, tile: Tensor, temperature: float, wide: torch.dtype) -> Tensor:
-    return (hidden @ tile.t().to(hidden.dtype)).to(wide).div_(temperature)
+    return product(hidden, tile.to(hidden.dtype)).to(wide).div_(temperature)
 
 
 def _pick_chosen(chosen: Tensor, scaled: Tensor, columns: Tensor) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from exgrpo_cli.engines.attention import GROUPED_DECODING, use_attention
-from exgrpo_cli.engines.causal_lm import split_causal_lm
+from exgrpo_cli.engines.causal_lm import split_causal_lm, use_products
 from exgrpo_cli.engines.hf_decode import DecodeBatch, WaitingRow
 from exgrpo_cli.engines.protocols import Score
 from exgrpo_cli.engines.sampling import check_sampling
@@ -35,6 +35,7 @@ class HFGenerator:
         if max_rows < 1:
             raise InputError(f"max_rows is {max_rows}; give the number of rollouts to decode at once, at least 1.")
         self.weight_version = 0
+        use_products(model)
         self._parts = split_causal_lm(model)
         self._max_rows = max_rows
         self._eos_ids = torch.tensor(eos_token_ids(model) if eos_ids is None else list(eos_ids))

@@ -23,7 +23,7 @@ from exgrpo_cli.algo.objective import (
     objective_sums,
 )
 from exgrpo_cli.engines.attention import PACKED_CAUSAL, use_attention
-from exgrpo_cli.engines.causal_lm import CausalLM, split_causal_lm
+from exgrpo_cli.engines.causal_lm import CausalLM, split_causal_lm, use_products
 from exgrpo_cli.engines.master_weights import MasterWeights
 from exgrpo_cli.engines.optimizer import OptimizerSettings, build_adamw, learning_rate_at, skip_reason
 from exgrpo_cli.engines.packing import pack, prove_packing, response_hidden
@@ -66,6 +66,7 @@ class TorchPolicy:
         self.weight_version = 0
         self.num_updates = 0
         self.consecutive_skips = 0
+        use_products(model)
         self._parts = split_causal_lm(model)
         prove_packing(self._parts)
         self._temperature = temperature
