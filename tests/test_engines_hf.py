@@ -19,6 +19,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from exgrpo_cli.engines import hf_prefill
 from exgrpo_cli.engines.hf import HFGenerator
 from exgrpo_cli.engines.sampling import row_uniforms, sample_tokens
 from exgrpo_cli.errors import InputError, RunError
@@ -127,9 +128,14 @@ def test_a_rollout_depends_on_its_own_seed_only() -> None:
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 7, 19])
-def test_refilled_rows_equal_an_uninterrupted_batch(max_rows: int) -> None:
+@pytest.mark.parametrize("prefill_tokens", [1, 12, 4096])
+def test_refilled_rows_equal_an_uninterrupted_batch(
+    max_rows: int, prefill_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows enter in the middle of a pass over several prompts, at its end, or with a pass each."""
     model = build_model()
     whole = HFGenerator(model, max_rows=256).generate(requests(), PARAMS)
+    monkeypatch.setattr(hf_prefill, "PREFILL_TOKENS", prefill_tokens)
     assert_same_rollouts(HFGenerator(model, max_rows=max_rows).generate(requests(), PARAMS), whole)
 
 

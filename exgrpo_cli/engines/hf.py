@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 
 from exgrpo_cli.engines.attention import GROUPED_DECODING, use_attention
 from exgrpo_cli.engines.causal_lm import split_causal_lm, use_products
-from exgrpo_cli.engines.hf_decode import DecodeBatch, WaitingRow
+from exgrpo_cli.engines.hf_decode import DecodeBatch
+from exgrpo_cli.engines.hf_prefill import WaitingRow
 from exgrpo_cli.engines.protocols import Score
 from exgrpo_cli.engines.sampling import check_sampling
 from exgrpo_cli.engines.weight_sync import take_weights

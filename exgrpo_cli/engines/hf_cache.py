@@ -87,8 +87,9 @@ class SlotCache(Cache):
     def move(self, sources: Int[Tensor, " moves"], targets: Int[Tensor, " moves"], span: int) -> None:
         """Copy rows over others, up to column `span`; a row may be source and target."""
         for slots in self._slots:
-            slots.keys[targets, :, :span] = slots.keys[sources, :, :span]
-            slots.values[targets, :, :span] = slots.values[sources, :, :span]
+            for buffer in (slots.keys, slots.values):
+                used = buffer[:, :, :span]
+                used.index_copy_(0, targets, used.index_select(0, sources))
 
     def begin_step(self, lengths: Int[Tensor, " rows"], span: int) -> Float[Tensor, "rows 1 1 span"]:
         """Point the next token of each row at its own column; returns the additive attention mask of the step."""

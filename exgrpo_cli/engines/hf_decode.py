@@ -1,36 +1,22 @@
 """The rows being decoded: admit waiting ones, extend all by a token, hand over those that ended.
 
-Axes: rows = rows in use, slots = rows there is room for, prompts = prompts of one prefill, vocab = vocabulary,
-tokens = response positions.
+Axes: rows = rows in use, slots = rows there is room for, hidden = model width, vocab = vocabulary, tokens = response
+positions.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformers import DynamicCache
 
-from exgrpo_cli.algo.batching import micro_batches
-from exgrpo_cli.engines.attention import use_attention
 from exgrpo_cli.engines.causal_lm import CausalLM
 from exgrpo_cli.engines.hf_cache import SlotCache
+from exgrpo_cli.engines.hf_prefill import PromptAhead, StartingRows, WaitingRow
 from exgrpo_cli.engines.sampling import row_uniforms, sample_tokens
 from exgrpo_cli.engines.slot_order import attention_chunks, regroup
 from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams, StopReason
-
-PREFILL_TOKENS = 8192
-"""Token budget of one prefill pass."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WaitingRow:
-    """One rollout asked for: an index of the requests and one of its seeds."""
-
-    request: int
-    member: int
 
 
 class DecodeBatch:
@@ -49,8 +35,8 @@ class DecodeBatch:
         self.max_rows = max_rows
         self.num_rows = 0
         self._parts = parts
-        self._prefill_attention = parts.body.config._attn_implementation
         self._requests = requests
+        self._prompts = PromptAhead(parts, requests)
         self._params = params
         self._eos_ids = eos_ids
         self._weight_version = weight_version
@@ -69,26 +55,23 @@ class DecodeBatch:
         self._counts = torch.zeros(max_rows, dtype=torch.long, device=device)
         """Response tokens so far: one more than are cached, the newest being the next input."""
         self._newest = torch.zeros(max_rows, dtype=torch.long, device=device)
+        self._records = np.arange(max_rows)
+        """Where each row writes its tokens: rows move to other slots, what they wrote stays."""
         shape = (max_rows, params.max_new_tokens)
         self._tokens = torch.zeros(shape, dtype=torch.int32, device=device)
         self._logprobs = torch.zeros(shape, dtype=torch.float32, device=device)
         self._uniforms = torch.zeros(shape, dtype=torch.float32, device=device)
 
     def admit(self, rows: Sequence[WaitingRow]) -> list[tuple[WaitingRow, Rollout]]:
-        """Prefill the prompts of `rows`, sample their first tokens, and return the rows that ended with them."""
+        """Start `rows`, in the order of their requests: sample first tokens, and return those that ended with them."""
         first = self.num_rows
-        order = sorted(rows, key=lambda row: (row.request, row.member))
-        prompts = sorted({row.request for row in order})
-        logits = []
-        for batch in micro_batches([len(self._requests[index].prompt_ids) for index in prompts], PREFILL_TOKENS):
-            chosen = [prompts[index] for index in batch]
-            logits.append(self._prefill(chosen, [row for index in chosen for row in order if row.request == index]))
+        hidden = torch.cat([self._start(part) for part in self._prompts.starting(rows)])
         used = slice(first, self.num_rows)
-        uniforms = [row_uniforms(self._seed(row), self._params.max_new_tokens) for row in self._rows[used]]
-        self._uniforms[used] = torch.from_numpy(np.stack(uniforms)).to(self._uniforms.device)
+        uniforms = [row_uniforms(self._seed(row), self._params.max_new_tokens) for row in rows]
+        self._uniforms[self._on_device(self._records[used])] = self._on_device(np.stack(uniforms))
         self._counts[used] = 0
         self._run_starts = np.append(self._run_starts, first)
-        return self._extend(torch.cat(logits), first)
+        return self._extend(self._parts.head(hidden), first)
 
     def step(self) -> list[tuple[WaitingRow, Rollout]]:
         """Extend every row by one token and return the rows that ended; runs under GROUPED_DECODING attention."""
@@ -107,35 +90,20 @@ class DecodeBatch:
         self._lengths[used] += 1
         return self._extend(self._parts.head(hidden[:, 0]), 0)
 
-    def _prefill(self, prompts: Sequence[int], rows: Sequence[WaitingRow]) -> Float[Tensor, "rows vocab"]:
-        """Fill the next rows with their prompts' keys and values; returns the logits of their first tokens."""
-        device = self._newest.device
-        ids = [self._requests[index].prompt_ids for index in prompts]
-        lengths = np.array([len(prompt) for prompt in ids])
-        padded = np.zeros((len(ids), max(map(len, ids))), dtype=np.int64)
-        for row, prompt in enumerate(ids):
-            padded[row, : len(prompt)] = prompt
-        cache = DynamicCache(config=self._parts.model.config)
-        with use_attention(self._parts, self._prefill_attention):
-            hidden = self._parts.body(
-                input_ids=torch.from_numpy(padded).to(device), past_key_values=cache, use_cache=True
-            ).last_hidden_state
-        last = torch.from_numpy(lengths - 1).to(device)
-        logits = self._parts.head(hidden[torch.arange(len(ids), device=device), last])
-        place = {request: index for index, request in enumerate(prompts)}
-        sources = np.array([place[row.request] for row in rows])
-        on_device = torch.from_numpy(sources).to(device)
-        self._cache.fill(cache, on_device, self.num_rows)
-        self._lengths[self.num_rows : self.num_rows + len(rows)] = lengths[sources]
-        self._rows.extend(rows)
-        self.num_rows += len(rows)
-        return logits[on_device]
+    def _start(self, part: StartingRows) -> Float[Tensor, "rows hidden"]:
+        """Fill the next rows with their prompts' keys and values; returns the states that predict first tokens."""
+        sources = self._on_device(part.sources)
+        self._cache.fill(part.prefilled.cache, sources, self.num_rows)
+        self._lengths[self.num_rows : self.num_rows + len(part.rows)] = part.prefilled.lengths[part.sources]
+        self._rows.extend(part.rows)
+        self.num_rows += len(part.rows)
+        return part.prefilled.last_hidden[sources]
 
     def _extend(self, logits: Float[Tensor, "rows vocab"], first: int) -> list[tuple[WaitingRow, Rollout]]:
         """Sample the next token of rows first .. num_rows - 1, record it, and take out the rows that ended."""
         used = slice(first, self.num_rows)
         counts = self._counts[used]
-        at = torch.arange(first, self.num_rows, device=counts.device), counts
+        at = self._on_device(self._records[used]), counts
         tokens, logprobs = sample_tokens(
             logits, self._uniforms[at], temperature=self._params.temperature, top_p=self._params.top_p
         )
@@ -154,7 +122,8 @@ class DecodeBatch:
     ) -> list[tuple[WaitingRow, Rollout]]:
         gone = ended.nonzero()[:, 0] + first
         counts = self._counts[gone].tolist()
-        tokens, logprobs = self._tokens[gone].cpu().numpy(), self._logprobs[gone].cpu().numpy()
+        records = self._on_device(self._records[gone.cpu().numpy()])
+        tokens, logprobs = self._tokens[records].cpu().numpy(), self._logprobs[records].cpu().numpy()
         by_eos = stopped[ended].tolist()
         finished = [
             (self._rows[row], self._rollout(self._rows[row], tokens[i, :count], logprobs[i, :count], eos))
@@ -178,22 +147,27 @@ class DecodeBatch:
         alive = np.ones(self.num_rows, dtype=bool)
         alive[gone] = False
         moves = regroup(self._lengths[: self.num_rows], alive)
-        self.num_rows -= len(gone)
+        free_records = self._records[gone]
         self._run_starts = moves.run_starts
         if len(moves.sources):
             self._move(moves.sources, moves.targets)
+        self._records[self.num_rows - len(gone) : self.num_rows] = free_records
+        self.num_rows -= len(gone)
         del self._rows[self.num_rows :]
 
     def _move(self, sources: np.ndarray, targets: np.ndarray) -> None:
         self._lengths[targets] = self._lengths[sources]
+        self._records[targets] = self._records[sources]
         moved = [self._rows[source] for source in sources]
         for target, row in zip(targets, moved, strict=True):
             self._rows[target] = row
-        device = self._newest.device
-        from_slots, to_slots = torch.from_numpy(sources).to(device), torch.from_numpy(targets).to(device)
+        from_slots, to_slots = self._on_device(sources), self._on_device(targets)
         self._cache.move(from_slots, to_slots, int(self._lengths[targets].max()))
-        for state in (self._counts, self._newest, self._tokens, self._logprobs, self._uniforms):
+        for state in (self._counts, self._newest):
             state[to_slots] = state[from_slots]
+
+    def _on_device(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self._newest.device)
 
     def _seed(self, row: WaitingRow) -> int:
         return self._requests[row.request].seeds[row.member]
