@@ -62,6 +62,11 @@ def user_graders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[st
                     import time
                     time.sleep(float(gold))
                     return True
+                if "work" in text:
+                    import time
+                    end = time.process_time() + 0.4
+                    while time.process_time() < end:
+                        pass
                 if "hang" in text:
                     9 ** 9 ** 9 ** 9
                 if "verdict" in text:
@@ -128,6 +133,24 @@ def test_answer_that_hung_once_gets_less_time_against_the_next_gold() -> None:
         # 4 s / 32 of processor time each.
         assert pool.grade([boxed("8", TOWER), boxed("9", TOWER)]) == [Verdict.TIMEOUT] * 2
         assert time.monotonic() - began < 2.0
+
+
+def test_answer_held_by_two_workers_costs_one_deadline() -> None:
+    with math_pool(workers=2, deadline_seconds=4.0) as pool:
+        pool.grade([boxed("x", "y")])
+        began = time.monotonic()
+        first = pool.submit(boxed("7", TOWER))
+        time.sleep(2)
+        second = pool.submit(boxed("8", TOWER))
+        assert first.result() is second.result() is Verdict.TIMEOUT
+        # Not until 6 s: the first one's deadline left the second 4 s / 32 of processor time.
+        assert time.monotonic() - began < 5.5
+
+
+def test_gold_that_hangs_is_not_held_against_the_next_one(user_graders: str) -> None:
+    # An audit calls a user's grader with the gold as the text. 0.4 s of work is more than the 2 s / 32 of a suspect.
+    with user_pool(user_graders, deadline_seconds=2.0) as pool:
+        assert pool.verify_gold(["hang", "work"]) == [Verdict.TIMEOUT, Verdict.CORRECT]
 
 
 def test_pool_leaves_no_process_and_no_answer_behind() -> None:

@@ -13,9 +13,9 @@ from latex2sympy2_extended import latex2sympy2
 from math_verify import parse, parser, verify
 
 from exgrpo_cli.grading import disproof, two_stage
+from exgrpo_cli.grading.jobs import Job, JobQueue, Suspects
 from exgrpo_cli.grading.messages import Task
 from exgrpo_cli.grading.plain import plain_number, same_plain_number
-from exgrpo_cli.grading.supervisor import Job, JobQueue, Suspects
 
 NUMBERS = [
     "7", "+7", "-7", "−7", "007", "7.0", "7.", "0", "-0", "0.0", "0.5", ".5", "00.5", "-0.5", "1000", "1,000", "+1,000",
@@ -144,7 +144,7 @@ def test_a_worker_stays_with_the_gold_it_has_parsed() -> None:
         queue.push(job(number, gold))
 
     def pop(parsed_gold: str | None, golds_elsewhere: set[str | None]) -> int:
-        popped = queue.pop(parsed_gold=parsed_gold, golds_elsewhere=golds_elsewhere)
+        popped = queue.pop(parsed_gold=parsed_gold, golds_elsewhere=golds_elsewhere, judged_elsewhere=())
         assert popped is not None
         return popped.number
 
@@ -156,15 +156,40 @@ def test_a_worker_stays_with_the_gold_it_has_parsed() -> None:
     # Only golds that others have are left: it helps with the oldest.
     assert pop("b", {"a", "c"}) == 1
     assert pop("b", {"a", "c"}) == 5
-    assert queue.pop(parsed_gold="b", golds_elsewhere=set()) is None
+    assert queue.pop(parsed_gold="b", golds_elsewhere=(), judged_elsewhere=()) is None
+
+
+TOWER, BRACKETS = "9^{9^{9^9}}", "(" * 400
+
+
+def queue_of(answers: list[str]) -> JobQueue:
+    queue = JobQueue()
+    for number, answer in enumerate(answers):
+        queue.push(Job(number=number, task=Task(gold="a", answer=answer)))
+    return queue
+
+
+def order_of(queue: JobQueue, *, judged_elsewhere: set[str]) -> list[int]:
+    """Numbers of the jobs as a worker would get them, until there are none."""
+    order = []
+    while (job := queue.pop(parsed_gold="a", golds_elsewhere=(), judged_elsewhere=judged_elsewhere)) is not None:
+        order.append(job.number)
+    return order
 
 
 def test_what_looks_slow_is_handed_out_first() -> None:
-    queue = JobQueue()
-    for number, answer in enumerate(["x^2", "9^{9^{9^9}}", "7", "(" * 400]):
-        queue.push(Job(number=number, task=Task(gold="a", answer=answer)))
-    order = [queue.pop(parsed_gold="a", golds_elsewhere=set()) for _ in range(4)]
-    assert [each.number for each in order if each is not None] == [1, 3, 0, 2]
+    assert order_of(queue_of(["x^2", TOWER, "7", BRACKETS]), judged_elsewhere=set()) == [1, 3, 0, 2]
+
+
+def test_a_slow_answer_that_another_worker_holds_waits_for_everything_else() -> None:
+    assert order_of(queue_of([TOWER, "x^2", BRACKETS, TOWER]), judged_elsewhere={TOWER}) == [2, 1, 0, 3]
+
+
+def test_an_answer_that_reached_its_deadline_goes_last() -> None:
+    queue = queue_of([TOWER, "x^2", BRACKETS, TOWER])
+    queue.put_last(TOWER)
+    queue.push(Job(number=4, task=Task(gold="b", answer=TOWER)), is_suspect=True)
+    assert order_of(queue, judged_elsewhere=set()) == [2, 1, 0, 3, 4]
 
 
 def test_suspects_get_a_thirty_second_of_the_deadline_until_they_complete_three_times() -> None:

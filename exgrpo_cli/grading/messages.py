@@ -11,6 +11,11 @@ class Task(NamedTuple):
     audits_gold: bool = False
     """Check whether the gold verifies against itself; there is no answer."""
 
+    @property
+    def judged(self) -> str:
+        """The text that a time-out or a crash is held against: the answer, or the gold where that is audited."""
+        return self.gold if self.audits_gold else self.answer
+
 
 READY = "ready"
 """Supervisor to parent, once: everything is imported. Any other greeting is the reason why grading cannot start."""

@@ -13,13 +13,13 @@ import selectors
 import signal
 import sys
 import time
-from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.grading import custom
+from exgrpo_cli.grading.jobs import Job, JobQueue, Suspects
 from exgrpo_cli.grading.messages import READY, STOP, Task
 from exgrpo_cli.grading.worker import cpu_seconds, resident_bytes, serve
 from exgrpo_cli.types import Verdict
@@ -31,20 +31,6 @@ _IDLE_SECONDS = 1.0
 _LEAST_MEMORY_FOR_ANSWERS = 64 << 20
 _TASKS_PER_WORKER = 20_000
 """A worker is then replaced, before what sympy caches for good is charged to an innocent answer."""
-_SUSPECT_DIVISOR = 32
-_LEAST_SUSPECT_SECONDS = 0.1
-_COMPLETIONS_TO_CLEAR = 3
-_LONG_ANSWER_CHARS = 300
-_MANY_POWERS = 3
-_MAX_SUSPECTS = 4096
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """A task with the number under which the parent waits for it."""
-
-    number: int
-    task: Task
 
 
 @dataclass(kw_only=True, slots=True)
@@ -61,77 +47,6 @@ class Worker:
     num_tasks: int = 0
     gold: str | None = None
     """Gold of its latest job: it has that one parsed."""
-
-
-class JobQueue:
-    """Jobs in order of arrival, with two exceptions that only save time.
-
-    What looks slow goes first: an answer that takes its whole deadline should run beside the others, not after them.
-    And a worker goes on with the gold it has parsed.
-    """
-
-    def __init__(self) -> None:
-        self._slow: deque[Job] = deque()
-        self._by_gold: OrderedDict[str, deque[Job]] = OrderedDict()
-
-    def push(self, job: Job) -> None:
-        if _looks_slow(job.task.answer):
-            self._slow.append(job)
-        else:
-            self._by_gold.setdefault(job.task.gold, deque()).append(job)
-
-    def pop(self, *, parsed_gold: str | None, golds_elsewhere: set[str | None]) -> Job | None:
-        """The next job for a worker: of the gold it has, else of one nobody has, else the oldest; None when empty."""
-        if self._slow:
-            return self._slow.popleft()
-        if not self._by_gold:
-            return None
-        if parsed_gold is not None and parsed_gold in self._by_gold:
-            gold = parsed_gold
-        else:
-            oldest = next(iter(self._by_gold))
-            gold = next((gold for gold in self._by_gold if gold not in golds_elsewhere), oldest)
-        jobs = self._by_gold[gold]
-        job = jobs.popleft()
-        if not jobs:
-            del self._by_gold[gold]
-        return job
-
-
-def _looks_slow(answer: str) -> bool:
-    """A guess: long, or with powers enough for a tower."""
-    return len(answer) > _LONG_ANSWER_CHARS or answer.count("^") >= _MANY_POWERS
-
-
-class Suspects:
-    """Answers that reached a deadline or died: against the next gold they get a fraction of it, in processor time.
-
-    A power tower sampled for twenty questions would otherwise cost twenty deadlines. The fraction is of processor time,
-    so that an answer whose worker only had to wait, on a machine that is too busy, is not charged again. Completing
-    clears an answer, but only after a few times: against a word or a set even a power tower is compared in no time.
-    """
-
-    def __init__(self) -> None:
-        self._completions_to_clear: OrderedDict[str, int] = OrderedDict()
-
-    def cpu_seconds(self, answer: str, deadline_seconds: float) -> float:
-        """Processor time that an answer gets; infinite for one that nothing is held against."""
-        if answer not in self._completions_to_clear:
-            return math.inf
-        return max(deadline_seconds / _SUSPECT_DIVISOR, _LEAST_SUSPECT_SECONDS)
-
-    def failed(self, answer: str) -> None:
-        self._completions_to_clear.pop(answer, None)
-        self._completions_to_clear[answer] = _COMPLETIONS_TO_CLEAR
-        if len(self._completions_to_clear) > _MAX_SUSPECTS:
-            self._completions_to_clear.popitem(last=False)
-
-    def completed(self, answer: str) -> None:
-        left = self._completions_to_clear.get(answer)
-        if left == 1:
-            del self._completions_to_clear[answer]
-        elif left is not None:
-            self._completions_to_clear[answer] = left - 1
 
 
 class Supervisor:
@@ -193,22 +108,25 @@ class Supervisor:
                 self._stopped = True
                 return
             number, task = message
-            self._queue.push(Job(number=number, task=task))
+            self._queue.push(Job(number=number, task=task), is_suspect=task.judged in self._suspects)
 
     def _hand_out(self) -> None:
         for index, worker in enumerate(self._workers):
             if worker.job is not None:
                 continue
-            golds_elsewhere = {other.gold for other in self._workers if other is not worker and other.job is not None}
-            job = self._queue.pop(parsed_gold=worker.gold, golds_elsewhere=golds_elsewhere)
+            elsewhere = [other.job.task for other in self._workers if other.job is not None]
+            job = self._queue.pop(
+                parsed_gold=worker.gold,
+                golds_elsewhere={task.gold for task in elsewhere},
+                judged_elsewhere={task.judged for task in elsewhere},
+            )
             if job is None:
                 return
             if worker.num_tasks >= _TASKS_PER_WORKER:
                 worker = self._replace(index)
             worker.job, worker.gold = job, job.task.gold
             worker.deadline = time.monotonic() + self._deadline_seconds
-            seconds = self._suspects.cpu_seconds(job.task.answer, self._deadline_seconds)
-            worker.cpu_limit = seconds if seconds == math.inf else (cpu_seconds(worker.pid) or 0.0) + seconds
+            self._limit_processor_time(worker, job)
             worker.num_tasks += 1
             try:
                 worker.connection.send(job.task)
@@ -218,6 +136,11 @@ class Supervisor:
                 self._queue.push(job)
                 self._replace(index)
 
+    def _limit_processor_time(self, worker: Worker, job: Job) -> None:
+        """What a suspect may use from now on; no limit for the others."""
+        seconds = self._suspects.cpu_seconds(job.task.judged, self._deadline_seconds)
+        worker.cpu_limit = seconds if seconds == math.inf else (cpu_seconds(worker.pid) or 0.0) + seconds
+
     def _receive_verdict(self, worker: Worker) -> None:
         try:
             verdict = Verdict(worker.connection.recv())
@@ -225,7 +148,7 @@ class Supervisor:
             self._give_up_on(worker, Verdict.CRASHED)
             return
         if worker.job is not None:
-            self._suspects.completed(worker.job.task.answer)
+            self._suspects.completed(worker.job.task.judged)
             self._report(worker.job, verdict)
             worker.job = None
 
@@ -247,7 +170,11 @@ class Supervisor:
         job = worker.job
         self._replace(self._workers.index(worker))
         if job is not None:
-            self._suspects.failed(job.task.answer)
+            self._suspects.failed(job.task.judged)
+            self._queue.put_last(job.task.judged)
+            for other in self._workers:
+                if other.job is not None and other.job.task.judged == job.task.judged:
+                    self._limit_processor_time(other, other.job)
             self._report(job, verdict)
 
     def _report(self, job: Job, verdict: Verdict) -> None:
