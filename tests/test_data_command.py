@@ -97,6 +97,21 @@ def test_a_benchmark_file_may_have_any_layout(folder, capsys):
     assert "reading rows: 3/3" in said.err
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("set.csv", 'question,answer\n"What is\n1 + 0?",1\n\nWhat is 2 + 0?,2\n'),
+        ("set.json", '[{"question": "What is 1 + 0?", "answer": "1"}, {"question": "What is 2 + 0?", "answer": "2"}]'),
+        ("set.jsonl", '{"question": "What is 1 + 0?", "answer": "1"}\n\n{"question": "And 2?", "answer": "2"}\n'),
+    ],
+)
+def test_every_format_shows_how_far_its_rows_are_read(folder, capsys, name, text):
+    (folder / name).write_text(text)
+    assert run(["prepare", name]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert [line for line in said if line.startswith("reading rows")] == ["reading rows: 0/2", "reading rows: 2/2"]
+
+
 def test_a_dry_run_writes_nothing(folder, capsys):
     assert run(["prepare", *questions(folder, 1), "--dry-run", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)

@@ -46,15 +46,15 @@ def iter_rows(file: Path, columns: Collection[str] | None = None) -> Iterator[Pl
         raise InputError(f"{file} cannot be read: {error.strerror or error}.") from error
 
 
-def count_rows(file: Path) -> int | None:
-    """Rows of a parquet file or of JSON lines; None for formats that would have to be parsed for it."""
-    if file.suffix.lower() in (".jsonl", ".ndjson"):
-        with file.open("rb") as lines:
-            return sum(1 for line in lines if line.strip())
-    if file.suffix.lower() != ".parquet":
-        return None
-    with _parquet(file) as parquet:
-        return int(parquet.metadata.num_rows)
+def count_rows(file: Path) -> int:
+    """Rows of a file: what a parquet file says, the filled lines of JSON lines; the other formats are read for it."""
+    if file.suffix.lower() == ".parquet":
+        with _parquet(file) as parquet:
+            return int(parquet.metadata.num_rows)
+    if file.suffix.lower() in (".json", ".csv"):
+        return sum(1 for _ in iter_rows(file))
+    with file.open("rb") as lines:
+        return sum(1 for line in lines if line.strip())
 
 
 def column_names(file: Path, sample: Collection[Row]) -> list[str]:

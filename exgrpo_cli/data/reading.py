@@ -57,12 +57,12 @@ def read_source(text: str, fields: NamedFields, dropped: Tally, progress: Progre
     """
     source = open_source(text, lambda done, total: progress(done, total, "fetching files"))
     layout = _layout_of(source, fields)
-    total = _count_rows(source)
+    total = sum(count_rows(file) for file in source.files)
     kept: dict[str, Question] = {}
     place_of: dict[str, str] = {}
     num_read = num_folded = 0
     for place, row in _placed_rows(source, layout.columns):
-        if total is not None and num_read % _PROGRESS_ROWS == 0:
+        if num_read % _PROGRESS_ROWS == 0:
             progress(num_read, total, "reading rows")
         num_read += 1
         try:
@@ -80,8 +80,7 @@ def read_source(text: str, fields: NamedFields, dropped: Tally, progress: Progre
                 f"answer are the same) but other messages differ: keep one of them."
             )
         num_folded += 1
-    if total is not None:
-        progress(total, total, "reading rows")
+    progress(total, total, "reading rows")
     return Reading(
         questions=list(kept.values()),
         layout=layout.name,
@@ -108,12 +107,6 @@ def _layout_of(source: Source, fields: NamedFields) -> Layout:
                 f"{first_file} has the {first.name} layout and {file} the {layout.name} one: prepare them one by one."
             )
     return first
-
-
-def _count_rows(source: Source) -> int | None:
-    counts = [count_rows(file) for file in source.files]
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) else None
 
 
 def _placed_rows(source: Source, columns: Sequence[str]) -> Iterator[tuple[str, Row]]:
