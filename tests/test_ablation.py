@@ -8,7 +8,7 @@ import pytest
 
 from exgrpo_cli.ablation.arms import method_arms, metric_arms, sampler_arms, vary_arms, with_baseline
 from exgrpo_cli.ablation.report import report_study, t_interval, t_test
-from exgrpo_cli.ablation.schedule import run_study
+from exgrpo_cli.ablation.schedule import last_line, log_path, run_study, start
 from exgrpo_cli.ablation.study import Study, plan_study
 from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.training.reporter import SilentReporter
@@ -134,6 +134,8 @@ def test_a_study_runs_compares_and_is_not_run_again(study_of, tmp_path: Path) ->
         assert report["arms"][name]["seeds"] == {"0": after[name]["pass_at_1"]}
     difference = after["ent:min"]["pass_at_1"] - after["on-policy"]["pass_at_1"]
     assert report["arms"]["ent:min"]["difference"]["mean"] == pytest.approx(difference)
+    row = next(line for line in (tmp_path / "small" / "report.md").read_text().splitlines() if "ent:min" in line)
+    assert f"| one seed | {difference:+.3f} |" in row  # one seed has no interval, nor has its difference
     expected = {"results.json", "report.md", "ablation.png", "ablation.svg", "curves.png", "curves.svg"}
     assert expected <= {path.name for path in (tmp_path / "small").iterdir()}
 
@@ -157,6 +159,14 @@ def test_a_run_that_fails_is_named_and_the_others_finish(study_of, tmp_path: Pat
     """A bound no gradient meets stops every run after five skipped updates; both are told, with the reason."""
     with pytest.raises(RunError, match=r"2 of 2 runs failed, first .*5 consecutive updates were skipped"):
         run_study(study_of(tmp_path, "optim.skip_norm=1e-9"), jobs=2, reporter=SilentReporter())
+
+
+def test_a_run_of_several_ranks_is_started_by_its_worker(study_of, tmp_path: Path) -> None:
+    (run, _) = study_of(tmp_path, "run.nproc=2", "run.steps=1", "data.heldout=arithmetic").runs
+    job = start(run, SilentReporter())
+    assert job.process.wait(timeout=200) == 0, last_line(log_path(run))
+    assert json.loads((run.folder / "environment.json").read_text())["ranks"] == 2
+    assert run.state == "finished"
 
 
 def test_no_seeds_are_refused(tmp_path: Path) -> None:

@@ -95,13 +95,16 @@ class StudyReport:
 
 
 def cells(arm: ArmReport) -> list[str]:
-    difference = "" if arm.difference is None else f"{arm.difference.mean:+.3f} {span(arm.difference)}"
+    several = len(arm.seeds) > 1
+    difference = ""
+    if arm.difference is not None:
+        difference = f"{arm.difference.mean:+.3f}" + (f" {span(arm.difference)}" if several else "")
     return [
         arm.name,
         str(len(arm.seeds)),
         f"{arm.before:.3f}",
         f"{arm.score.mean:.3f}",
-        span(arm.score) if len(arm.seeds) > 1 else "one seed",
+        span(arm.score) if several else "one seed",
         difference,
         "" if arm.p_value is None else f"{arm.p_value:.3f}",
         f"{arm.wall_seconds:.0f}",

@@ -4,6 +4,7 @@ Every change is an event of the ledger, and `open` rebuilds the state from the l
 exactly as an uninterrupted one. Bodies live on disk; memory holds 48 bytes per trajectory.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -169,11 +170,14 @@ class ExperienceBuffer:
         return dict(counts)
 
     def readmit(self, step: int, rng: np.random.Generator) -> list[str]:
-        """Every `readmit_every` steps, let the set fraction of the retired come back, to bucket K-1 where stored."""
+        """Every `readmit_every` steps, let the set fraction of the retired, rounded up, come back.
+
+        They come to bucket K-1 where their trajectories are stored.
+        """
         if not self.rules.readmit_every or step % self.rules.readmit_every:
             return []
         retired = self._state.questions.retired
-        num = round(self.rules.readmit_fraction * len(retired))
+        num = math.ceil(self.rules.readmit_fraction * len(retired))
         returning = (
             sorted(retired[int(rank)] for rank in rng.choice(len(retired), size=num, replace=False)) if num else []
         )
