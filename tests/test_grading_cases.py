@@ -181,6 +181,13 @@ def test_choice_without_known_options_goes_by_letters_alone() -> None:
         assert pool.grade(items) == [CORRECT, CORRECT, NO_ANSWER]
 
 
+def test_math_grades_a_question_with_options_by_them(math_pool: GradingPool) -> None:
+    responses = {r"\boxed{C}": CORRECT, r"\boxed{Rome}": CORRECT, "ANSWER: (B)": WRONG, r"\boxed{Oslo}": NO_ANSWER}
+    items = [item("C", response, options=CAPITALS) for response in responses]
+    assert math_pool.grade(items) == list(responses.values())
+    assert math_pool.same_answer([(r"\boxed{C}", "Rome"), (r"\boxed{C}", "Paris")], CAPITALS) == [True, False]
+
+
 @pytest.mark.parametrize(("gold", "response", "verdict"), EXACT)
 def test_exact(gold: str, response: str, verdict: Verdict) -> None:
     with open_pool("exact") as pool:

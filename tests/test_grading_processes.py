@@ -135,6 +135,14 @@ def test_answer_that_hung_once_gets_less_time_against_the_next_gold() -> None:
         assert time.monotonic() - began < 2.0
 
 
+def test_number_too_large_for_memory_crashes_its_worker_and_is_not_called_wrong() -> None:
+    # One allocation of 40 GB, which fails at once: math-verify takes MemoryError for an answer that does not parse.
+    huge = "1E99999999999"
+    with math_pool(deadline_seconds=20) as pool:
+        assert pool.grade([boxed("7", huge), boxed("x", "x")]) == [Verdict.CRASHED, Verdict.CORRECT]
+        assert pool.verify_gold([huge, "x^2"]) == [Verdict.CRASHED, Verdict.CORRECT]
+
+
 def test_answer_held_by_two_workers_costs_one_deadline() -> None:
     with math_pool(workers=2, deadline_seconds=4.0) as pool:
         pool.grade([boxed("x", "y")])

@@ -46,9 +46,15 @@ def route_item(route: Route, item: GradingItem) -> Verdict | Task:
 
 
 def math_route(*, max_answer_chars: int, compares_plain_numbers: bool) -> Route:
-    """math-verify in a worker. Where there is a box its content alone is parsed: a long explanation costs nothing."""
+    """math-verify in a worker. Where there is a box its content alone is parsed: a long explanation costs nothing.
+
+    A question whose options are known is graded by them: math-verify would compare letters, never a letter and a text.
+    """
+    by_options = choice_route(max_answer_chars=max_answer_chars)
 
     def grade(item: GradingItem, text: str) -> Verdict | Task:
+        if item.options is not None:
+            return by_options.grade(item, text)
         boxed = last_boxed(text)
         answer = text if boxed is None else boxed
         if not answer or len(answer) > max_answer_chars:
@@ -67,6 +73,8 @@ def math_route(*, max_answer_chars: int, compares_plain_numbers: bool) -> Route:
         return Task(gold=_in_box(content), answer="", audits_gold=True)
 
     def same(first: str, second: str, options: tuple[str, ...] | None) -> Verdict | Task:
+        if options is not None:
+            return by_options.same(first, second, options)
         # What a worker calls the gold may be a whole text too: the answer is found in it as in any other.
         return Task(gold=_found_in(first), answer=_found_in(second))
 

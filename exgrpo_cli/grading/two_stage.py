@@ -15,6 +15,10 @@ from math_verify import parser as math_verify_parser
 _MAX_CACHED_READINGS = 1024
 
 
+class OutOfMemoryError(BaseException):
+    """An expression was too large for the worker's memory. Not an Exception: math-verify takes those for no answer."""
+
+
 def install() -> None:
     """Replace math-verify's reading of one normalised LaTeX string in this process."""
     read_in_mode = math_verify_parser.parse_latex_cached.__wrapped__
@@ -27,15 +31,23 @@ def install() -> None:
         parser._interp.predictionMode = prediction_mode
         return parser
 
-    @lru_cache(maxsize=_MAX_CACHED_READINGS)
-    def read(latex: str) -> Any:
+    def read_in_two_stages(latex: str) -> Any:
         nonlocal prediction_mode
         try:
             prediction_mode = PredictionMode.SLL
             return read_in_mode(latex)
+        except MemoryError:
+            raise
         except Exception:  # noqa: BLE001 - latex2sympy raises a bare Exception for a syntax error
             prediction_mode = PredictionMode.LL
             return read_in_mode(latex)
+
+    @lru_cache(maxsize=_MAX_CACHED_READINGS)
+    def read(latex: str) -> Any:
+        try:
+            return read_in_two_stages(latex)
+        except MemoryError as error:
+            raise OutOfMemoryError from error
 
     converter.create_parser = create_parser_in_mode
     math_verify_parser.parse_latex_cached = read
