@@ -127,9 +127,10 @@ def _run(study: "Study", jobs: int, quiet: bool) -> "StudyReport":
     from exgrpo_cli.ablation.schedule import run_study
     from exgrpo_cli.backbones.machine import survey_machine
     from exgrpo_cli.training.reporter import make_reporter
-    from exgrpo_cli.training.run_plan import plan_run, require_runnable
+    from exgrpo_cli.training.run_plan import plan_run, require_runnable, settle_ranks
 
-    require_runnable(plan_run(study.runs[0].config, survey_machine()))
+    machine = survey_machine()
+    require_runnable(plan_run(settle_ranks(study.runs[0].config, machine), machine))
     reporter = make_reporter(quiet=quiet)
     try:
         run_study(study, jobs=jobs, reporter=reporter)

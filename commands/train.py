@@ -187,7 +187,7 @@ def _planned(settings: "Config", ranks: "Ranks | None", *, dry_run: bool, quiet:
 
     machine = survey_machine()
     settings = settle_ranks(settings, machine, 0 if ranks is None else ranks.local_world_size)
-    plan = plan_run(settings, machine)
+    plan = plan_run(settings, machine, num_ranks=0 if ranks is None else ranks.world_size)
     speaks = ranks is None or ranks.is_main
     if dry_run:
         if speaks:
@@ -211,6 +211,7 @@ def _start_ranks(settings: "Config", run_folder: Path, flags: list[str]) -> int:
         if "--resume" in flags:
             # All but these is the run's own.
             command += ["--steps", str(settings.run.steps), "--set", f"optim.horizon={settings.optim.horizon}"]
+            command += ["--set", f"run.rank_timeout={settings.run.rank_timeout}"]
         else:
             file = Path(folder) / "config.toml"
             file.write_text(to_toml(settings), encoding="utf-8")

@@ -52,6 +52,8 @@ class RunSettings:
     """CPU threads of torch; 0 takes half the cores and records the choice."""
     nproc: int = 1
     """Ranks to start on this host; 0 is one per visible GPU (one on a CPU)."""
+    rank_timeout: float = 60.0
+    """Minutes that ranks wait for one of them before the run ends: more than their rollouts end apart."""
     save_every: int = 25
     """Steps between checkpoints; the last step is always saved."""
     keep_checkpoints: int = 2
@@ -64,12 +66,10 @@ class RunSettings:
     """Trackers besides the journal: "tensorboard", "wandb"."""
 
     def __post_init__(self) -> None:
-        _require_positive("run", self, "steps", "save_every")
+        _require_positive("run", self, "steps", "rank_timeout", "save_every")
         _require_non_negative("run", self, "seed", "nproc", "threads", "keep_checkpoints", "samples_per_step")
         for name in self.log:
-            if name not in ("tensorboard", "wandb"):
-                known = ("tensorboard", "wandb")
-                raise InputError(f"run.log names the unknown tracker {name!r}.{nearest(name, known)}")
+            _one_of("run.log", name, ("tensorboard", "wandb"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -242,7 +242,7 @@ class ReplaySettings:
     retirement: bool = True
     """A question solved by all K leaves the stream and the buffer."""
     readmit_fraction: float = 0.0
-    """Share of the retired questions that returns every `readmit_every` steps."""
+    """Share of the retired questions, rounded up, that returns every `readmit_every` steps."""
     readmit_every: int = 25
     max_per_question: int = 0
     """Most trajectories kept per question; 0 is unbounded, as in the paper."""

@@ -2,11 +2,13 @@
 
 import pickle
 import sys
+import time
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 
-from exgrpo_cli.engines.ranks import Ranks
+from exgrpo_cli.engines.ranks import RANK_TIMEOUT, Ranks
 from exgrpo_cli.errors import InputError
 
 
@@ -77,17 +79,30 @@ def deepspeed_updates(ranks: Ranks, folder: Path, stage: int) -> None:
         )
 
 
+def recorded_run(ranks: Ranks, folder: Path) -> None:
+    """A run on rollouts of another one; its gradients."""
+    from recorded_rollouts import train_and_note
+
+    gradients = train_and_note(ranks, folder)
+    torch.save(gradients, folder / f"gradients-{ranks.rank}.pt")
+
+
 def main(job: str, folder: Path) -> None:
     torch.set_num_threads(1)
     ranks = Ranks.of_environment()
     with ranks.together():
-        ranks.connect(torch.device("cpu"))
+        if job == "recorded":
+            recorded_run(ranks, folder)
+            return
+        ranks.connect(torch.device("cpu"), timedelta(seconds=5) if job == "hang" else RANK_TIMEOUT)
         if job == "torch":
             torch_update(ranks, folder)
         elif job.startswith("zero"):
             deepspeed_updates(ranks, folder, int(job.removeprefix("zero")))
         elif job == "refuse" and ranks.rank == 1:
             raise InputError("rank 1 refuses")
+        elif job == "hang" and ranks.rank == 1:
+            time.sleep(600)
         ranks.barrier()
 
 

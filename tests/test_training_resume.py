@@ -31,6 +31,8 @@ def test_steps_may_be_raised_and_the_decay_keeps_its_horizon(run_folder):
     assert (longer.run.steps, longer.optim.horizon) == (200, 150)
     stretched = resumed_config(run_folder, options={"run": {"steps": 200}}, assignments=["optim.horizon=200"])
     assert stretched.optim.horizon == 200
+    patient = resumed_config(run_folder, assignments=["run.rank_timeout=120"])
+    assert patient.run.rank_timeout == 120
 
 
 def test_options_that_repeat_the_configuration_are_accepted(run_folder):

@@ -61,6 +61,18 @@ def test_more_ranks_than_gpus_are_refused():
     assert plan_run(config, ONE_GPU).missing == ("2 ranks (--nproc) on 1 visible GPUs; use at most one per GPU",)
 
 
+def test_the_memory_of_a_rank_is_planned_over_the_ranks_of_all_hosts():
+    """Two hosts of eight: each rank holds a sixteenth of what is sharded, and this host's memory only its own eight."""
+    config = build_config(assignments=["optim.engine=deepspeed", "optim.zero_stage=3", "run.nproc=8"])
+    one, two = plan_run(config, LAPTOP), plan_run(config, LAPTOP, num_ranks=16)
+    assert one.memory is not None and two.memory is not None
+    assert (one.memory.gpus, two.memory.gpus) == (8, 16)
+    assert two.memory.optimizer == one.memory.optimizer // 2
+    room = Machine(cores=2, memory_bytes=8 * two.memory.peak, gpus=())
+    assert not [line for line in plan_run(config, room, num_ranks=16).missing if "main memory" in line]
+    assert [line for line in plan_run(config, room).missing if "main memory" in line]
+
+
 def test_a_model_of_unknown_shape_is_planned_without_memory():
     plan = plan_run(build_config(backbone="no-one/no-model"), LAPTOP)
     assert plan.memory is None

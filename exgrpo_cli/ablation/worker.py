@@ -1,4 +1,7 @@
-"""One run of a study, as a process: `python -m exgrpo_cli.ablation.worker SETTINGS.toml FOLDER PARENT_PID`."""
+"""One run of a study, as a process: `python -m exgrpo_cli.ablation.worker SETTINGS.toml FOLDER PARENT_PID`.
+
+With `run.nproc` above 1 this process starts the ranks, each of which is this module again.
+"""
 
 import os
 import signal
@@ -10,27 +13,48 @@ from pathlib import Path
 
 from rich.console import Console
 
+from exgrpo_cli.backbones.machine import survey_machine
 from exgrpo_cli.config import resolve
+from exgrpo_cli.engines.launching import RankLauncher
+from exgrpo_cli.engines.ranks import Ranks, started_as_rank
 from exgrpo_cli.errors import ExgrpoError
+from exgrpo_cli.settings import Config
+from exgrpo_cli.training.run_plan import settle_ranks
+
+MODULE = "exgrpo_cli.ablation.worker"
 
 
 def main(settings: Path, folder: Path, parent: int) -> int:
     """Train, or go on training, and return the exit code; the error is the log's last line."""
+    config = resolve([(str(settings), tomllib.loads(settings.read_text()))])
+    try:
+        if started_as_rank():
+            return train_as_rank(config, folder)
+        threading.Thread(target=stop_with, args=(parent,), daemon=True).start()
+        config = settle_ranks(config, survey_machine())
+        if config.run.nproc > 1:
+            arguments = ["-m", MODULE, str(settings), str(folder), str(os.getpid())]
+            return RankLauncher(arguments, config.run.nproc).run()
+        return train_as_rank(config, folder)
+    except ExgrpoError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+
+
+def train_as_rank(config: Config, folder: Path) -> int:
+    """Train as the rank that the environment names, or as the only one."""
     from exgrpo_cli.training.launch import train
     from exgrpo_cli.training.reporter import PlainReporter
 
-    threading.Thread(target=stop_with, args=(parent,), daemon=True).start()
-    config = resolve([(str(settings), tomllib.loads(settings.read_text()))])
-    try:
+    ranks = Ranks.of_environment()
+    with ranks.together():
         train(
             config,
             folder,
             resume=(folder / "config.toml").is_file(),
             reporter=PlainReporter(Console(stderr=True, width=160)),
+            ranks=ranks,
         )
-    except ExgrpoError as error:
-        sys.stderr.write(f"{error}\n")
-        return error.exit_code
     return 0
 
 

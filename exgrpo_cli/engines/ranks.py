@@ -23,7 +23,7 @@ from exgrpo_cli.errors import EXIT_INTERRUPTED, EXIT_STOPPED, ExgrpoError, RunEr
 
 T = TypeVar("T")
 
-COLLECTIVE_TIMEOUT = timedelta(minutes=60)
+RANK_TIMEOUT = timedelta(minutes=60)
 """Longest wait for another rank: rollouts of long responses end minutes apart, a checkpoint takes minutes as well."""
 JOIN_TIMEOUT = timedelta(minutes=15)
 """Longest wait for the other ranks to start, as torchrun waits."""
@@ -50,6 +50,7 @@ class Ranks:
         self.local_rank = local_rank
         """Position among the ranks of this host: the number of its GPU."""
         self.local_world_size = local_world_size
+        self._timeout = RANK_TIMEOUT
         self._store: Any = None
         self._objects: dist.ProcessGroup | None = None
 
@@ -75,11 +76,15 @@ class Ranks:
         """Whether this is rank 0, which alone writes the run folder and speaks to the user."""
         return self.rank == 0
 
-    def connect(self, device: torch.device) -> None:
-        """Open the channels between the ranks: gloo for objects, and NCCL besides for tensors on GPUs."""
+    def connect(self, device: torch.device, timeout: timedelta = RANK_TIMEOUT) -> None:
+        """Open the channels between the ranks: gloo for objects, and NCCL besides for tensors on GPUs.
+
+        A rank that lets the others wait longer than `timeout` hangs, which ends the run.
+        """
         if self.world_size == 1 or dist.is_initialized():
             return
         assert self._store is not None
+        self._timeout = timeout
         on_gpu = device.type == "cuda"
         with _naming_the_cause("connect to the other ranks"):
             dist.init_process_group(
@@ -87,10 +92,10 @@ class Ranks:
                 store=dist.PrefixStore("exgrpo/groups", self._store),
                 rank=self.rank,
                 world_size=self.world_size,
-                timeout=COLLECTIVE_TIMEOUT,
+                timeout=timeout,
                 device_id=device if on_gpu else None,
             )
-            self._objects = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+            self._objects = dist.new_group(backend="gloo", timeout=timeout)
 
     def share(self, items: Sequence[T], *, together: int = 1) -> Sequence[T]:
         """Every world_size-th item, beginning at the rank: like items, which stand together, go to all ranks.
@@ -155,7 +160,7 @@ class Ranks:
         """Wait until every rank is here; raises RunError naming one that does not come."""
         if self.world_size > 1:
             with _naming_the_cause("wait for the other ranks"):
-                dist.monitored_barrier(group=self._objects, timeout=COLLECTIVE_TIMEOUT)
+                dist.monitored_barrier(group=self._objects, timeout=self._timeout)
 
     @contextmanager
     def first_on_host(self) -> Iterator[None]:
@@ -171,14 +176,18 @@ class Ranks:
         """Run the body as one of the ranks: the first that ends with an error speaks, and ends all others.
 
         The others leave with SystemExit and the same exit code, by themselves or, where they hang in a collective,
-        GRACE_SECONDS later by force.
+        GRACE_SECONDS later by force. When the launcher is gone the rank is asked to save and stop, as by SIGTERM.
         """
         if self._store is None:
             yield
             return
-        leaving = threading.Event()
-        watch = threading.Thread(target=_end_with_the_others, args=(self._store.clone(), leaving), daemon=True)
-        watch.start()
+        leaving, launcher = threading.Event(), os.getppid()
+        watching = (
+            threading.Thread(target=_end_with_the_others, args=(self._store.clone(), leaving), daemon=True),
+            threading.Thread(target=_end_with_the_launcher, args=(launcher, leaving), daemon=True),
+        )
+        for watch in watching:
+            watch.start()
         try:
             yield
         except BaseException as error:
@@ -201,7 +210,8 @@ class Ranks:
         finally:
             leaving.set()
             # A thread that is inside the store's C++ code when the interpreter ends aborts the process.
-            watch.join(timeout=GRACE_SECONDS)
+            for watch in watching:
+                watch.join(timeout=GRACE_SECONDS)
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -272,4 +282,12 @@ def _end_with_the_others(store: dist.Store, leaving: threading.Event) -> None:
         if ended:
             if not leaving.wait(GRACE_SECONDS):
                 os._exit(int(store.get(ENDED_KEY).decode().partition(":")[2]))
+            return
+
+
+def _end_with_the_launcher(launcher: int, leaving: threading.Event) -> None:
+    """Ask this process to stop when the one that started it is gone: a killed launcher leaves no rank behind."""
+    while not leaving.wait(WATCH_SECONDS):
+        if os.getppid() != launcher:
+            os.kill(os.getpid(), signal.SIGTERM)
             return

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def train(
     config = pin_choices(settle_ranks(config, survey_machine(), started), ranks)
     require_extras(config)
     torch.set_num_threads(config.run.threads)
-    ranks.connect(choose_device(config.run.device, ranks.local_rank))
+    ranks.connect(choose_device(config.run.device, ranks.local_rank), timedelta(minutes=config.run.rank_timeout))
     path = ranks.from_main(lambda: path)
     with Stopper() as stopper, ExitStack() as stack:
         folder = ranks.from_main(lambda: RunFolder.existing(path) if resume else RunFolder.create(path))

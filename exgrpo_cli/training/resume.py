@@ -10,7 +10,7 @@ from exgrpo_cli.errors import InputError
 from exgrpo_cli.layers import build_config, read_config
 from exgrpo_cli.settings import Config
 
-MAY_CHANGE = ("run.steps", "optim.horizon")
+MAY_CHANGE = ("run.steps", "run.rank_timeout", "optim.horizon")
 
 
 def resumed_config(
@@ -21,7 +21,7 @@ def resumed_config(
     options: Layer | None = None,
     assignments: Sequence[str] = (),
 ) -> Config:
-    """The run's own configuration; options may repeat it, and may raise `run.steps`.
+    """The run's own configuration; options may repeat it, may raise `run.steps` and change how long ranks wait.
 
     A run's config.toml holds the horizon its schedule began with, so more steps do not stretch a decay unless
     `optim.horizon` is set as well. Raises InputError when `run_folder` holds no run, and naming any other setting that

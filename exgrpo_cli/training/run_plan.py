@@ -84,8 +84,8 @@ class RunPlan:
         return lines
 
 
-def plan_run(config: Config, machine: Machine) -> RunPlan:
-    """Plan `config` on `machine`.
+def plan_run(config: Config, machine: Machine, *, num_ranks: int = 0) -> RunPlan:
+    """Plan `config` on `machine`, one of the hosts that share `num_ranks`; 0 where it is the only one.
 
     Raises InputError when a local backbone folder has no usable config.json.
     """
@@ -93,7 +93,7 @@ def plan_run(config: Config, machine: Machine) -> RunPlan:
     on_gpu = runs_on_gpu(config, machine) or needs_gpu(config)
     memory = None
     if shape is not None:
-        memory = memory_plan(shape, config, gpus=_gpu_count(shape, config, machine), on_gpu=on_gpu)
+        memory = memory_plan(shape, config, gpus=_rank_count(shape, config, machine, num_ranks), on_gpu=on_gpu)
     return RunPlan(
         config=config,
         shape=shape,
@@ -134,9 +134,9 @@ def needs_gpu(config: Config) -> bool:
     return config.run.device == "cuda" or (published and config.run.device == "auto")
 
 
-def _gpu_count(shape: Shape, config: Config, machine: Machine) -> int:
+def _rank_count(shape: Shape, config: Config, machine: Machine, num_ranks: int) -> int:
     if runs_on_gpu(config, machine) or not needs_gpu(config):
-        return max(1, config.run.nproc)
+        return num_ranks or max(1, config.run.nproc)
     return fewest_gpus(shape, config, gpu_memory_bytes=REFERENCE_GPU_BYTES) or 1
 
 
@@ -151,7 +151,7 @@ def _missing_devices(config: Config, machine: Machine, memory: MemoryPlan | None
     if runs_on_gpu(config, machine):
         smallest = min(gpu.memory_bytes for gpu in machine.gpus)
         return _short_of(memory.peak, smallest, "memory on each GPU")
-    return _short_of(memory.gpus * memory.peak, machine.memory_bytes, "main memory")
+    return _short_of(max(1, config.run.nproc) * memory.peak, machine.memory_bytes, "main memory")
 
 
 def _short_of(needed: int, available: int, what: str) -> list[str]:
