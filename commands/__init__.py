@@ -1,5 +1,6 @@
 """The `exgrpo` command: its subcommands, and the one place where an error becomes a line and an exit code."""
 
+import logging
 import os
 import sys
 import traceback
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: list[str], commands: typer.Typer = app) -> int:
     """Run one command line; every error ends here, as one line on stderr (`--debug`: with its traceback)."""
     try:
-        with _warnings_as_lines(quiet="--quiet" in arguments):
+        with _warnings_as_lines(quiet="--quiet" in arguments, debug="--debug" in arguments):
             code = commands(arguments, prog_name="exgrpo", standalone_mode=False)
         sys.stdout.flush()
     except TyperException as error:
@@ -89,8 +90,12 @@ def run(arguments: list[str], commands: typer.Typer = app) -> int:
 
 
 @contextmanager
-def _warnings_as_lines(*, quiet: bool) -> Iterator[None]:
-    """The toolkit's own warnings as one line each on stderr; others as Python shows them."""
+def _warnings_as_lines(*, quiet: bool, debug: bool) -> Iterator[None]:
+    """The toolkit's own warnings as one line each on stderr; those of other packages with `--debug` alone."""
+    if not debug and logging.lastResort is not None:
+        # Loggers that nobody has set up warn through this one; torch's C++ code reads the variable when it is loaded.
+        logging.lastResort.setLevel(logging.ERROR)
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     with warnings.catch_warnings():
         warnings.simplefilter("always", ToolkitWarning)
         show = warnings.showwarning
@@ -105,7 +110,7 @@ def _warnings_as_lines(*, quiet: bool) -> Iterator[None]:
         ) -> None:
             if issubclass(category, ToolkitWarning):
                 talk(f"exgrpo: {_one_line(str(message))}", quiet=quiet)
-            else:
+            elif debug:
                 show(message, category, filename, lineno, file, line)
 
         warnings.showwarning = show_line

@@ -144,6 +144,20 @@ def test_a_warning_of_the_toolkit_is_one_line(capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_what_other_packages_warn_of_is_shown_with_debug_alone():
+    commands = typer.Typer(pretty_exceptions_enable=False)
+
+    @commands.command()
+    def warn(debug: bool = typer.Option(False, "--debug")) -> None:
+        warnings.warn("all_gather_into_tensor is deprecated", FutureWarning, stacklevel=2)
+
+    with warnings.catch_warnings(record=True, action="always") as shown:
+        assert run([], commands) == 0
+        assert shown == []
+        assert run(["--debug"], commands) == 0
+        assert [str(warning.message) for warning in shown] == ["all_gather_into_tensor is deprecated"]
+
+
 def test_a_reader_that_leaves_ends_the_command_quietly():
     """`exgrpo presets | head -0`: the pipe is closed before anything is written."""
     command = f"{sys.executable} -m exgrpo_cli.commands presets | true; exit ${{PIPESTATUS[0]}}"
