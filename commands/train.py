@@ -263,4 +263,6 @@ def _print_result(summary: dict[str, Any], run_folder: Path) -> None:
     table.add_row("replayed", f"{replay['used']:,}", buffered)
     console = Console(markup=False, highlight=False)
     console.print(table)
-    console.print(f"plots in {run_folder / 'plots'}, model in {run_folder / 'model'}", soft_wrap=True)
+    plots = run_folder / "plots"
+    made = f"plots in {plots}, " if plots.is_dir() else ""
+    console.print(f"{made}model in {run_folder / 'model'}", soft_wrap=True)
