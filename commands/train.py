@@ -264,5 +264,5 @@ def _print_result(summary: dict[str, Any], run_folder: Path) -> None:
     console = Console(markup=False, highlight=False)
     console.print(table)
     plots = run_folder / "plots"
-    made = f"plots in {plots}, " if plots.is_dir() else ""
+    made = f"plots in {plots}, " if any(plots.glob("*")) else ""
     console.print(f"{made}model in {run_folder / 'model'}", soft_wrap=True)
