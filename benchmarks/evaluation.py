@@ -130,7 +130,7 @@ def measure_rescore() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = store_samples(Path(temporary) / "made")
         started = time.perf_counter()
-        report = rescore_folders([folder], ())
+        report = rescore_folders([folder], (), folder)
         seconds = time.perf_counter() - started
     return {"samples": QUESTIONS * SAMPLES, "seconds": seconds, "avg_at_k": report.results["made"]["avg_at_k"]}
 

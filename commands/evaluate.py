@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from exgrpo_cli.commands.options import DebugOption, DryRunOption, JsonOption, QuietOption, print_json, talk
+from exgrpo_cli.errors import InputError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from exgrpo_cli.evaluation.comparison import Comparison
     from exgrpo_cli.evaluation.service import EvaluationPlan, EvaluationReport, EvaluationRequest
 
@@ -20,7 +23,8 @@ PIPE_WIDTH = 120
 
 def evaluate(
     benchmarks: Annotated[
-        list[str] | None, typer.Argument(metavar="BENCHMARK", help="arithmetic, aime24, math500, ..., or paper.")
+        list[str] | None,
+        typer.Argument(metavar="BENCHMARK", help="arithmetic, aime24, math500, ..., or paper; folders with --compare."),
     ] = None,
     model: Annotated[
         str | None,
@@ -46,6 +50,9 @@ def evaluate(
         list[str] | None, typer.Option(help="Second grader: math, choice, exact or python:module:function; repeatable.")
     ] = None,
     engine: Annotated[Literal["hf", "vllm"], typer.Option(help="Engine of a model loaded here.")] = "hf",
+    tensor_parallel: Annotated[
+        int, typer.Option(min=1, metavar="N", help="GPUs that share one model, with --engine vllm.")
+    ] = 1,
     endpoint: Annotated[
         str | None, typer.Option(metavar="URL", help="OpenAI-compatible server that serves --model.")
     ] = None,
@@ -59,8 +66,9 @@ def evaluate(
     ] = False,
     rescore: Annotated[bool, typer.Option("--rescore", help="Grade stored samples again, without a model.")] = False,
     compare: Annotated[
-        tuple[Path, Path] | None, typer.Option(metavar="A B", help="Compare two results folders, question by question.")
-    ] = None,
+        bool,
+        typer.Option("--compare", help="Compare stored results, question by question: --compare FOLDER FOLDER..."),
+    ] = False,
     dry_run: DryRunOption = False,
     quiet: QuietOption = False,
     json: JsonOption = False,
@@ -73,13 +81,11 @@ def evaluate(
       exgrpo evaluate arithmetic
       exgrpo evaluate aime24 math500 --model Qwen/Qwen2.5-Math-1.5B --max-tokens 3000
       exgrpo evaluate --compare results/aime24-before results/aime24-after
+      exgrpo evaluate --compare results/paper-base results/paper-grpo results/paper-exgrpo --output figures
     """
-    from exgrpo_cli.evaluation.service import EvaluationRequest
+    from exgrpo_cli.evaluation.service import EvaluationRequest, rescore_stored
     from exgrpo_cli.training.threads import choose_threads
 
-    if compare is not None:
-        _compare(compare, output, json)
-        return
     values = {
         "samples": samples,
         "temperature": temperature,
@@ -87,6 +93,12 @@ def evaluate(
         "max_tokens": max_tokens,
         "template": template,
     }
+    if compare:
+        ignored = {**values, "model": model, "data": data, "grader": grader, "endpoint": endpoint}
+        switches = {"deterministic": deterministic, "rescore": rescore, "dry_run": dry_run, "seed": seed}
+        _refuse_beside_compare([name for name, value in {**ignored, **switches}.items() if value not in (None, [], 0)])
+        _compare([Path(folder) for folder in benchmarks or ()], output, json=json, quiet=quiet)
+        return
     request = EvaluationRequest(
         benchmarks=tuple(benchmarks or ()),
         model=model,
@@ -100,8 +112,9 @@ def evaluate(
         device=device,
         threads=choose_threads(0),
         deterministic=deterministic,
+        tensor_parallel=tensor_parallel,
     )
-    report = _rescore(request) if rescore else _evaluate(request, dry_run=dry_run, json=json, quiet=quiet)
+    report = rescore_stored(request) if rescore else _evaluate(request, dry_run=dry_run, json=json, quiet=quiet)
     if report is not None:
         _show(report, json, quiet)
 
@@ -118,14 +131,6 @@ def _evaluate(request: "EvaluationRequest", *, dry_run: bool, json: bool, quiet:
     return evaluate(plan, lambda text: talk(text, quiet=quiet), quiet=quiet)
 
 
-def _rescore(request: "EvaluationRequest") -> "EvaluationReport":
-    from exgrpo_cli.evaluation.service import plan_evaluation, rescore_folders
-
-    if request.output is not None and (request.output / "protocol.json").is_file():
-        return rescore_folders([request.output], request.second_graders)
-    return rescore_folders(list(plan_evaluation(request).folders.values()), request.second_graders)
-
-
 def _print_plan(plan: "EvaluationPlan", json: bool) -> None:
     if json:
         print_json(plan.to_json())
@@ -138,30 +143,39 @@ def _print_plan(plan: "EvaluationPlan", json: bool) -> None:
 
 def _show(report: "EvaluationReport", json: bool, quiet: bool) -> None:
     """The score on stdout, the plot and the tables in the results folder."""
-    from rich.console import Console
-
     from exgrpo_cli.evaluation.tables import terminal_table
 
     scores = [
-        (report.model, {**result, "value": result["avg_at_k"]}, report.titles[name])
+        (report.model, {**result, "value": result["avg_at_k"], "samples": result["k"]}, report.titles[name])
         for name, result in report.results.items()
     ]
     _plot(scores, report.folder)
     if json:
         print_json(report.to_json())
     else:
-        console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+        console = _console()
         console.print(terminal_table(report.model, report.results, report.titles))
         for name, value in report.averages.items():
             console.print(f"average {name}: {100 * value:.1f}")
     talk(f"results in {report.folder}", quiet=quiet)
 
 
-def _compare(folders: Sequence[Path], output: Path | None, json: bool) -> None:
-    """The comparison on stdout; with --output its figures and a plot of both models as well."""
+def _refuse_beside_compare(names: Sequence[str]) -> None:
+    if names:
+        option = names[0].replace("_", "-")
+        raise InputError(f"--{option} does nothing beside --compare, which reads finished results: leave it out.")
+
+
+def _compare(folders: Sequence[Path], output: Path | None, *, json: bool, quiet: bool) -> None:
+    """The comparison on stdout; with --output its figures, tables and a plot as well."""
     from exgrpo_cli.evaluation.comparison import compare_folders
     from exgrpo_cli.evaluation.files import write_json
 
+    if len(folders) < 2 and not (folders and folders[0].is_dir()):
+        raise InputError("--compare needs results folders: exgrpo evaluate --compare FOLDER FOLDER...")
+    if len(folders) != 2 or not all((folder / "protocol.json").is_file() for folder in folders):
+        _compare_models(folders, output, json=json, quiet=quiet)
+        return
     comparison = compare_folders(folders[0], folders[1])
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
@@ -173,16 +187,60 @@ def _compare(folders: Sequence[Path], output: Path | None, json: bool) -> None:
     print_json(comparison.to_json()) if json else _print_comparison(comparison)
 
 
+def _compare_models(folders: Sequence[Path], output: Path | None, *, json: bool, quiet: bool) -> None:
+    from exgrpo_cli.evaluation.comparison_table import comparison_table
+    from exgrpo_cli.evaluation.files import write_json
+    from exgrpo_cli.evaluation.scoring import write_tables
+    from exgrpo_cli.evaluation.side_by_side import side_by_side
+
+    compared = side_by_side(folders)
+    if output is not None:
+        output.mkdir(parents=True, exist_ok=True)
+        write_json(output / "comparison.json", compared.to_json())
+        write_tables(output, compared.rows(), compared.footnote)
+        scores = {(model, name): asdict(score) for (model, name), score in compared.scores.items()}
+        _plot(
+            [
+                (model, scores[model, name], title)
+                for name, title in compared.titles.items()
+                for model in compared.models
+                if (model, name) in scores
+            ],
+            output,
+        )
+    if json:
+        print_json(compared.to_json())
+    else:
+        _console().print(comparison_table(compared))
+    where = f"figure and tables in {output}" if output else "with --output FOLDER, a figure and tables are written too"
+    talk(where, quiet=quiet)
+    for note in compared.notes:
+        talk(f"note: {note}", quiet=quiet)
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    return Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+
+
 def _plot(scores: Sequence[tuple[str, Mapping[str, Any], str]], folder: Path) -> None:
-    """(model, score with its interval, benchmark) as a figure."""
+    """(model, score with its interval, benchmark) as a figure, `accuracy` in three formats."""
+    from exgrpo_cli.evaluation.tables import measure
     from exgrpo_cli.plots.evaluation import BenchmarkScore, accuracy_by_benchmark
     from exgrpo_cli.plots.style import save
 
     points = [
-        BenchmarkScore(model=model, benchmark=benchmark, value=score["value"], low=score["low"], high=score["high"])
+        BenchmarkScore(
+            model=model,
+            benchmark=f"{benchmark}\n{measure(score['samples'])}",
+            value=score["value"],
+            low=score["low"],
+            high=score["high"],
+        )
         for model, score, benchmark in scores
     ]
-    save(accuracy_by_benchmark(points), folder, "accuracy")
+    save(accuracy_by_benchmark(points), folder, "accuracy", formats=("png", "svg", "pdf"))
 
 
 def _print_comparison(comparison: "Comparison") -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from exgrpo_cli.engines.endpoint import Endpoint
+from exgrpo_cli.engines.endpoint import Endpoint, SparingNote
 from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.evaluation.asking import EndpointAsker, endpoint_prompt
 from exgrpo_cli.evaluation.benchmarks import Benchmark, Protocol, own_benchmark
@@ -192,11 +192,59 @@ def test_a_slow_server_runs_into_the_time_out(serve):
 
 
 def test_nobody_there_is_found_before_work_starts():
-    endpoint = Endpoint(url="http://127.0.0.1:9", model="m", attempts=2, backoff_seconds=0.01)
-    with pytest.raises(InputError, match=r"http://127.0.0.1:9/v1 failed 2 times, last with: .*refused"):
+    notes: list[str] = []
+    endpoint = Endpoint(url="http://127.0.0.1:9", model="m", backoff_seconds=0.01, note=notes.append)
+    with pytest.raises(
+        InputError, match=r"^http://127.0.0.1:9/v1 failed 3 times, last with: Connection refused. Is the server up"
+    ):
         endpoint.check()
+    assert [note.split("; ")[1] for note in notes] == ["attempt 2 of 3 in 0 s", "attempt 3 of 3 in 0 s"]
+    assert notes[0].startswith("http://127.0.0.1:9/v1: Connection refused; ")
     with pytest.raises(InputError, match="'localhost:8000' is no address: it begins with http"):
         Endpoint(url="localhost:8000", model="m").check()
+
+
+def test_a_host_that_does_not_exist_is_asked_once():
+    with pytest.raises(
+        InputError, match=r"failed once with: the host is not known \(.*\)\. Is the server up, and --end"
+    ):
+        Endpoint(url="http://no-such-host.invalid", model="m").check()
+
+
+def test_a_server_that_goes_away_under_way_gets_all_attempts(serve):
+    notes: list[str] = []
+    server = serve(right_for_even_seeds)
+    endpoint = patient(server, attempts=5, note=SparingNote(notes.append))
+    endpoint.check()
+    server.close()
+    with pytest.raises(
+        RunError, match=r"failed 5 times, last with: Connection refused. Finished questions are kept: run"
+    ):
+        endpoint.respond("2+2=", 5, PARAMS)
+    # One line, not one for each of the attempts and threads.
+    assert len(notes) == 1 and "Connection refused; attempt 2 of 5" in notes[0]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"",
+        b'{"choices": [{"message": {"content": "4"}, "finish_re',
+        b"null",
+        b"[1, 2]",
+        {"choices": [{"message": None, "finish_reason": "stop"}], "usage": {"completion_tokens": 1}},
+        {"choices": [{"message": {"content": "4"}, "finish_reason": None}], "usage": {"completion_tokens": 1}},
+        {"choices": [{"message": {"content": "4"}, "finish_reason": ["stop"]}], "usage": {"completion_tokens": 1}},
+        {"choices": [{"message": {"content": "4"}, "finish_reason": "stop"}], "usage": None},
+        {"choices": [{"message": {"content": "4"}, "finish_reason": "stop"}], "usage": {"completion_tokens": True}},
+        {"choices": {"0": 1}},
+    ],
+    ids=str,
+)
+def test_an_answer_that_is_no_completion(serve, reply):
+    server = serve(lambda path, body, before: (200, reply))
+    with pytest.raises(RunError, match=r"failed 2 times, last with: an answer that is no"):
+        patient(server, attempts=2).respond("2+2=", 5, PARAMS)
 
 
 def test_a_model_that_is_not_served(serve):
@@ -258,7 +306,7 @@ def test_a_killed_evaluation_goes_on(tmp_path, serve):
     report = evaluate(plan_evaluation(request), lambda text: None, quiet=True)
     assert records.read_bytes().startswith(whole)
     assert report.results["sums"]["questions"] == 150
-    lines = [json.loads(line) for line in records.read_text().splitlines()]
+    lines = [json.loads(line) for line in records.read_bytes().splitlines()]
     assert len({line["question_id"] for line in lines}) == 150
     for line in lines:
         assert [sample["seed"] for sample in line["samples"]] == list(sample_seeds(0, line["question_id"], 1))

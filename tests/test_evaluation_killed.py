@@ -1,7 +1,9 @@
 """The verl-layout file of the field asked of a small backbone, killed in the middle and gone on with."""
 
+import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,10 +14,29 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
+import torch
 
+from exgrpo_cli.backbones.export import export_model
+from exgrpo_cli.backbones.tiny import make_model
+from exgrpo_cli.backbones.tokenizer import make_tokenizer
 from exgrpo_cli.evaluation.runner import sample_seeds
+from exgrpo_cli.settings import TinySettings
 
 COPIES = 8
+# For every sum; what does not end would otherwise fill the window.
+LONG_ENOUGH = ("--max-tokens", "128")
+
+
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random backbone with room for every prompt and attention heads of a size vLLM has CPU kernels for."""
+    torch.manual_seed(0)
+    tokenizer = make_tokenizer(max_tokens=8192)
+    model = make_model(TinySettings(hidden_size=64, num_layers=1, num_heads=2, num_kv_heads=1, ffn_size=64), tokenizer)
+    folder = tmp_path_factory.mktemp("models") / "untrained"
+    export_model(model, tokenizer, folder, eos_ids=(tokenizer.eos_token_id,))
+    return folder
 
 
 def command(*arguments: str) -> list[str]:
@@ -39,8 +60,7 @@ def killed_and_resumed(
 ) -> tuple[dict[str, Any], str]:
     """Results of a run that was killed and gone on with, and what the second run said."""
     arguments = [benchmark, "--data", str(data), "--model", str(model), "--device", "cpu", "--output", str(output)]
-    # Long enough for every sum; what does not end would otherwise fill the window.
-    arguments += ["--max-tokens", "128"]
+    arguments += options
     records = output / "records.jsonl"
     left = kill_once_a_question_is_finished(arguments, records)
     whole = left[: left.rfind(b"\n") + 1]
@@ -48,7 +68,7 @@ def killed_and_resumed(
     assert records.read_bytes().startswith(whole)
     result = json.loads(finished.stdout)[benchmark]
     assert 0 < whole.count(b"\n") < result["questions"]
-    lines = [json.loads(line) for line in records.read_text().splitlines()]
+    lines = [json.loads(line) for line in records.read_bytes().splitlines()]
     assert len({line["question_id"] for line in lines}) == len(lines) == result["questions"]
     for line in lines:
         seeds = [sample["seed"] for sample in line["samples"]]
@@ -57,11 +77,12 @@ def killed_and_resumed(
     return result, finished.stderr
 
 
-def check_stamp(stamp: dict[str, Any], *, questions: int, folded: int) -> None:
+def check_stamp(stamp: dict[str, Any], *, questions: int, folded: int, samples: int = 32, engine: str = "hf") -> None:
     assert (stamp["benchmark"]["questions"], stamp["benchmark"]["folded_rows"]) == (questions, folded)
-    assert (stamp["sampling"]["samples"], stamp["sampling"]["temperature"], stamp["sampling"]["top_p"]) == (32, 0.6, 1)
+    sampling = stamp["sampling"]
+    assert (sampling["samples"], sampling["temperature"], sampling["top_p"]) == (samples, 0.6, 1)
     assert stamp["prompt"]["template"] == "chat" and stamp["prompt"]["opens_think"]
-    assert stamp["engine"]["name"] == "hf" and len(stamp["model"]["hash"]) == 32
+    assert stamp["engine"]["name"] == engine and len(stamp["model"]["hash"]) == 32
 
 
 def verl_rows(source: str, count: int) -> list[dict[str, Any]]:
@@ -79,7 +100,7 @@ def verl_rows(source: str, count: int) -> list[dict[str, Any]]:
 def test_a_file_of_two_benchmarks_killed_and_gone_on_with(tmp_path, small_backbone):
     data = tmp_path / "mixed.parquet"
     pq.write_table(pa.Table.from_pylist([*verl_rows("aime", 8) * COPIES, *verl_rows("math", 3)]), data)
-    result, said = killed_and_resumed(data, small_backbone, tmp_path / "results", "aime24")
+    result, said = killed_and_resumed(data, small_backbone, tmp_path / "results", "aime24", *LONG_ENOUGH)
     assert (result["questions"], result["k"]) == (8, 32)
     check_stamp(result["protocol"], questions=8, folded=56)
     assert "aime24: 56 repeated rows folded into 8 questions" in said
@@ -92,6 +113,54 @@ def test_aime24_of_the_real_file_killed_and_gone_on_with(tmp_path, small_backbon
     distinct = {row["prompt"][-1]["content"] for row in rows if row["data_source"] == "aime"}
     num_rows = Counter(row["data_source"] for row in rows)["aime"]
     assert (num_rows, len(distinct)) == (240, 30)
-    result, _ = killed_and_resumed(data, small_backbone, tmp_path / "results", "aime24")
+    result, _ = killed_and_resumed(data, small_backbone, tmp_path / "results", "aime24", *LONG_ENOUGH)
     assert (result["questions"], result["k"]) == (30, 32)
     check_stamp(result["protocol"], questions=30, folded=240 - 30)
+
+
+def test_math500_of_the_real_file_killed_and_gone_on_with(tmp_path, untrained, shared_data):
+    data = shared_data / "verl_format_aime24_math500.parquet"
+    result, _ = killed_and_resumed(data, untrained, tmp_path / "results", "math500", "--max-tokens", "16")
+    assert (result["questions"], result["k"]) == (500, 1)
+    check_stamp(result["protocol"], questions=500, folded=0, samples=1)
+
+
+@pytest.mark.engines
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("benchmark", "questions", "folded", "samples"), [("aime24", 30, 210, 8), ("math500", 500, 0, 1)]
+)
+def test_the_real_file_on_vllm_killed_and_gone_on_with(
+    tmp_path, untrained, shared_data, benchmark, questions, folded, samples
+):
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("vllm is not installed")
+    options = ("--engine", "vllm", "--samples", str(samples), "--max-tokens", "64")
+    data = shared_data / "verl_format_aime24_math500.parquet"
+    result, said = killed_and_resumed(data, untrained, tmp_path / "results", benchmark, *options)
+    assert (result["questions"], result["k"]) == (questions, samples)
+    check_stamp(result["protocol"], questions=questions, folded=folded, samples=samples, engine="vllm")
+    assert f"{benchmark}: going on after" in said
+
+
+@pytest.mark.engines
+@pytest.mark.timeout(400)
+def test_two_ranks_hold_one_vllm_engine(tmp_path, untrained):
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("vllm is not installed")
+    data = tmp_path / "sums.parquet"
+    pq.write_table(pa.Table.from_pylist(verl_rows("sums", 6)), data)
+    arguments = ["--data", str(data), "--model", str(untrained), "--device", "cpu", "--engine", "vllm", "--json"]
+    arguments += ["--max-tokens", "16", "--output", str(tmp_path / "results")]
+    options = ["--tensor-parallel", "2"]
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("two ranks need two cores")
+    finished = subprocess.run(command(*arguments, *options), capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    result = json.loads(finished.stdout)["sums"]
+    assert (result["questions"], result["protocol"]["engine"]["tensor_parallel"]) == (6, 2)
+    # Two heads cannot be held by three ranks.
+    arguments[-1] = str(tmp_path / "three")
+    refused = subprocess.run(command(*arguments, "--tensor-parallel", "3"), capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert re.search(r"vLLM refuses .*: Total number of attention heads \(2\) must be divisible", refused.stderr)

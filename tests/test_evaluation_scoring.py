@@ -139,7 +139,7 @@ def test_rescoring_needs_no_model_and_updates_the_stamp(tmp_path):
     # Verdicts as an older grader may have given them: both wrong.
     records = [record(question(1), ("4", WRONG), ("5", RIGHT)), record(question(2), ("2+2", WRONG), ("4", RIGHT))]
     path = stored(tmp_path / "made", records)
-    report = rescore_folders([path], ())
+    report = rescore_folders([path], (), path)
     assert report.results["made"]["avg_at_k"] == 3 / 4
     with ResultsFolder.open(path) as folder:
         verdicts = [[sample.verdict for sample in record.samples] for record in folder.records().values()]
@@ -154,7 +154,8 @@ def test_rescoring_imports_no_model_library(tmp_path):
     path = stored(tmp_path / "made", [record(question(1), ("4", WRONG))])
     code = (
         "import sys; from pathlib import Path; from exgrpo_cli.evaluation.service import rescore_folders;"
-        f"rescore_folders([Path({str(path)!r})], ()); print([m for m in ('torch', 'transformers') if m in sys.modules])"
+        f"path = Path({str(path)!r}); rescore_folders([path], (), path);"
+        "print([m for m in ('torch', 'transformers') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 
@@ -259,13 +260,13 @@ def test_tables_follow_the_paper():
     averages = {"in": ("x", "y"), "out": ("z", "w")}
     columns = table_columns(results, {"x": "X", "y": "Y%", "z": "Z", "w": "W"}, averages)
     assert [column.head for column in columns] == ["X", "Y%", "Avg.", "Z", "W", "Avg."]
-    assert markdown("m", columns).splitlines() == [
+    assert markdown([("m", columns)]).splitlines() == [
         "| Model | X | Y% | Avg. | Z | W | Avg. |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
         "| m | 40.0 | 20.0 | **30.0** | 50.0 | - | - |",
         "| 95 % interval | 30.0 to 50.0 | 10.0 to 30.0 |  | 40.0 to 60.0 |  |  |",
     ]
-    text = latex("my_model", columns)
+    text = latex([("my_model", columns)])
     assert "\\begin{tabular}{lrrr|rrr}" in text
     assert "my\\_model & 40.0 & 20.0 & \\textbf{30.0} & 50.0 & - & - \\\\" in text
     assert "Model & X & Y\\% & Avg. & Z & W & Avg. \\\\" in text

@@ -14,15 +14,16 @@ from exgrpo_cli.backbones.tiny import make_model
 from exgrpo_cli.backbones.tokenizer import make_tokenizer
 from exgrpo_cli.engines.hf import HFGenerator
 from exgrpo_cli.errors import InputError, Interrupted
-from exgrpo_cli.evaluation import service
+from exgrpo_cli.evaluation import progress, service
 from exgrpo_cli.evaluation.asking import LocalAsker
 from exgrpo_cli.evaluation.models import choose_model
 from exgrpo_cli.evaluation.progress import EvaluationProgress
+from exgrpo_cli.evaluation.records import QuestionRecord, Sample
 from exgrpo_cli.evaluation.runner import evaluate_questions, sample_seeds
 from exgrpo_cli.evaluation.scoring import open_pool
 from exgrpo_cli.evaluation.service import EvaluationReport, EvaluationRequest, evaluate, plan_evaluation
 from exgrpo_cli.settings import TinySettings
-from exgrpo_cli.types import AnswerFormat, Message, Question, SamplingParams, StopReason
+from exgrpo_cli.types import AnswerFormat, Message, Question, SamplingParams, StopReason, Verdict
 
 SETTINGS = TinySettings(hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, ffn_size=32)
 WINDOW = 512
@@ -38,6 +39,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+SAMPLE = (
+    Sample(
+        member=0, seed=0, text="1", num_tokens=20, stop_reason=StopReason.EOS, logprob=None, verdict=Verdict.CORRECT
+    ),
+)
 
 
 def questions_file(folder: Path, count: int) -> Path:
@@ -104,6 +112,26 @@ def test_every_question_goes_through_and_is_stamped(tmp_path, model):
     assert (output / "table.md").read_text().startswith("| Model | sums |")
 
 
+def test_progress_counts_from_the_first_question_on(monkeypatch, capsys):
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    record = QuestionRecord(
+        question=Question(id="q", prompt=(Message(role="user", content="?"),), answer="1", source="sums"),
+        samples=SAMPLE,
+    )
+    shown = EvaluationProgress("sums", 100, quiet=False)
+    clock[0] = 60.0  # loading
+    shown.asking()
+    for moment in (80.0, 82.0, 90.0, 96.0):
+        clock[0] = moment
+        shown.finished(record)
+    # A first response of 20 s says nothing about the pace; then three questions took 16 s, and 96 are left.
+    assert capsys.readouterr().err.splitlines() == [
+        "sums: 1/100, score 100.0 %, 1 tokens/s",
+        "sums: 4/100, score 100.0 %, 2 tokens/s, 512 s left",
+    ]
+
+
 def test_a_finished_evaluation_is_not_sampled_again(tmp_path, model):
     request = request_for(model, questions_file(tmp_path, 4), tmp_path / "results")
     first = run(request)
@@ -123,7 +151,7 @@ def test_interrupted_questions_are_kept_and_the_rest_go_on(tmp_path, model, monk
     assert f"stopped; {num_kept} of 12 questions of sums are kept in {tmp_path / 'results'}" in message
     run(request)
     assert records.read_text().startswith(kept)
-    lines = [json.loads(line) for line in records.read_text().splitlines()]
+    lines = [json.loads(line) for line in records.read_bytes().splitlines()]
     assert len({line["question_id"] for line in lines}) == len(lines) == 12
     for line in lines:
         assert [sample["seed"] for sample in line["samples"]] == list(sample_seeds(0, line["question_id"], 3))

@@ -12,6 +12,7 @@ from exgrpo_cli.evaluation.statistics import (
     avg_at_k,
     bootstrap_interval,
     compare_paired,
+    holm,
     majority_share,
     pass_at_k,
     smallest_detectable_difference,
@@ -150,6 +151,21 @@ def test_pairing_removes_what_questions_share():
     assert (result.low, result.high) == pytest.approx((0.125, 0.125))
     assert result.p_value == pytest.approx(1 / 10_001)
     assert compare_paired(base, base, rng()).p_value == 1.0
+
+
+def test_holm_by_hand():
+    # Sorted 0.01, 0.02, 0.03, 0.5 times 4, 3, 2, 1: 0.04, 0.06, 0.06, 0.5; the third is raised to the second's.
+    assert holm([0.5, 0.01, 0.03, 0.02]) == pytest.approx([0.5, 0.04, 0.06, 0.06])
+    assert holm([0.03]) == [0.03]
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_holm_keeps_the_chance_of_any_false_difference():
+    # Ten comparisons without a difference: unadjusted, 40 % of tables hold a "significant" one.
+    tables = rng(1).random((4000, 10))
+    assert np.mean([min(table) < 0.05 for table in tables]) == pytest.approx(1 - 0.95**10, abs=0.03)
+    assert np.mean([min(holm(list(table))) < 0.05 for table in tables]) == pytest.approx(0.049, abs=0.012)
 
 
 def test_no_questions_is_no_score():

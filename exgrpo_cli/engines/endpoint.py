@@ -2,19 +2,21 @@
 
 Each response is a request of its own with its own seed, so an interrupted evaluation samples what is left with the
 seeds it would have had. What may pass (a refused connection, a time-out, an overloaded or restarting server, an answer
-that is no completion) is tried again with growing pauses; what will not (a wrong model name) ends the work at once.
+that is no completion) is tried again with growing pauses, and the user is told; what will not (a wrong model name, a
+host that does not exist) ends the work at once.
 """
 
 import json
 import queue
+import socket
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPException
-from typing import Any
+from typing import Any, TypeVar
 
 from exgrpo_cli.engines.responses import OnResponse, Response, ResponseRequest
 from exgrpo_cli.errors import InputError, RunError
@@ -26,15 +28,41 @@ Prompt = str | tuple[Message, ...]
 # Time-out, conflict, too early, too many requests: the same request may succeed later.
 _PASSING_CLIENT_ERRORS = (408, 409, 425, 429)
 _LONGEST_PAUSE_SECONDS = 60.0
+_REFUSED_AT_FIRST = 3
+"""Attempts to connect to a server that has not answered yet: a mistyped port is refused for ever."""
+_NOTE_EVERY_SECONDS = 30.0
+"""Many requests fail together when a server does: one line tells of all."""
+
+T = TypeVar("T")
 
 
 class _Passing(Exception):
     """An attempt failed in a way that may pass."""
 
-    def __init__(self, what: str, pause_seconds: float = 0.0) -> None:
+    def __init__(self, what: str, pause_seconds: float = 0.0, *, first_attempts: int | None = None) -> None:
         super().__init__(what)
         self.pause_seconds = pause_seconds
         """Pause that the server asked for."""
+        self.first_attempts = first_attempts
+        """Attempts worth making where the server has not answered yet; None for as many as ever."""
+
+
+class SparingNote:
+    """Passes a line on unless another one went out shortly before; called from any thread."""
+
+    def __init__(self, note: Callable[[str], None], every_seconds: float = _NOTE_EVERY_SECONDS) -> None:
+        self._note = note
+        self._every_seconds = every_seconds
+        self._lock = threading.Lock()
+        self._last: float | None = None
+
+    def __call__(self, text: str) -> None:
+        with self._lock:
+            now = time.monotonic()
+            if self._last is not None and now - self._last < self._every_seconds:
+                return
+            self._last = now
+            self._note(text)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +80,8 @@ class Endpoint:
     attempts: int = 6
     backoff_seconds: float = 1.0
     """Pause after the first failure; doubled after each further one, at most a minute."""
+    note: Callable[[str], None] = field(default=lambda text: None, repr=False, compare=False)
+    """Told in one line of an attempt that failed and is made again."""
 
     @property
     def base(self) -> str:
@@ -63,7 +93,7 @@ class Endpoint:
         if not self.url.startswith(("http://", "https://")):
             raise InputError(f"--endpoint {self.url!r} is no address: it begins with http:// or https://.")
         try:
-            listed = self._with_patience(lambda: _model_names(self._call("/models", None, timeout=30.0)))
+            listed = self._with_patience(lambda: _model_names(self._call("/models", None, timeout=30.0)), first=True)
         except RunError as error:
             raise InputError(str(error)) from error
         if self.model not in listed:
@@ -93,21 +123,29 @@ class Endpoint:
         body["messages"] = [{"role": message.role, "content": message.content} for message in prompt]
         return self._with_patience(lambda: _response(self._call("/chat/completions", body)))
 
-    def _with_patience(self, attempt: Any) -> Any:
+    def _with_patience(self, attempt: Callable[[], T], *, first: bool = False) -> T:
+        """`attempt` until it succeeds; `first` is less patient with an address where nobody has answered yet."""
         pause = self.backoff_seconds
         for number in range(1, self.attempts + 1):
             try:
                 return attempt()
             except _Passing as error:
-                if number == self.attempts:
-                    raise RunError(
-                        f"{self.base} failed {self.attempts} times, last with: {error}. Finished questions are kept: "
-                        "run the same command again once it answers."
-                    ) from error
-                asked_for = error.pause_seconds
-            time.sleep(min(max(pause, asked_for), _LONGEST_PAUSE_SECONDS))
+                most = min(self.attempts, (error.first_attempts if first else None) or self.attempts)
+                if number >= most:
+                    raise self._given_up(number, error, first=first) from error
+                wait = min(max(pause, error.pause_seconds), _LONGEST_PAUSE_SECONDS)
+                self.note(f"{self.base}: {error}; attempt {number + 1} of {most} in {wait:.0f} s")
+            time.sleep(wait)
             pause *= 2
         raise AssertionError("at least one attempt is made")
+
+    def _given_up(self, attempts: int, error: _Passing, *, first: bool) -> RunError:
+        if first:
+            advice = "Is the server up, and --endpoint its address?"
+        else:
+            advice = "Finished questions are kept: run the same command again once it answers."
+        times = "once" if attempts == 1 else f"{attempts} times, last"
+        return RunError(f"{self.base} failed {times} with: {error}. {advice}")
 
     def _call(self, path: str, body: Mapping[str, Any] | None, timeout: float | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
@@ -121,7 +159,7 @@ class Endpoint:
                 raise _Passing(f"status {error.code} {said}", _retry_after(error)) from error
             raise RunError(f"{self.base}{path} refused the request with status {error.code}: {said}") from error
         except (OSError, HTTPException) as error:
-            raise _Passing(str(getattr(error, "reason", None) or error or type(error).__name__)) from error
+            raise _unreachable(error) from error
         except ValueError as error:
             raise _Passing(f"an answer that is not JSON ({error})") from error
 
@@ -182,6 +220,16 @@ class EndpointSource:
             stop.set()
 
 
+def _unreachable(error: OSError | HTTPException) -> _Passing:
+    """No answer came: it may pass, but hardly for a host of no such name or a port where nobody has listened yet."""
+    reason = getattr(error, "reason", None) or error
+    if isinstance(reason, socket.gaierror):
+        return _Passing(f"the host is not known ({reason.strerror})", first_attempts=1)
+    refused = _REFUSED_AT_FIRST if isinstance(reason, ConnectionRefusedError) else None
+    said = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+    return _Passing(said, first_attempts=refused)
+
+
 def _retry_after(error: urllib.error.HTTPError) -> float:
     """Seconds of the `Retry-After` header; 0 without one, or where it is a date."""
     value = error.headers.get("Retry-After") or ""
@@ -203,7 +251,9 @@ def _response(reply: Any) -> Response:
         reason = {"stop": StopReason.EOS, "length": StopReason.LENGTH}[choice["finish_reason"]]
     except (KeyError, IndexError, TypeError) as error:
         raise _Passing(f"an answer that is no completion ({str(reply)[:200]})") from error
-    if not (text is None or isinstance(text, str)) or not isinstance(num_tokens, int):
+    # Python counts True as a number.
+    counted = isinstance(num_tokens, int) and not isinstance(num_tokens, bool) and num_tokens >= 0
+    if not (text is None or isinstance(text, str)) or not counted:
         raise _Passing(f"an answer that is no completion ({str(reply)[:200]})")
     # A thinking model cut off before its answer has no content at all.
     return Response(text=text or "", num_tokens=num_tokens, stop_reason=reason, logprob=None)

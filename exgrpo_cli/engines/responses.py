@@ -39,7 +39,6 @@ OnResponse = Callable[[int, int, Response], None]
 
 
 @runtime_checkable
-@runtime_checkable
 class ResponseSource(Protocol):
     """Anything that answers questions in text."""
 

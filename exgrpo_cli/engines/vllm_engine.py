@@ -48,6 +48,9 @@ class VLLMSettings:
     gpu_memory_fraction: float = 0.5
     """Share of a GPU's memory for weights and cache while awake; the CPU's cache is sized by rows instead."""
     tensor_parallel: int = 1
+    starts_ranks: bool = False
+    """Whether vLLM starts the processes of a tensor-parallel engine itself: for an engine whose weights stay. Otherwise
+    they are the ranks of a launcher."""
     hf_overrides: Mapping[str, Any] = field(default_factory=dict)
     """Entries of the model's config that differ from the folder's: rope base and window."""
 
@@ -76,20 +79,31 @@ def open_llm(settings: VLLMSettings) -> "LLM":
     Raises InputError when vLLM is not installed, or the backbone, its window or the ranks do not fit it.
     """
     require_vllm(settings.device)
-    launched = _check_ranks(settings.tensor_parallel)
+    launched = False if settings.starts_ranks else _check_ranks(settings.tensor_parallel)
     arguments = _cpu_arguments(settings) if settings.device == "cpu" else _gpu_arguments(settings)
     if launched:
         arguments["distributed_executor_backend"] = "external_launcher"
     _set_environment()
+    if settings.starts_ranks and settings.device == "cpu" and settings.tensor_parallel > 1:
+        # vLLM would otherwise want a NUMA node for each rank.
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     set_num_threads = torch.set_num_threads
     try:
         return _start(settings, arguments)
     except ValueError as error:
-        first = str(error).strip().splitlines()[0]
-        raise InputError(f"vLLM refuses {settings.folder}: {first} Use --rollout hf, or other settings.") from error
+        raise InputError(
+            f"vLLM refuses {settings.folder}: {_first_complaint(error)} Use the hf engine, or other settings."
+        ) from error
     finally:
         # vLLM's CPU worker replaces it by a function that does nothing; the trainer lives in this process too.
         torch.set_num_threads = set_num_threads
+
+
+def _first_complaint(error: ValueError) -> str:
+    """The first sentence that says what is wrong; vLLM's checks of its settings put it below a headline."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = next((line for line in lines if line.startswith("Value error, ")), lines[0])
+    return said.removeprefix("Value error, ").partition(" [type=")[0]
 
 
 def _start(settings: VLLMSettings, arguments: Mapping[str, Any]) -> "LLM":
@@ -106,7 +120,7 @@ def _start(settings: VLLMSettings, arguments: Mapping[str, Any]) -> "LLM":
             hf_overrides=dict(settings.hf_overrides),
             max_model_len=settings.max_tokens,
             max_num_seqs=settings.max_rows,
-            max_num_batched_tokens=max(BATCHED_TOKENS, settings.max_rows),
+            max_num_batched_tokens=max(BATCHED_TOKENS, settings.max_rows, settings.max_tokens),
             enable_prefix_caching=True,
             # vLLM's default log-probs are of the logits before temperature and nucleus.
             logprobs_mode="processed_logprobs",
@@ -156,4 +170,9 @@ def _cpu_arguments(settings: VLLMSettings) -> dict[str, Any]:
     row_bytes = -(-settings.max_tokens // CPU_BLOCK_TOKENS) * CPU_BLOCK_TOKENS * token_bytes
     # One row more, because vLLM keeps a block for itself.
     cache = max(2 * row_bytes, min((settings.max_rows + 1) * row_bytes, CPU_CACHE_BYTES))
-    return {"enforce_eager": True, "kv_cache_memory_bytes": cache}
+    return {
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": cache,
+        # After a part of a prompt vLLM turns the request's generator back, which a generator on the CPU cannot do.
+        "enable_chunked_prefill": False,
+    }

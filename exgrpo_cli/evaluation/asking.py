@@ -55,17 +55,27 @@ class Asker(Protocol):
 class LocalAsker:
     """A model in this process; loaded when the first answer is wanted."""
 
-    def __init__(self, choice: ModelChoice, *, engine: str, device: str, threads: int, deterministic: bool) -> None:
+    def __init__(
+        self,
+        choice: ModelChoice,
+        *,
+        engine: str,
+        device: str,
+        threads: int,
+        deterministic: bool,
+        tensor_parallel: int = 1,
+    ) -> None:
         from exgrpo_cli.backbones.load import load_tokenizer, locate
 
         if device == "cuda" and not torch.cuda.is_available():
             raise InputError("--device cuda, but no GPU is visible: use --device cpu, or check CUDA_VISIBLE_DEVICES.")
         self._device = torch.device(device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
-        check_engine(engine, self._device, deterministic=deterministic)
+        check_engine(engine, self._device, deterministic=deterministic, tensor_parallel=tensor_parallel)
         # A run's own number of threads adds up in the order of its validation.
         torch.set_num_threads(choice.config.run.threads if choice.run is not None else threads)
         self._choice = choice
         self._engine = engine
+        self._tensor_parallel = tensor_parallel
         self._deterministic = deterministic
         config = choice.config
         self._folder = locate(config.backbone, config.tiny)
@@ -109,6 +119,8 @@ class LocalAsker:
         if self._deterministic:
             # The order of additions, and so the last bits, follow the batch and the threads.
             engine |= {"max_rows": self._max_rows, "threads": torch.get_num_threads()}
+        if self._tensor_parallel > 1:
+            engine["tensor_parallel"] = self._tensor_parallel
         model = {"name": self._choice.name, "path": str(self._folder), "hash": model_hash(self._folder)}
         return {"model": model, "engine": engine}
 
@@ -160,6 +172,7 @@ class LocalAsker:
                 settings,
                 self._choice.config.rollout,
                 max_tokens=self._max_tokens,
+                tensor_parallel=self._tensor_parallel,
             )
         return self._generator, self._decode
 

@@ -4,7 +4,7 @@ A preset holds a `[source]` and a `[protocol]` table, or a `[suite]` of other be
 """
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -125,6 +125,34 @@ def own_benchmark(name: str) -> Benchmark:
     if name in preset_names("benchmarks"):
         raise InputError(f"{name!r} is the name of a shipped benchmark: rename the question file.")
     return Benchmark(name=name, title=name, source=Source(dataset=""), protocol=Protocol())
+
+
+def benchmark_title(name: str) -> str:
+    """Column head of a benchmark; the name itself of a user's own."""
+    return load_benchmark(name).title if name in preset_names("benchmarks") else name
+
+
+def averages_over(names: Collection[str]) -> Mapping[str, tuple[str, ...]]:
+    """The averages of the shipped suite that is made up of exactly these benchmarks; none where there is none."""
+    suites = (
+        averages for averages in _suites() if set(names) == {name for group in averages.values() for name in group}
+    )
+    return next(suites, {})
+
+
+def in_suite_order(names: Collection[str]) -> list[str]:
+    """Benchmarks of a shipped suite in its order, then the others as they come."""
+    known = [name for averages in _suites() for members in averages.values() for name in members]
+    return [*(name for name in known if name in names), *(name for name in names if name not in known)]
+
+
+def _suites() -> list[dict[str, tuple[str, ...]]]:
+    presets = [load_preset("benchmarks", name) for name in preset_names("benchmarks")]
+    return [
+        {key: tuple(members) for key, members in preset["suite"]["averages"].items()}
+        for preset in presets
+        if "suite" in preset
+    ]
 
 
 def _members(preset: Mapping[str, Any]) -> list[str]:

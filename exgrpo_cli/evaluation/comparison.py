@@ -1,5 +1,6 @@
 """Two results of the same benchmark: the paired difference, and the questions that flipped."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from exgrpo_cli.errors import InputError
-from exgrpo_cli.evaluation.folder import ResultsFolder
 from exgrpo_cli.evaluation.metrics import BOOTSTRAP_SEED
 from exgrpo_cli.evaluation.records import Evaluation, QuestionRecord
 from exgrpo_cli.evaluation.stamp import MAY_DIFFER_IN_COMPARISON, Stamp, differences
 from exgrpo_cli.evaluation.statistics import PairedDifference, Score, compare_paired
+from exgrpo_cli.evaluation.stored import stored_result
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,18 +65,19 @@ def compare_folders(first: Path, second: Path) -> Comparison:
     Raises InputError naming every difference of their protocols that makes the scores incomparable, and for a folder
     that is unfinished.
     """
-    stamps, records = [], []
-    for path in (first, second):
-        with ResultsFolder.open(path) as folder:
-            stamps.append(folder.stamp)
-            records.append(_finished(folder))
-    unlike = differences(*stamps, may_differ=MAY_DIFFER_IN_COMPARISON)
+    one, other = stored_result(first), stored_result(second)
+    unlike = differences(one.stamp, other.stamp, may_differ=MAY_DIFFER_IN_COMPARISON)
     if unlike:
-        raise InputError(
-            f"{first} and {second} cannot be compared, their protocols differ: {'; '.join(unlike)}. Evaluate one of "
-            "them again as the other was."
-        )
-    return compare_records(stamps, records)
+        raise unlike_protocols(first, second, unlike)
+    return compare_records([one.stamp, other.stamp], [one.records(), other.records()])
+
+
+def unlike_protocols(first: Path, second: Path, unlike: Sequence[str]) -> InputError:
+    """What to say of two results that do not go together."""
+    return InputError(
+        f"{first} and {second} cannot be compared, their protocols differ: {'; '.join(unlike)}. Evaluate one of "
+        "them again as the other was."
+    )
 
 
 def compare_records(stamps: list[Stamp], records: list[dict[str, QuestionRecord]]) -> Comparison:
@@ -99,12 +101,3 @@ def compare_records(stamps: list[Stamp], records: list[dict[str, QuestionRecord]
         flips=tuple(sorted(flips, key=lambda flip: -abs(flip.second - flip.first))),
         notes=tuple(differences(*stamps, may_differ=("environment.", "model."))),
     )
-
-
-def _finished(folder: ResultsFolder) -> dict[str, QuestionRecord]:
-    asked, records = folder.asked(), folder.records()
-    if len(records) < len(asked):
-        raise InputError(
-            f"{folder.path} holds {len(records)} of {len(asked)} questions: finish it before it is compared."
-        )
-    return {item.question.id: records[item.question.id] for item in asked}

@@ -68,10 +68,16 @@ class ResultsFolder:
     @classmethod
     def open(cls, path: Path) -> "ResultsFolder":
         """A folder that is there already; raises InputError otherwise."""
+        folder = cls.read(path)
+        folder._acquire()
+        return folder
+
+    @classmethod
+    def read(cls, path: Path) -> "ResultsFolder":
+        """A folder that is only read: not locked, nothing in it repaired. Raises InputError where there is none."""
         folder = cls(path)
         if not folder._protocol.is_file():
             raise InputError(f"{path} is no results folder: it has no protocol.json. Run `exgrpo evaluate` first.")
-        folder._acquire()
         return folder
 
     def _acquire(self) -> None:
@@ -106,8 +112,9 @@ class ResultsFolder:
         return [_asked(row) for row in self._rows(self._questions)]
 
     def records(self) -> dict[str, QuestionRecord]:
-        """Finished questions by id. Drops a torn last line from the file; raises InputError for any other damage."""
-        self._drop_torn_line()
+        """Finished questions by id, without a torn last line; raises InputError for any other damage."""
+        if self._lock.is_locked:
+            self._drop_torn_line()
         questions = {item.question.id: item.question for item in self.asked()}
         records: dict[str, QuestionRecord] = {}
         for number, row in enumerate(self._rows(self._records), start=1):
@@ -157,8 +164,10 @@ class ResultsFolder:
     def _rows(self, path: Path) -> Iterable[dict[str, Any]]:
         if not path.exists():
             return
-        with path.open(encoding="utf-8") as lines:
+        with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
+                if path == self._records and not line.endswith(b"\n"):
+                    return
                 try:
                     yield json.loads(line)
                 except ValueError as error:

@@ -18,7 +18,7 @@ SOLE_TENANT_FRACTION = 0.9
 """Share of a GPU's memory for an engine that shares it with no training."""
 
 
-def check_engine(engine: str, device: torch.device, *, deterministic: bool) -> None:
+def check_engine(engine: str, device: torch.device, *, deterministic: bool, tensor_parallel: int) -> None:
     """Raise InputError for an engine that is unknown, not installed, or cannot do what is asked."""
     if engine not in ("hf", "vllm"):
         raise InputError(f"--engine {engine!r} is not known.{nearest(engine, ['hf', 'vllm'])}")
@@ -26,6 +26,12 @@ def check_engine(engine: str, device: torch.device, *, deterministic: bool) -> N
         if deterministic:
             raise InputError("--deterministic needs --engine hf: vLLM fills its batches as memory allows.")
         require_vllm(device.type)
+    elif tensor_parallel > 1:
+        raise InputError(f"--tensor-parallel {tensor_parallel} needs --engine vllm: the hf engine has one process.")
+    if device.type == "cuda" and tensor_parallel > torch.cuda.device_count():
+        raise InputError(
+            f"--tensor-parallel {tensor_parallel} needs as many GPUs, and {torch.cuda.device_count()} are visible."
+        )
 
 
 def engine_version(engine: str) -> str:
@@ -44,6 +50,7 @@ def open_engine(
     rollout: RolloutSettings,
     *,
     max_tokens: int,
+    tensor_parallel: int = 1,
 ) -> tuple[Generator, Decode]:
     """A Generator of the model in `folder`, for prompts with responses of up to `max_tokens`, and its decoder."""
     from exgrpo_cli.backbones.load import declared_ends, decode_response, load_folder, read_tokenizer
@@ -65,6 +72,8 @@ def open_engine(
         max_tokens=max_tokens,
         max_rows=rollout.max_rows,
         gpu_memory_fraction=SOLE_TENANT_FRACTION,
+        tensor_parallel=tensor_parallel,
+        starts_ranks=True,
         hf_overrides=config_overrides(
             folder, rope_theta=backbone.rope_theta, max_position_embeddings=backbone.max_position_embeddings
         ),

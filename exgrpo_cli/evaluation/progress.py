@@ -13,6 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from exgrpo_cli.evaluation.records import QuestionRecord
 
 LINE_EVERY_SECONDS = 15.0
+RATE_AFTER_SECONDS = 5.0
+"""The remaining time is told once questions have been finishing for this long."""
 
 
 class EvaluationProgress:
@@ -27,6 +29,8 @@ class EvaluationProgress:
         self._new_tokens = 0
         self._found = 0
         self._started = self._last_line = time.monotonic()
+        self._first_finished = 0.0
+        """When the first new question finished."""
         self._live: Progress | None = None
         self._task: TaskID | None = None
         if self._console.is_terminal and not quiet:
@@ -58,8 +62,15 @@ class EvaluationProgress:
             self._console.print(f"{self._name}: going on after {len(records)} of {self._total} questions", markup=False)
         self._count(records)
 
+    def asking(self) -> None:
+        """The model is loaded: rates count from here."""
+        if self._done == self._found:
+            self._started = self._last_line = time.monotonic()
+
     def finished(self, record: QuestionRecord) -> None:
         """One more question."""
+        if self._done == self._found:
+            self._first_finished = time.monotonic()
         self._new_tokens += sum(sample.num_tokens for sample in record.samples)
         self._count([record])
 
@@ -81,11 +92,13 @@ class EvaluationProgress:
     def _figures(self) -> str:
         if not self._done:
             return ""
-        seconds = max(time.monotonic() - self._started, 1e-9)
+        now = time.monotonic()
         new = self._done - self._found
         parts = [f"score {100 * self._correct / self._done:.1f} %"]
         if new:
-            parts += [f"{self._new_tokens / seconds:,.0f} tokens/s"]
-            if self._live is None and self._done < self._total:
-                parts += [f"{seconds / new * (self._total - self._done):.0f} s left"]
+            parts += [f"{self._new_tokens / max(now - self._started, 1e-9):,.0f} tokens/s"]
+            # Others are under way while the first takes a whole response: the pace shows after it.
+            since_first = now - self._first_finished
+            if self._live is None and self._done < self._total and new > 1 and since_first >= RATE_AFTER_SECONDS:
+                parts += [f"{since_first / (new - 1) * (self._total - self._done):.0f} s left"]
         return ", ".join(parts)

@@ -13,7 +13,7 @@ from exgrpo_cli.evaluation.records import Evaluation, QuestionRecord
 from exgrpo_cli.evaluation.regrade import Disagreement, disagreements, regrade, stamped_format
 from exgrpo_cli.evaluation.sample_table import write_samples
 from exgrpo_cli.evaluation.stamp import Stamp, grader_version
-from exgrpo_cli.evaluation.tables import Column, latex, markdown
+from exgrpo_cli.evaluation.tables import Rows, latex, markdown
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.settings import GradingSettings
 
@@ -72,10 +72,10 @@ def rescore(folder: ResultsFolder, pool: GradingPool) -> None:
     folder.restamp(stamp)
 
 
-def write_tables(folder: Path, model: str, columns: Sequence[Column]) -> None:
+def write_tables(folder: Path, rows: Rows, footnote: str = "") -> None:
     """`table.md` and `table.tex` beside the results."""
-    write_text(folder / "table.md", markdown(model, columns))
-    write_text(folder / "table.tex", latex(model, columns))
+    write_text(folder / "table.md", markdown(rows, footnote))
+    write_text(folder / "table.tex", latex(rows, footnote))
 
 
 def _disagreements(

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exgrpo_cli.errors import InputError, Interrupted
-from exgrpo_cli.evaluation.benchmarks import Benchmark, Suite, load_benchmark, load_suite, own_benchmark
+from exgrpo_cli.evaluation.benchmarks import Benchmark, Suite, averages_over, benchmark_title, load_suite, own_benchmark
 from exgrpo_cli.evaluation.files import write_json
 from exgrpo_cli.evaluation.folder import ResultsFolder
 from exgrpo_cli.evaluation.models import ModelChoice, choose_model
 from exgrpo_cli.evaluation.progress import EvaluationProgress
 from exgrpo_cli.evaluation.scoring import open_pool, rescore, score_folder, write_tables
+from exgrpo_cli.evaluation.stored import results_in
 from exgrpo_cli.evaluation.tables import average, table_columns
-from exgrpo_cli.presets import preset_names
 
 if TYPE_CHECKING:
     from exgrpo_cli.evaluation.asking import Asker
@@ -41,6 +41,8 @@ class EvaluationRequest:
     device: str = "auto"
     threads: int = 1
     deterministic: bool = False
+    tensor_parallel: int = 1
+    """GPUs that hold one vLLM engine together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,6 +107,8 @@ def plan_evaluation(request: EvaluationRequest) -> EvaluationPlan:
             raise InputError("--endpoint needs --model: the name under which the server serves it.")
         if request.deterministic:
             raise InputError("--deterministic needs a model loaded here: a server batches as it likes.")
+        if request.tensor_parallel > 1:
+            raise InputError("--tensor-parallel needs a model loaded here: a server is started with its own.")
         choice, name, file_name = None, request.model, request.model.replace("/", "--")
     else:
         choice = choose_model(request.model)
@@ -125,7 +129,7 @@ def evaluate(plan: EvaluationPlan, note: Callable[[str], None], *, quiet: bool) 
     Raises InputError before work starts, RunError when it stops under way, Interrupted after Ctrl-C; finished questions
     are kept in each case.
     """
-    asker = _open_asker(plan)
+    asker = _open_asker(plan, note)
     try:
         # All of them first: a benchmark that cannot be had must not be found out about hours later.
         sessions = [_prepare(plan, benchmark, asker, note) for benchmark in plan.suite.benchmarks]
@@ -136,20 +140,22 @@ def evaluate(plan: EvaluationPlan, note: Callable[[str], None], *, quiet: bool) 
     return _report(plan.model, results, averages, plan.summary_folder)
 
 
-def _open_asker(plan: EvaluationPlan) -> "Asker":
-    from exgrpo_cli.engines.endpoint import Endpoint
+def _open_asker(plan: EvaluationPlan, note: Callable[[str], None]) -> "Asker":
+    from exgrpo_cli.engines.endpoint import Endpoint, SparingNote
     from exgrpo_cli.evaluation.asking import EndpointAsker, LocalAsker
 
     request = plan.request
     if plan.choice is None:
         key = os.environ.get("OPENAI_API_KEY")
-        return EndpointAsker(Endpoint(url=str(request.endpoint), model=plan.model, api_key=key))
+        url = str(request.endpoint)
+        return EndpointAsker(Endpoint(url=url, model=plan.model, api_key=key, note=SparingNote(note)))
     return LocalAsker(
         plan.choice,
         engine=request.engine,
         device=request.device,
         threads=request.threads,
         deterministic=request.deterministic,
+        tensor_parallel=request.tensor_parallel,
     )
 
 
@@ -198,8 +204,17 @@ def _run(plan: EvaluationPlan, session: "Session", asker: "Asker", *, quiet: boo
         return score_folder(folder, pool, plan.request.second_graders, grading_workers())
 
 
-def rescore_folders(paths: Sequence[Path], second_graders: Sequence[str]) -> EvaluationReport:
-    """Grade the stored samples of results folders again and score them anew; needs no model.
+def rescore_stored(request: EvaluationRequest) -> EvaluationReport:
+    """Grade stored samples again: those of `output` where it holds results, else those that the request would write."""
+    output = request.output
+    if output is not None and any((output / name).is_file() for name in ("protocol.json", "results.json")):
+        return rescore_folders([result.path for result in results_in(output)], request.second_graders, output)
+    plan = plan_evaluation(request)
+    return rescore_folders(list(plan.folders.values()), request.second_graders, plan.summary_folder)
+
+
+def rescore_folders(paths: Sequence[Path], second_graders: Sequence[str], summary_folder: Path) -> EvaluationReport:
+    """Grade the stored samples of one model's results folders again and score them anew; needs no model.
 
     Raises InputError for a folder that is no results folder or is unfinished.
     """
@@ -211,7 +226,7 @@ def rescore_folders(paths: Sequence[Path], second_graders: Sequence[str]) -> Eva
             result = score_folder(folder, pool, second_graders, grading_workers())
             results[folder.stamp["benchmark"]["name"]] = result
             models.append(folder.stamp["model"]["name"])
-    return _report(models[0], results, {}, paths[0])
+    return _report(models[0], results, averages_over(results), summary_folder)
 
 
 def grading_workers() -> int:
@@ -237,7 +252,7 @@ def _override(benchmark: Benchmark, values: Mapping[str, Any]) -> Benchmark:
 def _report(
     model: str, results: Mapping[str, Mapping[str, Any]], averages: Mapping[str, tuple[str, ...]], folder: Path
 ) -> EvaluationReport:
-    titles = {name: load_benchmark(name).title if name in preset_names("benchmarks") else name for name in results}
+    titles = {name: benchmark_title(name) for name in results}
     values = {name: average(results, members) for name, members in averages.items()}
     report = EvaluationReport(
         model=model,
@@ -247,7 +262,7 @@ def _report(
         folder=folder,
     )
     folder.mkdir(parents=True, exist_ok=True)
-    write_tables(folder, model, table_columns(results, titles, averages))
+    write_tables(folder, [(model, table_columns(results, titles, averages))])
     if len(results) > 1:
         write_json(folder / "results.json", report.to_json())
     return report

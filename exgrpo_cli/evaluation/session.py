@@ -23,6 +23,10 @@ class Progress(Protocol):
         """Those an earlier, interrupted evaluation left."""
         ...
 
+    def asking(self) -> None:
+        """The model is ready and questions go out to it; once per fixed batch."""
+        ...
+
     def finished(self, record: QuestionRecord) -> None:
         """One more."""
         ...
@@ -105,9 +109,11 @@ class Session:
                 folder.append([record])
             progress.finished(record)
 
+        source = self.prepared.source()
+        progress.asking()
         evaluation = evaluate_source(
             questions=batch,
-            source=self.prepared.source(),
+            source=source,
             pool=pool,
             answer_format=self.prepared.answer_format,
             params=SamplingParams(

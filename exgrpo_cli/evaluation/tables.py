@@ -12,28 +12,35 @@ class Column:
     """A column of the table: a benchmark, or an average over those before it."""
 
     head: str
+    benchmark: str | None
+    """None for an average."""
     value: float | None
     """None where nothing has been evaluated yet."""
     low: float | None
     high: float | None
-    closes_group: bool
-    """An average, the last column of its group."""
+    mark: str = ""
+    """Sign behind the value, explained below the table."""
+
+    @property
+    def closes_group(self) -> bool:
+        """An average is the last column of its group."""
+        return self.benchmark is None
 
 
 def table_columns(
     results: Mapping[str, Mapping[str, Any]], titles: Mapping[str, str], averages: Mapping[str, Sequence[str]]
 ) -> list[Column]:
-    """Benchmarks in their order; with averages, each group's members and then "Avg.", as in the paper's tables.
+    """Benchmarks in the titles' order; with averages, each group's members and then "Avg.", as in the paper's tables.
 
     An average is over benchmarks, each weighing the same, and is left out until all its members are there.
     """
     if not averages:
-        return [_benchmark_column(titles[name], result) for name, result in results.items()]
+        return [_benchmark_column(name, title, results.get(name, {})) for name, title in titles.items()]
     columns = []
     for members in averages.values():
-        columns += [_benchmark_column(titles[name], results.get(name, {})) for name in members]
+        columns += [_benchmark_column(name, titles[name], results.get(name, {})) for name in members]
         value = average(results, members)
-        columns.append(Column(head="Avg.", value=value, low=None, high=None, closes_group=True))
+        columns.append(Column(head="Avg.", benchmark=None, value=value, low=None, high=None))
     return columns
 
 
@@ -44,28 +51,33 @@ def average(results: Mapping[str, Mapping[str, Any]], members: Sequence[str]) ->
     return sum(float(results[name]["avg_at_k"]) for name in members) / len(members)
 
 
-def markdown(model: str, columns: Sequence[Column]) -> str:
-    """Head, rule, the model's row, and a row with the intervals; percentages with one decimal."""
-    heads = ["Model", *(column.head for column in columns)]
-    rows = [
-        heads,
-        ["---", *("---:" for _ in columns)],
-        [model.replace("|", "\\|"), *(_percent(column.value, bold=column.closes_group) for column in columns)],
-        ["95 % interval", *(_interval(column) for column in columns)],
-    ]
-    return "".join("| " + " | ".join(row) + " |\n" for row in rows)
+Rows = Sequence[tuple[str, Sequence[Column]]]
+"""A model's name and its columns; the same columns in every row."""
 
 
-def latex(model: str, columns: Sequence[Column]) -> str:
-    """A complete tabular (booktabs) with the model's row and its intervals."""
+def markdown(rows: Rows, footnote: str = "") -> str:
+    """Head, rule, and for each model a row with percentages (one decimal) and a row with their intervals."""
+    columns = rows[0][1]
+    lines = [["Model", *(column.head for column in columns)], ["---", *("---:" for _ in columns)]]
+    for model, own in rows:
+        lines.append([model.replace("|", "\\|"), *(_percent(c.value, bold=c.closes_group) + c.mark for c in own)])
+        lines.append(["95 % interval", *(_interval(column) for column in own)])
+    table = "".join("| " + " | ".join(line) + " |\n" for line in lines)
+    return f"{table}\n{footnote}\n" if footnote else table
+
+
+def latex(rows: Rows, footnote: str = "") -> str:
+    """A complete tabular (booktabs): for each model a row and its intervals; the footnote as a comment above."""
+    columns = rows[0][1]
     # A rule between the groups, as between the in- and out-of-distribution halves of the paper's tables.
     layout = "".join("r|" if column.closes_group else "r" for column in columns).rstrip("|")
-    head = " & ".join(["Model", *(_escape(column.head) for column in columns)])
-    row = " & ".join([_escape(model), *(_latex_percent(column) for column in columns)])
-    interval = " & ".join(["\\scriptsize 95\\,\\% interval", *(_latex_interval(column) for column in columns)])
-    lines = [f"\\begin{{tabular}}{{l{layout}}}", "\\toprule", head, "\\midrule", row, interval, "\\bottomrule"]
-    body = [line + " \\\\" if "&" in line else line for line in lines]
-    return "\n".join([*body, "\\end{tabular}"]) + "\n"
+    lines = [" & ".join(["Model", *(_escape(column.head) for column in columns)]), "\\midrule"]
+    for model, own in rows:
+        lines.append(" & ".join([_escape(model), *(_latex_percent(column) for column in own)]))
+        lines.append(" & ".join(["\\scriptsize 95\\,\\% interval", *(_latex_interval(column) for column in own)]))
+    body = [line if line == "\\midrule" else line + " \\\\" for line in lines]
+    parts = [f"\\begin{{tabular}}{{l{layout}}}", "\\toprule", *body, "\\bottomrule", "\\end{tabular}"]
+    return "\n".join([f"% {footnote}", *parts] if footnote else parts) + "\n"
 
 
 def terminal_table(model: str, results: Mapping[str, Mapping[str, Any]], titles: Mapping[str, str]) -> Table:
@@ -77,7 +89,7 @@ def terminal_table(model: str, results: Mapping[str, Mapping[str, Any]], titles:
     for name, result in results.items():
         k = result["k"]
         table.add_row(
-            f"{titles[name]} avg@{k}" if k > 1 else f"{titles[name]} pass@1",
+            f"{titles[name]} {measure(k)}",
             _percent(result["avg_at_k"]),
             f"{100 * result['low']:.1f} to {100 * result['high']:.1f}",
             f"±{100 * result['smallest_detectable_difference']:.1f}",
@@ -90,13 +102,14 @@ def terminal_table(model: str, results: Mapping[str, Mapping[str, Any]], titles:
     return table
 
 
-def _benchmark_column(head: str, result: Mapping[str, Any]) -> Column:
+def measure(samples: int) -> str:
+    """What a score over `samples` samples per question is called."""
+    return f"avg@{samples}" if samples > 1 else "pass@1"
+
+
+def _benchmark_column(name: str, head: str, result: Mapping[str, Any]) -> Column:
     return Column(
-        head=head,
-        value=result.get("avg_at_k"),
-        low=result.get("low"),
-        high=result.get("high"),
-        closes_group=False,
+        head=head, benchmark=name, value=result.get("avg_at_k"), low=result.get("low"), high=result.get("high")
     )
 
 
@@ -112,7 +125,8 @@ def _interval(column: Column) -> str:
 
 def _latex_percent(column: Column) -> str:
     text = _percent(column.value)
-    return f"\\textbf{{{text}}}" if column.closes_group and column.value is not None else text
+    marked = f"{text}\\textsuperscript{{{_escape(column.mark)}}}" if column.mark else text
+    return f"\\textbf{{{text}}}" if column.closes_group and column.value is not None else marked
 
 
 def _latex_interval(column: Column) -> str:
@@ -121,7 +135,19 @@ def _latex_interval(column: Column) -> str:
     return f"\\scriptsize {100 * column.low:.1f}--{100 * column.high:.1f}"
 
 
+_LATEX = str.maketrans(
+    {
+        **{char: f"\\{char}" for char in "&%$#_{}"},
+        "\\": "\\textbackslash{}",
+        "~": "\\textasciitilde{}",
+        "^": "\\textasciicircum{}",
+        "<": "\\textless{}",
+        ">": "\\textgreater{}",
+        "|": "\\textbar{}",
+        "†": "\\dag{}",
+    }
+)
+
+
 def _escape(text: str) -> str:
-    for char in "&%$#_{}":
-        text = text.replace(char, f"\\{char}")
-    return text
+    return text.translate(_LATEX)

@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING
 from exgrpo_cli.plots.style import CYCLE, FULL_WIDTH, SINGLE_COLUMN, new_figure, styled
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MARKERS = ("o", "s", "D", "^", "v", "P", "X")
-SPREAD = 0.6
+SPREAD = 0.62
 """Share of a benchmark's slot that its models take up."""
 INCHES_PER_POINT = 0.22
+INCHES_PER_CHARACTER = 0.06
+"""Of a tick or legend label, a little more than it takes."""
+AXES_HEIGHT = 2.1
+SHADE = "#F5F5F5"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +26,7 @@ class BenchmarkScore:
 
     model: str
     benchmark: str
-    """Label on the axis."""
+    """Label on the axis; may have two lines."""
     value: float
     low: float
     high: float
@@ -37,26 +42,88 @@ def accuracy_by_benchmark(scores: Sequence[BenchmarkScore]) -> "Figure":
     benchmarks = list(dict.fromkeys(score.benchmark for score in scores))
     models = list(dict.fromkeys(score.model for score in scores))
     width = min(FULL_WIDTH, max(SINGLE_COLUMN, 1.2 + INCHES_PER_POINT * len(models) * len(benchmarks)))
+    columns = _legend_columns(models, width)
+    slanted = _longest_line(benchmarks) * INCHES_PER_CHARACTER > (width - 0.6) / len(benchmarks)
+    height = AXES_HEIGHT + 0.15 * -(-len(models) // columns)
+    height += 0.6 * INCHES_PER_CHARACTER * _longest_line(benchmarks) if slanted else 0.3
     with styled():
-        figure, (axes,) = new_figure(width=width, height=2.4)
+        figure, (axes,) = new_figure(width=width, height=height)
+        for place in range(1, len(benchmarks), 2):
+            axes.axvspan(place - 0.5, place + 0.5, color=SHADE, linewidth=0, zorder=0)
         for number, model in enumerate(models):
-            own = [score for score in scores if score.model == model]
-            offset = SPREAD * ((number + 0.5) / len(models) - 0.5)
-            axes.errorbar(
-                [benchmarks.index(score.benchmark) + offset for score in own],
-                [100 * score.value for score in own],
-                yerr=[[100 * (s.value - s.low) for s in own], [100 * (s.high - s.value) for s in own]],
-                linestyle="none",
-                marker=MARKERS[number % len(MARKERS)],
-                color=CYCLE[number % len(CYCLE)],
-                elinewidth=1.0,
-                capsize=2.0,
-                label=model,
-            )
-        axes.set_xticks(range(len(benchmarks)), benchmarks, rotation=30 if len(benchmarks) > 4 else 0)
-        axes.set_xlim(-0.6, len(benchmarks) - 0.4)
-        axes.set_ylim(0, min(100.0, 5.0 + max(100 * score.high for score in scores)))
-        axes.set_ylabel("accuracy (%), 95 % interval")
+            _draw_model(axes, number, len(models), [score for score in scores if score.model == model], benchmarks)
+        _benchmark_axis(axes, benchmarks, slanted=slanted)
+        top = 5.0 + max(100 * score.high for score in scores)
+        axes.set_ylim(0, min(100.0, top))
+        axes.set_ylabel("accuracy (%)")
         axes.grid(axis="x", visible=False)
-        figure.legend(loc="outside upper center", ncols=min(len(models), 3))
+        _legend(figure, axes, columns)
         return figure
+
+
+def _draw_model(
+    axes: "Axes", number: int, num_models: int, own: Sequence[BenchmarkScore], benchmarks: Sequence[str]
+) -> None:
+    offset = SPREAD * ((number + 0.5) / num_models - 0.5)
+    axes.errorbar(
+        [benchmarks.index(score.benchmark) + offset for score in own],
+        [100 * score.value for score in own],
+        yerr=[[100 * (s.value - s.low) for s in own], [100 * (s.high - s.value) for s in own]],
+        linestyle="none",
+        # After a round of colours the markers are shifted: no two models have both in common.
+        marker=MARKERS[(number + number // len(CYCLE)) % len(MARKERS)],
+        color=CYCLE[number % len(CYCLE)],
+        markeredgecolor="white",
+        markeredgewidth=0.4,
+        markersize=4.2,
+        elinewidth=0.9,
+        capsize=1.6,
+        capthick=0.9,
+        # A score of 0 or 100 stands on the frame.
+        clip_on=False,
+        zorder=3,
+        label=own[0].model,
+    )
+
+
+def _benchmark_axis(axes: "Axes", benchmarks: Sequence[str], *, slanted: bool) -> None:
+    axes.set_xticks(
+        range(len(benchmarks)),
+        benchmarks,
+        rotation=35 if slanted else 0,
+        ha="right" if slanted else "center",
+        rotation_mode="anchor" if slanted else "default",
+    )
+    axes.tick_params(axis="x", length=0)
+    axes.set_xlim(-0.5, len(benchmarks) - 0.5)
+
+
+def _longest_line(labels: Sequence[str]) -> int:
+    return max(len(line) for label in labels for line in label.splitlines())
+
+
+def _legend(figure: "Figure", axes: "Axes", columns: int) -> None:
+    """Models row by row, in their order."""
+    handles, labels = axes.get_legend_handles_labels()
+    # Matplotlib fills column by column.
+    order = [place for column in range(columns) for place in range(column, len(labels), columns)]
+    figure.legend(
+        [handles[place] for place in order],
+        [labels[place] for place in order],
+        loc="outside upper center",
+        ncols=columns,
+        title="95 % intervals over questions",
+        title_fontsize=6.5,
+        columnspacing=1.4,
+    )
+
+
+def _legend_columns(labels: Sequence[str], width: float) -> int:
+    """As many columns of labels as fit; one at least."""
+    return next(n for n in range(len(labels), 0, -1) if n == 1 or _legend_width(labels, n) < width)
+
+
+def _legend_width(labels: Sequence[str], columns: int) -> float:
+    """Inches, with 0.4 for a marker and the space after it."""
+    longest = [max(len(label) for label in labels[column::columns]) for column in range(columns)]
+    return sum(0.4 + INCHES_PER_CHARACTER * length for length in longest)
