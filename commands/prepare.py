@@ -148,19 +148,24 @@ def _prompt_limit(settings: "Config", reporter: "Reporter") -> "PromptLimit":
 
 
 def _benchmarks(decontaminate: str | None, reporter: "Reporter") -> dict[str, list[str]]:
-    """Question texts of each benchmark, by name or from a file of any layout."""
+    """Question texts of each benchmark, by name or from a file or folder of any layout."""
     from exgrpo_cli.data.audit import Tally, question_text
+    from exgrpo_cli.data.files import SUFFIXES
     from exgrpo_cli.data.layouts import NamedFields
     from exgrpo_cli.data.reading import read_source
+    from exgrpo_cli.errors import InputError
     from exgrpo_cli.evaluation.benchmarks import load_suite
     from exgrpo_cli.evaluation.questions import benchmark_questions
 
-    texts = {}
+    texts: dict[str, list[str]] = {}
     for name in filter(None, (part.strip() for part in (decontaminate or "").split(","))):
-        if Path(name).is_file():
+        if Path(name).exists():
             read = read_source(name, NamedFields(), Tally(), reporter.progress)
-            texts[Path(name).stem] = [question_text(question) for question in read.questions]
+            # Files of one name in different folders count as one benchmark.
+            texts.setdefault(Path(name).stem, []).extend(question_text(question) for question in read.questions)
             continue
+        if "/" in name or name.lower().endswith(SUFFIXES):
+            raise InputError(f"--decontaminate {name} does not exist: name a benchmark, a question file or a folder.")
         for benchmark in load_suite((name,)).benchmarks:
             reporter.note(f"reading benchmark {benchmark.name}")
             asked = benchmark_questions(benchmark).questions

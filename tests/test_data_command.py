@@ -97,6 +97,17 @@ def test_a_benchmark_file_may_have_any_layout(folder, capsys):
     assert "reading rows: 3/3" in said.err
 
 
+def test_benchmark_files_of_one_name_all_count_and_a_folder_is_read_too(folder, capsys):
+    arguments = ["prepare", *questions(folder, 1, 2, 3, 4)]
+    for number, place in enumerate(("a", "b"), start=1):
+        (folder / place).mkdir()
+        (folder / place / "test.jsonl").write_text(json.dumps({"problem": f"What is {number} + 0?", "answer": "1"}))
+    assert run([*arguments, "--decontaminate", "a/test.jsonl,b/test.jsonl", "--json", "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out)["counts"]["dropped"] == {"contaminated by test": 2}
+    assert run([*arguments, "--decontaminate", "b", "--json", "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out)["counts"]["dropped"] == {"contaminated by b": 1}
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -131,6 +142,8 @@ def test_a_dry_run_writes_nothing(folder, capsys):
         (["--overlap", "0"], "--overlap 0.0 is out of range"),
         (["--ngram", "0"], "--ngram 0 is out of range"),
         (["--grader", "maths"], "maths"),
+        (["set.jsonl", "--output", "set.csv"], "--output set.csv would be a parquet file: name it set.parquet"),
+        (["--decontaminate", "eval/test.jsonl"], "--decontaminate eval/test.jsonl does not exist"),
         (["--decontaminate", "math600"], "unknown benchmark preset 'math600'. Did you mean 'math500'?"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -9,6 +10,7 @@ import pytest
 
 from exgrpo_cli.data.audit import Tally
 from exgrpo_cli.data.choices import format_choices, parse_choices
+from exgrpo_cli.data.drafts import UnusableRow, gold_text
 from exgrpo_cli.data.files import iter_rows
 from exgrpo_cli.data.layouts import NamedFields
 from exgrpo_cli.data.reading import read_source
@@ -312,3 +314,71 @@ def test_default_names(tmp_path):
     assert default_name(str(tmp_path / "my set" / "train.jsonl")) == "train"
     assert default_name(f"{tmp_path / 'my set'}:train") == "my set-train"
     assert default_name("arithmetic") == "arithmetic"
+
+
+@pytest.mark.parametrize(
+    ("value", "gold"),
+    [
+        (72.0, "72"),
+        (0.1, "0.1"),
+        # math-verify would read the e of 1e-05 as Euler's number.
+        (1e-05, "0.00001"),
+        (1e22, "1" + "0" * 22),
+        (Decimal("12.50"), "12.50"),
+        (Decimal("3.00"), "3"),
+        (["7"], "7"),
+        ([1, 2.5], "1, 2.5"),
+    ],
+)
+def test_a_gold_that_is_no_text_is_written_as_one(value, gold):
+    assert gold_text(value) == gold
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (None, "no answer"),
+        (float("nan"), "no answer"),
+        (float("inf"), "answer is infinite"),
+        ([], "no answer"),
+        ([["7"]], "answer is a list of lists"),
+        ({"a": 1}, "answer is a dict"),
+    ],
+)
+def test_what_cannot_be_a_gold_says_why(value, reason):
+    with pytest.raises(UnusableRow, match=reason):
+        gold_text(value)
+
+
+def test_integers_of_any_length_are_read(tmp_path):
+    digits = "9" * 5000
+    for name, text in (("set.jsonl", f'{{"answer": {digits}}}\n'), ("set.json", f'[{{"answer": {digits}}}]')):
+        (tmp_path / name).write_text(text)
+        assert [row for _, row in iter_rows(tmp_path / name)] == [{"answer": digits}]
+
+
+@pytest.mark.parametrize("name", ["deep.json", "deep.jsonl"])
+def test_brackets_without_end_are_named_by_row(tmp_path, name):
+    (tmp_path / name).write_text('{"question": "What?", "answer": "1"}\n' + '{"question":' * 100_000)
+    with pytest.raises(InputError, match=rf"{name}: (row|line) 2 nests more brackets than can be read"):
+        list(iter_rows(tmp_path / name))
+
+
+def test_spaces_after_the_commas_of_a_csv_file_are_no_part_of_its_fields(tmp_path):
+    (tmp_path / "set.csv").write_text('question, answer\n"What, is it?", "1, 2"\n')
+    assert [row for _, row in iter_rows(tmp_path / "set.csv")] == [{"question": "What, is it?", "answer": "1, 2"}]
+
+
+def test_a_column_name_that_stands_twice_is_refused(tmp_path):
+    (tmp_path / "set.csv").write_text("question,answer,question\na,1,b\n")
+    columns = [pa.array(["a"]), pa.array(["1"]), pa.array(["b"])]
+    pq.write_table(pa.Table.from_arrays(columns, names=["question", "answer", "question"]), tmp_path / "set.parquet")
+    for name in ("set.csv", "set.parquet"):
+        with pytest.raises(InputError, match=rf"{name} has several columns named 'question'"):
+            list(iter_rows(tmp_path / name))
+
+
+def test_a_line_that_is_not_utf_8_is_named(tmp_path):
+    (tmp_path / "set.jsonl").write_bytes(b'{"question": "What?"}\n{"question": "Caf\xe9?"}\n')
+    with pytest.raises(InputError, match=r"set\.jsonl: line 2 is not UTF-8 text"):
+        list(iter_rows(tmp_path / "set.jsonl"))

@@ -1,7 +1,9 @@
 """A row on its way to a question: the draft, the reasons it cannot become one, and how cells are read."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from exgrpo_cli.data.files import Row
@@ -46,14 +48,18 @@ Recogniser = Callable[[Columns, Row], Layout | None]
 
 
 def gold_text(value: Any) -> str:
-    """A gold answer as text: whole floats without their zero, the one element of a list, several joined by commas."""
+    """A gold answer as text: numbers without an exponent, the one element of a list, several joined by commas."""
     if isinstance(value, bool) or value is None or value != value:
         raise UnusableRow("no answer")
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
     if isinstance(value, list | tuple):
+        if any(isinstance(item, list | tuple) for item in value):
+            raise UnusableRow("answer is a list of lists, not text or a number")
         return ", ".join(gold_text(item) for item in value) if value else gold_text(None)
-    if not isinstance(value, str | int | float):
+    if isinstance(value, float | Decimal):
+        if value in (math.inf, -math.inf):
+            raise UnusableRow("answer is infinite")
+        return str(int(value)) if value == int(value) else f"{Decimal(str(value)):f}"
+    if not isinstance(value, str | int):
         raise UnusableRow(f"answer is a {type(value).__name__}, not text or a number")
     return filled(str(value), "no answer").strip()
 

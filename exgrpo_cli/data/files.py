@@ -7,6 +7,7 @@ neither time nor memory. Rows and lines are counted from 1 in messages.
 import csv
 import json
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ _BATCH_ROWS = 256
 _CHUNK_CHARS = 1 << 20
 # A row longer than this is no row of questions, and looking for its end must not fill the memory.
 _MAX_ROW_CHARS = 1 << 26
+_MAX_DIGITS = 4000
 _BETWEEN_ROWS = re.compile(r"[\s,]*")
 
 
@@ -76,6 +78,7 @@ def _parquet(file: Path) -> pq.ParquetFile:
 def _iter_parquet(file: Path, columns: Collection[str] | None) -> Iterator[PlacedRow]:
     with _parquet(file) as parquet:
         names = parquet.schema_arrow.names
+        _refuse_repeated(file, names)
         wanted = names if columns is None else [name for name in names if name in columns]
         number = 0
         try:
@@ -92,18 +95,24 @@ def _iter_jsonl(file: Path, _: Collection[str] | None) -> Iterator[PlacedRow]:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 try:
-                    row = json.loads(line)
+                    row = json.loads(line, parse_int=_integer)
                 except json.JSONDecodeError as error:
                     raise InputError(
                         f"{file}: line {number} is not JSON: {error.msg}, column {error.colno}."
                     ) from error
+                except UnicodeDecodeError as error:
+                    raise InputError(
+                        f"{file}: line {number} is not UTF-8 text ({error.reason}): convert it."
+                    ) from error
+                except RecursionError as error:
+                    raise _too_deep(f"{file}: line {number}") from error
                 yield number, _object(row, f"{file}: line {number}")
 
 
 def _iter_json(file: Path, _: Collection[str] | None) -> Iterator[PlacedRow]:
     """An array of objects, or objects one after another (JSON lines under the name .json)."""
     number = 0
-    decoder = json.JSONDecoder()
+    decoder = json.JSONDecoder(parse_int=_integer)
     with file.open(encoding="utf-8-sig") as text:
         buffer = text.read(_CHUNK_CHARS).lstrip()
         is_array = buffer.startswith("[")
@@ -122,6 +131,8 @@ def _iter_json(file: Path, _: Collection[str] | None) -> Iterator[PlacedRow]:
                 if buffer.rstrip() == ("]" if is_array else ""):
                     return
                 raise InputError(f"{file}: row {number + 1} is not JSON: {error.msg}.") from error
+            except RecursionError as error:
+                raise _too_deep(f"{file}: row {number + 1}") from error
             number += 1
             yield number, _object(row, f"{file}: row {number}")
 
@@ -129,9 +140,11 @@ def _iter_json(file: Path, _: Collection[str] | None) -> Iterator[PlacedRow]:
 def _iter_csv(file: Path, _: Collection[str] | None) -> Iterator[PlacedRow]:
     csv.field_size_limit(_MAX_ROW_CHARS)
     with file.open(encoding="utf-8-sig", newline="") as text:
-        reader = csv.DictReader(text, strict=True)
+        # Spaces after a comma are no part of the field, and quotes after them are quotes.
+        reader = csv.DictReader(text, strict=True, skipinitialspace=True)
         number = 0
         try:
+            _refuse_repeated(file, reader.fieldnames or ())
             for row in reader:
                 number += 1
                 if None in row:
@@ -139,6 +152,21 @@ def _iter_csv(file: Path, _: Collection[str] | None) -> Iterator[PlacedRow]:
                 yield number, row
         except csv.Error as error:
             raise InputError(f"{file}: row {number + 1} is not CSV: {error}.") from error
+
+
+def _refuse_repeated(file: Path, names: Collection[str]) -> None:
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise InputError(f"{file} has several columns named {repeated[0]!r}: rename all but one of them.")
+
+
+def _integer(digits: str) -> int | str:
+    """An integer of JSON; as text where it has more digits than Python turns into a number, or back."""
+    return int(digits) if len(digits) <= _MAX_DIGITS else digits
+
+
+def _too_deep(where: str) -> InputError:
+    return InputError(f"{where} nests more brackets than can be read: remove or correct it.")
 
 
 def _object(row: Any, where: str) -> Row:

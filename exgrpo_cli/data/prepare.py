@@ -23,6 +23,7 @@ from exgrpo_cli.data.audit import (
     drop_long_prompts,
     mark_near_duplicates,
 )
+from exgrpo_cli.data.files import SUFFIXES
 from exgrpo_cli.data.identity import content_hash
 from exgrpo_cli.data.layouts import NamedFields
 from exgrpo_cli.data.prompts import Template, Tokenizer
@@ -132,6 +133,8 @@ def check_output(source: str, output: Path) -> None:
         raise InputError(f"--output {output} is the source itself: name another file.")
     if output.exists() and not is_prepared(read_metadata(output)):
         raise InputError(f"--output {output} exists and was not made by `exgrpo prepare`: name another file.")
+    if output.suffix.lower() in set(SUFFIXES) - {".parquet"}:
+        raise InputError(f"--output {output} would be a parquet file: name it {output.with_suffix('.parquet').name}.")
     parent = next(folder for folder in output.absolute().parents if folder.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise InputError(f"--output {output} cannot be written: {parent} is not a writable folder.")
