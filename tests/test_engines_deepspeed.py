@@ -1,14 +1,23 @@
 """The DeepSpeed policy on two processes against the torch policy on one."""
 
 import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from test_engines_ranks import torchrun
+from test_engines_ranks import agents, torchrun
 from test_engines_torch import build_model, build_policy, minibatch, sequences
 
+from exgrpo_cli.config import to_toml
+from exgrpo_cli.engines.launching import child_processes
 from exgrpo_cli.engines.optimizer import OptimizerSettings
 from exgrpo_cli.errors import InputError
 
@@ -41,6 +50,80 @@ def test_two_sharded_processes_train_as_one_plain_one(stage: int, tmp_path: Path
     assert gap(results["history"][-2]) > 1e-2
     assert results["resumed"] == (True, True, True)
     assert results["skipped"] == (False, "gradient norm above 0.001", 1, True)
+
+
+OFFLOADED = ("optim.zero_stage=2", "optim.offload=true")
+ALL_AT_ONCE = (
+    "optim.zero_stage=3",
+    "backbone.dtype=bfloat16",
+    "backbone.gradient_checkpointing=true",
+    "objective.kl_coefficient=0.01",
+)
+
+
+def train(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "exgrpo_cli.commands", "train", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def lines_of(run: Path) -> list[dict[str, Any]]:
+    journal = run / "metrics.jsonl"
+    return [json.loads(line) for line in journal.read_text().splitlines()] if journal.is_file() else []
+
+
+def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 150
+    while len(lines_of(run)) < step:
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+        time.sleep(0.1)
+
+
+@pytest.mark.engines
+@pytest.mark.skipif(not HAS_DEEPSPEED, reason="needs the deepspeed extra")
+@pytest.mark.parametrize(("settings", "stopped_by"), [(OFFLOADED, signal.SIGKILL), (ALL_AT_ONCE, signal.SIGINT)])
+def test_a_run_of_two_ranks_stopped_and_resumed(
+    small_config, tmp_path: Path, settings: tuple[str, ...], stopped_by: signal.Signals
+) -> None:
+    """After a Ctrl-C the command says how to go on; when it is killed its ranks save and stop all the same."""
+    file, run = tmp_path / "settings.toml", tmp_path / "run"
+    config = small_config("run.steps=10", "run.save_every=100", "run.nproc=2", "optim.engine=deepspeed", *settings)
+    file.write_text(to_toml(config))
+    started = train("--config", str(file), "--output", str(run))
+    wait_for_step(run, 3, started)
+    os.kill(started.pid, stopped_by)
+    # The ranks hold the pipes, which end with the last of them.
+    _, talk = started.communicate(timeout=60)
+    assert started.returncode == (130 if stopped_by == signal.SIGINT else -signal.SIGKILL)
+    assert f"state saved; go on with: exgrpo train --resume --output {run}" in talk
+    assert "Warning" not in talk
+    saved = len(lines_of(run))
+    assert (run / "checkpoints" / "latest").read_text() == f"step-{saved:06d}\n"
+    resumed = train("--resume", "--output", str(run), "--json", "--set", "run.rank_timeout=10")
+    out, talk = resumed.communicate(timeout=200)
+    assert resumed.returncode == 0, talk
+    lines = lines_of(run)
+    assert [line["step"] for line in lines] == list(range(1, 11))
+    assert sum(line["optim/updates_applied"] for line in lines) == 20
+    assert json.loads(out)["replay"]["used"] == sum(line["replay/used"] for line in lines) > 0
+    assert "policy/kl" in lines[-1] or settings == OFFLOADED
+
+
+@pytest.mark.engines
+@pytest.mark.skipif(not HAS_DEEPSPEED, reason="needs the deepspeed extra")
+def test_a_rank_killed_on_one_host_ends_the_other_host(small_config, tmp_path: Path) -> None:
+    """Both agents end within 30 s, and the rank that is left says what happened."""
+    file, run = tmp_path / "settings.toml", tmp_path / "run"
+    file.write_text(to_toml(small_config("run.steps=500", "optim.engine=deepspeed", "optim.zero_stage=3")))
+    hosts = agents(["--config", str(file), "--output", str(run)], [tmp_path, tmp_path])
+    wait_for_step(run, 2, hosts[0])
+    (rank,) = child_processes(hosts[1].pid)
+    moment = time.monotonic()
+    os.kill(rank, signal.SIGKILL)
+    left, _ = [process.communicate(timeout=60)[1] for process in hosts]
+    assert time.monotonic() - moment < 30
+    assert all(process.returncode for process in hosts)
+    assert "one of them has ended or hangs" in left
+    assert "go on with --resume" in left
 
 
 @pytest.mark.skipif(HAS_DEEPSPEED, reason="the deepspeed extra is installed")

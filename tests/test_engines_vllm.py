@@ -375,14 +375,20 @@ def test_a_run_from_the_command_line_killed_and_resumed(folder: Path, tmp_path: 
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("tensor_parallel", [1, 2])
-def test_two_ranks_with_an_engine_each_or_between_them(folder: Path, tmp_path: Path, tensor_parallel: int) -> None:
-    """Both ways the trainer of each rank agrees with its engine on every token, through an update."""
+@pytest.mark.parametrize(("tensor_parallel", "zero_stage"), [(1, 3), (2, 2)])
+def test_two_ranks_with_an_engine_each_or_between_them(
+    folder: Path, tmp_path: Path, tensor_parallel: int, zero_stage: int
+) -> None:
+    """Both ways DeepSpeed's trainer of each rank agrees with its engine on every token, through updates with replay."""
+    pytest.importorskip("deepspeed")
     run = tmp_path / "run"
-    settings = ("--nproc", "2", "--set", f"rollout.tensor_parallel={tensor_parallel}")
-    subprocess.run([*train_command(folder, run, steps=2), *settings], check=True, timeout=360)
+    settings = ("--set", f"rollout.tensor_parallel={tensor_parallel}", "--set", f"optim.zero_stage={zero_stage}")
+    command = [*train_command(folder, run, steps=4), "--nproc", "2", "--engine", "deepspeed", *settings]
+    done = subprocess.run(command, check=False, timeout=360, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
     lines = lines_of(run)
-    assert [line["optim/updates_applied"] for line in lines] == [2, 2]
+    assert [line["optim/updates_applied"] for line in lines] == [2, 2, 2, 2]
+    assert sum(line["replay/used"] for line in lines) > 0
     assert all(line["policy/logprob_gap_max"] < 1e-4 for line in lines)
     summary = json.loads((run / "summary.json").read_text())
     assert summary["heldout"]["after"]["questions"] == 10

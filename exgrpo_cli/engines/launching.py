@@ -94,7 +94,7 @@ class RankLauncher:
         ) from self._outcome
 
 
-def child_processes() -> list[int]:
-    """Ids of the processes that this one has started and that still run."""
-    listed = [file.read_text() for file in Path("/proc/self/task").glob("*/children")]
-    return [int(process) for text in listed for process in text.split()]
+def child_processes(process: int | str = "self") -> list[int]:
+    """Ids of the processes that this one, or another, has started and that still run."""
+    listed = [file.read_text() for file in Path(f"/proc/{process}/task").glob("*/children")]
+    return [int(child) for text in listed for child in text.split()]
