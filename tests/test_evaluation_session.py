@@ -206,6 +206,14 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path, model):
         run(request_for(model, questions_file(tmp_path, 2), output))
 
 
+def test_a_file_in_the_place_of_the_folder(tmp_path, model):
+    output = tmp_path / "results"
+    output.write_text("notes")
+    with pytest.raises(InputError, match="exists and is no results folder: choose another --output"):
+        run(request_for(model, questions_file(tmp_path, 2), output))
+    assert output.read_text() == "notes"
+
+
 def test_two_evaluations_do_not_share_a_folder(tmp_path, model):
     from exgrpo_cli.evaluation.folder import ResultsFolder
 
@@ -275,6 +283,48 @@ def test_a_model_without_a_chat_template(tmp_path, model):
         run(request_for(bare, data, tmp_path / "results"))
     report = run(request_for(bare, data, tmp_path / "results", protocol={"template": "step-by-step"}))
     assert report.results["sums"]["protocol"]["prompt"]["template"] == "step-by-step"
+
+
+@pytest.mark.parametrize("template", ["auto", "bare"])
+def test_a_model_without_a_tokenizer(tmp_path, model, template):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (bare / name).write_bytes((model / name).read_bytes())
+    request = request_for(bare, questions_file(tmp_path, 2), tmp_path / "results", protocol={"template": template})
+    with pytest.raises(InputError, match=r"bare has no tokenizer files \(tokenizer.json\): copy those of the model"):
+        run(request)
+
+
+def test_benchmarks_that_cannot_be_asked_are_named_with_those_that_can(tmp_path, model):
+    data = tmp_path / "mixed.jsonl"
+    rows = [
+        {
+            "data_source": "aime",
+            "prompt": [{"role": "user", "content": f"{n}+1=?"}],
+            "reward_model": {"ground_truth": str(n + 1), "style": "rule"},
+            "extra_info": {"index": n},
+        }
+        for n in range(3)
+    ]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    request = replace(
+        request_for(model, data, tmp_path / "results"), benchmarks=("aime24", "amc", "math500"), protocol={"samples": 1}
+    )
+    with pytest.raises(InputError) as refused:
+        run(request)
+    said = str(refused.value)
+    assert said.startswith("2 of 3 benchmarks cannot be asked (amc, math500). The first: ")
+    assert "mixed.jsonl has no questions of amc" in said
+    assert said.endswith("Those that can: exgrpo evaluate aime24")
+    assert not (tmp_path / "results").exists()
+
+
+def test_columns_that_are_not_known_lead_to_prepare(tmp_path, model):
+    data = tmp_path / "odd.jsonl"
+    data.write_text('{"frage": "1+1=?", "loesung": 2}\n')
+    with pytest.raises(InputError, match=r"odd.jsonl has no known layout.* These are options of `exgrpo prepare`"):
+        run(request_for(model, data, tmp_path / "results"))
 
 
 def test_engines_that_are_not_there(tmp_path, model):

@@ -170,6 +170,11 @@ def test_what_cannot_be_compared(tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
+def test_rescoring_wants_to_know_what(tmp_path, capsys):
+    assert run(["evaluate", "--rescore", "--output", str(tmp_path / "nowhere")]) == 2
+    assert "--rescore needs to know which samples: name their results folder" in capsys.readouterr().err
+
+
 def test_results_are_read_without_a_trace(tmp_path):
     base = two_benchmarks(tmp_path / "base", "base", 0)
     other = two_benchmarks(tmp_path / "other", "other", 1)

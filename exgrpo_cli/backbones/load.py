@@ -110,9 +110,13 @@ def load_tokenizer(
 def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a local folder. Raises InputError where transformers cannot load one."""
     try:
-        return AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
         raise InputError(f"{folder} has no tokenizer that transformers can load: {_first_line(error)}") from error
+    # Of a folder without tokenizer files transformers makes an empty one, which encodes every text as nothing.
+    if not tokenizer.encode("1 + 1", add_special_tokens=False):
+        raise InputError(f"{folder} has no tokenizer files (tokenizer.json): copy those of the model it was made from.")
+    return tokenizer
 
 
 def load_backbone(

@@ -96,7 +96,7 @@ def choose_template(name: str, tokenizer: Tokenizer, *, requires_box: bool | Non
     if template.question_form is None and not tokenizer.chat_template:
         raise InputError(
             f"Prompt template {name!r} needs a chat template and this backbone's tokenizer has none: "
-            f"use 'step-by-step' or 'bare' (--set data.template=step-by-step)."
+            "use 'step-by-step' or 'bare' (--set data.template=step-by-step; of evaluate: --template step-by-step)."
         )
     if template.question_form is None:
         text = _chat_text(template, [Message(role="user", content="")], tokenizer)

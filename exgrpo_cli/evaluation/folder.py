@@ -47,7 +47,7 @@ class ResultsFolder:
         Raises InputError where the folder holds something else, another protocol, or cannot be written.
         """
         folder = cls(path)
-        if path.exists() and any(path.iterdir()) and not folder._protocol.is_file():
+        if path.exists() and (not path.is_dir() or (any(path.iterdir()) and not folder._protocol.is_file())):
             raise InputError(f"{path} exists and is no results folder: choose another --output.")
         try:
             path.mkdir(parents=True, exist_ok=True)

@@ -83,7 +83,12 @@ def _layout(path: Path, benchmark: Benchmark) -> Layout:
     first = next(iter_rows(path), None)
     if first is None:
         raise InputError(f"{path} has no rows: there are no questions to ask.")
-    return recognise(str(path), column_names(path, [first[1]]), first[1], NamedFields())
+    try:
+        return recognise(str(path), column_names(path, [first[1]]), first[1], NamedFields())
+    except InputError as error:
+        raise InputError(
+            f"{error} These are options of `exgrpo prepare`, which makes a question file of it."
+        ) from error
 
 
 def _select(data: Path, rows: Sequence[Question], benchmark: Benchmark) -> list[Question]:

@@ -132,7 +132,7 @@ def evaluate(plan: EvaluationPlan, note: Callable[[str], None], *, quiet: bool) 
     asker = _open_asker(plan, note)
     try:
         # All of them first: a benchmark that cannot be had must not be found out about hours later.
-        sessions = [_prepare(plan, benchmark, asker, note) for benchmark in plan.suite.benchmarks]
+        sessions = _prepare_all(plan, asker, note)
         results = {session.benchmark.name: _run(plan, session, asker, quiet=quiet) for session in sessions}
     finally:
         asker.close()
@@ -157,6 +157,27 @@ def _open_asker(plan: EvaluationPlan, note: Callable[[str], None]) -> "Asker":
         deterministic=request.deterministic,
         tensor_parallel=request.tensor_parallel,
     )
+
+
+def _prepare_all(plan: EvaluationPlan, asker: "Asker", note: Callable[[str], None]) -> list["Session"]:
+    """Every benchmark; where some cannot be asked, one error that names them and those that can."""
+    sessions: list[Session] = []
+    failed: dict[str, InputError] = {}
+    for benchmark in plan.suite.benchmarks:
+        try:
+            sessions.append(_prepare(plan, benchmark, asker, note))
+        except InputError as error:
+            failed[benchmark.name] = error
+    if not failed:
+        return sessions
+    first = next(iter(failed.values()))
+    if len(plan.suite.benchmarks) == 1:
+        raise first
+    able = " ".join(session.benchmark.name for session in sessions)
+    raise InputError(
+        f"{len(failed)} of {len(plan.suite.benchmarks)} benchmarks cannot be asked ({', '.join(failed)}). The first: "
+        f"{first}" + (f" Those that can: exgrpo evaluate {able}" if able else "")
+    ) from first
 
 
 def _prepare(plan: EvaluationPlan, benchmark: Benchmark, asker: "Asker", note: Callable[[str], None]) -> "Session":
@@ -209,6 +230,11 @@ def rescore_stored(request: EvaluationRequest) -> EvaluationReport:
     output = request.output
     if output is not None and any((output / name).is_file() for name in ("protocol.json", "results.json")):
         return rescore_folders([result.path for result in results_in(output)], request.second_graders, output)
+    if not request.benchmarks and request.data is None:
+        raise InputError(
+            "--rescore needs to know which samples: name their results folder with --output, or the BENCHMARK and "
+            "--model that were evaluated."
+        )
     plan = plan_evaluation(request)
     return rescore_folders(list(plan.folders.values()), request.second_graders, plan.summary_folder)
 
