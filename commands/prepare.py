@@ -84,7 +84,7 @@ def prepare(
     from exgrpo_cli.data.layouts import NamedFields
     from exgrpo_cli.data.prepare import PrepareOptions, check_output, check_source, default_output
     from exgrpo_cli.data.prepare import prepare as prepare_source
-    from exgrpo_cli.errors import InputError
+    from exgrpo_cli.errors import InputError, Interrupted
     from exgrpo_cli.layers import build_config
     from exgrpo_cli.training.reporter import make_reporter
 
@@ -120,6 +120,11 @@ def prepare(
             prepare_source(source, path, replace(options, heldout=path is not output), reporter.progress)
             for path in outputs
         ]
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"stopped, {outputs[-1]} was not written; run the same command again: it starts over, what was fetched from the "
+            f"hub is kept."
+        ) from None
     finally:
         reporter.close()
     shown = _rendered(reports[0].questions[:show], limit)

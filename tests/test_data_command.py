@@ -1,6 +1,9 @@
 """`exgrpo prepare` as typed: files, reports, exit codes, one line for what is wrong."""
 
 import json
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -121,6 +124,23 @@ def test_every_format_shows_how_far_its_rows_are_read(folder, capsys, name, text
     assert run(["prepare", name]) == 0
     said = capsys.readouterr().err.splitlines()
     assert [line for line in said if line.startswith("reading rows")] == ["reading rows: 0/2", "reading rows: 2/2"]
+
+
+def test_ctrl_c_says_how_to_go_on(folder):
+    rows = [json.dumps({"question": f"Power {n}?", "answer": f"x^{{{n}}}+1"}) for n in range(3000)]
+    (folder / "set.jsonl").write_text("\n".join(rows))
+    code = "import signal; signal.signal(2, signal.default_int_handler); from exgrpo_cli.commands import main; main()"
+    arguments = [sys.executable, "-c", code, "prepare", "set.jsonl"]
+    process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("verifying gold answers"):
+            break
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "stopped, data/set.parquet was not written; run the same command again" in stderr.splitlines()[-1]
+    assert [path.name for path in folder.iterdir()] == ["set.jsonl"]
 
 
 def test_a_dry_run_writes_nothing(folder, capsys):

@@ -115,11 +115,31 @@ CHOICES = "Which?\n\nA. one\nB. two\nC. three"
             "answerKey": "2",
         },
         {"question": "Which?", "A": "one", "B": "two", "C": "three", "answer": "B"},
+        {"question": "Which?", "options": {"A": "one", "B": "two", "C": "three", "D": None}, "answer": "B"},
     ],
 )
 def test_multiple_choice_in_its_forms(tmp_path, row):
     reading = read(write(tmp_path / "set.jsonl", [row]))
     assert (reading.layout, pairs(reading)) == ("multiple choice", [(CHOICES, "B")])
+
+
+@pytest.mark.parametrize(
+    ("options", "answer", "reason"),
+    [
+        (["one", "two"], "²", "the answer is none of the options"),
+        (["one", "two"], "2", "the answer is none of the options"),
+        (["one", "two"], "9" * 5000, "the answer is none of the options"),
+        ({"text": ["one", "two"], "label": ["A", "B", "C"]}, "C", "as many labels as options are needed"),
+        (["one"], "A", "fewer than two options"),
+        (["one", " "], "A", "an option is missing"),
+    ],
+)
+def test_multiple_choice_rows_without_a_gold_option_say_why(tmp_path, options, answer, reason):
+    rows = [{"question": "Which?", "options": ["x", "y"], "answer": "A"}]
+    rows.append({"question": "And?", "options": options, "answer": answer})
+    dropped = Tally()
+    reading = read_source(str(write(tmp_path / "set.jsonl", rows)), NamedFields(), dropped, lambda *_: None)
+    assert (reading.num_read, len(reading.questions), list(dropped.findings())) == (2, 1, [reason])
 
 
 def test_right_and_wrong_answers_apart_are_placed_by_the_question(tmp_path):

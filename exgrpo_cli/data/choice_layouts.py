@@ -22,10 +22,11 @@ from exgrpo_cli.data.drafts import (
 from exgrpo_cli.data.files import Row
 
 _OPTION_NAMES = ("choices", "options")
+_PLACES = tuple(str(place) for place in range(len(LETTERS)))
 
 
 def listed_choices(columns: Columns, row: Row) -> Layout | None:
-    """`choices` or `options` as a list (MMLU, MMLU-Pro) or as texts and labels (ARC), the answer by place or letter."""
+    """`choices` or `options`: a list (MMLU, MMLU-Pro), texts and labels (ARC), or by letter; the answer by any."""
     question, options = first_of(columns, QUESTION_NAMES), first_of(columns, _OPTION_NAMES)
     answer = first_of(columns, ("answerkey", "answer", "answer_index"))
     if question is None or options is None or answer is None:
@@ -82,8 +83,14 @@ def _options(value: Any) -> tuple[list[str], list[str] | None]:
     labels = None
     if isinstance(value, Mapping) and "text" in value:
         value, labels = value["text"], value.get("label")
+    elif isinstance(value, Mapping):
+        # Letters as names; a struct has those that other rows use as nulls.
+        value = {label: text for label, text in value.items() if text is not None}
+        labels, value = list(value), list(value.values())
     if not isinstance(value, list | tuple) or not 2 <= len(value) <= len(LETTERS):
         raise UnusableRow("fewer than two options")
+    if labels is not None and len(labels) != len(value):
+        raise UnusableRow("as many labels as options are needed")
     return [filled(str(text), "an option is missing") for text in value], labels
 
 
@@ -97,7 +104,7 @@ def _place(answer: Any, texts: Sequence[str], labels: Sequence[str] | None) -> i
             return LETTERS.index(answer.upper())
         if answer in texts:
             return list(texts).index(answer)
-        if answer.isdigit():
+        if answer in _PLACES:
             answer = int(answer)
     if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(texts):
         return answer
