@@ -145,12 +145,26 @@ def test_paired_p_value_equals_the_enumerated_one():
 
 
 def test_pairing_removes_what_questions_share():
-    # Hard and easy questions differ by 1, the models by 0.125 on each: paired, the difference is certain.
-    base = np.tile([0.0, 0.875], 20)
-    result = compare_paired(base, base + 0.125, rng())
-    assert (result.low, result.high) == pytest.approx((0.125, 0.125))
+    # Hard and easy questions differ by 0.75, the models by 0.125 or 0.25: of the 40 differences the standard error is
+    # 0.0625 / sqrt(40) = 0.01, of either model's pass rates six times that.
+    base = np.tile([0.0, 0.75], 20)
+    result = compare_paired(base, base + np.tile([0.125, 0.25], 20), rng())
+    assert (result.low, result.high) == pytest.approx((0.1875 - 0.02, 0.1875 + 0.02), abs=0.003)
     assert result.p_value == pytest.approx(1 / 10_001)
     assert compare_paired(base, base, rng()).p_value == 1.0
+
+
+def test_models_that_differ_alike_on_every_question_get_an_interval_with_a_width():
+    z2 = NormalDist().inv_cdf(0.975) ** 2
+    unseen = z2 / (30 + z2)
+    neither = compare_paired(np.zeros(30), np.zeros(30), rng())
+    assert (neither.value, neither.low, neither.high) == (0.0, pytest.approx(-unseen), pytest.approx(unseen))
+    assert neither.p_value == 1.0
+    every = compare_paired(np.zeros(30), np.ones(30), rng())
+    assert (every.value, every.low, every.high) == (1.0, pytest.approx(1 - 2 * unseen), 1.0)
+    # A quarter more on each question: the unseen ones may lose everything, or win the other three quarters.
+    quarter = compare_paired(np.full(30, 0.5), np.full(30, 0.75), rng())
+    assert (quarter.low, quarter.high) == pytest.approx((0.25 - 1.25 * unseen, 0.25 + 0.75 * unseen))
 
 
 def test_holm_by_hand():

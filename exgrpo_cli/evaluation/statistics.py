@@ -165,11 +165,17 @@ def compare_paired(
 ) -> PairedDifference:
     """Difference of two models on the same questions: bootstrap interval, sign-flip permutation p-value.
 
-    `first` and `second` hold pass rates of the same questions in the same order.
+    `first` and `second` hold pass rates of the same questions in the same order. Where all questions differ alike (as
+    where neither model solves any) there is nothing to resample: the interval then allows for a share of questions
+    unlike those seen, as large as Wilson's upper end at 0 of n.
     """
     # Pass rates are multiples of 1/k: without rounding, equal differences could differ in their last bit.
     differences = np.round(second - first, 12)
-    low, high = bootstrap_interval(differences, rng, resamples=resamples)
+    if differences.min() == differences.max():
+        value, unseen = float(differences[0]), wilson(0.0, _num_questions(differences))[1]
+        low, high = value - unseen * (value + 1), value + unseen * (1 - value)
+    else:
+        low, high = bootstrap_interval(differences, rng, resamples=resamples)
     return PairedDifference(
         value=float(differences.mean()),
         low=low,
