@@ -122,8 +122,8 @@ def prepare(
         ]
     except KeyboardInterrupt:
         raise Interrupted(
-            f"stopped, {outputs[-1]} was not written; run the same command again: it starts over, what was fetched from the "
-            f"hub is kept."
+            f"stopped, {outputs[-1]} was not written; run the same command again: it starts over, "
+            f"what was fetched from the hub is kept."
         ) from None
     finally:
         reporter.close()
