@@ -12,7 +12,13 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-LONG_FILES = ("test_training_loop.py", "test_ablation.py", "test_evaluation_killed.py", "test_commands_doctor.py")
+LONG_FILES = (
+    "test_training_loop.py",
+    "test_ablation.py",
+    "test_engines_ranks.py",
+    "test_evaluation_killed.py",
+    "test_commands_doctor.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

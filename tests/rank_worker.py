@@ -1,5 +1,6 @@
 """What each rank of the tests does: `torchrun rank_worker.py JOB FOLDER`; results go to FOLDER."""
 
+import json
 import pickle
 import sys
 import time
@@ -62,6 +63,16 @@ def deepspeed_updates(ranks: Ranks, folder: Path, stage: int) -> None:
     first, second = trained.update(minibatch()), resumed.update(minibatch())
     again = taken(resumed)
     same_after = all(torch.equal(weight, again[name]) for name, weight in trained.named_weights())
+    # A checkpoint of three ranks, as far as this one gets to read it.
+    other = folder / f"of-three-{ranks.rank}"
+    other.mkdir()
+    state = json.loads((folder / "saved" / "policy.json").read_text())
+    (other / "policy.json").write_text(json.dumps(state | {"num_ranks": 3}))
+    try:
+        resumed.load(other)
+        refused = ""
+    except InputError as error:
+        refused = str(error)
     # The gradient of a mini-batch is far above this bound.
     bounded = policy(skip_grad_norm=1e-3)
     before = taken(bounded)
@@ -73,6 +84,7 @@ def deepspeed_updates(ranks: Ranks, folder: Path, stage: int) -> None:
                 "scores": scores,
                 "history": history,
                 "resumed": (same, same_after, first.grad_norm == second.grad_norm),
+                "refused": refused,
                 "skipped": (skipped.applied, skipped.skip_reason, bounded.consecutive_skips, unmoved),
             },
             folder / "results.pt",

@@ -24,11 +24,13 @@ from exgrpo_cli.replay.reader import LedgerReader
 WORKER = Path(__file__).parent / "rank_worker.py"
 
 
-def torchrun(job: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+def two_ranks(job: str, folder: Path, launcher: Sequence[str] = TORCHRUN) -> subprocess.CompletedProcess[str]:
     paths = [str(Path(__file__).parents[1]), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     return subprocess.run(
-        [*command, str(WORKER), job, str(folder)],
+        [sys.executable, "-m", *launcher, str(WORKER), job, str(folder)],
         capture_output=True,
         text=True,
         timeout=240,
@@ -48,7 +50,7 @@ def test_shares_keep_prompts_together_and_have_as_many_tokens() -> None:
 
 
 def test_two_processes_have_the_scores_and_the_gradient_of_one(tmp_path: Path) -> None:
-    done = torchrun("torch", tmp_path)
+    done = two_ranks("torch", tmp_path)
     assert done.returncode == 0, done.stderr
     model = build_model()
     before = weights(model)
@@ -71,7 +73,7 @@ def test_two_processes_have_the_scores_and_the_gradient_of_one(tmp_path: Path) -
 
 def test_a_rank_that_ends_ends_the_other_and_speaks_alone(tmp_path: Path) -> None:
     started = time.monotonic()
-    done = torchrun("refuse", tmp_path)
+    done = two_ranks("refuse", tmp_path)
     assert done.returncode != 0
     assert done.stderr.count("InputError: rank 1 refuses") == 1
     assert time.monotonic() - started < 60
@@ -80,7 +82,7 @@ def test_a_rank_that_ends_ends_the_other_and_speaks_alone(tmp_path: Path) -> Non
 def test_a_rank_that_hangs_is_named_and_ended(tmp_path: Path) -> None:
     """Rank 1 sleeps in Python, rank 0 waits 5 s for it; the sleeper is ended 10 s after rank 0 has spoken."""
     started = time.monotonic()
-    done = torchrun("hang", tmp_path)
+    done = two_ranks("hang", tmp_path)
     assert done.returncode != 0
     assert "RunError: rank 0 could not wait for the other ranks: one of them has ended or hangs" in done.stderr
     assert "Rank 1 failed to pass monitoredBarrier in 5000 ms" in done.stderr
@@ -96,7 +98,7 @@ def test_two_processes_ask_draw_and_choose_as_one_does(small_config, tmp_path: P
     config = small_config("run.steps=4", 'data.heldout=""', "optim.learning_rate=1e-6", "optim.warmup_steps=0")
     (tmp_path / "settings.toml").write_text(to_toml(config))
     alone = train_and_note(ALONE, tmp_path)
-    done = torchrun("recorded", tmp_path)
+    done = two_ranks("recorded", tmp_path)
     assert done.returncode == 0, done.stderr
     ours, theirs = (LedgerReader(tmp_path / f"run-{ranks}" / "replay") for ranks in (1, 2))
     assert theirs.events().to_pylist() == ours.events().to_pylist()
@@ -110,13 +112,16 @@ def test_two_processes_ask_draw_and_choose_as_one_does(small_config, tmp_path: P
             assert float((gradient - mine).norm() / mine.norm()) < 1e-5
 
 
-def agents(arguments: list[str], folders: Sequence[Path]) -> list[subprocess.Popen[str]]:
-    """One torchrun agent of one rank per folder, as if each were a host of its own, at work in its folder."""
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
+        return int(probe.getsockname()[1])
+
+
+def agents(arguments: list[str], folders: Sequence[Path]) -> list[subprocess.Popen[str]]:
+    """One torchrun agent of one rank per folder, as if each were a host of its own, at work in its folder."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(folders)), "--nproc-per-node", "1"]
-    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "hosts"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{free_port()}", "--rdzv-id", "hosts"]
     return [
         subprocess.Popen(
             [*command, "-m", "exgrpo_cli.commands", "train", *arguments],

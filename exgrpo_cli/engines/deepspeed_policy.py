@@ -176,8 +176,8 @@ class DeepSpeedPolicy:
             if saved[key] != self._state()[key]:
                 raise InputError(
                     f"{folder} was written with {saved[key]} {what}, this run has {self._state()[key]}: ZeRO shards "
-                    "fit the same number alone. Resume as it was started, or convert them with DeepSpeed's "
-                    "ds_to_universal."
+                    "fit the same number alone. Resume as it was started, or start a new run with --backbone "
+                    f"{folder.parent / 'model'} and --replay-from this one."
                 )
         self._engine.load_checkpoint(str(folder), tag=TAG)
         self.weight_version = saved["weight_version"]
