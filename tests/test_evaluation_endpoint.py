@@ -170,7 +170,7 @@ def test_a_pause_that_the_server_asks_for_is_kept(serve):
 
 def test_nonsense_ends_after_the_last_attempt(serve):
     server = serve(lambda path, body, before: (200, {"choices": [{"text": 3}]}))
-    with pytest.raises(RunError, match=r"failed 3 times, last with: an answer that is no completion .* are kept"):
+    with pytest.raises(RunError, match=r"failed 3 times, last with: an answer that is no completion.* are kept"):
         patient(server, attempts=3).respond("2+2=", 5, PARAMS)
     assert sum(server.seen.values()) == 3
 
@@ -245,6 +245,26 @@ def test_an_answer_that_is_no_completion(serve, reply):
     server = serve(lambda path, body, before: (200, reply))
     with pytest.raises(RunError, match=r"failed 2 times, last with: an answer that is no"):
         patient(server, attempts=2).respond("2+2=", 5, PARAMS)
+
+
+def test_a_missing_field_is_named(serve):
+    choice = {"message": {"content": "4"}, "finish_reason": "stop"}
+    with pytest.raises(RunError, match=r"no completion, 'usage' is missing or unknown \({'choices'"):
+        patient(serve(lambda path, body, before: (200, {"choices": [choice]})), attempts=1).respond("2+2=", 5, PARAMS)
+
+
+@pytest.mark.parametrize("reason", ["content_filter", "tool_calls"])
+def test_a_response_that_the_server_ended_counts_as_ended(serve, reason):
+    server = serve(lambda path, body, before: completion("I cannot", reason=reason))
+    assert patient(server).respond("2+2=", 5, PARAMS).stop_reason is StopReason.EOS
+
+
+def test_half_a_surrogate_pair_does_not_stop_the_evaluation(tmp_path, serve):
+    server = serve(lambda path, body, before: completion("\\boxed{1} \ud800"))
+    asker, session = session_of(own_benchmark("sums"), questions_file(tmp_path, 2), patient(server))
+    result = run_session(asker, session, tmp_path / "results")
+    assert result["verdicts"]["correct"] == 1
+    assert "boxed{1} ?" in (tmp_path / "results" / "records.jsonl").read_text()
 
 
 def test_a_model_that_is_not_served(serve):

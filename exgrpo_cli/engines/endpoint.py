@@ -28,6 +28,14 @@ Prompt = str | tuple[Message, ...]
 # Time-out, conflict, too early, too many requests: the same request may succeed later.
 _PASSING_CLIENT_ERRORS = (408, 409, 425, 429)
 _LONGEST_PAUSE_SECONDS = 60.0
+# Whatever ended a response but the limit ended it for good: a filter that cut it off would do so again.
+_STOP_REASONS = {
+    "stop": StopReason.EOS,
+    "content_filter": StopReason.EOS,
+    "tool_calls": StopReason.EOS,
+    "function_call": StopReason.EOS,
+    "length": StopReason.LENGTH,
+}
 _REFUSED_AT_FIRST = 3
 """Attempts to connect to a server that has not answered yet: a mistyped port is refused for ever."""
 _NOTE_EVERY_SECONDS = 30.0
@@ -248,12 +256,14 @@ def _response(reply: Any) -> Response:
         choice = reply["choices"][0]
         text = choice["message"]["content"] if "message" in choice else choice["text"]
         num_tokens = reply["usage"]["completion_tokens"]
-        reason = {"stop": StopReason.EOS, "length": StopReason.LENGTH}[choice["finish_reason"]]
+        reason = _STOP_REASONS[choice["finish_reason"]]
     except (KeyError, IndexError, TypeError) as error:
-        raise _Passing(f"an answer that is no completion ({str(reply)[:200]})") from error
+        missing = f", {error} is missing or unknown" if isinstance(error, KeyError) else ""
+        raise _Passing(f"an answer that is no completion{missing} ({str(reply)[:200]})") from error
     # Python counts True as a number.
     counted = isinstance(num_tokens, int) and not isinstance(num_tokens, bool) and num_tokens >= 0
     if not (text is None or isinstance(text, str)) or not counted:
         raise _Passing(f"an answer that is no completion ({str(reply)[:200]})")
-    # A thinking model cut off before its answer has no content at all.
-    return Response(text=text or "", num_tokens=num_tokens, stop_reason=reason, logprob=None)
+    # A thinking model cut off before its answer has no content at all. JSON may hold half a surrogate pair; no file may.
+    whole = (text or "").encode("utf-8", "replace").decode("utf-8")
+    return Response(text=whole, num_tokens=num_tokens, stop_reason=reason, logprob=None)
