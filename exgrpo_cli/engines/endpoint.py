@@ -264,6 +264,6 @@ def _response(reply: Any) -> Response:
     counted = isinstance(num_tokens, int) and not isinstance(num_tokens, bool) and num_tokens >= 0
     if not (text is None or isinstance(text, str)) or not counted:
         raise _Passing(f"an answer that is no completion ({str(reply)[:200]})")
-    # A thinking model cut off before its answer has no content at all. JSON may hold half a surrogate pair; no file may.
+    # A thinking model cut off before its answer has no content. JSON may hold half a surrogate pair, a file may not.
     whole = (text or "").encode("utf-8", "replace").decode("utf-8")
     return Response(text=whole, num_tokens=num_tokens, stop_reason=reason, logprob=None)
