@@ -79,9 +79,9 @@ def evaluate(
     \b
     Examples:
       exgrpo evaluate arithmetic
-      exgrpo evaluate aime24 math500 --model Qwen/Qwen2.5-Math-1.5B --max-tokens 3000
+      exgrpo evaluate aime24 math500 --model Qwen/Qwen2.5-Math-1.5B
       exgrpo evaluate --compare results/aime24-before results/aime24-after
-      exgrpo evaluate --compare results/paper-base results/paper-grpo results/paper-exgrpo --output figures
+      exgrpo evaluate --compare results/a results/b results/c --output figures
     """
     from exgrpo_cli.evaluation.service import EvaluationRequest, rescore_stored
     from exgrpo_cli.training.threads import choose_threads
