@@ -1,6 +1,7 @@
 """Any sequence of visits, draws, resumes and compactions, against a reference written straight from the definition."""
 
 import copy
+import math
 import shutil
 import tempfile
 from dataclasses import dataclass, field
@@ -194,7 +195,7 @@ class BufferMachine(RuleBasedStateMachine):
             self.reference.last_replay[question] = self.step
 
     def readmit(self) -> None:
-        expected = round(0.5 * len(self.reference.retired))
+        expected = math.ceil(0.5 * len(self.reference.retired))
         back = self.buffer.readmit(self.step, self.rng)
         assert len(back) == expected and set(back) <= self.reference.retired
         for question in back:
