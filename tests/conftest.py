@@ -57,10 +57,7 @@ def tiny_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def small_backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Hugging Face folder of a very small backbone that solves some two-operation sums: seconds to train.
-
-    Its attention heads, of width 32, are of a size vLLM has CPU kernels for.
-    """
+    """A Hugging Face folder of a very small backbone that solves some two-operation sums: seconds to train."""
     import numpy as np
 
     from exgrpo_cli.backbones.export import export_model
@@ -70,7 +67,7 @@ def small_backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from exgrpo_cli.settings import TinySettings
 
     tokenizer = make_tokenizer(max_tokens=MAX_TOKENS)
-    model = make_model(TinySettings(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, ffn_size=128), tokenizer)
+    model = make_model(TinySettings(hidden_size=64, num_layers=2, ffn_size=128), tokenizer)
     warm_start(
         model,
         tokenizer,

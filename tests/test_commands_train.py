@@ -117,7 +117,7 @@ def test_a_run_its_summary_its_table_and_its_sequel(small_config, tmp_path, caps
     out, err = capsys.readouterr()
     assert err == ""
     assert "held-out pass@1 after" in out
-    assert "plots in runs/one/plots" in out
+    assert "model in runs/one/model" in out and "plots in" not in out  # run.plots is off
     assert len((tmp_path / "runs" / "one" / "metrics.jsonl").read_text().splitlines()) == 3
 
     assert run(["train", "--config", "runs/one/config.toml", "--steps", "1", "--quiet"]) == 0

@@ -79,6 +79,7 @@ def test_a_rank_that_ends_ends_the_other_and_speaks_alone(tmp_path: Path) -> Non
     assert time.monotonic() - started < 60
 
 
+@pytest.mark.engines
 def test_a_rank_that_hangs_is_named_and_ended(tmp_path: Path) -> None:
     """Rank 1 sleeps in Python, rank 0 waits 5 s for it; the sleeper is ended 10 s after rank 0 has spoken."""
     started = time.monotonic()
@@ -89,6 +90,7 @@ def test_a_rank_that_hangs_is_named_and_ended(tmp_path: Path) -> None:
     assert time.monotonic() - started < 60
 
 
+@pytest.mark.engines
 def test_two_processes_ask_draw_and_choose_as_one_does(small_config, tmp_path: Path) -> None:
     """On the same recorded rollouts: the ledger is the same, and every gradient within 1e-5, replayed steps included.
 
@@ -134,6 +136,7 @@ def agents(arguments: list[str], folders: Sequence[Path]) -> list[subprocess.Pop
     ]
 
 
+@pytest.mark.engines
 def test_of_two_hosts_rank_0_alone_writes_the_run_folder(small_config, tmp_path: Path) -> None:
     settings = tmp_path / "settings.toml"
     settings.write_text(to_toml(small_config("run.steps=2")))
