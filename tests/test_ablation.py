@@ -161,6 +161,7 @@ def test_a_run_that_fails_is_named_and_the_others_finish(study_of, tmp_path: Pat
         run_study(study_of(tmp_path, "optim.skip_norm=1e-9"), jobs=2, reporter=SilentReporter())
 
 
+@pytest.mark.engines
 def test_a_run_of_several_ranks_is_started_by_its_worker(study_of, tmp_path: Path) -> None:
     (run, _) = study_of(tmp_path, "run.nproc=2", "run.steps=1", "data.heldout=arithmetic").runs
     job = start(run, SilentReporter())

@@ -107,6 +107,7 @@ def test_a_file_of_two_benchmarks_killed_and_gone_on_with(tmp_path, small_backbo
     assert "aime24: going on after" in said
 
 
+@pytest.mark.engines
 def test_aime24_of_the_real_file_killed_and_gone_on_with(tmp_path, small_backbone, shared_data):
     data = shared_data / "verl_format_aime24_math500.parquet"
     rows = pq.read_table(data, columns=["data_source", "prompt"]).to_pylist()
@@ -118,6 +119,7 @@ def test_aime24_of_the_real_file_killed_and_gone_on_with(tmp_path, small_backbon
     check_stamp(result["protocol"], questions=30, folded=240 - 30)
 
 
+@pytest.mark.engines
 def test_math500_of_the_real_file_killed_and_gone_on_with(tmp_path, untrained, shared_data):
     data = shared_data / "verl_format_aime24_math500.parquet"
     result, _ = killed_and_resumed(data, untrained, tmp_path / "results", "math500", "--max-tokens", "16")
