@@ -38,6 +38,7 @@ def shared_data() -> Path:
     """Real question files beside the project, where somebody has put them."""
     folder = Path(__file__).parents[2] / "shared" / "data"
     if not folder.is_dir():
+        # They are not ours to ship: whoever clones the project alone runs the same code on the tests' own small files.
         pytest.skip(f"no real question files at {folder}")
     return folder
 

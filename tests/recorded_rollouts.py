@@ -2,8 +2,9 @@
 
 import pickle
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,58 +12,38 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from exgrpo_cli.config import resolve
-from exgrpo_cli.engines.protocols import Generator, Score
+from exgrpo_cli.engines.protocols import Generator
 from exgrpo_cli.engines.ranks import Ranks
 from exgrpo_cli.training import assemble, launch
 from exgrpo_cli.training.reporter import SilentReporter
-from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams
+from exgrpo_cli.types import Rollout, RolloutRequest
 
 Noted = dict[tuple[str, int], Rollout]
 """Rollouts by question and seed."""
 
 
-class Recorder:
-    """Implements `protocols.Generator`: another one, whose rollouts are noted."""
+def note_rollouts(generator: Generator, noted: Noted) -> Generator:
+    """`generator`, noting what it samples."""
+    sample = generator.generate
 
-    def __init__(self, generator: Generator, noted: Noted) -> None:
-        self._generator = generator
-        self._noted = noted
-
-    @property
-    def weight_version(self) -> int:
-        return self._generator.weight_version
-
-    def generate(
-        self,
-        requests: Sequence[RolloutRequest],
-        params: SamplingParams,
-        on_finished: Callable[[int, Rollout], None] | None = None,
-    ) -> list[list[Rollout]]:
-        groups = self._generator.generate(requests, params, on_finished)
+    def generate(requests: Sequence[RolloutRequest], *arguments: Any, **options: Any) -> list[list[Rollout]]:
+        groups = sample(requests, *arguments, **options)
         for request, group in zip(requests, groups, strict=True):
-            self._noted |= zip(((request.question_id, seed) for seed in request.seeds), group, strict=True)
+            noted.update(zip(((request.question_id, seed) for seed in request.seeds), group, strict=True))
         return groups
 
-    def sleep(self) -> None:
-        self._generator.sleep()
-
-    def sync(self, weights: Iterator[tuple[str, Tensor]], weight_version: int, score: Score | None = None) -> None:
-        self._generator.sync(weights, weight_version, score)
-
-    def close(self) -> None:
-        self._generator.close()
+    generator.generate = generate
+    return generator
 
 
-class Replayer(Recorder):
-    """Returns what was noted; a question or visit that was not asked for then is a KeyError."""
+def replay_rollouts(generator: Generator, noted: Noted) -> Generator:
+    """`generator`, returning what was noted; a question or visit that was not asked for then is a KeyError."""
 
-    def generate(
-        self,
-        requests: Sequence[RolloutRequest],
-        params: SamplingParams,
-        on_finished: Callable[[int, Rollout], None] | None = None,
-    ) -> list[list[Rollout]]:
-        return [[self._noted[request.question_id, seed] for seed in request.seeds] for request in requests]
+    def generate(requests: Sequence[RolloutRequest], *arguments: Any, **options: Any) -> list[list[Rollout]]:
+        return [[noted[request.question_id, seed] for seed in request.seeds] for request in requests]
+
+    generator.generate = generate
+    return generator
 
 
 def train_and_note(ranks: Ranks, folder: Path) -> list[Tensor]:
@@ -73,7 +54,7 @@ def train_and_note(ranks: Ranks, folder: Path) -> list[Tensor]:
     file = folder / "rollouts.pkl"
     gradients: list[Tensor] = []
     noted: Noted = {} if ranks.world_size == 1 else pickle.loads(file.read_bytes())
-    wrapper = Recorder if ranks.world_size == 1 else Replayer
+    wrapper = note_rollouts if ranks.world_size == 1 else replay_rollouts
     make_generator = assemble.make_generator
 
     def note(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:

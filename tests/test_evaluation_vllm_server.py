@@ -1,6 +1,5 @@
 """The endpoint path against a real vLLM server on CPU: seeds, both routes, refusals, an evaluation end to end."""
 
-import importlib.util
 import json
 import os
 import signal
@@ -49,8 +48,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    if importlib.util.find_spec("vllm") is None:
-        pytest.skip("vllm is not installed")
     port, log = free_port(), tmp_path_factory.mktemp("vllm") / "server.log"
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--served-model-name", "small", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]

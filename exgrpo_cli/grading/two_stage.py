@@ -36,9 +36,10 @@ def install() -> None:
         try:
             prediction_mode = PredictionMode.SLL
             return read_in_mode(latex)
-        except MemoryError:
-            raise
-        except Exception:  # noqa: BLE001 - latex2sympy raises a bare Exception for a syntax error
+        except Exception as error:
+            # A syntax error, the one thing that LL may read otherwise, is a bare Exception; others come after parsing.
+            if type(error) is not Exception:
+                raise
             prediction_mode = PredictionMode.LL
             return read_in_mode(latex)
 

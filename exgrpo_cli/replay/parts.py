@@ -126,7 +126,9 @@ def inspect_part(table: str, name: PartName) -> PartInfo:
         return _inspect_bodies(name) if table == BODIES else _inspect_parquet(table, name)
     except FileNotFoundError:
         raise
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError, ValueError) as error:
+    except (ValueError, pa.ArrowNotImplementedError, OSError) as error:
+        # Damaged bytes are to Arrow invalid (a ValueError, like metadata that is no JSON), of an encoding it does not
+        # know, or end too soon (an OSError); memory that runs out is not the part's fault.
         raise UnreadablePart(f"{table}/{name.path.name} is truncated or damaged ({_first_line(error)})") from error
 
 
