@@ -59,6 +59,16 @@ def tiny_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def small_backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Hugging Face folder of a very small backbone that solves some two-operation sums: seconds to train."""
+    return export_small_backbone(tmp_path_factory.mktemp("backbone") / "small", num_heads=4, num_kv_heads=2)
+
+
+@pytest.fixture(scope="session")
+def vllm_backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with attention heads of width 32, a size vLLM has CPU kernels for."""
+    return export_small_backbone(tmp_path_factory.mktemp("backbone") / "small", num_heads=2, num_kv_heads=1)
+
+
+def export_small_backbone(folder: Path, *, num_heads: int, num_kv_heads: int) -> Path:
     import numpy as np
 
     from exgrpo_cli.backbones.export import export_model
@@ -68,7 +78,8 @@ def small_backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from exgrpo_cli.settings import TinySettings
 
     tokenizer = make_tokenizer(max_tokens=MAX_TOKENS)
-    model = make_model(TinySettings(hidden_size=64, num_layers=2, ffn_size=128), tokenizer)
+    shape = TinySettings(hidden_size=64, num_layers=2, num_heads=num_heads, num_kv_heads=num_kv_heads, ffn_size=128)
+    model = make_model(shape, tokenizer)
     warm_start(
         model,
         tokenizer,
@@ -78,7 +89,6 @@ def small_backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rng=np.random.default_rng(0),
         progress=lambda done, total: None,
     )
-    folder = tmp_path_factory.mktemp("backbone") / "small"
     export_model(model, tokenizer, folder, eos_ids=(tokenizer.eos_token_id,))
     return folder
 

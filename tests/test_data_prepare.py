@@ -24,7 +24,6 @@ from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.settings import ArithmeticSettings
 from exgrpo_cli.types import Message, Question
 
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 ALICE = "Alice has 12 red apples and 7 green ones; she gives 5 of them to Bob. How many apples has she left?"
 CAROL = "Carol has 12 red apples and 7 green ones; she gives 5 of them to Bob. How many apples has she left?"
 WALK = "A walker covers nine kilometres in four hours with a pause of t minutes in a coffee shop on the way home."
@@ -128,12 +127,17 @@ def test_an_output_that_is_not_prepares_own_is_refused(tmp_path):
     assert run(source, tmp_path / "out.parquet").num_kept == 1
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_read_only_folder_is_refused(tmp_path):
     source = write(tmp_path / "set.jsonl", qa("1 + 1 = ?", "2"))
     (tmp_path / "locked").mkdir(mode=0o500)
-    with pytest.raises(InputError, match="is not a writable folder"):
-        run(source, tmp_path / "locked" / "out.parquet")
+    # Root may write anywhere, but for this capability.
+    as_owner = ["setpriv", "--bounding-set", "-dac_override"] if os.geteuid() == 0 else []
+    code = "from exgrpo_cli.commands import main; main()"
+    arguments = ["prepare", str(source), "--output", str(tmp_path / "locked" / "out.parquet")]
+    done = subprocess.run([*as_owner, sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "is not a writable folder" in done.stderr
+    assert not list((tmp_path / "locked").iterdir())
 
 
 SLOW = """
@@ -224,11 +228,10 @@ def test_default_output():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not SHARED.is_dir(), reason=f"needs the real files in {SHARED}")
-def test_real_files(tmp_path):
-    gsm8k = run(SHARED / "gsm8k_train.jsonl", tmp_path / "gsm8k.parquet")
+def test_real_files(tmp_path, shared_data):
+    gsm8k = run(shared_data / "gsm8k_train.jsonl", tmp_path / "gsm8k.parquet")
     assert (gsm8k.layout, gsm8k.num_read, gsm8k.num_kept) == ("gsm8k", 7473, 7473)
-    verl = run(SHARED / "verl_format_aime24_math500.parquet", tmp_path / "verl.parquet", layout="verl")
+    verl = run(shared_data / "verl_format_aime24_math500.parquet", tmp_path / "verl.parquet", layout="verl")
     # 30 questions of AIME24 stand eight times each: 240 - 30 = 210 are folded.
     assert (verl.layout, verl.num_read, verl.num_folded, verl.num_kept) == ("verl", 740, 210, 530)
     assert {question.prompt[0].content for question in verl.questions} == {THOUGHT_SOLUTION_SYSTEM}

@@ -1,4 +1,4 @@
-"""Sources: files of every format, the layouts of the field recognised by their columns, and folders with splits."""
+"""Sources: files of every format, the layouts of the field recognised by their columns."""
 
 import csv
 import json
@@ -15,7 +15,6 @@ from exgrpo_cli.data.files import iter_rows
 from exgrpo_cli.data.layouts import NamedFields
 from exgrpo_cli.data.reading import read_source
 from exgrpo_cli.data.sources import default_name
-from exgrpo_cli.data.splits import select_files
 from exgrpo_cli.errors import InputError
 
 
@@ -290,41 +289,6 @@ def test_a_folder_of_several_layouts_or_none(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"empty has no .parquet, .* files: there are no questions"):
         read(tmp_path / "empty")
-
-
-def chosen(paths, *selectors, card=None):
-    selection = select_files("set", paths, card or {}, selectors)
-    return selection.config, selection.split, selection.files
-
-
-def test_configurations_and_splits_without_a_card():
-    paths = ["main/train.parquet", "main/test.parquet", "socratic/train.parquet", "README.md", ".cache/train.parquet"]
-    assert chosen(paths, "main") == ("main", "train", ("main/train.parquet",))
-    assert chosen(paths, "main", "test") == ("main", "test", ("main/test.parquet",))
-    with pytest.raises(InputError, match="the configurations main, socratic: say which, for example set:main"):
-        chosen(paths)
-    assert chosen(["questions.csv"]) == ("default", "train", ("questions.csv",))
-    assert chosen(["test.csv"]) == ("default", "test", ("test.csv",))
-    assert chosen(["OE_maths_en/validation-0.csv", "OE_maths_en/dev.csv"])[1:] == (
-        "validation",
-        ("OE_maths_en/dev.csv", "OE_maths_en/validation-0.csv"),
-    )
-    with pytest.raises(InputError, match="has the splits validation, test: say which, for example set:validation"):
-        chosen(["dev.csv", "test.csv"])
-    with pytest.raises(InputError, match=r"mixes .csv and .parquet files"):
-        chosen(["train.csv", "train.parquet"])
-
-
-def test_a_card_decides():
-    card = {
-        "configs": [
-            {"config_name": "default", "data_files": [{"split": "train", "path": ["part/*.jsonl"]}]},
-            {"config_name": "other", "data_dir": "other"},
-        ]
-    }
-    paths = ["part/test-a.jsonl", "part/b.jsonl", "other/test.jsonl", "unused.csv"]
-    assert chosen(paths, card=card) == ("default", "train", ("part/b.jsonl", "part/test-a.jsonl"))
-    assert chosen(paths, "other", card=card) == ("other", "test", ("other/test.jsonl",))
 
 
 def test_default_names(tmp_path):

@@ -1,10 +1,6 @@
 """vLLM in this process, on the CPU: one engine for the whole module, held against the trainer it serves."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,33 +30,8 @@ PARAMS = SamplingParams(temperature=TEMPERATURE, top_p=1.0, max_new_tokens=40)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A very small backbone whose attention heads are of a size vLLM has CPU kernels for."""
-    from exgrpo_cli.backbones.export import export_model
-    from exgrpo_cli.backbones.tiny import MAX_TOKENS, make_model
-    from exgrpo_cli.backbones.tokenizer import make_tokenizer
-    from exgrpo_cli.backbones.warm_start import WarmStartRecipe, warm_start
-    from exgrpo_cli.settings import TinySettings
-
-    tokenizer = make_tokenizer(max_tokens=MAX_TOKENS)
-    model = make_model(TinySettings(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, ffn_size=128), tokenizer)
-    warm_start(
-        model,
-        tokenizer,
-        steps=150,
-        batch_size=32,
-        recipe=WarmStartRecipe(levels=(1, 2)),
-        rng=np.random.default_rng(0),
-        progress=lambda done, total: None,
-    )
-    path = tmp_path_factory.mktemp("backbone") / "small"
-    export_model(model, tokenizer, path, eos_ids=(tokenizer.eos_token_id,))
-    return path
-
-
-@pytest.fixture(scope="module")
-def policy(folder: Path) -> TorchPolicy:
-    backbone = load_folder(folder, torch.device("cpu"))
+def policy(vllm_backbone: Path) -> TorchPolicy:
+    backbone = load_folder(vllm_backbone, torch.device("cpu"))
     return TorchPolicy(
         backbone.model,
         temperature=TEMPERATURE,
@@ -70,13 +41,13 @@ def policy(folder: Path) -> TorchPolicy:
 
 
 @pytest.fixture(scope="module")
-def generator(folder: Path, policy: TorchPolicy) -> Iterator[Any]:
+def generator(vllm_backbone: Path, policy: TorchPolicy) -> Iterator[Any]:
     from exgrpo_cli.engines.vllm import VLLMGenerator
     from exgrpo_cli.engines.vllm_canary import Canary
     from exgrpo_cli.engines.vllm_engine import VLLMSettings
 
     made = VLLMGenerator(
-        VLLMSettings(folder=folder, dtype="float32", device="cpu", max_tokens=400, max_rows=32),
+        VLLMSettings(folder=vllm_backbone, dtype="float32", device="cpu", max_tokens=400, max_rows=32),
         eos_ids=[policy.model.config.eos_token_id],
         canary=Canary.of_prompt(prompt(0), TEMPERATURE),
     )
@@ -303,111 +274,13 @@ def test_a_prompt_that_leaves_no_room_is_refused(generator: Any) -> None:
         generator.generate([request(1, 1, tokens=380)], PARAMS)
 
 
-def test_what_cannot_be_served_is_refused_before_the_start(folder: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_served_is_refused_before_the_start(vllm_backbone: Path, tmp_path: Path) -> None:
     from exgrpo_cli.engines.vllm_engine import VLLMSettings, open_llm
 
     settings = {"dtype": "float32", "device": "cpu", "max_tokens": 64, "max_rows": 4}
     with pytest.raises(InputError, match=r"rollout\.tensor_parallel = 2 does not divide the 1 ranks"):
-        open_llm(VLLMSettings(folder=folder, tensor_parallel=2, **settings))
-    config = json.loads((folder / "config.json").read_text()) | {"num_attention_heads": 4, "head_dim": 16}
+        open_llm(VLLMSettings(folder=vllm_backbone, tensor_parallel=2, **settings))
+    config = json.loads((vllm_backbone / "config.json").read_text()) | {"num_attention_heads": 4, "head_dim": 16}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(InputError, match=r"heads of size 16; vLLM on the CPU has kernels for 32, 64"):
         open_llm(VLLMSettings(folder=tmp_path, **settings))
-
-
-RUN_SETTINGS = (
-    "arithmetic.levels=[2]",
-    "arithmetic.num_train=60",
-    "arithmetic.num_heldout=10",
-    "rollout.questions_per_step=8",
-    "rollout.logprobs=engine",
-    "replay.start_threshold=0",
-    "optim.learning_rate=3e-4",
-    "optim.warmup_steps=0",
-    "run.save_every=2",
-    "run.threads=1",
-    "run.plots=false",
-    "validation.samples=2",
-)
-
-
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-c", "from exgrpo_cli.commands import main; main()", *arguments]
-
-
-def train_command(folder: Path, run: Path, *, steps: int) -> list[str]:
-    settings = [part for text in RUN_SETTINGS for part in ("--set", text)]
-    options = f"--rollout vllm --backbone {folder} --steps {steps} --output {run} --log tensorboard --quiet"
-    return command("train", *options.split(), *settings)
-
-
-def lines_of(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-@pytest.mark.timeout(600)
-def test_a_run_from_the_command_line_killed_and_resumed(folder: Path, tmp_path: Path) -> None:
-    """Training with vllm rollouts: fresh weights at every step, the ledger holds the engine's log-probs."""
-    from exgrpo_cli.replay.reader import LedgerReader
-
-    run = tmp_path / "run"
-    process = subprocess.Popen(train_command(folder, run, steps=40), env=os.environ | {"OMP_NUM_THREADS": "1"})
-    deadline = time.monotonic() + 240
-    while not (run / "checkpoints" / "latest").exists():
-        assert process.poll() is None and time.monotonic() < deadline, "no checkpoint was written"
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    saved = int((run / "checkpoints" / "latest").read_text().strip().removeprefix("step-"))
-    assert 0 < saved < 40
-    steps = saved + 3
-    (run / "config.toml").write_text((run / "config.toml").read_text().replace("steps = 40\n", f"steps = {steps}\n", 1))
-    subprocess.run(command("train", "--resume", "--output", str(run), "--quiet"), check=True, timeout=300)
-    lines = lines_of(run)
-    assert [line["step"] for line in lines] == list(range(1, steps + 1))
-    assert all(line["policy/logprob_gap_max"] < 1e-4 for line in lines)
-    assert all(0.999 < line["policy/tis_weight"] < 1.001 for line in lines)
-    assert sum(line["replay/used"] for line in lines) > 0
-    assert sum(line["optim/updates_applied"] for line in lines) == 2 * steps
-    trajectories = LedgerReader(run / "replay").trajectories().to_pylist()
-    assert {row["logprob_source"] for row in trajectories} == {"engine"}
-    assert list((run / "tensorboard").iterdir())
-
-
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize(("tensor_parallel", "zero_stage"), [(1, 3), (2, 2)])
-def test_two_ranks_with_an_engine_each_or_between_them(
-    folder: Path, tmp_path: Path, tensor_parallel: int, zero_stage: int
-) -> None:
-    """Both ways DeepSpeed's trainer of each rank agrees with its engine on every token, through updates with replay."""
-    pytest.importorskip("deepspeed")
-    run = tmp_path / "run"
-    settings = ("--set", f"rollout.tensor_parallel={tensor_parallel}", "--set", f"optim.zero_stage={zero_stage}")
-    command = [*train_command(folder, run, steps=4), "--nproc", "2", "--engine", "deepspeed", *settings]
-    done = subprocess.run(command, check=False, timeout=360, stderr=subprocess.PIPE, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = lines_of(run)
-    assert [line["optim/updates_applied"] for line in lines] == [2, 2, 2, 2]
-    assert sum(line["replay/used"] for line in lines) > 0
-    assert all(line["policy/logprob_gap_max"] < 1e-4 for line in lines)
-    summary = json.loads((run / "summary.json").read_text())
-    assert summary["heldout"]["after"]["questions"] == 10
-
-
-@pytest.mark.timeout(300)
-def test_evaluation_with_vllm(folder: Path, tmp_path: Path) -> None:
-    data = tmp_path / "sums.jsonl"
-    data.write_text("".join(json.dumps({"question": f"{n}+1=?", "answer": n + 1}) + "\n" for n in range(6)))
-    options = f"--data {data} --model {folder} --samples 3 --max-tokens 24 --output {tmp_path / 'out'} --json --quiet"
-    done = subprocess.run(
-        command("evaluate", *options.split(), "--engine", "vllm"),
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    result = json.loads(done.stdout)["benchmark"]
-    assert (result["questions"], result["k"]) == (6, 3)
-    stamp = json.loads(next((tmp_path / "out").rglob("protocol.json")).read_text())
-    assert stamp["engine"]["name"] == "vllm"
-    assert stamp["engine"]["version"].startswith("vllm")
