@@ -18,6 +18,10 @@ LONG_FILES = (
     "test_engines_ranks.py",
     "test_evaluation_killed.py",
     "test_commands_doctor.py",
+    "test_commands_train.py",
+    "test_evaluation_session.py",
+    "test_grading_processes.py",
+    "test_data_hub.py",
 )
 
 
@@ -108,7 +112,7 @@ SMALL_RUN = (
 """Settings of a run that takes a few seconds, with two updates a step."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def small_config(small_backbone: Path):
     """`small_config("replay.metric=ppl", method="grpo")`: a configuration of a few seconds."""
     from exgrpo_cli.layers import build_config

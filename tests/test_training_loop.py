@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from safetensors.numpy import load_file
 from exgrpo_cli.config import to_toml
 from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.replay.reader import LedgerReader
+from exgrpo_cli.settings import Config
 from exgrpo_cli.training.launch import train
 from exgrpo_cli.training.reporter import SilentReporter
 
@@ -194,16 +196,23 @@ def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
     while process.poll() is None:
         if path.exists() and path.read_text().count("\n") >= step:
             return
+        time.sleep(0.02)
     pytest.fail(f"the run ended before step {step}: {process.communicate()}")
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
-def test_a_resumed_run_equals_an_uninterrupted_one(stop: signal.Signals, small_config, tmp_path: Path) -> None:
-    """Same metrics (times aside), same ledger, same final weights, bit for bit."""
-    config = small_config("run.steps=10", "run.save_every=2")
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    finish_training(start_training(config, whole, tmp_path))
+@pytest.fixture(scope="module")
+def uninterrupted(small_config, tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Path]:
+    config, folder = small_config("run.steps=10", "run.save_every=2"), tmp_path_factory.mktemp("uninterrupted")
+    finish_training(start_training(config, folder / "run", folder))
+    return config, folder / "run"
 
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
+def test_a_resumed_run_equals_an_uninterrupted_one(
+    stop: signal.Signals, uninterrupted: tuple[Config, Path], tmp_path: Path
+) -> None:
+    """Same metrics (times aside), same ledger, same final weights, bit for bit."""
+    (config, whole), cut = uninterrupted, tmp_path / "cut"
     process = start_training(config, cut, tmp_path)
     wait_for_step(cut, 5, process)
     process.send_signal(stop)
