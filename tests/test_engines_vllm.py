@@ -129,7 +129,8 @@ def test_a_rollout_depends_on_its_seed_alone(generator: Any) -> None:
     assert tokens_of(generator.generate([requests[7], requests[2]], PARAMS)) == [whole[7], whole[2]]
     last = RolloutRequest(question_id="q3", prompt_ids=requests[3].prompt_ids, seeds=requests[3].seeds[3:])
     assert tokens_of(generator.generate([last], PARAMS)) == [whole[3][3:]]
-    assert len({tuple(ids) for group in whole for ids in group}) > 30, "all seeds draw the same"
+    differing = [len({tuple(ids) for ids in group}) > 1 for group in whole]
+    assert sum(differing) >= 5, "the members of a group draw the same"
 
 
 def test_rollouts_are_handed_over_while_others_are_under_way(generator: Any) -> None:
