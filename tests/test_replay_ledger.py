@@ -16,6 +16,7 @@ import pytest
 
 from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.replay.buffer import ExperienceBuffer
+from exgrpo_cli.replay.catalogue import read_catalogue
 from exgrpo_cli.replay.parts import list_parts
 from exgrpo_cli.replay.reader import LedgerReader, LedgerWarning
 from exgrpo_cli.replay.rules import BufferRules
@@ -102,6 +103,7 @@ def num_rows(reader: LedgerReader) -> dict[str, int]:
 
 # Step 1 collects 2; each later step draws from one bucket, scores the 2 candidates, selects 1 and collects 2.
 WHOLE = {"trajectories": 20, "scores": 18, "draws": 9, "events": 29}
+SIX_STEPS = {"trajectories": 12, "scores": 10, "draws": 5, "events": 17}
 
 
 def test_a_whole_ledger_reads_without_a_warning(ledger: Path) -> None:
@@ -127,8 +129,7 @@ def test_a_truncated_part_leaves_the_steps_before_it(ledger: Path, table: str) -
     with pytest.warns(LedgerWarning, match=rf"read up to step 6; .*{table}/part-00000007-00000007"):
         reader = LedgerReader(ledger)
     assert reader.last_step == 6
-    # 6 of 10 steps: 12 trajectories, 5 draws with 2 scores each, 12 collected and 5 selected.
-    assert num_rows(reader) == {"trajectories": 12, "scores": 10, "draws": 5, "events": 17}
+    assert num_rows(reader) == SIX_STEPS
     with pytest.raises(InputError, match="whole only up to step 6, but the checkpoint is of step 10"):
         reopen(ledger, 10)
     assert path.exists()
@@ -149,7 +150,7 @@ def test_a_warning_counts_what_is_left_out(ledger: Path) -> None:
     part(ledger, "events", 9).unlink()
     # Steps 9 and 10 have 2 bodies, 2 trajectories, 2 scores and 1 draw each, step 10 its 3 events.
     with pytest.warns(
-        LedgerWarning, match="9 parts with 17 rows up to step 10 left out: events of steps 9-9 are missing"
+        LedgerWarning, match="read up to step 8; 17 rows of steps 9 to 10 left out: events of steps 9-9 are missing"
     ):
         LedgerReader(ledger)
 
@@ -164,6 +165,61 @@ def test_a_part_with_a_wrong_schema_is_named_with_its_column(ledger: Path) -> No
     pq.write_table(table.append_column("extra", [[1, 2]]), path)
     with pytest.warns(LedgerWarning, match=r"columns \['extra'\] do not belong"):
         assert LedgerReader(ledger).last_step == 9
+    table.to_pandas().to_parquet(path)
+    with pytest.warns(LedgerWarning, match=r"column question_id is large_string instead of string"):
+        assert LedgerReader(ledger).last_step == 9
+    pq.write_table(table.cast(pa.schema([field.with_nullable(True) for field in table.schema])), path)
+    with pytest.warns(LedgerWarning, match=r"column step may hold nulls; another program wrote it"):
+        assert LedgerReader(ledger).last_step == 9
+
+
+def test_damaged_rows_behind_a_whole_footer_are_named(ledger: Path) -> None:
+    path = part(ledger, "scores", 7)
+    content = bytearray(path.read_bytes())
+    content[10:60] = bytes(50)
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"scores/part-00000007.*damaged .* delete it to use the steps before step 7"):
+        LedgerReader(ledger).scores()
+
+
+def test_a_truncated_part_leaves_the_steps_before_it_in_merged_parts_of_other_tables(ledger: Path) -> None:
+    with reopen(ledger, 10) as buffer:
+        # Nine steps, of which the first scores nothing: scores and draws have a part too few to be merged.
+        buffer.compact([9], fewest=9)
+    assert part(ledger, "events", 7).name == part(ledger, "events", 1).name
+    path = part(ledger, "scores", 7)
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.warns(LedgerWarning, match="read up to step 6; .* of steps 7 to 10 left out: scores has 10 rows"):
+        reader = LedgerReader(ledger)
+    assert num_rows(reader) == SIX_STEPS
+    assert reader.events().column("step").to_pylist()[-1] == 6
+    assert reader.bodies([11])[0][0].tolist() == [61, 61, 61]
+    with pytest.raises(InputError, match="no trajectory 12"):
+        reader.bodies([12])
+    with pytest.raises(InputError, match="whole only up to step 6, but the checkpoint is of step 10"):
+        reopen(ledger, 10)
+
+
+def test_merged_parts_of_other_tables_may_reach_beyond_the_last_commit_record(ledger: Path) -> None:
+    events = {path: path.read_bytes() for path in (ledger / "events").iterdir()}
+    with reopen(ledger, 10) as buffer:
+        buffer.compact([10], fewest=2)
+    part(ledger, "events", 1).unlink()
+    for path, content in events.items():
+        path.write_bytes(content if "-00000007" not in path.name else content[:-40])
+    with pytest.warns(LedgerWarning, match="read up to step 6; events/part-00000007"):
+        reader = LedgerReader(ledger)
+    assert num_rows(reader) == SIX_STEPS
+
+
+def test_a_merge_of_merged_parts_keeps_every_commit_record(ledger: Path) -> None:
+    with reopen(ledger, 10) as buffer:
+        buffer.compact([3, 7], fewest=2)
+        buffer.compact([7], fewest=2)
+    [merged, *_] = read_catalogue(ledger).parts["events"]
+    assert (merged.name.first_step, merged.name.last_step) == (1, 7)
+    assert [commit.step for commit in merged.commits] == [1, 2, 3, 4, 5, 6, 7]
+    assert [commit.totals["trajectories"] for commit in merged.commits] == [2, 4, 6, 8, 10, 12, 14]
 
 
 def test_a_step_that_was_being_written_is_ignored_and_cleared(ledger: Path) -> None:
@@ -202,7 +258,7 @@ def test_folders_that_hold_no_ledger_or_hold_one_already(ledger: Path, tmp_path:
     with pytest.raises(InputError, match="holds a ledger already"):
         create(ledger)
     (ledger / "ledger.json").write_text("{}")
-    with pytest.raises(InputError, match="not a ledger identity"):
+    with pytest.raises(InputError, match="does not say whose ledger this is"):
         LedgerReader(ledger)
     (ledger / "ledger.json").write_text(IDENTITY.to_json().replace('"format": 1', '"format": 99'))
     with pytest.raises(InputError, match="ledger format 99, this version reads 1"):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
-from exgrpo_cli.replay.parts import PartInfo, UnreadablePart, inspect_part, list_parts, list_unfinished
+from exgrpo_cli.replay.parts import Commit, PartInfo, UnreadablePart, inspect_part, list_parts, list_unfinished
 from exgrpo_cli.replay.schemas import EVENTS, TABLES
 
 _ATTEMPTS = 20
@@ -23,7 +23,7 @@ class Catalogue:
     """The valid prefix of a ledger."""
 
     parts: Mapping[str, tuple[PartInfo, ...]]
-    """Per table, in order of steps, all of them complete."""
+    """Per table, in order of steps, all of them complete; a merged one may reach beyond `last_step`."""
     totals: Mapping[str, int]
     """Rows per table."""
     last_step: int
@@ -48,15 +48,21 @@ def _read_once(folder: Path) -> Catalogue:
     for table in tables:
         listed[table], problem = _readable_prefix(folder, table)
         problems += problem
-    last_step, totals, mismatch = _last_whole_step(listed)
-    kept = {table: tuple(part for part in listed[table] if part.name.last_step <= last_step) for table in TABLES}
-    leftover = [part for table in TABLES for part in listed[table] if part.name.last_step > last_step]
+    commit, mismatch = _last_whole_step(listed)
+    kept = {
+        table: tuple(part for part in listed[table] if commit is not None and part.name.first_step <= commit.step)
+        for table in TABLES
+    }
+    last_step, totals = (0, dict.fromkeys(TABLES, 0)) if commit is None else (commit.step, dict(commit.totals))
+    readable = [part for parts in listed.values() for part in parts]
+    later = [part for part in readable if commit is None or part.name.last_step > last_step]
+    if later:
+        first = max(min(part.name.first_step for part in later), 0 if commit is None else last_step + 1)
+        rows = sum(part.num_rows for part in readable) - sum(totals.values())
+        reason = mismatch or "not complete (still being written, or cut short)"
+        last = max(part.name.last_step for part in later)
+        problems.append(f"{rows} rows of steps {first} to {last} left out: {reason}")
     unfinished = [path for table in TABLES for path in list_unfinished(folder, table)]
-    if leftover:
-        last = max(part.name.last_step for part in leftover)
-        reason = mismatch or f"of steps after {last_step} that are not complete (still being written, or cut short)"
-        rows = sum(part.num_rows for part in leftover)
-        problems.append(f"{len(leftover)} parts with {rows} rows up to step {last} left out: {reason}")
     if unfinished:
         problems.append(f"{len(unfinished)} unfinished files ignored")
     return Catalogue(parts=kept, totals=totals, last_step=last_step, dropped="; ".join(problems))
@@ -74,24 +80,44 @@ def _readable_prefix(folder: Path, table: str) -> tuple[list[PartInfo], list[str
     return readable, []
 
 
-def _last_whole_step(listed: Mapping[str, list[PartInfo]]) -> tuple[int, dict[str, int], str]:
-    """The last step by which every table has the rows its commit record promises, those numbers, and what is amiss."""
-    whole, totals = 0, dict.fromkeys(TABLES, 0)
+def _last_whole_step(listed: Mapping[str, list[PartInfo]]) -> tuple[Commit | None, str]:
+    """The last step by which every table has the rows its commit record promises, and what is amiss after it."""
+    commits, mismatch = _commits(listed[EVENTS])
+    whole = len(commits)
+    for table, parts in listed.items():
+        num, problem = _num_kept(table, parts, commits)
+        if num < whole:
+            whole, mismatch = num, problem
+    return (commits[whole - 1] if whole else None), mismatch
+
+
+def _commits(events: list[PartInfo]) -> tuple[list[Commit], str]:
+    """Commit records up to the first missing part, and which steps are missing there."""
+    commits: list[Commit] = []
     reached = 0
-    others = {table: _StepSums.of(parts) for table, parts in listed.items()}
-    for part in listed[EVENTS]:
+    for part in events:
         if part.name.first_step > reached + 1:
-            return whole, totals, f"events of steps {reached + 1}-{part.name.first_step - 1} are missing"
+            return commits, f"events of steps {reached + 1}-{part.name.first_step - 1} are missing"
         reached = part.name.last_step
-        counts = {table: sums.rows_by(reached) for table, sums in others.items()}
-        if None in counts.values():
-            # A merged part of another table reaches beyond this step; a later commit record covers all of it.
+        commits += part.commits
+    return commits, ""
+
+
+def _num_kept(table: str, parts: list[PartInfo], commits: list[Commit]) -> tuple[int, str]:
+    """How many of the commit records a table keeps, and how it breaks the next one.
+
+    A merged part is judged by the record of its last step. Where that is not listed, a compaction or damage came in
+    between; such a part holds whole steps only, for nothing else is merged.
+    """
+    sums, kept = _StepSums.of(parts), 0
+    for position, commit in enumerate(commits):
+        count = sums.rows_by(commit.step)
+        if count is None:
             continue
-        for table, count in counts.items():
-            if count != part.totals.get(table):
-                return whole, totals, f"{table} has {count} rows by step {reached} instead of {part.totals.get(table)}"
-        whole, totals = reached, dict(part.totals)
-    return whole, totals, ""
+        if count != commit.totals.get(table):
+            return kept, f"{table} has {count} rows by step {commit.step} instead of {commit.totals.get(table)}"
+        kept = position + 1
+    return len(commits), ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from exgrpo_cli.replay.catalogue import read_catalogue
 from exgrpo_cli.replay.parts import PartInfo, part_path, schema_with_metadata, stage, sync_folder, write_parquet
 from exgrpo_cli.replay.reader import read_rows
-from exgrpo_cli.replay.schemas import BODIES, EVENTS, SCHEMAS, TABLES, LedgerIdentity
+from exgrpo_cli.replay.schemas import BODIES, SCHEMAS, TABLES, LedgerIdentity
 
 FEWEST = 8
 """Fewest parts worth a merge: each row is then rewritten at most log_8 of the run's length times."""
@@ -62,7 +62,7 @@ def _mergeable(parts: Sequence[PartInfo], kept_checkpoints: Sequence[int]) -> li
 
 def _merge(folder: Path, table: str, identity: LedgerIdentity, run: Sequence[PartInfo]) -> int:
     path = part_path(folder, table, run[0].name.first_step, run[-1].name.last_step)
-    schema = schema_with_metadata(table, identity, run[-1].totals if table == EVENTS else {})
+    schema = schema_with_metadata(table, identity, [commit for part in run for commit in part.commits])
 
     def write(file: BinaryIO) -> None:
         if table == BODIES:

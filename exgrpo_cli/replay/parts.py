@@ -8,7 +8,7 @@ uses the merged one.
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from exgrpo_cli.replay.schemas import BODIES, METADATA_KEY, SCHEMAS, LedgerIdentity
+from exgrpo_cli.replay.schemas import BODIES, METADATA_KEY, SCHEMAS, TABLES, LedgerIdentity
 
 _NAME = re.compile(r"part-(\d{8})-(\d{8})\.(?:parquet|arrow)")
 _TEMPORARY_SUFFIX = ".tmp"
@@ -42,13 +42,22 @@ class PartName:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Commit:
+    """Proof that a step is complete."""
+
+    step: int
+    totals: Mapping[str, int]
+    """Rows of every table up to and including this step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PartInfo:
     """What the footer of a part says."""
 
     name: PartName
     num_rows: int
-    totals: Mapping[str, int]
-    """Rows of every table up to and including this part's last step; in parts of `events` only."""
+    commits: tuple[Commit, ...]
+    """In parts of `events` only: one, or those of all the parts that a merged one has replaced; in order of steps."""
     batch_first_ids: tuple[int, ...]
     """First trajectory id of each record batch; in parts of `bodies` only."""
 
@@ -108,9 +117,14 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def schema_with_metadata(table: str, identity: LedgerIdentity, totals: Mapping[str, int]) -> pa.Schema:
-    content = json.dumps({"identity": json.loads(identity.to_json()), "totals": dict(totals)})
-    return SCHEMAS[table].with_metadata({METADATA_KEY: content.encode()})
+def schema_with_metadata(table: str, identity: LedgerIdentity, commits: Sequence[Commit]) -> pa.Schema:
+    """The table's schema with who wrote it and, in parts of `events`, the commit records; merged ones keep them all."""
+    content = {
+        "identity": json.loads(identity.to_json()),
+        "totals": dict(commits[-1].totals) if commits else {},
+        "earlier": {commit.step: [commit.totals[name] for name in TABLES] for commit in commits[:-1]},
+    }
+    return SCHEMAS[table].with_metadata({METADATA_KEY: json.dumps(content).encode()})
 
 
 def write_parquet(file: BinaryIO, table: pa.Table) -> None:
@@ -129,14 +143,14 @@ def inspect_part(table: str, name: PartName) -> PartInfo:
     except (ValueError, pa.ArrowNotImplementedError, OSError) as error:
         # Damaged bytes are to Arrow invalid (a ValueError, like metadata that is no JSON), of an encoding it does not
         # know, or end too soon (an OSError); memory that runs out is not the part's fault.
-        raise UnreadablePart(f"{table}/{name.path.name} is truncated or damaged ({_first_line(error)})") from error
+        raise UnreadablePart(f"{table}/{name.path.name} is truncated or damaged ({first_line(error)})") from error
 
 
 def _inspect_parquet(table: str, name: PartName) -> PartInfo:
     with pq.ParquetFile(name.path) as file:
         schema = file.schema_arrow
         _require_schema(table, name, schema)
-        return PartInfo(name=name, num_rows=file.metadata.num_rows, totals=_totals(schema), batch_first_ids=())
+        return PartInfo(name=name, num_rows=file.metadata.num_rows, commits=_commits(name, schema), batch_first_ids=())
 
 
 def _inspect_bodies(name: PartName) -> PartInfo:
@@ -150,7 +164,7 @@ def _inspect_bodies(name: PartName) -> PartInfo:
                 raise UnreadablePart(f"bodies/{name.path.name}: trajectory ids of batch {position} are not consecutive")
             first_ids.append(int(ids[0]))
             num_rows += len(ids)
-        return PartInfo(name=name, num_rows=num_rows, totals={}, batch_first_ids=tuple(first_ids))
+        return PartInfo(name=name, num_rows=num_rows, commits=(), batch_first_ids=tuple(first_ids))
 
 
 def _require_schema(table: str, name: PartName, schema: pa.Schema) -> None:
@@ -160,16 +174,27 @@ def _require_schema(table: str, name: PartName, schema: pa.Schema) -> None:
     for field in expected:
         position = schema.get_field_index(field.name)
         found = "missing" if position < 0 else str(schema.field(position).type)
-        if position < 0 or not schema.field(position).equals(field):
+        if found != str(field.type):
             raise UnreadablePart(f"{table}/{name.path.name}: column {field.name} is {found} instead of {field.type}")
+    for field in expected:
+        if schema.field(field.name).nullable != field.nullable:
+            wrong = "may hold nulls" if schema.field(field.name).nullable else "may hold no nulls"
+            raise UnreadablePart(f"{table}/{name.path.name}: column {field.name} {wrong}; another program wrote it")
     extra = sorted(set(schema.names) - set(expected.names))
     raise UnreadablePart(f"{table}/{name.path.name}: columns {extra or schema.names} do not belong to this table")
 
 
-def _totals(schema: pa.Schema) -> Mapping[str, int]:
-    content = (schema.metadata or {}).get(METADATA_KEY)
-    return json.loads(content)["totals"] if content else {}
+def _commits(name: PartName, schema: pa.Schema) -> tuple[Commit, ...]:
+    content = json.loads((schema.metadata or {}).get(METADATA_KEY, b"{}"))
+    if not content.get("totals"):
+        return ()
+    earlier = [
+        Commit(step=int(step), totals=dict(zip(TABLES, counts, strict=True)))
+        for step, counts in content.get("earlier", {}).items()
+    ]
+    return (*earlier, Commit(step=name.last_step, totals=content["totals"]))
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What Arrow says, without its stack of reasons."""
     return str(error).partition("\n")[0]

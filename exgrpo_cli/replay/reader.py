@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from exgrpo_cli.errors import InputError, ToolkitWarning
 from exgrpo_cli.replay.bodies import Body, BodyStore
 from exgrpo_cli.replay.catalogue import Catalogue, read_catalogue
-from exgrpo_cli.replay.parts import PartInfo
+from exgrpo_cli.replay.parts import PartInfo, first_line
 from exgrpo_cli.replay.schemas import (
     BODIES,
     DRAWS,
@@ -38,7 +38,7 @@ def read_identity(folder: Path) -> LedgerIdentity:
     """Raises InputError where the folder holds no ledger."""
     path = folder / IDENTITY_FILE
     if not path.is_file():
-        raise InputError(f"{folder}: no {IDENTITY_FILE}; give the `replay` folder of a run that keeps experience")
+        raise InputError(f"{folder} holds no ledger (no {IDENTITY_FILE}); name a run that keeps experience")
     return LedgerIdentity.from_json(path.read_text(), str(path))
 
 
@@ -79,8 +79,9 @@ class LedgerReader:
         wanted = [*names, step] if step not in names else names
 
         def read(catalogue: Catalogue) -> pa.Table:
-            rows = read_rows(table, catalogue.parts[table], wanted, dictionary=dictionary)
-            if catalogue.last_step > self.last_step:
+            parts = catalogue.parts[table]
+            rows = read_rows(table, parts, wanted, dictionary=dictionary)
+            if any(part.name.last_step > self.last_step for part in parts):
                 rows = rows.filter(pc.less_equal(rows.column(step), self.last_step))
             return rows.select(names)
 
@@ -111,10 +112,24 @@ def read_rows(table: str, parts: Sequence[PartInfo], columns: Sequence[str], *, 
     schema = pa.schema([_field(SCHEMAS[table].field(name), name in encoded) for name in columns])
     pieces = []
     for part in parts:
-        with pq.ParquetFile(part.name.path, read_dictionary=encoded) as file:
-            pieces.append(file.read(columns=list(columns)).select(list(columns)).replace_schema_metadata(None))
+        piece = _read_part(table, part, columns, encoded)
+        pieces.append(piece.select(list(columns)).replace_schema_metadata(None))
     rows = pa.concat_tables([schema.empty_table(), *(piece.cast(schema) for piece in pieces)])
     return rows.unify_dictionaries() if encoded else rows
+
+
+def _read_part(table: str, part: PartInfo, columns: Sequence[str], encoded: Sequence[str]) -> pa.Table:
+    """Raises InputError where the footer is whole but the pages are not, FileNotFoundError after a compaction."""
+    try:
+        with pq.ParquetFile(part.name.path, read_dictionary=list(encoded)) as file:
+            return file.read(columns=list(columns))
+    except FileNotFoundError:
+        raise
+    except (ValueError, pa.ArrowNotImplementedError, OSError) as error:
+        raise InputError(
+            f"{part.name.path}: the rows of {table} in it are damaged ({first_line(error)}); restore the file from a "
+            f"copy, or delete it to use the steps before step {part.name.first_step}"
+        ) from error
 
 
 def _field(field: pa.Field, encoded: bool) -> pa.Field:

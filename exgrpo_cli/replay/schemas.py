@@ -126,7 +126,7 @@ class LedgerIdentity:
             ledger_format = values.pop("format")
         except (ValueError, KeyError, AttributeError) as error:
             raise InputError(
-                f"{where}: not a ledger identity ({error}); is this the replay folder of a run?"
+                f"{where} does not say whose ledger this is ({error}); restore the file from a copy"
             ) from error
         if ledger_format != LEDGER_FORMAT:
             raise InputError(

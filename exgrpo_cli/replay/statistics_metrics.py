@@ -38,6 +38,15 @@ class RunMetrics:
         """Logged keys that begin with `prefix`, sorted."""
         return sorted(name for name in self.columns if name.startswith(prefix))
 
+    def up_to(self, step: int) -> "RunMetrics":
+        """The rows of the steps up to and including `step`."""
+        keep = self.steps <= step
+        return RunMetrics(
+            steps=self.steps[keep],
+            mixed=self.mixed[keep],
+            columns={name: column[keep] for name, column in self.columns.items()},
+        )
+
     @property
     def first_mixed_step(self) -> int | None:
         """First step of the mixed phase, or None while there is none."""

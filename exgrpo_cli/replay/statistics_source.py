@@ -158,7 +158,7 @@ class RunRecord:
     events: EventColumns
     draws: DrawColumns
     last_step: int
-    """Newest step that metrics or ledger know of."""
+    """Newest step that metrics or ledger know of; where the ledger is damaged, its last whole one."""
     incomplete: str
     """What of the ledger could not be read and why; empty when all of it could."""
 
@@ -201,6 +201,9 @@ def read_run(run: Path) -> RunRecord:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LedgerWarning)  # carried on as `incomplete`
         reader = LedgerReader(run / LEDGER_FOLDER)
+    if reader.dropped:
+        # Steps whose replays are not known would count as steps without any.
+        metrics = metrics.up_to(reader.last_step)
     tables = {name: reader.table(name, columns, dictionary=True) for name, columns in _COLUMNS.items()}
     training_ids = _training_ids(run)
     question_ids = _all_ids(training_ids, tables[EVENTS], tables[TRAJECTORIES])
@@ -218,7 +221,7 @@ def read_run(run: Path) -> RunRecord:
         events=events,
         draws=_draws(tables[DRAWS]),
         last_step=max(logged, int(events.step.max(initial=0))),
-        incomplete=reader.dropped,
+        incomplete=f"ledger read up to step {reader.last_step}; {reader.dropped}" if reader.dropped else "",
     )
 
 

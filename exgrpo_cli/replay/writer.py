@@ -14,6 +14,7 @@ from filelock import FileLock, Timeout
 from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.replay.bodies import Body, BodyBuffer
 from exgrpo_cli.replay.parts import (
+    Commit,
     PartInfo,
     PartName,
     part_path,
@@ -95,11 +96,12 @@ class LedgerWriter:
         assert step > self.last_step or not any(self.totals.values())
         counts = {BODIES: num_bodies} | {table: len(rows) for table, rows in tables.items()}
         totals = {table: self.totals[table] + counts[table] for table in TABLES}
+        commit = Commit(step=step, totals=totals)
         first_ids: list[int] = []
         jobs: dict[Path, Callable[[BinaryIO], None]] = {}
         for table in TABLES:
             path = part_path(self.folder, table, first_step, step)
-            schema = schema_with_metadata(table, self.identity, totals if table == EVENTS else {})
+            schema = schema_with_metadata(table, self.identity, [commit] if table == EVENTS else [])
             if table == BODIES and num_bodies:
                 jobs[path] = partial(_write_bodies, schema=schema, batches=bodies, first_ids=first_ids)
             elif table == EVENTS or (counts[table] and table != BODIES):
@@ -113,7 +115,7 @@ class LedgerWriter:
         if not num_bodies:
             return []
         name = PartName(path=part_path(self.folder, BODIES, first_step, step), first_step=first_step, last_step=step)
-        return [PartInfo(name=name, num_rows=num_bodies, totals={}, batch_first_ids=tuple(first_ids))]
+        return [PartInfo(name=name, num_rows=num_bodies, commits=(), batch_first_ids=tuple(first_ids))]
 
     def close(self) -> None:
         self._lock.release()
