@@ -27,8 +27,8 @@ def torch_update(ranks: Ranks, folder: Path) -> None:
         pickle.dump((scores, report, change), out)
 
 
-def deepspeed_updates(ranks: Ranks, folder: Path, stage: int) -> None:
-    """Five updates at learning rate 1e-3 in float32; then saved, loaded into another policy and updated once more."""
+def deepspeed_updates(ranks: Ranks, folder: Path, stage: int, dtype: torch.dtype) -> None:
+    """Five updates at learning rate 1e-3; then saved, loaded into another policy and updated once more."""
     from test_engines_torch import TEMPERATURE, build_model, minibatch, sequences
 
     from exgrpo_cli.algo.objective import ObjectiveSettings
@@ -37,7 +37,7 @@ def deepspeed_updates(ranks: Ranks, folder: Path, stage: int) -> None:
 
     def policy(**bounds: float) -> DeepSpeedPolicy:
         return DeepSpeedPolicy(
-            build_model(torch.float32),
+            build_model(dtype),
             temperature=TEMPERATURE,
             objective=ObjectiveSettings(),
             optimizer=OptimizerSettings(learning_rate=1e-3, **bounds),
@@ -51,9 +51,9 @@ def deepspeed_updates(ranks: Ranks, folder: Path, stage: int) -> None:
 
     trained = policy()
     scores = trained.score(sequences())
-    history = []
+    history, norms = [], []
     for _ in range(5):
-        trained.update(minibatch())
+        norms.append(trained.update(minibatch()).grad_norm)
         history.append(taken(trained))
     trained.save(folder / "saved")
     ranks.barrier()
@@ -83,6 +83,7 @@ def deepspeed_updates(ranks: Ranks, folder: Path, stage: int) -> None:
             {
                 "scores": scores,
                 "history": history,
+                "norms": norms,
                 "resumed": (same, same_after, first.grad_norm == second.grad_norm),
                 "refused": refused,
                 "skipped": (skipped.applied, skipped.skip_reason, bounded.consecutive_skips, unmoved),
@@ -110,7 +111,8 @@ def main(job: str, folder: Path) -> None:
         if job == "torch":
             torch_update(ranks, folder)
         elif job.startswith("zero"):
-            deepspeed_updates(ranks, folder, int(job.removeprefix("zero")))
+            stage, dtype = job.removeprefix("zero").split("-")
+            deepspeed_updates(ranks, folder, int(stage), getattr(torch, dtype))
         elif job == "refuse" and ranks.rank == 1:
             raise InputError("rank 1 refuses")
         elif job == "hang" and ranks.rank == 1:

@@ -13,7 +13,9 @@ Axes: packed = inputs of a micro-batch, tokens = response tokens of a micro-batc
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -111,12 +113,13 @@ class DeepSpeedPolicy:
         self._names = list(model.state_dict())
         _connect_alone(self._device)
         scorer = _Scorer(self._parts, temperature)
-        self._engine, *_ = self._deepspeed.initialize(
-            model=scorer,
-            optimizer=build_adamw([p for p in model.parameters() if p.requires_grad], optimizer),
-            config=_deepspeed_config(zero_stage, offload, self._parts, optimizer),
-            dist_init_required=False,
-        )
+        with _no_data():
+            self._engine, *_ = self._deepspeed.initialize(
+                model=scorer,
+                optimizer=build_adamw([p for p in model.parameters() if p.requires_grad], optimizer),
+                config=_deepspeed_config(zero_stage, offload, self._parts, optimizer),
+                dist_init_required=False,
+            )
         if zero_stage == 3:
             self._deepspeed.zero.register_external_parameter(scorer.head, self._parts.head.weight)
         self._norm = _BoundedNorm(self._engine.optimizer, optimizer.skip_grad_norm)
@@ -165,7 +168,8 @@ class DeepSpeedPolicy:
 
     def save(self, folder: Path) -> None:
         """Every rank writes its shards, so all hosts must see `folder`."""
-        self._engine.save_checkpoint(str(folder), tag=TAG)
+        with _no_data():
+            self._engine.save_checkpoint(str(folder), tag=TAG)
         if self._ranks.is_main:
             (folder / STATE_FILE).write_text(json.dumps(self._state()) + "\n")
 
@@ -179,7 +183,8 @@ class DeepSpeedPolicy:
                     "fit the same number alone. Resume as it was started, or start a new run with --backbone "
                     f"{folder.parent / 'model'} and --replay-from this one."
                 )
-        self._engine.load_checkpoint(str(folder), tag=TAG)
+        with _no_data():
+            self._engine.load_checkpoint(str(folder), tag=TAG)
         self.weight_version = saved["weight_version"]
         self.num_updates = saved["num_updates"]
         self.consecutive_skips = saved["consecutive_skips"]
@@ -303,19 +308,34 @@ class _BoundedNorm:
     def __init__(self, optimizer: Any, bound: float) -> None:
         self.latest = 0.0
         self._bound = bound
-        # Stages 1 and 2 compute the norm over all groups at once, stage 3 group by group.
+        # Stages 1 and 2 compute the norm over all groups at once, stage 3 group by group. Stage 1 of a bfloat16 model is
+        # an optimizer of its own, which asks for gradients and computes their norm: that of one number is the number.
         if hasattr(optimizer, "scaled_global_norm"):
             whole = optimizer.scaled_global_norm
             optimizer.scaled_global_norm = lambda *args, **kwargs: self._checked([whole(*args, **kwargs)])[0]
-        else:
+        elif hasattr(optimizer, "_get_norm_groups"):
             groups = optimizer._get_norm_groups
             optimizer._get_norm_groups = lambda: self._checked(groups())
+        else:
+            gradients = optimizer.get_grads_for_norm
+            optimizer.get_grads_for_norm = lambda for_clipping=False: (
+                gradients(for_clipping=True) if for_clipping else (self._checked([_norm(gradients()[0])]), {})
+            )
 
     def _checked(self, norms: list[Any]) -> list[Any]:
         stacked = torch.stack([torch.as_tensor(norm, dtype=torch.float32) for norm in norms])
         invalid = bool((~torch.isfinite(stacked) | (stacked < 0)).any())
         self.latest = float("inf") if invalid else float(stacked.norm())
         return [torch.full_like(stacked[0], float("inf"))] if self.latest > self._bound else norms
+
+
+def _no_data() -> redirect_stdout[StringIO]:
+    """Standard output is data; DeepSpeed prints what it does there for stage 1 of a bfloat16 model."""
+    return redirect_stdout(StringIO())
+
+
+def _norm(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.stack([tensor.norm() for tensor in tensors]).norm()
 
 
 def _deepspeed_config(zero_stage: int, offload: bool, parts: CausalLM, optimizer: OptimizerSettings) -> dict[str, Any]:
