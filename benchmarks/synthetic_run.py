@@ -110,6 +110,8 @@ class _Simulation:
     def step(self, buffer: ExperienceBuffer, step: int) -> dict[str, object]:
         spec = self.spec
         mixed = step >= spec.mixed_from
+        for question_id in buffer.readmit(step, self.rng):
+            self.queue.insert(int(self.rng.integers(len(self.queue) + 1)), question_id)
         replayed, line = self._replay(buffer, step) if mixed else ({}, {})
         fresh = self._fresh(spec.questions_per_step - len(replayed), buffer, replayed)
         counts = {False: [0], True: [0]}

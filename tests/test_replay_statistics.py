@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from exgrpo_cli.errors import InputError
+from exgrpo_cli.plots.replay import question_states
 from exgrpo_cli.replay.buffer import ExperienceBuffer
 from exgrpo_cli.replay.rules import BufferRules
 from exgrpo_cli.replay.schemas import LedgerIdentity
@@ -16,7 +17,9 @@ from exgrpo_cli.replay.statistics import ReplaySummary, summarise
 from exgrpo_cli.replay.statistics_json import summary_json
 from exgrpo_cli.replay.statistics_metrics import read_metrics
 from exgrpo_cli.replay.statistics_questions import question_history
+from exgrpo_cli.replay.statistics_report import report_json, report_runs
 from exgrpo_cli.replay.statistics_source import read_run
+from exgrpo_cli.replay.statistics_tables import overview
 from exgrpo_cli.replay.visits import Success, Visit
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
@@ -218,8 +221,10 @@ def test_states_rebuilt_from_events_are_those_the_buffer_counted(tmp_path: Path,
     }
     for name, rebuilt in logged.items():
         np.testing.assert_array_equal(rebuilt[1:], np.nan_to_num(metrics.series(name)), err_msg=name)
-    whole = summary.occupancy.buffered + summary.occupancy.retired + summary.occupancy.tried + summary.occupancy.unseen
-    assert set(whole.tolist()) == {200}
+    now = summary.occupancy
+    assert now.visits_known == (not rules.readmit_every)
+    if now.visits_known:
+        assert set((now.buffered + now.retired + now.tried + now.unseen).tolist()) == {200}
     assert len(summary.replays.step) == np.nansum(metrics.series("replay/used"))
     np.testing.assert_allclose(
         summary.selection.selected[1:], metrics.series("replay/entropy_selected"), rtol=1e-12, equal_nan=True
@@ -285,8 +290,34 @@ def test_a_run_without_its_questions_still_shows_the_buffer(small_run: Path) -> 
     (small_run / "data" / "train.parquet").unlink()
     summary = summarise(small_run)
     assert summary.occupancy.buffered.tolist() == [0, 1, 2, 1]
-    assert summary.occupancy.unseen.tolist() == [0, 0, 0, 0]
+    assert not summary.occupancy.visits_known
+    told = summary_json(summary)
+    assert told["unseen"] is told["over_time"]["tried"] is None
     assert summary.most_replayed[0].question.text == ""
+
+
+def test_after_a_warm_start_nobody_can_tell_the_tried_from_the_unseen(small_run: Path, tmp_path: Path) -> None:
+    """aaa1 comes along; aab2 is visited without success, which no event says and aaa1's visit might not have said."""
+    run = tmp_path / "warm"
+    write_questions(run, IDS)
+    write_config(run, SyntheticRun(steps=1, questions_per_step=2, group_size=4))
+    identity = LedgerIdentity(
+        tokenizer_hash="t", template="chat", group_size=4, questions_hash="q", logprob_source="trainer"
+    )
+    with ExperienceBuffer.create(run / "replay", identity=identity, rules=BufferRules(), question_ids=IDS) as buffer:
+        buffer.warm_start(small_run / "replay", max_response_tokens=99, with_retired=False)
+        visit(buffer, "aab2", 1, 0)
+        buffer.flush(1)
+    (run / "metrics.jsonl").write_text('{"step": 1, "phase": "mixed", "batch/questions": 2}\n')
+    [report] = report_runs([run])
+    assert report.summary.occupancy.buffered.tolist() == [1, 1]
+    assert not report.summary.occupancy.visits_known
+    told = report_json([report])
+    assert [told["tried"], told["unseen"], told["questions"], told["stored"]] == [None, None, 1, 3]
+    rows = dict(zip(*(column.cells for column in overview([report]).columns), strict=True))
+    assert (rows["tried, nothing stored"], rows["unseen"]) == ("–", "–")
+    layers = question_states(report.summary).axes[0].get_legend_handles_labels()[1]
+    assert layers == ["retired", "buffered", "tried or unseen"]
 
 
 def refusal(run: Path) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.replay.rules import BufferRules
 from exgrpo_cli.replay.statistics_source import ReplaySetup, RunRecord, read_run
 from exgrpo_cli.replay.whatif import REPETITIONS, WhatIf, other_metric, other_sampler, parse_what_if, states_at_draws
@@ -62,6 +62,8 @@ def test_what_is_not_named_is_as_in_the_run(text: str, sampler: str, metric: str
         ("mu=half", "mu = 'half' is not a number."),
         ("sigma=0", "sigma = 0 is out of range"),
         ("metric=ent,direction=low", "direction = 'low' is not known."),
+        ("metric=ent:max,direction=min", "metric says max and direction min; give one."),
+        ("sampler=linear,mu=0.3", "mu and sigma are those of the sampler normal, not of linear."),
     ],
 )
 def test_what_cannot_be_read_is_refused(text: str, told: str) -> None:
@@ -113,12 +115,20 @@ def test_another_metric_chooses_as_a_slow_reference_does(record: RunRecord) -> N
     assert outcome.other["num_tokens"] == pytest.approx(np.mean([-row[0] for row in longest]))
     assert outcome.other["entropy"] == pytest.approx(np.mean([row[2] for row in longest]))
     assert outcome.other["num_tokens"] > outcome.chosen["num_tokens"]
+    for place, step in enumerate(outcome.steps):
+        mine = [min(rows) for key, rows in by_draw.items() if key[0] == step]
+        assert outcome.other_by_step["num_tokens"][place] == pytest.approx(np.mean([-row[0] for row in mine]))
+    assert set(outcome.steps.tolist()) == {step for step, _ in by_draw}
     assert outcome.share_with_choice == np.mean([len(rows) > 1 for rows in by_draw.values()])
 
 
 def test_another_sampler_draws_as_many_from_what_was_there(record: RunRecord) -> None:
     outcome = other_sampler(record, parse_what_if("sampler=linear", SETUP), np.random.default_rng(0))
     assert sum(outcome.drawn.values()) == record.draws.num_drawn.sum()
+    by_step = np.bincount(record.draws.step, weights=record.draws.num_drawn)[outcome.steps]
+    assert outcome.drawn_by_step.sum(axis=1).tolist() == by_step.tolist()
+    assert outcome.expected_by_step.sum(axis=1) == pytest.approx(by_step)
+    assert outcome.drawn_by_step.sum(axis=0).tolist() == [outcome.drawn.get(k, 0) for k in range(9)]
     # Each repetition draws as many as the run did, so that the means add up to whole multiples of 1/REPETITIONS.
     assert sum(outcome.expected.values()) == pytest.approx(sum(outcome.drawn.values()), abs=1 / REPETITIONS)
     # Linear weights prefer solved questions; the normal ones those that are half solved.
@@ -129,3 +139,28 @@ def test_the_runs_own_sampler_draws_alike_on_average(record: RunRecord) -> None:
     outcome = other_sampler(record, parse_what_if("sampler=normal", SETUP), np.random.default_rng(0))
     # About 150 draws with a standard deviation of about .15: .04 is more than two standard errors of the difference.
     assert np.mean(outcome.expected_pass_rate) == pytest.approx(np.mean(outcome.pass_rate), abs=0.04)
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("[buckets[0].question_ids[0]]", "returned a list; it must return a QuestionDraw"),
+        (
+            "QuestionDraw(question_ids=('q',), probabilities=np.ones(len(buckets)) / len(buckets))",
+            "drew question q, which was not offered",
+        ),
+        ("QuestionDraw(question_ids=tuple('abcdefghi'), probabilities=np.ones(1))", "drew 9 questions, 9 distinct, of"),
+    ],
+)
+def test_a_sampler_of_the_user_is_checked_as_in_training(
+    record: RunRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, told: str
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"mine{abs(hash(body))}"
+    (tmp_path / f"{name}.py").write_text(
+        "import numpy as np\nfrom exgrpo_cli.replay.sampling import QuestionDraw\n"
+        f"def draw(buckets, num, rng):\n    return {body}\n"
+    )
+    what_if = parse_what_if(f"sampler=python:{name}:draw", SETUP)
+    with pytest.raises(RunError, match=told):
+        other_sampler(record, what_if, np.random.default_rng(0))

@@ -76,8 +76,11 @@ def question_states(summary: "ReplaySummary") -> "Figure":
         figure, (axes,) = new_figure(width=FULL_WIDTH, height=2.6)
         now = summary.occupancy
         layers = [("retired", now.retired, GREEN), ("buffered", now.buffered, BLUE)]
-        if summary.num_training_questions:
+        if now.visits_known:
             layers += [("tried, nothing stored", now.tried, ORANGE), ("unseen", now.unseen, "#DDDDDD")]
+        elif summary.num_training_questions:
+            others = np.clip(summary.num_training_questions - now.retired - now.buffered, 0, None)
+            layers.append(("tried or unseen", others, "#DDDDDD"))
         axes.stackplot(
             np.arange(len(now.retired)),
             [values for _, values, _ in layers],

@@ -21,15 +21,19 @@ def summary_json(summary: ReplaySummary) -> dict[str, Any]:
     return {
         "run": str(summary.run),
         "method": summary.setup.method,
+        "sampler": summary.setup.sampler,
+        "metric": f"{summary.setup.metric}:{summary.setup.direction}",
         "group_size": summary.setup.group_size,
         "steps": summary.last_step,
         "first_mixed_step": summary.first_mixed_step,
         "buckets": {str(bucket): count for bucket, count in summary.buckets.items()},
         "questions": summary.questions,
         "retired": summary.retired,
-        "tried": int(occupancy.tried[-1]),
-        "unseen": int(occupancy.unseen[-1]),
+        "tried": int(occupancy.tried[-1]) if occupancy.visits_known else None,
+        "unseen": int(occupancy.unseen[-1]) if occupancy.visits_known else None,
         "trajectories": summary.trajectories,
+        "stored": summary.stored,
+        "evicted": len(replays.evicted),
         "entropy": {
             "selected": finite(selection.mean_selected),
             "available": finite(selection.mean_available),
@@ -65,8 +69,8 @@ def summary_json(summary: ReplaySummary) -> dict[str, Any]:
             "buckets": {str(bucket): occupancy.in_bucket[:, bucket].tolist() for bucket in occupied(summary)},
             "questions": occupancy.buffered.tolist(),
             "retired": occupancy.retired.tolist(),
-            "tried": occupancy.tried.tolist(),
-            "unseen": occupancy.unseen.tolist(),
+            "tried": occupancy.tried.tolist() if occupancy.visits_known else None,
+            "unseen": occupancy.unseen.tolist() if occupancy.visits_known else None,
             "trajectories": occupancy.trajectories.tolist(),
             "entropy_selected": _column(selection.selected),
             "entropy_available": _column(selection.available),
@@ -101,6 +105,10 @@ def sampler_json(outcome: SamplerOutcome) -> dict[str, Any]:
         "steps": outcome.steps.tolist(),
         "pass_rate": _column(outcome.pass_rate),
         "expected_pass_rate": _column(outcome.expected_pass_rate),
+        "by_step": {
+            "drawn": {str(bucket): outcome.drawn_by_step[:, bucket].tolist() for bucket in outcome.drawn},
+            "expected": {str(bucket): outcome.expected_by_step[:, bucket].tolist() for bucket in outcome.expected},
+        },
     }
 
 
@@ -115,6 +123,11 @@ def metric_json(outcome: MetricOutcome) -> dict[str, Any]:
         "share_same": finite(outcome.share_same),
         "chosen": {name: finite(value) for name, value in outcome.chosen.items()},
         "other": {name: finite(value) for name, value in outcome.other.items()},
+        "steps": outcome.steps.tolist(),
+        "by_step": {
+            "chosen": {name: _column(values) for name, values in outcome.chosen_by_step.items()},
+            "other": {name: _column(values) for name, values in outcome.other_by_step.items()},
+        },
     }
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int64
 
+from exgrpo_cli.replay.schemas import WARM_START_STEP
 from exgrpo_cli.replay.statistics_source import (
     COLLECTED,
     EVICTED,
@@ -30,7 +31,10 @@ class Occupancy:
     tried: Int64[np.ndarray, " steps"]
     """Visited, neither stored nor retired: not solved within the bounds, or visited before collecting began."""
     unseen: Int64[np.ndarray, " steps"]
-    """Never drawn from the stream. Tried and unseen are 0 when the training set is not in the run folder."""
+    """Never drawn from the stream."""
+    visits_known: bool
+    """Whether tried and unseen can be told; otherwise both are 0. They cannot without the training set, nor where
+    questions came from another run or back from retirement: of those nobody knows which the stream gave out since."""
     trajectories: Int64[np.ndarray, " steps"]
     """Stored trajectories of the buffered questions."""
 
@@ -47,12 +51,16 @@ def occupancy(record: RunRecord) -> Occupancy:
     retired = _running_total(record.events, RETIRED, READMITTED, num_steps)
     total = record.num_training_questions
     known = in_bucket.sum(axis=1) + retired
-    tried = np.clip(_seen(record, num_steps) - known, 0, None)
+    foreign = (record.events.step == WARM_START_STEP) | (record.events.kind == READMITTED)
+    visits_known = total > 0 and not foreign.any()
+    tried = np.clip(_seen(record, num_steps) - known, 0, None) if visits_known else np.zeros_like(known)
+    unseen = np.clip(total - known - tried, 0, None) if visits_known else np.zeros_like(known)
     return Occupancy(
         in_bucket=in_bucket,
         retired=retired,
         tried=tried,
-        unseen=np.clip(total - known - tried, 0, None),
+        unseen=unseen,
+        visits_known=visits_known,
         trajectories=trajectories,
     )
 

@@ -60,8 +60,8 @@ def _overview(summary: ReplaySummary) -> dict[str, str]:
         "steps (mixed from)": f"{summary.last_step} ({_maybe(summary.first_mixed_step)})",
         "questions buffered": f"{summary.questions:,}",
         "retired": f"{summary.retired:,}",
-        "tried, nothing stored": f"{int(now.tried[-1]):,}" if summary.num_training_questions else NO_VALUE,
-        "unseen": f"{int(now.unseen[-1]):,}" if summary.num_training_questions else NO_VALUE,
+        "tried, nothing stored": f"{int(now.tried[-1]):,}" if now.visits_known else NO_VALUE,
+        "unseen": f"{int(now.unseen[-1]):,}" if now.visits_known else NO_VALUE,
         "trajectories in the buffer": f"{summary.trajectories:,}",
         "trajectories ever stored": f"{summary.stored:,}",
         "replays": f"{len(replays.step):,}",
@@ -113,8 +113,8 @@ def dynamics(summary: ReplaySummary) -> Table:
         table.add_row(
             str(step),
             f"{now.retired[step]:,}",
-            f"{now.tried[step]:,}",
-            f"{now.unseen[step]:,}",
+            f"{now.tried[step]:,}" if now.visits_known else NO_VALUE,
+            f"{now.unseen[step]:,}" if now.visits_known else NO_VALUE,
             *(
                 _number(_nan_mean(values[window]))
                 for values in (chosen.selected, chosen.available, chosen.candidates, summary.age_over_time)

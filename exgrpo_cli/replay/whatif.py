@@ -5,7 +5,6 @@ questions that were drawn, by the measurements of that step. Both are the functi
 buffer stays the recorded one: had the other policy really run, later steps would have found another buffer.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ from jaxtyping import Float64, Int64
 
 from exgrpo_cli.errors import InputError, nearest
 from exgrpo_cli.replay.questions import BucketKey, QuestionStates
-from exgrpo_cli.replay.sampling import Sampler, resolve_sampler
+from exgrpo_cli.replay.sampling import Sampler, check_draw, resolve_sampler
 from exgrpo_cli.replay.selection import DIRECTIONS, UNSCORED_METRICS, Candidates, Metric, choose, resolve_metric
 from exgrpo_cli.replay.statistics_entropy import draw_numbers
 from exgrpo_cli.replay.statistics_source import (
@@ -49,13 +48,23 @@ class SamplerOutcome:
 
     name: str
     steps: Int64[np.ndarray, " draws"]
-    drawn: Mapping[int, int]
-    """Success count -> questions the run drew, over all steps."""
-    expected: Mapping[int, float]
-    """Success count -> questions the other sampler would have drawn."""
+    drawn_by_step: Int64[np.ndarray, "draws counts"]
+    """Questions the run drew, by step and success count."""
+    expected_by_step: Float64[np.ndarray, "draws counts"]
+    """Questions the other sampler would have drawn."""
     pass_rate: Float64[np.ndarray, " draws"]
     """Mean pass rate of the questions the run drew."""
     expected_pass_rate: Float64[np.ndarray, " draws"]
+
+    @property
+    def drawn(self) -> dict[int, int]:
+        """Success count -> questions the run drew, over all steps."""
+        return {int(k): int(num) for k, num in enumerate(self.drawn_by_step.sum(axis=0)) if num}
+
+    @property
+    def expected(self) -> dict[int, float]:
+        """Success count -> questions the other sampler would have drawn, over all steps."""
+        return {int(k): float(num) for k, num in enumerate(self.expected_by_step.sum(axis=0)) if num}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +84,11 @@ class MetricOutcome:
     """Means over all draws of `entropy`, `nll`, `num_tokens` and `age` of what the run took."""
     other: Mapping[str, float]
     """The same of what the other metric would have taken."""
+    steps: Int64[np.ndarray, " draws"]
+    """Steps that replayed something."""
+    chosen_by_step: Mapping[str, Float64[np.ndarray, " draws"]]
+    """The means of each of them."""
+    other_by_step: Mapping[str, Float64[np.ndarray, " draws"]]
 
 
 def parse_what_if(text: str, setup: ReplaySetup) -> WhatIf:
@@ -93,9 +107,13 @@ def parse_what_if(text: str, setup: ReplaySetup) -> WhatIf:
     if not {"sampler", "metric", "mu", "sigma", "direction"} & set(given):
         raise InputError(f"--what-if {text!r} names neither a sampler nor a metric.")
     metric, direction = _split_direction(given.get("metric", ""), given.get("direction", setup.direction))
+    if direction != given.get("direction", direction):
+        raise InputError(f"--what-if {text!r}: metric says {direction} and direction {given['direction']}; give one.")
     if "direction" in given and not metric:
         metric = setup.metric
     sampler = given.get("sampler", setup.sampler if {"mu", "sigma"} & set(given) else "")
+    if sampler != "normal" and {"mu", "sigma"} & set(given):
+        raise InputError(f"--what-if {text!r}: mu and sigma are those of the sampler normal, not of {sampler}.")
     return WhatIf(
         sampler=sampler,
         mu=_number(text, "mu", given.get("mu", str(setup.mu))),
@@ -132,28 +150,31 @@ def other_sampler(record: RunRecord, what_if: WhatIf, rng: np.random.Generator) 
     steps = np.unique(draws.step)
     num_drawn = np.bincount(draws.step, weights=draws.num_drawn, minlength=1)[steps].astype(np.int64)
     rates = np.bincount(draws.step, weights=draws.num_drawn * draws.bucket / draws.num_members, minlength=1)[steps]
-    expected: Counter[int] = Counter()
+    shape = (len(steps), max(record.setup.group_size, int(draws.bucket.max(initial=0))) + 1)
+    drawn, expected = np.zeros(shape, dtype=np.int64), np.zeros(shape)
+    np.add.at(drawn, (np.searchsorted(steps, draws.step), draws.bucket), draws.num_drawn)
     expected_rates = np.full(len(steps), np.nan)
     for position, states in enumerate(states_at_draws(record, steps)):
-        keys = _drawn_buckets(sampler, states, int(num_drawn[position]), rng)
-        expected.update(key.success_count for key in keys)
+        keys = _drawn_buckets(sampler, states, int(num_drawn[position]), rng, what_if.sampler)
+        np.add.at(expected[position], [key.success_count for key in keys], 1 / REPETITIONS)
         if keys:
             expected_rates[position] = np.mean([key.success_count / key.num_members for key in keys])
-    drawn = np.bincount(draws.bucket, weights=draws.num_drawn)
     return SamplerOutcome(
         name=what_if.sampler,
         steps=steps,
-        drawn={int(k): int(drawn[k]) for k in np.flatnonzero(drawn)},
-        expected={k: count / REPETITIONS for k, count in sorted(expected.items())},
+        drawn_by_step=drawn,
+        expected_by_step=expected,
         pass_rate=np.divide(rates, num_drawn, out=np.full(len(steps), np.nan), where=num_drawn > 0),
         expected_pass_rate=expected_rates,
     )
 
 
-def _drawn_buckets(sampler: Sampler, states: QuestionStates, num: int, rng: np.random.Generator) -> list[BucketKey]:
+def _drawn_buckets(
+    sampler: Sampler, states: QuestionStates, num: int, rng: np.random.Generator, name: str
+) -> list[BucketKey]:
     """Buckets of the questions that REPETITIONS draws give."""
     buckets = [bucket for _, bucket in states.drawable()]
-    drawn = [sampler(buckets, num, rng).question_ids for _ in range(REPETITIONS)]
+    drawn = [check_draw(sampler(buckets, num, rng), buckets, num, name).question_ids for _ in range(REPETITIONS)]
     keys = [states.bucket(states.number(question_id)) for question_ids in drawn for question_id in question_ids]
     return [key for key in keys if key is not None]
 
@@ -228,6 +249,9 @@ def other_metric(record: RunRecord, what_if: WhatIf, rng: np.random.Generator) -
         share_same=float((own == other)[choice].mean()) if choice.any() else float("nan"),
         chosen=_means(record, own),
         other=_means(record, other),
+        steps=np.unique(scores.step[own]),
+        chosen_by_step=_means_by_step(record, own),
+        other_by_step=_means_by_step(record, other),
     )
 
 
@@ -249,13 +273,23 @@ def _choose(
     return choose(candidates, metric, direction, rng)
 
 
-def _means(record: RunRecord, rows: Int64[np.ndarray, " draws"]) -> dict[str, float]:
+def _values(record: RunRecord, rows: Int64[np.ndarray, " draws"]) -> dict[str, np.ndarray]:
     scores, trajectories = record.scores, record.trajectories
     stored = scores.row[rows]
-    values = {
+    return {
         "entropy": scores.entropy[rows],
         "nll": scores.nll[rows],
         "num_tokens": trajectories.num_tokens[stored],
         "age": scores.step[rows] - trajectories.step_born[stored],
     }
+
+
+def _means(record: RunRecord, rows: Int64[np.ndarray, " draws"]) -> dict[str, float]:
+    values = _values(record, rows)
     return {name: float(column.mean()) if len(column) else float("nan") for name, column in values.items()}
+
+
+def _means_by_step(record: RunRecord, rows: Int64[np.ndarray, " draws"]) -> dict[str, Float64[np.ndarray, " steps"]]:
+    _, steps = np.unique(record.scores.step[rows], return_inverse=True)
+    counts = np.bincount(steps)
+    return {name: np.bincount(steps, weights=column) / counts for name, column in _values(record, rows).items()}
