@@ -2,6 +2,10 @@
 
 import json
 import math
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +14,7 @@ from exgrpo_cli.ablation.arms import method_arms, metric_arms, sampler_arms, var
 from exgrpo_cli.ablation.report import report_study, t_interval, t_test
 from exgrpo_cli.ablation.schedule import last_line, log_path, run_study, start
 from exgrpo_cli.ablation.study import Study, plan_study
-from exgrpo_cli.errors import InputError, RunError
+from exgrpo_cli.errors import InputError, Interrupted, RunError
 from exgrpo_cli.training.reporter import SilentReporter
 
 
@@ -122,6 +126,9 @@ def study_of(small_backbone: Path):
 
 def test_a_study_runs_compares_and_is_not_run_again(study_of, tmp_path: Path) -> None:
     study = study_of(tmp_path)
+    torn = study.runs[0].folder  # of a run that was killed while it was set up
+    (torn / "data").mkdir(parents=True)
+    (torn / ".lock").touch()
     run_study(study, jobs=2, reporter=SilentReporter())
     report = report_study(study).to_json()
     assert report["baseline"] == "on-policy"
@@ -159,6 +166,30 @@ def test_a_run_that_fails_is_named_and_the_others_finish(study_of, tmp_path: Pat
     """A bound no gradient meets stops every run after five skipped updates; both are told, with the reason."""
     with pytest.raises(RunError, match=r"2 of 2 runs failed, first .*5 consecutive updates were skipped"):
         run_study(study_of(tmp_path, "optim.skip_norm=1e-9"), jobs=2, reporter=SilentReporter())
+
+
+def test_a_stop_signal_to_the_study_saves_its_runs(study_of, tmp_path: Path) -> None:
+    """What a cluster sends before it takes a machine away counts as Ctrl-C does."""
+    study = study_of(tmp_path, "run.steps=200")
+    journal = study.runs[0].folder / "metrics.jsonl"
+
+    def stop_when_under_way() -> None:
+        while not journal.exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop_when_under_way, daemon=True).start()
+    with pytest.raises(Interrupted, match="states saved; the same command goes on with the study in"):
+        run_study(study, jobs=1, reporter=SilentReporter())
+    saved = int((study.runs[0].folder / "checkpoints" / "latest").read_text().removeprefix("step-"))
+    assert saved == len(journal.read_text().splitlines()) < 200
+    assert [run.state for run in study.runs] == ["unfinished", "new"]
+
+
+def test_a_study_that_cannot_be_written_is_refused(study_of, tmp_path: Path) -> None:
+    (tmp_path / "small").write_text("")
+    with pytest.raises(InputError, match=r"small cannot be written \(File exists\): choose another --output"):
+        run_study(study_of(tmp_path), jobs=1, reporter=SilentReporter())
 
 
 @pytest.mark.engines

@@ -36,7 +36,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 def test_only_a_folder_that_holds_a_run_is_said_to_resume(tmp_path: Path) -> None:
     """A run that was killed while it was set up has no configuration, and --resume would refuse it."""
-    with pytest.raises(InputError, match=r"exists: choose another --output, or remove it: it holds no run"):
+    with pytest.raises(InputError, match=r"exists: choose another --output; it holds no run to go on with"):
         RunFolder.create(tmp_path)
     (tmp_path / "config.toml").write_text("")
     with pytest.raises(InputError, match=r"exists: choose another --output, or `exgrpo train --resume --output"):
@@ -46,6 +46,14 @@ def test_only_a_folder_that_holds_a_run_is_said_to_resume(tmp_path: Path) -> Non
 def test_a_folder_without_a_configuration_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"is not a run folder: it has no config.toml"):
         RunFolder.existing(tmp_path)
+
+
+def test_a_folder_that_cannot_be_locked_is_named(tmp_path: Path) -> None:
+    """A file in the folder's place stands for one that is read-only, which root can write all the same."""
+    (tmp_path / "run").write_text("")
+    refused = pytest.raises(InputError, match=r"run cannot be written \(.*\): allow it, or go on with a copy")
+    with refused, RunFolder(tmp_path / "run").locked():
+        pass
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Runs of a few steps through the real loop, checked from what they leave on disk."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +17,11 @@ from exgrpo_cli.config import to_toml
 from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.replay.reader import LedgerReader
 from exgrpo_cli.settings import Config
-from exgrpo_cli.training.launch import train
+from exgrpo_cli.training.journal import RunFolder
+from exgrpo_cli.training.launch import draw_plots, train
 from exgrpo_cli.training.reporter import SilentReporter
+from exgrpo_cli.training.resume import is_finished, resumed_config
+from exgrpo_cli.training.state import RunState
 
 
 def metrics(run: Path) -> list[dict]:
@@ -71,6 +75,7 @@ def test_the_run_folder_holds_what_the_interface_promises(finished_run: Path) ->
     assert {path.name for path in (finished_run / "checkpoints").glob("step-*")} == {"step-000004", "step-000008"}
     summary = json.loads((finished_run / "summary.json").read_text())
     assert summary["steps"] == 8
+    assert summary["mixed_from_step"] == 2
     for when in ("before", "after"):
         score = summary["heldout"][when]
         assert score["low"] <= score["pass_at_1"] <= score["high"]
@@ -93,6 +98,15 @@ def test_every_step_makes_two_updates_and_mixed_steps_replay(finished_run: Path)
     assert [line["phase"] for line in lines] == ["on-policy"] + ["mixed"] * 7
     assert lines[1]["replay/used"] == 0
     assert all(line["replay/used"] == min(4, lines[i]["replay/questions"]) for i, line in enumerate(lines[2:], 1))
+
+
+@pytest.mark.parametrize(
+    ("exceeded_at", "threshold", "first"),
+    [(3, 0.35, 4), (8, 0.35, None), (-1, 0.35, None), (-1, 0.0, 1)],
+)
+def test_the_first_mixed_step_is_one_that_was_trained(exceeded_at: int, threshold: float, first: int | None) -> None:
+    """Of 8 steps; the batch of the last one may exceed the threshold, and with threshold 0 none has to."""
+    assert RunState(step=8, start_exceeded_at=exceeded_at).first_mixed_step(threshold) == first
 
 
 def test_what_was_replayed_is_what_was_selected(finished_run: Path) -> None:
@@ -166,7 +180,8 @@ def test_grpo_and_exgrpo_are_bit_for_bit_the_same_until_the_delayed_start(small_
 
 
 def test_replay_changes_the_run_from_the_delayed_start_on(small_config, finished_run: Path, tmp_path: Path) -> None:
-    train(small_config("run.steps=8", method="grpo"), tmp_path / "grpo", reporter=SilentReporter())
+    summary = train(small_config("run.steps=8", method="grpo"), tmp_path / "grpo", reporter=SilentReporter())
+    assert summary["mixed_from_step"] is None
     ours, theirs = timeless(metrics(finished_run)), timeless(metrics(tmp_path / "grpo"))
     shared = theirs[0].keys() & ours[0].keys()
     assert {k: ours[0][k] for k in shared} == {k: theirs[0][k] for k in shared}
@@ -256,6 +271,26 @@ def test_a_run_goes_on_when_steps_are_raised(small_config, tmp_path: Path) -> No
     assert_same_weights(tmp_path / "cut", tmp_path / "whole")
 
 
+def test_a_run_whose_plots_were_not_drawn_is_not_finished(finished_run: Path, tmp_path: Path) -> None:
+    """A file where the plots go stands for a full disk: the summary goes too, so that --resume ends the run."""
+    run = tmp_path / "run"
+    shutil.copytree(finished_run, run)
+    summary = json.loads((run / "summary.json").read_text())
+    shutil.rmtree(run / "plots")
+    (run / "plots").write_text("")
+    with pytest.raises(RunError, match=r"plots cannot be written: File exists"):
+        draw_plots(RunFolder(run))
+    assert not is_finished(run)
+
+    (run / "plots").unlink()
+    again = train(resumed_config(run), run, resume=True, reporter=SilentReporter())
+    assert again["heldout"] == summary["heldout"]
+    assert is_finished(run)
+    names = sorted(path.name for path in (finished_run / "plots").iterdir())
+    assert sorted(path.name for path in (run / "plots").iterdir()) == names
+    assert_same_weights(run, finished_run)
+
+
 def test_a_finished_run_is_not_trained_again(small_config, finished_run: Path) -> None:
     with pytest.raises(InputError, match=r"has finished its 8 steps: raise --steps"):
         train(small_config("run.steps=8"), finished_run, resume=True, reporter=SilentReporter())
@@ -284,7 +319,9 @@ def test_too_many_skipped_updates_stop_the_run(small_config, tmp_path: Path) -> 
     """A bound no gradient meets: steps 1 and 2 skip two updates each, the fifth skip in step 3 ends the run."""
     with pytest.raises(RunError, match=r"5 consecutive updates were skipped .*gradient norm above"):
         train(small_config("optim.skip_norm=1e-9"), tmp_path / "run", reporter=SilentReporter())
-    assert [line["optim/updates_skipped"] for line in metrics(tmp_path / "run")] == [2, 2]
+    lines = metrics(tmp_path / "run")
+    assert [line["optim/updates_skipped"] for line in lines] == [2, 2]
+    assert {line["optim/skip_reason"] for line in lines} == {"gradient norm above 1e-09"}
 
 
 def test_config_toml_repeats_the_run(small_config, finished_run: Path, tmp_path: Path) -> None:

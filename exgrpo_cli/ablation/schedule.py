@@ -5,18 +5,21 @@ Finished runs are not run again, unfinished ones go on from their newest checkpo
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from exgrpo_cli.ablation.study import Study, StudyRun
 from exgrpo_cli.config import to_toml
-from exgrpo_cli.errors import Interrupted, RunError
-from exgrpo_cli.training.journal import write_atomic
+from exgrpo_cli.errors import InputError, Interrupted, RunError
+from exgrpo_cli.training.journal import RunFolder, write_atomic
 from exgrpo_cli.training.reporter import Reporter
+from exgrpo_cli.training.signals import Stopper
 from exgrpo_cli.training.threads import choose_threads
 
 POLL_SECONDS = 0.5
@@ -39,35 +42,57 @@ def run_study(study: Study, *, jobs: int, reporter: Reporter) -> None:
 
     Raises RunError after the others have ended when runs failed, Interrupted after a stop signal with all states saved.
     """
+    claim(study.folder)
     waiting = [run for run in study.runs if run.state != "finished"]
     reporter.note(f"{len(study.runs)} runs, {len(study.runs) - len(waiting)} finished already")
     jobs = jobs or default_jobs(study)
     started: list[Started] = []
     failed: list[Started] = []
-    try:
-        while waiting or started:
-            while waiting and len(started) < jobs:
-                started.append(start(waiting.pop(0), reporter))
-            time.sleep(POLL_SECONDS)
-            for job in [job for job in started if job.process.poll() is not None]:
-                started.remove(job)
-                if job.process.returncode:
-                    failed.append(job)
-                    reporter.note(f"{job.label} failed: {last_line(log_path(job.run))}")
-                else:
-                    reporter.progress(job.run.config.run.steps, job.run.config.run.steps, job.label)
-            for job in started:
-                reporter.progress(steps_done(job.run.folder), job.run.config.run.steps, job.label)
-    except KeyboardInterrupt:
-        stop(started)
-        raise Interrupted(f"stopped, states saved; the same command goes on with the study in {study.folder}") from None
-    finally:
-        stop(started)
+    with Stopper() as stopper:
+        try:
+            with stopper.immediate():
+                while waiting or started:
+                    while waiting and len(started) < jobs:
+                        started.append(start(waiting.pop(0), reporter))
+                    time.sleep(POLL_SECONDS)
+                    failed += settle(started, reporter)
+        except KeyboardInterrupt:
+            stop(started)
+            raise Interrupted(
+                f"stopped, states saved; the same command goes on with the study in {study.folder}"
+            ) from None
+        finally:
+            stop(started)
     if failed:
         raise RunError(
             f"{len(failed)} of {len(study.runs)} runs failed, first {failed[0].label}: "
             f"{last_line(log_path(failed[0].run))} (see {log_path(failed[0].run)}); the same command tries them again."
         )
+
+
+def settle(started: list[Started], reporter: Reporter) -> list[Started]:
+    """Report how far each run is, take the ended ones out of `started`, and return those that failed."""
+    failed = []
+    for job in [job for job in started if job.process.poll() is not None]:
+        started.remove(job)
+        if job.process.returncode:
+            failed.append(job)
+            reporter.note(f"{job.label} failed: {last_line(log_path(job.run))}")
+        else:
+            reporter.progress(job.run.config.run.steps, job.run.config.run.steps, job.label)
+    for job in started:
+        reporter.progress(steps_done(job.run.folder), job.run.config.run.steps, job.label)
+    return failed
+
+
+def claim(folder: Path) -> None:
+    """Make the study's folder; raises InputError where it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(f"{folder} cannot be written ({error.strerror}): choose another --output.") from error
 
 
 def default_jobs(study: Study) -> int:
@@ -81,6 +106,8 @@ def default_jobs(study: Study) -> int:
 def start(run: StudyRun, reporter: Reporter) -> Started:
     """Start one run in a process group of its own, its talk in `seed-<n>.log`, its settings in `seed-<n>.toml`."""
     run.folder.parent.mkdir(parents=True, exist_ok=True)
+    if run.state == "new" and run.folder.exists():
+        clear_torn(run.folder)
     settings = run.folder.with_name(f"{run.folder.name}.toml")
     write_atomic(settings, to_toml(run.config))
     with log_path(run).open("ab") as log:
@@ -94,6 +121,15 @@ def start(run: StudyRun, reporter: Reporter) -> Started:
     job = Started(run=run, process=process)
     reporter.progress(0, run.config.run.steps, job.label)
     return job
+
+
+def clear_torn(folder: Path) -> None:
+    """Remove what a run left that was killed while it was set up: without a configuration nothing can go on with it.
+
+    Raises InputError where another process is setting it up.
+    """
+    with RunFolder(folder).locked():
+        shutil.rmtree(folder)
 
 
 def stop(started: list[Started]) -> None:

@@ -50,7 +50,8 @@ def export_model(
     own, in several files, with at most SHARD_BYTES of them in memory.
     """
     partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
+    for leftover in folder.parent.glob(f".{folder.name}.partial-*"):
+        shutil.rmtree(leftover)
     partial.mkdir(parents=True)
     if weights is None:
         model.save_pretrained(partial)

@@ -67,7 +67,10 @@ def _ends(run: Path, last_step: int) -> list[HeldoutScore]:
     path = run / SUMMARY_FILE
     if not path.is_file():
         return []
-    heldout = json.loads(path.read_text(encoding="utf-8")).get("heldout") or {}
+    figures = json.loads(path.read_text(encoding="utf-8"))
+    # A run that was lengthened goes on past the step its summary was written at.
+    last_step = figures.get("steps", last_step)
+    heldout = figures.get("heldout") or {}
     return [
         HeldoutScore(
             step=step,

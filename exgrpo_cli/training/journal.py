@@ -34,10 +34,8 @@ class RunFolder:
         """A new folder; raises InputError when `path` exists or cannot be written."""
         if path.exists():
             is_run = cls(path).config.is_file()
-            way_on = (
-                f"`exgrpo train --resume --output {path}`" if is_run else "remove it: it holds no run to go on with"
-            )
-            raise InputError(f"{path} exists: choose another --output, or {way_on}.")
+            way_on = f", or `exgrpo train --resume --output {path}`" if is_run else "; it holds no run to go on with"
+            raise InputError(f"{path} exists: choose another --output{way_on}.")
         try:
             path.mkdir(parents=True)
         except OSError as error:
@@ -57,12 +55,16 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder for one writer; raises InputError when another process trains in it."""
+        """Hold the folder for one writer; raises InputError when another has it or the folder cannot be written."""
         lock = FileLock(self.path / ".lock", timeout=0)
         try:
             lock.acquire()
         except Timeout:
             raise InputError(f"{self.path}: another process is training in it; wait for it or stop it.") from None
+        except OSError as error:
+            raise InputError(
+                f"{self.path} cannot be written ({error.strerror}): allow it, or go on with a copy of the folder."
+            ) from error
         try:
             yield
         finally:
@@ -137,5 +139,6 @@ def _append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
                 out.write(json.dumps(row, allow_nan=False) + "\n")
     except OSError as error:
         raise RunError(
-            f"{path} cannot be written: {error.strerror}. Free space, then `exgrpo train --resume --output ...`."
+            f"{path} cannot be written: {error.strerror}. What was there before is unchanged: free space, then go on "
+            "with --resume."
         ) from error

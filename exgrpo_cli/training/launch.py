@@ -17,7 +17,7 @@ from exgrpo_cli.backbones.machine import survey_machine
 from exgrpo_cli.config import to_toml
 from exgrpo_cli.engines.ranks import ALONE, Ranks
 from exgrpo_cli.engines.vllm_engine import require_vllm
-from exgrpo_cli.errors import InputError, Interrupted
+from exgrpo_cli.errors import InputError, Interrupted, RunError
 from exgrpo_cli.plots import save_all
 from exgrpo_cli.settings import Config
 from exgrpo_cli.training.assemble import assemble, choose_device, make_pool
@@ -293,12 +293,27 @@ def finish(session: Session) -> dict[str, Any]:
             if parts.ranks.is_main:
                 folder.write_json(folder.summary, summary)
                 if parts.config.run.plots:
-                    save_all(folder.path)
+                    draw_plots(folder)
     except KeyboardInterrupt:
         raise Interrupted(
             f"stopped after the last step, state saved; go on with: exgrpo train --resume --output {folder.path}"
         ) from None
     return summary
+
+
+def draw_plots(folder: RunFolder) -> None:
+    """Draw `plots/`; where that is cut short the summary goes, for with it the run would count as finished."""
+    try:
+        save_all(folder.path)
+    except KeyboardInterrupt:
+        folder.summary.unlink()
+        raise
+    except OSError as error:
+        folder.summary.unlink()
+        raise RunError(
+            f"{folder.plots} cannot be written: {error.strerror}. Free space, then `exgrpo train --resume --output "
+            f"{folder.path}`."
+        ) from error
 
 
 def note_score(session: Session, score: dict[str, Any], when: str) -> None:
@@ -329,7 +344,7 @@ def export_run_model(session: Session, after: dict[str, Any]) -> None:
 def summarise(session: Session, after: dict[str, Any]) -> dict[str, Any]:
     """The final figures (`summary.json`)."""
     parts, state = session.parts, session.state
-    buffer = parts.buffer
+    buffer, replay = parts.buffer, parts.config.replay
     return {
         "steps": state.step,
         "finished": state.finished,
@@ -341,7 +356,7 @@ def summarise(session: Session, after: dict[str, Any]) -> dict[str, Any]:
         "updates": {"applied": state.updates_applied, "skipped": state.updates_skipped},
         "wall_seconds": {name: round(seconds, 3) for name, seconds in sorted(state.seconds.items())},
         "peak_memory_bytes": max(parts.ranks.gather(peak_memory_bytes())),
-        "mixed_from_step": state.start_exceeded_at + 1 if state.start_exceeded_at >= 0 else None,
+        "mixed_from_step": state.first_mixed_step(replay.start_threshold) if replay.enabled else None,
         "replay": {
             "questions": buffer.num_questions if buffer else 0,
             "trajectories": buffer.num_trajectories if buffer else 0,

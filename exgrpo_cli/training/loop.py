@@ -112,6 +112,7 @@ def run_step(parts: Parts, state: RunState, step: int) -> StepResult | None:
         record_visits(parts, groups, step, collecting=mixed or config.replay.collect_before_start)
     with clock.phase("update"):
         reports = update(parts, groups, clip=not mixed or config.objective.clip_in_mixed_phase)
+    notes += [f"step {step}: an update was skipped: {report.skip_reason}" for report in reports if not report.applied]
     with clock.phase("sync"):
         sync(parts)
     with clock.phase("replay"):

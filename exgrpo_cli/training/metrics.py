@@ -104,10 +104,10 @@ def policy_entropy(groups: Sequence[Group]) -> dict[str, float | int]:
     return {"policy/entropy": float(np.concatenate(entropies).mean(dtype=np.float64))} if entropies else {}
 
 
-def update_metrics(reports: Sequence[UpdateReport]) -> dict[str, float | int]:
-    """A step's updates: means of the means, maxima of the maxima, and how many were applied or skipped."""
+def update_metrics(reports: Sequence[UpdateReport]) -> dict[str, float | int | str]:
+    """A step's updates: means of the means, maxima of the maxima, how many were applied or skipped, and why."""
     names = sorted({name for report in reports for name in report.metrics})
-    values: dict[str, float | int] = {}
+    values: dict[str, float | int | str] = {}
     for name in names:
         series = [report.metrics[name] for report in reports if name in report.metrics]
         values[name] = max(series) if name.endswith("_max") else float(np.mean(series))
@@ -119,6 +119,8 @@ def update_metrics(reports: Sequence[UpdateReport]) -> dict[str, float | int]:
         "optim/updates_skipped": len(skipped),
         "tokens/trained": sum(report.num_tokens for report in reports),
     }
+    if skipped:
+        values["optim/skip_reason"] = "; ".join(dict.fromkeys(report.skip_reason for report in skipped))
     return values
 
 

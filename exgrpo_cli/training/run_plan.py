@@ -23,7 +23,8 @@ class RunPlan:
     shape: Shape | None
     """None for a hub id whose config is not in the local cache: its memory cannot be planned."""
     memory: MemoryPlan | None
-    """On this machine's GPUs, or, without any, on the fewest 80 GB GPUs it fits on; on the CPU where the run is."""
+    """On this machine's GPUs, or, without any, on `run.nproc` or on the fewest 80 GB GPUs it fits on; on the CPU where
+    the run is."""
     on_gpu: bool
     """Whether `memory` is that of GPUs."""
     tokens: StepTokens
@@ -67,6 +68,7 @@ class RunPlan:
         device = f"per GPU of {plan.gpus}" if self.on_gpu else "per process on the CPU"
         parts = {
             "weights": plan.weights,
+            "copies of the weights": plan.copies,
             "gradients": plan.gradients,
             "optimizer": plan.optimizer,
             "activations": plan.activations,
@@ -80,7 +82,9 @@ class RunPlan:
         lines.append(f"           {_size(plan.update_peak):>9}  peak during the update")
         lines.append(f"           {_size(plan.rollout_peak):>9}  peak during rollouts")
         if plan.optimizer_on_host:
-            lines.append(f"           {_size(plan.optimizer_on_host):>9}  optimizer in main memory, per GPU")
+            lines.append(
+                f"           {_size(plan.optimizer_on_host):>9}  optimizer and gradients in main memory, per rank"
+            )
         return lines
 
 
@@ -100,7 +104,7 @@ def plan_run(config: Config, machine: Machine, *, num_ranks: int = 0) -> RunPlan
         memory=memory,
         on_gpu=on_gpu,
         tokens=step_tokens(config),
-        missing=(*_missing_devices(config, machine, memory), *_missing_packages(config, machine)),
+        missing=(*_missing_devices(config, machine, shape, memory), *_missing_packages(config, machine)),
     )
 
 
@@ -137,21 +141,27 @@ def needs_gpu(config: Config) -> bool:
 def _rank_count(shape: Shape, config: Config, machine: Machine, num_ranks: int) -> int:
     if runs_on_gpu(config, machine) or not needs_gpu(config):
         return num_ranks or max(1, config.run.nproc)
+    if config.run.nproc:
+        # Planned here for a machine that has the GPUs.
+        return config.run.nproc
     return fewest_gpus(shape, config, gpu_memory_bytes=REFERENCE_GPU_BYTES) or 1
 
 
-def _missing_devices(config: Config, machine: Machine, memory: MemoryPlan | None) -> list[str]:
+def _missing_devices(config: Config, machine: Machine, shape: Shape | None, memory: MemoryPlan | None) -> list[str]:
     if needs_gpu(config) and not machine.gpus:
-        enough = f" ({memory.gpus} of 80 GB would do)" if memory is not None else ""
+        gpus = shape and fewest_gpus(shape, config, gpu_memory_bytes=REFERENCE_GPU_BYTES)
+        enough = f" ({gpus} of 80 GB would do)" if gpus else ""
         return [f"no GPU is visible{enough}; --device cpu runs it on the CPU all the same"]
     if runs_on_gpu(config, machine) and config.run.nproc > len(machine.gpus):
         return [f"{config.run.nproc} ranks (--nproc) on {len(machine.gpus)} visible GPUs; use at most one per GPU"]
     if memory is None:
         return []
+    ranks, on_host = max(1, config.run.nproc), memory.optimizer_on_host
     if runs_on_gpu(config, machine):
         smallest = min(gpu.memory_bytes for gpu in machine.gpus)
-        return _short_of(memory.peak, smallest, "memory on each GPU")
-    return _short_of(max(1, config.run.nproc) * memory.peak, machine.memory_bytes, "main memory")
+        missing = _short_of(memory.peak, smallest, "memory on each GPU")
+        return missing + _short_of(ranks * on_host, machine.memory_bytes, "main memory for what is offloaded")
+    return _short_of(ranks * (memory.peak + on_host), machine.memory_bytes, "main memory")
 
 
 def _short_of(needed: int, available: int, what: str) -> list[str]:

@@ -47,6 +47,11 @@ class RunState:
         """Whether `step` replays: always with threshold 0, else every step after the one that exceeded it."""
         return threshold == 0 or (0 <= self.start_exceeded_at < step)
 
+    def first_mixed_step(self, threshold: float) -> int | None:
+        """The first step that was mixed; None while none has been."""
+        first = 1 if threshold == 0 else self.start_exceeded_at + 1
+        return first if 1 <= first <= self.step else None
+
     def to_json(self) -> dict[str, Any]:
         return {setting.name: getattr(self, setting.name) for setting in fields(self)}
 
