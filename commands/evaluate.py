@@ -19,9 +19,12 @@ if TYPE_CHECKING:
 
 PIPE_WIDTH = 120
 """Columns of a table that does not go to a terminal."""
+BESIDE_COMPARE = ("benchmarks", "compare", "output", "quiet", "json", "debug")
+"""Parameters that mean something with --compare."""
 
 
 def evaluate(
+    context: typer.Context,
     benchmarks: Annotated[
         list[str] | None,
         typer.Argument(metavar="BENCHMARK", help="arithmetic, aime24, math500, ..., or paper; folders with --compare."),
@@ -94,9 +97,7 @@ def evaluate(
         "template": template,
     }
     if compare:
-        ignored = {**values, "model": model, "data": data, "grader": grader, "endpoint": endpoint}
-        switches = {"deterministic": deterministic, "rescore": rescore, "dry_run": dry_run, "seed": seed}
-        _refuse_beside_compare([name for name, value in {**ignored, **switches}.items() if value not in (None, [], 0)])
+        _refuse_beside_compare(context)
         _compare([Path(folder) for folder in benchmarks or ()], output, json=json, quiet=quiet)
         return
     request = EvaluationRequest(
@@ -153,17 +154,16 @@ def _show(report: "EvaluationReport", json: bool, quiet: bool) -> None:
     if json:
         print_json(report.to_json())
     else:
-        console = _console()
-        console.print(terminal_table(report.model, report.results, report.titles))
-        for name, value in report.averages.items():
-            console.print(f"average {name}: {100 * value:.1f}")
+        _console().print(terminal_table(report.model, report.results, report.titles, report.averages))
     talk(f"results in {report.folder}", quiet=quiet)
 
 
-def _refuse_beside_compare(names: Sequence[str]) -> None:
-    if names:
-        option = names[0].replace("_", "-")
-        raise InputError(f"--{option} does nothing beside --compare, which reads finished results: leave it out.")
+def _refuse_beside_compare(context: typer.Context) -> None:
+    for option in context.command.params:
+        name = str(option.name)
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and name not in BESIDE_COMPARE:
+            raise InputError(f"{option.opts[0]} does nothing beside --compare, which reads finished results: leave it out.")
 
 
 def _compare(folders: Sequence[Path], output: Path | None, *, json: bool, quiet: bool) -> None:

@@ -264,7 +264,7 @@ def test_tables_follow_the_paper():
         "| Model | X | Y% | Avg. | Z | W | Avg. |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
         "| m | 40.0 | 20.0 | **30.0** | 50.0 | - | - |",
-        "| 95 % interval | 30.0 to 50.0 | 10.0 to 30.0 |  | 40.0 to 60.0 |  |  |",
+        "| 95 % interval | 30.0 to 50.0 | 10.0 to 30.0 | 22.9 to 37.1 | 40.0 to 60.0 |  |  |",
     ]
     text = latex([("my_model", columns)])
     assert "\\begin{tabular}{lrrr|rrr}" in text
@@ -273,17 +273,20 @@ def test_tables_follow_the_paper():
 
 
 def test_an_average_waits_for_all_its_members():
-    assert average({"x": result(0.4), "y": result(0.2)}, ("x", "y")) == pytest.approx(0.3)
+    # Two intervals of 0.1 on either side: sqrt(0.1^2 + 0.1^2) / 2 = 0.0707.
+    found = average({"x": result(0.4), "y": result(0.2)}, ("x", "y"))
+    assert found == pytest.approx({"value": 0.3, "low": 0.3 - 0.070711, "high": 0.3 + 0.070711}, abs=1e-6)
     assert average({"x": result(0.4)}, ("x", "y")) is None
 
 
 def test_terminal_table_says_what_the_score_can_show():
     from rich.console import Console
 
-    console = Console(width=120, record=True, file=io.StringIO())
-    console.print(terminal_table("m", {"x": result(0.4, k=32)}, {"x": "AIME24"}))
+    console, results = Console(width=120, record=True, file=io.StringIO()), {"x": result(0.4, k=32)}
+    console.print(terminal_table("m", results, {"x": "AIME24"}, {"in": {"value": 0.4, "low": 0.31, "high": 0.52}}))
     text = console.export_text()
     assert "AIME24 avg@32" in text and "30.0 to 50.0" in text and "±25.0" in text
+    assert text.splitlines()[-1].split() == ["Avg.", "in", "40.0", "31.0", "to", "52.0"]
 
 
 def test_figures_of_an_evaluation():

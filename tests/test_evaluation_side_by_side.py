@@ -140,7 +140,15 @@ def test_a_suite_gets_its_averages(tmp_path):
             result(tmp_path / model / name, name, model, successes)
     compared = side_by_side([tmp_path / "a", tmp_path / "b"])
     assert next(iter(compared.titles)) == "aime24" and list(compared.titles)[-1] == "mmlu-pro"
-    assert compared.average_scores()["b"] == {"in-distribution": 0.75, "out-of-distribution": 0.75}
+    averages = compared.average_scores()["b"]
+    assert {name: found["value"] for name, found in averages.items()} == {
+        "in-distribution": 0.75,
+        "out-of-distribution": 0.75,
+    }
+    # Six and three benchmarks with the same interval: narrower by sqrt(6) and sqrt(3).
+    score = compared.scores["b", "aime24"]
+    assert averages["in-distribution"]["low"] == pytest.approx(0.75 - (0.75 - score.low) / 6**0.5)
+    assert averages["out-of-distribution"]["high"] == pytest.approx(0.75 + (score.high - 0.75) / 3**0.5)
     heads = [column.head for column in compared.rows()[0][1]]
     assert heads.count("Avg.") == 2 and heads[6] == "Avg."
 
@@ -164,6 +172,8 @@ def test_what_cannot_be_compared(tmp_path, capsys):
         (["--compare"], "--compare needs results folders"),
         (["--compare", str(base)], "there are results of base alone"),
         (["--compare", str(base), str(hot), "--model", "tiny"], "--model does nothing beside --compare"),
+        (["--compare", str(base), str(hot), "--engine", "vllm"], "--engine does nothing beside --compare"),
+        (["--compare", str(base), str(hot), "--seed", "0"], "--seed does nothing beside --compare"),
         (["--compare", str(base), str(hot), "--max-tokens", "9"], "--max-tokens does nothing beside --compare"),
     ):
         assert run(["evaluate", *line]) == 2

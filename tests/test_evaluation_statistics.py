@@ -14,6 +14,7 @@ from exgrpo_cli.evaluation.statistics import (
     compare_paired,
     holm,
     majority_share,
+    mean_of_scores,
     pass_at_k,
     smallest_detectable_difference,
     student_t_quantile,
@@ -77,6 +78,13 @@ def test_bootstrap_is_seeded():
     values = np.linspace(0, 1, 20)
     assert bootstrap_interval(values, rng(3)) == bootstrap_interval(values, rng(3))
     assert bootstrap_interval(values, rng(3)) != bootstrap_interval(values, rng(4))
+
+
+def test_mean_of_scores_by_hand():
+    # Below: sqrt(0.1^2 + 0.2^2) / 2 = 0.111803; above: sqrt(0.3^2 + 0.4^2) / 2 = 0.25.
+    value, low, high = mean_of_scores([(0.2, 0.1, 0.5), (0.6, 0.4, 1.0)])
+    assert (value, value - low, high - value) == pytest.approx((0.4, 0.111803, 0.25), abs=1e-6)
+    assert mean_of_scores([(0.3, 0.2, 0.5)]) == pytest.approx((0.3, 0.2, 0.5))
 
 
 @pytest.mark.parametrize("degrees", [1, 2, 3, 5, 29, 499])
@@ -200,6 +208,20 @@ def test_interval_coverage(questions, samples, difficulty):
         score = avg_at_k(counts, samples, draws)
         hits += score.low <= truth <= score.high
     print(f"{questions} questions x {samples}, beta({a}, {b}): coverage {hits / trials:.3f}")
+    assert 0.925 <= hits / trials <= 0.985
+
+
+@pytest.mark.slow
+def test_the_interval_of_a_mean_of_benchmarks_covers():
+    """Three benchmarks of unlike size, skill and k; the bounds are those of the test above."""
+    shapes = [(30, 32, 0.5, 4.0), (500, 1, 1.0, 1.0), (200, 4, 4.0, 0.5)]
+    truth = np.mean([a / (a + b) for _, _, a, b in shapes])
+    draws, hits, trials = rng(8), 0, 1_000
+    for _ in range(trials):
+        scores = [avg_at_k(draws.binomial(k, draws.beta(a, b, size=n)), k, draws) for n, k, a, b in shapes]
+        _, low, high = mean_of_scores([(score.value, score.low, score.high) for score in scores])
+        hits += low <= truth <= high
+    print(f"mean of three benchmarks: coverage {hits / trials:.3f}")
     assert 0.925 <= hits / trials <= 0.985
 
 

@@ -26,8 +26,9 @@ def comparison_table(compared: SideBySide) -> Table:
                 str(score.questions),
             )
     for model, averages in compared.average_scores().items():
-        for name, value in averages.items():
-            table.add_row(f"Avg. {name}", model, f"{100 * value:.1f}", *[""] * 7)
+        for name, found in averages.items():
+            interval = f"{100 * found['low']:.1f} to {100 * found['high']:.1f}"
+            table.add_row(f"Avg. {name}", model, f"{100 * found['value']:.1f}", interval, *[""] * 6)
     return table
 
 

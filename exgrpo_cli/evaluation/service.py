@@ -83,8 +83,8 @@ class EvaluationReport:
     results: Mapping[str, Mapping[str, Any]]
     """Benchmark to what its `results.json` holds."""
     titles: Mapping[str, str]
-    averages: Mapping[str, float]
-    """Of a suite evaluated whole."""
+    averages: Mapping[str, Mapping[str, float]]
+    """`value`, `low` and `high` of each, of a suite evaluated whole."""
     folder: Path
     """Where the tables are."""
 

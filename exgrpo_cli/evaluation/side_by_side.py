@@ -93,9 +93,9 @@ class SideBySide:
         }
         return {"models": list(self.models), "benchmarks": benchmarks, "averages": self.average_scores()}
 
-    def average_scores(self) -> dict[str, dict[str, float]]:
-        """Average to value, for every model that has one."""
-        values: dict[str, dict[str, float]] = {}
+    def average_scores(self) -> dict[str, dict[str, dict[str, float]]]:
+        """Average to its `value`, `low` and `high`, for every model that has one."""
+        values: dict[str, dict[str, dict[str, float]]] = {}
         for model in self.models:
             found = {key: average(self._results(model), members) for key, members in self.averages.items()}
             values[model] = {key: value for key, value in found.items() if value is not None}

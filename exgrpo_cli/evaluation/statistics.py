@@ -58,6 +58,18 @@ def avg_at_k(correct: Int[np.ndarray, " questions"], samples: int, rng: np.rando
     return Score(value=value, low=low, high=high, samples=samples, questions=questions)
 
 
+def mean_of_scores(scores: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
+    """Mean of independent scores, each weighing the same, with its 95 % interval; each is (value, low, high).
+
+    The distances of the ends from the values add up in squares, each side on its own (Zou & Donner 2008, equation 6:
+    the method of variance estimates recovery), so an interval that is lopsided near 0 or 1 stays so.
+    """
+    values, lows, highs = np.array(scores, dtype=np.float64).T
+    value = float(values.mean())
+    below, above = (float(np.sqrt(((ends - values) ** 2).sum())) / len(values) for ends in (lows, highs))
+    return value, value - below, value + above
+
+
 def wilson(successes: float, trials: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """Wilson's score interval of a proportion (Wilson 1927); stays inside [0, 1] and has a width at 0 and 1."""
     z = NormalDist().inv_cdf((1 + confidence) / 2)

@@ -6,6 +6,8 @@ from typing import Any
 
 from rich.table import Table
 
+from exgrpo_cli.evaluation.statistics import mean_of_scores
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Column:
@@ -39,16 +41,17 @@ def table_columns(
     columns = []
     for members in averages.values():
         columns += [_benchmark_column(name, titles[name], results.get(name, {})) for name in members]
-        value = average(results, members)
-        columns.append(Column(head="Avg.", benchmark=None, value=value, low=None, high=None))
+        found = average(results, members) or dict.fromkeys(("value", "low", "high"))
+        columns.append(Column(head="Avg.", benchmark=None, **found))
     return columns
 
 
-def average(results: Mapping[str, Mapping[str, Any]], members: Sequence[str]) -> float | None:
-    """Mean of avg@k over `members`; None unless every one is there."""
+def average(results: Mapping[str, Mapping[str, Any]], members: Sequence[str]) -> dict[str, float] | None:
+    """Mean of avg@k over `members`, as `value`, `low` and `high`; None unless every one is there."""
     if any(name not in results for name in members):
         return None
-    return sum(float(results[name]["avg_at_k"]) for name in members) / len(members)
+    scores = [(results[name]["avg_at_k"], results[name]["low"], results[name]["high"]) for name in members]
+    return dict(zip(("value", "low", "high"), mean_of_scores(scores), strict=True))
 
 
 Rows = Sequence[tuple[str, Sequence[Column]]]
@@ -80,8 +83,13 @@ def latex(rows: Rows, footnote: str = "") -> str:
     return "\n".join([f"% {footnote}", *parts] if footnote else parts) + "\n"
 
 
-def terminal_table(model: str, results: Mapping[str, Mapping[str, Any]], titles: Mapping[str, str]) -> Table:
-    """One row per benchmark with everything a reader needs to judge the score."""
+def terminal_table(
+    model: str,
+    results: Mapping[str, Mapping[str, Any]],
+    titles: Mapping[str, str],
+    averages: Mapping[str, Mapping[str, float]],
+) -> Table:
+    """One row per benchmark with everything a reader needs to judge the score, then the averages."""
     table = Table(title=model, title_justify="left", box=None, padding=(0, 2, 0, 0))
     heads = ("benchmark", "score", "95 % interval", "shows from", "pass@k", "maj@k", "tokens", "cut off", "questions")
     for head in heads:
@@ -99,6 +107,8 @@ def terminal_table(model: str, results: Mapping[str, Mapping[str, Any]], titles:
             _percent(result["share_clipped"]),
             str(result["questions"]),
         )
+    for name, found in averages.items():
+        table.add_row(f"Avg. {name}", _percent(found["value"]), f"{100 * found['low']:.1f} to {100 * found['high']:.1f}")
     return table
 
 
