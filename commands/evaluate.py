@@ -163,7 +163,8 @@ def _refuse_beside_compare(context: typer.Context) -> None:
         name = str(option.name)
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE" and name not in BESIDE_COMPARE:
-            raise InputError(f"{option.opts[0]} does nothing beside --compare, which reads finished results: leave it out.")
+            text = f"{option.opts[0]} does nothing beside --compare, which reads finished results: leave it out."
+            raise InputError(text)
 
 
 def _compare(folders: Sequence[Path], output: Path | None, *, json: bool, quiet: bool) -> None:

@@ -84,7 +84,7 @@ def _layout(path: Path, benchmark: Benchmark) -> Layout:
     if first is None:
         raise InputError(f"{path} has no rows: there are no questions to ask.")
     try:
-        return recognise(str(path), column_names(path, [first[1]]), first[1], NamedFields())
+        return recognise(str(path), column_names(path, [first[1]]), [first[1]], NamedFields())
     except InputError as error:
         raise InputError(
             f"{error} These are options of `exgrpo prepare`, which makes a question file of it."

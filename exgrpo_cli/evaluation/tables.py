@@ -108,7 +108,8 @@ def terminal_table(
             str(result["questions"]),
         )
     for name, found in averages.items():
-        table.add_row(f"Avg. {name}", _percent(found["value"]), f"{100 * found['low']:.1f} to {100 * found['high']:.1f}")
+        interval = f"{100 * found['low']:.1f} to {100 * found['high']:.1f}"
+        table.add_row(f"Avg. {name}", _percent(found["value"]), interval)
     return table
 
 
