@@ -1,5 +1,6 @@
 """What each rank of the tests does: `torchrun rank_worker.py JOB FOLDER`; results go to FOLDER."""
 
+import gc
 import json
 import pickle
 import sys
@@ -92,6 +93,48 @@ def deepspeed_updates(ranks: Ranks, folder: Path, stage: int, dtype: torch.dtype
         )
 
 
+def deepspeed_memory(ranks: Ranks, folder: Path, stage: int, dtype: torch.dtype) -> None:
+    """Bytes of all tensors when the optimizer steps, for a model so large that the batch does not count."""
+    from test_engines_torch import minibatch
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
+    from exgrpo_cli.algo.objective import ObjectiveSettings
+    from exgrpo_cli.engines.deepspeed_policy import DeepSpeedPolicy
+    from exgrpo_cli.engines.optimizer import OptimizerSettings
+
+    sizes = {"vocab_size": 2000, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 2}
+    config = Qwen2Config(**sizes, num_attention_heads=8, num_key_value_heads=2, tie_word_embeddings=True)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    policy = DeepSpeedPolicy(
+        model,
+        temperature=1.0,
+        objective=ObjectiveSettings(),
+        optimizer=OptimizerSettings(learning_rate=1e-3),
+        zero_stage=stage,
+        ranks=ranks,
+    )
+    # Moments come with the first update.
+    policy.update(minibatch())
+    found: list[int] = []
+    register_optimizer_step_pre_hook(lambda *arguments: found.append(tensor_bytes()))
+    policy.update(minibatch())
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    if ranks.is_main:
+        (folder / "memory.json").write_text(json.dumps({"parameters": parameters, "bytes": found[0]}))
+
+
+def tensor_bytes() -> int:
+    """Size of all tensors there are, gradients included, memory that several share counted once."""
+    gc.collect()
+    storages: dict[int, int] = {}
+    tensors = [each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)]
+    for tensor in [*tensors, *(each.grad for each in tensors if each.is_leaf and each.grad is not None)]:
+        if not tensor.is_meta:
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    return sum(storages.values())
+
+
 def recorded_run(ranks: Ranks, folder: Path) -> None:
     """A run on rollouts of another one; its gradients."""
     from recorded_rollouts import train_and_note
@@ -113,6 +156,9 @@ def main(job: str, folder: Path) -> None:
         elif job.startswith("zero"):
             stage, dtype = job.removeprefix("zero").split("-")
             deepspeed_updates(ranks, folder, int(stage), getattr(torch, dtype))
+        elif job.startswith("memory"):
+            stage, dtype = job.removeprefix("memory").split("-")
+            deepspeed_memory(ranks, folder, int(stage), getattr(torch, dtype))
         elif job == "refuse" and ranks.rank == 1:
             raise InputError("rank 1 refuses")
         elif job == "hang" and ranks.rank == 1:

@@ -134,10 +134,24 @@ def test_parts_of_a_small_plan_by_hand():
     assert plan.peak == max(plan.update_peak, plan.rollout_peak)
 
 
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("gpus", [1, 8])
+def test_every_preset_is_planned_from_its_parameters(name, gpus):
+    """bfloat16, ZeRO-2, vllm: 2 bytes a weight for trainer and engine each, and shards of 4 + 12."""
+    parameters = parameters_by_hand(load_preset("backbones", name)["about"]["shape"])
+    plan = memory_plan(shape_of(preset_config(name)), build_config(backbone=name), gpus=gpus)
+    assert plan.weights == plan.rollout_weights == 2 * parameters
+    assert (plan.gradients, plan.optimizer) == (4 * parameters // gpus, 12 * parameters // gpus)
+    assert plan.copies == plan.optimizer_on_host == 0
+    assert plan.update_peak > (2 + 16 / gpus) * parameters
+    assert plan.rollout_peak > (4 + 12 / gpus) * parameters
+
+
 @pytest.mark.parametrize(
     ("stage", "weights", "gradients", "optimizer"),
-    # 1,000 parameters on 4 GPUs: stage 1 shards 12 bytes of state, stage 2 also 2 of gradient, stage 3 2 of weight.
-    [(1, 2000, 2000, 3000), (2, 2000, 500, 3000), (3, 500, 500, 3000)],
+    # 1,000 parameters on 4 GPUs: stage 1 shards 12 bytes of state, stage 2 also 4 of gradient, stage 3 2 of weight. At
+    # stage 1 the gradients of a pass stand beside their sums; at stage 3 all is small enough to be gathered at once.
+    [(1, 2000, 6000, 3000), (2, 2000, 1000, 3000), (3, 2000, 2000, 3000)],
 )
 def test_zero_stages_shard_what_they_say(stage, weights, gradients, optimizer):
     config = build_config(
@@ -148,10 +162,35 @@ def test_zero_stages_shard_what_they_say(stage, weights, gradients, optimizer):
     assert plan.rollout_weights == 2 * 1000 // 2  # vllm's own copy, over two GPUs
 
 
-def test_offload_moves_the_optimizer_to_main_memory():
+def test_stage_3_gathers_a_billion_weights_at_a_time():
+    config = build_config(backbone="qwen-math-7b", assignments=["optim.zero_stage=3"])
+    large = dataclasses.replace(SMALL, num_parameters=8 * GIGA)
+    plan = memory_plan(large, config, gpus=4)
+    assert plan.weights == 2 * (2 + 1) * GIGA
+    assert plan.gradients == 4 * (2 + 1) * GIGA
+
+
+def test_whole_copies_are_counted():
+    """A KL penalty's reference; under stage 3 what hf samples with; the torch engine's hf shares the trainer's."""
+    settings = ["optim.engine=deepspeed", "backbone.dtype=bfloat16"]
+    for assignments, copies in (
+        ([*settings, "optim.zero_stage=3"], 1),
+        ([*settings, "optim.zero_stage=3", "rollout.engine=vllm"], 0),
+        ([*settings, "optim.zero_stage=2", "objective.kl_coefficient=0.1"], 1),
+        (["backbone.dtype=bfloat16", "objective.kl_coefficient=0.1"], 1),
+        (["backbone.dtype=bfloat16"], 0),
+    ):
+        plan = memory_plan(SMALL, build_config(assignments=assignments), gpus=4)
+        assert plan.copies == copies * 2 * 1000
+        assert plan.rollout_peak >= plan.weights + plan.copies + plan.optimizer + plan.kv_cache
+
+
+def test_offload_moves_optimizer_and_gradients_to_main_memory():
+    """12 bytes of state, two copies of the gradients in float32 and one of the weights; the largest tensor passes."""
     config = build_config(backbone="qwen-math-7b", assignments=["optim.offload=true"])
     plan = memory_plan(SMALL, config, gpus=4)
-    assert (plan.optimizer, plan.optimizer_on_host) == (0, 3000)
+    assert (plan.optimizer, plan.optimizer_on_host) == (0, (12 + 8 + 2) * 1000 // 4)
+    assert plan.gradients == 4 * 32 * 8
 
 
 def test_checkpointing_keeps_one_layer_and_the_inputs_of_the_others():

@@ -16,10 +16,13 @@ import torch
 from test_engines_ranks import TORCHRUN, agents, free_port, two_ranks
 from test_engines_torch import build_model, build_policy, minibatch, sequences
 
+from exgrpo_cli.backbones.plan import memory_plan
+from exgrpo_cli.backbones.shapes import Shape
 from exgrpo_cli.config import to_toml
 from exgrpo_cli.engines.launching import child_processes
 from exgrpo_cli.engines.optimizer import OptimizerSettings
 from exgrpo_cli.errors import InputError
+from exgrpo_cli.layers import build_config
 
 
 def deepspeed_launcher() -> tuple[str, ...]:
@@ -79,6 +82,21 @@ def saved_loaded_refused_and_skipped(results: dict[str, Any]) -> None:
     assert results["resumed"] == (True, True, True)
     assert "was written with 3 ranks, this run has 2: ZeRO shards fit the same number alone" in results["refused"]
     assert results["skipped"] == (False, "gradient norm above 0.001", 1, True)
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("job", ["memory1-bfloat16", "memory2-bfloat16", "memory2-float32"])
+def test_weights_gradients_and_optimizer_take_what_is_planned(job: str, tmp_path: Path) -> None:
+    """Of each of two ranks, within 2 %."""
+    done = two_ranks(job, tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "memory.json").read_text())
+    stage, dtype = job.removeprefix("memory").split("-")
+    settings = ["optim.engine=deepspeed", f"optim.zero_stage={stage}", f"backbone.dtype={dtype}"]
+    sizes = {"num_layers": 2, "hidden_size": 512, "ffn_size": 2048, "query_size": 512, "kv_size": 128}
+    shape = Shape(num_parameters=found["parameters"], vocab_size=2000, **sizes)
+    plan = memory_plan(shape, build_config(assignments=settings), gpus=2)
+    assert plan.weights + plan.gradients + plan.optimizer == pytest.approx(found["bytes"], rel=0.02)
 
 
 OFFLOADED = ("optim.zero_stage=1", "optim.offload=true")

@@ -30,6 +30,16 @@ def test_a_published_backbone_wants_a_gpu_and_says_how_many():
     )
     with pytest.raises(InputError, match="this machine cannot run qwen-math-7b: no GPU is visible"):
         require_runnable(plan)
+    eight = plan_run(build_config(backbone="qwen-math-7b", assignments=["run.nproc=8"]), LAPTOP)
+    assert eight.memory.gpus == 8
+    assert eight.missing[0].startswith("no GPU is visible (4 of 80 GB would do)")
+
+
+def test_what_is_offloaded_must_fit_into_main_memory():
+    """7.6 billion parameters at 22 bytes are 156 GiB."""
+    config = build_config(backbone="qwen-math-7b", assignments=["optim.offload=true", "run.nproc=1"])
+    missing = plan_run(config, ONE_GPU).missing[0]
+    assert missing.startswith("156.0 GiB of main memory for what is offloaded, there are 128.0 GiB")
 
 
 def test_forced_onto_the_cpu_it_is_held_against_main_memory():

@@ -308,8 +308,8 @@ class _BoundedNorm:
     def __init__(self, optimizer: Any, bound: float) -> None:
         self.latest = 0.0
         self._bound = bound
-        # Stages 1 and 2 compute the norm over all groups at once, stage 3 group by group. Stage 1 of a bfloat16 model is
-        # an optimizer of its own, which asks for gradients and computes their norm: that of one number is the number.
+        # Stages 1 and 2 compute the norm over all groups at once, stage 3 group by group. For stage 1 of a bfloat16
+        # model an optimizer of its own asks for gradients and takes their norm: that of one number is the number.
         if hasattr(optimizer, "scaled_global_norm"):
             whole = optimizer.scaled_global_norm
             optimizer.scaled_global_norm = lambda *args, **kwargs: self._checked([whole(*args, **kwargs)])[0]
