@@ -332,6 +332,14 @@ def test_ctrl_c_reaches_the_parent_alone_and_leaves_no_process(user_graders: str
     assert_all_gone(processes, within_seconds=5)
 
 
+def test_the_working_directory_hides_no_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("json", "random", "sympy"):
+        tmp_path.joinpath(f"{name}.py").write_text("raise SystemExit('a script of the user')")
+    monkeypatch.chdir(tmp_path)
+    with math_pool() as pool:
+        assert pool.grade([boxed("x", "x")]) == [Verdict.CORRECT]
+
+
 def test_many_threads_share_a_pool(user_graders: str) -> None:
     verdicts: dict[int, list[Verdict]] = {}
 

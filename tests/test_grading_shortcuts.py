@@ -24,7 +24,7 @@ NUMBERS = [
     "1234567890123456.5", "--7", "- 7", "1e3", "1 000", "1/2", "-1/2", r"\frac{1}{2}", r"\dfrac{-1}{2}",
     r"\frac{1}{-2}", r"-\frac{-1}{2}", "4/2", "2", r"\frac{70}{10}", "1/3", r"\frac{33333}{100000}", "0.03125",
     r"\frac{3333304}{10000000}", r"\tfrac{1}{32}", "1/0", r"\frac{0}{3}", "7/2", "-3.5", r"\frac{123456789}{987654321}",
-    r"\frac{13717421}{109739369}",
+    r"\frac{13717421}{109739369}", "-1000", "-1,000", "−1000", "−1,000", "−1,000.0",
 ]  # fmt: skip
 EXPRESSIONS = [
     "7", r"\frac{3\sqrt{3}}{4}", r"\frac{3}{4}\sqrt 3", r"\sqrt{51}", r"2\sqrt{113}", r"\pi", r"-\frac{\pi}{6}",
@@ -68,7 +68,8 @@ def test_random_plain_numbers_agree_with_math_verify() -> None:
         form = rng.choice(
             ["{}", "{:,}", "{}.0", "{}.5", "{}.25", "{}.99999", "+{}", "{}/4", r"\frac{{{}}}{{8}}", "0{}"]
         )
-        return form.format(value)
+        written = form.format(value)
+        return written.replace("-", "−") if rng.random() < 0.3 else written
 
     for _ in range(400):
         gold, answer = number(), number()
@@ -80,7 +81,8 @@ def test_random_plain_numbers_agree_with_math_verify() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["+1,000", "1,23", "0,123", "01,000", "7.", ".5", "1e3", "1 000", "--7", "x", "1/0", ""]
+    "text",
+    ["+1,000", "−1,000", "−1,000.5", "1,23", "0,123", "01,000", "7.", ".5", "1e3", "1 000", "--7", "x", "1/0", ""],
 )
 def test_uncertain_numbers_are_left_to_math_verify(text: str) -> None:
     assert plain_number(text) is None

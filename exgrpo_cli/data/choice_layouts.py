@@ -25,7 +25,7 @@ _OPTION_NAMES = ("choices", "options")
 _PLACES = tuple(str(place) for place in range(len(LETTERS)))
 
 
-def listed_choices(columns: Columns, row: Row) -> Layout | None:
+def listed_choices(columns: Columns, rows: Sequence[Row]) -> Layout | None:
     """`choices` or `options`: a list (MMLU, MMLU-Pro), texts and labels (ARC), or by letter; the answer by any."""
     question, options = first_of(columns, QUESTION_NAMES), first_of(columns, _OPTION_NAMES)
     answer = first_of(columns, ("answerkey", "answer", "answer_index"))
@@ -41,7 +41,7 @@ def listed_choices(columns: Columns, row: Row) -> Layout | None:
     return Layout(name="multiple choice", columns=wanted, convert=convert)
 
 
-def lettered_choices(columns: Columns, row: Row) -> Layout | None:
+def lettered_choices(columns: Columns, rows: Sequence[Row]) -> Layout | None:
     """Columns A, B, C, ... beside the question."""
     question, answer = first_of(columns, QUESTION_NAMES), first_of(columns, ANSWER_NAMES)
     letters = [columns[letter.lower()] for letter in LETTERS if letter.lower() in columns]
@@ -49,14 +49,17 @@ def lettered_choices(columns: Columns, row: Row) -> Layout | None:
         return None
 
     def convert(row: Row) -> Draft:
-        texts = [text for text in (optional(row.get(letter)) for letter in letters) if text is not None]
-        return _choice_draft(row.get(question), texts, _place(row.get(answer), texts, None), level_of(columns, row))
+        # An option left empty, as the fourth where others have five, does not move the letters behind it.
+        cells = {letter.upper(): optional(row.get(letter)) for letter in letters}
+        filled_cells = {letter: text for letter, text in cells.items() if text is not None}
+        texts, labels = _options(filled_cells)
+        return _choice_draft(row.get(question), texts, _place(row.get(answer), texts, labels), level_of(columns, row))
 
     wanted = (question, answer, *letters, *level_columns(columns))
     return Layout(name="multiple choice", columns=wanted, convert=convert)
 
 
-def separate_choices(columns: Columns, row: Row) -> Layout | None:
+def separate_choices(columns: Columns, rows: Sequence[Row]) -> Layout | None:
     """Correct and incorrect answers in columns of their own: the correct one is placed by a hash of the question."""
     wrong = [columns[f"incorrect answer {number}"] for number in (1, 2, 3) if f"incorrect answer {number}" in columns]
     if "correct answer" not in columns or "question" not in columns or not wrong:
@@ -80,7 +83,7 @@ def _choice_draft(question: Any, texts: Sequence[str], place: int, level: str | 
 
 
 def _options(value: Any) -> tuple[list[str], list[str] | None]:
-    labels = None
+    labels: Any = None
     if isinstance(value, Mapping) and "text" in value:
         value, labels = value["text"], value.get("label")
     elif isinstance(value, Mapping):
@@ -89,17 +92,23 @@ def _options(value: Any) -> tuple[list[str], list[str] | None]:
         labels, value = list(value), list(value.values())
     if not isinstance(value, list | tuple) or not 2 <= len(value) <= len(LETTERS):
         raise UnusableRow("fewer than two options")
-    if labels is not None and len(labels) != len(value):
+    texts = [filled(None if text is None else str(text), "an option is missing") for text in value]
+    if labels is None:
+        return texts, None
+    if not isinstance(labels, list | tuple) or len(labels) != len(texts):
         raise UnusableRow("as many labels as options are needed")
-    return [filled(str(text), "an option is missing") for text in value], labels
+    return texts, [str(label).strip() for label in labels]
 
 
 def _place(answer: Any, texts: Sequence[str], labels: Sequence[str] | None) -> int:
     """Place of the gold option: by its label, a place from 0, a letter, or its text."""
+    if isinstance(answer, float) and answer.is_integer():
+        # A column of integers with a gap, as pandas writes it.
+        answer = int(answer)
+    if labels is not None and str(answer).strip() in labels:
+        return list(labels).index(str(answer).strip())
     if isinstance(answer, str):
         answer = answer.strip()
-        if labels is not None and answer in labels:
-            return list(labels).index(answer)
         if len(answer) == 1 and answer.upper() in LETTERS[: len(texts)]:
             return LETTERS.index(answer.upper())
         if answer in texts:

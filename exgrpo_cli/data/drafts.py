@@ -44,12 +44,13 @@ class Layout:
 
 Columns = Mapping[str, str]
 """Lower-case name to the name as it is in the file."""
-Recogniser = Callable[[Columns, Row], Layout | None]
+Recogniser = Callable[[Columns, Sequence[Row]], Layout | None]
+"""From the columns and the first few rows."""
 
 
 def gold_text(value: Any) -> str:
     """A gold answer as text: numbers without an exponent, the one element of a list, several joined by commas."""
-    if isinstance(value, bool) or value is None or value != value:
+    if value is None or value != value:
         raise UnusableRow("no answer")
     if isinstance(value, list | tuple):
         if any(isinstance(item, list | tuple) for item in value):
@@ -59,7 +60,7 @@ def gold_text(value: Any) -> str:
         if value in (math.inf, -math.inf):
             raise UnusableRow("answer is infinite")
         return str(int(value)) if value == int(value) else f"{Decimal(str(value)):f}"
-    if not isinstance(value, str | int):
+    if isinstance(value, bool) or not isinstance(value, str | int):
         raise UnusableRow(f"answer is a {type(value).__name__}, not text or a number")
     return filled(str(value), "no answer").strip()
 

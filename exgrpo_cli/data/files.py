@@ -155,7 +155,8 @@ def _iter_csv(file: Path, _: Collection[str] | None) -> Iterator[PlacedRow]:
 
 
 def _refuse_repeated(file: Path, names: Collection[str]) -> None:
-    repeated = [name for name, count in Counter(names).items() if count > 1]
+    # Spreadsheets end their rows with columns that have no name, which nobody reads.
+    repeated = [name for name, count in Counter(names).items() if name and count > 1]
     if repeated:
         raise InputError(f"{file} has several columns named {repeated[0]!r}: rename all but one of them.")
 

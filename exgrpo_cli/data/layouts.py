@@ -1,6 +1,6 @@
 """Layouts of public question sets: which columns hold the question and the gold answer, recognised by name.
 
-A recogniser looks at the columns and one row and returns a Layout or None; the first that knows the columns wins, so
+A recogniser looks at the columns and a few rows and returns a Layout or None; the first that knows the columns wins, so
 the order of `_RECOGNISERS` goes from the particular to the general. Column names are compared without case.
 """
 
@@ -58,8 +58,8 @@ class NamedFields:
                 ) from None
 
 
-def recognise(where: str, columns: Sequence[str], row: Row, named: NamedFields) -> Layout:
-    """The layout of a source with these columns and this first row; fields the user named come first.
+def recognise(where: str, columns: Sequence[str], rows: Sequence[Row], named: NamedFields) -> Layout:
+    """The layout of a file with these columns and these first rows; fields the user named come first.
 
     Raises InputError listing the columns where nothing fits.
     """
@@ -67,7 +67,7 @@ def recognise(where: str, columns: Sequence[str], row: Row, named: NamedFields) 
         return _with_pattern(_named_layout(where, columns, named.question, named.answer), named.answer_pattern)
     lower = {name.lower(): name for name in columns}
     for recogniser in _RECOGNISERS:
-        layout = recogniser(lower, row)
+        layout = recogniser(lower, rows)
         if layout is not None:
             return _with_pattern(layout, named.answer_pattern)
     raise InputError(
@@ -109,7 +109,7 @@ def _with_pattern(layout: Layout, pattern: str | None) -> Layout:
     return Layout(name=layout.name, columns=layout.columns, convert=convert)
 
 
-def _canonical(columns: Columns, row: Row) -> Layout | None:
+def _canonical(columns: Columns, rows: Sequence[Row]) -> Layout | None:
     if not {"prompt", "answer"} <= columns.keys():
         return None
     prompt, answer, source, level = (columns.get(name, "") for name in ("prompt", "answer", "source", "level"))
@@ -125,7 +125,7 @@ def _canonical(columns: Columns, row: Row) -> Layout | None:
     )
 
 
-def _verl(columns: Columns, row: Row) -> Layout | None:
+def _verl(columns: Columns, rows: Sequence[Row]) -> Layout | None:
     if not {"prompt", "reward_model"} <= columns.keys():
         return None
     prompt, reward_model, source, extra = (
@@ -145,9 +145,13 @@ def _verl(columns: Columns, row: Row) -> Layout | None:
     return Layout(name="verl", columns=wanted, convert=convert)
 
 
-def _gsm8k(columns: Columns, row: Row) -> Layout | None:
+def _gsm8k(columns: Columns, rows: Sequence[Row]) -> Layout | None:
     question, answer = first_of(columns, QUESTION_NAMES), columns.get("answer")
-    if question is None or answer is None or _GSM8K_MARK not in str(row.get(answer)):
+    if question is None or answer is None:
+        return None
+    # Most of them, not the first: one row without the mark is a broken row, one with it may be a heading.
+    answers = [value for value in (row.get(answer) for row in rows) if isinstance(value, str) and value.strip()]
+    if 2 * sum(_GSM8K_MARK in value for value in answers) <= len(answers):
         return None
 
     def gold(row: Row) -> str:
@@ -160,7 +164,7 @@ def _gsm8k(columns: Columns, row: Row) -> Layout | None:
     return _question_answer_layout("gsm8k", columns, question, answer, gold)
 
 
-def _math(columns: Columns, row: Row) -> Layout | None:
+def _math(columns: Columns, rows: Sequence[Row]) -> Layout | None:
     question, solution = first_of(columns, QUESTION_NAMES), columns.get("solution")
     if question is None or solution is None or first_of(columns, ANSWER_NAMES) is not None:
         return None
@@ -174,7 +178,7 @@ def _math(columns: Columns, row: Row) -> Layout | None:
     return _question_answer_layout("math", columns, question, solution, gold)
 
 
-def _question_answer(columns: Columns, row: Row) -> Layout | None:
+def _question_answer(columns: Columns, rows: Sequence[Row]) -> Layout | None:
     question, answer = first_of(columns, QUESTION_NAMES), first_of(columns, ANSWER_NAMES)
     if question is None or answer is None:
         return None

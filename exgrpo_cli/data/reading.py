@@ -1,8 +1,9 @@
 """A source as questions: rows converted by the layout they have, exact duplicates folded."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 
 from exgrpo_cli.data.arithmetic import make_questions
 from exgrpo_cli.data.audit import Progress, Tally, one_line
@@ -56,12 +57,12 @@ def read_source(text: str, fields: NamedFields, dropped: Tally, progress: Progre
     Raises InputError for a source that cannot be read or has no known layout, and for one id with different content.
     """
     source = open_source(text, lambda done, total: progress(done, total, "fetching files"))
-    layout = _layout_of(source, fields)
+    layouts = _layouts_of(source, fields)
     total = sum(count_rows(file) for file in source.files)
     kept: dict[str, Question] = {}
     place_of: dict[str, str] = {}
     num_read = num_folded = 0
-    for place, row in _placed_rows(source, layout.columns):
+    for place, row, layout in _placed_rows(layouts):
         if num_read % _PROGRESS_ROWS == 0:
             progress(num_read, total, "reading rows")
         num_read += 1
@@ -83,7 +84,7 @@ def read_source(text: str, fields: NamedFields, dropped: Tally, progress: Progre
     progress(total, total, "reading rows")
     return Reading(
         questions=list(kept.values()),
-        layout=layout.name,
+        layout=next(iter(layouts.values())).name,
         source=source.name,
         revision=source.revision,
         split=source.split,
@@ -92,12 +93,13 @@ def read_source(text: str, fields: NamedFields, dropped: Tally, progress: Progre
     )
 
 
-def _layout_of(source: Source, fields: NamedFields) -> Layout:
-    layouts = {}
+def _layouts_of(source: Source, fields: NamedFields) -> dict[Path, Layout]:
+    """Layout of each file that has rows: one layout for all, though their columns may have different names."""
+    layouts: dict[Path, Layout] = {}
     for file in source.files:
         sample = [row for _, row in islice(iter_rows(file), _SAMPLE_ROWS)]
         if sample:
-            layouts[file] = recognise(str(file), column_names(file, sample), sample[0], fields)
+            layouts[file] = recognise(str(file), column_names(file, sample), sample, fields)
     if not layouts:
         raise InputError(f"{', '.join(map(str, source.files))}: no rows, so there are no questions to prepare.")
     first_file, first = next(iter(layouts.items()))
@@ -106,13 +108,13 @@ def _layout_of(source: Source, fields: NamedFields) -> Layout:
             raise InputError(
                 f"{first_file} has the {first.name} layout and {file} the {layout.name} one: prepare them one by one."
             )
-    return first
+    return layouts
 
 
-def _placed_rows(source: Source, columns: Sequence[str]) -> Iterator[tuple[str, Row]]:
-    for file in source.files:
-        for number, row in iter_rows(file, columns):
-            yield f"{file}: row {number}", row
+def _placed_rows(layouts: Mapping[Path, Layout]) -> Iterator[tuple[str, Row, Layout]]:
+    for file, layout in layouts.items():
+        for number, row in iter_rows(file, layout.columns):
+            yield f"{file}: row {number}", row, layout
 
 
 def _to_question(draft: Draft, source: str) -> Question:

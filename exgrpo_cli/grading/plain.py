@@ -1,8 +1,8 @@
 """Plain numbers compared without a parser, only where math-verify is certain to agree.
 
 Integers, short decimals and fractions of integers make up most answers; comparing them takes microseconds instead of a
-trip to a worker. Whatever the patterns below do not cover goes to math-verify: `+1,000` is a set for it, `1,23` too,
-`0,123` a decimal comma, `7.` a string.
+trip to a worker. Whatever the patterns below do not cover goes to math-verify: `+1,000` is a set for it, `1,23` and
+`−1,000` with the minus of print too, `0,123` a decimal comma, `7.` a string.
 """
 
 import re
@@ -17,8 +17,8 @@ _MAX_DECIMAL_CHARS = 14
 _NEAR_A_DECIMAL = Fraction(1, 10**_MAX_PLACES)
 
 _THOUSANDS = r"[1-9][0-9]{0,2}(?:,[0-9]{3})+"
-_INTEGER = re.compile(rf"[+\-−]?[0-9]+|[\-−]?{_THOUSANDS}")
-_DECIMAL = re.compile(rf"[\-−]?(?:[0-9]+|{_THOUSANDS})\.[0-9]{{1,{_MAX_PLACES}}}")
+_INTEGER = re.compile(rf"[+\-−]?[0-9]+|-?{_THOUSANDS}")
+_DECIMAL = re.compile(rf"(?:[\-−]?[0-9]+|-?{_THOUSANDS})\.[0-9]{{1,{_MAX_PLACES}}}")
 _FRACTION = re.compile(r"(-?)(?:\\[dt]?frac\{(-?[0-9]{1,9})\}\{(-?[0-9]{1,9})\}|([0-9]{1,9})/([0-9]{1,9}))")
 
 

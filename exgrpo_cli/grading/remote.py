@@ -19,7 +19,7 @@ from exgrpo_cli.types import Verdict
 
 _MAX_DEATHS_IN_A_ROW = 3
 _STOP_SECONDS = 5.0
-# -c and not -m: -m would search the working directory ahead of the path that this process has.
+# -c with -P: -m and a plain -c would search the working directory ahead of the path that this process has.
 _BOOT = (
     "import json, sys; settings = json.loads(sys.argv[1]); sys.path[:] = settings.pop('path'); "
     "from exgrpo_cli.grading.supervisor import main; main(**settings)"
@@ -129,7 +129,7 @@ class RemoteGrader:
     def _spawn(self, connection_fd: int) -> "subprocess.Popen[bytes]":
         arguments = {**self._settings, "connection_fd": connection_fd, "path": sys.path}
         return subprocess.Popen(
-            [sys.executable, "-c", _BOOT, json.dumps(arguments)],
+            [sys.executable, "-P", "-c", _BOOT, json.dumps(arguments)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=None if self._shows_stderr else subprocess.DEVNULL,
