@@ -107,7 +107,8 @@ class ArithmeticSettings:
     def __post_init__(self) -> None:
         _require_positive("arithmetic", self, "num_train", "num_heldout")
         _require_non_negative("arithmetic", self, "seed")
-        _require(bool(self.levels) and min(self.levels) >= 1, "arithmetic.levels", self.levels, "levels of at least 1")
+        possible = min(self.levels, default=0) >= 1 and len(set(self.levels)) == len(self.levels)
+        _require(possible, "arithmetic.levels", self.levels, "levels of at least 1, each once")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,8 +151,7 @@ class TinySettings:
     """Seed of initialisation and traces; independent of run.seed."""
 
     def __post_init__(self) -> None:
-        names = [f.name for f in fields(self) if f.name != "seed"]
-        _require_positive("tiny", self, *names)
+        _require_positive("tiny", self, *(f.name for f in fields(self) if f.name != "seed"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

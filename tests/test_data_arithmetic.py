@@ -108,6 +108,11 @@ def test_a_request_near_the_end_of_a_large_level_is_refused_at_once():
         make_questions(num_train=84_532, num_heldout=1, levels=(4,), seed=0)
 
 
+def test_a_level_of_more_expressions_than_a_float_can_count():
+    (question,) = make_questions(num_train=1, num_heldout=1, levels=(300,), seed=0).train
+    assert value_of(question.prompt[0].content.removesuffix("=?")) == int(question.answer) >= 0
+
+
 def test_every_plan_uses_every_term_once_and_ends_at_the_answer():
     rng = np.random.default_rng(1)
     for _ in range(500):

@@ -161,6 +161,12 @@ def test_a_model_of_ones_own_is_named_after_its_last_path_part(tmp_path, monkeyp
         ({"assignments": ["run.method=grpo"]}, "", "--set run.method would change the name but not the preset"),
         ({"assignments": ["optim.learning_rate=nan"]}, "", "optim.learning_rate = nan is out of range"),
         ({"options": {"run": {"steps": 0}}}, "", "run.steps = 0 is out of range"),
+        (
+            {"assignments": ["arithmetic.levels=[2, 3, 2]"]},
+            "",
+            "arithmetic.levels = (2, 3, 2) is out of range: use levels",
+        ),
+        ({"assignments": ["arithmetic.levels=[]"]}, "", "arithmetic.levels = () is out of range"),
     ],
 )
 def test_what_is_refused_is_named(tmp_path, arguments, text, message):

@@ -36,10 +36,6 @@ class Pool(Enum):
     HELDOUT = range(10, 13)
     WARM_START = range(13, 16)
 
-    @property
-    def share(self) -> float:
-        return len(self.value) / 16
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArithmeticSplit:
@@ -111,8 +107,9 @@ def _draw_distinct(count: int, level: int, pool: Pool, rng: np.random.Generator)
         listed = [terms for terms in _all_terms(level) if pool_of(terms) is pool]
         _check_supply(count, level, pool, len(listed), "")
         return [listed[index] for index in rng.permutation(len(listed))[:count]]
-    # Half of the pool can be drawn in fewer than two attempts a question; the rest is left as out of reach.
-    _check_supply(count, level, pool, int(existing * pool.share / 2), "about ")
+    # Half of the pool can be drawn in fewer than two attempts a question; the rest is left as out of reach. In whole
+    # numbers, since those of high levels are beyond any float.
+    _check_supply(count, level, pool, existing * len(pool.value) // 32, "about ")
     drawn: dict[Terms, None] = {}
     while len(drawn) < count:
         drawn[draw_terms(level, pool, rng)] = None
