@@ -211,7 +211,7 @@ def _start_ranks(settings: "Config", run_folder: Path, flags: list[str]) -> int:
         if "--resume" in flags:
             # All but these is the run's own.
             command += ["--steps", str(settings.run.steps), "--set", f"optim.horizon={settings.optim.horizon}"]
-            command += ["--set", f"run.rank_timeout={settings.run.rank_timeout}"]
+            command += ["--set", f"run.rank_timeout={settings.run.rank_timeout}", "--nproc", str(settings.run.nproc)]
         else:
             file = Path(folder) / "config.toml"
             file.write_text(to_toml(settings), encoding="utf-8")

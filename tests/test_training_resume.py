@@ -35,6 +35,15 @@ def test_steps_may_be_raised_and_the_decay_keeps_its_horizon(run_folder):
     assert patient.run.rank_timeout == 120
 
 
+@pytest.mark.parametrize(("nproc", "threads"), [(1, 6), (2, 6), (4, 3), (16, 1)])
+def test_another_number_of_ranks_shares_the_threads(run_folder, nproc, threads):
+    """Two ranks of 6 threads each: twelve threads in all are the most there may be, and fewer ranks keep theirs."""
+    own = build_config(method="grpo", assignments=["run.nproc=2", "run.threads=6"])
+    (run_folder / "config.toml").write_text(to_toml(own))
+    config = resumed_config(run_folder, options={"run": {"nproc": nproc}})
+    assert (config.run.nproc, config.run.threads) == (nproc, threads)
+
+
 def test_options_that_repeat_the_configuration_are_accepted(run_folder):
     same = resumed_config(run_folder, backbone="tiny", method="grpo", options={"run": {"seed": 3}})
     assert same == resumed_config(run_folder)

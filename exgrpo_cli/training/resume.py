@@ -3,6 +3,7 @@
 import json
 import tomllib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from exgrpo_cli.config import Layer, to_toml
@@ -10,7 +11,7 @@ from exgrpo_cli.errors import InputError
 from exgrpo_cli.layers import build_config, read_config
 from exgrpo_cli.settings import Config
 
-MAY_CHANGE = ("run.steps", "run.rank_timeout", "optim.horizon")
+MAY_CHANGE = ("run.steps", "run.nproc", "run.rank_timeout", "optim.horizon")
 
 
 def resumed_config(
@@ -21,7 +22,8 @@ def resumed_config(
     options: Layer | None = None,
     assignments: Sequence[str] = (),
 ) -> Config:
-    """The run's own configuration; options may repeat it, may raise `run.steps` and change how long ranks wait.
+    """The run's own configuration; options may repeat it, may raise `run.steps`, and change how many ranks there are and
+    how long they wait for one another. More ranks share the threads of fewer.
 
     A run's config.toml holds the horizon its schedule began with, so more steps do not stretch a decay unless
     `optim.horizon` is set as well. Raises InputError when `run_folder` holds no run, and naming any other setting that
@@ -38,12 +40,15 @@ def resumed_config(
             if value != before[section][key] and f"{section}.{key}" not in MAY_CHANGE:
                 raise InputError(
                     f"--resume keeps the run's own {section}.{key} = {before[section][key]!r}, not {value!r}: "
-                    "only --steps may be raised. Leave it out, or start a new run."
+                    "only --steps may be raised, and --nproc changed. Leave it out, or start a new run."
                 )
     if wanted.run.steps < own.run.steps:
         raise InputError(
             f"--steps {wanted.run.steps} is below the run's own {own.run.steps}: a resumed run may only be lengthened."
         )
+    if wanted.run.nproc > own.run.nproc > 0:
+        threads = max(1, own.run.threads * own.run.nproc // wanted.run.nproc)
+        wanted = replace(wanted, run=replace(wanted.run, threads=threads))
     return wanted
 
 
