@@ -54,6 +54,8 @@ class Hub:
         self.error = None
         self.cut_after = None
         self.missing = ()
+        self.failing = ()
+        self.listing = None
         self.served = []
 
 
@@ -87,6 +89,8 @@ def make_handler(hub):
         def list_files(self, revision):
             if revision not in hub.revisions:
                 return self.refuse(404, "RevisionNotFound")
+            if hub.listing is not None:
+                return self.send(200, hub.listing, {"Content-Type": "text/html"})
             siblings = [{"rfilename": name, "size": len(content)} for name, content in hub.files.items()]
             info = {"_id": "1", "id": "some/questions", "sha": hub.revisions[revision], "siblings": siblings}
             self.send(200, json.dumps(info).encode(), {"Content-Type": "application/json"})
@@ -94,6 +98,8 @@ def make_handler(hub):
         def send_file(self, revision, name, body):
             if revision not in hub.revisions:
                 return self.refuse(404, "RevisionNotFound")
+            if name in hub.failing:
+                return self.refuse(403, "Forbidden")
             if name not in hub.files or name in hub.missing:
                 return self.refuse(404, "EntryNotFound")
             content = hub.files[name]
@@ -219,6 +225,37 @@ def test_a_data_set_is_read_cached_and_read_again_offline(tmp_path):
     assert (offline["answers"], offline["revision"]) == (["1", "2", "3"], COMMIT)
     missing = read("some/questions@old:main", "http://127.0.0.1:9", tmp_path, HF_HUB_OFFLINE="1")
     assert missing["exit_code"] == 2 and "some/questions@old is not in the cache" in missing["error"]
+
+
+def test_offline_a_part_of_a_data_set_is_not_taken_for_the_whole(tmp_path):
+    nowhere, offline = "http://127.0.0.1:9", {"HF_HUB_OFFLINE": "1"}
+    hub = Hub()
+    with serving(hub) as endpoint:
+        assert read("some/questions:main:test", endpoint, tmp_path)["answers"] == ["4", "5"]
+        # The only split in the cache is not the one that is asked for.
+        train = read("some/questions:main", nowhere, tmp_path, **offline)
+        assert train["exit_code"] == 2
+        assert "without main/train-00000-of-00002.jsonl (2 of 2 files) and HF_HUB_OFFLINE is set" in train["error"]
+        assert read("some/questions:main:test", nowhere, tmp_path, **offline)["answers"] == ["4", "5"]
+    # The names do not tell how many files there are.
+    hub.files, hub.failing = {"train_a.jsonl": rows("1"), "train_b.jsonl": rows("2")}, ("train_b.jsonl",)
+    with serving(hub) as endpoint:
+        broken = read("some/questions", endpoint, tmp_path / "other")
+        assert broken["exit_code"] == 1 and "broke off (403 Forbidden" in broken["error"]
+        half = read("some/questions", nowhere, tmp_path / "other", **offline)
+        assert half["exit_code"] == 2 and "without train_b.jsonl (1 of 2 files)" in half["error"]
+    # What another program fetched is all there.
+    for listing in tmp_path.glob("other/hub/*/.listings/*"):
+        listing.unlink()
+    assert read("some/questions", nowhere, tmp_path / "other", **offline)["answers"] == ["1"]
+
+
+def test_a_server_that_is_no_hub(tmp_path):
+    hub = Hub()
+    hub.listing = b"<html>Please log in</html>"
+    with serving(hub) as endpoint:
+        refused = read("some/questions", endpoint, tmp_path)
+    assert refused["exit_code"] == 2 and "does not answer as a hub does" in refused["error"]
 
 
 def test_split_configuration_revision_and_token(tmp_path):

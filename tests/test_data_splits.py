@@ -39,3 +39,14 @@ def test_a_card_decides():
     paths = ["part/test-a.jsonl", "part/b.jsonl", "other/test.jsonl", "unused.csv"]
     assert chosen(paths, card=card) == ("default", "train", ("part/b.jsonl", "part/test-a.jsonl"))
     assert chosen(paths, "other", card=card) == ("other", "test", ("other/test.jsonl",))
+
+
+@pytest.mark.parametrize(
+    "configs",
+    ["hello", ["main"], [{"config_name": "main", "data_files": [{"path": "a.csv"}]}], [{"data_files": {"train": "a"}}]],
+)
+def test_a_card_of_another_form_is_named_with_what_to_do(configs):
+    with pytest.raises(InputError, match=r"set: `configs` in .* README.md is not a list .* for example set:a.csv"):
+        chosen(["a.csv", "b.csv"], card={"configs": configs})
+    # A file named outright needs no card.
+    assert chosen(["a.csv", "b.csv"], "a.csv", card={"configs": configs})[2] == ("a.csv",)

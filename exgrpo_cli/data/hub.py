@@ -1,12 +1,15 @@
 """Data sets of the Hugging Face hub: which files are meant, fetched into the hub's own cache. Nothing of them is run.
 
 `huggingface_hub` does the transport, so its cache, token, endpoint and offline variables (HF_HOME, HF_TOKEN,
-HF_ENDPOINT, HF_HUB_OFFLINE) hold here as anywhere; a download that broke off is taken up again by the next one.
+HF_ENDPOINT, HF_HUB_OFFLINE) hold here as anywhere; a download that broke off is taken up again by the next one. What a
+data set consists of is noted beside its files in the cache, so that offline a part of it is not taken for the whole.
 """
 
+import json
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +71,7 @@ def _from_hub(hub: HubId, progress: FetchProgress) -> HubFiles:
     info = HfApi().dataset_info(hub.repo, revision=hub.revision, files_metadata=True)
     commit = str(info.sha)
     sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
+    _note_listing(_listing_file(hub, commit), list(sizes))
     card = read_card(_download(hub, _CARD, commit, lambda num_bytes: None)) if _CARD in sizes else {}
     selection = select_files(hub.repo, list(sizes), card, hub.selectors)
     total, done = sum(sizes[path] for path in selection.files), 0
@@ -116,7 +120,7 @@ def _quiet_bar(progress: Callable[[int], None]) -> Any:
 def _from_cache(hub: HubId) -> HubFiles:
     from huggingface_hub import constants
 
-    cached = Path(constants.HF_HUB_CACHE) / f"datasets--{hub.repo.replace('/', '--')}"
+    cached = _cache_folder(hub)
     named = cached / "refs" / hub.revision
     commit = named.read_text(encoding="utf-8").strip() if named.is_file() else hub.revision
     snapshot = cached / "snapshots" / commit
@@ -127,9 +131,37 @@ def _from_cache(hub: HubId) -> HubFiles:
         )
     paths = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
     card = read_card(snapshot / _CARD) if _CARD in paths else {}
-    selection = select_files(f"the cached {hub.repo}", paths, card, hub.selectors)
+    listing = _listing_file(hub, commit)
+    # Fetched by another program, the data set is what it left in the cache.
+    all_paths = json.loads(listing.read_text(encoding="utf-8")) if listing.is_file() else paths
+    selection = select_files(f"the cached {hub.repo}", all_paths, card, hub.selectors)
+    missing = [path for path in selection.files if path not in paths]
+    if missing:
+        raise InputError(
+            f"{hub.repo}@{hub.revision} is in the cache {constants.HF_HUB_CACHE} without {missing[0]} "
+            f"({len(missing)} of {len(selection.files)} files) and HF_HUB_OFFLINE is set: unset it."
+        )
     files = tuple(snapshot / path for path in selection.files)
     return HubFiles(commit=commit, selection=selection, files=files)
+
+
+def _cache_folder(hub: HubId) -> Path:
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE) / f"datasets--{hub.repo.replace('/', '--')}"
+
+
+def _listing_file(hub: HubId, commit: str) -> Path:
+    return _cache_folder(hub) / ".listings" / f"{commit}.json"
+
+
+def _note_listing(file: Path, paths: Sequence[str]) -> None:
+    # A cache that others keep and that cannot be written to was filled by them.
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(f".{os.getpid()}.part")
+        part.write_text(json.dumps(paths), encoding="utf-8")
+        part.replace(file)
 
 
 def read_card(file: Path) -> Mapping[str, Any]:
@@ -161,6 +193,12 @@ def _explained(hub: HubId) -> Iterator[None]:
         raise InputError(
             f"{endpoint} has no data set {hub.repo!r}, or it is private: check the id, and HF_TOKEN for a private one."
         ) from error
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"{endpoint} does not answer as a hub does, its reply is no JSON: check HF_ENDPOINT."
+        ) from error
+    except errors.LocalEntryNotFoundError as error:
+        raise _broke_off(name, error.__cause__ or error) from error
     except errors.EntryNotFoundError as error:
         raise InputError(f"{name} lists a file that is not there: {_first_line(error)}") from error
     except errors.HFValidationError as error:
@@ -170,10 +208,16 @@ def _explained(hub: HubId) -> Iterator[None]:
         hint = "check HF_TOKEN" if status in (401, 403) else "try again later, or check HF_ENDPOINT"
         raise InputError(f"{endpoint} refused {name} with status {status}: {hint}.") from error
     except (errors.HTTPError, OSError) as error:
-        raise RunError(
-            f"The download of {name} from {endpoint} broke off ({_first_line(error)}): run the command again, what is "
-            f"there is kept. Without a network, HF_HUB_OFFLINE=1 uses the cache."
-        ) from error
+        raise _broke_off(name, error) from error
+
+
+def _broke_off(name: str, reason: BaseException) -> RunError:
+    from huggingface_hub import constants
+
+    return RunError(
+        f"The download of {name} from {constants.ENDPOINT} broke off ({_first_line(reason)}): run the command again, "
+        f"what is there is kept. Without a network, HF_HUB_OFFLINE=1 uses the cache."
+    )
 
 
 def _first_line(error: BaseException) -> str:

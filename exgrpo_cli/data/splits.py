@@ -57,7 +57,7 @@ def select_files(where: str, paths: Sequence[str], card: Mapping[str, Any], sele
         raise InputError(f"{where} has no {', '.join(SUFFIXES)} files: there are no questions to read.{hint}")
     if len(selectors) == 1 and selectors[0] in data:
         return Selection(config="default", split="file", files=(selectors[0],))
-    configs = _configs_of_card(data, card) or _configs_of_names(data)
+    configs = _configs_of_card(where, data, card) or _configs_of_names(data)
     config, rest = _choose_config(where, configs, list(selectors))
     split = _choose_split(where, configs[config], rest)
     files = configs[config][split]
@@ -72,15 +72,31 @@ def _is_data(path: str) -> bool:
     return path.lower().endswith(SUFFIXES) and not hidden and parts[-1] != "dataset_infos.json"
 
 
-def _configs_of_card(data: Sequence[str], card: Mapping[str, Any]) -> dict[str, Splits]:
+def _configs_of_card(where: str, data: Sequence[str], card: Mapping[str, Any]) -> dict[str, Splits]:
     configs: dict[str, Splits] = {}
-    for entry in card.get("configs") or []:
+    entries = card.get("configs") or []
+    if not isinstance(entries, list) or not all(_is_config(entry) for entry in entries):
+        raise InputError(
+            f"{where}: `configs` in the front matter of its README.md is not a list of configurations with "
+            f"`data_files`: name one file, for example {where}:{data[0]}."
+        )
+    for entry in entries:
         folder = str(entry.get("data_dir") or "").strip("/")
         inside = [path for path in data if not folder or path.startswith(f"{folder}/")]
         splits = _splits_of_entry(inside, entry["data_files"]) if entry.get("data_files") else _splits_of_names(inside)
         if any(splits.values()):
             configs[str(entry.get("config_name", "default"))] = splits
     return configs
+
+
+def _is_config(entry: Any) -> bool:
+    if not isinstance(entry, Mapping):
+        return False
+    files = entry.get("data_files") or []
+    return all(
+        isinstance(each, str) or (isinstance(each, Mapping) and {"split", "path"} <= each.keys())
+        for each in (files if isinstance(files, list) else [files])
+    )
 
 
 def _splits_of_entry(data: Sequence[str], data_files: Any) -> dict[str, tuple[str, ...]]:
