@@ -119,7 +119,7 @@ def check_same_run(run: StudyRun) -> None:
     path = run.folder / "config.toml"
     if not path.is_file():
         return
-    there = resolve([(str(path), tomllib.loads(path.read_text()))])
+    there = resolve([(str(path), tomllib.loads(path.read_text(encoding="utf-8")))])
     changed = differing_keys(there, run.config) - CHOSEN_AT_START
     if changed:
         raise InputError(

@@ -26,7 +26,7 @@ MODULE = "exgrpo_cli.ablation.worker"
 
 def main(settings: Path, folder: Path, parent: int) -> int:
     """Train, or go on training, and return the exit code; the error is the log's last line."""
-    config = resolve([(str(settings), tomllib.loads(settings.read_text()))])
+    config = resolve([(str(settings), tomllib.loads(settings.read_text(encoding="utf-8")))])
     try:
         if started_as_rank():
             return train_as_rank(config, folder)

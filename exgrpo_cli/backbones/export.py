@@ -68,7 +68,7 @@ def export_model(
         pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos_ids[0],
     ).save_pretrained(partial)
     if card is not None:
-        (partial / "README.md").write_text(card)
+        (partial / "README.md").write_text(card, encoding="utf-8")
     if folder.exists():
         shutil.rmtree(folder)
     partial.rename(folder)

@@ -93,7 +93,7 @@ class RunFolder:
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Objects of a JSON-lines file; a last line that was torn by a kill is left out."""
-    with path.open() as lines:
+    with path.open(encoding="utf-8") as lines:
         for line in lines:
             if line.endswith("\n"):
                 yield json.loads(line)
@@ -103,7 +103,7 @@ def write_atomic(path: Path, text: str) -> None:
     """Write `text` beside `path`, flush it to the disk, and rename it into place."""
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
-        with partial.open("w") as out:
+        with partial.open("w", encoding="utf-8") as out:
             out.write(text)
             out.flush()
             os.fsync(out.fileno())
@@ -134,7 +134,7 @@ def writing(path: Path) -> Iterator[None]:
 
 def _append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     try:
-        with path.open("a") as out:
+        with path.open("a", encoding="utf-8") as out:
             for row in rows:
                 out.write(json.dumps(row, allow_nan=False) + "\n")
     except OSError as error:
