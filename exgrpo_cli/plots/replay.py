@@ -210,6 +210,7 @@ def _reuse_bars(axes: "Axes", reuse: np.ndarray) -> None:
     axes.bar(uses, counts[uses], width=0.85, color=[GREY if use == 0 else BLUE for use in uses])
     logarithmic_axis(axes)
     axes.set_ylim(0.7, counts.max() * 2.2)
+    axes.set_xlim(-0.6, max(int(uses[-1]), 1) + 0.6)
     axes.set_xlabel("times replayed")
     axes.set_ylabel("trajectories")
     axes.grid(visible=False, axis="x")

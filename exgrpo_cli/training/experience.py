@@ -74,7 +74,8 @@ def draw_experience(
         if ess < ess_bound:
             for group in candidates:
                 buffer.record_scores(step, group, None)
-            return Experience(replayed={}, metrics=metrics | {"replay/used": 0}, given_back=True)
+            # The draw's other figures are of trajectories that nobody replays.
+            return Experience(replayed={}, metrics={"replay/used": 0, "replay/ess_before": ess}, given_back=True)
 
     for group, at in zip(candidates, positions, strict=True):
         buffer.record_scores(step, group, at)

@@ -90,7 +90,11 @@ def run_step(parts: Parts, state: RunState, step: int) -> StepResult | None:
         readmit(parts, step)
         experience = draw(parts, step) if mixed else NOTHING
     if experience.given_back:
-        notes.append(f"step {step}: effective sample size below replay.ess_bound; the step is fresh")
+        ess = experience.metrics["replay/ess_before"]
+        notes.append(
+            f"step {step}: the draw's effective sample size {ess:.3f} is below replay.ess_bound = "
+            f"{config.replay.ess_bound}; its questions stay in the buffer and the step takes fresh ones"
+        )
     wanted = config.rollout.questions_per_step - len(experience.replayed)
     retired: Collection[str] = parts.buffer.retired if parts.buffer is not None else frozenset()
     fresh_ids = parts.stream.take(wanted, retired=retired, experiential=frozenset(experience.replayed))
