@@ -212,7 +212,7 @@ def _print_plan(
 
 def _rendered(questions: "Sequence[Question]", limit: "PromptLimit | None") -> list[dict[str, Any]]:
     """The first prompts as the backbone sees them."""
-    from exgrpo_cli.data.prompts import encode, render
+    from exgrpo_cli.data.prompts import encode, seen_text
 
     if limit is None:
         return []
@@ -220,7 +220,7 @@ def _rendered(questions: "Sequence[Question]", limit: "PromptLimit | None") -> l
         {
             "id": question.id,
             "tokens": len(encode(limit.template, question, limit.tokenizer)),
-            "text": render(limit.template, question, limit.tokenizer),
+            "text": seen_text(limit.template, question, limit.tokenizer),
         }
         for question in questions
     ]

@@ -15,6 +15,7 @@ from exgrpo_cli.data.prompts import (
     encode,
     prompt_lengths,
     render,
+    seen_text,
 )
 from exgrpo_cli.data.questions import question_id
 from exgrpo_cli.errors import InputError
@@ -107,6 +108,18 @@ def test_requires_box_can_be_overridden():
 def test_a_think_block_is_not_opened_twice():
     tok = tokenizer(CHAT.replace("[assistant]", "[assistant]<think>\n"))
     assert render(choose_template("thought-solution", tok), PLAIN, tok).endswith("[assistant]<think>\n")
+
+
+def test_the_seen_text_has_the_special_tokens_around_a_plain_text():
+    tok = tokenizer()
+    assert seen_text(choose_template("bare", tok), PLAIN, tok) == "<s>2+2=?"
+    assert seen_text(choose_template("chat", tok), PLAIN, tok) == "[user]2+2=?[assistant]"
+    tok.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A <s> <s>", special_tokens=[("<s>", 0)]
+    )
+    # 5 characters and the three that the tokenizer adds.
+    assert len(encode(choose_template("bare", tok), PLAIN, tok)) == 8
+    assert seen_text(choose_template("bare", tok), PLAIN, tok).replace(" ", "") == "<s>2+2=?<s><s>"
 
 
 def test_plain_text_gets_the_tokenizers_bos_and_a_chat_text_does_not():

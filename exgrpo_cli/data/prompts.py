@@ -39,6 +39,8 @@ class Tokenizer(Protocol):
 
     def __call__(self, text: Any, **options: Any) -> Any: ...
 
+    def decode(self, token_ids: Any, **options: Any) -> Any: ...
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Template:
@@ -110,7 +112,7 @@ def answer_format(template: Template, *, require_eos: bool) -> AnswerFormat:
 
 
 def render(template: Template, question: Question, tokenizer: Tokenizer) -> str:
-    """The exact text the model sees.
+    """The prompt as text; of a plain one without the special tokens that `encode` adds.
 
     Raises InputError where a plain-text template meets a question of several turns, or the tokenizer's chat template
     refuses the messages.
@@ -128,6 +130,16 @@ def render(template: Template, question: Question, tokenizer: Tokenizer) -> str:
         system = []
     kept = [message for message in system if message.content not in _PUBLISHED_SYSTEM_MESSAGES]
     return _chat_text(template, [*kept, *turns], tokenizer)
+
+
+def seen_text(template: Template, question: Question, tokenizer: Tokenizer) -> str:
+    """The exact text the model sees, special tokens included. Raises InputError as `render` does."""
+    text = render(template, question, tokenizer)
+    ids = _token_ids(template, [question], tokenizer)[0]
+    own = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    starts = (start for start in range(len(ids) - len(own) + 1) if ids[start : start + len(own)] == own)
+    start = next(starts, 0)
+    return f"{tokenizer.decode(ids[:start])}{text}{tokenizer.decode(ids[start + len(own) :])}"
 
 
 def encode(template: Template, question: Question, tokenizer: Tokenizer) -> Int32[np.ndarray, " prompt_tokens"]:
