@@ -54,6 +54,8 @@ def test_a_plan_for_people(capsys):
     ("arguments", "message"),
     [
         (["--metric", "entropy"], "--metric 'entropy' is not known."),
+        (["--metric", "python:not_there:score"], "cannot import not_there (No module named 'not_there')"),
+        (["--sampler", "normal,python:math:draw"], "'python:math:draw': math has no function draw; it has"),
         (["--seeds", "many"], "--seeds 'many' is neither a number of seeds nor a list such as 0,1,5."),
         (["--seeds", "0"], "must be at least one"),
         (["--output", "studies/a", "--name", "b"], "--output studies/a names the study 'a', --name 'b'"),

@@ -11,6 +11,8 @@ from exgrpo_cli.ablation.arms import BASELINE, Arm, with_baseline
 from exgrpo_cli.config import Layer, resolve
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.layers import build_config
+from exgrpo_cli.replay.sampling import resolve_sampler
+from exgrpo_cli.replay.selection import resolve_metric
 from exgrpo_cli.settings import Config
 
 CHOSEN_AT_START = frozenset({"run.threads", "run.device", "run.nproc", "optim.horizon", "optim.warmup_steps"})
@@ -107,11 +109,18 @@ def plan_study(
             )
             if not config.data.heldout:
                 raise InputError("data.heldout is empty: a study compares held-out pass@1, so name held-out questions.")
+            require_functions(config)
             run = StudyRun(arm=arm, seed=seed, folder=folder / arm.folder_name / f"seed-{seed}", config=config)
             check_same_run(run)
             runs.append(run)
     baseline = next(arm.name for arm in every if arm.method == BASELINE.method and not arm.assignments)
     return Study(name=name, folder=folder, arms=tuple(every), seeds=tuple(seeds), runs=tuple(runs), baseline=baseline)
+
+
+def require_functions(config: Config) -> None:
+    """The user's own metric and sampler must be there: the arm that needs them may start hours later."""
+    resolve_metric(config.replay.metric)
+    resolve_sampler(config.replay.sampler, config.replay.mu, config.replay.sigma)
 
 
 def check_same_run(run: StudyRun) -> None:
