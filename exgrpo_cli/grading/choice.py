@@ -9,9 +9,12 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 _FONT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 _MARKUP = re.compile(r"[*$`_]|\\[()\[\]]|\\(?=[ ,;!])")
-# The letter alone, in brackets, or before its option's text: "C", "(C)", "C.", "C) Paris", "C: Paris".
-_LETTER = re.compile(r"[(\[]?([A-Za-z])(?:[)\]]|[.:](?=\s|$)|$)[.:)]?\s*(.*)", re.DOTALL)
-_ANNOUNCED = re.compile(r"\banswer\b(?:\s+is\b)?\s*[:=]?\s*(?:\b(?:option|choice|letter)\b\s*)?([^\n]*)", re.IGNORECASE)
+# The letter alone, in brackets, or before its option's text: "C", "(C)", "Option C", "C.", "C) Paris", "C: Paris".
+_LETTER = re.compile(r"(?i:(?:option|choice)\s+)?[(\[]?([A-Za-z])(?:[)\]]|[.:](?=\s|$)|$)[.:)]?\s*(.*)", re.DOTALL)
+_ANNOUNCED = re.compile(
+    r"\b(?:answer|correct (?:option|choice))\b(?:\s+is\b)?\s*[:：=-]?\s*(?:\b(?:option|choice|letter)\b\s*)?",
+    re.IGNORECASE,
+)
 _NAMED_FIRST = re.compile(r"[(\[]?([A-Z])(?![A-Za-z0-9'’])")
 
 
@@ -19,7 +22,8 @@ def grade_choice(gold: str, text: str, *, options: tuple[str, ...] | None, max_a
     """Compare the option that `text` names with the gold, which is a letter or the text of an option.
 
     The answer is looked for in this order: the box; the last line that says "answer" ("ANSWER: C", "the answer is
-    (C)"); the whole text, where it is nothing but a letter or an option. Two options named at once are no answer.
+    (C)"), and there after the last "answer" that names an option; the whole text, where it is nothing but a letter or
+    an option. Two options named at once are no answer.
     """
     gold_letter = named_letter(gold, options)
     if gold_letter is None:
@@ -52,11 +56,22 @@ def answered_letter(text: str, options: tuple[str, ...] | None, max_answer_chars
     boxed = last_boxed(text)
     if boxed is not None:
         return named_letter(boxed, options) if len(boxed) <= max_answer_chars else None
-    announced = _ANNOUNCED.findall(_without_markup(text))
-    for line in reversed(announced):
-        if line.strip() and len(line) <= max_answer_chars:
-            return named_letter(line.strip(" .:"), options) or _first_letter(line, options)
-    return named_letter(text, options) if len(text) <= max_answer_chars else None
+    plain = _without_markup(text)
+    line_end = None
+    for announced in reversed(list(_ANNOUNCED.finditer(plain))):
+        end = plain.find("\n", announced.end(), announced.end() + max_answer_chars + 1)
+        if end < 0:
+            end = len(plain)
+        rest = plain[announced.end() : end] if end - announced.end() <= max_answer_chars else ""
+        if not rest.strip(" .:!"):
+            continue
+        if line_end not in (None, end):
+            return None
+        line_end = end
+        letter = named_letter(rest.strip(" .:"), options) or _first_letter(rest, options)
+        if letter is not None:
+            return letter
+    return named_letter(text, options) if line_end is None and len(text) <= max_answer_chars else None
 
 
 def _first_letter(line: str, options: tuple[str, ...] | None) -> str | None:
