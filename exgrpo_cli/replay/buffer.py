@@ -108,6 +108,7 @@ class ExperienceBuffer:
             source,
             identity=self._writer.identity,
             question_ids=frozenset(self._question_ids),
+            rules=self.rules,
             max_response_tokens=max_response_tokens,
             with_retired=with_retired,
         )

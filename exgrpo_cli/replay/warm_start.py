@@ -4,7 +4,7 @@ Live trajectories of buffered questions are copied with their buckets, bodies bi
 -1, older than every version of this run, so they are measured again before their entropy counts.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,8 +16,10 @@ from jaxtyping import Int64
 
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.replay.bodies import BodyBuffer
+from exgrpo_cli.replay.index import EVICTED, TrajectoryIndex
 from exgrpo_cli.replay.reader import LedgerReader
 from exgrpo_cli.replay.rebuild import NO_BUCKET, StoredState, rebuild
+from exgrpo_cli.replay.rules import EVICTIONS, BufferRules
 from exgrpo_cli.replay.schemas import (
     EVENTS,
     FOREIGN_WEIGHTS,
@@ -45,6 +47,8 @@ class WarmStartReport:
     num_retired: int
     num_too_long: int
     """Trajectories dropped for their length."""
+    num_over_limit: int
+    """Trajectories that `max_per_question` evicted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,10 +76,11 @@ def read_experience(
     *,
     identity: LedgerIdentity,
     question_ids: Collection[str],
+    rules: BufferRules,
     max_response_tokens: int,
     with_retired: bool,
 ) -> Experience:
-    """What a run of this identity can take over from the ledger in `source`.
+    """What a run of this identity and these rules can take over from the ledger in `source`.
 
     Raises InputError where tokenizer, template or K differ, or where a question to be taken over is unknown.
     """
@@ -88,7 +93,8 @@ def read_experience(
 
     owner = state.rows["question"]
     stored = (owner >= 0) & wanted[owner]
-    kept = np.flatnonzero(stored & (state.rows["num_tokens"] <= max_response_tokens))
+    short = np.flatnonzero(stored & (state.rows["num_tokens"] <= max_response_tokens))
+    kept = _within_limit(state.rows, short, ids, rules)
     retired = np.flatnonzero(state.retired) if with_retired else np.empty(0, dtype=np.int64)
     buffered = np.unique(owner[kept][state.success_counts[owner[kept]] != NO_BUCKET])
     return Experience(
@@ -106,9 +112,27 @@ def read_experience(
             num_trajectories=len(kept),
             num_questions=len(buffered),
             num_retired=len(retired),
-            num_too_long=int(stored.sum()) - len(kept),
+            num_too_long=int(stored.sum()) - len(short),
+            num_over_limit=len(short) - len(kept),
         ),
     )
+
+
+def _within_limit(
+    rows: np.ndarray, wanted: Int64[np.ndarray, " wanted"], ids: Sequence[str], rules: BufferRules
+) -> Int64[np.ndarray, " kept"]:
+    """The wanted trajectories without those that `max_per_question` evicts, by the rule that the run itself follows."""
+    if not rules.max_per_question:
+        return wanted
+    rows = rows.copy()
+    rows["question"][np.setdiff1d(np.arange(len(rows)), wanted)] = EVICTED
+    index = TrajectoryIndex(len(ids), rows)
+    for question in np.flatnonzero(index.counts() > rules.max_per_question).tolist():
+        while index.count(question) > rules.max_per_question:
+            candidates = index.candidates(question, ids[question])
+            position = EVICTIONS[rules.eviction](candidates, index.hashes(candidates.trajectory_ids))
+            index.evict(int(candidates.trajectory_ids[position]))
+    return np.array([i for i in wanted.tolist() if index.question_of(i) != EVICTED], dtype=np.int64)
 
 
 def _require_known(needed: list[str], known: Collection[str], source: Path) -> None:

@@ -220,9 +220,11 @@ def warm_start(config: Config, parts: Parts, reporter: Reporter, *, is_new: bool
         max_response_tokens=config.rollout.max_response_tokens,
         with_retired=config.replay.warm_start_retired,
     )
+    over_limit = f", {report.num_over_limit} by replay.max_per_question" if config.replay.max_per_question else ""
     reporter.note(
         f"experience from {config.replay.warm_start}: {report.num_trajectories} trajectories of "
         f"{report.num_questions} questions, {report.num_retired} retired; {report.num_too_long} left out as too long"
+        f"{over_limit}"
     )
 
 
