@@ -12,7 +12,7 @@ import pytest
 
 from exgrpo_cli.ablation.arms import method_arms, metric_arms, sampler_arms, vary_arms, with_baseline
 from exgrpo_cli.ablation.report import report_study, t_interval, t_test
-from exgrpo_cli.ablation.schedule import last_line, log_path, run_study, start
+from exgrpo_cli.ablation.schedule import last_line, log_path, run_study, start, why
 from exgrpo_cli.ablation.study import Study, plan_study
 from exgrpo_cli.errors import InputError, Interrupted, RunError
 from exgrpo_cli.training.reporter import SilentReporter
@@ -166,6 +166,15 @@ def test_a_run_that_fails_is_named_and_the_others_finish(study_of, tmp_path: Pat
     """A bound no gradient meets stops every run after five skipped updates; both are told, with the reason."""
     with pytest.raises(RunError, match=r"2 of 2 runs failed, first .*5 consecutive updates were skipped"):
         run_study(study_of(tmp_path, "optim.skip_norm=1e-9"), jobs=2, reporter=SilentReporter())
+
+
+def test_what_killed_a_run_is_named(study_of, tmp_path: Path) -> None:
+    """As the kernel does where memory runs out: the log ends in the middle of nothing."""
+    (run, _) = study_of(tmp_path).runs
+    job = start(run, SilentReporter())
+    job.process.kill()
+    job.process.wait()
+    assert why(job) == "ended by a signal (Killed)"
 
 
 def test_a_stop_signal_to_the_study_saves_its_runs(study_of, tmp_path: Path) -> None:

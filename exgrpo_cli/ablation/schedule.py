@@ -66,7 +66,7 @@ def run_study(study: Study, *, jobs: int, reporter: Reporter) -> None:
     if failed:
         raise RunError(
             f"{len(failed)} of {len(study.runs)} runs failed, first {failed[0].label}: "
-            f"{last_line(log_path(failed[0].run))} (see {log_path(failed[0].run)}); the same command tries them again."
+            f"{why(failed[0])} (see {log_path(failed[0].run)}); the same command tries them again."
         )
 
 
@@ -77,12 +77,18 @@ def settle(started: list[Started], reporter: Reporter) -> list[Started]:
         started.remove(job)
         if job.process.returncode:
             failed.append(job)
-            reporter.note(f"{job.label} failed: {last_line(log_path(job.run))}")
+            reporter.note(f"{job.label} failed: {why(job)}")
         else:
             reporter.progress(job.run.config.run.steps, job.run.config.run.steps, job.label)
     for job in started:
         reporter.progress(steps_done(job.run.folder), job.run.config.run.steps, job.label)
     return failed
+
+
+def why(failed: Started) -> str:
+    """What killed the run, or else the last line of its log: one that was killed had no time to say so."""
+    code = failed.process.returncode
+    return f"ended by a signal ({signal.strsignal(-code)})" if code < 0 else last_line(log_path(failed.run))
 
 
 def claim(folder: Path) -> None:
