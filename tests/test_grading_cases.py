@@ -270,7 +270,8 @@ def test_audit_of_golds(math_pool: GradingPool) -> None:
     with open_pool("choice") as pool:
         assert pool.verify_gold(["C", "(b)", "42"]) == [CORRECT, CORRECT, UNPARSABLE]
     with open_pool("exact") as pool:
-        assert pool.verify_gold(["anything", " "]) == [CORRECT, UNPARSABLE]
+        # No answer of 2,001 characters is read, so the last gold could never be met.
+        assert pool.verify_gold(["anything", " ", "M" * 2001]) == [CORRECT, UNPARSABLE, NO_ANSWER]
 
 
 def test_identical_pairs_are_graded_once(math_pool: GradingPool) -> None:

@@ -99,13 +99,13 @@ def choice_route(*, max_answer_chars: int) -> Route:
 
 
 def exact_route(*, max_answer_chars: int) -> Route:
-    """Equality of texts; every gold but an empty one will do."""
+    """Equality of texts; a gold will do that is neither empty nor longer than an answer may be."""
 
     def grade(item: GradingItem, text: str) -> Verdict:
         return grade_exact(item.gold, text, max_answer_chars=max_answer_chars)
 
     def audit(gold: str) -> Verdict:
-        return grade_exact(gold, gold, max_answer_chars=len(gold)) if gold.strip() else Verdict.UNPARSABLE_GOLD
+        return grade_exact(gold, gold, max_answer_chars=max_answer_chars) if gold.strip() else Verdict.UNPARSABLE_GOLD
 
     def same(first: str, second: str, options: tuple[str, ...] | None) -> Verdict:
         boxed = last_boxed(first)
