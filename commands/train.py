@@ -204,8 +204,11 @@ def _start_ranks(settings: "Config", run_folder: Path, flags: list[str]) -> int:
     from tempfile import TemporaryDirectory
 
     from exgrpo_cli.config import to_toml
-    from exgrpo_cli.engines.launching import RankLauncher
+    from exgrpo_cli.engines.launching import RankLauncher, quieten_gloo
+    from exgrpo_cli.training.assemble import choose_device
 
+    if "--debug" not in flags and choose_device(settings.run.device).type == "cpu":
+        quieten_gloo(os.environ)
     command = ["-m", "exgrpo_cli.commands", "train", "--output", str(run_folder), *flags]
     with TemporaryDirectory(prefix="exgrpo-") as folder:
         if "--resume" in flags:

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from test_engines_torch import build_model, build_policy, minibatch, sequences, 
 
 from exgrpo_cli.algo.batching import rank_shares
 from exgrpo_cli.config import to_toml
+from exgrpo_cli.engines.launching import child_processes
 from exgrpo_cli.engines.ranks import ALONE
 from exgrpo_cli.replay.reader import LedgerReader
 
@@ -112,6 +114,26 @@ def test_two_processes_ask_draw_and_choose_as_one_does(small_config, tmp_path: P
     for rank in range(2):
         for mine, gradient in zip(alone, torch.load(tmp_path / f"gradients-{rank}.pt"), strict=True):
             assert float((gradient - mine).norm() / mine.norm()) < 1e-5
+
+
+@pytest.mark.engines
+def test_a_killed_rank_is_named_in_lines_of_our_own(small_config, tmp_path: Path) -> None:
+    """torch's C++ code would put a line of gloo's beside them, which says less and comes last."""
+    file, run = tmp_path / "settings.toml", tmp_path / "run"
+    file.write_text(to_toml(small_config("run.steps=500", "run.nproc=2")))
+    command = [sys.executable, "-m", "exgrpo_cli.commands", "train", "--quiet"]
+    started = subprocess.Popen(
+        [*command, "--config", str(file), "--output", str(run)], stderr=subprocess.PIPE, text=True
+    )
+    while not (run / "metrics.jsonl").is_file() or not (run / "metrics.jsonl").read_text():
+        assert started.poll() is None, started.communicate()
+        time.sleep(0.1)
+    os.kill(child_processes(started.pid)[1], signal.SIGKILL)
+    _, talk = started.communicate(timeout=60)
+    assert started.returncode == 1
+    assert all(line.startswith("exgrpo: rank ") for line in talk.splitlines()), talk
+    assert "one of them has ended or hangs" in talk.splitlines()[0]
+    assert "was ended by SIGKILL, most often for want of memory" in talk.splitlines()[-1]
 
 
 def free_port() -> int:

@@ -15,10 +15,11 @@ from rich.console import Console
 
 from exgrpo_cli.backbones.machine import survey_machine
 from exgrpo_cli.config import resolve
-from exgrpo_cli.engines.launching import RankLauncher
+from exgrpo_cli.engines.launching import RankLauncher, quieten_gloo
 from exgrpo_cli.engines.ranks import Ranks, started_as_rank
 from exgrpo_cli.errors import ExgrpoError
 from exgrpo_cli.settings import Config
+from exgrpo_cli.training.assemble import choose_device
 from exgrpo_cli.training.run_plan import settle_ranks
 
 MODULE = "exgrpo_cli.ablation.worker"
@@ -33,6 +34,8 @@ def main(settings: Path, folder: Path, parent: int) -> int:
         threading.Thread(target=stop_with, args=(parent,), daemon=True).start()
         config = settle_ranks(config, survey_machine())
         if config.run.nproc > 1:
+            if choose_device(config.run.device).type == "cpu":
+                quieten_gloo(os.environ)
             arguments = ["-m", MODULE, str(settings), str(folder), str(os.getpid())]
             return RankLauncher(arguments, config.run.nproc).run()
         return train_as_rank(config, folder)

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -87,11 +87,19 @@ class RankLauncher:
             return failure.exitcode
         if self._was_signalled:
             return EXIT_INTERRUPTED
-        name = signal.Signals(-failure.exitcode).name
+        ended = signal.Signals(-failure.exitcode)
+        cause = "most often for want of memory (see dmesg)" if ended == signal.SIGKILL else "not by an error it raised"
         raise RunError(
-            f"rank {rank} was ended by {name}, most often for want of memory (see dmesg); go on with --resume from the "
-            "last checkpoint."
+            f"rank {rank} was ended by {ended.name}, {cause}; go on with --resume from the last checkpoint."
         ) from self._outcome
+
+
+def quieten_gloo(environment: MutableMapping[str, str]) -> None:
+    """Let ranks that are started with `environment` leave out the line that torch's C++ code logs for every gloo error.
+
+    Each is raised as well, and said by the rank that raises it. For ranks on the CPU alone: NCCL logs what none raises.
+    """
+    environment["TORCH_CPP_LOG_LEVEL"] = "FATAL"
 
 
 def child_processes(process: int | str = "self") -> list[int]:
