@@ -7,7 +7,7 @@ import pytest
 
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.replay.buffer import ExperienceBuffer
-from exgrpo_cli.replay.reader import LedgerReader
+from exgrpo_cli.replay.reader import LedgerReader, LedgerWarning
 from exgrpo_cli.replay.rules import BufferRules
 from exgrpo_cli.replay.schemas import LedgerIdentity
 from exgrpo_cli.replay.visits import Success, Visit
@@ -113,6 +113,18 @@ def test_it_survives_a_resume_from_step_0(source: Path, tmp_path: Path) -> None:
         tmp_path / "replay", identity=TARGET, rules=buffer.rules, question_ids=QUESTIONS, at_step=0
     ) as again:
         assert again.bucket_counts() == {0: 1, 2: 1} and list(again.retired) == ["c"]
+
+
+def test_one_that_was_being_written_when_the_process_died_is_not_half_read(source: Path, tmp_path: Path) -> None:
+    with create(tmp_path / "new") as buffer:
+        buffer.warm_start(source, max_response_tokens=10, with_retired=False)
+    [commit_record] = (tmp_path / "new" / "events").iterdir()
+    commit_record.unlink()
+    with pytest.warns(LedgerWarning, match="rows of steps 0 to 0 left out: not complete"):
+        reader = LedgerReader(tmp_path / "new")
+    assert len(reader.trajectories()) == 0
+    with pytest.raises(InputError, match="no trajectory 0"):
+        reader.bodies([0])
 
 
 def test_retired_questions_come_only_when_asked_and_keep_their_trajectories(source: Path, tmp_path: Path) -> None:
