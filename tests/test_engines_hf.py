@@ -19,7 +19,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from exgrpo_cli.engines import hf_prefill
+from exgrpo_cli.engines import hf_prefill, slot_order
 from exgrpo_cli.engines.hf import HFGenerator
 from exgrpo_cli.engines.sampling import row_uniforms, sample_tokens
 from exgrpo_cli.errors import InputError, RunError
@@ -129,13 +129,18 @@ def test_a_rollout_depends_on_its_own_seed_only() -> None:
 
 @pytest.mark.parametrize("max_rows", [1, 2, 7, 19])
 @pytest.mark.parametrize("prefill_tokens", [1, 12, 4096])
+@pytest.mark.parametrize("by_length", [False, True])
 def test_refilled_rows_equal_an_uninterrupted_batch(
-    max_rows: int, prefill_tokens: int, monkeypatch: pytest.MonkeyPatch
+    max_rows: int, prefill_tokens: int, by_length: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows enter in the middle of a pass over several prompts, at its end, or with a pass each."""
     model = build_model()
     whole = HFGenerator(model, max_rows=256).generate(requests(), PARAMS)
     monkeypatch.setattr(hf_prefill, "PREFILL_TOKENS", prefill_tokens)
+    if by_length:
+        # These rows are short: without it all of them are of one class and attend in one call.
+        monkeypatch.setattr(slot_order, "SHORT", 1)
+        monkeypatch.setattr(slot_order, "CALL_CELLS", 0)
     assert_same_rollouts(HFGenerator(model, max_rows=max_rows).generate(requests(), PARAMS), whole)
 
 

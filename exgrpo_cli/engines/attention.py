@@ -59,43 +59,42 @@ def grouped_decoding(
     query: Float[Tensor, "rows heads 1 width"],
     key: Float[Tensor, "rows kv_heads span width"],
     value: Float[Tensor, "rows kv_heads span width"],
-    attention_mask: Float[Tensor, "rows 1 1 span"],
+    attention_mask: Float[Tensor, "rows kv_heads 1 span"],
     scaling: float,
     chunks: tuple[AttentionChunk, ...] = (),
     **kwargs: object,
 ) -> tuple[Float[Tensor, "rows 1 heads width"], None]:
-    """softmax(scaling * q k^T + mask) v for one new token per row, chunk by chunk of rows with like lengths."""
+    """softmax(scaling * q k^T + mask) v for one new token per row, chunk by chunk of rows with like lengths.
+
+    The query heads that share a key-value head are multiplied with it at once: no key or value is repeated, where
+    decoding is bound by reading them.
+    """
     refuse_unsupported(module, kwargs)
     if not chunks:
         raise InputError(
             f"{type(module).__name__} keeps arguments from its attention; use a model of transformers' own."
         )
-    results = []
-    for chunk in chunks:
-        rows, columns = slice(chunk.start, chunk.stop), slice(0, chunk.span)
-        mask = attention_mask[rows, :, :, columns]
-        results.append(_attend(query[rows] * scaling, key[rows, :, columns], value[rows, :, columns], mask))
-    return torch.cat(results) if len(results) > 1 else results[0], None
-
-
-def _attend(
-    query: Float[Tensor, "rows heads 1 width"],
-    key: Float[Tensor, "rows kv_heads span width"],
-    value: Float[Tensor, "rows kv_heads span width"],
-    mask: Float[Tensor, "rows 1 1 span"],
-) -> Float[Tensor, "rows 1 heads width"]:
-    """softmax(q k^T + mask) v; the query heads that share a key-value head are multiplied with it at once.
-
-    No key or value is repeated, where decoding is bound by reading them.
-    """
     rows, heads, _, width = query.shape
-    kv_heads, span = key.shape[1], key.shape[2]
-    grouped = query.reshape(rows * kv_heads, heads // kv_heads, width)
-    scores = torch.bmm(grouped, key.flatten(0, 1).transpose(1, 2)).view(rows, heads, 1, span)
-    scores += mask
-    weights = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype)
-    mixed = torch.bmm(weights.view(rows * kv_heads, heads // kv_heads, span), value.flatten(0, 1))
-    return mixed.view(rows, 1, heads, value.shape[3])
+    kv_heads = key.shape[1]
+    grouped = (query * scaling).reshape(rows * kv_heads, heads // kv_heads, width)
+    mixed = grouped.new_empty((*grouped.shape[:2], value.shape[3]))
+    for chunk in chunks:
+        lists = slice(chunk.start * kv_heads, chunk.stop * kv_heads)
+        keys, values, mask = (_lists(states, chunk) for states in (key, value, attention_mask.transpose(2, 3)))
+        scores = torch.baddbmm(mask.transpose(1, 2), grouped[lists], keys.transpose(1, 2))
+        weights = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype)
+        torch.bmm(weights, values, out=mixed[lists])
+    return mixed.view(rows, 1, heads, -1), None
+
+
+def _lists(
+    states: Float[Tensor, "rows kv_heads span width"], chunk: AttentionChunk
+) -> Float[Tensor, "lists columns width"]:
+    """The rows and columns of a chunk, one list of columns per row and head; one view, where slices would be four."""
+    kv_heads, width = states.shape[1], states.shape[3]
+    row, head, column, entry = states.stride()
+    shape = (chunk.stop - chunk.start) * kv_heads, chunk.span, width
+    return states.as_strided(shape, (head, column, entry), states.storage_offset() + chunk.start * row)
 
 
 def packed_causal(

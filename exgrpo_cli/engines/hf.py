@@ -1,7 +1,7 @@
 """The reference generator: sampling with a transformers model, rows replaced as they end.
 
-Prompts are prefilled ahead, each once for all its rollouts that start together. Rows that end leave the batch at once;
-waiting ones take their place in crowds, which stay alike in length.
+Prompts are prefilled ahead, each once for all its rollouts. Rows that end leave the batch at once, and waiting ones
+take their place at once.
 
 Axes: rows = rollouts being decoded, vocab = vocabulary.
 """
@@ -21,11 +21,6 @@ from exgrpo_cli.engines.sampling import check_sampling
 from exgrpo_cli.engines.weight_sync import take_weights
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams
-
-REFILL_SHARE = 4
-"""Waiting rows enter once a quarter of the rows is free, and stay alike in length, which attention is cut by: measured
-on a length-skewed load with 64 rows, 0.82 of an uninterrupted batch's tokens a second, with an eighth 0.77, with rows
-replaced one by one 0.70, although a quarter keeps fewer rows busy (52 against 56)."""
 
 
 class HFGenerator:
@@ -52,31 +47,19 @@ class HFGenerator:
     ) -> list[list[Rollout]]:
         check_sampling(params)
         self._parts.model.eval()
-        waiting = [
-            WaitingRow(request=index, member=member)
-            for index, request in enumerate(requests)
-            for member in range(len(request.seeds))
-        ]
         finished: dict[WaitingRow, Rollout] = {}
         batch = DecodeBatch(
             self._parts,
             requests,
             params,
-            max_rows=min(self._max_rows, max(1, len(waiting))),
+            max_rows=min(self._max_rows, max(1, sum(len(request.seeds) for request in requests))),
             eos_ids=self._eos_ids.to(self._parts.device),
             weight_version=self.weight_version,
         )
-        crowd = max(1, batch.max_rows // REFILL_SHARE)
-        position = 0
         # Set once, not once a step: transformers checks its config at every change.
         with use_attention(self._parts, GROUPED_DECODING):
-            while position < len(waiting) or batch.num_rows:
-                free = batch.max_rows - batch.num_rows
-                if position < len(waiting) and (free >= crowd or not batch.num_rows):
-                    ended = batch.admit(waiting[position : position + free])
-                    position += free
-                else:
-                    ended = batch.step()
+            while batch.num_waiting or batch.num_rows:
+                ended = batch.admit() if batch.num_waiting and batch.num_rows < batch.max_rows else batch.step()
                 for row, rollout in ended:
                     finished[row] = rollout
                     if on_finished is not None:

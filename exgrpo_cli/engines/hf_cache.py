@@ -1,11 +1,15 @@
 """A key-value cache of slots: rows of different lengths that come and go one by one.
 
-Each layer keeps one preallocated buffer; a slot's tokens lie at columns 0 .. length - 1. The rows in use are always the
-first ones, so that a decoding step reads plain slices.
+All layers share one preallocated buffer for keys and one for values; a slot's tokens lie at columns 0 .. length - 1.
+The rows in use are always the first ones, so that a decoding step reads plain slices.
 
-Axes: slots = rows there is room for, rows = slots in use, heads = key-value heads, columns = tokens there is room for,
-span = columns that some row uses, width = head dimension.
+Axes: layers = decoder layers, slots = rows there is room for, rows = slots in use, prompts = prefilled prompts, heads =
+key-value heads, columns = tokens there is room for, span = columns that some row uses, width = head dimension.
 """
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +23,22 @@ GROWTH = 1.5
 """Factor by which the columns grow."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptStates:
+    """Keys and values of prefilled prompts, pad columns included."""
+
+    keys: Float[Tensor, "layers prompts heads columns width"]
+    values: Float[Tensor, "layers prompts heads columns value_width"]
+
+
+def prompt_states(cache: DynamicCache) -> PromptStates:
+    """What a forward pass over prompts left in `cache`."""
+    layers = [layer for layer in cache.layers if isinstance(layer, DynamicLayer)]
+    keys = [layer.keys for layer in layers if layer.keys is not None]
+    values = [layer.values for layer in layers if layer.values is not None]
+    return PromptStates(keys=torch.stack(keys), values=torch.stack(values))
+
+
 class SlotLayer(DynamicLayer):
     """One layer's keys and values, written at each row's own column."""
 
@@ -28,17 +48,7 @@ class SlotLayer(DynamicLayer):
     def __init__(self, cache: "SlotCache") -> None:
         super().__init__()
         self._cache = cache
-
-    def allocate(self, slots: int, columns: int, keys: Tensor, values: Tensor) -> None:
-        """Room for `slots` rows, with the heads, widths and dtype of prefilled `keys` and `values`."""
-        # Zeros, not garbage: a masked column has weight 0, and 0 times the NaN of uninitialised memory is NaN.
-        self.keys = keys.new_zeros((slots, keys.shape[1], columns, keys.shape[3]))
-        self.values = values.new_zeros((slots, values.shape[1], columns, values.shape[3]))
         self.is_initialized = True
-
-    def widen(self, extra: int) -> None:
-        """Append `extra` empty columns."""
-        self.keys, self.values = F.pad(self.keys, (0, 0, 0, extra)), F.pad(self.values, (0, 0, 0, extra))
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
@@ -61,8 +71,8 @@ class SlotCache(Cache):
     """Keys and values of all layers for up to `max_rows` rows of up to `max_columns` tokens."""
 
     def __init__(self, *, num_layers: int, max_rows: int, max_columns: int) -> None:
-        self._slots = [SlotLayer(self) for _ in range(num_layers)]
-        super().__init__(layers=list(self._slots))
+        self._layers = [SlotLayer(self) for _ in range(num_layers)]
+        super().__init__(layers=list(self._layers))
         self._max_rows = max_rows
         self._max_columns = max_columns
         self._num_columns = 0
@@ -70,47 +80,62 @@ class SlotCache(Cache):
         self.places = torch.arange(0)
         """Where the new token of each row and head goes, in a layer's buffer seen as a list of vectors."""
 
-    def fill(self, prompts: DynamicCache, sources: Int[Tensor, " rows"], first_row: int) -> None:
-        """Copy prefilled prompt `sources[i]` into row first_row + i; pad columns come along and stay masked."""
-        length = prompts.get_seq_length()
-        prefilled = [_contents(layer) for layer in prompts.layers]
+    def fill(self, prompts: PromptStates, lengths: Sequence[int], sources: Sequence[int], first_row: int) -> None:
+        """Copy prefilled prompt `sources[i]`, of `lengths[sources[i]]` tokens, into row first_row + i."""
         if not self._num_columns:
-            self._num_columns = min(self._max_columns, length + FIRST_COLUMNS)
-            for slots, (keys, values) in zip(self._slots, prefilled, strict=True):
-                slots.allocate(self._max_rows, self._num_columns, keys, values)
-        self._widen(length + 1)
-        target = slice(first_row, first_row + len(sources)), slice(None), slice(0, length)
-        for slots, (keys, values) in zip(self._slots, prefilled, strict=True):
-            slots.keys[target] = keys.index_select(0, sources)
-            slots.values[target] = values.index_select(0, sources)
+            self._allocate(prompts)
+        self._widen(max(lengths[source] for source in sources) + 1)
+        row = first_row
+        for source, same in itertools.groupby(sources):
+            rows, length = slice(row, row + len(list(same))), lengths[source]
+            for buffer, states in ((self._keys, prompts.keys), (self._values, prompts.values)):
+                buffer[:, rows, :, :length] = states[:, source, None, :, :length]
+            self._mask[rows, :, :length] = 0.0
+            self._mask[rows, :, length:] = self._hidden
+            row = rows.stop
 
-    def move(self, sources: Int[Tensor, " moves"], targets: Int[Tensor, " moves"], span: int) -> None:
-        """Copy rows over others, up to column `span`; a row may be source and target."""
-        for slots in self._slots:
-            for buffer in (slots.keys, slots.values):
-                used = buffer[:, :, :span]
-                used.index_copy_(0, targets, used.index_select(0, sources))
+    def move(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
+        """Copy rows, which hold `lengths` tokens, over others; a row may be source and target."""
+        for buffer in (self._keys, self._values):
+            rows = [buffer[:, source, :, :length].clone() for source, length in zip(sources, lengths, strict=True)]
+            for target, row in zip(targets, rows, strict=True):
+                buffer[:, target, :, : row.shape[2]] = row
+        self._mask[targets] = self._mask[sources]
 
-    def begin_step(self, lengths: Int[Tensor, " rows"], span: int) -> Float[Tensor, "rows 1 1 span"]:
+    def begin_step(self, lengths: Int[Tensor, " rows"], span: int) -> Float[Tensor, "rows heads 1 span"]:
         """Point the next token of each row at its own column; returns the additive attention mask of the step."""
         self.span = span
         self._widen(span)
-        num_heads = self._slots[0].keys.shape[1]
-        lists = torch.arange(len(lengths) * num_heads, device=lengths.device) * self._num_columns
-        self.places = lists + lengths.repeat_interleave(num_heads)
-        hidden_columns = torch.arange(span, device=lengths.device) > lengths[:, None]
-        mask = torch.zeros(hidden_columns.shape, device=lengths.device, dtype=self._slots[0].keys.dtype)
-        return mask.masked_fill_(hidden_columns, torch.finfo(mask.dtype).min)[:, None, None]
+        self.places = (self._lists[: len(lengths)] + lengths[:, None]).flatten()
+        self._mask.view(-1).index_fill_(0, self.places, 0.0)
+        return self._mask[: len(lengths), :, None, :span]
+
+    def _allocate(self, prompts: PromptStates) -> None:
+        """Room for `max_rows` rows, with the heads, widths and dtype of `prompts`."""
+        layers, _, heads, length, _ = prompts.keys.shape
+        self._num_columns = min(self._max_columns, length + FIRST_COLUMNS)
+        shape = layers, self._max_rows, heads, self._num_columns
+        # Zeros, not garbage: a masked column has weight 0, and 0 times the NaN of uninitialised memory is NaN.
+        self._keys = prompts.keys.new_zeros((*shape, prompts.keys.shape[4]))
+        self._values = prompts.values.new_zeros((*shape, prompts.values.shape[4]))
+        self._hidden = torch.finfo(self._keys.dtype).min
+        # Added to attention scores: 0 at the columns of a row, the lowest number elsewhere.
+        self._mask = self._keys.new_zeros(shape[1:])
+        self._share()
 
     def _widen(self, columns: int) -> None:
         if columns <= self._num_columns:
             return
         wider = min(self._max_columns, max(columns, int(GROWTH * self._num_columns)))
-        for slots in self._slots:
-            slots.widen(wider - self._num_columns)
+        extra = wider - self._num_columns
+        self._keys, self._values = F.pad(self._keys, (0, 0, 0, extra)), F.pad(self._values, (0, 0, 0, extra))
+        self._mask = F.pad(self._mask, (0, extra), value=self._hidden)
         self._num_columns = wider
+        self._share()
 
-
-def _contents(layer: object) -> tuple[Tensor, Tensor]:
-    assert isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None
-    return layer.keys, layer.values
+    def _share(self) -> None:
+        """Give each layer its part of the buffers."""
+        for layer, keys, values in zip(self._layers, self._keys, self._values, strict=True):
+            layer.keys, layer.values = keys, values
+        rows, heads = self._mask.shape[:2]
+        self._lists = torch.arange(rows * heads, device=self._mask.device).view(rows, heads) * self._num_columns

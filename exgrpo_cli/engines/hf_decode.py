@@ -13,9 +13,9 @@ from torch import Tensor
 
 from exgrpo_cli.engines.causal_lm import CausalLM
 from exgrpo_cli.engines.hf_cache import SlotCache
-from exgrpo_cli.engines.hf_prefill import PromptAhead, StartingRows, WaitingRow
-from exgrpo_cli.engines.sampling import row_uniforms, sample_tokens
-from exgrpo_cli.engines.slot_order import attention_chunks, regroup
+from exgrpo_cli.engines.hf_prefill import StartingRows, WaitingRow, WaitingRows
+from exgrpo_cli.engines.sampling import sample_tokens
+from exgrpo_cli.engines.slot_order import AttentionChunk, attention_chunks, regroup, widened
 from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams, StopReason
 
 
@@ -36,7 +36,7 @@ class DecodeBatch:
         self.num_rows = 0
         self._parts = parts
         self._requests = requests
-        self._prompts = PromptAhead(parts, requests)
+        self._waiting = WaitingRows(parts, requests, params, max_started=max_rows)
         self._params = params
         self._eos_ids = eos_ids
         self._weight_version = weight_version
@@ -52,6 +52,8 @@ class DecodeBatch:
         """Cached tokens; on the host, where attention is planned."""
         self._run_starts = np.zeros(0, dtype=np.int64)
         """First rows of runs of like length."""
+        self._chunks: tuple[AttentionChunk, ...] = ()
+        """Attention calls of the latest step; none after rows came, left or moved."""
         self._counts = torch.zeros(max_rows, dtype=torch.long, device=device)
         """Response tokens so far: one more than are cached, the newest being the next input."""
         self._newest = torch.zeros(max_rows, dtype=torch.long, device=device)
@@ -62,46 +64,64 @@ class DecodeBatch:
         self._logprobs = torch.zeros(shape, dtype=torch.float32, device=device)
         self._uniforms = torch.zeros(shape, dtype=torch.float32, device=device)
 
-    def admit(self, rows: Sequence[WaitingRow]) -> list[tuple[WaitingRow, Rollout]]:
-        """Start `rows`, in the order of their requests: sample first tokens, and return those that ended with them."""
-        first = self.num_rows
-        hidden = torch.cat([self._start(part) for part in self._prompts.starting(rows)])
-        used = slice(first, self.num_rows)
-        uniforms = [row_uniforms(self._seed(row), self._params.max_new_tokens) for row in rows]
-        self._uniforms[self._on_device(self._records[used])] = self._on_device(np.stack(uniforms))
-        self._counts[used] = 0
-        self._run_starts = np.append(self._run_starts, first)
-        return self._extend(self._parts.head(hidden), first)
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def admit(self) -> list[tuple[WaitingRow, Rollout]]:
+        """Let waiting rows into free slots; returns those that ended with their first token, which take none."""
+        part = self._waiting.take(self.max_rows - self.num_rows)
+        stopped = torch.isin(part.tokens, self._eos_ids).cpu().numpy()
+        ended = stopped | (self._params.max_new_tokens == 1)
+        self._start(part, np.flatnonzero(~ended))
+        if not ended.any():
+            return []
+        tokens, logprobs = part.tokens.to(torch.int32).cpu().numpy(), part.logprobs.cpu().numpy()
+        return [
+            (part.rows[i], self._rollout(part.rows[i], tokens[i : i + 1], logprobs[i : i + 1], bool(stopped[i])))
+            for i in np.flatnonzero(ended)
+        ]
 
     def step(self) -> list[tuple[WaitingRow, Rollout]]:
         """Extend every row by one token and return the rows that ended; runs under GROUPED_DECODING attention."""
         used = slice(0, self.num_rows)
-        chunks = attention_chunks(self._lengths[used], self._run_starts)
+        # Every row grows by a token, so the calls of a step are those of the one before, a column wider.
+        self._chunks = widened(self._chunks) or attention_chunks(self._lengths[used], self._run_starts)
         lengths = torch.tensor(self._lengths[used], device=self._newest.device)
-        mask = self._cache.begin_step(lengths, span=int(self._lengths[used].max()) + 1)
+        mask = self._cache.begin_step(lengths, span=max(chunk.span for chunk in self._chunks))
         hidden = self._parts.body(
             input_ids=self._newest[used, None],
             position_ids=lengths[:, None],
             attention_mask=mask,
             past_key_values=self._cache,
             use_cache=True,
-            chunks=chunks,
+            chunks=self._chunks,
         ).last_hidden_state
         self._lengths[used] += 1
-        return self._extend(self._parts.head(hidden[:, 0]), 0)
+        return self._extend(self._parts.head(hidden[:, 0]))
 
-    def _start(self, part: StartingRows) -> Float[Tensor, "rows hidden"]:
-        """Fill the next rows with their prompts' keys and values; returns the states that predict first tokens."""
-        sources = self._on_device(part.sources)
-        self._cache.fill(part.prefilled.cache, sources, self.num_rows)
-        self._lengths[self.num_rows : self.num_rows + len(part.rows)] = part.prefilled.lengths[part.sources]
-        self._rows.extend(part.rows)
-        self.num_rows += len(part.rows)
-        return part.prefilled.last_hidden[sources]
-
-    def _extend(self, logits: Float[Tensor, "rows vocab"], first: int) -> list[tuple[WaitingRow, Rollout]]:
-        """Sample the next token of rows first .. num_rows - 1, record it, and take out the rows that ended."""
+    def _start(self, part: StartingRows, alive: Int[np.ndarray, " alive"]) -> None:
+        """Fill the next slots with rows `alive` of `part`: their prompts' keys and values, and their first tokens."""
+        if not len(alive):
+            return
+        first = self.num_rows
+        self.num_rows += len(alive)
         used = slice(first, self.num_rows)
+        lengths, sources, chosen = part.prefilled.lengths, part.sources[alive].tolist(), self._on_device(alive)
+        self._cache.fill(part.prefilled.states, lengths, sources, first)
+        self._lengths[used] = [lengths[source] for source in sources]
+        self._rows.extend(part.rows[i] for i in alive)
+        self._run_starts, self._chunks = np.append(self._run_starts, first), ()
+        records = self._on_device(self._records[used])
+        self._uniforms[records] = self._on_device(part.uniforms[alive])
+        self._newest[used] = part.tokens[chosen]
+        self._tokens[records, 0] = part.tokens[chosen].to(torch.int32)
+        self._logprobs[records, 0] = part.logprobs[chosen]
+        self._counts[used] = 1
+
+    def _extend(self, logits: Float[Tensor, "rows vocab"]) -> list[tuple[WaitingRow, Rollout]]:
+        """Sample the next token of every row, record it, and take out the rows that ended."""
+        used = slice(0, self.num_rows)
         counts = self._counts[used]
         at = self._on_device(self._records[used]), counts
         tokens, logprobs = sample_tokens(
@@ -115,12 +135,12 @@ class DecodeBatch:
         ended = stopped | (counts == self._params.max_new_tokens)
         if not ended.any():
             return []
-        return self._take_out(ended, stopped, first)
+        return self._take_out(ended, stopped)
 
     def _take_out(
-        self, ended: Bool[Tensor, " rows"], stopped: Bool[Tensor, " rows"], first: int
+        self, ended: Bool[Tensor, " rows"], stopped: Bool[Tensor, " rows"]
     ) -> list[tuple[WaitingRow, Rollout]]:
-        gone = ended.nonzero()[:, 0] + first
+        gone = ended.nonzero()[:, 0]
         counts = self._counts[gone].tolist()
         records = self._on_device(self._records[gone.cpu().numpy()])
         tokens, logprobs = self._tokens[records].cpu().numpy(), self._logprobs[records].cpu().numpy()
@@ -148,7 +168,7 @@ class DecodeBatch:
         alive[gone] = False
         moves = regroup(self._lengths[: self.num_rows], alive)
         free_records = self._records[gone]
-        self._run_starts = moves.run_starts
+        self._run_starts, self._chunks = moves.run_starts, ()
         if len(moves.sources):
             self._move(moves.sources, moves.targets)
         self._records[self.num_rows - len(gone) : self.num_rows] = free_records
@@ -161,13 +181,10 @@ class DecodeBatch:
         moved = [self._rows[source] for source in sources]
         for target, row in zip(targets, moved, strict=True):
             self._rows[target] = row
+        self._cache.move(sources.tolist(), targets.tolist(), self._lengths[targets].tolist())
         from_slots, to_slots = self._on_device(sources), self._on_device(targets)
-        self._cache.move(from_slots, to_slots, int(self._lengths[targets].max()))
         for state in (self._counts, self._newest):
             state[to_slots] = state[from_slots]
 
     def _on_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._newest.device)
-
-    def _seed(self, row: WaitingRow) -> int:
-        return self._requests[row.request].seeds[row.member]

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int
 
-CALL_CELLS = 1024
+CALL_CELLS = 500
 """What one more attention call costs, in cells (a row times a column) of keys and values read."""
+SHORT = 64
+"""Rows shorter than this are one class: telling them apart saves less than moving them costs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,14 +38,14 @@ class AttentionChunk:
 
 
 def length_class(lengths: Int[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:
-    """floor(log2(length)): rows of one class read at most twice the columns they have."""
-    return np.frexp(lengths)[1]
+    """floor(log2(length)): rows of one class read at most twice the columns they have, unless they are all short."""
+    return np.frexp(np.maximum(lengths, SHORT - 1))[1]
 
 
 def regroup(lengths: Int[np.ndarray, " rows"], alive: Bool[np.ndarray, " rows"]) -> Regrouping:
     """Bring the living rows to the first slots, longest class first, moving as few of them as possible."""
     classes = np.where(alive, length_class(lengths), 0)
-    wanted = -np.sort(-classes[alive])
+    wanted = np.sort(classes[alive])[::-1]
     num_alive = len(wanted)
     in_place = alive.copy()
     in_place[num_alive:] = False
@@ -70,6 +72,11 @@ def attention_chunks(
         else:
             chunks.append(run)
     return tuple(chunks)
+
+
+def widened(chunks: tuple[AttentionChunk, ...]) -> tuple[AttentionChunk, ...]:
+    """The same calls over one more column."""
+    return tuple(AttentionChunk(start=chunk.start, stop=chunk.stop, span=chunk.span + 1) for chunk in chunks)
 
 
 def _merge(first: AttentionChunk, second: AttentionChunk) -> AttentionChunk:
