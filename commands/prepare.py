@@ -123,7 +123,7 @@ def prepare(
     except KeyboardInterrupt:
         raise Interrupted(
             f"stopped, {outputs[-1]} was not written; run the same command again: it starts over, "
-            f"what was fetched from the hub is kept."
+            f"files fetched whole from the hub are kept."
         ) from None
     finally:
         reporter.close()

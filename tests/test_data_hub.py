@@ -292,7 +292,7 @@ def test_wrong_revision_unknown_data_set_and_missing_file(tmp_path):
         assert gone["exit_code"] == 2 and "lists a file that is not there" in gone["error"]
 
 
-def test_a_broken_download_leaves_nothing_half_and_the_next_one_goes_on(tmp_path):
+def test_a_broken_download_leaves_nothing_half_and_the_next_one_fetches_what_is_not_whole(tmp_path):
     hub = Hub()
     hub.cut_after = 10
     with serving(hub) as endpoint:
@@ -303,7 +303,10 @@ def test_a_broken_download_leaves_nothing_half_and_the_next_one_goes_on(tmp_path
         snapshot = tmp_path / "hub" / "datasets--some--questions" / "snapshots" / COMMIT
         assert sorted(path.name for path in snapshot.rglob("*") if path.is_file()) == ["README.md"]
         hub.cut_after = None
+        hub.served.clear()
         assert read("some/questions:main", endpoint, tmp_path)["answers"] == ["1", "2", "3"]
+        # The card was whole.
+        assert hub.served == ["main/train-00000-of-00002.jsonl", "main/train-00001-of-00002.jsonl"]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """Data sets of the Hugging Face hub: which files are meant, fetched into the hub's own cache. Nothing of them is run.
 
 `huggingface_hub` does the transport, so its cache, token, endpoint and offline variables (HF_HOME, HF_TOKEN,
-HF_ENDPOINT, HF_HUB_OFFLINE) hold here as anywhere; a download that broke off is taken up again by the next one. What a
-data set consists of is noted beside its files in the cache, so that offline a part of it is not taken for the whole.
+HF_ENDPOINT, HF_HUB_OFFLINE) hold here as anywhere; after a download that broke off, the next one fetches the files that
+are not whole. What a data set consists of is noted beside its files in the cache, so that offline a part of it is not
+taken for the whole.
 """
 
 import json
@@ -216,7 +217,7 @@ def _broke_off(name: str, reason: BaseException) -> RunError:
 
     return RunError(
         f"The download of {name} from {constants.ENDPOINT} broke off ({_first_line(reason)}): run the command again, "
-        f"what is there is kept. Without a network, HF_HUB_OFFLINE=1 uses the cache."
+        f"files that are whole are kept. Without a network, HF_HUB_OFFLINE=1 uses the cache."
     )
 
 
