@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from exgrpo_cli.algo.batching import MiniBatch, TrainingRow
+from exgrpo_cli.algo.batching import MiniBatch, TrainingRow, packed_batches, rank_shares
 from exgrpo_cli.algo.objective import ObjectiveSettings
 from exgrpo_cli.engines.optimizer import OptimizerSettings, learning_rate_at
+from exgrpo_cli.engines.packing import pack
 from exgrpo_cli.engines.torch_policy import TorchPolicy
 from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.types import TokenSequence
@@ -156,6 +157,26 @@ def test_gradient_checkpointing_does_not_move_the_update() -> None:
     torch.testing.assert_close(
         change_by_update(minibatch(), gradient_checkpointing=True), change_by_update(minibatch()), rtol=1e-6, atol=1e-10
     )
+
+
+def test_packing_adds_no_pad_token_and_few_pad_cells() -> None:
+    """Groups of long-tailed lengths on two ranks: layers see a prompt once and no pad, attention alone pads."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for group in range(12):
+        prompt = np.full(100 + group, group, dtype=np.int32)
+        for length in rng.lognormal(6, 0.7, 8).astype(int):
+            rows.append(TokenSequence(prompt_ids=prompt, response_ids=np.zeros(length, dtype=np.int32)))
+    for share in rank_shares(rows, 2):
+        own = [rows[index] for index in share]
+        for batch in packed_batches(own, 8192):
+            chosen = [own[index] for index in batch]
+            packed = pack(chosen, torch.device("cpu"))
+            prompts = {len(row.prompt_ids) for row in chosen}
+            assert packed.input_ids.numel() == sum(prompts) + sum(len(row.response_ids) - 1 for row in chosen)
+            cells = sum(block.cells.numel() for block in packed.layout.blocks)
+            used = sum(len(row.prompt_ids) + len(row.response_ids) - 1 for row in chosen)
+            assert used <= cells < used / 0.85
 
 
 def test_zero_advantage_rows_count_in_n_only() -> None:

@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 from exgrpo_cli.algo.batching import MiniBatch, TrainingRow, packed_batches, rank_shares
 from exgrpo_cli.algo.diagnostics import ObjectiveSums
 from exgrpo_cli.algo.logprobs import token_logprobs
-from exgrpo_cli.algo.objective import Denominators, ObjectiveSettings, micro_batch_loss, objective_sums
+from exgrpo_cli.algo.objective import Denominators, ObjectiveSettings
 from exgrpo_cli.engines.attention import PACKED_CAUSAL, use_attention
 from exgrpo_cli.engines.causal_lm import CausalLM, split_causal_lm
 from exgrpo_cli.engines.optimizer import OptimizerSettings, build_adamw, learning_rate_at, skip_reason
@@ -40,9 +40,9 @@ from exgrpo_cli.engines.training_steps import (
     frozen_copy,
     gather_scores,
     gather_sums,
+    loss_and_sums,
     rows_with_gradient,
     split_scores,
-    token_targets,
 )
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.types import TokenScores, TokenSequence
@@ -242,10 +242,9 @@ class DeepSpeedPolicy:
                 reference_logprobs, _ = token_logprobs(
                     hidden, self._reference.head.weight, packed.targets, temperature=self._temperature
                 )
-        targets = token_targets(rows, logprobs)
-        shared: dict[str, Any] = {"clip": clip, "settings": self._objective}
-        loss = micro_batch_loss(logprobs, entropies, reference_logprobs, targets, denominators=totals, **shared)
-        return loss, objective_sums(logprobs, entropies, reference_logprobs, targets, **shared)
+        return loss_and_sums(
+            rows, logprobs, entropies, reference_logprobs, clip=clip, objective=self._objective, totals=totals
+        )
 
     def _report(
         self, loss: float, sums: ObjectiveSums | None, learning_rate: float, *, num_tokens: int

@@ -16,12 +16,7 @@ from transformers import PreTrainedModel
 from exgrpo_cli.algo.batching import MiniBatch, TrainingRow, packed_batches, rank_shares
 from exgrpo_cli.algo.diagnostics import ObjectiveSums
 from exgrpo_cli.algo.logprobs import token_logprobs
-from exgrpo_cli.algo.objective import (
-    Denominators,
-    ObjectiveSettings,
-    micro_batch_loss,
-    objective_sums,
-)
+from exgrpo_cli.algo.objective import Denominators, ObjectiveSettings
 from exgrpo_cli.engines.attention import PACKED_CAUSAL, use_attention
 from exgrpo_cli.engines.causal_lm import CausalLM, split_causal_lm, use_products
 from exgrpo_cli.engines.master_weights import MasterWeights
@@ -35,9 +30,9 @@ from exgrpo_cli.engines.training_steps import (
     frozen_copy,
     gather_scores,
     gather_sums,
+    loss_and_sums,
     rows_with_gradient,
     split_scores,
-    token_targets,
 )
 from exgrpo_cli.types import TokenScores, TokenSequence
 
@@ -149,20 +144,12 @@ class TorchPolicy:
         if self._reference is not None:
             with torch.no_grad():
                 reference_logprobs, _ = self._evaluate(self._reference, sequences)
-        targets = token_targets(rows, logprobs)
-        loss = micro_batch_loss(
-            logprobs,
-            entropies,
-            reference_logprobs,
-            targets,
-            clip=clip,
-            settings=self._objective,
-            denominators=totals,
+        loss, sums = loss_and_sums(
+            rows, logprobs, entropies, reference_logprobs, clip=clip, objective=self._objective, totals=totals
         )
         # Gradient checkpointing runs the layers once more in here, with whatever attention is set.
         with use_attention(self._parts, PACKED_CAUSAL):
             loss.backward()
-        sums = objective_sums(logprobs, entropies, reference_logprobs, targets, clip=clip, settings=self._objective)
         return loss.detach(), sums
 
     def _apply(self, loss: float, sums: ObjectiveSums | None, *, num_tokens: int) -> UpdateReport:

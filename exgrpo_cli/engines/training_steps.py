@@ -14,7 +14,14 @@ from transformers import PreTrainedModel
 
 from exgrpo_cli.algo.batching import MiniBatch, TrainingRow
 from exgrpo_cli.algo.diagnostics import ObjectiveSums
-from exgrpo_cli.algo.objective import Denominators, ObjectiveSettings, TokenTargets, denominators
+from exgrpo_cli.algo.objective import (
+    Denominators,
+    ObjectiveSettings,
+    TokenTargets,
+    denominators,
+    micro_batch_loss,
+    objective_sums,
+)
 from exgrpo_cli.engines.causal_lm import CausalLM, split_causal_lm
 from exgrpo_cli.engines.ranks import Ranks
 from exgrpo_cli.types import TokenScores
@@ -47,6 +54,24 @@ def token_targets(rows: Sequence[TrainingRow], logprobs: Float[Tensor, " tokens"
         behaviour_logprobs=torch.from_numpy(np.concatenate([row.behaviour_logprobs for row in rows])).to(device, dtype),
         replayed=torch.from_numpy(np.repeat([row.replayed for row in rows], counts)).to(device),
     )
+
+
+def loss_and_sums(
+    rows: Sequence[TrainingRow],
+    logprobs: Float[Tensor, " tokens"],
+    entropies: Float[Tensor, " tokens"],
+    reference_logprobs: Float[Tensor, " tokens"] | None,
+    *,
+    clip: bool,
+    objective: ObjectiveSettings,
+    totals: Denominators,
+) -> tuple[Float[Tensor, ""], ObjectiveSums]:
+    """A micro-batch's part of the loss of its mini-batch, and of the diagnostics."""
+    targets = token_targets(rows, logprobs)
+    loss = micro_batch_loss(
+        logprobs, entropies, reference_logprobs, targets, clip=clip, settings=objective, denominators=totals
+    )
+    return loss, objective_sums(logprobs, entropies, reference_logprobs, targets, clip=clip, settings=objective)
 
 
 def split_scores(
