@@ -22,7 +22,7 @@ def resumed_config(
     options: Layer | None = None,
     assignments: Sequence[str] = (),
 ) -> Config:
-    """The run's own configuration; options may repeat it, may raise `run.steps`, and change how many ranks there are and
+    """The run's own configuration; options may repeat it, raise `run.steps`, and change how many ranks there are and
     how long they wait for one another. More ranks share the threads of fewer.
 
     A run's config.toml holds the horizon its schedule began with, so more steps do not stretch a decay unless
