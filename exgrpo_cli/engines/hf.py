@@ -38,7 +38,7 @@ class HFGenerator:
         self._max_rows = max_rows
         self._eos_ids = torch.tensor(eos_token_ids(model) if eos_ids is None else list(eos_ids))
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def generate(
         self,
         requests: Sequence[RolloutRequest],
