@@ -1,12 +1,13 @@
 """How full evaluation keeps the engine, and how fast stored samples are graded again.
 
-    python benchmarks/evaluation.py [--repeats 3] [--json]
+    python benchmarks/evaluation.py [--repeats 5] [--json]
 
-Refill: a tiny random model answers questions whose lengths are geometric (most are short, some run to the limit) with a
-fixed number of rows; finished rows are replaced by waiting ones. The reference is a batch of the same rows that all run
-to the same length, so nothing ever has to be replaced: about twice the mean of the others, so that a token has about
-as many before it (`context`). Tokens per second of CPU time, best of the repeats, over the stretch in which responses
-wait, and over the whole load with its end, when rows run dry; the target is 80 % of the reference while responses wait.
+Refill: a tiny random model answers questions whose lengths are geometric (most are short, some run to the limit) with
+64 and with 256 rows; finished rows are replaced by waiting ones. The reference is a batch of the same rows that all run
+to the same length, so nothing ever has to be replaced: about twice the mean of the others, so that a token has about as
+many before it (`context`). Tokens per second of CPU time over the stretch in which responses wait, and over the load
+with its end, when rows run dry; the target is 80 % of the reference while responses wait. The two are measured in turn,
+each skewed load between two references, so that a machine that gets slower or faster moves both; medians.
 
 Rescore: 6,000 stored samples, half plain numbers and half LaTeX, every fourth one wrong, are graded and scored again
 without a model. Wall seconds; the target is 60 s on 2 cores.
@@ -26,7 +27,9 @@ from exgrpo_cli.evaluation.records import QuestionRecord, Sample
 from exgrpo_cli.evaluation.service import rescore_folders
 from exgrpo_cli.types import Message, Question, Rollout, RolloutRequest, SamplingParams, StopReason, Verdict
 
-ROWS = 64
+ROWS = (64, 256)
+RESPONSES = 12
+"""Responses of a load, per row."""
 REFERENCE_TOKENS = 128
 LONGEST = 450
 QUESTIONS, SAMPLES = 500, 12
@@ -34,32 +37,34 @@ QUESTIONS, SAMPLES = 500, 12
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--repeats", type=int, default=3, help="measurements of the refill; the best counts (default 3)"
-    )
+    parser.add_argument("--repeats", type=int, default=5, help="measurements of the refill; medians count (default 5)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     arguments = parser.parse_args()
-    found = {"refill": measure_refill(arguments.repeats), "rescore": measure_rescore()}
+    refills = [measure_refill(rows, arguments.repeats) for rows in ROWS]
+    again = measure_rescore()
     if arguments.json:
-        print(json.dumps(found))
+        print(json.dumps({"refill": refills, "rescore": again}))
         return
-    refill, again = found["refill"], found["rescore"]
-    print(f"{'uninterrupted batch':34}{refill['reference_tokens_per_second']:>10,.0f} tokens/s")
-    print(f"{'length-skewed, rows replaced':34}{refill['skewed_tokens_per_second']:>10,.0f} tokens/s")
-    print(f"{'share (target 0.80)':34}{refill['share']:>10.2f}")
-    print(f"{'share, end of the load included':34}{refill['share_with_end']:>10.2f}")
-    context, lengths = refill["context"], refill["lengths"]
-    print(
-        f"{'tokens before a token':34}uninterrupted {context['reference']:.0f}, rows replaced {context['skewed']:.0f}"
-    )
-    print(
-        f"{'response lengths':34}mean {lengths['mean']:.0f}, median {lengths['median']:.0f}, longest {lengths['max']}"
-    )
+    for refill in refills:
+        print_refill(refill)
     print(f"{'re-scored samples':34}{again['samples']:>10,}")
     print(f"{'seconds (target 60)':34}{again['seconds']:>10.1f}")
 
 
-def measure_refill(repeats: int) -> dict[str, Any]:
+def print_refill(refill: dict[str, Any]) -> None:
+    context, lengths, shares = refill["context"], refill["lengths"], sorted(refill["shares"])
+    print(f"{refill['rows']} rows")
+    print(f"{'  uninterrupted batch':34}{refill['reference_tokens_per_second']:>10,.0f} tokens/s")
+    print(f"{'  length-skewed, rows replaced':34}{refill['skewed_tokens_per_second']:>10,.0f} tokens/s")
+    print(f"{'  share (target 0.80)':34}{refill['share']:>10.2f}  from {shares[0]:.2f} to {shares[-1]:.2f}")
+    print(f"{'  share, end of the load included':34}{refill['share_with_end']:>10.2f}")
+    before = f"uninterrupted {context['reference']:.0f}, rows replaced {context['skewed']:.0f}"
+    print(f"{'  tokens before a token':34}{before}")
+    spread = f"mean {lengths['mean']:.0f}, median {lengths['median']:.0f}, longest {lengths['max']}"
+    print(f"{'  response lengths':34}{spread}")
+
+
+def measure_refill(rows: int, repeats: int) -> dict[str, Any]:
     import torch
 
     from exgrpo_cli.backbones.tiny import make_model
@@ -74,8 +79,8 @@ def measure_refill(repeats: int) -> dict[str, Any]:
     # A random model's tokens are close to uniform: with this many of them ending a response, lengths are geometric with
     # a mean of about REFERENCE_TOKENS; an id outside the vocabulary never ends one.
     ends = list(range(vocabulary - vocabulary // REFERENCE_TOKENS, vocabulary))
-    skewed = HFGenerator(model, max_rows=ROWS, eos_ids=ends)
-    uninterrupted = HFGenerator(model, max_rows=ROWS, eos_ids=[vocabulary])
+    skewed = HFGenerator(model, max_rows=rows, eos_ids=ends)
+    uninterrupted = HFGenerator(model, max_rows=rows, eos_ids=[vocabulary])
     prompt = np.arange(20, 28, dtype=np.int32)  # as short beside the responses as a question is beside its reasoning
 
     def requests(count: int) -> list[RolloutRequest]:
@@ -94,29 +99,35 @@ def measure_refill(repeats: int) -> dict[str, Any]:
         generator.generate(requests(count), params, on_finished=note)
         return times, lengths
 
-    finishes(uninterrupted, ROWS, 8)
-    reference, achieved, whole, lengths = 0.0, 0.0, 0.0, [0]
+    def reference() -> float:
+        times, lengths = finishes(uninterrupted, rows, 2 * REFERENCE_TOKENS)
+        return sum(lengths) / times[-1]
+
+    finishes(uninterrupted, rows, 8)
+    references, achieved, whole, lengths = [reference()], [], [], [0]
     for _ in range(repeats):
-        times, lengths = finishes(uninterrupted, ROWS, 2 * REFERENCE_TOKENS)
-        reference = max(reference, sum(lengths) / times[-1])
-        times, lengths = finishes(skewed, 16 * ROWS, LONGEST)
-        whole = max(whole, sum(lengths) / times[-1])
-        # While responses wait, the rows under way at both ends of the stretch are alike, and their unfinished tokens
-        # cancel.
-        first, last = 2 * ROWS, len(lengths) - ROWS
-        achieved = max(achieved, sum(lengths[first:last]) / (times[last - 1] - times[first - 1]))
+        times, lengths = finishes(skewed, RESPONSES * rows, LONGEST)
+        references.append(reference())
+        whole.append(sum(lengths) / times[-1])
+        # While responses wait, and after the first rows, which started together, have ended: the rows under way at both
+        # ends of the stretch are alike, and their unfinished tokens cancel.
+        first, last = 4 * rows, len(lengths) - rows
+        achieved.append(sum(lengths[first:last]) / (times[last - 1] - times[first - 1]))
+    beside = (np.array(references[:-1]) + references[1:]) / 2
+    shares = np.array(achieved) / beside
     return {
-        "rows": ROWS,
+        "rows": rows,
         "responses": len(lengths),
         "lengths": {"mean": float(np.mean(lengths)), "median": float(np.median(lengths)), "max": max(lengths)},
         "context": {
             "reference": len(prompt) + mean_position([2 * REFERENCE_TOKENS]),
             "skewed": len(prompt) + mean_position(lengths),
         },
-        "reference_tokens_per_second": reference,
-        "skewed_tokens_per_second": achieved,
-        "share": achieved / reference,
-        "share_with_end": whole / reference,
+        "reference_tokens_per_second": float(np.median(references)),
+        "skewed_tokens_per_second": float(np.median(achieved)),
+        "share": float(np.median(shares)),
+        "shares": shares.tolist(),
+        "share_with_end": float(np.median(np.array(whole) / beside)),
     }
 
 

@@ -7,9 +7,14 @@ from numpy.testing import assert_array_equal
 from exgrpo_cli.engines.slot_order import AttentionChunk, attention_chunks, length_class, regroup, widened
 
 
-def test_length_classes_are_powers_of_two_from_64_on() -> None:
-    classes = length_class(np.array([1, 2, 8, 63, 64, 127, 128, 255, 256]))
-    assert_array_equal(classes - classes[0], [0, 0, 0, 0, 1, 1, 2, 2, 3])
+def test_length_classes_are_powers_of_two_from_64_on_halved_among_many_rows() -> None:
+    lengths = np.array([1, 2, 8, 63, 64, 90, 91, 127, 128, 255, 256])
+    classes = length_class(lengths)
+    assert_array_equal(classes - classes[0], [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3])
+    # 64 * sqrt(2) is 90.5, 128 * sqrt(2) 181.
+    classes = length_class(np.concatenate([lengths, np.full(128, 181), [182]]))
+    assert_array_equal(classes[:11] - classes[0], [0, 0, 0, 0, 1, 1, 2, 2, 3, 4, 5])
+    assert_array_equal(classes[-2:] - classes[0], [3, 4])
 
 
 def test_only_rows_in_the_wrong_run_move() -> None:

@@ -1,10 +1,11 @@
 """Attention of our own, run inside a transformers model through its AttentionInterface.
 
-Axes: rows = rows being decoded, heads = query heads, kv_heads = key-value heads, span = cached columns, width = head
-dimension, packed = inputs of a packed micro-batch, cells = rows of a block times its longest row.
+Axes: rows = rows being decoded, heads = query heads, kv_heads = key-value heads, lists = rows times key-value heads,
+span = cached columns, columns = those of one call, width = head dimension, packed = inputs of a packed micro-batch,
+cells = rows of a block times its longest row.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -42,6 +43,28 @@ class AttentionLayout:
     """For each packed position, one of its cells, counted over all blocks."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodingCall:
+    """Rows that attend in one call of every layer."""
+
+    lists: slice
+    """Their lists of keys: one per row and key-value head."""
+    columns: slice
+    mask: Float[Tensor, "lists 1 columns"]
+
+
+def decoding_calls(
+    chunks: Sequence[AttentionChunk], mask: Float[Tensor, "rows kv_heads 1 span"]
+) -> tuple[DecodingCall, ...]:
+    """The calls of a step whose attention mask is `mask`."""
+    kv_heads, lists_mask = mask.shape[1], mask.flatten(0, 1)
+    calls = []
+    for chunk in chunks:
+        lists, columns = slice(chunk.start * kv_heads, chunk.stop * kv_heads), slice(0, chunk.span)
+        calls.append(DecodingCall(lists=lists, columns=columns, mask=lists_mask[lists, :, columns]))
+    return tuple(calls)
+
+
 @contextmanager
 def use_attention(parts: CausalLM, name: str) -> Iterator[None]:
     """Run the body with attention `name`, and with its own again afterwards: the config is shared by all its layers."""
@@ -61,40 +84,29 @@ def grouped_decoding(
     value: Float[Tensor, "rows kv_heads span width"],
     attention_mask: Float[Tensor, "rows kv_heads 1 span"],
     scaling: float,
-    chunks: tuple[AttentionChunk, ...] = (),
+    calls: Sequence[DecodingCall] = (),
     **kwargs: object,
 ) -> tuple[Float[Tensor, "rows 1 heads width"], None]:
-    """softmax(scaling * q k^T + mask) v for one new token per row, chunk by chunk of rows with like lengths.
+    """softmax(scaling * q k^T + mask) v for one new token per row, in `calls` of rows with like lengths.
 
     The query heads that share a key-value head are multiplied with it at once: no key or value is repeated, where
     decoding is bound by reading them.
     """
     refuse_unsupported(module, kwargs)
-    if not chunks:
+    if not calls:
         raise InputError(
             f"{type(module).__name__} keeps arguments from its attention; use a model of transformers' own."
         )
     rows, heads, _, width = query.shape
     kv_heads = key.shape[1]
     grouped = (query * scaling).reshape(rows * kv_heads, heads // kv_heads, width)
+    keys, values = key.flatten(0, 1).transpose(1, 2), value.flatten(0, 1)
     mixed = grouped.new_empty((*grouped.shape[:2], value.shape[3]))
-    for chunk in chunks:
-        lists = slice(chunk.start * kv_heads, chunk.stop * kv_heads)
-        keys, values, mask = (_lists(states, chunk) for states in (key, value, attention_mask.transpose(2, 3)))
-        scores = torch.baddbmm(mask.transpose(1, 2), grouped[lists], keys.transpose(1, 2))
+    for call in calls:
+        scores = torch.baddbmm(call.mask, grouped[call.lists], keys[call.lists, :, call.columns])
         weights = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype)
-        torch.bmm(weights, values, out=mixed[lists])
+        torch.bmm(weights, values[call.lists, call.columns], out=mixed[call.lists])
     return mixed.view(rows, 1, heads, -1), None
-
-
-def _lists(
-    states: Float[Tensor, "rows kv_heads span width"], chunk: AttentionChunk
-) -> Float[Tensor, "lists columns width"]:
-    """The rows and columns of a chunk, one list of columns per row and head; one view, where slices would be four."""
-    kv_heads, width = states.shape[1], states.shape[3]
-    row, head, column, entry = states.stride()
-    shape = (chunk.stop - chunk.start) * kv_heads, chunk.span, width
-    return states.as_strided(shape, (head, column, entry), states.storage_offset() + chunk.start * row)
 
 
 def packed_causal(

@@ -97,7 +97,9 @@ class SlotCache(Cache):
     def move(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
         """Copy rows, which hold `lengths` tokens, over others; a row may be source and target."""
         for buffer in (self._keys, self._values):
-            rows = [buffer[:, source, :, :length].clone() for source, length in zip(sources, lengths, strict=True)]
+            rows = [buffer[:, source, :, :length] for source, length in zip(sources, lengths, strict=True)]
+            # Kept aside where it is written over before its turn.
+            rows = [row.clone() if sources[i] in targets[:i] else row for i, row in enumerate(rows)]
             for target, row in zip(targets, rows, strict=True):
                 buffer[:, target, :, : row.shape[2]] = row
         self._mask[targets] = self._mask[sources]

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from exgrpo_cli.engines.attention import decoding_calls
 from exgrpo_cli.engines.causal_lm import CausalLM
 from exgrpo_cli.engines.hf_cache import SlotCache
 from exgrpo_cli.engines.hf_prefill import StartingRows, WaitingRow, WaitingRows
@@ -95,7 +96,7 @@ class DecodeBatch:
             attention_mask=mask,
             past_key_values=self._cache,
             use_cache=True,
-            chunks=self._chunks,
+            calls=decoding_calls(self._chunks, mask),
         ).last_hidden_state
         self._lengths[used] += 1
         return self._extend(self._parts.head(hidden[:, 0]))

@@ -16,6 +16,8 @@ CALL_CELLS = 500
 """What one more attention call costs, in cells (a row times a column) of keys and values read."""
 SHORT = 64
 """Rows shorter than this are one class: telling them apart saves less than moving them costs."""
+MANY_ROWS = 128
+"""From here on a class of half the width has rows enough to be worth its call and their moves."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,25 +40,28 @@ class AttentionChunk:
 
 
 def length_class(lengths: Int[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:
-    """floor(log2(length)): rows of one class read at most twice the columns they have, unless they are all short."""
-    return np.frexp(np.maximum(lengths, SHORT - 1))[1]
+    """Rows of one class read at most twice the columns they have, among `MANY_ROWS` at most 1.4 times as many.
+
+    Short rows are one class, whatever they read in vain.
+    """
+    halvings = np.log2(np.maximum(lengths, SHORT - 1))
+    return np.floor(halvings if len(lengths) < MANY_ROWS else 2 * halvings).astype(np.int64)
 
 
 def regroup(lengths: Int[np.ndarray, " rows"], alive: Bool[np.ndarray, " rows"]) -> Regrouping:
     """Bring the living rows to the first slots, longest class first, moving as few of them as possible."""
-    classes = np.where(alive, length_class(lengths), 0)
-    wanted = np.sort(classes[alive])[::-1]
-    num_alive = len(wanted)
-    in_place = alive.copy()
-    in_place[num_alive:] = False
-    in_place[:num_alive] &= classes[:num_alive] == wanted
-    sources = np.flatnonzero(alive & ~in_place)
-    targets = np.flatnonzero(~in_place[:num_alive])
+    classes = length_class(lengths)
+    counts = np.bincount(classes[alive])
+    present = counts.nonzero()[0][::-1]
+    sizes = counts[present]
+    wanted = np.repeat(present, sizes)
+    in_place = alive[: len(wanted)] & (classes[: len(wanted)] == wanted)
+    elsewhere = alive.copy()
+    elsewhere[: len(wanted)] &= ~in_place
+    sources, targets = elsewhere.nonzero()[0], (~in_place).nonzero()[0]
     # Both sides hold the same number of rows of each class: sorted by class, they match one to one.
     sources = sources[np.argsort(-classes[sources], kind="stable")]
-    return Regrouping(
-        sources=sources, targets=targets, run_starts=np.flatnonzero(np.diff(wanted, prepend=-1)).astype(np.int64)
-    )
+    return Regrouping(sources=sources, targets=targets, run_starts=sizes.cumsum() - sizes)
 
 
 def attention_chunks(
