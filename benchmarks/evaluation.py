@@ -3,7 +3,7 @@
     python benchmarks/evaluation.py [--repeats 5] [--json]
 
 Refill: a tiny random model answers questions whose lengths are geometric (most are short, some run to the limit) with
-64 and with 256 rows; finished rows are replaced by waiting ones. The reference is a batch of the same rows that all run
+64 and with 512 rows; finished rows are replaced by waiting ones. The reference is a batch of the same rows that all run
 to the same length, so nothing ever has to be replaced: about twice the mean of the others, so that a token has about as
 many before it (`context`). Tokens per second of CPU time over the stretch in which responses wait, and over the load
 with its end, when rows run dry; the target is 80 % of the reference while responses wait. The two are measured in turn,
@@ -27,7 +27,8 @@ from exgrpo_cli.evaluation.records import QuestionRecord, Sample
 from exgrpo_cli.evaluation.service import rescore_folders
 from exgrpo_cli.types import Message, Question, Rollout, RolloutRequest, SamplingParams, StopReason, Verdict
 
-ROWS = (64, 256)
+ROWS = (64, 512)
+"""Few, and as many as an evaluation has unless it is told otherwise."""
 RESPONSES = 12
 """Responses of a load, per row."""
 REFERENCE_TOKENS = 128
