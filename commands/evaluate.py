@@ -19,12 +19,9 @@ if TYPE_CHECKING:
 
 PIPE_WIDTH = 120
 """Columns of a table that does not go to a terminal."""
-BESIDE_COMPARE = ("benchmarks", "compare", "output", "quiet", "json", "debug")
-"""Parameters that mean something with --compare."""
 
 
 def evaluate(
-    context: typer.Context,
     benchmarks: Annotated[
         list[str] | None,
         typer.Argument(metavar="BENCHMARK", help="arithmetic, aime24, math500, ..., or paper; folders with --compare."),
@@ -97,7 +94,10 @@ def evaluate(
         "template": template,
     }
     if compare:
-        _refuse_beside_compare(context)
+        given = {**values, "model": model, "data": data, "grader": grader, "endpoint": endpoint, "rescore": rescore}
+        given |= {"engine": engine != "hf", "device": device != "auto", "tensor_parallel": tensor_parallel > 1}
+        given |= {"deterministic": deterministic, "dry_run": dry_run, "seed": seed}
+        _refuse_beside_compare([name for name, value in given.items() if value not in (None, [], 0)])
         _compare([Path(folder) for folder in benchmarks or ()], output, json=json, quiet=quiet)
         return
     request = EvaluationRequest(
@@ -158,13 +158,10 @@ def _show(report: "EvaluationReport", json: bool, quiet: bool) -> None:
     talk(f"results in {report.folder}", quiet=quiet)
 
 
-def _refuse_beside_compare(context: typer.Context) -> None:
-    for option in context.command.params:
-        name = str(option.name)
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE" and name not in BESIDE_COMPARE:
-            text = f"{option.opts[0]} does nothing beside --compare, which reads finished results: leave it out."
-            raise InputError(text)
+def _refuse_beside_compare(names: Sequence[str]) -> None:
+    if names:
+        option = names[0].replace("_", "-")
+        raise InputError(f"--{option} does nothing beside --compare, which reads finished results: leave it out.")
 
 
 def _compare(folders: Sequence[Path], output: Path | None, *, json: bool, quiet: bool) -> None:
