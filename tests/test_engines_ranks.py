@@ -16,10 +16,11 @@ import pytest
 import torch
 from recorded_rollouts import train_and_note
 from test_engines_torch import build_model, build_policy, minibatch, sequences, weights
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from exgrpo_cli.algo.batching import rank_shares
 from exgrpo_cli.config import to_toml
-from exgrpo_cli.engines.launching import child_processes
+from exgrpo_cli.engines.launching import child_processes, first_failure
 from exgrpo_cli.engines.ranks import ALONE
 from exgrpo_cli.replay.reader import LedgerReader
 
@@ -134,6 +135,27 @@ def test_a_killed_rank_is_named_in_lines_of_our_own(small_config, tmp_path: Path
     assert all(line.startswith("exgrpo: rank ") for line in talk.splitlines()), talk
     assert "one of them has ended or hangs" in talk.splitlines()[0]
     assert "was ended by SIGKILL, most often for want of memory" in talk.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("ended", "cause"),
+    [
+        ({0: (1, 10), 1: (-signal.SIGKILL, 10)}, 1),  # seen in one look: rank 0 had waited for rank 1
+        ({0: (1, 10), 1: (-signal.SIGSEGV, 11)}, 1),
+        ({0: (1, 10), 1: (-signal.SIGTERM, 10)}, 0),  # the agent's own
+        ({0: (1, 10), 1: (-signal.SIGKILL, 40)}, 0),  # the agent's own, after 30 s of patience
+        ({0: (3, 11), 1: (2, 10)}, 1),
+        ({0: (-signal.SIGTERM, 10), 1: (1, 12)}, 0),
+    ],
+)
+def test_the_rank_that_took_the_others_along(ended: dict[int, tuple[int, int]], cause: int, tmp_path: Path) -> None:
+    failures = {
+        rank: ProcessFailure(local_rank=rank, pid=rank, exitcode=code, error_file=str(tmp_path / "none"))
+        for rank, (code, _) in ended.items()
+    }
+    for rank, (_, moment) in ended.items():
+        failures[rank].timestamp = moment
+    assert first_failure(ChildFailedError("train", failures))[0] == cause
 
 
 def free_port() -> int:

@@ -13,7 +13,7 @@ from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from exgrpo_cli.errors import EXIT_DONE, EXIT_INTERRUPTED, RunError
@@ -82,7 +82,7 @@ class RankLauncher:
             return EXIT_DONE
         if not isinstance(self._outcome, ChildFailedError):
             raise RunError(f"the ranks could not be started or watched: {self._outcome}") from self._outcome
-        rank, failure = self._outcome.get_first_failure()
+        rank, failure = first_failure(self._outcome)
         if failure.exitcode >= 0:
             return failure.exitcode
         if self._was_signalled:
@@ -92,6 +92,21 @@ class RankLauncher:
         raise RunError(
             f"rank {rank} was ended by {ended.name}, {cause}; go on with --resume from the last checkpoint."
         ) from self._outcome
+
+
+def first_failure(outcome: ChildFailedError) -> tuple[int, ProcessFailure]:
+    """The rank that took the others along: one that was killed, before those that ended within the same second.
+
+    The agent looks at all ranks in turn, and stamps whole seconds: a rank that waited for the killed one may have ended
+    as well by then, and come first. Its own SIGTERM to those left is no cause, and its SIGKILL comes much later.
+    """
+    first = outcome.get_first_failure()
+    killed = [
+        (rank, failure)
+        for rank, failure in outcome.failures.items()
+        if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM and failure.timestamp <= first[1].timestamp + 1
+    ]
+    return killed[0] if killed else first
 
 
 def quieten_gloo(environment: MutableMapping[str, str]) -> None:
