@@ -1,10 +1,11 @@
 """A key-value cache of slots: rows of different lengths that come and go one by one.
 
-All layers share one preallocated buffer for keys and one for values; a slot's tokens lie at columns 0 .. length - 1.
-The rows in use are always the first ones, so that a decoding step reads plain slices.
+Each layer keeps one preallocated buffer for keys and one for values, and they grow one by one, so that little is held
+twice; a slot's tokens lie at columns 0 .. length - 1. The rows in use are always the first ones, so that a decoding
+step reads plain slices.
 
-Axes: layers = decoder layers, slots = rows there is room for, rows = slots in use, prompts = prefilled prompts, heads =
-key-value heads, columns = tokens there is room for, span = columns that some row uses, width = head dimension.
+Axes: slots = rows there is room for, rows = slots in use, prompts = prefilled prompts, heads = key-value heads,
+columns = tokens there is room for, span = columns that some row uses, width = head dimension.
 """
 
 import itertools
@@ -25,10 +26,10 @@ GROWTH = 1.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptStates:
-    """Keys and values of prefilled prompts, pad columns included."""
+    """Keys and values of prefilled prompts, layer by layer, pad columns included."""
 
-    keys: Float[Tensor, "layers prompts heads columns width"]
-    values: Float[Tensor, "layers prompts heads columns value_width"]
+    keys: list[Float[Tensor, "prompts heads columns width"]]
+    values: list[Float[Tensor, "prompts heads columns value_width"]]
 
 
 def prompt_states(cache: DynamicCache) -> PromptStates:
@@ -36,7 +37,7 @@ def prompt_states(cache: DynamicCache) -> PromptStates:
     layers = [layer for layer in cache.layers if isinstance(layer, DynamicLayer)]
     keys = [layer.keys for layer in layers if layer.keys is not None]
     values = [layer.values for layer in layers if layer.values is not None]
-    return PromptStates(keys=torch.stack(keys), values=torch.stack(values))
+    return PromptStates(keys=keys, values=values)
 
 
 class SlotLayer(DynamicLayer):
@@ -88,20 +89,22 @@ class SlotCache(Cache):
         row = first_row
         for source, same in itertools.groupby(sources):
             rows, length = slice(row, row + len(list(same))), lengths[source]
-            for buffer, states in ((self._keys, prompts.keys), (self._values, prompts.values)):
-                buffer[:, rows, :, :length] = states[:, source, None, :, :length]
+            for layer, keys, values in zip(self._layers, prompts.keys, prompts.values, strict=True):
+                layer.keys[rows, :, :length] = keys[source, :, :length]
+                layer.values[rows, :, :length] = values[source, :, :length]
             self._mask[rows, :, :length] = 0.0
             self._mask[rows, :, length:] = self._hidden
             row = rows.stop
 
     def move(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
         """Copy rows, which hold `lengths` tokens, over others; a row may be source and target."""
-        for buffer in (self._keys, self._values):
-            rows = [buffer[:, source, :, :length] for source, length in zip(sources, lengths, strict=True)]
-            # Kept aside where it is written over before its turn.
-            rows = [row.clone() if sources[i] in targets[:i] else row for i, row in enumerate(rows)]
+        # Those that are written over before their turn are kept aside.
+        late = [source in targets[:turn] for turn, source in enumerate(sources)]
+        for buffer in [buffer for layer in self._layers for buffer in (layer.keys, layer.values)]:
+            rows = [buffer[source, :, :length] for source, length in zip(sources, lengths, strict=True)]
+            rows = [row.clone() if aside else row for row, aside in zip(rows, late, strict=True)]
             for target, row in zip(targets, rows, strict=True):
-                buffer[:, target, :, : row.shape[2]] = row
+                buffer[target, :, : row.shape[1]] = row
         self._mask[targets] = self._mask[sources]
 
     def begin_step(self, lengths: Int[Tensor, " rows"], span: int) -> Float[Tensor, "rows heads 1 span"]:
@@ -114,30 +117,31 @@ class SlotCache(Cache):
 
     def _allocate(self, prompts: PromptStates) -> None:
         """Room for `max_rows` rows, with the heads, widths and dtype of `prompts`."""
-        layers, _, heads, length, _ = prompts.keys.shape
+        _, heads, length, _ = prompts.keys[0].shape
         self._num_columns = min(self._max_columns, length + FIRST_COLUMNS)
-        shape = layers, self._max_rows, heads, self._num_columns
-        # Zeros, not garbage: a masked column has weight 0, and 0 times the NaN of uninitialised memory is NaN.
-        self._keys = prompts.keys.new_zeros((*shape, prompts.keys.shape[4]))
-        self._values = prompts.values.new_zeros((*shape, prompts.values.shape[4]))
-        self._hidden = torch.finfo(self._keys.dtype).min
+        shape = self._max_rows, heads, self._num_columns
+        for layer, keys, values in zip(self._layers, prompts.keys, prompts.values, strict=True):
+            # Zeros, not garbage: a masked column has weight 0, and 0 times the NaN of uninitialised memory is NaN.
+            layer.keys = keys.new_zeros((*shape, keys.shape[3]))
+            layer.values = values.new_zeros((*shape, values.shape[3]))
+        self._hidden = torch.finfo(prompts.keys[0].dtype).min
         # Added to attention scores: 0 at the columns of a row, the lowest number elsewhere.
-        self._mask = self._keys.new_zeros(shape[1:])
-        self._share()
+        self._mask = prompts.keys[0].new_zeros(shape)
+        self._place()
 
     def _widen(self, columns: int) -> None:
         if columns <= self._num_columns:
             return
         wider = min(self._max_columns, max(columns, int(GROWTH * self._num_columns)))
         extra = wider - self._num_columns
-        self._keys, self._values = F.pad(self._keys, (0, 0, 0, extra)), F.pad(self._values, (0, 0, 0, extra))
+        for layer in self._layers:
+            layer.keys = F.pad(layer.keys, (0, 0, 0, extra))
+            layer.values = F.pad(layer.values, (0, 0, 0, extra))
         self._mask = F.pad(self._mask, (0, extra), value=self._hidden)
         self._num_columns = wider
-        self._share()
+        self._place()
 
-    def _share(self) -> None:
-        """Give each layer its part of the buffers."""
-        for layer, keys, values in zip(self._layers, self._keys, self._values, strict=True):
-            layer.keys, layer.values = keys, values
+    def _place(self) -> None:
+        """Where the columns of each row and head begin, in a layer's buffer seen as a list of vectors."""
         rows, heads = self._mask.shape[:2]
         self._lists = torch.arange(rows * heads, device=self._mask.device).view(rows, heads) * self._num_columns
