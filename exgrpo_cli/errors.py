@@ -45,3 +45,8 @@ def nearest(name: str, known: list[str] | tuple[str, ...]) -> str:
     if close:
         return f" Did you mean {close[0]!r}?"
     return f" Known: {', '.join(sorted(known))}."
+
+
+def first_line(error: BaseException) -> str:
+    """What a library says, without the pages some add to it; its type where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

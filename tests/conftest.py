@@ -1,6 +1,7 @@
 """Settings of the whole suite: no network, one thread, caches of its own."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,3 +123,20 @@ def small_config(small_backbone: Path):
         return build_config(method=method, assignments=[*SMALL_RUN, f"backbone.source={small_backbone}", *assignments])
 
     return make
+
+
+@pytest.fixture(scope="session")
+def ten_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished ledger of ten steps; tests take a copy of it (`ledger`)."""
+    from small_ledger import create, one_step
+
+    folder = tmp_path_factory.mktemp("ledger") / "replay"
+    with create(folder) as buffer:
+        for step in range(1, 11):
+            one_step(buffer, step)
+    return folder
+
+
+@pytest.fixture
+def ledger(ten_steps: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(ten_steps, tmp_path / "replay"))

@@ -17,7 +17,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from exgrpo_cli.backbones.tiny import build_tiny
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.errors import InputError, first_line
 from exgrpo_cli.settings import BackboneSettings, TinySettings
 
 # The toolkit shows one progress of its own; transformers' bars would tear the live view.
@@ -112,7 +112,7 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
-        raise InputError(f"{folder} has no tokenizer that transformers can load: {_first_line(error)}") from error
+        raise InputError(f"{folder} has no tokenizer that transformers can load: {first_line(error)}") from error
     # Of a folder without tokenizer files transformers makes an empty one, which encodes every text as nothing.
     if not tokenizer.encode("1 + 1", add_special_tokens=False):
         raise InputError(f"{folder} has no tokenizer files (tokenizer.json): copy those of the model it was made from.")
@@ -146,7 +146,7 @@ def load_folder(folder: Path, device: torch.device, settings: BackboneSettings |
             folder, config=config, dtype=getattr(torch, settings.dtype), attn_implementation="sdpa"
         )
     except (OSError, ValueError) as error:
-        raise InputError(f"{folder} has no model that transformers can load: {_first_line(error)}") from error
+        raise InputError(f"{folder} has no model that transformers can load: {first_line(error)}") from error
     torch.nn.Module.to(model, device)
     return Backbone(model=model.eval(), tokenizer=tokenizer, eos_ids=response_ends(model, tokenizer))
 
@@ -171,7 +171,3 @@ def _ends(config: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase, n
     if not ids:
         raise InputError(f"{name} declares no EOS token: set eos_token_id.")
     return tuple(sorted(ids))
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]

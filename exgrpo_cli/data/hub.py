@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from exgrpo_cli.data.splits import Selection, select_files
-from exgrpo_cli.errors import InputError, RunError
+from exgrpo_cli.errors import InputError, RunError, first_line
 
 _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[^:@]+))?(?P<rest>(:[^:]+)*)")
 _CARD = "README.md"
@@ -201,9 +201,9 @@ def _explained(hub: HubId) -> Iterator[None]:
     except errors.LocalEntryNotFoundError as error:
         raise _broke_off(name, error.__cause__ or error) from error
     except errors.EntryNotFoundError as error:
-        raise InputError(f"{name} lists a file that is not there: {_first_line(error)}") from error
+        raise InputError(f"{name} lists a file that is not there: {first_line(error)}") from error
     except errors.HFValidationError as error:
-        raise InputError(f"{hub.repo!r} is not a valid hub id: {_first_line(error)}") from error
+        raise InputError(f"{hub.repo!r} is not a valid hub id: {first_line(error)}") from error
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
         hint = "check HF_TOKEN" if status in (401, 403) else "try again later, or check HF_ENDPOINT"
@@ -216,10 +216,6 @@ def _broke_off(name: str, reason: BaseException) -> RunError:
     from huggingface_hub import constants
 
     return RunError(
-        f"The download of {name} from {constants.ENDPOINT} broke off ({_first_line(reason)}): run the command again, "
+        f"The download of {name} from {constants.ENDPOINT} broke off ({first_line(reason)}): run the command again, "
         f"files that are whole are kept. Without a network, HF_HUB_OFFLINE=1 uses the cache."
     )
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -8,7 +8,8 @@ uses the merged one.
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -17,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from exgrpo_cli.errors import first_line
 from exgrpo_cli.replay.schemas import BODIES, METADATA_KEY, SCHEMAS, TABLES, LedgerIdentity
 
 _NAME = re.compile(r"part-(\d{8})-(\d{8})\.(?:parquet|arrow)")
@@ -27,6 +29,10 @@ _DICTIONARY_BYTES = 16 << 20
 
 class UnreadablePart(Exception):
     """A part that is truncated, damaged or has the columns of something else; the message says which."""
+
+
+class DamagedBytes(Exception):
+    """What was read is truncated or overwritten; the message is Arrow's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,16 +140,14 @@ def write_parquet(file: BinaryIO, table: pa.Table) -> None:
 def inspect_part(table: str, name: PartName) -> PartInfo:
     """Open a part's footer and compare its schema.
 
-    Raises UnreadablePart, and FileNotFoundError where a compaction has removed the part since it was listed.
+    Raises UnreadablePart, FileNotFoundError where a compaction has removed the part since it was listed, and any other
+    OSError of a file system that refuses it.
     """
     try:
-        return _inspect_bodies(name) if table == BODIES else _inspect_parquet(table, name)
-    except FileNotFoundError:
-        raise
-    except (ValueError, pa.ArrowNotImplementedError, OSError) as error:
-        # Damaged bytes are to Arrow invalid (a ValueError, like metadata that is no JSON), of an encoding it does not
-        # know, or end too soon (an OSError); memory that runs out is not the part's fault.
-        raise UnreadablePart(f"{table}/{name.path.name} is truncated or damaged ({first_line(error)})") from error
+        with reading():
+            return _inspect_bodies(name) if table == BODIES else _inspect_parquet(table, name)
+    except DamagedBytes as error:
+        raise UnreadablePart(f"{table}/{name.path.name} is truncated or damaged ({error})") from error
 
 
 def _inspect_parquet(table: str, name: PartName) -> PartInfo:
@@ -195,6 +199,17 @@ def _commits(name: PartName, schema: pa.Schema) -> tuple[Commit, ...]:
     return (*earlier, Commit(step=name.last_step, totals=content["totals"]))
 
 
-def first_line(error: BaseException) -> str:
-    """What Arrow says, without its stack of reasons."""
-    return str(error).partition("\n")[0]
+@contextmanager
+def reading() -> Iterator[None]:
+    """Raises DamagedBytes where what is read inside is no file of Arrow's or Parquet's.
+
+    To Arrow damaged bytes are invalid (a ValueError, like metadata that is no JSON), of an encoding it does not know,
+    or end too soon: an OSError of its own, without a number. One with a number is the operating system's (no
+    permission, a disk that does not answer, a file that is gone): it goes on as it is, for the bytes may be whole.
+    """
+    try:
+        yield
+    except (ValueError, pa.ArrowNotImplementedError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise DamagedBytes(first_line(error)) from error

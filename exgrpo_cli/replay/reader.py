@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from exgrpo_cli.errors import InputError, ToolkitWarning
 from exgrpo_cli.replay.bodies import Body, BodyStore
 from exgrpo_cli.replay.catalogue import Catalogue, read_catalogue
-from exgrpo_cli.replay.parts import PartInfo, first_line
+from exgrpo_cli.replay.parts import DamagedBytes, PartInfo, reading
 from exgrpo_cli.replay.schemas import (
     BODIES,
     DRAWS,
@@ -121,14 +121,12 @@ def read_rows(table: str, parts: Sequence[PartInfo], columns: Sequence[str], *, 
 def _read_part(table: str, part: PartInfo, columns: Sequence[str], encoded: Sequence[str]) -> pa.Table:
     """Raises InputError where the footer is whole but the pages are not, FileNotFoundError after a compaction."""
     try:
-        with pq.ParquetFile(part.name.path, read_dictionary=list(encoded)) as file:
+        with reading(), pq.ParquetFile(part.name.path, read_dictionary=list(encoded)) as file:
             return file.read(columns=list(columns))
-    except FileNotFoundError:
-        raise
-    except (ValueError, pa.ArrowNotImplementedError, OSError) as error:
+    except DamagedBytes as error:
         raise InputError(
-            f"{part.name.path}: the rows of {table} in it are damaged ({first_line(error)}); restore the file from a "
-            f"copy, or delete it to use the steps before step {part.name.first_step}"
+            f"{part.name.path}: the rows of {table} in it are damaged ({error}); restore the file from a copy, or "
+            f"delete it to use the steps before step {part.name.first_step}"
         ) from error
 
 

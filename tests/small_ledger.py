@@ -1,0 +1,96 @@
+"""A small ledger for tests: a question and two trajectories a step."""
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from exgrpo_cli.replay.buffer import ExperienceBuffer
+from exgrpo_cli.replay.parts import list_parts
+from exgrpo_cli.replay.reader import LedgerReader
+from exgrpo_cli.replay.rules import BufferRules
+from exgrpo_cli.replay.schemas import TABLES, LedgerIdentity
+from exgrpo_cli.replay.visits import Success, Visit
+
+K = 4
+IDENTITY = LedgerIdentity(
+    tokenizer_hash="t", template="plain", group_size=K, questions_hash="h", logprob_source="trainer"
+)
+QUESTIONS = [f"q{number}" for number in range(20)]
+PARQUET = [table for table in TABLES if table != "bodies"]
+
+
+def one_step(buffer: ExperienceBuffer, step: int, num_tokens: int = 3) -> None:
+    """Two new trajectories of one question, and a draw once there is something to draw."""
+    draw = buffer.draw(1, step, np.random.default_rng(step))
+    for question_id in draw.question_ids:
+        candidates = buffer.candidates(question_id)
+        buffer.record_scores(step, candidates, 0)
+        buffer.record_selected(step, [int(candidates.trajectory_ids[0])])
+    successes = [
+        Success(
+            token_ids=np.full(num_tokens, 10 * step + member, dtype=np.int32),
+            behaviour_logprobs=np.full(num_tokens, -0.5, dtype=np.float32),
+            entropy=0.5,
+            nll=0.5,
+        )
+        for member in range(2)
+    ]
+    buffer.record_visit(
+        Visit(
+            question_id=QUESTIONS[step % len(QUESTIONS)],
+            step=step,
+            weight_version=step,
+            success_count=2,
+            num_fresh_successes=2,
+            experiential=False,
+            verifier_failed=False,
+            successes=successes,
+        )
+    )
+    buffer.flush(step)
+
+
+def create(folder: Path) -> ExperienceBuffer:
+    return ExperienceBuffer.create(folder, identity=IDENTITY, rules=BufferRules(), question_ids=QUESTIONS)
+
+
+def reopen(folder: Path, at_step: int, identity: LedgerIdentity = IDENTITY) -> ExperienceBuffer:
+    return ExperienceBuffer.open(
+        folder, identity=identity, rules=BufferRules(), question_ids=QUESTIONS, at_step=at_step
+    )
+
+
+def part(folder: Path, table: str, step: int) -> Path:
+    [found] = [name.path for name in list_parts(folder, table)[0] if name.first_step <= step <= name.last_step]
+    return found
+
+
+def num_rows(reader: LedgerReader) -> dict[str, int]:
+    return {
+        "trajectories": len(reader.trajectories()),
+        "scores": len(reader.scores()),
+        "draws": len(reader.draws()),
+        "events": len(reader.events()),
+    }
+
+
+def in_subprocess(script: str, *arguments: object, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
+    """Runs `script`, which finds this module as `small_ledger`; `prefix` is a command that starts others."""
+    prelude = f"import os, sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+    prelude += "from pathlib import Path\nimport small_ledger\n"
+    return subprocess.Popen(
+        [*prefix, sys.executable, "-c", prelude + textwrap.dedent(script), *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+# Step 1 collects 2; each later step draws from one bucket, scores the 2 candidates, selects 1 and collects 2.
+WHOLE = {"trajectories": 20, "scores": 18, "draws": 9, "events": 29}
+SIX_STEPS = {"trajectories": 12, "scores": 10, "draws": 5, "events": 17}
