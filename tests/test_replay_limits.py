@@ -7,7 +7,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from exgrpo_cli.layers import build_config
 from exgrpo_cli.replay.reader import LedgerReader
 from exgrpo_cli.training.launch import train
 from exgrpo_cli.training.reporter import SilentReporter
@@ -50,22 +49,10 @@ Start = Callable[..., Run]
 
 
 @pytest.fixture
-def start(small_backbone: Path, tmp_path: Path) -> Start:
+def start(small_config, tmp_path: Path) -> Start:
     def run(*settings: str) -> Run:
-        config = build_config(
-            assignments=[
-                "arithmetic.levels=[2]",
-                "arithmetic.num_train=24",
-                "arithmetic.num_heldout=20",
-                "data.heldout=",
-                f"rollout.questions_per_step={B}",
-                "replay.start_threshold=0.05",
-                "run.steps=7",
-                "run.threads=1",
-                "run.plots=false",
-                f"backbone.source={small_backbone}",
-                *settings,
-            ]
+        config = small_config(
+            "arithmetic.num_train=24", "data.heldout=", f"rollout.questions_per_step={B}", "run.steps=7", *settings
         )
         reporter = Notes()
         train(config, tmp_path / "run", reporter=reporter)

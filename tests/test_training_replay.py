@@ -16,7 +16,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from exgrpo_cli.layers import build_config
 from exgrpo_cli.replay.reader import LedgerReader
 from exgrpo_cli.training.launch import train
 from exgrpo_cli.training.reporter import SilentReporter
@@ -26,27 +25,18 @@ Recompute = Callable[[int, int], tuple[np.ndarray, float]]
 
 
 @pytest.fixture(scope="module")
-def run(small_backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(small_config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Mixed from step 2; step 1 is sampled by the backbone itself."""
     folder = tmp_path_factory.mktemp("runs") / "proof"
-    config = build_config(
-        assignments=[
-            "arithmetic.levels=[2]",
-            "arithmetic.num_train=24",
-            "arithmetic.num_heldout=20",
-            "data.heldout=",
-            "rollout.questions_per_step=8",
-            "replay.start_threshold=0.05",
-            "optim.minibatches=1",
-            # Too small to matter, but no row is left out of the update for a zero advantage: every ratio is logged.
-            "objective.entropy_coefficient=1e-12",
-            f"run.steps={STEPS}",
-            "run.save_every=1",
-            "run.keep_checkpoints=0",
-            "run.threads=1",
-            "run.plots=false",
-            f"backbone.source={small_backbone}",
-        ]
+    config = small_config(
+        "arithmetic.num_train=24",
+        "data.heldout=",
+        "optim.minibatches=1",
+        # Too small to matter, but no row is left out of the update for a zero advantage: every ratio is logged.
+        "objective.entropy_coefficient=1e-12",
+        f"run.steps={STEPS}",
+        "run.save_every=1",
+        "run.keep_checkpoints=0",
     )
     train(config, folder, reporter=SilentReporter())
     return folder
