@@ -126,7 +126,7 @@ def test_a_full_file_system_stops_the_step_and_keeps_the_others(tmp_path: Path) 
     )
     if mounted.returncode:
         # Only a file system of its own runs full without filling the machine's, and only root may mount one.
-        pytest.skip(f"cannot mount a small file system here: {mounted.stderr.strip()}")
+        pytest.skip(f"a small file system to fill needs root, who may mount one: {mounted.stderr.strip()}")
     try:
         with create(mount / "replay") as buffer:
             one_step(buffer, 1)

@@ -1,0 +1,42 @@
+"""A tiny random model for tests of evaluation, so that every path is real and the score is about 0."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from exgrpo_cli.backbones.tiny import make_model
+from exgrpo_cli.backbones.tokenizer import make_tokenizer
+from exgrpo_cli.evaluation.service import EvaluationReport, EvaluationRequest, evaluate, plan_evaluation
+from exgrpo_cli.settings import TinySettings
+
+SETTINGS = TinySettings(hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, ffn_size=32)
+WINDOW = 512
+
+
+def save_random_model(folder: Path) -> Path:
+    torch.manual_seed(0)
+    tokenizer = make_tokenizer(max_tokens=WINDOW)
+    made = make_model(SETTINGS, tokenizer)
+    made.config.max_position_embeddings = WINDOW
+    made.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def questions_file(folder: Path, count: int) -> Path:
+    path = folder / "sums.jsonl"
+    path.write_text("".join(json.dumps({"question": f"{n}+1=?", "answer": n + 1}) + "\n" for n in range(count)))
+    return path
+
+
+def request_for(model: Path, data: Path, output: Path, **values: Any) -> EvaluationRequest:
+    protocol = {"max_tokens": 12, "samples": 3, "require_box": "always", **values.pop("protocol", {})}
+    return EvaluationRequest(
+        benchmarks=(), data=data, model=str(model), output=output, protocol=protocol, device="cpu", **values
+    )
+
+
+def run(request: EvaluationRequest) -> EvaluationReport:
+    return evaluate(plan_evaluation(request), lambda text: None, quiet=True)
