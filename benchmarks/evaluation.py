@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from exgrpo_cli.evaluation.folder import AskedQuestion, ResultsFolder
-from exgrpo_cli.evaluation.records import QuestionRecord, Sample
+from exgrpo_cli.evaluation.results.folder import AskedQuestion, ResultsFolder
+from exgrpo_cli.evaluation.results.records import QuestionRecord, Sample
 from exgrpo_cli.evaluation.service import rescore_folders
 from exgrpo_cli.types import Message, Question, Rollout, RolloutRequest, SamplingParams, StopReason, Verdict
 
@@ -70,8 +70,8 @@ def measure_refill(rows: int, repeats: int) -> dict[str, Any]:
 
     from exgrpo_cli.backbones.tiny import make_model
     from exgrpo_cli.backbones.tokenizer import make_tokenizer
-    from exgrpo_cli.engines.hf import HFGenerator
-    from exgrpo_cli.settings import TinySettings
+    from exgrpo_cli.config.settings import TinySettings
+    from exgrpo_cli.engines.hf.generator import HFGenerator
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

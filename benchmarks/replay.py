@@ -22,9 +22,9 @@ from pathlib import Path
 
 import numpy as np
 
+from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.replay.buffer import ExperienceBuffer
 from exgrpo_cli.replay.rules import BufferRules
-from exgrpo_cli.replay.schemas import LedgerIdentity
 from exgrpo_cli.replay.visits import Success, Visit
 
 GROUP_SIZE = 8

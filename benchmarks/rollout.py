@@ -22,9 +22,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from exgrpo_cli.algo.batching import MiniBatch, TrainingRow
 from exgrpo_cli.algo.objective import ObjectiveSettings
-from exgrpo_cli.engines.hf import HFGenerator
-from exgrpo_cli.engines.optimizer import OptimizerSettings
-from exgrpo_cli.engines.torch_policy import TorchPolicy
+from exgrpo_cli.engines.hf.generator import HFGenerator
+from exgrpo_cli.engines.policy.optimizer import OptimizerSettings
+from exgrpo_cli.engines.policy.plain import TorchPolicy
 from exgrpo_cli.types import RolloutRequest, SamplingParams, TokenSequence
 
 VOCAB = 40

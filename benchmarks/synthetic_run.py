@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.replay.buffer import ExperienceBuffer
 from exgrpo_cli.replay.rules import BufferRules
-from exgrpo_cli.replay.schemas import LedgerIdentity
 from exgrpo_cli.replay.visits import Success, Visit
 
 MEAN_TOKENS = 24

@@ -21,9 +21,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from exgrpo_cli.algo.batching import MiniBatch, TrainingRow
 from exgrpo_cli.algo.objective import ObjectiveSettings
-from exgrpo_cli.backbones.shapes import Shape, preset_config, shape_of
-from exgrpo_cli.engines.optimizer import OptimizerSettings
-from exgrpo_cli.engines.torch_policy import TorchPolicy
+from exgrpo_cli.engines.policy.optimizer import OptimizerSettings
+from exgrpo_cli.engines.policy.plain import TorchPolicy
+from exgrpo_cli.machine.shapes import Shape, preset_config, shape_of
 from exgrpo_cli.types import TokenSequence
 
 PUBLISHED_RATES = {"H200": 989e12, "H100": 989e12, "A100": 312e12}

@@ -125,9 +125,9 @@ def _seeds(text: str) -> list[int]:
 def _run(study: "Study", jobs: int, quiet: bool) -> "StudyReport":
     from exgrpo_cli.ablation.report import report_study
     from exgrpo_cli.ablation.schedule import run_study
-    from exgrpo_cli.backbones.machine import survey_machine
-    from exgrpo_cli.training.reporter import make_reporter
-    from exgrpo_cli.training.run_plan import plan_run, require_runnable, settle_ranks
+    from exgrpo_cli.console.reporter import make_reporter
+    from exgrpo_cli.machine.run_plan import plan_run, require_runnable, settle_ranks
+    from exgrpo_cli.machine.survey import survey_machine
 
     machine = survey_machine()
     require_runnable(plan_run(settle_ranks(study.runs[0].config, machine), machine))

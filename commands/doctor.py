@@ -10,7 +10,7 @@ from exgrpo_cli.commands.options import DebugOption, JsonOption, print_json
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from exgrpo_cli.training.doctor import Report
+    from exgrpo_cli.machine.doctor import Report
 
 GIB = 2**30
 
@@ -25,7 +25,7 @@ def doctor(json: JsonOption = False, debug: DebugOption = False) -> None:
       exgrpo doctor
       exgrpo doctor --json
     """
-    from exgrpo_cli.training.doctor import examine
+    from exgrpo_cli.machine.doctor import examine
 
     report = examine(Path.cwd())
     print_json(report.to_json()) if json else _print_report(report)

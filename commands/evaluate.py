@@ -14,7 +14,7 @@ from exgrpo_cli.errors import InputError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from exgrpo_cli.evaluation.comparison import Comparison
+    from exgrpo_cli.evaluation.compare.comparison import Comparison
     from exgrpo_cli.evaluation.service import EvaluationPlan, EvaluationReport, EvaluationRequest
 
 PIPE_WIDTH = 120
@@ -84,7 +84,7 @@ def evaluate(
       exgrpo evaluate --compare results/a results/b results/c --output figures
     """
     from exgrpo_cli.evaluation.service import EvaluationRequest, rescore_stored
-    from exgrpo_cli.training.threads import choose_threads
+    from exgrpo_cli.machine.threads import choose_threads
 
     values = {
         "samples": samples,
@@ -144,7 +144,7 @@ def _print_plan(plan: "EvaluationPlan", json: bool) -> None:
 
 def _show(report: "EvaluationReport", json: bool, quiet: bool) -> None:
     """The score on stdout, the plot and the tables in the results folder."""
-    from exgrpo_cli.evaluation.tables import terminal_table
+    from exgrpo_cli.evaluation.compare.tables import terminal_table
 
     scores = [
         (report.model, {**result, "value": result["avg_at_k"], "samples": result["k"]}, report.titles[name])
@@ -166,8 +166,8 @@ def _refuse_beside_compare(names: Sequence[str]) -> None:
 
 def _compare(folders: Sequence[Path], output: Path | None, *, json: bool, quiet: bool) -> None:
     """The comparison on stdout; with --output its figures, tables and a plot as well."""
-    from exgrpo_cli.evaluation.comparison import compare_folders
-    from exgrpo_cli.evaluation.files import write_json
+    from exgrpo_cli.evaluation.compare.comparison import compare_folders
+    from exgrpo_cli.files import write_json
 
     if len(folders) < 2 and not (folders and folders[0].is_dir()):
         raise InputError("--compare needs results folders: exgrpo evaluate --compare FOLDER FOLDER...")
@@ -186,10 +186,10 @@ def _compare(folders: Sequence[Path], output: Path | None, *, json: bool, quiet:
 
 
 def _compare_models(folders: Sequence[Path], output: Path | None, *, json: bool, quiet: bool) -> None:
-    from exgrpo_cli.evaluation.comparison_table import comparison_table
-    from exgrpo_cli.evaluation.files import write_json
+    from exgrpo_cli.evaluation.compare.comparison_table import comparison_table
+    from exgrpo_cli.evaluation.compare.side_by_side import side_by_side
     from exgrpo_cli.evaluation.scoring import write_tables
-    from exgrpo_cli.evaluation.side_by_side import side_by_side
+    from exgrpo_cli.files import write_json
 
     compared = side_by_side(folders)
     if output is not None:
@@ -224,7 +224,7 @@ def _console() -> "Console":
 
 def _plot(scores: Sequence[tuple[str, Mapping[str, Any], str]], folder: Path) -> None:
     """(model, score with its interval, benchmark) as a figure, `accuracy` in three formats."""
-    from exgrpo_cli.evaluation.tables import measure
+    from exgrpo_cli.evaluation.compare.tables import measure
     from exgrpo_cli.plots.evaluation import BenchmarkScore, accuracy_by_benchmark
     from exgrpo_cli.plots.style import save
 

@@ -22,10 +22,10 @@ from exgrpo_cli.commands.options import (
 )
 
 if TYPE_CHECKING:
+    from exgrpo_cli.config.settings import Config
+    from exgrpo_cli.console.reporter import Reporter
+    from exgrpo_cli.data.audit.report import PrepareReport
     from exgrpo_cli.data.prepare import PrepareOptions, PromptLimit
-    from exgrpo_cli.data.report import PrepareReport
-    from exgrpo_cli.settings import Config
-    from exgrpo_cli.training.reporter import Reporter
     from exgrpo_cli.types import Question
 
 
@@ -81,12 +81,12 @@ def prepare(
       exgrpo prepare questions.jsonl --question-field text --answer-field gold --output data/mine.parquet
       exgrpo prepare Elliott/Openr1-Math-46k-8192 --decontaminate aime24,math500
     """
-    from exgrpo_cli.data.layouts import NamedFields
+    from exgrpo_cli.config.layers import build_config
+    from exgrpo_cli.console.reporter import make_reporter
+    from exgrpo_cli.data.layouts.recognise import NamedFields
     from exgrpo_cli.data.prepare import PrepareOptions, check_output, check_source, default_output
     from exgrpo_cli.data.prepare import prepare as prepare_source
     from exgrpo_cli.errors import InputError, Interrupted
-    from exgrpo_cli.layers import build_config
-    from exgrpo_cli.training.reporter import make_reporter
 
     if backbone is None and (show or max_prompt_tokens is not None):
         option = "--show" if show else "--max-prompt-tokens"
@@ -154,13 +154,13 @@ def _prompt_limit(settings: "Config", reporter: "Reporter") -> "PromptLimit":
 
 def _benchmarks(decontaminate: str | None, reporter: "Reporter") -> dict[str, list[str]]:
     """Question texts of each benchmark, by name or from a file or folder of any layout."""
-    from exgrpo_cli.data.audit import Tally, question_text
-    from exgrpo_cli.data.files import SUFFIXES
-    from exgrpo_cli.data.layouts import NamedFields
+    from exgrpo_cli.data.audit.checks import Tally, question_text
+    from exgrpo_cli.data.layouts.recognise import NamedFields
     from exgrpo_cli.data.reading import read_source
+    from exgrpo_cli.data.sources.files import SUFFIXES
     from exgrpo_cli.errors import InputError
-    from exgrpo_cli.evaluation.benchmarks import load_suite
-    from exgrpo_cli.evaluation.questions import benchmark_questions
+    from exgrpo_cli.evaluation.benchmarks.presets import load_suite
+    from exgrpo_cli.evaluation.benchmarks.questions import benchmark_questions
 
     texts: dict[str, list[str]] = {}
     for name in filter(None, (part.strip() for part in (decontaminate or "").split(","))):

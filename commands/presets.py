@@ -51,8 +51,8 @@ def _resolved(kind: "PresetKind", name: str) -> dict[str, Any]:
     """Every setting of a backbone or a method; a benchmark has its own and no others."""
     import tomllib
 
-    from exgrpo_cli.config import to_toml
-    from exgrpo_cli.layers import build_config
+    from exgrpo_cli.config.layers import build_config
+    from exgrpo_cli.config.resolve import to_toml
     from exgrpo_cli.presets import preset_settings
 
     if kind == "benchmarks":

@@ -10,7 +10,7 @@ import typer
 from exgrpo_cli.commands.options import DebugOption, JsonOption, QuietOption, print_json, talk
 
 if TYPE_CHECKING:
-    from exgrpo_cli.replay.statistics_report import RunReport
+    from exgrpo_cli.replay_stats.report import RunReport
 
 PIPE_WIDTH = 120
 """Columns of a table that does not go to a terminal."""
@@ -47,7 +47,7 @@ def replay_stats(
       exgrpo replay-stats runs/exgrpo-tiny --what-if sampler=linear,metric=ppl
     """
     from exgrpo_cli.plots.gallery import plot_folders, save_reports
-    from exgrpo_cli.replay.statistics_report import report_json, report_runs
+    from exgrpo_cli.replay_stats.report import report_json, report_runs
 
     reports = report_runs(runs, question_id=question, what_if=what_if)
     folders = plot_folders(reports, output) if plots else []
@@ -63,7 +63,7 @@ def replay_stats(
 def _print_tables(reports: "Sequence[RunReport]") -> None:
     from rich.console import Console
 
-    from exgrpo_cli.replay.statistics_tables import report_tables
+    from exgrpo_cli.replay_stats.tables import report_tables
 
     console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
     for table in report_tables(reports):

@@ -25,9 +25,9 @@ from exgrpo_cli.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from exgrpo_cli.engines.ranks import Ranks
-    from exgrpo_cli.settings import Config
-    from exgrpo_cli.training.run_plan import RunPlan
+    from exgrpo_cli.config.settings import Config
+    from exgrpo_cli.machine.run_plan import RunPlan
+    from exgrpo_cli.ranks.ranks import Ranks
 
 RUNS = Path("runs")
 
@@ -150,8 +150,8 @@ def _settings(
     options: dict[str, dict[str, Any]],
     assignments: list[str],
 ) -> "Config":
+    from exgrpo_cli.config.layers import build_config
     from exgrpo_cli.errors import InputError
-    from exgrpo_cli.layers import build_config
     from exgrpo_cli.training.resume import newest_unfinished, resumed_config
 
     if not resume:
@@ -173,7 +173,7 @@ def _this_rank() -> Iterator["Ranks | None"]:
     if "RANK" not in os.environ:
         yield None
         return
-    from exgrpo_cli.engines.ranks import Ranks
+    from exgrpo_cli.ranks.ranks import Ranks
 
     ranks = Ranks.of_environment()
     with ranks.together():
@@ -182,8 +182,8 @@ def _this_rank() -> Iterator["Ranks | None"]:
 
 def _planned(settings: "Config", ranks: "Ranks | None", *, dry_run: bool, quiet: bool, json: bool) -> "Config":
     """The settings with the number of ranks settled; the plan printed where asked, or where something is missing."""
-    from exgrpo_cli.backbones.machine import survey_machine
-    from exgrpo_cli.training.run_plan import plan_run, require_runnable, settle_ranks
+    from exgrpo_cli.machine.run_plan import plan_run, require_runnable, settle_ranks
+    from exgrpo_cli.machine.survey import survey_machine
 
     machine = survey_machine()
     settings = settle_ranks(settings, machine, 0 if ranks is None else ranks.local_world_size)
@@ -203,8 +203,8 @@ def _start_ranks(settings: "Config", run_folder: Path, flags: list[str]) -> int:
     """Run this command once per rank; returns the exit code."""
     from tempfile import TemporaryDirectory
 
-    from exgrpo_cli.config import to_toml
-    from exgrpo_cli.engines.launching import RankLauncher, quieten_gloo
+    from exgrpo_cli.config.resolve import to_toml
+    from exgrpo_cli.ranks.launching import RankLauncher, quieten_gloo
     from exgrpo_cli.training.assemble import choose_device
 
     if "--debug" not in flags and choose_device(settings.run.device).type == "cpu":
@@ -226,7 +226,7 @@ def _print_plan(settings: "Config", plan: "RunPlan", json: bool) -> None:
     """The configuration as TOML with the plan as comments, so that the output is a file for `--config`."""
     import tomllib
 
-    from exgrpo_cli.config import to_toml
+    from exgrpo_cli.config.resolve import to_toml
 
     text = to_toml(settings)
     if json:
@@ -236,14 +236,14 @@ def _print_plan(settings: "Config", plan: "RunPlan", json: bool) -> None:
 
 
 def _train(settings: "Config", run_folder: Path, resume: bool, quiet: bool, ranks: "Ranks | None") -> dict[str, Any]:
-    from exgrpo_cli.engines.ranks import ALONE
-    from exgrpo_cli.training import launch
-    from exgrpo_cli.training.reporter import make_reporter
+    from exgrpo_cli.console.reporter import make_reporter
+    from exgrpo_cli.ranks.ranks import ALONE
+    from exgrpo_cli.training import run
 
     ranks = ranks or ALONE
     reporter = make_reporter(quiet=quiet or not ranks.is_main)
     try:
-        return launch.train(settings, run_folder, resume=resume, reporter=reporter, ranks=ranks)
+        return run.train(settings, run_folder, resume=resume, reporter=reporter, ranks=ranks)
     finally:
         reporter.close()
 

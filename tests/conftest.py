@@ -13,22 +13,23 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+TESTS = Path(__file__).parent
 LONG_FILES = (
-    "test_training_loop.py",
-    "test_ablation.py",
-    "test_engines_ranks.py",
-    "test_evaluation_killed.py",
-    "test_commands_doctor.py",
-    "test_commands_train.py",
-    "test_evaluation_session.py",
-    "test_grading_processes.py",
-    "test_data_hub.py",
+    "training/test_loop.py",
+    "ablation/test_studies.py",
+    "ranks/test_ranks.py",
+    "evaluation/test_killed.py",
+    "commands/test_doctor.py",
+    "commands/test_train.py",
+    "evaluation/test_session.py",
+    "grading/test_processes.py",
+    "data/test_hub.py",
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files first: of two processes, none is left with one of them at the end."""
-    items.sort(key=lambda item: item.path.name not in LONG_FILES)
+    items.sort(key=lambda item: item.path.relative_to(TESTS).as_posix() not in LONG_FILES)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -80,7 +81,7 @@ def export_small_backbone(folder: Path, *, num_heads: int, num_kv_heads: int) ->
     from exgrpo_cli.backbones.tiny import MAX_TOKENS, make_model
     from exgrpo_cli.backbones.tokenizer import make_tokenizer
     from exgrpo_cli.backbones.warm_start import WarmStartRecipe, warm_start
-    from exgrpo_cli.settings import TinySettings
+    from exgrpo_cli.config.settings import TinySettings
 
     tokenizer = make_tokenizer(max_tokens=MAX_TOKENS)
     shape = TinySettings(hidden_size=64, num_layers=2, num_heads=num_heads, num_kv_heads=num_kv_heads, ffn_size=128)
@@ -116,8 +117,8 @@ SMALL_RUN = (
 @pytest.fixture(scope="session")
 def small_config(small_backbone: Path):
     """`small_config("replay.metric=ppl", method="grpo")`: a configuration of a few seconds."""
-    from exgrpo_cli.layers import build_config
-    from exgrpo_cli.settings import Config
+    from exgrpo_cli.config.layers import build_config
+    from exgrpo_cli.config.settings import Config
 
     def make(*assignments: str, method: str = "exgrpo") -> Config:
         return build_config(method=method, assignments=[*SMALL_RUN, f"backbone.source={small_backbone}", *assignments])

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from exgrpo_cli.engines.ranks import RANK_TIMEOUT, Ranks
 from exgrpo_cli.errors import InputError
+from exgrpo_cli.ranks.ranks import RANK_TIMEOUT, Ranks
 
 
 def torch_update(ranks: Ranks, folder: Path) -> None:
@@ -33,8 +33,8 @@ def deepspeed_updates(ranks: Ranks, folder: Path, stage: int, dtype: torch.dtype
     from test_engines_torch import TEMPERATURE, build_model, minibatch, sequences
 
     from exgrpo_cli.algo.objective import ObjectiveSettings
-    from exgrpo_cli.engines.deepspeed_policy import DeepSpeedPolicy
-    from exgrpo_cli.engines.optimizer import OptimizerSettings
+    from exgrpo_cli.engines.policy.optimizer import OptimizerSettings
+    from exgrpo_cli.engines.policy.sharded import DeepSpeedPolicy
 
     def policy(**bounds: float) -> DeepSpeedPolicy:
         return DeepSpeedPolicy(
@@ -100,8 +100,8 @@ def deepspeed_memory(ranks: Ranks, folder: Path, stage: int, dtype: torch.dtype)
     from transformers import AutoModelForCausalLM, Qwen2Config
 
     from exgrpo_cli.algo.objective import ObjectiveSettings
-    from exgrpo_cli.engines.deepspeed_policy import DeepSpeedPolicy
-    from exgrpo_cli.engines.optimizer import OptimizerSettings
+    from exgrpo_cli.engines.policy.optimizer import OptimizerSettings
+    from exgrpo_cli.engines.policy.sharded import DeepSpeedPolicy
 
     sizes = {"vocab_size": 2000, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 2}
     config = Qwen2Config(**sizes, num_attention_heads=8, num_key_value_heads=2, tie_word_embeddings=True)

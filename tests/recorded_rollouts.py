@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from exgrpo_cli.config import resolve
+from exgrpo_cli.config.resolve import resolve
+from exgrpo_cli.console.reporter import SilentReporter
 from exgrpo_cli.engines.protocols import Generator
-from exgrpo_cli.engines.ranks import Ranks
-from exgrpo_cli.training import assemble, launch
-from exgrpo_cli.training.reporter import SilentReporter
+from exgrpo_cli.ranks.ranks import Ranks
+from exgrpo_cli.training import assemble, run
 from exgrpo_cli.types import Rollout, RolloutRequest
 
 Noted = dict[tuple[str, int], Rollout]
@@ -65,7 +65,7 @@ def train_and_note(ranks: Ranks, folder: Path) -> list[Tensor]:
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(assemble, "make_generator", lambda *parts: wrapper(make_generator(*parts), noted))
-            launch.train(
+            run.train(
                 resolve([("settings.toml", tomllib.loads((folder / "settings.toml").read_text()))]),
                 folder / f"run-{ranks.world_size}",
                 reporter=SilentReporter(),

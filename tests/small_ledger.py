@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from exgrpo_cli.ledger.parts import list_parts
+from exgrpo_cli.ledger.reader import LedgerReader
+from exgrpo_cli.ledger.schemas import TABLES, LedgerIdentity
 from exgrpo_cli.replay.buffer import ExperienceBuffer
-from exgrpo_cli.replay.parts import list_parts
-from exgrpo_cli.replay.reader import LedgerReader
 from exgrpo_cli.replay.rules import BufferRules
-from exgrpo_cli.replay.schemas import TABLES, LedgerIdentity
 from exgrpo_cli.replay.visits import Success, Visit
 
 K = 4

@@ -5,11 +5,11 @@ import tomllib
 
 import pytest
 
-from exgrpo_cli.config import to_toml
+from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.config.resolve import to_toml
+from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import InputError
-from exgrpo_cli.layers import build_config
 from exgrpo_cli.presets import load_preset, preset_names, preset_settings
-from exgrpo_cli.settings import Config
 
 BACKBONES = ("llama-8b", "llama-8b-instruct", "luffy-7b", "qwen-7b-instruct", "qwen-math-1.5b", "qwen-math-7b", "tiny")
 PUBLISHED = tuple(name for name in BACKBONES if name != "tiny")

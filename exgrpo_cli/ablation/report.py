@@ -18,7 +18,7 @@ from scipy.special import stdtr, stdtrit
 from exgrpo_cli.ablation.study import Study, StudyRun
 from exgrpo_cli.plots.ablation import ArmCurve, ArmResult, arm_comparison, arm_curves
 from exgrpo_cli.plots.style import save
-from exgrpo_cli.training.journal import read_json_lines, write_atomic
+from exgrpo_cli.runs.folder import read_json_lines, write_atomic
 
 MEASURE = "held-out pass@1"
 CURVE_POINTS = 30

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exgrpo_cli.ablation.study import Study, StudyRun
-from exgrpo_cli.config import to_toml
+from exgrpo_cli.config.resolve import to_toml
+from exgrpo_cli.console.reporter import Reporter
+from exgrpo_cli.console.signals import Stopper
 from exgrpo_cli.errors import InputError, Interrupted, RunError
-from exgrpo_cli.training.journal import RunFolder, write_atomic
-from exgrpo_cli.training.reporter import Reporter
-from exgrpo_cli.training.signals import Stopper
-from exgrpo_cli.training.threads import choose_threads
+from exgrpo_cli.machine.threads import choose_threads
+from exgrpo_cli.runs.folder import RunFolder, write_atomic
 
 POLL_SECONDS = 0.5
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from exgrpo_cli.ablation.arms import BASELINE, Arm, with_baseline
-from exgrpo_cli.config import Layer, resolve
+from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.config.resolve import Layer, resolve
+from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import InputError
-from exgrpo_cli.layers import build_config
 from exgrpo_cli.replay.sampling import resolve_sampler
 from exgrpo_cli.replay.selection import resolve_metric
-from exgrpo_cli.settings import Config
 
 CHOSEN_AT_START = frozenset({"run.threads", "run.device", "run.nproc", "optim.horizon", "optim.warmup_steps"})
 """Settings that a run pins when it starts: its `config.toml` may differ in them from what was asked for."""

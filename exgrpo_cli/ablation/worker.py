@@ -13,14 +13,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from exgrpo_cli.backbones.machine import survey_machine
-from exgrpo_cli.config import resolve
-from exgrpo_cli.engines.launching import RankLauncher, quieten_gloo
-from exgrpo_cli.engines.ranks import Ranks, started_as_rank
+from exgrpo_cli.config.resolve import resolve
+from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import ExgrpoError
-from exgrpo_cli.settings import Config
+from exgrpo_cli.machine.run_plan import settle_ranks
+from exgrpo_cli.machine.survey import survey_machine
+from exgrpo_cli.ranks.launching import RankLauncher, quieten_gloo
+from exgrpo_cli.ranks.ranks import Ranks, started_as_rank
 from exgrpo_cli.training.assemble import choose_device
-from exgrpo_cli.training.run_plan import settle_ranks
 
 MODULE = "exgrpo_cli.ablation.worker"
 
@@ -46,8 +46,8 @@ def main(settings: Path, folder: Path, parent: int) -> int:
 
 def train_as_rank(config: Config, folder: Path) -> int:
     """Train as the rank that the environment names, or as the only one."""
-    from exgrpo_cli.training.launch import train
-    from exgrpo_cli.training.reporter import PlainReporter
+    from exgrpo_cli.console.reporter import PlainReporter
+    from exgrpo_cli.training.run import train
 
     ranks = Ranks.of_environment()
     with ranks.together():

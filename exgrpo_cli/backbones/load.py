@@ -17,8 +17,8 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from exgrpo_cli.backbones.tiny import build_tiny
+from exgrpo_cli.config.settings import BackboneSettings, TinySettings
 from exgrpo_cli.errors import InputError, first_line
-from exgrpo_cli.settings import BackboneSettings, TinySettings
 
 # The toolkit shows one progress of its own; transformers' bars would tear the live view.
 transformers_logging.disable_progress_bar()

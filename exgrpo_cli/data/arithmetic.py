@@ -13,7 +13,7 @@ from enum import Enum
 
 import numpy as np
 
-from exgrpo_cli.data.identity import question_id
+from exgrpo_cli.data.question_file.identity import question_id
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.types import Message, Question
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from exgrpo_cli import __version__
-from exgrpo_cli.data.audit import (
+from exgrpo_cli.config.settings import ArithmeticSettings, GradingSettings
+from exgrpo_cli.data.audit.checks import (
     Finding,
     Progress,
     Tally,
@@ -23,17 +24,22 @@ from exgrpo_cli.data.audit import (
     drop_long_prompts,
     mark_near_duplicates,
 )
-from exgrpo_cli.data.files import SUFFIXES
-from exgrpo_cli.data.identity import content_hash
-from exgrpo_cli.data.layouts import NamedFields
+from exgrpo_cli.data.audit.report import PrepareReport
+from exgrpo_cli.data.layouts.recognise import NamedFields
 from exgrpo_cli.data.prompts import Template, Tokenizer
-from exgrpo_cli.data.questions import MADE_BY_PREPARE, FileLayout, is_prepared, read_metadata, write_questions
+from exgrpo_cli.data.question_file.identity import content_hash
+from exgrpo_cli.data.question_file.questions import (
+    MADE_BY_PREPARE,
+    FileLayout,
+    is_prepared,
+    read_metadata,
+    write_questions,
+)
 from exgrpo_cli.data.reading import ARITHMETIC, Reading, make_arithmetic, read_source
-from exgrpo_cli.data.report import PrepareReport
-from exgrpo_cli.data.sources import default_name, hub_id_of, is_local
+from exgrpo_cli.data.sources.files import SUFFIXES
+from exgrpo_cli.data.sources.open import default_name, hub_id_of, is_local
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.grading import GradingPool
-from exgrpo_cli.settings import ArithmeticSettings, GradingSettings
 from exgrpo_cli.types import Question
 
 MULTIPLE_CHOICE = "multiple choice"

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from exgrpo_cli.config.settings import ArithmeticSettings
 from exgrpo_cli.data.arithmetic import make_questions
-from exgrpo_cli.data.audit import Progress, Tally, one_line
-from exgrpo_cli.data.drafts import Draft, Layout, UnusableRow
-from exgrpo_cli.data.files import Row, column_names, count_rows, iter_rows
-from exgrpo_cli.data.identity import question_id, same_content
-from exgrpo_cli.data.layouts import NamedFields, recognise
-from exgrpo_cli.data.sources import Source, open_source
+from exgrpo_cli.data.audit.checks import Progress, Tally, one_line
+from exgrpo_cli.data.layouts.drafts import Draft, Layout, UnusableRow
+from exgrpo_cli.data.layouts.recognise import NamedFields, recognise
+from exgrpo_cli.data.question_file.identity import question_id, same_content
+from exgrpo_cli.data.sources.files import Row, column_names, count_rows, iter_rows
+from exgrpo_cli.data.sources.open import Source, open_source
 from exgrpo_cli.errors import InputError
-from exgrpo_cli.settings import ArithmeticSettings
 from exgrpo_cli.types import Question
 
 ARITHMETIC = "arithmetic"

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from torch import Tensor
 
 from exgrpo_cli.engines.protocols import Generator, Score
-from exgrpo_cli.engines.ranks import Ranks
+from exgrpo_cli.ranks.ranks import Ranks
 from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams
 
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from exgrpo_cli.evaluation.records import QuestionRecord
+from exgrpo_cli.evaluation.results.records import QuestionRecord
 
 LINE_EVERY_SECONDS = 15.0
 RATE_AFTER_SECONDS = 5.0

@@ -4,18 +4,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from exgrpo_cli.config.settings import GradingSettings
 from exgrpo_cli.errors import InputError
-from exgrpo_cli.evaluation.files import write_json, write_json_lines, write_text
-from exgrpo_cli.evaluation.folder import ResultsFolder
-from exgrpo_cli.evaluation.majority import majority_at_k
-from exgrpo_cli.evaluation.metrics import summarise
-from exgrpo_cli.evaluation.records import Evaluation, QuestionRecord
-from exgrpo_cli.evaluation.regrade import Disagreement, disagreements, regrade, stamped_format
-from exgrpo_cli.evaluation.sample_table import write_samples
-from exgrpo_cli.evaluation.stamp import Stamp, grader_version
-from exgrpo_cli.evaluation.tables import Rows, latex, markdown
+from exgrpo_cli.evaluation.compare.tables import Rows, latex, markdown
+from exgrpo_cli.evaluation.results.folder import ResultsFolder
+from exgrpo_cli.evaluation.results.majority import majority_at_k
+from exgrpo_cli.evaluation.results.metrics import summarise
+from exgrpo_cli.evaluation.results.records import Evaluation, QuestionRecord
+from exgrpo_cli.evaluation.results.regrade import Disagreement, disagreements, regrade, stamped_format
+from exgrpo_cli.evaluation.results.sample_table import write_samples
+from exgrpo_cli.evaluation.results.stamp import Stamp, grader_version
+from exgrpo_cli.files import write_json, write_json_lines, write_text
 from exgrpo_cli.grading import GradingPool
-from exgrpo_cli.settings import GradingSettings
 
 
 def open_pool(grader: str, workers: int) -> GradingPool:

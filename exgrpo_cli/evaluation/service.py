@@ -7,17 +7,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exgrpo_cli.errors import InputError, Interrupted
-from exgrpo_cli.evaluation.benchmarks import Benchmark, Suite, averages_over, benchmark_title, load_suite, own_benchmark
-from exgrpo_cli.evaluation.files import write_json
-from exgrpo_cli.evaluation.folder import ResultsFolder
-from exgrpo_cli.evaluation.models import ModelChoice, choose_model
+from exgrpo_cli.evaluation.asking.models import ModelChoice, choose_model
+from exgrpo_cli.evaluation.benchmarks.presets import (
+    Benchmark,
+    Suite,
+    averages_over,
+    benchmark_title,
+    load_suite,
+    own_benchmark,
+)
+from exgrpo_cli.evaluation.compare.tables import average, table_columns
 from exgrpo_cli.evaluation.progress import EvaluationProgress
+from exgrpo_cli.evaluation.results.folder import ResultsFolder
+from exgrpo_cli.evaluation.results.stored import results_in
 from exgrpo_cli.evaluation.scoring import open_pool, rescore, score_folder, write_tables
-from exgrpo_cli.evaluation.stored import results_in
-from exgrpo_cli.evaluation.tables import average, table_columns
+from exgrpo_cli.files import write_json
 
 if TYPE_CHECKING:
-    from exgrpo_cli.evaluation.asking import Asker
+    from exgrpo_cli.evaluation.asking.askers import Asker
     from exgrpo_cli.evaluation.session import Session
 
 RESULTS = Path("results")
@@ -141,8 +148,8 @@ def evaluate(plan: EvaluationPlan, note: Callable[[str], None], *, quiet: bool) 
 
 
 def _open_asker(plan: EvaluationPlan, note: Callable[[str], None]) -> "Asker":
-    from exgrpo_cli.engines.endpoint import Endpoint, SparingNote
-    from exgrpo_cli.evaluation.asking import EndpointAsker, LocalAsker
+    from exgrpo_cli.evaluation.asking.askers import EndpointAsker, LocalAsker
+    from exgrpo_cli.evaluation.asking.endpoint import Endpoint, SparingNote
 
     request = plan.request
     if plan.choice is None:
@@ -181,8 +188,8 @@ def _prepare_all(plan: EvaluationPlan, asker: "Asker", note: Callable[[str], Non
 
 
 def _prepare(plan: EvaluationPlan, benchmark: Benchmark, asker: "Asker", note: Callable[[str], None]) -> "Session":
-    from exgrpo_cli.data.choices import options_of
-    from exgrpo_cli.evaluation.questions import benchmark_questions
+    from exgrpo_cli.data.question_file.choices import options_of
+    from exgrpo_cli.evaluation.benchmarks.questions import benchmark_questions
     from exgrpo_cli.evaluation.session import Session
 
     questions = benchmark_questions(benchmark, plan.request.data)

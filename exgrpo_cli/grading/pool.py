@@ -9,9 +9,7 @@ from concurrent.futures import Future
 from types import TracebackType
 
 from exgrpo_cli.errors import InputError, RunError, nearest
-from exgrpo_cli.grading.custom import PREFIX
-from exgrpo_cli.grading.messages import Task
-from exgrpo_cli.grading.remote import RemoteGrader
+from exgrpo_cli.grading.graders.custom import PREFIX
 from exgrpo_cli.grading.routes import (
     GradingItem,
     Route,
@@ -21,6 +19,8 @@ from exgrpo_cli.grading.routes import (
     math_route,
     route_item,
 )
+from exgrpo_cli.grading.workers.messages import Task
+from exgrpo_cli.grading.workers.remote import RemoteGrader
 from exgrpo_cli.types import Verdict
 
 GRADERS = ("math", "choice", "exact", "python:module:function")

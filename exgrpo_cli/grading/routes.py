@@ -7,11 +7,11 @@ in their length. Only math-verify and users' own functions can hang, so only the
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from exgrpo_cli.grading.choice import answered_letter, grade_choice, named_letter
-from exgrpo_cli.grading.exact import grade_exact
-from exgrpo_cli.grading.extract import answer_text, last_boxed
-from exgrpo_cli.grading.messages import Task
-from exgrpo_cli.grading.plain import plain_number, same_plain_number
+from exgrpo_cli.grading.graders.choice import answered_letter, grade_choice, named_letter
+from exgrpo_cli.grading.graders.exact import grade_exact
+from exgrpo_cli.grading.graders.extract import answer_text, last_boxed
+from exgrpo_cli.grading.graders.plain import plain_number, same_plain_number
+from exgrpo_cli.grading.workers.messages import Task
 from exgrpo_cli.types import AnswerFormat, Verdict
 
 

@@ -11,7 +11,7 @@ from exgrpo_cli.plots.style import CYCLE, FULL_WIDTH, new_figure, say_nothing_to
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from exgrpo_cli.replay.statistics import ReplaySummary
+    from exgrpo_cli.replay_stats.summary import ReplaySummary
 
 LINESTYLES = ("-", "--", ":", "-.")
 

@@ -21,7 +21,7 @@ from exgrpo_cli.plots.style import (
     step_axis,
     styled,
 )
-from exgrpo_cli.replay.statistics_metrics import RunMetrics
+from exgrpo_cli.runs.metrics import RunMetrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

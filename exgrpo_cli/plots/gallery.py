@@ -11,10 +11,10 @@ from exgrpo_cli.plots.comparison import buffers_compared
 from exgrpo_cli.plots.diagnostics import policy_diagnostics
 from exgrpo_cli.plots.learning import heldout_scores, learning_curve
 from exgrpo_cli.plots.style import save
-from exgrpo_cli.replay.statistics import ReplaySummary, summarise
-from exgrpo_cli.replay.statistics_metrics import read_metrics
-from exgrpo_cli.replay.statistics_report import RunReport
-from exgrpo_cli.replay.statistics_source import LEDGER_FOLDER, read_setup
+from exgrpo_cli.replay_stats.record import LEDGER_FOLDER, read_setup
+from exgrpo_cli.replay_stats.report import RunReport
+from exgrpo_cli.replay_stats.summary import ReplaySummary, summarise
+from exgrpo_cli.runs.metrics import read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from exgrpo_cli.replay.statistics import ReplaySummary
-    from exgrpo_cli.replay.statistics_entropy import EntropyGroup
+    from exgrpo_cli.replay_stats.entropy import EntropyGroup
+    from exgrpo_cli.replay_stats.summary import ReplaySummary
 
 HISTOGRAM_BINS = 30
 

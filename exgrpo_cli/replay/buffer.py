@@ -14,15 +14,11 @@ import numpy as np
 from jaxtyping import Bool
 
 from exgrpo_cli.errors import InputError
-from exgrpo_cli.replay import selection
-from exgrpo_cli.replay.catalogue import Catalogue, read_catalogue
-from exgrpo_cli.replay.compaction import FEWEST, compact
-from exgrpo_cli.replay.questions import BucketKey, NamedQuestions
-from exgrpo_cli.replay.reader import read_identity
-from exgrpo_cli.replay.recovery import cut_after
-from exgrpo_cli.replay.rules import EVICTIONS, BufferRules
-from exgrpo_cli.replay.sampling import Draw, check_draw, resolve_sampler
-from exgrpo_cli.replay.schemas import (
+from exgrpo_cli.ledger.catalogue import Catalogue, read_catalogue
+from exgrpo_cli.ledger.compaction import FEWEST, compact
+from exgrpo_cli.ledger.reader import read_identity
+from exgrpo_cli.ledger.recovery import cut_after
+from exgrpo_cli.ledger.schemas import (
     BODIES,
     DRAWS,
     RESUME_FIELDS,
@@ -31,11 +27,15 @@ from exgrpo_cli.replay.schemas import (
     WARM_START_STEP,
     LedgerIdentity,
 )
+from exgrpo_cli.ledger.writer import IDENTITY_FILE, LedgerWriter, create_folders, lock_ledger
+from exgrpo_cli.replay import selection
+from exgrpo_cli.replay.buffer_state import BufferState
+from exgrpo_cli.replay.question_states import BucketKey, NamedQuestions
+from exgrpo_cli.replay.rules import EVICTIONS, BufferRules
+from exgrpo_cli.replay.sampling import Draw, check_draw, resolve_sampler
 from exgrpo_cli.replay.selection import Candidates, resolve_metric
-from exgrpo_cli.replay.state import BufferState
 from exgrpo_cli.replay.visits import Success, Visit, VisitOutcome, counted, token_hash
 from exgrpo_cli.replay.warm_start import WarmStartReport, read_experience
-from exgrpo_cli.replay.writer import IDENTITY_FILE, LedgerWriter, create_folders, lock_ledger
 from exgrpo_cli.types import Trajectory
 
 

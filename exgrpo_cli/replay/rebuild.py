@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 from jaxtyping import Bool, Int32, Int64
 
 from exgrpo_cli.errors import InputError
-from exgrpo_cli.replay.index import ROW
-from exgrpo_cli.replay.schemas import EVENTS, SCORES, TRAJECTORIES, Event
+from exgrpo_cli.ledger.schemas import EVENTS, SCORES, TRAJECTORIES, Event
+from exgrpo_cli.replay.trajectory_index import ROW
 
 NO_BUCKET = -1
 NEVER = -1

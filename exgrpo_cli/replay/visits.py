@@ -7,7 +7,7 @@ from hashlib import sha256
 import numpy as np
 from jaxtyping import Float32, Int32
 
-from exgrpo_cli.replay.questions import BucketKey
+from exgrpo_cli.replay.question_states import BucketKey
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,12 +15,9 @@ import pyarrow.compute as pc
 from jaxtyping import Int64
 
 from exgrpo_cli.errors import InputError
-from exgrpo_cli.replay.bodies import BodyBuffer
-from exgrpo_cli.replay.index import EVICTED, TrajectoryIndex
-from exgrpo_cli.replay.reader import LedgerReader
-from exgrpo_cli.replay.rebuild import NO_BUCKET, StoredState, rebuild
-from exgrpo_cli.replay.rules import EVICTIONS, BufferRules
-from exgrpo_cli.replay.schemas import (
+from exgrpo_cli.ledger.bodies import BodyBuffer
+from exgrpo_cli.ledger.reader import LedgerReader
+from exgrpo_cli.ledger.schemas import (
     EVENTS,
     FOREIGN_WEIGHTS,
     SCHEMAS,
@@ -30,6 +27,9 @@ from exgrpo_cli.replay.schemas import (
     Event,
     LedgerIdentity,
 )
+from exgrpo_cli.replay.rebuild import NO_BUCKET, StoredState, rebuild
+from exgrpo_cli.replay.rules import EVICTIONS, BufferRules
+from exgrpo_cli.replay.trajectory_index import EVICTED, TrajectoryIndex
 
 _BATCH = 1024
 """Trajectories per record batch: 16 MB in memory at 2,000 tokens each."""

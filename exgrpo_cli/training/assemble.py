@@ -11,26 +11,26 @@ from transformers import PreTrainedTokenizerBase
 
 from exgrpo_cli.algo.objective import ObjectiveSettings
 from exgrpo_cli.backbones.load import Backbone, load_backbone, locate
+from exgrpo_cli.config.settings import Config
+from exgrpo_cli.console.reporter import Reporter
 from exgrpo_cli.data.prompts import Template, answer_format, check_prompt_lengths, choose_template, encode
 from exgrpo_cli.data.stream import QuestionStream
-from exgrpo_cli.engines.optimizer import OptimizerSettings
+from exgrpo_cli.engines.policy.optimizer import OptimizerSettings
+from exgrpo_cli.engines.policy.plain import TorchPolicy
 from exgrpo_cli.engines.protocols import Policy
-from exgrpo_cli.engines.ranks import Ranks
-from exgrpo_cli.engines.torch_policy import TorchPolicy
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.grading import GradingPool
+from exgrpo_cli.ledger.schemas import LedgerIdentity
+from exgrpo_cli.ranks.ranks import Ranks
 from exgrpo_cli.replay.buffer import ExperienceBuffer
 from exgrpo_cli.replay.rules import BufferRules
-from exgrpo_cli.replay.schemas import LedgerIdentity
-from exgrpo_cli.settings import Config
+from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.training.checkpoint import latest_step
 from exgrpo_cli.training.generators import make_generator
-from exgrpo_cli.training.journal import RunFolder
 from exgrpo_cli.training.loop import Parts
-from exgrpo_cli.training.questions import RunQuestions
 from exgrpo_cli.training.ranked_buffer import AnyBuffer, RankedBuffer
 from exgrpo_cli.training.ranked_pool import RankedPool
-from exgrpo_cli.training.reporter import Reporter
+from exgrpo_cli.training.run_questions import RunQuestions
 from exgrpo_cli.training.state import make_generators
 
 
@@ -162,7 +162,7 @@ def make_policy(config: Config, backbone: Backbone, ranks: Ranks) -> Policy:
     )
     if optim.engine == "torch":
         return TorchPolicy(backbone.model, **shared)
-    from exgrpo_cli.engines.deepspeed_policy import DeepSpeedPolicy
+    from exgrpo_cli.engines.policy.sharded import DeepSpeedPolicy
 
     return DeepSpeedPolicy(backbone.model, zero_stage=optim.zero_stage, offload=optim.offload, **shared)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from exgrpo_cli.backbones.export import export_model
 from exgrpo_cli.errors import InputError, RunError
-from exgrpo_cli.training.journal import write_atomic, writing
+from exgrpo_cli.runs.folder import write_atomic, writing
 from exgrpo_cli.training.loop import Parts
 from exgrpo_cli.training.state import RunState
 

@@ -3,11 +3,11 @@
 import torch
 
 from exgrpo_cli.backbones.load import Backbone, locate
+from exgrpo_cli.config.settings import Config
 from exgrpo_cli.engines.protocols import Generator
 from exgrpo_cli.engines.ranked_generator import RankedGenerator
-from exgrpo_cli.engines.ranks import Ranks
 from exgrpo_cli.errors import InputError
-from exgrpo_cli.settings import Config
+from exgrpo_cli.ranks.ranks import Ranks
 from exgrpo_cli.training.experience import Prompts
 
 
@@ -26,12 +26,12 @@ def make_generator(
 
 def _local_generator(config: Config, backbone: Backbone, prompts: Prompts, device: torch.device) -> Generator:
     if config.rollout.engine == "hf":
-        from exgrpo_cli.engines.hf import HFGenerator
+        from exgrpo_cli.engines.hf.generator import HFGenerator
 
         return HFGenerator(backbone.model, max_rows=config.rollout.max_rows, eos_ids=backbone.eos_ids)
-    from exgrpo_cli.engines.vllm import VLLMGenerator
-    from exgrpo_cli.engines.vllm_canary import Canary
-    from exgrpo_cli.engines.vllm_engine import VLLMSettings, config_overrides
+    from exgrpo_cli.engines.vllm.canary import Canary
+    from exgrpo_cli.engines.vllm.generator import VLLMGenerator
+    from exgrpo_cli.engines.vllm.start import VLLMSettings, config_overrides
 
     folder = locate(config.backbone, config.tiny)
     settings = VLLMSettings(

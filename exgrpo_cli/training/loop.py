@@ -12,15 +12,15 @@ import numpy as np
 from exgrpo_cli.algo.advantages import centred_advantages, normalised_advantages
 from exgrpo_cli.algo.batching import split_minibatches
 from exgrpo_cli.backbones.load import Backbone
-from exgrpo_cli.data.choices import options_of
+from exgrpo_cli.config.settings import Config
+from exgrpo_cli.data.question_file.choices import options_of
 from exgrpo_cli.data.stream import QuestionStream
 from exgrpo_cli.engines.protocols import Generator, Policy, UpdateReport
-from exgrpo_cli.engines.ranks import ALONE, Ranks
 from exgrpo_cli.errors import RunError
 from exgrpo_cli.grading import GradingItem
+from exgrpo_cli.ranks.ranks import ALONE, Ranks
 from exgrpo_cli.replay.buffer import Success, Visit
 from exgrpo_cli.seeds import rollout_seed
-from exgrpo_cli.settings import Config
 from exgrpo_cli.training.experience import NOTHING, Experience, Prompts, draw_experience, experiential_count
 from exgrpo_cli.training.groups import Group
 from exgrpo_cli.training.metrics import (

@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 from jaxtyping import Bool
 
-from exgrpo_cli.engines.ranks import Ranks
+from exgrpo_cli.ranks.ranks import Ranks
 from exgrpo_cli.replay.buffer import ExperienceBuffer, Visit
 from exgrpo_cli.replay.sampling import Draw
 from exgrpo_cli.replay.selection import Candidates

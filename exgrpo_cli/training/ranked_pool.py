@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from exgrpo_cli.engines.ranks import Ranks
 from exgrpo_cli.grading import GradingItem, GradingPool
+from exgrpo_cli.ranks.ranks import Ranks
 from exgrpo_cli.types import Verdict
 
 

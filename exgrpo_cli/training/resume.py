@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from exgrpo_cli.config import Layer, to_toml
+from exgrpo_cli.config.layers import build_config, read_config
+from exgrpo_cli.config.resolve import Layer, to_toml
+from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import InputError
-from exgrpo_cli.layers import build_config, read_config
-from exgrpo_cli.settings import Config
 
 MAY_CHANGE = ("run.steps", "run.nproc", "run.rank_timeout", "optim.horizon")
 

@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import InputError
-from exgrpo_cli.settings import Config
 
 WANDB_PROJECT = "exgrpo"
 """Unless WANDB_PROJECT says otherwise."""

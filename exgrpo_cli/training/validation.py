@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from exgrpo_cli.engines.ranked_generator import local_generator
-from exgrpo_cli.evaluation.records import Evaluation, QuestionRecord
+from exgrpo_cli.evaluation.results.records import Evaluation, QuestionRecord
 from exgrpo_cli.evaluation.runner import evaluate_questions
 from exgrpo_cli.training.loop import Parts
 from exgrpo_cli.training.ranked_pool import local_pool

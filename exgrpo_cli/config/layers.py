@@ -1,0 +1,113 @@
+"""Which layers make a run's configuration: presets, a file, options and assignments, in that order of strength."""
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from exgrpo_cli.config.resolve import Layer, parse_assignments, resolve
+from exgrpo_cli.config.settings import Config
+from exgrpo_cli.errors import InputError, nearest
+from exgrpo_cli.presets import preset_names, preset_settings
+
+DEFAULT_BACKBONE = "tiny"
+DEFAULT_METHOD = "exgrpo"
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_CHOSEN_BY_OPTION = {("run", "method"): "--method", ("backbone", "name"): "--backbone"}
+
+
+def build_config(
+    *,
+    backbone: str | None = None,
+    method: str | None = None,
+    config_file: Path | None = None,
+    options: Layer | None = None,
+    assignments: Sequence[str] = (),
+) -> Config:
+    """Resolve defaults < backbone preset < method preset < config file < options < `--set` into one Config.
+
+    `backbone` is a preset, a local Hugging Face folder or a hub id; without one, the file's, then `tiny`. A folder or
+    an id keeps the defaults of the settings, and its last path part becomes the backbone's name. `config_file` may be
+    a run folder's `config.toml`: that holds every setting, so the result equals the configuration of that run.
+
+    Raises InputError for an unreadable file, an unknown preset, key or value, and for a backbone or a method that
+    contradicts the one in the file.
+    """
+    file_layer = read_config(config_file) if config_file else {}
+    method = _agreed("--method", method, _in_layer(file_layer, "run", "method"), config_file) or DEFAULT_METHOD
+    layers = [
+        ("backbone", _backbone_layer(backbone, file_layer, config_file)),
+        (f"method preset {method}", {**preset_settings("methods", method)}),
+        ("method", {"run": {"method": method}}),
+        (str(config_file), file_layer),
+        ("options", options or {}),
+        ("--set", _checked_assignments(assignments)),
+    ]
+    return resolve(layers)
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """Read a TOML file of settings.
+
+    Raises InputError naming the file, and the line where it is not TOML.
+    """
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read the configuration {file}: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{file} is not TOML: {error}.") from error
+
+
+def _backbone_layer(backbone: str | None, file_layer: Layer, config_file: Path | None) -> dict[str, Any]:
+    in_file = _in_layer(file_layer, "backbone", "name")
+    if backbone is None:
+        if in_file is None or in_file in preset_names("backbones"):
+            return _preset_backbone(in_file or DEFAULT_BACKBONE)
+        # A file that names a model of its own (a run's config.toml) carries the source too.
+        if _in_layer(file_layer, "backbone", "source") is None:
+            raise InputError(
+                f"{config_file}: backbone.name = {in_file!r} is no preset and backbone.source is missing."
+                f"{nearest(in_file, preset_names('backbones'))}"
+            )
+        return {}
+    if backbone in preset_names("backbones"):
+        _agreed("--backbone", backbone, in_file, config_file)
+        return _preset_backbone(backbone)
+    folder = Path(backbone)
+    if not folder.is_dir() and not _HUB_ID.fullmatch(backbone):
+        raise InputError(
+            f"backbone {backbone!r} is neither a preset, nor a folder, nor a hub id (owner/name)."
+            f"{nearest(backbone, preset_names('backbones'))}"
+        )
+    # An absolute path, so that the configuration means the same model from any working directory.
+    source = str(folder.resolve()) if folder.is_dir() else backbone
+    _agreed("--backbone", source, _in_layer(file_layer, "backbone", "source"), config_file)
+    return {"backbone": {"name": Path(source).name, "source": source}}
+
+
+def _preset_backbone(name: str) -> dict[str, Any]:
+    layer = preset_settings("backbones", name)
+    return {**layer, "backbone": {**layer.get("backbone", {}), "name": name}}
+
+
+def _agreed(option: str, chosen: str | None, in_file: str | None, config_file: Path | None) -> str | None:
+    if chosen is not None and in_file is not None and chosen != in_file:
+        raise InputError(f"{option} {chosen} contradicts {in_file!r} in {config_file}: leave one of them out.")
+    return chosen if chosen is not None else in_file
+
+
+def _in_layer(layer: Layer, section: str, key: str) -> str | None:
+    values = layer.get(section)
+    value = values.get(key) if isinstance(values, Mapping) else None
+    return value if isinstance(value, str) else None
+
+
+def _checked_assignments(assignments: Sequence[str]) -> Layer:
+    layer = parse_assignments(assignments)
+    for (section, key), option in _CHOSEN_BY_OPTION.items():
+        if key in layer.get(section, {}):
+            raise InputError(f"--set {section}.{key} would change the name but not the preset: use {option}.")
+    return layer

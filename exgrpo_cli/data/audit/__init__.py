@@ -1,0 +1,1 @@
+"""Checks on a question set: what they remove, what they find, and the report."""

@@ -1,0 +1,180 @@
+"""The audit of a question set: each check removes or marks questions and says how many, with examples."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from exgrpo_cli.data.audit.contamination import BenchmarkIndex
+from exgrpo_cli.data.audit.duplicates import near_duplicates
+from exgrpo_cli.data.prompts import Template, Tokenizer, prompt_lengths
+from exgrpo_cli.data.question_file.identity import normalised
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.grading import GradingPool
+from exgrpo_cli.types import Question, Verdict
+
+Progress = Callable[[int, int, str], None]
+"""(done, total, what)."""
+
+_MAX_EXAMPLES = 3
+_EXAMPLE_CHARS = 160
+_CHUNK = 1024
+_GOLD_REASONS = {
+    Verdict.UNPARSABLE_GOLD: "gold does not parse",
+    Verdict.WRONG: "gold does not verify against itself",
+    Verdict.NO_ANSWER: "gold does not verify against itself",
+    Verdict.TIMEOUT: "gold takes the verifier past its deadline",
+    Verdict.CRASHED: "gold crashes the verifier",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """What one check found."""
+
+    count: int
+    examples: tuple[str, ...]
+    """At most three, each on one line."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"count": self.count, "examples": list(self.examples)}
+
+
+class Tally:
+    """Counts reasons and keeps the first few examples of each."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._examples: dict[str, list[str]] = {}
+
+    def add(self, reason: str, example: str) -> None:
+        self._counts[reason] += 1
+        examples = self._examples.setdefault(reason, [])
+        if len(examples) < _MAX_EXAMPLES:
+            examples.append(one_line(example))
+
+    def findings(self) -> dict[str, Finding]:
+        """Finding of each reason, in order of their first appearance."""
+        return {
+            reason: Finding(count=self._counts[reason], examples=tuple(examples))
+            for reason, examples in self._examples.items()
+        }
+
+
+def one_line(text: str) -> str:
+    """A text on one line, cut to the length of an example."""
+    text = " ".join(text.split())
+    return text if len(text) <= _EXAMPLE_CHARS else text[: _EXAMPLE_CHARS - 3] + "..."
+
+
+def question_text(question: Question) -> str:
+    """The last user message."""
+    return next(message.content for message in reversed(question.prompt) if message.role == "user")
+
+
+def check_golds(questions: Sequence[Question], pool: GradingPool) -> None:
+    """Raises InputError naming the first question whose gold answer does not verify against itself, and their number.
+
+    A gold the verifier cannot finish is refused as well: no answer to it could ever be graded.
+    """
+    verdicts = pool.verify_gold([question.answer for question in questions])
+    bad = [
+        (question, verdict) for question, verdict in zip(questions, verdicts, strict=True) if verdict in _GOLD_REASONS
+    ]
+    if bad:
+        question, verdict = bad[0]
+        raise InputError(
+            f"{len(bad)} of {len(questions)} gold answers cannot be verified, the first being {question.answer!r} of "
+            f"question {question.id}: {_GOLD_REASONS[verdict]}. Run `exgrpo prepare` on the file to leave them out."
+        )
+
+
+def drop_bad_golds(
+    questions: Sequence[Question], pool: GradingPool, tally: Tally, progress: Progress
+) -> list[Question]:
+    """Questions whose gold verifies against itself; the others are counted by what is wrong with them."""
+    kept = []
+    for start in range(0, len(questions), _CHUNK):
+        progress(start, len(questions), "verifying gold answers")
+        chunk = questions[start : start + _CHUNK]
+        verdicts = pool.verify_gold([question.answer for question in chunk])
+        for question, verdict in zip(chunk, verdicts, strict=True):
+            if verdict in _GOLD_REASONS:
+                tally.add(_GOLD_REASONS[verdict], f"{question.id}: {question.answer}")
+            else:
+                kept.append(question)
+    progress(len(questions), len(questions), "verifying gold answers")
+    return kept
+
+
+def drop_contaminated(
+    questions: Sequence[Question],
+    benchmarks: Mapping[str, Sequence[str]],
+    tally: Tally,
+    progress: Progress,
+    *,
+    size: int,
+    threshold: float,
+) -> list[Question]:
+    """Questions that share less than `threshold` of the n-grams (of `size` words) of any evaluation question."""
+    index = BenchmarkIndex(benchmarks, size=size)
+    kept = []
+    for place, question in enumerate(questions):
+        if place % _CHUNK == 0:
+            progress(place, len(questions), "comparing with benchmarks")
+        nearest = index.nearest(question_text(question))
+        if nearest is None or nearest.share < threshold:
+            kept.append(question)
+        else:
+            example = f"{question.id} ({nearest.share:.0%} of the n-grams): {nearest.text}"
+            tally.add(f"contaminated by {nearest.benchmark}", example)
+    progress(len(questions), len(questions), "comparing with benchmarks")
+    return kept
+
+
+def drop_long_prompts(
+    questions: Sequence[Question],
+    template: Template,
+    tokenizer: Tokenizer,
+    tally: Tally,
+    progress: Progress,
+    *,
+    max_tokens: int,
+) -> list[Question]:
+    """Questions whose prompt has at most `max_tokens` tokens."""
+    kept = []
+    for start in range(0, len(questions), _CHUNK):
+        progress(start, len(questions), "counting prompt tokens")
+        chunk = questions[start : start + _CHUNK]
+        for question, length in zip(chunk, prompt_lengths(template, chunk, tokenizer).tolist(), strict=True):
+            if length <= max_tokens:
+                kept.append(question)
+            else:
+                example = f"{question.id} ({length} tokens): {question_text(question)}"
+                tally.add(f"prompt over {max_tokens} tokens", example)
+    progress(len(questions), len(questions), "counting prompt tokens")
+    return kept
+
+
+def mark_near_duplicates(questions: Sequence[Question], tally: Tally, progress: Progress, *, threshold: float) -> None:
+    """Count the same text with another answer, and almost the same text; all of them stay."""
+    progress(0, len(questions), "looking for near duplicates")
+    first_by_text: dict[str, Question] = {}
+    distinct: list[Question] = []
+    for question in questions:
+        first = first_by_text.setdefault(normalised(question_text(question)).lower(), question)
+        if first is question:
+            distinct.append(question)
+        else:
+            answers = f"{first.answer!r} and {question.answer!r}"
+            tally.add("same question, different answers", f"{first.id}, {question.id} ({answers})")
+    for pair in near_duplicates([question_text(question) for question in distinct], threshold=threshold):
+        first, second = distinct[pair.first], distinct[pair.second]
+        example = f"{first.id}, {second.id} ({pair.similarity:.0%}): {question_text(second)}"
+        tally.add("almost the same question", example)
+    progress(len(questions), len(questions), "looking for near duplicates")
+
+
+def total(findings: Iterable[Finding]) -> int:
+    """Questions over all findings."""
+    return sum(finding.count for finding in findings)

@@ -1,0 +1,1 @@
+"""The question file: identity, canonical rows, reading and writing."""

@@ -1,0 +1,1 @@
+"""The reference generator: sampling with a transformers model."""

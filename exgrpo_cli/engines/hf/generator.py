@@ -1,0 +1,92 @@
+"""The reference generator: sampling with a transformers model, rows replaced as they end.
+
+Prompts are prefilled ahead, each once for all its rollouts. Rows that end leave the batch at once, and waiting ones
+take their place at once.
+
+Axes: rows = rollouts being decoded, vocab = vocabulary.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from exgrpo_cli.engines.hf.decode import DecodeBatch
+from exgrpo_cli.engines.hf.prefill import WaitingRow
+from exgrpo_cli.engines.hf.weights import take_weights
+from exgrpo_cli.engines.model.attention import GROUPED_DECODING, use_attention
+from exgrpo_cli.engines.model.causal_lm import split_causal_lm, use_products
+from exgrpo_cli.engines.protocols import Score
+from exgrpo_cli.engines.sampling import check_sampling
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams
+
+
+class HFGenerator:
+    """Implements `protocols.Generator` with any causal language model of transformers with full attention.
+
+    May share its module with the policy, which makes `sync` free: the weights are the same memory.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, max_rows: int = 256, eos_ids: Sequence[int] | None = None) -> None:
+        if max_rows < 1:
+            raise InputError(f"max_rows is {max_rows}; give the number of rollouts to decode at once, at least 1.")
+        self.weight_version = 0
+        use_products(model)
+        self._parts = split_causal_lm(model)
+        self._max_rows = max_rows
+        self._eos_ids = torch.tensor(eos_token_ids(model) if eos_ids is None else list(eos_ids))
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        requests: Sequence[RolloutRequest],
+        params: SamplingParams,
+        on_finished: Callable[[int, Rollout], None] | None = None,
+    ) -> list[list[Rollout]]:
+        check_sampling(params)
+        self._parts.model.eval()
+        finished: dict[WaitingRow, Rollout] = {}
+        batch = DecodeBatch(
+            self._parts,
+            requests,
+            params,
+            max_rows=min(self._max_rows, max(1, sum(len(request.seeds) for request in requests))),
+            eos_ids=self._eos_ids.to(self._parts.device),
+            weight_version=self.weight_version,
+        )
+        # Set once, not once a step: transformers checks its config at every change.
+        with use_attention(self._parts, GROUPED_DECODING):
+            while batch.num_waiting or batch.num_rows:
+                ended = batch.admit() if batch.num_waiting and batch.num_rows < batch.max_rows else batch.step()
+                for row, rollout in ended:
+                    finished[row] = rollout
+                    if on_finished is not None:
+                        on_finished(row.request, rollout)
+        return [
+            [finished[WaitingRow(request=index, member=member)] for member in range(len(request.seeds))]
+            for index, request in enumerate(requests)
+        ]
+
+    def sleep(self) -> None:
+        """Nothing to give back: the module is the policy's, buffers live for one call of `generate`."""
+
+    def sync(self, weights: Iterator[tuple[str, Tensor]], weight_version: int, score: Score | None = None) -> None:
+        take_weights(self._parts.model, weights)
+        self.weight_version = weight_version
+
+    def close(self) -> None:
+        """Nothing to release: buffers live for one call of `generate`."""
+
+
+def eos_token_ids(model: PreTrainedModel) -> list[int]:
+    """The end-of-sequence ids of the model's generation config, or else of its config; several are common."""
+    for config in (model.generation_config, model.config):
+        ids = getattr(config, "eos_token_id", None)
+        if ids is not None:
+            return list(ids) if isinstance(ids, (list, tuple)) else [int(ids)]
+    raise InputError(
+        f"{type(model).__name__} names no eos_token_id in its generation config or config, so no rollout would end; "
+        f"set one of them."
+    )

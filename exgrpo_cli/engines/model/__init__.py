@@ -1,0 +1,1 @@
+"""A transformers model as both the generator and the policies run it."""

@@ -1,0 +1,78 @@
+"""A policy's weights and optimizer state on disk, restored bit for bit."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from exgrpo_cli.engines.policy.master_weights import MasterWeights
+from exgrpo_cli.errors import RunError
+
+WEIGHTS_FILE = "weights.safetensors"
+OPTIMIZER_FILE = "optimizer.pt"
+STATE_FILE = "policy.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyState:
+    """The counters of a policy."""
+
+    weight_version: int
+    num_updates: int
+    """Updates tried, applied or skipped: the position in the learning-rate schedule."""
+    consecutive_skips: int
+
+
+def save_policy(
+    folder: Path, model: nn.Module, masters: MasterWeights, optimizer: torch.optim.Optimizer, state: PolicyState
+) -> None:
+    """Write weights, optimizer state and counters into `folder`, which is created.
+
+    What is stored of a trainable weight is its master, from which the model's own is rounded again when loaded; tied
+    weights are stored once.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().contiguous() for name, tensor in _stored(model, masters).items()}
+    save_file(tensors, folder / WEIGHTS_FILE)
+    torch.save(optimizer.state_dict(), folder / OPTIMIZER_FILE)
+    (folder / STATE_FILE).write_text(json.dumps(asdict(state)) + "\n")
+
+
+@torch.no_grad()
+def load_policy(
+    folder: Path, model: nn.Module, masters: MasterWeights, optimizer: torch.optim.Optimizer
+) -> PolicyState:
+    """Restore what `save_policy` wrote; raises RunError when it was written for another model."""
+    saved, own = load_file(folder / WEIGHTS_FILE), _stored(model, masters)
+    if saved.keys() != own.keys():
+        differing = sorted(saved.keys() ^ own.keys())
+        raise RunError(
+            f"{folder / WEIGHTS_FILE} belongs to another model: {differing[0]!r} and {len(differing) - 1} other "
+            f"weights are on one side only; resume with the backbone of the run."
+        )
+    for name, tensor in own.items():
+        if saved[name].shape != tensor.shape or saved[name].dtype != tensor.dtype:
+            raise RunError(
+                f"{folder / WEIGHTS_FILE} belongs to another model: {name!r} is {_kind(saved[name])} there and "
+                f"{_kind(tensor)} here; resume with the backbone and the precision of the run."
+            )
+        tensor.copy_(saved[name])
+    masters.publish()
+    optimizer.load_state_dict(torch.load(folder / OPTIMIZER_FILE, map_location="cpu", weights_only=True))
+    return PolicyState(**json.loads((folder / STATE_FILE).read_text()))
+
+
+def _stored(model: nn.Module, masters: MasterWeights) -> dict[str, Tensor]:
+    """Masters of trainable weights, then frozen weights and persistent buffers; tied ones under their first name."""
+    stored = dict(masters.named_tensors())
+    trainable = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    stored |= {name: weight for name, weight in model.named_parameters() if name not in stored}
+    stored |= {name: buffer for name, buffer in model.state_dict().items() if name not in trainable}
+    return stored
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

@@ -1,0 +1,1 @@
+"""Rollouts by vLLM in the process of the trainer."""

@@ -1,0 +1,1 @@
+"""Who is asked: a model loaded here, or a server."""

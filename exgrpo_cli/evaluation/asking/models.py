@@ -1,0 +1,113 @@
+"""Which model is meant: a run and its checkpoint, a model folder, a backbone preset, or a hub id."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.config.settings import Config
+from exgrpo_cli.errors import InputError, nearest
+from exgrpo_cli.presets import preset_names
+
+RUNS = Path("runs")
+_CHECKPOINT = re.compile(r"step-\d{6}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelChoice:
+    """A model by name, and the settings it is to be loaded and asked with."""
+
+    name: str
+    """For tables and folder names."""
+    config: Config
+    """The run's or the preset's settings; `backbone.source` is the folder or hub id to load."""
+    run: Path | None
+    """The run folder it came from."""
+
+    @property
+    def file_name(self) -> str:
+        """The name as part of a folder's name."""
+        return re.sub(r"[^A-Za-z0-9._@+-]+", "--", self.name).strip("-.")
+
+
+def choose_model(text: str | None, runs: Path = RUNS) -> ModelChoice:
+    """The model that `--model` names; without one, the newest finished run under `runs`.
+
+    `RUN@step-000050`, `RUN@best` and `RUN@latest` name a checkpoint; a run folder alone is its final model. Raises
+    InputError where nothing of that name is there.
+    """
+    if text is None:
+        return _of_run(newest_finished(runs), "")
+    run, at, checkpoint = text.rpartition("@")
+    if at and _is_run(Path(run)):
+        return _of_run(Path(run), checkpoint)
+    path = Path(text).expanduser()
+    if _is_run(path):
+        return _of_run(path, "")
+    if path.is_dir():
+        return _of_folder(path)
+    if text in preset_names("backbones"):
+        return ModelChoice(name=text, config=build_config(backbone=text), run=None)
+    hub_id, _, revision = text.partition("@")
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", hub_id) and not text.startswith((".", "/", "runs/", "results/")):
+        options = {"backbone": {"revision": revision}} if revision else {}
+        return ModelChoice(name=text, config=build_config(backbone=hub_id, options=options), run=None)
+    raise InputError(
+        f"--model {text!r} is neither a run folder, a model folder, a hub id (owner/name), nor a backbone preset."
+        f"{nearest(text, preset_names('backbones'))}"
+    )
+
+
+def newest_finished(runs: Path) -> Path:
+    """The run folder whose `summary.json` is the newest. Raises InputError when no run has finished."""
+    finished = [path.parent for path in runs.glob("*/summary.json") if _is_run(path.parent)]
+    if not finished:
+        raise InputError(f"no finished run under {runs}/: name a model with --model, or train one with `exgrpo train`.")
+    return max(finished, key=lambda run: (run / "summary.json").stat().st_mtime)
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "config.toml").is_file()
+
+
+def _of_run(run: Path, checkpoint: str) -> ModelChoice:
+    folder = run / "model"
+    if checkpoint:
+        checkpoint = _checkpoint_name(run, checkpoint)
+        folder = run / "checkpoints" / checkpoint / "model"
+    if not (folder / "config.json").is_file():
+        raise InputError(f"{run} has no model in {folder}: is the run finished? Checkpoints: {_listed(run)}.")
+    name = run.resolve().name + (f"@{checkpoint}" if checkpoint else "")
+    return ModelChoice(name=name, config=_settings(run, folder), run=run)
+
+
+def _checkpoint_name(run: Path, checkpoint: str) -> str:
+    if _CHECKPOINT.fullmatch(checkpoint):
+        return checkpoint
+    pointer = run / "checkpoints" / checkpoint
+    if checkpoint not in ("latest", "best") or not pointer.is_file():
+        raise InputError(f"{run}@{checkpoint}: no such checkpoint. Known: {_listed(run)}.")
+    return pointer.read_text(encoding="utf-8").strip()
+
+
+def _listed(run: Path) -> str:
+    checkpoints = run / "checkpoints"
+    pointers = [name for name in ("latest", "best") if (checkpoints / name).is_file()]
+    steps = sorted(path.name for path in checkpoints.glob("step-*") if path.is_dir())
+    return ", ".join([*pointers, *steps]) or "none"
+
+
+def _of_folder(folder: Path) -> ModelChoice:
+    if not (folder / "config.json").is_file():
+        raise InputError(f"{folder} is neither a run folder (config.toml) nor a model folder (config.json).")
+    # The exported model of a run is asked as the run itself would be.
+    parents = [parent for parent in (folder.resolve().parent, folder.resolve().parents[2]) if _is_run(parent)]
+    if folder.name == "model" and parents:
+        return ModelChoice(name=parents[0].name, config=_settings(parents[0], folder), run=parents[0])
+    return ModelChoice(name=folder.resolve().name, config=build_config(backbone=str(folder)), run=None)
+
+
+def _settings(run: Path, folder: Path) -> Config:
+    # Weights as exported: the run's own overrides of rope base and window are in the exported config already.
+    backbone = {"source": str(folder.resolve()), "rope_theta": 0.0, "max_position_embeddings": 0}
+    return build_config(config_file=run / "config.toml", options={"backbone": backbone})

@@ -1,0 +1,1 @@
+"""Benchmarks: presets, questions and the order of multiple-choice options."""

@@ -1,0 +1,46 @@
+"""Multiple-choice options in a recorded order.
+
+A source may list the right one first, and models have favourite letters.
+"""
+
+import hashlib
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from exgrpo_cli.data.question_file.choices import LETTERS, format_choices, options_of
+from exgrpo_cli.data.question_file.questions import question_id
+from exgrpo_cli.types import Message, Question
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChoiceQuestion:
+    """A question and its options as they are asked, A first."""
+
+    question: Question
+    options: tuple[str, ...]
+
+
+def shuffle_choices(question: Question, seed: int) -> ChoiceQuestion | None:
+    """The question with its options in another order and the gold letter moved along.
+
+    The order depends on the seed and the question's text, not on its place in the file. None where the options cannot
+    be told from the text, or the gold is not one of their letters: such a question is asked as it is.
+    """
+    asked = question.prompt[-1].content
+    options = options_of(question)
+    if options is None:
+        return None
+    order = _order(seed, asked, len(options))
+    shuffled = tuple(options[index] for index in order)
+    text = format_choices(asked.rpartition("\n\n")[0], shuffled)
+    prompt = (*question.prompt[:-1], Message(role="user", content=text))
+    answer = LETTERS[order.index(LETTERS.index(question.answer))]
+    return ChoiceQuestion(
+        question=replace(question, id=question_id(prompt, answer), prompt=prompt, answer=answer), options=shuffled
+    )
+
+
+def _order(seed: int, text: str, count: int) -> list[int]:
+    digest = hashlib.blake2b(f"{seed}\x1f{text}".encode(), digest_size=8, person=b"exgrpo-options").digest()
+    return [int(index) for index in np.random.default_rng(int.from_bytes(digest, "big")).permutation(count)]

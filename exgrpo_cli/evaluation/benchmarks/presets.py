@@ -1,0 +1,167 @@
+"""Benchmarks as presets: where the questions come from and how they are asked.
+
+A preset holds a `[source]` and a `[protocol]` table, or a `[suite]` of other benchmarks with the averages over them.
+"""
+
+import typing
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from exgrpo_cli.config.resolve import convert
+from exgrpo_cli.errors import InputError, nearest
+from exgrpo_cli.presets import load_preset, preset_names
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """Where a benchmark's questions are and what its columns mean."""
+
+    dataset: str
+    """`arithmetic` (built in) or a hub data set id; empty for questions that come from a file alone."""
+    revision: str = "main"
+    """Hub revision; the commit it stood for is part of every result."""
+    selectors: tuple[str, ...] = ()
+    """Configuration and split of the data set, or one of its files."""
+    data_sources: tuple[str, ...] = ()
+    """Names of this benchmark in a file given with `--data`, lower case, letters and digits only."""
+
+    @property
+    def text(self) -> str:
+        """The source as `prepare` takes it: `owner/name@revision:configuration:split`."""
+        return ":".join([f"{self.dataset}@{self.revision}", *self.selectors])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Protocol:
+    """How a benchmark is asked and graded."""
+
+    template: str = "auto"
+    """Prompt template; "auto" is the run's own for a run folder, else the model's chat template."""
+    grader: str = "math"
+    samples: int = 1
+    """k of avg@k."""
+    temperature: float = 0.6
+    top_p: float = 1.0
+    max_tokens: int = 8192
+    """Response limit in tokens, EOS included."""
+    require_box: Literal["auto", "always", "never"] = "auto"
+    """Whether a response without `\\boxed{}` has no answer; "auto" asks the template."""
+    require_eos: bool = False
+    """Whether a response cut off at the limit has no answer."""
+    shuffle_seed: int = 0
+    """Seed of the order of multiple-choice options."""
+
+    def __post_init__(self) -> None:
+        bounds = {
+            "samples": (self.samples >= 1, "at least 1"),
+            "temperature": (0 < self.temperature < float("inf"), "a finite number above 0"),
+            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
+            "max_tokens": (self.max_tokens >= 1, "at least 1"),
+            "shuffle_seed": (self.shuffle_seed >= 0, "at least 0"),
+        }
+        for name, (holds, bound) in bounds.items():
+            if not holds:
+                raise InputError(f"{name} = {getattr(self, name)!r} is out of range: use {bound}.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Benchmark:
+    """One benchmark."""
+
+    name: str
+    title: str
+    """Column head in tables."""
+    source: Source
+    protocol: Protocol
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Suite:
+    """Benchmarks evaluated together."""
+
+    name: str
+    benchmarks: tuple[Benchmark, ...]
+    averages: Mapping[str, tuple[str, ...]]
+    """Names of the benchmarks in each average, in the order of the table's columns."""
+
+
+def load_benchmark(name: str) -> Benchmark:
+    """The benchmark preset of this name.
+
+    Raises InputError naming the nearest preset when there is none, and for an unknown or mistyped key.
+    """
+    preset = load_preset("benchmarks", name)
+    if "suite" in preset:
+        raise InputError(f"{name!r} is a suite of benchmarks: name one of {', '.join(_members(preset))}.")
+    where = f"benchmark preset {name!r}"
+    return Benchmark(
+        name=name,
+        title=preset["about"]["title"],
+        source=_read(Source, preset.get("source", {}), f"{where}: source"),
+        protocol=_read(Protocol, preset.get("protocol", {}), f"{where}: protocol"),
+    )
+
+
+def load_suite(names: tuple[str, ...]) -> Suite:
+    """Benchmarks by name, suites spelled out; the averages are those of a suite that is named alone."""
+    if len(names) == 1:
+        preset = load_preset("benchmarks", names[0])
+        if "suite" in preset:
+            benchmarks = tuple(load_benchmark(member) for member in _members(preset))
+            averages = {name: tuple(members) for name, members in preset["suite"]["averages"].items()}
+            return Suite(name=names[0], benchmarks=benchmarks, averages=averages)
+    spelled_out: dict[str, None] = {}
+    for name in names:
+        preset = load_preset("benchmarks", name)
+        spelled_out.update(dict.fromkeys(_members(preset) if "suite" in preset else [name]))
+    return Suite(name="-".join(names), benchmarks=tuple(map(load_benchmark, spelled_out)), averages={})
+
+
+def own_benchmark(name: str) -> Benchmark:
+    """A benchmark of the user's own questions, all rows of a file given with `--data`."""
+    if name in preset_names("benchmarks"):
+        raise InputError(f"{name!r} is the name of a shipped benchmark: rename the question file.")
+    return Benchmark(name=name, title=name, source=Source(dataset=""), protocol=Protocol())
+
+
+def benchmark_title(name: str) -> str:
+    """Column head of a benchmark; the name itself of a user's own."""
+    return load_benchmark(name).title if name in preset_names("benchmarks") else name
+
+
+def averages_over(names: Collection[str]) -> Mapping[str, tuple[str, ...]]:
+    """The averages of the shipped suite that is made up of exactly these benchmarks; none where there is none."""
+    suites = (
+        averages for averages in _suites() if set(names) == {name for group in averages.values() for name in group}
+    )
+    return next(suites, {})
+
+
+def in_suite_order(names: Collection[str]) -> list[str]:
+    """Benchmarks of a shipped suite in its order, then the others as they come."""
+    known = [name for averages in _suites() for members in averages.values() for name in members]
+    return [*(name for name in known if name in names), *(name for name in names if name not in known)]
+
+
+def _suites() -> list[dict[str, tuple[str, ...]]]:
+    presets = [load_preset("benchmarks", name) for name in preset_names("benchmarks")]
+    return [
+        {key: tuple(members) for key, members in preset["suite"]["averages"].items()}
+        for preset in presets
+        if "suite" in preset
+    ]
+
+
+def _members(preset: Mapping[str, Any]) -> list[str]:
+    return [name for members in preset["suite"]["averages"].values() for name in members]
+
+
+def _read(kind: type[T], table: Mapping[str, Any], where: str) -> T:
+    hints = typing.get_type_hints(kind)
+    for key in table:
+        if key not in hints:
+            raise InputError(f"{where}: unknown key {key!r}.{nearest(key, list(hints))}")
+    return kind(**{key: convert(value, hints[key], f"{where}.{key}") for key, value in table.items()})

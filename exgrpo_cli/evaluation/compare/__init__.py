@@ -1,0 +1,1 @@
+"""Several results held against each other."""

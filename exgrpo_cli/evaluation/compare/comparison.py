@@ -1,0 +1,103 @@
+"""Two results of the same benchmark: the paired difference, and the questions that flipped."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.evaluation.results.metrics import BOOTSTRAP_SEED
+from exgrpo_cli.evaluation.results.records import Evaluation, QuestionRecord
+from exgrpo_cli.evaluation.results.stamp import MAY_DIFFER_IN_COMPARISON, Stamp, differences
+from exgrpo_cli.evaluation.results.stored import stored_result
+from exgrpo_cli.statistics import PairedDifference, Score, compare_paired
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flip:
+    """A question that one model mostly solves and the other mostly does not."""
+
+    question_id: str
+    text: str
+    first: float
+    """Pass rate."""
+    second: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Second minus first, paired by question."""
+
+    benchmark: str
+    first: str
+    """Name of a model."""
+    second: str
+    scores: tuple[Score, Score]
+    difference: PairedDifference
+    flips: tuple[Flip, ...]
+    """Pass rates on different sides of one half, the largest changes first."""
+    notes: tuple[str, ...]
+    """Differences of the two evaluations that do not forbid the comparison."""
+
+    def to_json(self) -> dict[str, Any]:
+        difference = self.difference
+        return {
+            "benchmark": self.benchmark,
+            "first": self.first,
+            "second": self.second,
+            "scores": [asdict(score) for score in self.scores],
+            "difference": difference.value,
+            "low": difference.low,
+            "high": difference.high,
+            "p_value": difference.p_value,
+            "questions": difference.questions,
+            "gained": [flip.question_id for flip in self.flips if flip.second > flip.first],
+            "lost": [flip.question_id for flip in self.flips if flip.second < flip.first],
+            "notes": list(self.notes),
+        }
+
+
+def compare_folders(first: Path, second: Path) -> Comparison:
+    """Compare two finished results folders.
+
+    Raises InputError naming every difference of their protocols that makes the scores incomparable, and for a folder
+    that is unfinished.
+    """
+    one, other = stored_result(first), stored_result(second)
+    unlike = differences(one.stamp, other.stamp, may_differ=MAY_DIFFER_IN_COMPARISON)
+    if unlike:
+        raise unlike_protocols(first, second, unlike)
+    return compare_records([one.stamp, other.stamp], [one.records(), other.records()])
+
+
+def unlike_protocols(first: Path, second: Path, unlike: Sequence[str]) -> InputError:
+    """What to say of two results that do not go together."""
+    return InputError(
+        f"{first} and {second} cannot be compared, their protocols differ: {'; '.join(unlike)}. Evaluate one of "
+        "them again as the other was."
+    )
+
+
+def compare_records(stamps: list[Stamp], records: list[dict[str, QuestionRecord]]) -> Comparison:
+    """The comparison of two results with equal protocols."""
+    one, other = records
+    pairs = [(one[question_id], other[question_id]) for question_id in one]
+    samples = stamps[0]["sampling"]["samples"]
+    evaluations = [Evaluation(records=tuple(group), samples=samples) for group in zip(*pairs, strict=True)]
+    rates = np.array([[a.pass_rate, b.pass_rate] for a, b in pairs])
+    flips = [
+        Flip(question_id=a.question.id, text=a.question.prompt[-1].content, first=a.pass_rate, second=b.pass_rate)
+        for a, b in pairs
+        if (a.pass_rate - 0.5) * (b.pass_rate - 0.5) < 0
+    ]
+    return Comparison(
+        benchmark=stamps[0]["benchmark"]["name"],
+        first=stamps[0]["model"]["name"],
+        second=stamps[1]["model"]["name"],
+        scores=(evaluations[0].score(BOOTSTRAP_SEED), evaluations[1].score(BOOTSTRAP_SEED)),
+        difference=compare_paired(rates[:, 0], rates[:, 1], np.random.default_rng(BOOTSTRAP_SEED)),
+        flips=tuple(sorted(flips, key=lambda flip: -abs(flip.second - flip.first))),
+        notes=tuple(differences(*stamps, may_differ=("environment.", "model."))),
+    )

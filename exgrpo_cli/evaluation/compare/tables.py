@@ -1,0 +1,164 @@
+"""Scores as rows of a paper's table: Markdown, LaTeX, and a table for the terminal."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+from exgrpo_cli.statistics import mean_of_scores
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Column:
+    """A column of the table: a benchmark, or an average over those before it."""
+
+    head: str
+    benchmark: str | None
+    """None for an average."""
+    value: float | None
+    """None where nothing has been evaluated yet."""
+    low: float | None
+    high: float | None
+    mark: str = ""
+    """Sign behind the value, explained below the table."""
+
+    @property
+    def closes_group(self) -> bool:
+        """An average is the last column of its group."""
+        return self.benchmark is None
+
+
+def table_columns(
+    results: Mapping[str, Mapping[str, Any]], titles: Mapping[str, str], averages: Mapping[str, Sequence[str]]
+) -> list[Column]:
+    """Benchmarks in the titles' order; with averages, each group's members and then "Avg.", as in the paper's tables.
+
+    An average is over benchmarks, each weighing the same, and is left out until all its members are there.
+    """
+    if not averages:
+        return [_benchmark_column(name, title, results.get(name, {})) for name, title in titles.items()]
+    columns = []
+    for members in averages.values():
+        columns += [_benchmark_column(name, titles[name], results.get(name, {})) for name in members]
+        found = average(results, members) or dict.fromkeys(("value", "low", "high"))
+        columns.append(Column(head="Avg.", benchmark=None, **found))
+    return columns
+
+
+def average(results: Mapping[str, Mapping[str, Any]], members: Sequence[str]) -> dict[str, float] | None:
+    """Mean of avg@k over `members`, as `value`, `low` and `high`; None unless every one is there."""
+    if any(name not in results for name in members):
+        return None
+    scores = [(results[name]["avg_at_k"], results[name]["low"], results[name]["high"]) for name in members]
+    return dict(zip(("value", "low", "high"), mean_of_scores(scores), strict=True))
+
+
+Rows = Sequence[tuple[str, Sequence[Column]]]
+"""A model's name and its columns; the same columns in every row."""
+
+
+def markdown(rows: Rows, footnote: str = "") -> str:
+    """Head, rule, and for each model a row with percentages (one decimal) and a row with their intervals."""
+    columns = rows[0][1]
+    lines = [["Model", *(column.head for column in columns)], ["---", *("---:" for _ in columns)]]
+    for model, own in rows:
+        lines.append([model.replace("|", "\\|"), *(_percent(c.value, bold=c.closes_group) + c.mark for c in own)])
+        lines.append(["95 % interval", *(_interval(column) for column in own)])
+    table = "".join("| " + " | ".join(line) + " |\n" for line in lines)
+    return f"{table}\n{footnote}\n" if footnote else table
+
+
+def latex(rows: Rows, footnote: str = "") -> str:
+    """A complete tabular (booktabs): for each model a row and its intervals; the footnote as a comment above."""
+    columns = rows[0][1]
+    # A rule between the groups, as between the in- and out-of-distribution halves of the paper's tables.
+    layout = "".join("r|" if column.closes_group else "r" for column in columns).rstrip("|")
+    lines = [" & ".join(["Model", *(_escape(column.head) for column in columns)]), "\\midrule"]
+    for model, own in rows:
+        lines.append(" & ".join([_escape(model), *(_latex_percent(column) for column in own)]))
+        lines.append(" & ".join(["\\scriptsize 95\\,\\% interval", *(_latex_interval(column) for column in own)]))
+    body = [line if line == "\\midrule" else line + " \\\\" for line in lines]
+    parts = [f"\\begin{{tabular}}{{l{layout}}}", "\\toprule", *body, "\\bottomrule", "\\end{tabular}"]
+    return "\n".join([f"% {footnote}", *parts] if footnote else parts) + "\n"
+
+
+def terminal_table(
+    model: str,
+    results: Mapping[str, Mapping[str, Any]],
+    titles: Mapping[str, str],
+    averages: Mapping[str, Mapping[str, float]],
+) -> Table:
+    """One row per benchmark with everything a reader needs to judge the score, then the averages."""
+    table = Table(title=model, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    heads = ("benchmark", "score", "95 % interval", "shows from", "pass@k", "maj@k", "tokens", "cut off", "questions")
+    for head in heads:
+        table.add_column(head, justify="left" if head == "benchmark" else "right")
+    for name, result in results.items():
+        k = result["k"]
+        table.add_row(
+            f"{titles[name]} {measure(k)}",
+            _percent(result["avg_at_k"]),
+            f"{100 * result['low']:.1f} to {100 * result['high']:.1f}",
+            f"±{100 * result['smallest_detectable_difference']:.1f}",
+            _percent(result["pass_at"][str(k)]) if k > 1 else "",
+            _percent(result["maj_at_k"]) if k > 1 else "",
+            f"{result['mean_tokens']:.0f}",
+            _percent(result["share_clipped"]),
+            str(result["questions"]),
+        )
+    for name, found in averages.items():
+        interval = f"{100 * found['low']:.1f} to {100 * found['high']:.1f}"
+        table.add_row(f"Avg. {name}", _percent(found["value"]), interval)
+    return table
+
+
+def measure(samples: int) -> str:
+    """What a score over `samples` samples per question is called."""
+    return f"avg@{samples}" if samples > 1 else "pass@1"
+
+
+def _benchmark_column(name: str, head: str, result: Mapping[str, Any]) -> Column:
+    return Column(
+        head=head, benchmark=name, value=result.get("avg_at_k"), low=result.get("low"), high=result.get("high")
+    )
+
+
+def _percent(value: float | None, *, bold: bool = False) -> str:
+    if value is None:
+        return "-"
+    return f"**{100 * value:.1f}**" if bold else f"{100 * value:.1f}"
+
+
+def _interval(column: Column) -> str:
+    return "" if column.low is None or column.high is None else f"{100 * column.low:.1f} to {100 * column.high:.1f}"
+
+
+def _latex_percent(column: Column) -> str:
+    text = _percent(column.value)
+    marked = f"{text}\\textsuperscript{{{_escape(column.mark)}}}" if column.mark else text
+    return f"\\textbf{{{text}}}" if column.closes_group and column.value is not None else marked
+
+
+def _latex_interval(column: Column) -> str:
+    if column.low is None or column.high is None:
+        return ""
+    return f"\\scriptsize {100 * column.low:.1f}--{100 * column.high:.1f}"
+
+
+_LATEX = str.maketrans(
+    {
+        **{char: f"\\{char}" for char in "&%$#_{}"},
+        "\\": "\\textbackslash{}",
+        "~": "\\textasciitilde{}",
+        "^": "\\textasciicircum{}",
+        "<": "\\textless{}",
+        ">": "\\textgreater{}",
+        "|": "\\textbar{}",
+        "†": "\\dag{}",
+    }
+)
+
+
+def _escape(text: str) -> str:
+    return text.translate(_LATEX)

@@ -1,0 +1,198 @@
+"""The results folder of one benchmark and one model: what was asked, and each finished question as it comes.
+
+`protocol.json` and `questions.jsonl` are written once, before the first sample. `records.jsonl` grows by one line per
+finished question; a line that a kill tore off is dropped when the folder is opened again.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from exgrpo_cli.errors import InputError, RunError
+from exgrpo_cli.evaluation.results.records import QuestionRecord, Sample
+from exgrpo_cli.evaluation.results.stamp import MAY_DIFFER_ON_RESUME, Stamp, differences
+from exgrpo_cli.files import json_line, write_json, write_json_lines, write_text
+from exgrpo_cli.types import Message, Question, StopReason, Verdict
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AskedQuestion:
+    """A question with everything the model and the grader saw of it."""
+
+    question: Question
+    prompt_text: str
+    """The exact text of the prompt, or the messages as JSON where a server applied the template."""
+    options: tuple[str, ...] | None
+    """Options of a multiple-choice question, A first."""
+
+
+class ResultsFolder:
+    """Open for one process at a time; a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._protocol = path / "protocol.json"
+        self._questions = path / "questions.jsonl"
+        self._records = path / "records.jsonl"
+        self._lock = FileLock(path / ".lock")
+
+    @classmethod
+    def create(cls, path: Path, stamp: Stamp, asked: Sequence[AskedQuestion]) -> "ResultsFolder":
+        """A folder for this protocol: a new one, or one that an interrupted evaluation of the same protocol left.
+
+        Raises InputError where the folder holds something else, another protocol, or cannot be written.
+        """
+        folder = cls(path)
+        if path.exists() and (not path.is_dir() or (any(path.iterdir()) and not folder._protocol.is_file())):
+            raise InputError(f"{path} exists and is no results folder: choose another --output.")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{path} cannot be created ({error.strerror}): choose another --output.") from error
+        folder._acquire()
+        try:
+            if folder._protocol.is_file():
+                folder._check(stamp, asked)
+            else:
+                write_json_lines(folder._questions, map(_question_row, asked))
+                write_json(folder._protocol, stamp)
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> "ResultsFolder":
+        """A folder that is there already; raises InputError otherwise."""
+        folder = cls.read(path)
+        folder._acquire()
+        return folder
+
+    @classmethod
+    def read(cls, path: Path) -> "ResultsFolder":
+        """A folder that is only read: not locked, nothing in it repaired. Raises InputError where there is none."""
+        folder = cls(path)
+        if not folder._protocol.is_file():
+            raise InputError(f"{path} is no results folder: it has no protocol.json. Run `exgrpo evaluate` first.")
+        return folder
+
+    def _acquire(self) -> None:
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise InputError(f"{self.path} is in use by another evaluation: wait for it to end.") from None
+
+    def _check(self, stamp: Stamp, asked: Sequence[AskedQuestion]) -> None:
+        unlike = differences(self.stamp, stamp, may_differ=MAY_DIFFER_ON_RESUME)
+        if unlike:
+            raise InputError(
+                f"{self.path} holds results of another protocol: {'; '.join(unlike)}. Choose another --output, or "
+                "remove the folder."
+            )
+        if [item.question.id for item in self.asked()] != [item.question.id for item in asked]:
+            raise InputError(f"{self.path}/questions.jsonl lists other questions than {self._protocol.name} says.")
+
+    @property
+    def stamp(self) -> Stamp:
+        try:
+            stamp: Stamp = json.loads(self._protocol.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise InputError(f"{self._protocol} is not JSON ({error}): remove the folder.") from error
+        return stamp
+
+    def restamp(self, stamp: Stamp) -> None:
+        write_json(self._protocol, stamp)
+
+    def asked(self) -> list[AskedQuestion]:
+        """The questions in their order."""
+        return [_asked(row) for row in self._rows(self._questions)]
+
+    def records(self) -> dict[str, QuestionRecord]:
+        """Finished questions by id, without a torn last line; raises InputError for any other damage."""
+        if self._lock.is_locked:
+            self._drop_torn_line()
+        questions = {item.question.id: item.question for item in self.asked()}
+        records: dict[str, QuestionRecord] = {}
+        for number, row in enumerate(self._rows(self._records), start=1):
+            try:
+                samples = tuple(_sample(values) for values in row["samples"])
+                records[row["question_id"]] = QuestionRecord(question=questions[row["question_id"]], samples=samples)
+            except (KeyError, TypeError, ValueError) as error:
+                raise InputError(f"{self._records}: line {number} is no record ({error!r}): remove it.") from error
+        return records
+
+    def append(self, records: Iterable[QuestionRecord]) -> None:
+        """Add finished questions in one write, flushed before it returns.
+
+        Raises RunError where the disk is full; what was there stays readable.
+        """
+        lines = "".join(json_line(_record_row(record)) for record in records)
+        try:
+            with self._records.open("a", encoding="utf-8") as file:
+                file.write(lines)
+        except OSError as error:
+            raise RunError(
+                f"{self._records} cannot be written: {error.strerror or error}. Finished questions are kept; make room "
+                "and run the same command again."
+            ) from error
+
+    def rewrite(self, records: Iterable[QuestionRecord]) -> None:
+        """Replace all records."""
+        write_json_lines(self._records, map(_record_row, records))
+
+    def close(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> "ResultsFolder":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _drop_torn_line(self) -> None:
+        if not self._records.exists():
+            return
+        text = self._records.read_bytes()
+        if text and not text.endswith(b"\n"):
+            whole = text[: text.rfind(b"\n") + 1]
+            write_text(self._records, whole.decode())
+
+    def _rows(self, path: Path) -> Iterable[dict[str, Any]]:
+        if not path.exists():
+            return
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if path == self._records and not line.endswith(b"\n"):
+                    return
+                try:
+                    yield json.loads(line)
+                except ValueError as error:
+                    raise InputError(f"{path}: line {number} is not JSON ({error}): remove it.") from error
+
+
+def _question_row(asked: AskedQuestion) -> dict[str, Any]:
+    return asdict(asked)
+
+
+def _asked(row: Mapping[str, Any]) -> AskedQuestion:
+    fields = row["question"]
+    prompt = tuple(Message(**turn) for turn in fields["prompt"])
+    options = row["options"]
+    return AskedQuestion(
+        question=Question(**{**fields, "prompt": prompt}),
+        prompt_text=row["prompt_text"],
+        options=None if options is None else tuple(options),
+    )
+
+
+def _record_row(record: QuestionRecord) -> dict[str, Any]:
+    return {"question_id": record.question.id, "samples": [asdict(sample) for sample in record.samples]}
+
+
+def _sample(row: Mapping[str, Any]) -> Sample:
+    kinds = {"stop_reason": StopReason(row["stop_reason"]), "verdict": Verdict(row["verdict"])}
+    return Sample(**{**row, **kinds})

@@ -1,0 +1,54 @@
+"""From finished questions to the figures of `results.json`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from exgrpo_cli.evaluation.results.records import Evaluation, QuestionRecord
+from exgrpo_cli.statistics import RESAMPLES, pass_at_k, smallest_detectable_difference
+
+BOOTSTRAP_SEED = 0
+
+
+def summarise(evaluation: Evaluation) -> dict[str, Any]:
+    """avg@k with its interval and what belongs beside it, as plain values.
+
+    Raises ValueError when no question is finished.
+    """
+    score = evaluation.score(BOOTSTRAP_SEED)
+    return {
+        "avg_at_k": score.value,
+        "k": score.samples,
+        "low": score.low,
+        "high": score.high,
+        "questions": score.questions,
+        "pass_at": {
+            str(k): pass_at_k(evaluation.correct, evaluation.samples, k) for k in _powers_of_two(evaluation.samples)
+        },
+        "smallest_detectable_difference": smallest_detectable_difference(evaluation.correct, evaluation.samples),
+        "mean_tokens": evaluation.mean_tokens,
+        "share_clipped": evaluation.share_clipped,
+        "verdicts": evaluation.verdict_counts,
+        "by_level": _by_level(evaluation.records),
+        "interval": _interval_method(evaluation),
+    }
+
+
+def _powers_of_two(samples: int) -> list[int]:
+    powers = [2**power for power in range(samples.bit_length())]
+    return powers if powers[-1] == samples else [*powers, samples]
+
+
+def _by_level(records: Sequence[QuestionRecord]) -> dict[str, dict[str, float]]:
+    levels = sorted({record.question.level for record in records if record.question.level is not None})
+    rates = {level: [r.pass_rate for r in records if r.question.level == level] for level in levels}
+    return {level: {"avg_at_k": float(np.mean(rates[level])), "questions": len(rates[level])} for level in levels}
+
+
+def _interval_method(evaluation: Evaluation) -> str:
+    if evaluation.samples == 1:
+        return "95 %, Wilson"
+    if evaluation.correct.min() == evaluation.correct.max():
+        return "95 %, Wilson over questions (all have the same count)"
+    return f"95 %, bootstrap over questions, {RESAMPLES} resamples, seed {BOOTSTRAP_SEED}"

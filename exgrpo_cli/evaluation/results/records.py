@@ -1,0 +1,84 @@
+"""What an evaluation records: every sample with its verdict, question by question."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int64
+
+from exgrpo_cli.statistics import Score, avg_at_k
+from exgrpo_cli.types import Question, StopReason, Verdict
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """One rollout of an evaluated question, as text."""
+
+    member: int
+    seed: int
+    text: str
+    """Whole response, thinking included, without the EOS."""
+    num_tokens: int
+    stop_reason: StopReason
+    logprob: float | None
+    """Sum of the tokens' log-probs in nats as the engine computed them; None where it does not tell."""
+    verdict: Verdict
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuestionRecord:
+    """A finished question: all of its samples, in the order of their members."""
+
+    question: Question
+    samples: tuple[Sample, ...]
+
+    @property
+    def num_correct(self) -> int:
+        return sum(sample.verdict is Verdict.CORRECT for sample in self.samples)
+
+    @property
+    def pass_rate(self) -> float:
+        return self.num_correct / len(self.samples)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """Finished questions, in the order they were given."""
+
+    records: tuple[QuestionRecord, ...]
+    samples: int
+    """Samples per question."""
+
+    @property
+    def correct(self) -> Int64[np.ndarray, " questions"]:
+        """Correct samples per question."""
+        return np.array([record.num_correct for record in self.records], dtype=np.int64)
+
+    def score(self, seed: int = 0) -> Score:
+        """avg@k with its 95 % interval; `seed` is the bootstrap's."""
+        return avg_at_k(self.correct, self.samples, np.random.default_rng(seed))
+
+    @property
+    def all_samples(self) -> list[Sample]:
+        return [sample for record in self.records for sample in record.samples]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(sample.num_tokens for sample in self.all_samples)
+
+    @property
+    def mean_tokens(self) -> float:
+        """Mean response length in tokens."""
+        return self.num_tokens / len(self.all_samples)
+
+    @property
+    def share_clipped(self) -> float:
+        """Share of samples cut off at the token limit."""
+        samples = self.all_samples
+        return sum(sample.stop_reason is StopReason.LENGTH for sample in samples) / len(samples)
+
+    @property
+    def verdict_counts(self) -> dict[str, int]:
+        """Samples per verdict, every verdict named."""
+        counts = Counter(sample.verdict for sample in self.all_samples)
+        return {verdict.value: counts[verdict] for verdict in Verdict}

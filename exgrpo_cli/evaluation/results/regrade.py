@@ -1,0 +1,84 @@
+"""Stored samples graded again: by the same grader in another version, or by a second one."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from exgrpo_cli.evaluation.results.folder import AskedQuestion
+from exgrpo_cli.evaluation.results.records import QuestionRecord
+from exgrpo_cli.evaluation.results.stamp import Stamp
+from exgrpo_cli.grading import GradingItem, GradingPool
+from exgrpo_cli.types import AnswerFormat, StopReason, Verdict
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Disagreement:
+    """A sample on which two graders differ in reward."""
+
+    question_id: str
+    member: int
+    gold: str
+    text: str
+    verdicts: Mapping[str, Verdict]
+    """Grader's name to what it said."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "question_id": self.question_id,
+            "member": self.member,
+            "gold": self.gold,
+            "verdicts": {name: verdict.value for name, verdict in self.verdicts.items()},
+            "text": self.text,
+        }
+
+
+def stamped_format(stamp: Stamp) -> AnswerFormat:
+    """Where the protocol says answers are to be looked for."""
+    prompt = stamp["prompt"]
+    return AnswerFormat(
+        opens_think=prompt["opens_think"], requires_box=prompt["requires_box"], require_eos=prompt["requires_eos"]
+    )
+
+
+def regrade(
+    records: Sequence[QuestionRecord],
+    asked: Sequence[AskedQuestion],
+    answer_format: AnswerFormat,
+    pool: GradingPool,
+) -> list[QuestionRecord]:
+    """The same samples with the verdicts of `pool`'s grader."""
+    options = {item.question.id: item.options for item in asked}
+    items = [
+        GradingItem(
+            gold=record.question.answer,
+            response=sample.text,
+            finished=sample.stop_reason is StopReason.EOS,
+            answer_format=answer_format,
+            options=options[record.question.id],
+        )
+        for record in records
+        for sample in record.samples
+    ]
+    verdicts = iter(pool.grade(items))
+    return [
+        replace(record, samples=tuple(replace(sample, verdict=next(verdicts)) for sample in record.samples))
+        for record in records
+    ]
+
+
+def disagreements(
+    first_name: str, first: Sequence[QuestionRecord], second_name: str, second: Sequence[QuestionRecord]
+) -> list[Disagreement]:
+    """Samples that one grader rewards and the other does not."""
+    return [
+        Disagreement(
+            question_id=one.question.id,
+            member=a.member,
+            gold=one.question.answer,
+            text=a.text,
+            verdicts={first_name: a.verdict, second_name: b.verdict},
+        )
+        for one, other in zip(first, second, strict=True)
+        for a, b in zip(one.samples, other.samples, strict=True)
+        if a.verdict.reward != b.verdict.reward
+    ]

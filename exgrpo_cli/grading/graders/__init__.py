@@ -1,0 +1,1 @@
+"""Graders: from the graded text of a response to a verdict."""

@@ -1,0 +1,276 @@
+"""The supervisor process: forks workers, hands them answers, kills the one that overruns its deadline or its memory.
+
+It stands between the pool and the workers so that deadlines hold whatever the parent's threads do, and so that it can
+fork: it has one thread, no torch, and everything the graders need already imported. It ends, and its workers with it,
+as soon as the parent does: the connection closes, and it looks at its parent's pid every second in case something else
+still holds the other end.
+"""
+
+import gc
+import math
+import os
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe
+
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.grading.graders import custom
+from exgrpo_cli.grading.workers.jobs import Job, JobQueue, Suspects
+from exgrpo_cli.grading.workers.messages import READY, STOP, Task
+from exgrpo_cli.grading.workers.worker import cpu_seconds, resident_bytes, serve
+from exgrpo_cli.types import Verdict
+
+_WATCH_SECONDS = 0.02
+"""How often a busy worker's memory and processor time are read; Python integers, the usual culprits, grow by far less
+than a cap in it."""
+_IDLE_SECONDS = 1.0
+_LEAST_MEMORY_FOR_ANSWERS = 64 << 20
+_TASKS_PER_WORKER = 20_000
+"""A worker is then replaced, before what sympy caches for good is charged to an innocent answer."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Worker:
+    """A worker process as the supervisor sees it."""
+
+    pid: int
+    connection: Connection
+    job: Job | None = None
+    deadline: float = 0.0
+    """Moment, on the monotonic clock, at which it is killed if still busy."""
+    cpu_limit: float = math.inf
+    """Processor time of its own, in seconds, at which it is killed if still busy."""
+    num_tasks: int = 0
+    gold: str | None = None
+    """Gold of its latest job: it has that one parsed."""
+
+
+class Supervisor:
+    """Serves one parent until its connection closes."""
+
+    def __init__(
+        self,
+        parent: Connection,
+        run_task: Callable[[Task], Verdict],
+        *,
+        workers: int,
+        deadline_seconds: float,
+        memory_bytes: int,
+    ) -> None:
+        self._parent = parent
+        self._parent_pid = os.getppid()
+        self._run_task = run_task
+        self._deadline_seconds = deadline_seconds
+        self._memory_bytes = memory_bytes
+        self._queue = JobQueue()
+        self._suspects = Suspects()
+        self._stopped = False
+        self._next_watch = 0.0
+        # A worker's connection carries the worker as its data, the parent's carries None.
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(parent, selectors.EVENT_READ)
+        self._workers: list[Worker] = []
+        for _ in range(workers):
+            self._workers.append(self._fork_worker())
+
+    def run(self) -> None:
+        """Hand out jobs and collect verdicts until the parent is gone; then kill the workers."""
+        try:
+            while os.getppid() == self._parent_pid and not self._stopped:
+                self._hand_out()
+                for key, _ in self._selector.select(self._seconds_to_wait()):
+                    if key.data is None:
+                        self._receive_jobs()
+                    else:
+                        self._receive_verdict(key.data)
+                self._enforce_limits()
+        except (EOFError, ConnectionError):
+            # The parent closed the pool or died.
+            pass
+        finally:
+            for worker in self._workers:
+                _kill(worker)
+
+    def _seconds_to_wait(self) -> float:
+        busy = [worker.deadline for worker in self._workers if worker.job is not None]
+        if not busy:
+            return _IDLE_SECONDS
+        return min(_WATCH_SECONDS, max(0.0, min(busy) - time.monotonic()))
+
+    def _receive_jobs(self) -> None:
+        while self._parent.poll():
+            message = self._parent.recv()
+            if message is STOP:
+                self._stopped = True
+                return
+            number, task = message
+            self._queue.push(Job(number=number, task=task), is_suspect=task.judged in self._suspects)
+
+    def _hand_out(self) -> None:
+        for index, worker in enumerate(self._workers):
+            if worker.job is not None:
+                continue
+            elsewhere = [other.job.task for other in self._workers if other.job is not None]
+            job = self._queue.pop(
+                parsed_gold=worker.gold,
+                golds_elsewhere={task.gold for task in elsewhere},
+                judged_elsewhere={task.judged for task in elsewhere},
+            )
+            if job is None:
+                return
+            if worker.num_tasks >= _TASKS_PER_WORKER:
+                worker = self._replace(index)
+            worker.job, worker.gold = job, job.task.gold
+            worker.deadline = time.monotonic() + self._deadline_seconds
+            self._limit_processor_time(worker, job)
+            worker.num_tasks += 1
+            try:
+                worker.connection.send(job.task)
+            except ConnectionError:
+                # It died while idle, before it held this answer; the answer goes to its replacement.
+                worker.job = None
+                self._queue.push(job)
+                self._replace(index)
+
+    def _limit_processor_time(self, worker: Worker, job: Job) -> None:
+        """What a suspect may use from now on; no limit for the others."""
+        seconds = self._suspects.cpu_seconds(job.task.judged, self._deadline_seconds)
+        worker.cpu_limit = seconds if seconds == math.inf else (cpu_seconds(worker.pid) or 0.0) + seconds
+
+    def _receive_verdict(self, worker: Worker) -> None:
+        try:
+            verdict = Verdict(worker.connection.recv())
+        except (EOFError, ConnectionError):
+            self._give_up_on(worker, Verdict.CRASHED)
+            return
+        if worker.job is not None:
+            self._suspects.completed(worker.job.task.judged)
+            self._report(worker.job, verdict)
+            worker.job = None
+
+    def _enforce_limits(self) -> None:
+        now = time.monotonic()
+        watches = now >= self._next_watch
+        if watches:
+            self._next_watch = now + _WATCH_SECONDS
+        for worker in list(self._workers):
+            if worker.job is None or worker.connection.poll():
+                continue
+            if now >= worker.deadline or (watches and _is_over_cpu_limit(worker)):
+                self._give_up_on(worker, Verdict.TIMEOUT)
+            elif watches and (resident_bytes(worker.pid) or 0) > self._memory_bytes:
+                self._give_up_on(worker, Verdict.CRASHED)
+
+    def _give_up_on(self, worker: Worker, verdict: Verdict) -> None:
+        """Kill and replace a worker; the answer it held, and no other, gets `verdict`."""
+        job = worker.job
+        self._replace(self._workers.index(worker))
+        if job is not None:
+            self._suspects.failed(job.task.judged)
+            self._queue.put_last(job.task.judged)
+            for other in self._workers:
+                if other.job is not None and other.job.task.judged == job.task.judged:
+                    self._limit_processor_time(other, other.job)
+            self._report(job, verdict)
+
+    def _report(self, job: Job, verdict: Verdict) -> None:
+        self._parent.send((job.number, verdict.value))
+
+    def _replace(self, index: int) -> Worker:
+        self._selector.unregister(self._workers[index].connection)
+        _kill(self._workers[index])
+        self._workers[index] = self._fork_worker()
+        return self._workers[index]
+
+    def _fork_worker(self) -> Worker:
+        ours, theirs = Pipe()
+        supervisor_pid = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._become_worker(theirs, ours, supervisor_pid)
+        theirs.close()
+        worker = Worker(pid=pid, connection=ours)
+        self._selector.register(ours, selectors.EVENT_READ, worker)
+        return worker
+
+    def _become_worker(self, connection: Connection, supervisors_end: Connection, supervisor_pid: int) -> None:
+        """Never returns: whatever happens, a forked copy of the supervisor must not run on."""
+        status = 1
+        try:
+            self._selector.close()
+            supervisors_end.close()
+            self._parent.close()
+            for sibling in self._workers:
+                sibling.connection.close()
+            serve(connection, self._run_task, supervisor_pid=supervisor_pid, memory_bytes=self._memory_bytes)
+            status = 0
+        except BaseException:  # noqa: BLE001 - the top of a process
+            # stderr leads to the user for a grader of their own, and nowhere for math-verify.
+            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        finally:
+            os._exit(status)
+
+
+def _is_over_cpu_limit(worker: Worker) -> bool:
+    return worker.cpu_limit < math.inf and (cpu_seconds(worker.pid) or 0.0) > worker.cpu_limit
+
+
+def _kill(worker: Worker) -> None:
+    os.kill(worker.pid, signal.SIGKILL)
+    os.waitpid(worker.pid, 0)
+    worker.connection.close()
+
+
+def task_runner(grader: str) -> Callable[[Task], Verdict]:
+    """The function workers run, with everything it needs imported. A user's grader audits a gold as its own answer."""
+    if grader == "math":
+        from exgrpo_cli.grading.graders import mathematics
+
+        mathematics.prepare()
+
+        def run_math(task: Task) -> Verdict:
+            return mathematics.audit(task.gold) if task.audits_gold else mathematics.grade(task.gold, task.answer)
+
+        return run_math
+
+    grade = custom.load(grader)
+
+    def run_custom(task: Task) -> Verdict:
+        return grade(task.gold, task.gold if task.audits_gold else task.answer)
+
+    return run_custom
+
+
+def _check_memory(memory_bytes: int) -> None:
+    """A worker starts with all that the supervisor holds: a cap below that would crash every answer."""
+    held = resident_bytes(os.getpid()) or 0
+    if memory_bytes < held + _LEAST_MEMORY_FOR_ANSWERS:
+        raise InputError(
+            f"grading.memory_mb is {memory_bytes >> 20}, but the grader itself holds {held >> 20} MiB before any "
+            f"answer: set it to {(held + 2 * _LEAST_MEMORY_FOR_ANSWERS) >> 20} or more."
+        )
+
+
+def main(connection_fd: int, grader: str, workers: int, deadline_seconds: float, memory_bytes: int) -> None:
+    """Entry of the process that `pool` starts; `connection_fd` is its end of the pair."""
+    # Ctrl-C on a terminal reaches the whole process group; stopping is for the parent to decide.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = Connection(connection_fd)
+    try:
+        run_task = task_runner(grader)
+        _check_memory(memory_bytes)
+    except InputError as error:
+        parent.send(str(error))
+        return
+    # Keeps the garbage collector from touching, and so copying, the pages that workers share.
+    gc.collect()
+    gc.freeze()
+    supervisor = Supervisor(
+        parent, run_task, workers=workers, deadline_seconds=deadline_seconds, memory_bytes=memory_bytes
+    )
+    parent.send(READY)
+    supervisor.run()

@@ -1,0 +1,134 @@
+"""Reading a ledger, also one that a run is writing: tables as Arrow, bodies by id."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from exgrpo_cli.errors import InputError, ToolkitWarning
+from exgrpo_cli.ledger.bodies import Body, BodyStore
+from exgrpo_cli.ledger.catalogue import Catalogue, read_catalogue
+from exgrpo_cli.ledger.parts import DamagedBytes, PartInfo, reading
+from exgrpo_cli.ledger.schemas import (
+    BODIES,
+    DRAWS,
+    EVENTS,
+    SCHEMAS,
+    SCORES,
+    TRAJECTORIES,
+    LedgerIdentity,
+)
+from exgrpo_cli.ledger.writer import IDENTITY_FILE
+
+_STEP_COLUMN = {TRAJECTORIES: "step_born", SCORES: "step", DRAWS: "step", EVENTS: "step"}
+_REPETITIVE = ("question_id", "event", "logprob_source")
+
+_Result = TypeVar("_Result")
+
+
+class LedgerWarning(ToolkitWarning):
+    """Something in a ledger was left out."""
+
+
+def read_identity(folder: Path) -> LedgerIdentity:
+    """Raises InputError where the folder holds no ledger."""
+    path = folder / IDENTITY_FILE
+    if not path.is_file():
+        raise InputError(f"{folder} holds no ledger (no {IDENTITY_FILE}); name a run that keeps experience")
+    return LedgerIdentity.from_json(path.read_text(), str(path))
+
+
+class LedgerReader:
+    """The steps that were complete when it was made; later ones need a new reader.
+
+    Warns (LedgerWarning) with the count of what is damaged or unfinished and therefore left out.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.identity = read_identity(folder)
+        self._catalogue = read_catalogue(folder)
+        self.last_step = self._catalogue.last_step
+        self.dropped = self._catalogue.dropped
+        if self.dropped:
+            warnings.warn(f"{folder}: read up to step {self.last_step}; {self.dropped}", LedgerWarning, stacklevel=2)
+
+    def trajectories(self, columns: Sequence[str] | None = None) -> pa.Table:
+        return self.table(TRAJECTORIES, columns)
+
+    def scores(self, columns: Sequence[str] | None = None) -> pa.Table:
+        return self.table(SCORES, columns)
+
+    def draws(self, columns: Sequence[str] | None = None) -> pa.Table:
+        return self.table(DRAWS, columns)
+
+    def events(self, columns: Sequence[str] | None = None) -> pa.Table:
+        return self.table(EVENTS, columns)
+
+    def table(self, table: str, columns: Sequence[str] | None = None, *, dictionary: bool = False) -> pa.Table:
+        """Rows in the order they were written, all columns or those named.
+
+        With `dictionary` the columns that repeat few words come dictionary-encoded, each over one dictionary.
+        """
+        names = list(columns) if columns is not None else SCHEMAS[table].names
+        step = _STEP_COLUMN[table]
+        wanted = [*names, step] if step not in names else names
+
+        def read(catalogue: Catalogue) -> pa.Table:
+            parts = catalogue.parts[table]
+            rows = read_rows(table, parts, wanted, dictionary=dictionary)
+            if any(part.name.last_step > self.last_step for part in parts):
+                rows = rows.filter(pc.less_equal(rows.column(step), self.last_step))
+            return rows.select(names)
+
+        return self._retrying(read)
+
+    def bodies(self, trajectory_ids: Sequence[int]) -> list[Body]:
+        """Token ids and behaviour log-probs, bit for bit as stored, in the order of the ids."""
+        known = self._catalogue.totals[BODIES]
+        for trajectory_id in trajectory_ids:
+            if not 0 <= trajectory_id < known:
+                raise InputError(f"{self.folder}: no trajectory {trajectory_id}; ids go from 0 to {known - 1}")
+        return self._retrying(lambda catalogue: BodyStore(catalogue.parts[BODIES]).read(trajectory_ids))
+
+    def _retrying(self, read: Callable[[Catalogue], _Result]) -> _Result:
+        """Read by the catalogue; where a compaction has replaced parts since, by a new one."""
+        try:
+            return read(self._catalogue)
+        except FileNotFoundError:
+            fresh = read_catalogue(self.folder)
+            if fresh.last_step < self.last_step:
+                raise
+            return read(fresh)
+
+
+def read_rows(table: str, parts: Sequence[PartInfo], columns: Sequence[str], *, dictionary: bool = False) -> pa.Table:
+    """Rows of some parts of a Parquet table."""
+    encoded = [name for name in _REPETITIVE if name in columns] if dictionary else []
+    schema = pa.schema([_field(SCHEMAS[table].field(name), name in encoded) for name in columns])
+    pieces = []
+    for part in parts:
+        piece = _read_part(table, part, columns, encoded)
+        pieces.append(piece.select(list(columns)).replace_schema_metadata(None))
+    rows = pa.concat_tables([schema.empty_table(), *(piece.cast(schema) for piece in pieces)])
+    return rows.unify_dictionaries() if encoded else rows
+
+
+def _read_part(table: str, part: PartInfo, columns: Sequence[str], encoded: Sequence[str]) -> pa.Table:
+    """Raises InputError where the footer is whole but the pages are not, FileNotFoundError after a compaction."""
+    try:
+        with reading(), pq.ParquetFile(part.name.path, read_dictionary=list(encoded)) as file:
+            return file.read(columns=list(columns))
+    except DamagedBytes as error:
+        raise InputError(
+            f"{part.name.path}: the rows of {table} in it are damaged ({error}); restore the file from a copy, or "
+            f"delete it to use the steps before step {part.name.first_step}"
+        ) from error
+
+
+def _field(field: pa.Field, encoded: bool) -> pa.Field:
+    return field.with_type(pa.dictionary(pa.int32(), pa.string())) if encoded else field

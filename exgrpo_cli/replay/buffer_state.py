@@ -1,0 +1,141 @@
+"""The state of a buffer and the elementary changes to it, each logged as an event of the ledger.
+
+Whatever changes here can be replayed from the rows it leaves: `BufferState` built from a ledger's catalogue equals the
+one that lived through the run.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from exgrpo_cli.ledger.bodies import Body, BodyStore
+from exgrpo_cli.ledger.catalogue import Catalogue
+from exgrpo_cli.ledger.parts import PartInfo
+from exgrpo_cli.ledger.reader import read_rows
+from exgrpo_cli.ledger.schemas import BODIES, EVENTS, Event
+from exgrpo_cli.ledger.writer import LedgerWriter
+from exgrpo_cli.replay.question_states import BucketKey, QuestionStates
+from exgrpo_cli.replay.rebuild import NEVER, NO_BUCKET, rebuild
+from exgrpo_cli.replay.trajectory_index import TrajectoryIndex
+from exgrpo_cli.replay.visits import Success, Visit
+
+
+class BufferState:
+    """Questions, index of trajectories, and access to their bodies."""
+
+    def __init__(self, catalogue: Catalogue, writer: LedgerWriter, question_ids: Sequence[str], cooldown: int) -> None:
+        """Take on what the ledger's rows add up to. Raises InputError for a stored question that is not in the ids."""
+
+        def read(table: str, columns: Sequence[str]) -> pa.Table:
+            return read_rows(table, catalogue.parts[table], columns, dictionary=True)
+
+        self._writer = writer
+        self._cooldown = cooldown
+        self.questions = QuestionStates(question_ids)
+        stored = rebuild(read, self.questions.ids)
+        self.index = TrajectoryIndex(len(self.questions.ids), stored.rows)
+        self._bodies = BodyStore(catalogue.parts[BODIES])
+        self.questions.restore(
+            success_counts=stored.success_counts, num_members=stored.num_members, retired=stored.retired
+        )
+        self.num_trajectories = int(self.index.counts()[stored.success_counts != NO_BUCKET].sum())
+        """Live trajectories of the questions in the buffer."""
+        until = stored.last_selected + cooldown
+        resting = np.flatnonzero((stored.last_selected != NEVER) & (until > catalogue.last_step))
+        for question in resting[np.argsort(until[resting], kind="stable")].tolist():
+            self.questions.rest(question, int(until[question]))
+
+    def bodies(self, trajectory_ids: Sequence[int]) -> list[Body]:
+        """Copies of stored bodies, flushed or not."""
+        stored = iter(self._bodies.read([i for i in trajectory_ids if not self._writer.is_pending(i)]))
+        return [self._writer.pending_body(i) if self._writer.is_pending(i) else next(stored) for i in trajectory_ids]
+
+    def add_part(self, part: PartInfo) -> None:
+        """Find bodies that were just flushed."""
+        self._bodies.add(part)
+
+    def replace_parts(self, parts: Sequence[PartInfo]) -> None:
+        """Find bodies where a compaction has put them."""
+        self._bodies = BodyStore(parts)
+
+    def collect(self, visit: Visit, question: int, success: Success, token_hash: int) -> int:
+        """Store a trajectory of a question that has a bucket, and return its id."""
+        shared: dict[str, Any] = {
+            "step_born": visit.step,
+            "weight_version": visit.weight_version,
+            "num_tokens": len(success.token_ids),
+            "entropy": float(success.entropy),
+            "nll": float(success.nll),
+            "token_hash": token_hash,
+        }
+        trajectory_id = self.index.add(question=question, **shared)
+        self.num_trajectories += 1
+        self._writer.append_trajectory(
+            (success.token_ids, success.behaviour_logprobs),
+            {
+                "trajectory_id": trajectory_id,
+                "question_id": visit.question_id,
+                "k": visit.success_count,
+                "logprob_source": self._writer.identity.logprob_source,
+                **shared,
+            },
+        )
+        self._log(visit.step, Event.COLLECTED, question, trajectory_id)
+        return trajectory_id
+
+    def enter(self, question: int, key: BucketKey) -> None:
+        """Give a bucket to a question that is about to store its first trajectory; the collection logs it."""
+        self.questions.place(question, key)
+
+    def move(self, step: int, question: int, key: BucketKey) -> None:
+        self.questions.place(question, key)
+        self._log(step, Event.MOVED, question)
+
+    def select(self, step: int, trajectory_id: int) -> None:
+        """Note a replay; its question rests for the cool-down."""
+        question = self.index.question_of(trajectory_id)
+        self._log(step, Event.SELECTED, question, trajectory_id)
+        if self._cooldown:
+            self.questions.rest(question, step + self._cooldown)
+
+    def evict(self, step: int, trajectory_id: int) -> None:
+        """Let go of a live trajectory; with its last one the question leaves the buffer."""
+        question = self.index.question_of(trajectory_id)
+        self.index.evict(trajectory_id)
+        if self.questions.bucket(question) is not None:
+            self.num_trajectories -= 1
+            if not self.index.count(question):
+                self.questions.place(question, None)
+        self._log(step, Event.EVICTED, question, trajectory_id)
+
+    def retire(self, step: int, question: int) -> None:
+        """Take a question out of the buffer for good; its trajectories wait for a re-admission."""
+        if self.questions.bucket(question) is not None:
+            self.num_trajectories -= self.index.count(question)
+        self.questions.retire(question)
+        self._log(step, Event.RETIRED, question)
+
+    def readmit(self, step: int, question: int, key: BucketKey) -> None:
+        """Let a retired question come back, to bucket `key` where it has trajectories."""
+        stored = self.index.count(question)
+        self.num_trajectories += stored
+        self.questions.unretire(question)
+        self.questions.place(question, key if stored else None)
+        self._log(step, Event.READMITTED, question)
+
+    def _log(self, step: int, event: Event, question: int, trajectory_id: int | None = None) -> None:
+        """Append an event with the bucket that the question is in after it."""
+        key = self.questions.bucket(question)
+        self._writer.append(
+            EVENTS,
+            {
+                "step": step,
+                "event": event.value,
+                "question_id": self.questions.ids[question],
+                "trajectory_id": trajectory_id,
+                "bucket": None if key is None else key.success_count,
+                "num_members": None if key is None else key.num_members,
+            },
+        )

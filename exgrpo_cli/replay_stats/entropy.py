@@ -1,0 +1,116 @@
+"""Entropy of trajectories: chosen against available at each draw, and at birth by the difficulty of the question.
+
+The second is the paper's analysis of correct trajectories by difficulty group. Entropies are means over valid tokens,
+in nats. Axis `steps` runs from 0 to the last step; `draws` are (step, question) pairs whose candidates were measured.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from exgrpo_cli.replay.selection import UNSCORED_METRICS
+from exgrpo_cli.replay_stats.record import RunRecord, ScoreColumns
+from exgrpo_cli.replay_stats.replays import mean_by_step
+
+HARD_BELOW = 0.25
+EASY_ABOVE = 0.75
+"""Pass rates that bound the difficulty groups: hard (0, 1/4], medium, easy [3/4, 1)."""
+GROUPS = ("hard", "medium", "easy")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SelectionEntropy:
+    """What selection had to choose from and what it chose.
+
+    `available` is the mean over the drawn questions of their candidates' mean: what choosing at random would have
+    replayed. A plain mean over all candidates would mix in which questions happen to have many.
+    """
+
+    selected: Float64[np.ndarray, " steps"]
+    available: Float64[np.ndarray, " steps"]
+    candidates: Float64[np.ndarray, " steps"]
+    """Mean number of candidates of a drawn question."""
+    mean_selected: float
+    """Over all draws of the run; NaN without any."""
+    mean_available: float
+    share_with_choice: float
+    """Share of the draws that had two candidates or more."""
+    measured: bool
+    """Whether the run measured its candidates at each draw; the metrics `length` and `random` need no measurement, and
+    the entropies are then those of birth."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EntropyGroup:
+    """Entropy at birth of the trajectories of one bucket or difficulty group."""
+
+    name: str
+    """The success count, or a name from GROUPS."""
+    trajectories: int
+    mean: float
+    quantiles: tuple[float, float, float, float, float]
+    """5, 25, 50, 75 and 95 %."""
+
+
+def draw_numbers(scores: ScoreColumns, question: Int64[np.ndarray, " scores"]) -> Int64[np.ndarray, " scores"]:
+    """Number of the (step, question) draw each score belongs to, in order of step, then question."""
+    span = int(question.max(initial=0)) + 1
+    _, numbers = np.unique(scores.step * span + question, return_inverse=True)
+    return numbers
+
+
+def selection_entropy(record: RunRecord) -> SelectionEntropy:
+    """Chosen against available entropy over the draws that replayed something."""
+    scores = record.scores
+    numbers = draw_numbers(scores, record.trajectories.question[scores.row])
+    counts = np.bincount(numbers)
+    num_chosen = np.bincount(numbers, weights=scores.chosen)
+    kept = num_chosen > 0  # an effective-sample-size guard measures draws that are then given up
+    available = np.bincount(numbers, weights=scores.entropy)[kept] / counts[kept]
+    selected = np.bincount(numbers, weights=np.where(scores.chosen, scores.entropy, 0.0))[kept] / num_chosen[kept]
+    first = np.zeros(len(counts), dtype=np.int64)
+    first[numbers] = scores.step
+    steps = first[kept]
+    return SelectionEntropy(
+        selected=mean_by_step(steps, selected, record.last_step),
+        available=mean_by_step(steps, available, record.last_step),
+        candidates=mean_by_step(steps, counts[kept], record.last_step),
+        mean_selected=_mean(selected),
+        mean_available=_mean(available),
+        share_with_choice=_mean(counts[kept] > 1),
+        measured=record.setup.metric not in UNSCORED_METRICS,
+    )
+
+
+def entropy_by_bucket(record: RunRecord) -> tuple[EntropyGroup, ...]:
+    """Entropy at birth for every success count that occurs, from few successes to many."""
+    counts, entropy = record.trajectories.success_count, record.trajectories.entropy
+    return tuple(_group(str(count), entropy[counts == count]) for count in np.unique(counts))
+
+
+def entropy_by_difficulty(record: RunRecord) -> tuple[EntropyGroup, ...]:
+    """Entropy at birth for the difficulty groups that occur."""
+    rates, entropy = record.trajectories.success_count / record.setup.group_size, record.trajectories.entropy
+    inside = {
+        "hard": rates <= HARD_BELOW,
+        "medium": (rates > HARD_BELOW) & (rates < EASY_ABOVE),
+        "easy": rates >= EASY_ABOVE,
+    }
+    return tuple(_group(name, entropy[inside[name]]) for name in GROUPS if inside[name].any())
+
+
+def _group(name: str, entropy: Float64[np.ndarray, " trajectories"]) -> EntropyGroup:
+    known = entropy[np.isfinite(entropy)]  # NaN where nobody measured a trajectory at birth
+    quantiles = np.quantile(known, (0.05, 0.25, 0.5, 0.75, 0.95)) if len(known) else np.full(5, np.nan)
+    low, lower, median, upper, high = quantiles.tolist()
+    return EntropyGroup(
+        name=name,
+        trajectories=len(entropy),
+        mean=_mean(known),
+        quantiles=(low, lower, median, upper, high),
+    )
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if len(values) else float("nan")

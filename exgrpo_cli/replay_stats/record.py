@@ -1,0 +1,325 @@
+"""One run's replay record in memory: its settings, step metrics and ledger tables as columns.
+
+Questions are numbered once for all tables, so that everything downstream is integer arithmetic. Axes: `trajectories`,
+`scores` and `events` are the rows of the ledger's tables; `questions` are numbered in the order of `question_ids`.
+"""
+
+import tomllib
+import warnings
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from jaxtyping import Bool, Float64, Int64
+
+from exgrpo_cli.config.resolve import resolve
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
+from exgrpo_cli.ledger.schemas import DRAWS, EVENTS, SCORES, TRAJECTORIES, Event
+from exgrpo_cli.runs.metrics import RunMetrics, read_metrics
+
+LEDGER_FOLDER = "replay"
+CONFIG_FILE = "config.toml"
+QUESTIONS_FILE = Path("data") / "train.parquet"
+
+KINDS = tuple(Event)
+COLLECTED, MOVED, SELECTED, RETIRED, EVICTED, READMITTED = (
+    KINDS.index(kind)
+    for kind in (Event.COLLECTED, Event.MOVED, Event.SELECTED, Event.RETIRED, Event.EVICTED, Event.READMITTED)
+)
+NO_BUCKET = -1
+"""Stands for the null bucket of a question that is in none."""
+
+# A score's question is that of its trajectory, so that the longest table needs no text column.
+_COLUMNS = {
+    TRAJECTORIES: (
+        "trajectory_id",
+        "question_id",
+        "step_born",
+        "weight_version",
+        "k",
+        "num_tokens",
+        "entropy",
+        "nll",
+    ),
+    SCORES: ("step", "trajectory_id", "weight_version", "entropy", "nll", "chosen"),
+    EVENTS: ("step", "event", "question_id", "trajectory_id", "bucket", "num_members"),
+    DRAWS: ("step", "bucket", "num_members", "num_questions", "probability", "num_drawn"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplaySetup:
+    """The settings of a run that its replay statistics depend on."""
+
+    method: str
+    group_size: int
+    """K."""
+    questions_per_step: int
+    """B."""
+    enabled: bool
+    sampler: str
+    mu: float
+    sigma: float
+    metric: str
+    direction: str
+    cooldown: int
+    """Steps a question rests after a replay."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrajectoryColumns:
+    """Every trajectory ever stored, in order of birth."""
+
+    trajectory_id: Int64[np.ndarray, " trajectories"]
+    question: Int64[np.ndarray, " trajectories"]
+    step_born: Int64[np.ndarray, " trajectories"]
+    weight_version: Int64[np.ndarray, " trajectories"]
+    success_count: Int64[np.ndarray, " trajectories"]
+    num_tokens: Int64[np.ndarray, " trajectories"]
+    entropy: Float64[np.ndarray, " trajectories"]
+    """Mean token entropy under the policy that sampled it, in nats."""
+    nll: Float64[np.ndarray, " trajectories"]
+
+    def rows_of(self, trajectory_ids: Int64[np.ndarray, " ids"]) -> Int64[np.ndarray, " ids"]:
+        """Row of each id; ids rise with the row. Raises InputError for an id that no row has."""
+        rows = np.searchsorted(self.trajectory_id, trajectory_ids)
+        found = np.append(self.trajectory_id, -1)[rows] == trajectory_ids
+        if not found.all():
+            unknown = int(trajectory_ids[~found][0])
+            raise InputError(
+                f"the ledger names trajectory {unknown}, which its trajectories table lacks: parts of it are missing. "
+                "Restore the replay folder from a copy."
+            )
+        return rows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreColumns:
+    """Every candidate that was measured for a replay draw."""
+
+    step: Int64[np.ndarray, " scores"]
+    row: Int64[np.ndarray, " scores"]
+    """The candidate's row in the trajectory columns."""
+    weight_version: Int64[np.ndarray, " scores"]
+    entropy: Float64[np.ndarray, " scores"]
+    nll: Float64[np.ndarray, " scores"]
+    chosen: Bool[np.ndarray, " scores"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EventColumns:
+    """What happened to questions and trajectories, in order."""
+
+    step: Int64[np.ndarray, " events"]
+    kind: Int64[np.ndarray, " events"]
+    """Index into KINDS."""
+    question: Int64[np.ndarray, " events"]
+    trajectory_id: Int64[np.ndarray, " events"]
+    """-1 where the event concerns the question alone."""
+    bucket: Int64[np.ndarray, " events"]
+    """The question's bucket after the event, NO_BUCKET for none."""
+    num_members: Int64[np.ndarray, " events"]
+    """Rollouts a success count is over: K, or K - 1 where fresh members alone count; -1 where no count was made."""
+
+    def of(self, kind: int) -> "EventColumns":
+        """The rows of one kind."""
+        keep = self.kind == kind
+        return EventColumns(**{field.name: getattr(self, field.name)[keep] for field in fields(self)})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrawColumns:
+    """What the question sampler promised and drew: one row per drawable bucket of a draw."""
+
+    step: Int64[np.ndarray, " draws"]
+    bucket: Int64[np.ndarray, " draws"]
+    num_members: Int64[np.ndarray, " draws"]
+    num_questions: Int64[np.ndarray, " draws"]
+    probability: Float64[np.ndarray, " draws"]
+    num_drawn: Int64[np.ndarray, " draws"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRecord:
+    """A run folder, read."""
+
+    run: Path
+    setup: ReplaySetup
+    metrics: RunMetrics
+    question_ids: pa.Array
+    """Text id of question 0, 1, ...: those of the training set first, in its order."""
+    num_training_questions: int
+    """Questions of the training set, 0 when the run folder no longer holds it."""
+    trajectories: TrajectoryColumns
+    scores: ScoreColumns
+    events: EventColumns
+    draws: DrawColumns
+    last_step: int
+    """Newest step that metrics or ledger know of; where the ledger is damaged, its last whole one."""
+    incomplete: str
+    """What of the ledger could not be read and why; empty when all of it could."""
+
+
+def read_setup(run: Path) -> ReplaySetup:
+    """The replay settings of RUN/config.toml. Raises InputError when the file is missing or broken."""
+    path = run / CONFIG_FILE
+    if not run.is_dir():
+        raise InputError(f"{run} is not a folder. Name the --output folder of a run.")
+    if not path.is_file():
+        raise InputError(f"{run} is not a run folder: it has no {CONFIG_FILE}. Name the --output folder of a run.")
+    try:
+        layer = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not valid TOML: {error}. Restore it from a copy.") from None
+    config = resolve([(str(path), layer)])
+    return ReplaySetup(
+        method=config.run.method,
+        group_size=config.rollout.group_size,
+        questions_per_step=config.rollout.questions_per_step,
+        enabled=config.replay.enabled,
+        sampler=config.replay.sampler,
+        mu=config.replay.mu,
+        sigma=config.replay.sigma,
+        metric=config.replay.metric,
+        direction=config.replay.direction,
+        cooldown=config.replay.cooldown,
+    )
+
+
+def read_run(run: Path) -> RunRecord:
+    """Read settings, metrics and ledger of a finished or running run.
+
+    Raises InputError for a folder that is no run, and for a run without a ledger (saying so when replay was off).
+    """
+    setup = read_setup(run)
+    if not (run / LEDGER_FOLDER).is_dir():
+        raise InputError(_without_ledger(run, setup))
+    metrics = read_metrics(run)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LedgerWarning)  # carried on as `incomplete`
+        reader = LedgerReader(run / LEDGER_FOLDER)
+    if reader.dropped:
+        # Steps whose replays are not known would count as steps without any.
+        metrics = metrics.up_to(reader.last_step)
+    tables = {name: reader.table(name, columns, dictionary=True) for name, columns in _COLUMNS.items()}
+    training_ids = _training_ids(run)
+    question_ids = _all_ids(training_ids, tables[EVENTS], tables[TRAJECTORIES])
+    trajectories = _trajectories(tables[TRAJECTORIES], question_ids)
+    events = _events(tables[EVENTS], question_ids)
+    logged = int(metrics.steps[-1]) if len(metrics.steps) else 0
+    return RunRecord(
+        run=run,
+        setup=setup,
+        metrics=metrics,
+        question_ids=question_ids,
+        num_training_questions=len(training_ids),
+        trajectories=trajectories,
+        scores=_scores(tables[SCORES], trajectories),
+        events=events,
+        draws=_draws(tables[DRAWS]),
+        last_step=max(logged, int(events.step.max(initial=0))),
+        incomplete=f"ledger read up to step {reader.last_step}; {reader.dropped}" if reader.dropped else "",
+    )
+
+
+def _without_ledger(run: Path, setup: ReplaySetup) -> str:
+    if not setup.enabled:
+        return (
+            f"{run} has no replay ledger: replay was off (method {setup.method!r}, replay.enabled = false). "
+            "Name a run of a method that replays, such as exgrpo."
+        )
+    return (
+        f"{run} has no replay ledger: {run / LEDGER_FOLDER} does not exist. "
+        "Wait for the run's first step, or restore the folder from a copy."
+    )
+
+
+def _training_ids(run: Path) -> pa.Array:
+    import pyarrow.parquet as pq
+
+    path = run / QUESTIONS_FILE
+    if not path.is_file():
+        return pa.array([], pa.string())
+    return _flat(pq.read_table(path, columns=["id"]).column("id"))
+
+
+def _all_ids(training_ids: pa.Array, *tables: pa.Table) -> pa.Array:
+    named = [training_ids.cast(pa.string()), *(_words(table.column("question_id"))[0] for table in tables)]
+    return pc.unique(pa.concat_arrays(named))
+
+
+def _trajectories(table: pa.Table, question_ids: pa.Array) -> TrajectoryColumns:
+    ids = _integers(table, "trajectory_id")
+    order = np.argsort(ids, kind="stable")
+    return TrajectoryColumns(
+        trajectory_id=ids[order],
+        question=_numbered(table, question_ids)[order],
+        step_born=_integers(table, "step_born")[order],
+        weight_version=_integers(table, "weight_version")[order],
+        success_count=_integers(table, "k")[order],
+        num_tokens=_integers(table, "num_tokens")[order],
+        entropy=_floats(table, "entropy")[order],
+        nll=_floats(table, "nll")[order],
+    )
+
+
+def _scores(table: pa.Table, trajectories: TrajectoryColumns) -> ScoreColumns:
+    return ScoreColumns(
+        step=_integers(table, "step"),
+        row=trajectories.rows_of(_integers(table, "trajectory_id")),
+        weight_version=_integers(table, "weight_version"),
+        entropy=_floats(table, "entropy"),
+        nll=_floats(table, "nll"),
+        chosen=np.asarray(_flat(table.column("chosen")).to_numpy(zero_copy_only=False), dtype=bool),
+    )
+
+
+def _events(table: pa.Table, question_ids: pa.Array) -> EventColumns:
+    words, numbers = _words(table.column("event"))
+    unknown = sorted(set(words.to_pylist()) - set(KINDS))
+    if unknown:
+        raise InputError(f"the ledger holds events of the unknown kind {unknown[0]!r}: a newer version wrote it.")
+    kinds = np.array([KINDS.index(word) for word in words.to_pylist()], dtype=np.int64)
+    return EventColumns(
+        step=_integers(table, "step"),
+        kind=kinds[numbers],
+        question=_numbered(table, question_ids),
+        trajectory_id=_integers(table, "trajectory_id"),
+        bucket=_integers(table, "bucket"),
+        num_members=_integers(table, "num_members"),
+    )
+
+
+def _draws(table: pa.Table) -> DrawColumns:
+    names = ("step", "bucket", "num_members", "num_questions", "num_drawn")
+    return DrawColumns(probability=_floats(table, "probability"), **{name: _integers(table, name) for name in names})
+
+
+def _numbered(table: pa.Table, question_ids: pa.Array) -> Int64[np.ndarray, " rows"]:
+    words, numbers = _words(table.column("question_id"))
+    return pc.index_in(words, value_set=question_ids).to_numpy(zero_copy_only=False).astype(np.int64)[numbers]
+
+
+def _words(column: pa.ChunkedArray) -> tuple[pa.Array, Int64[np.ndarray, " rows"]]:
+    """The distinct words of a dictionary-encoded column, and the number of each row's word."""
+    encoded = _flat(column)
+    return encoded.dictionary.cast(pa.string()), encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _integers(table: pa.Table, name: str) -> Int64[np.ndarray, " rows"]:
+    """The column as int64, -1 where it is null."""
+    return pc.fill_null(_flat(table.column(name)).cast(pa.int64()), -1).to_numpy(zero_copy_only=False)
+
+
+def _floats(table: pa.Table, name: str) -> Float64[np.ndarray, " rows"]:
+    """The column as float64, NaN where it is null."""
+    return _flat(table.column(name)).cast(pa.float64()).to_numpy(zero_copy_only=False)
+
+
+def _flat(column: pa.ChunkedArray) -> pa.Array:
+    """One contiguous array; `combine_chunks` of a column without chunks is one of length 0."""
+    combined = column.combine_chunks()
+    return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)

@@ -1,0 +1,284 @@
+"""Replay reports as tables for a terminal."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from exgrpo_cli.replay_stats.as_json import occupied
+from exgrpo_cli.replay_stats.questions import QuestionHistory
+from exgrpo_cli.replay_stats.report import RunReport
+from exgrpo_cli.replay_stats.summary import ReplaySummary
+from exgrpo_cli.replay_stats.what_if import MetricOutcome, SamplerOutcome
+
+TIMES_SHOWN = 8
+"""Rows of a table over time."""
+TEXT_SHOWN = 60
+"""Characters of a question's text."""
+NO_VALUE = "–"
+
+
+def report_tables(reports: Sequence[RunReport]) -> Iterator[Table]:
+    """Of one run all tables; of several the ones that set them side by side. Then what was asked for of each."""
+    yield overview(reports)
+    if len(reports) == 1:
+        summary = reports[0].summary
+        yield buckets_over_time(summary)
+        yield dynamics(summary)
+        yield draws(summary)
+        yield entropies(summary)
+        yield replayed_questions(summary)
+    else:
+        yield buckets_side_by_side(reports)
+    for report in reports:
+        if report.sampler:
+            yield sampler_outcome(report.label, report.sampler, report.summary.setup.sampler)
+        if report.metric:
+            yield metric_outcome(report.label, report.metric, report.summary)
+        if report.history:
+            yield question_table(report.label, report.history)
+
+
+def overview(reports: Sequence[RunReport]) -> Table:
+    """The main figures, one column per run."""
+    table = _table("Experience buffer", "", *(report.label for report in reports))
+    columns = [_overview(report.summary) for report in reports]
+    for name in columns[0]:
+        table.add_row(name, *(column[name] for column in columns))
+    return table
+
+
+def _overview(summary: ReplaySummary) -> dict[str, str]:
+    now, replays, setup = summary.occupancy, summary.replays, summary.setup
+    never = (replays.reuse == 0).mean() if len(replays.reuse) else math.nan
+    p_value = summary.draws.p_value
+    return {
+        "method": setup.method,
+        "sampler, metric": f"{setup.sampler}, {setup.metric}:{setup.direction}",
+        "steps (mixed from)": f"{summary.last_step} ({_maybe(summary.first_mixed_step)})",
+        "questions buffered": f"{summary.questions:,}",
+        "retired": f"{summary.retired:,}",
+        "tried, nothing stored": f"{int(now.tried[-1]):,}" if now.visits_known else NO_VALUE,
+        "unseen": f"{int(now.unseen[-1]):,}" if now.visits_known else NO_VALUE,
+        "trajectories in the buffer": f"{summary.trajectories:,}",
+        "trajectories ever stored": f"{summary.stored:,}",
+        "replays": f"{len(replays.step):,}",
+        "steps with replay": _percent(summary.shares.share_of_steps),
+        "trained tokens replayed": _percent(summary.shares.share_of_tokens),
+        "entropy replayed / available": _pair(summary.selection.mean_selected, summary.selection.mean_available),
+        "draws with a choice": _percent(summary.selection.share_with_choice),
+        "age: mean, median, oldest": _spread(replays.age),
+        "replays of a trajectory: mean, most": f"{_number(_mean(replays.reuse))}, {int(replays.reuse.max(initial=0))}",
+        "never replayed": _percent(never),
+        "importance ratio, mean": _number(_nan_mean(summary.ratios.mean)),
+        "effective sample size, mean": _number(_nan_mean(summary.ratios.effective_sample_size)),
+        "draws as promised: p": NO_VALUE if p_value is None else f"{p_value:.3f}",
+    }
+
+
+def buckets_over_time(summary: ReplaySummary) -> Table:
+    """Questions per bucket at a few steps."""
+    shown = occupied(summary)
+    table = _table(f"Questions by successes of {summary.setup.group_size}", "step", *map(str, shown), "buffered")
+    for step in _times(summary):
+        counts = summary.occupancy.in_bucket[step]
+        table.add_row(str(step), *(f"{counts[bucket]:,}" for bucket in shown), f"{counts.sum():,}")
+    return table
+
+
+def dynamics(summary: ReplaySummary) -> Table:
+    """Questions by state, entropies, ages and ratios at a few steps; the latter are means since the row before."""
+    table = _table(
+        "Over time (from entropy on: means since the row above)",
+        "step",
+        "retired",
+        "tried",
+        "unseen",
+        "entropy",
+        "avail.",
+        "cand.",
+        "age",
+        "ratio",
+        "ESS",
+    )
+    # Ten columns fit 80 characters only so.
+    table.padding = (0, 1, 0, 0)
+    now, chosen, ratios = summary.occupancy, summary.selection, summary.ratios
+    before = -1
+    for step in _times(summary):
+        window = slice(before + 1, step + 1)
+        logged = (ratios.steps > before) & (ratios.steps <= step)
+        table.add_row(
+            str(step),
+            f"{now.retired[step]:,}",
+            f"{now.tried[step]:,}" if now.visits_known else NO_VALUE,
+            f"{now.unseen[step]:,}" if now.visits_known else NO_VALUE,
+            *(
+                _number(_nan_mean(values[window]))
+                for values in (chosen.selected, chosen.available, chosen.candidates, summary.age_over_time)
+            ),
+            _number(_nan_mean(ratios.mean[logged])),
+            _number(_nan_mean(ratios.effective_sample_size[logged])),
+        )
+        before = step
+    return table
+
+
+def draws(summary: ReplaySummary) -> Table:
+    """What the sampler promised and what was drawn."""
+    test = summary.draws
+    outcome = "" if test.p_value is None else f", p = {test.p_value:.3f}"
+    table = _table(f"Drawn against promised ({summary.setup.sampler}{outcome})", "bucket", "promised", "drawn")
+    for row in test.buckets:
+        table.add_row(f"{row.bucket}/{row.num_members}", f"{row.expected:,.1f}", f"{row.drawn:,}")
+    return table
+
+
+def entropies(summary: ReplaySummary) -> Table:
+    """Entropy at birth by bucket and difficulty."""
+    table = _table("Entropy of trajectories at birth (nats)", "successes", "trajectories", "mean", "median", "5-95 %")
+    for group in (*summary.by_bucket, *summary.by_difficulty):
+        low, _, median, _, high = group.quantiles
+        table.add_row(
+            group.name, f"{group.trajectories:,}", _number(group.mean), _number(median), f"{low:.3f}-{high:.3f}"
+        )
+    return table
+
+
+def replayed_questions(summary: ReplaySummary) -> Table:
+    """The questions replayed most often."""
+    table = _table("Most replayed questions", "id", "replays", "different", "stored", "now", "question")
+    table.columns[-1].justify = "left"
+    for row in summary.most_replayed:
+        table.add_row(
+            row.question_id[:12],
+            str(row.replays),
+            str(row.distinct),
+            str(row.trajectories),
+            row.state,
+            _excerpt(row.question.text),
+        )
+    return table
+
+
+def buckets_side_by_side(reports: Sequence[RunReport]) -> Table:
+    """Questions per bucket now, one column per run."""
+    table = _table("Questions by successes, now", "successes", *(report.label for report in reports))
+    for bucket in sorted({bucket for report in reports for bucket in occupied(report.summary)}):
+        table.add_row(str(bucket), *(f"{report.summary.buckets.get(bucket, 0):,}" for report in reports))
+    return table
+
+
+def sampler_outcome(label: str, outcome: SamplerOutcome, own: str) -> Table:
+    """Questions drawn by the run and by the other sampler."""
+    table = _table(f"{label}: questions drawn, had the sampler been {outcome.name}", "successes", own, outcome.name)
+    for bucket in sorted({*outcome.drawn, *outcome.expected}):
+        table.add_row(str(bucket), f"{outcome.drawn.get(bucket, 0):,}", f"{outcome.expected.get(bucket, 0.0):,.1f}")
+    table.add_row(
+        "mean pass rate", _number(_nan_mean(outcome.pass_rate)), _number(_nan_mean(outcome.expected_pass_rate))
+    )
+    return table
+
+
+def metric_outcome(label: str, outcome: MetricOutcome, summary: ReplaySummary) -> Table:
+    """Trajectories chosen by the run and by the other metric."""
+    other = f"{outcome.name}:{outcome.direction}"
+    values = "" if outcome.measured else ", values at birth"
+    table = _table(
+        f"{label}: trajectories replayed, had the metric been {other}{values}",
+        "mean of",
+        f"{summary.setup.metric}:{summary.setup.direction}",
+        other,
+    )
+    for name in outcome.chosen:
+        table.add_row(name, _number(outcome.chosen[name]), _number(outcome.other[name]))
+    table.add_row("same trajectory, of draws with a choice", "", _percent(outcome.share_same))
+    table.add_row("draws, with a choice", f"{outcome.draws:,}", _percent(outcome.share_with_choice))
+    return table
+
+
+def question_table(label: str, history: QuestionHistory) -> Table:
+    """Everything that happened to one question."""
+    text = history.question
+    table = _table(
+        f"{label}: question {history.question_id}, {history.state}",
+        "step",
+        "event",
+        "trajectory",
+        "bucket",
+        "tokens",
+        "entropy",
+        "nll",
+    )
+    if text.text:
+        level = f", level {text.level}" if text.level else ""
+        table.caption = f"{_excerpt(text.text, 400)} Answer: {text.answer}{level}"
+    for row in history.rows:
+        table.add_row(
+            str(row.step),
+            row.event,
+            _maybe(row.trajectory_id),
+            _maybe(row.bucket),
+            _maybe(row.num_tokens),
+            _number(row.entropy),
+            _number(row.nll),
+        )
+    return table
+
+
+def _table(title: str, first: str, *others: str) -> Table:
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        min_width=len(title),
+    )
+    table.add_column(first, justify="left", no_wrap=True)
+    for name in others:
+        table.add_column(name, justify="right", overflow="fold")
+    return table
+
+
+def _times(summary: ReplaySummary) -> list[int]:
+    """Up to TIMES_SHOWN steps, evenly spaced, the last one among them."""
+    first = min(1, summary.last_step)
+    return sorted({round(step) for step in np.linspace(first, summary.last_step, TIMES_SHOWN)})
+
+
+def _excerpt(text: str, length: int = TEXT_SHOWN) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= length else f"{line[: length - 1]}…"
+
+
+def _maybe(value: int | None) -> str:
+    return NO_VALUE if value is None else str(value)
+
+
+def _number(value: float | None) -> str:
+    return NO_VALUE if value is None or not math.isfinite(value) else f"{value:.3f}"
+
+
+def _percent(share: float) -> str:
+    return NO_VALUE if not math.isfinite(share) else f"{share:.1%}"
+
+
+def _pair(first: float, second: float) -> str:
+    return f"{_number(first)} / {_number(second)}"
+
+
+def _spread(values: np.ndarray) -> str:
+    if not len(values):
+        return NO_VALUE
+    return f"{values.mean():.1f}, {np.median(values):g}, {values.max()}"
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if len(values) else math.nan
+
+
+def _nan_mean(values: np.ndarray) -> float:
+    return _mean(values[np.isfinite(values)])

@@ -1,0 +1,215 @@
+"""Studies: which arms, which runs, what is run again, and what is concluded."""
+
+import json
+import math
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from exgrpo_cli.ablation.arms import method_arms, metric_arms, sampler_arms, vary_arms, with_baseline
+from exgrpo_cli.ablation.report import report_study, t_interval, t_test
+from exgrpo_cli.ablation.schedule import last_line, log_path, run_study, start, why
+from exgrpo_cli.ablation.study import Study, plan_study
+from exgrpo_cli.console.reporter import SilentReporter
+from exgrpo_cli.errors import InputError, Interrupted, RunError
+
+
+def names(arms) -> list[str]:
+    return [arm.name for arm in arms]
+
+
+def test_one_metric_is_compared_both_ways_and_with_chance() -> None:
+    arms = with_baseline(metric_arms("ent"))
+    assert names(arms) == ["ent:min", "ent:max", "random", "on-policy"]
+    assert arms[1].assignments == ('replay.metric="ent"', 'replay.direction="max"')
+    assert arms[-1].method == "grpo"
+
+
+def test_a_comma_list_is_exactly_those_and_on_policy() -> None:
+    assert names(with_baseline(metric_arms("ent,ppl:max"))) == ["ent:min", "ppl:max", "on-policy"]
+    assert names(with_baseline(metric_arms("ent:max"))) == ["ent:max", "on-policy"]
+    assert names(with_baseline(sampler_arms("linear,sqrt"))) == ["linear", "sqrt", "on-policy"]
+    assert names(with_baseline(method_arms("exgrpo,grpo"))) == ["exgrpo", "grpo"]
+    assert names(vary_arms("replay.ratio=0.25,0.75")) == ["replay.ratio=0.25", "replay.ratio=0.75"]
+
+
+def test_a_function_of_the_users_own_keeps_its_colons() -> None:
+    (arm, _) = metric_arms("python:pkg.metrics:longest:max,ent")
+    assert arm.assignments == ('replay.metric="python:pkg.metrics:longest"', 'replay.direction="max"')
+    assert names(metric_arms("python:pkg.metrics:longest")) == [
+        "python:pkg.metrics:longest:min",
+        "python:pkg.metrics:longest:max",
+        "random",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "text", "message"),
+    [
+        (metric_arms, "entt", "--metric 'entt' is not known. Did you mean 'ent'?"),
+        (metric_arms, "ent:up", "--metric 'ent:up': the direction is min or max, not 'up'."),
+        (metric_arms, ",", "--metric ',' names nothing."),
+        (sampler_arms, "liner", "--sampler 'liner' is not known. Did you mean 'linear'?"),
+        (vary_arms, "ratio", "--vary 'ratio' is not of the form section.key=value,value."),
+    ],
+)
+def test_a_wrong_arm_is_named(make, text: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        make(text)
+    assert str(caught.value) == message
+
+
+def test_an_arm_named_twice_is_refused() -> None:
+    with pytest.raises(InputError, match="arm 'ent:min' is named twice"):
+        with_baseline(metric_arms("ent,ent:min"))
+
+
+def test_the_metric_study_has_twelve_runs(tmp_path: Path) -> None:
+    study = plan_study(name="metric-ent", root=tmp_path, arms=metric_arms("ent"), seeds=(0, 1, 2))
+    plan = study.describe()
+    assert len(plan["runs"]) == 12
+    assert {run["state"] for run in plan["runs"]} == {"new"}
+    assert plan["runs"][0]["folder"] == str(tmp_path / "metric-ent" / "ent-min" / "seed-0")
+    seeds = {run.seed: run.config.run.seed for run in study.runs}
+    assert seeds == {0: 0, 1: 1, 2: 2}
+
+
+def test_t_interval_by_hand() -> None:
+    """0.5, 0.6, 0.7: mean 0.6, s = 0.1, t(2, 97.5 %) = 4.3027, half width 4.3027 * 0.1 / sqrt(3) = 0.24842."""
+    interval = t_interval([0.5, 0.6, 0.7])
+    assert interval.mean == pytest.approx(0.6)
+    assert interval.high - interval.mean == pytest.approx(0.24842, abs=1e-4)
+    assert interval.mean - interval.low == pytest.approx(0.24842, abs=1e-4)
+    one = t_interval([0.5])
+    assert (one.low, one.high) == (0.5, 0.5)
+
+
+def test_t_test_by_hand() -> None:
+    """Differences 1, 2, 3: t = 2 / (1 / sqrt(3)) = 3.4641 on 2 degrees; p = 1 - t / sqrt(t^2 + 2) = 0.0742."""
+    t = 2 * math.sqrt(3)
+    assert t_test([1.0, 2.0, 3.0]) == pytest.approx(1 - t / math.sqrt(t**2 + 2))
+    assert t_test([1.0]) is None
+    assert t_test([1.0, 1.0]) is None
+
+
+@pytest.fixture(scope="module")
+def study_of(small_backbone: Path):
+    """A study of two arms and one seed that takes seconds."""
+
+    def make(root: Path, *assignments: str) -> Study:
+        return plan_study(
+            name="small",
+            root=root,
+            arms=metric_arms("ent:min"),
+            seeds=(0,),
+            assignments=[
+                "arithmetic.levels=[2]",
+                "arithmetic.num_train=60",
+                "arithmetic.num_heldout=20",
+                "rollout.questions_per_step=8",
+                "replay.start_threshold=0.05",
+                "run.steps=4",
+                "run.threads=1",
+                "run.plots=false",
+                "validation.samples=2",
+                f"backbone.source={small_backbone}",
+                *assignments,
+            ],
+        )
+
+    return make
+
+
+def test_a_study_runs_compares_and_is_not_run_again(study_of, tmp_path: Path) -> None:
+    study = study_of(tmp_path)
+    torn = study.runs[0].folder  # of a run that was killed while it was set up
+    (torn / "data").mkdir(parents=True)
+    (torn / ".lock").touch()
+    run_study(study, jobs=2, reporter=SilentReporter())
+    report = report_study(study).to_json()
+    assert report["baseline"] == "on-policy"
+    after = {
+        name: json.loads((tmp_path / "small" / folder / "seed-0" / "summary.json").read_text())["heldout"]["after"]
+        for name, folder in (("ent:min", "ent-min"), ("on-policy", "on-policy"))
+    }
+    for name in after:
+        assert report["arms"][name]["mean"] == after[name]["pass_at_1"]
+        assert report["arms"][name]["seeds"] == {"0": after[name]["pass_at_1"]}
+    difference = after["ent:min"]["pass_at_1"] - after["on-policy"]["pass_at_1"]
+    assert report["arms"]["ent:min"]["difference"]["mean"] == pytest.approx(difference)
+    row = next(line for line in (tmp_path / "small" / "report.md").read_text().splitlines() if "ent:min" in line)
+    assert f"| one seed | {difference:+.3f} |" in row  # one seed has no interval, nor has its difference
+    expected = {"results.json", "report.md", "ablation.png", "ablation.svg", "curves.png", "curves.svg"}
+    assert expected <= {path.name for path in (tmp_path / "small").iterdir()}
+
+    first_step = [
+        json.loads((tmp_path / "small" / folder / "seed-0" / "metrics.jsonl").read_text().splitlines()[0])
+        for folder in ("ent-min", "on-policy")
+    ]
+    assert first_step[0]["batch/pass_at_1"] == first_step[1]["batch/pass_at_1"], "both arms see the same questions"
+
+    again = study_of(tmp_path)
+    assert {run.state for run in again.runs} == {"finished"}
+    before = {run.folder: (run.folder / "summary.json").stat().st_mtime_ns for run in again.runs}
+    run_study(again, jobs=1, reporter=SilentReporter())
+    assert before == {run.folder: (run.folder / "summary.json").stat().st_mtime_ns for run in again.runs}
+
+    with pytest.raises(InputError, match=r"holds a run with another run.steps: choose another --name"):
+        study_of(tmp_path, "run.steps=5")
+
+
+def test_a_run_that_fails_is_named_and_the_others_finish(study_of, tmp_path: Path) -> None:
+    """A bound no gradient meets stops every run after five skipped updates; both are told, with the reason."""
+    with pytest.raises(RunError, match=r"2 of 2 runs failed, first .*5 consecutive updates were skipped"):
+        run_study(study_of(tmp_path, "optim.skip_norm=1e-9"), jobs=2, reporter=SilentReporter())
+
+
+def test_what_killed_a_run_is_named(study_of, tmp_path: Path) -> None:
+    """As the kernel does where memory runs out: the log ends in the middle of nothing."""
+    (run, _) = study_of(tmp_path).runs
+    job = start(run, SilentReporter())
+    job.process.kill()
+    job.process.wait()
+    assert why(job) == "ended by a signal (Killed)"
+
+
+def test_a_stop_signal_to_the_study_saves_its_runs(study_of, tmp_path: Path) -> None:
+    """What a cluster sends before it takes a machine away counts as Ctrl-C does."""
+    study = study_of(tmp_path, "run.steps=200")
+    journal = study.runs[0].folder / "metrics.jsonl"
+
+    def stop_when_under_way() -> None:
+        while not journal.exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop_when_under_way, daemon=True).start()
+    with pytest.raises(Interrupted, match="states saved; the same command goes on with the study in"):
+        run_study(study, jobs=1, reporter=SilentReporter())
+    saved = int((study.runs[0].folder / "checkpoints" / "latest").read_text().removeprefix("step-"))
+    assert saved == len(journal.read_text().splitlines()) < 200
+    assert [run.state for run in study.runs] == ["unfinished", "new"]
+
+
+def test_a_study_that_cannot_be_written_is_refused(study_of, tmp_path: Path) -> None:
+    (tmp_path / "small").write_text("")
+    with pytest.raises(InputError, match=r"small cannot be written \(File exists\): choose another --output"):
+        run_study(study_of(tmp_path), jobs=1, reporter=SilentReporter())
+
+
+@pytest.mark.engines
+def test_a_run_of_several_ranks_is_started_by_its_worker(study_of, tmp_path: Path) -> None:
+    (run, _) = study_of(tmp_path, "run.nproc=2", "run.steps=1", "data.heldout=arithmetic").runs
+    job = start(run, SilentReporter())
+    assert job.process.wait(timeout=200) == 0, last_line(log_path(run))
+    assert json.loads((run.folder / "environment.json").read_text())["ranks"] == 2
+    assert run.state == "finished"
+
+
+def test_no_seeds_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"seeds \[\] must be at least one"):
+        plan_study(name="none", root=tmp_path, arms=metric_arms("ent"), seeds=())

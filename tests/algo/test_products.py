@@ -1,0 +1,85 @@
+"""Products by oneDNN against float64, at the edges of its blocks; the same functions where oneDNN is not used."""
+
+import pytest
+import torch
+from torch import nn
+
+from exgrpo_cli.algo import products
+from exgrpo_cli.algo.products import BLOCK_ROWS, COARSE_ROWS, FEWEST_ROWS, linear, product, transposed_product
+from exgrpo_cli.engines.model.causal_lm import ProductLinear, use_products
+
+ROWS = [1, FEWEST_ROWS - 1, FEWEST_ROWS, FEWEST_ROWS + 1, 2 * COARSE_ROWS, 2 * COARSE_ROWS + 1, BLOCK_ROWS, 2500]
+
+
+@pytest.fixture(params=["onednn", "plain"])
+def backend(request, monkeypatch):
+    # oneDNN computes the same on any processor; AVX-512 decides only whether it pays.
+    monkeypatch.setattr(products, "ONEDNN", request.param == "onednn")
+    monkeypatch.setattr(products, "FEWEST_OPERATIONS", 0)
+    return request.param
+
+
+def gap(result, expected):
+    """Largest error relative to the largest entry."""
+    return float((result.double() - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize("num_rows", ROWS)
+def test_product_and_its_transpose_are_those_of_float64(backend, num_rows):
+    generator = torch.Generator().manual_seed(num_rows)
+    left = torch.randn(num_rows, 48, generator=generator)
+    right = torch.randn(40, 48, generator=generator)
+    bias = torch.randn(40, generator=generator)
+    grads = torch.randn(num_rows, 40, generator=generator)
+
+    assert gap(product(left, right, bias), left.double() @ right.double().t() + bias.double()) < 1e-5
+    assert gap(product(grads, right.t()), grads.double() @ right.double()) < 1e-5
+    assert gap(transposed_product(grads, left), grads.double().t() @ left.double()) < 1e-5
+
+
+@pytest.mark.parametrize("shape", [(1500, 48), (3, 500, 48)])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_gradients_of_linear_are_those_of_float64(backend, shape, with_bias):
+    generator = torch.Generator().manual_seed(1)
+    tensors = [torch.randn(shape, generator=generator), torch.randn(40, 48, generator=generator)]
+    tensors += [torch.randn(40, generator=generator)] if with_bias else []
+    weights = torch.randn(*shape[:-1], 40, generator=generator)
+    single = [tensor.clone().requires_grad_() for tensor in tensors]
+    double = [tensor.double().requires_grad_() for tensor in tensors]
+
+    (linear(*single) * weights).sum().backward()
+    (nn.functional.linear(*double) * weights.double()).sum().backward()
+
+    for ours, reference in zip(single, double, strict=True):
+        assert gap(ours.grad, reference.grad) < 1e-5
+
+
+def test_a_row_gives_the_same_result_wherever_it_stands_in_its_block(backend):
+    rows = torch.randn(BLOCK_ROWS, 48, generator=torch.Generator().manual_seed(2))
+    weight = torch.randn(40, 48, generator=torch.Generator().manual_seed(3))
+    order = torch.randperm(BLOCK_ROWS, generator=torch.Generator().manual_seed(4))
+
+    torch.testing.assert_close(product(rows[order], weight), product(rows, weight)[order], rtol=0, atol=1e-5)
+
+
+def test_other_dtypes_keep_torch_own_product(backend):
+    left, right = torch.randn(200, 48, dtype=torch.float64), torch.randn(40, 48, dtype=torch.float64)
+
+    assert torch.equal(product(left, right), nn.functional.linear(left, right))
+
+
+def test_only_plain_linear_layers_change_and_their_weights_keep_their_names():
+    class Scaled(nn.Linear):
+        def forward(self, inputs):
+            return 2 * super().forward(inputs)
+
+    model = nn.Sequential(nn.Linear(8, 8), Scaled(8, 8))
+    names = list(model.state_dict())
+    inputs = torch.randn(4, 8)
+    before = model(inputs)
+
+    use_products(model)
+
+    assert [type(layer) for layer in model] == [ProductLinear, Scaled]
+    assert list(model.state_dict()) == names
+    torch.testing.assert_close(model(inputs), before)

@@ -1,0 +1,165 @@
+"""The command line as a whole: quick help, examples that can be pasted, one line and one exit code per error."""
+
+import inspect
+import re
+import shlex
+import subprocess
+import sys
+import warnings
+
+import pytest
+import typer
+
+from exgrpo_cli.commands import app, run
+from exgrpo_cli.errors import InputError, Interrupted, RunError
+from exgrpo_cli.ledger.reader import LedgerWarning
+
+HEAVY = ("torch", "transformers", "vllm", "deepspeed", "pyarrow", "numpy", "pandas", "matplotlib", "scipy", "sympy")
+COMMANDS = {info.name or info.callback.__name__: info.callback for info in app.registered_commands}
+
+
+def test_the_promised_commands_are_there():
+    assert set(COMMANDS) == {
+        "prepare",
+        "train",
+        "replay-stats",
+        "evaluate",
+        "eval",
+        "ablate",
+        "doctor",
+        "presets",
+    }
+
+
+def test_help_imports_nothing_heavy():
+    """Importing torch alone takes seconds: help must not need it, for any command."""
+    code = (
+        "import sys; from exgrpo_cli.commands import run; "
+        f"codes = [run([*name, '--help']) for name in [[], *[[each] for each in {sorted(COMMANDS)!r}]]]; "
+        f"print([name for name in {HEAVY!r} if name in sys.modules], codes, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == f"[] {[0] * (1 + len(COMMANDS))}"
+    assert "Usage: exgrpo train" in done.stdout
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_has_one_sentence_and_examples_that_parse(name):
+    paragraphs = inspect.getdoc(COMMANDS[name]).split("\n\n")
+    assert re.fullmatch(r"[^.]+(\.\S[^.]*)*\.", paragraphs[0].replace("\n", " ")), paragraphs[0]
+    examples = [line.strip() for line in paragraphs[-1].splitlines() if line.strip().startswith("exgrpo ")]
+    assert examples
+    group = typer.main.get_command(app)
+    for example in examples:
+        program, command, *arguments = shlex.split(example)
+        assert program == "exgrpo"
+        assert COMMANDS[command] is COMMANDS[name]
+        # Parses types and option names without running anything; raises on an unknown option.
+        group.commands[command].make_context(command, arguments)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_option_has_help(name):
+    command = typer.main.get_command(app).commands[name]
+    without = [parameter.name for parameter in command.params if not getattr(parameter, "help", None)]
+    assert without == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--stps", "3"], "No such option: --stps"),
+        (["trian"], "No such command 'trian'."),
+        (["train", "--steps", "many"], "--steps"),
+        (["train", "--engine", "megatron"], "--engine"),
+        (["train", "--steps", "0"], "run.steps = 0 is out of range"),
+        (["train", "--set", "optim.lr=1"], "unknown key optim.lr."),
+        (["presets", "exgrop"], "unknown preset 'exgrop'. Did you mean 'exgrpo'?"),
+    ],
+)
+def test_usage_errors_are_one_line_and_exit_2(arguments, message, capsys):
+    assert run(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+def test_without_arguments_the_help_is_shown(capsys):
+    assert run([]) == 2
+    out, err = capsys.readouterr()
+    assert "Usage: exgrpo" in out + err
+
+
+ERRORS = {
+    "refused": (InputError("data.parquet, row 3: answer is empty: drop the row."), 2),
+    "stopped": (RunError("weights differ\nafter the sync."), 1),
+    "interrupted": (Interrupted("stopped after step 3; go on with: exgrpo train --resume"), 130),
+    "ctrl-c": (KeyboardInterrupt(), 130),
+    "disk": (OSError(28, "No space left on device", "runs/x/metrics.jsonl"), 1),
+    "surprise": (ZeroDivisionError("division by zero"), 1),
+}
+
+
+@pytest.fixture
+def failing() -> typer.Typer:
+    """A command line whose commands fail, one way each."""
+    commands = typer.Typer(pretty_exceptions_enable=False)
+    for name, (error, _) in ERRORS.items():
+
+        def fail(debug: bool = typer.Option(False, "--debug"), error: str = typer.Option(name, hidden=True)) -> None:
+            raise ERRORS[error][0]
+
+        commands.command(name)(fail)
+    return commands
+
+
+@pytest.mark.parametrize("name", sorted(ERRORS))
+def test_each_error_has_its_exit_code_and_one_line(failing, name, capsys):
+    assert run([name], failing) == ERRORS[name][1]
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1
+    assert err.startswith("exgrpo: ")
+    expected = {"disk": "runs/x/metrics.jsonl: No space left on device", "ctrl-c": "interrupted"}
+    assert expected.get(name, str(ERRORS[name][0]).split("\n")[0]) in err
+
+
+@pytest.mark.parametrize("name", ["refused", "stopped", "surprise", "disk"])
+def test_debug_shows_the_traceback(failing, name, capsys):
+    assert run([name, "--debug"], failing) == ERRORS[name][1]
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_a_warning_of_the_toolkit_is_one_line(capsys):
+    """No file name, no line of code; nothing at all with --quiet."""
+    commands = typer.Typer(pretty_exceptions_enable=False)
+
+    @commands.command()
+    def warn(quiet: bool = typer.Option(False, "--quiet")) -> None:
+        warnings.warn("runs/x/replay: read up to step 9;\n1 part left out", LedgerWarning, stacklevel=2)
+
+    assert run([], commands) == 0
+    assert capsys.readouterr().err == "exgrpo: runs/x/replay: read up to step 9; 1 part left out\n"
+    assert run(["--quiet"], commands) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_what_other_packages_warn_of_is_shown_with_debug_alone():
+    commands = typer.Typer(pretty_exceptions_enable=False)
+
+    @commands.command()
+    def warn(debug: bool = typer.Option(False, "--debug")) -> None:
+        warnings.warn("all_gather_into_tensor is deprecated", FutureWarning, stacklevel=2)
+
+    with warnings.catch_warnings(record=True, action="always") as shown:
+        assert run([], commands) == 0
+        assert shown == []
+        assert run(["--debug"], commands) == 0
+        assert [str(warning.message) for warning in shown] == ["all_gather_into_tensor is deprecated"]
+
+
+def test_a_reader_that_leaves_ends_the_command_quietly():
+    """`exgrpo presets | head -0`: the pipe is closed before anything is written."""
+    command = f"{sys.executable} -m exgrpo_cli.commands presets | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "")

@@ -1,0 +1,176 @@
+"""`exgrpo prepare` as typed: files, reports, exit codes, one line for what is wrong."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from exgrpo_cli.backbones.tokenizer import make_tokenizer
+from exgrpo_cli.commands import run
+from exgrpo_cli.data.question_file.questions import read_questions
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def backbone(folder):
+    """A model folder with nothing but what prompts need."""
+    make_tokenizer(max_tokens=512).save_pretrained(folder / "model")
+    (folder / "model" / "config.json").write_text('{"model_type": "qwen2"}')
+    return "model"
+
+
+def questions(folder, *answers):
+    rows = [json.dumps({"q": f"What is {answer} + 0?", "gold": f"answer: {answer}"}) for answer in answers]
+    (folder / "set.jsonl").write_text("\n".join(rows))
+    return ["set.jsonl", "--question-field", "q", "--answer-field", "gold", "--answer-pattern", r"answer: (\S+)"]
+
+
+def test_without_options_arithmetic_and_its_heldout_questions_are_made(folder, capsys):
+    small = ["--set", "arithmetic.num_train=60", "--set", "arithmetic.num_heldout=30"]
+    assert run(["prepare", *small]) == 0
+    assert len(read_questions("data/arithmetic.parquet").questions) == 60
+    assert len(read_questions("data/arithmetic-heldout.parquet").questions) == 30
+    page = capsys.readouterr().out
+    assert "60 kept in data/arithmetic.parquet" in page and "30 kept in data/arithmetic-heldout.parquet" in page
+    first = read_questions("data/arithmetic.parquet")
+    assert run(["prepare", *small, "--quiet"]) == 0
+    assert read_questions("data/arithmetic.parquet") == first
+    assert run(["prepare", *small, "--seed", "1", "--quiet"]) == 0
+    assert read_questions("data/arithmetic.parquet").content_hash != first.content_hash
+    assert capsys.readouterr() == ("", "")
+
+
+def test_json_is_one_object_on_stdout(folder, capsys):
+    assert run(["prepare", *questions(folder, 1, 2), "--layout", "verl", "--output", "out/v.parquet", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["output"], report["layout"]) == ("out/v.parquet", "named fields")
+    assert report["counts"] == {"read": 2, "kept": 2, "folded": 0, "dropped": {}}
+    found = read_questions("out/v.parquet")
+    assert report["content_hash"] == found.content_hash and [q.answer for q in found.questions] == ["1", "2"]
+
+
+def test_the_prompts_are_shown_as_the_backbone_sees_them(folder, backbone, capsys):
+    arguments = ["prepare", *questions(folder, 1, 2, 3), "--backbone", backbone, "--show", "2", "--quiet"]
+    assert run(arguments) == 0
+    shown = capsys.readouterr().out.split("---\n")
+    # One token a byte and one each for <|user|>, <|assistant|>, <think>: 3 + len("What is 1 + 0?") + the newline.
+    assert shown[0].endswith(", 18 tokens\n<|user|>What is 1 + 0?<|assistant|><think>\n\n")
+    assert "What is 2 + 0?" in shown[1] and len(shown) == 3
+    assert run([*arguments, "--json"]) == 0
+    assert [prompt["tokens"] for prompt in json.loads(capsys.readouterr().out)["shown"]] == [18, 18]
+
+
+def test_prompts_over_the_limit_are_left_out(folder, backbone, capsys):
+    arguments = [
+        "prepare",
+        *questions(folder, 1, 22, 333),
+        "--backbone",
+        backbone,
+        "--max-prompt-tokens",
+        "19",
+        "--json",
+    ]
+    assert run(arguments) == 0
+    assert json.loads(capsys.readouterr().out)["counts"]["dropped"] == {"prompt over 19 tokens": 1}
+
+
+def test_questions_of_a_benchmark_file_are_left_out(folder, capsys):
+    arguments = ["prepare", *questions(folder, 1, 2, 3)]
+    assert run([*arguments, "--output", "all.parquet", "--quiet"]) == 0
+    questions(folder, 2)
+    assert run([*arguments, "--output", "evaluation.parquet", "--quiet"]) == 0
+    questions(folder, 1, 2, 3)
+    assert run([*arguments, "--decontaminate", "evaluation.parquet", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["counts"]["dropped"] == {"contaminated by evaluation": 1}
+
+
+def test_a_benchmark_file_may_have_any_layout(folder, capsys):
+    arguments = ["prepare", *questions(folder, 1, 2, 3)]
+    (folder / "own.jsonl").write_text(json.dumps({"problem": "What is 3 + 0?", "answer": "3"}) + "\n")
+    assert run([*arguments, "--decontaminate", "own.jsonl", "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["counts"]["dropped"] == {"contaminated by own": 1}
+    assert "reading rows: 3/3" in said.err
+
+
+def test_benchmark_files_of_one_name_all_count_and_a_folder_is_read_too(folder, capsys):
+    arguments = ["prepare", *questions(folder, 1, 2, 3, 4)]
+    for number, place in enumerate(("a", "b"), start=1):
+        (folder / place).mkdir()
+        (folder / place / "test.jsonl").write_text(json.dumps({"problem": f"What is {number} + 0?", "answer": "1"}))
+    assert run([*arguments, "--decontaminate", "a/test.jsonl,b/test.jsonl", "--json", "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out)["counts"]["dropped"] == {"contaminated by test": 2}
+    assert run([*arguments, "--decontaminate", "b", "--json", "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out)["counts"]["dropped"] == {"contaminated by b": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("set.csv", 'question,answer\n"What is\n1 + 0?",1\n\nWhat is 2 + 0?,2\n'),
+        ("set.json", '[{"question": "What is 1 + 0?", "answer": "1"}, {"question": "What is 2 + 0?", "answer": "2"}]'),
+        ("set.jsonl", '{"question": "What is 1 + 0?", "answer": "1"}\n\n{"question": "And 2?", "answer": "2"}\n'),
+    ],
+)
+def test_every_format_shows_how_far_its_rows_are_read(folder, capsys, name, text):
+    (folder / name).write_text(text)
+    assert run(["prepare", name]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert [line for line in said if line.startswith("reading rows")] == ["reading rows: 0/2", "reading rows: 2/2"]
+
+
+def test_ctrl_c_says_how_to_go_on(folder):
+    rows = [json.dumps({"question": f"Power {n}?", "answer": f"x^{{{n}}}+1"}) for n in range(3000)]
+    (folder / "set.jsonl").write_text("\n".join(rows))
+    code = "import signal; signal.signal(2, signal.default_int_handler); from exgrpo_cli.commands import main; main()"
+    arguments = [sys.executable, "-c", code, "prepare", "set.jsonl"]
+    process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("verifying gold answers"):
+            break
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "stopped, data/set.parquet was not written; run the same command again" in stderr.splitlines()[-1]
+    assert [path.name for path in folder.iterdir()] == ["set.jsonl"]
+
+
+def test_a_dry_run_writes_nothing(folder, capsys):
+    assert run(["prepare", *questions(folder, 1), "--dry-run", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["source"], plan["output"], plan["question_field"]) == ("set.jsonl", "data/set.parquet", "q")
+    assert sorted(path.name for path in folder.iterdir()) == ["set.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere.jsonl"], "nowhere.jsonl does not exist: a source is"),
+        (["nowhere", "--dry-run"], "nowhere does not exist: a source is"),
+        (["set.jsonl"], "no known layout: its columns are ['q', 'gold']"),
+        (["--show", "2"], "--show counts tokens: name the tokenizer with --backbone"),
+        (["--max-prompt-tokens", "9"], "--max-prompt-tokens counts tokens"),
+        (["--output", "set.jsonl"], "--output set.jsonl exists and was not made by `exgrpo prepare`"),
+        (["--overlap", "0"], "--overlap 0.0 is out of range"),
+        (["--ngram", "0"], "--ngram 0 is out of range"),
+        (["--grader", "maths"], "maths"),
+        (["set.jsonl", "--output", "set.csv"], "--output set.csv would be a parquet file: name it set.parquet"),
+        (["--decontaminate", "eval/test.jsonl"], "--decontaminate eval/test.jsonl does not exist"),
+        (["--decontaminate", "math600"], "unknown benchmark preset 'math600'. Did you mean 'math500'?"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_exit_2(folder, capsys, arguments, message):
+    questions(folder, 1)
+    assert run(["prepare", *arguments]) == 2
+    captured = capsys.readouterr()
+    lines = captured.err.strip().splitlines()
+    assert len(lines) == 1 and message in lines[0] and captured.out == ""
+    assert not (folder / "data").exists()

@@ -1,0 +1,150 @@
+"""`exgrpo replay-stats`: tables, JSON, refusals, and no heavy package."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from exgrpo_cli.commands import run as exgrpo
+from exgrpo_cli.plots.gallery import plot_folders
+from exgrpo_cli.replay_stats.report import report_runs
+from exgrpo_cli.replay_stats.tables import dynamics
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from synthetic_run import SyntheticRun, write_config, write_run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two runs of one name, as the seeds of two arms have it."""
+    base = tmp_path_factory.mktemp("studies")
+    spec = SyntheticRun(steps=8, num_questions=80, questions_per_step=8, mixed_from=2)
+    for arm in ("ent", "random"):
+        (base / arm).mkdir()
+        write_run(base / arm / "seed-0", spec)
+    return base / "ent" / "seed-0", base / "random" / "seed-0"
+
+
+def test_json_is_one_object_with_the_promised_keys(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert exgrpo(["replay-stats", str(runs[0]), "--json"]) == 0
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    last = json.loads((runs[0] / "metrics.jsonl").read_text().splitlines()[-1])
+    assert told["buckets"] == {str(k): last[f"replay/bucket/{k}"] for k in range(8) if last.get(f"replay/bucket/{k}")}
+    for name in ("retired", "questions", "trajectories"):
+        assert told[name] == last[f"replay/{name}"]
+    assert 0 < told["entropy"]["selected"] < told["entropy"]["available"]
+    assert {"mean", "median", "p90", "max"} <= set(told["age"]) & set(told["reuse"])
+    assert len(told["over_time"]["questions"]) == 9
+    assert err == f"plots: {runs[0] / 'plots'}\n"
+    assert (runs[0] / "plots" / "replay-buckets.svg").is_file()
+
+
+def test_the_widest_table_fits_eighty_columns(runs: tuple[Path, Path]) -> None:
+    """No heading and no number is broken over two lines."""
+    [report] = report_runs([runs[0]])
+    table = dynamics(report.summary)
+    console = Console(width=80, file=io.StringIO())
+    console.print(table)
+    lines = console.file.getvalue().splitlines()
+    [heading] = [line for line in lines if "step" in line]
+    for word in ("retired", "tried", "unseen", "entropy", "avail.", "cand.", "age", "ratio", "ESS"):
+        assert word in heading
+    assert len(lines) == len(table.rows) + 5  # title, blank, heading, rule, rows, blank
+
+
+def test_tables_name_every_part_of_the_report(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    question = json.loads((runs[0] / "metrics.jsonl").read_text().splitlines()[0])
+    assert question["step"] == 1
+    assert exgrpo(["replay-stats", str(runs[0]), "--no-plots", "--what-if", "sampler=linear,metric=ppl"]) == 0
+    out, err = capsys.readouterr()
+    for title in (
+        "Experience buffer",
+        "Questions by successes of 8",
+        "Over time",
+        "Drawn against promised (normal",
+        "Entropy of trajectories at birth",
+        "Most replayed questions",
+        "seed-0: questions drawn, had the sampler been linear",
+        "seed-0: trajectories replayed, had the metric been ppl:min",
+    ):
+        assert title in out
+    assert err == ""
+    assert max(map(len, out.splitlines())) <= 120
+
+
+def test_the_history_of_one_question(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    exgrpo(["replay-stats", str(runs[0]), "--json", "--no-plots"])
+    question_id = json.loads(capsys.readouterr().out)["most_replayed"][0]["question_id"]
+    assert exgrpo(["replay-stats", str(runs[0]), "--json", "--no-plots", "--question", question_id[:8]]) == 0
+    told = json.loads(capsys.readouterr().out)["question"]
+    assert told["question_id"] == question_id
+    assert {"collected", "selected"} <= {row["event"] for row in told["events"]}
+    exgrpo(["replay-stats", str(runs[0]), "--no-plots", "--question", question_id])
+    assert f"question {question_id}" in capsys.readouterr().out
+
+
+def test_several_runs_are_set_side_by_side(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert exgrpo(["replay-stats", *map(str, runs), "--no-plots", "--quiet"]) == 0
+    out, err = capsys.readouterr()
+    assert "ent/seed-0" in out and "random/seed-0" in out
+    assert err == ""
+    assert exgrpo(["replay-stats", *map(str, runs), "--no-plots", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert list(told["runs"]) == ["ent/seed-0", "random/seed-0"]
+
+
+def test_each_of_several_runs_has_its_own_folder_of_plots(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    reports = report_runs(runs)
+    assert plot_folders(reports, None) == [run / "plots" for run in runs]
+    assert plot_folders(reports, tmp_path) == [tmp_path / "ent" / "seed-0", tmp_path / "random" / "seed-0"]
+    assert plot_folders(reports[:1], tmp_path / "one") == [tmp_path / "one"]
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert exgrpo(["replay-stats", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    return err
+
+
+def test_what_cannot_be_shown_is_one_line_and_exit_code_2(
+    runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = str(runs[0])
+    assert "is not a folder" in refusal(capsys, str(tmp_path / "nowhere"))
+    assert not (tmp_path / "nowhere").exists()
+    (tmp_path / "grpo").mkdir()
+    write_config(tmp_path / "grpo", SyntheticRun(), method="grpo", replay=False)
+    assert "replay was off (method 'grpo'" in refusal(capsys, str(tmp_path / "grpo"))
+    assert "named twice" in refusal(capsys, first, first)
+    assert "Did you mean 'sampler'?" in refusal(capsys, first, "--what-if", "samplers=linear")
+    assert "is not in" in refusal(capsys, first, "--question", "nobody")
+    assert "plots cannot be written there" in refusal(capsys, first, "--output", "/dev/null/plots")
+
+
+BLOCKED = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "transformers", "vllm", "deepspeed"):
+            raise ImportError(f"{name} is not installed")
+sys.meta_path.insert(0, Blocker())
+from exgrpo_cli.commands import run
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+def test_it_works_without_torch_transformers_vllm_and_deepspeed(runs: tuple[Path, Path]) -> None:
+    command = [sys.executable, "-c", BLOCKED, "replay-stats", str(runs[0]), "--json", "--no-plots"]
+    what_if = ["--what-if", "sampler=sqrt,metric=length"]
+    result = subprocess.run([*command, *what_if], capture_output=True, text=True, check=False, env=dict(os.environ))
+    assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads(result.stdout)["what_if"]["sampler"]["sampler"] == "sqrt"

@@ -1,0 +1,126 @@
+"""`exgrpo train` from the command line: the plan, what is refused before work starts, and one real run."""
+
+import json
+import tomllib
+
+import pytest
+
+from exgrpo_cli.commands import run
+from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.config.resolve import to_toml
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    """Commands write under the working directory, and see no GPU."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+def test_a_dry_run_prints_a_file_for_config(tmp_path, capsys):
+    assert run(["train", "--method", "rho-0.25", "--set", "replay.mu=0.4", "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    assert "# memory     per process on the CPU" in text
+    file = tmp_path / "mine.toml"
+    file.write_text(text)
+    config = build_config(config_file=file)
+    assert (config.replay.ratio, config.replay.mu, config.run.method) == (0.25, 0.4, "rho-0.25")
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_dry_run_as_json(capsys):
+    assert run(["train", "--backbone", "qwen-math-1.5b", "--dry-run", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["plan"]["parameters"] == 1_543_714_304
+    assert shown["plan"]["memory"]["device"] == "gpu"
+    assert shown["plan"]["memory"]["weights"] == 2 * 1_543_714_304
+    assert shown["plan"]["per_step_at_most"]["generated"] == 128 * 8 * 8192
+    assert shown["plan"]["missing"][0].startswith("no GPU is visible")
+    assert shown["config"]["run"]["method"] == "exgrpo"
+
+
+def test_options_become_settings(capsys):
+    options = "--steps 7 --seed 5 --device cpu --nproc 2 --log tensorboard --rollout vllm --engine deepspeed --data x/y"
+    assert run(["train", *options.split(), "--dry-run"]) == 0
+    settings = tomllib.loads(capsys.readouterr().out)
+    assert settings["run"]["steps"] == 7
+    assert settings["run"]["seed"] == 5
+    assert settings["run"]["nproc"] == 2
+    assert settings["run"]["log"] == ["tensorboard"]
+    assert settings["rollout"]["engine"] == "vllm"
+    assert settings["optim"]["engine"] == "deepspeed"
+    assert settings["data"]["train"] == "x/y"
+
+
+def test_a_question_file_is_kept_by_its_absolute_path(tmp_path, capsys):
+    (tmp_path / "mine.parquet").touch()
+    assert run(["train", "--data", "mine.parquet", "--dry-run"]) == 0
+    assert tomllib.loads(capsys.readouterr().out)["data"]["train"] == str(tmp_path / "mine.parquet")
+
+
+def test_a_published_backbone_without_a_gpu_is_refused_with_its_plan(tmp_path, capsys):
+    assert run(["train", "--backbone", "qwen-math-7b"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "peak during the update" in err
+    assert "no GPU is visible" in err.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--with-retired"], "--with-retired says what to take over from --replay-from RUN"),
+        (["--replay-from", "nowhere"], "--replay-from nowhere has no replay/ folder"),
+        (["--resume"], "--resume needs the run as --output; none in runs/ is unfinished."),
+        (["--resume", "--output", "runs/none"], "runs/none is not a run folder"),
+        (["--device", "cuda"], "no GPU is visible"),
+        (["--config", "none.toml"], "cannot read the configuration none.toml: No such file or directory."),
+    ],
+)
+def test_what_is_refused_before_work_starts(arguments, message, tmp_path, capsys):
+    assert run(["train", "--quiet", *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_experience_for_a_method_that_replays_nothing_is_refused(tmp_path, capsys):
+    (tmp_path / "old" / "replay").mkdir(parents=True)
+    assert run(["train", "--quiet", "--method", "grpo", "--replay-from", "old"]) == 2
+    assert "--replay-from old fills the experience buffer, but method 'grpo' replays nothing" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_resume_alone_names_the_newest_unfinished_run(tmp_path, capsys):
+    folder = tmp_path / "runs" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text(to_toml(build_config()))
+    assert run(["train", "--resume"]) == 2
+    assert "exgrpo train --resume --output runs/mine" in capsys.readouterr().err
+    assert run(["train", "--resume", "--output", "runs/mine", "--config", "x.toml"]) == 2
+    assert "leave --config x.toml out" in capsys.readouterr().err
+
+
+def test_a_run_its_summary_its_table_and_its_sequel(small_config, tmp_path, capsys):
+    (tmp_path / "small.toml").write_text(to_toml(small_config("run.steps=2")))
+    assert run(["train", "--config", "small.toml", "--output", "runs/one", "--json"]) == 0
+    out, err = capsys.readouterr()
+    summary = json.loads(out)
+    assert summary == json.loads((tmp_path / "runs" / "one" / "summary.json").read_text())
+    assert (summary["steps"], summary["updates"]["applied"] + summary["updates"]["skipped"]) == (2, 4)
+    assert "step 2/2" in err
+
+    assert run(["train", "--config", "small.toml", "--output", "runs/one"]) == 2
+    assert "runs/one exists" in capsys.readouterr().err
+
+    assert run(["train", "--resume", "--output", "runs/one", "--steps", "3", "--quiet"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "held-out pass@1 after" in out
+    assert "model in runs/one/model" in out and "plots in" not in out  # run.plots is off
+    assert len((tmp_path / "runs" / "one" / "metrics.jsonl").read_text().splitlines()) == 3
+
+    assert run(["train", "--config", "runs/one/config.toml", "--steps", "1", "--quiet"]) == 0
+    capsys.readouterr()
+    (default,) = (folder for folder in (tmp_path / "runs").iterdir() if folder.name != "one")
+    assert default.name.startswith("exgrpo-tiny-")

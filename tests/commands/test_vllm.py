@@ -1,0 +1,111 @@
+"""The commands with vLLM: training with its rollouts, on one rank and on two with DeepSpeed, and evaluation."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.engines
+
+RUN_SETTINGS = (
+    "arithmetic.levels=[2]",
+    "arithmetic.num_train=60",
+    "arithmetic.num_heldout=10",
+    "rollout.questions_per_step=8",
+    "rollout.logprobs=engine",
+    "replay.start_threshold=0",
+    "optim.learning_rate=3e-4",
+    "optim.warmup_steps=0",
+    "run.save_every=2",
+    "run.threads=1",
+    "run.plots=false",
+    "validation.samples=2",
+)
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", "from exgrpo_cli.commands import main; main()", *arguments]
+
+
+def train_command(folder: Path, run: Path, *, steps: int) -> list[str]:
+    settings = [part for text in RUN_SETTINGS for part in ("--set", text)]
+    options = f"--rollout vllm --backbone {folder} --steps {steps} --output {run} --log tensorboard --quiet"
+    return command("train", *options.split(), *settings)
+
+
+def lines_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.timeout(600)
+def test_a_run_from_the_command_line_killed_and_resumed(vllm_backbone: Path, tmp_path: Path) -> None:
+    """Training with vllm rollouts: fresh weights at every step, the ledger holds the engine's log-probs."""
+    from exgrpo_cli.ledger.reader import LedgerReader
+
+    run = tmp_path / "run"
+    process = subprocess.Popen(train_command(vllm_backbone, run, steps=40), env=os.environ | {"OMP_NUM_THREADS": "1"})
+    deadline = time.monotonic() + 240
+    while not (run / "checkpoints" / "latest").exists():
+        assert process.poll() is None and time.monotonic() < deadline, "no checkpoint was written"
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    saved = int((run / "checkpoints" / "latest").read_text().strip().removeprefix("step-"))
+    assert 0 < saved < 40
+    steps = saved + 3
+    (run / "config.toml").write_text((run / "config.toml").read_text().replace("steps = 40\n", f"steps = {steps}\n", 1))
+    subprocess.run(command("train", "--resume", "--output", str(run), "--quiet"), check=True, timeout=300)
+    lines = lines_of(run)
+    assert [line["step"] for line in lines] == list(range(1, steps + 1))
+    assert all(line["policy/logprob_gap_max"] < 1e-4 for line in lines)
+    assert all(0.999 < line["policy/tis_weight"] < 1.001 for line in lines)
+    assert sum(line["replay/used"] for line in lines) > 0
+    assert sum(line["optim/updates_applied"] for line in lines) == 2 * steps
+    trajectories = LedgerReader(run / "replay").trajectories().to_pylist()
+    assert {row["logprob_source"] for row in trajectories} == {"engine"}
+    assert list((run / "tensorboard").iterdir())
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("tensor_parallel", "zero_stage"), [(1, 3), (2, 2)])
+def test_two_ranks_with_an_engine_each_or_between_them(
+    vllm_backbone: Path, tmp_path: Path, tensor_parallel: int, zero_stage: int
+) -> None:
+    """Both ways DeepSpeed's trainer of each rank agrees with its engine on every token, through updates with replay."""
+    run = tmp_path / "run"
+    settings = ("--set", f"rollout.tensor_parallel={tensor_parallel}", "--set", f"optim.zero_stage={zero_stage}")
+    command = [*train_command(vllm_backbone, run, steps=4), "--nproc", "2", "--engine", "deepspeed", *settings]
+    done = subprocess.run(command, check=False, timeout=360, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = lines_of(run)
+    assert [line["optim/updates_applied"] for line in lines] == [2, 2, 2, 2]
+    assert sum(line["replay/used"] for line in lines) > 0
+    assert all(line["policy/logprob_gap_max"] < 1e-4 for line in lines)
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["heldout"]["after"]["questions"] == 10
+
+
+@pytest.mark.timeout(300)
+def test_evaluation_with_vllm(vllm_backbone: Path, tmp_path: Path) -> None:
+    data = tmp_path / "sums.jsonl"
+    data.write_text("".join(json.dumps({"question": f"{n}+1=?", "answer": n + 1}) + "\n" for n in range(6)))
+    options = f"--data {data} --model {vllm_backbone} --samples 3 --max-tokens 24"
+    options += f" --output {tmp_path / 'out'} --json --quiet"
+    done = subprocess.run(
+        command("evaluate", *options.split(), "--engine", "vllm"),
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    result = json.loads(done.stdout)["benchmark"]
+    assert (result["questions"], result["k"]) == (6, 3)
+    stamp = json.loads(next((tmp_path / "out").rglob("protocol.json")).read_text())
+    assert stamp["engine"]["name"] == "vllm"
+    assert stamp["engine"]["version"].startswith("vllm")

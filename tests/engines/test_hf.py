@@ -1,0 +1,281 @@
+"""The transformers generator against a row-by-row sampler without cache, batch or tricks, in float64."""
+
+import copy
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from exgrpo_cli.engines.hf import prefill, slots
+from exgrpo_cli.engines.hf.generator import HFGenerator
+from exgrpo_cli.engines.sampling import row_uniforms, sample_tokens
+from exgrpo_cli.errors import InputError, RunError
+from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams, StopReason
+
+EOS = (1, 7)
+VOCAB = 50
+PARAMS = SamplingParams(temperature=0.9, top_p=1.0, max_new_tokens=14)
+SHAPE = {
+    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "initializer_range": 0.3, "max_position_embeddings": 64, "eos_token_id": list(EOS),
+}  # fmt: skip
+BUILDERS = {
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE, tie_word_embeddings=True)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=16)),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
+}
+
+
+def build_model(family: str = "qwen2", dtype: torch.dtype = torch.float64) -> PreTrainedModel:
+    torch.manual_seed(0)
+    return BUILDERS[family]().to(dtype).eval()
+
+
+def requests(num_questions: int = 5, num_rollouts: int = 4) -> list[RolloutRequest]:
+    rng = np.random.default_rng(0)
+    return [
+        RolloutRequest(
+            question_id=f"q{index}",
+            prompt_ids=rng.integers(0, VOCAB, int(rng.integers(1, 9))).astype(np.int32),
+            seeds=tuple(int(seed) for seed in rng.integers(0, 2**63 - 1, num_rollouts)),
+        )
+        for index in range(num_questions)
+    ]
+
+
+@torch.no_grad()
+def slow_rollout(
+    model: PreTrainedModel, prompt: np.ndarray, seed: int, params: SamplingParams = PARAMS
+) -> tuple[list[int], list[float]]:
+    """One token at a time: a full forward pass, then a walk down the cumulative distribution."""
+    ids, tokens, logprobs = prompt.astype(int).tolist(), [], []
+    for uniform in row_uniforms(seed, params.max_new_tokens):
+        logits = model(input_ids=torch.tensor([ids + tokens])).logits[0, -1]
+        probabilities = torch.softmax(logits / params.temperature, -1).tolist()
+        order = range(VOCAB) if params.top_p == 1 else np.argsort(-np.array(probabilities), kind="stable").tolist()
+        kept, mass = [], 0.0
+        for token in order:
+            if params.top_p < 1 and mass >= params.top_p:
+                break
+            kept.append(token)
+            mass += probabilities[token]
+        walked = 0.0
+        for token in kept:
+            walked += probabilities[token]
+            if walked > float(uniform) * mass:
+                break
+        tokens.append(token)
+        logprobs.append(float(np.log(probabilities[token])))
+        if token in EOS:
+            break
+    return tokens, logprobs
+
+
+def flat(groups: list[list[Rollout]]) -> list[Rollout]:
+    return [rollout for group in groups for rollout in group]
+
+
+def assert_same_rollouts(left: list[list[Rollout]], right: list[list[Rollout]]) -> None:
+    for one, other in zip(flat(left), flat(right), strict=True):
+        assert (one.question_id, one.member, one.stop_reason) == (other.question_id, other.member, other.stop_reason)
+        np.testing.assert_array_equal(one.token_ids, other.token_ids)
+        np.testing.assert_allclose(one.engine_logprobs, other.engine_logprobs, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", BUILDERS)
+@pytest.mark.parametrize("top_p", [1.0, 0.7])
+def test_rollouts_equal_one_token_at_a_time(family: str, top_p: float) -> None:
+    model = build_model(family)
+    params = SamplingParams(temperature=0.9, top_p=top_p, max_new_tokens=14)
+    # Six rows at a time: prompts share prefills, rows end and are replaced, caches are moved.
+    groups = HFGenerator(model, max_rows=6).generate(requests(), params)
+    lengths = set()
+    for request, group in zip(requests(), groups, strict=True):
+        for member, (seed, rollout) in enumerate(zip(request.seeds, group, strict=True)):
+            tokens, logprobs = slow_rollout(model, request.prompt_ids, seed, params)
+            assert rollout.token_ids.tolist() == tokens
+            np.testing.assert_allclose(rollout.engine_logprobs, logprobs, rtol=1e-5, atol=1e-7)
+            assert (rollout.question_id, rollout.member) == (request.question_id, member)
+            assert rollout.stop_reason is (StopReason.EOS if tokens[-1] in EOS else StopReason.LENGTH)
+            lengths.add(len(tokens))
+    # The example must hold early ends, late ones and the limit.
+    assert len(lengths) > 2 and 14 in lengths
+
+
+def test_a_rollout_depends_on_its_own_seed_only() -> None:
+    model = build_model()
+    together = HFGenerator(model).generate(requests(), PARAMS)
+    for index, request in enumerate(requests()):
+        for member, seed in enumerate(request.seeds):
+            alone = RolloutRequest(question_id=request.question_id, prompt_ids=request.prompt_ids, seeds=(seed,))
+            ((rollout,),) = HFGenerator(model).generate([alone], PARAMS)
+            np.testing.assert_array_equal(rollout.token_ids, together[index][member].token_ids)
+    seeds_differ = {tuple(rollout.token_ids.tolist()) for rollout in together[0]}
+    assert len(seeds_differ) > 1
+
+
+@pytest.mark.parametrize("max_rows", [1, 2, 7, 19])
+@pytest.mark.parametrize("prefill_tokens", [1, 12, 4096])
+@pytest.mark.parametrize("by_length", [False, True])
+def test_refilled_rows_equal_an_uninterrupted_batch(
+    max_rows: int, prefill_tokens: int, by_length: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows enter in the middle of a pass over several prompts, at its end, or with a pass each."""
+    model = build_model()
+    whole = HFGenerator(model, max_rows=256).generate(requests(), PARAMS)
+    monkeypatch.setattr(prefill, "PREFILL_TOKENS", prefill_tokens)
+    if by_length:
+        # These rows are short: without it all of them are of one class and attend in one call.
+        monkeypatch.setattr(slots, "SHORT", 1)
+        monkeypatch.setattr(slots, "CALL_CELLS", 0)
+    assert_same_rollouts(HFGenerator(model, max_rows=max_rows).generate(requests(), PARAMS), whole)
+
+
+def test_float32_log_probs_agree_with_a_full_forward_pass() -> None:
+    model = build_model(dtype=torch.float32)
+    for request, group in zip(requests(), HFGenerator(model).generate(requests(), PARAMS), strict=True):
+        for rollout in group:
+            ids = torch.from_numpy(np.concatenate([request.prompt_ids, rollout.token_ids]).astype(np.int64))
+            with torch.no_grad():
+                logits = model(input_ids=ids[None]).logits[0, len(request.prompt_ids) - 1 : -1]
+            logprobs = torch.log_softmax(logits / PARAMS.temperature, -1)
+            expected = logprobs[torch.arange(len(rollout.token_ids)), ids[len(request.prompt_ids) :]]
+            assert (expected - torch.from_numpy(rollout.engine_logprobs)).abs().max() < 1e-4
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")
+def test_a_tiny_temperature_is_greedy_as_in_transformers_generate() -> None:
+    model = build_model()
+    request = requests()[0]
+    expected = model.generate(
+        torch.from_numpy(request.prompt_ids.astype(np.int64))[None],
+        attention_mask=torch.ones(1, len(request.prompt_ids), dtype=torch.long),
+        do_sample=False, max_new_tokens=14, pad_token_id=0,
+    )[0, len(request.prompt_ids) :]  # fmt: skip
+    params = SamplingParams(temperature=1e-4, top_p=1.0, max_new_tokens=14)
+    for rollout in flat(HFGenerator(model).generate([request], params)):
+        assert rollout.token_ids.tolist() == expected.tolist()
+
+
+def test_one_new_token_and_no_request() -> None:
+    generator = HFGenerator(build_model(), max_rows=3)
+    params = SamplingParams(temperature=1.0, top_p=1.0, max_new_tokens=1)
+    assert all(len(rollout.token_ids) == 1 for rollout in flat(generator.generate(requests(), params)))
+    assert generator.generate([], PARAMS) == []
+
+
+def test_an_eos_at_the_limit_is_an_end_not_a_cut() -> None:
+    model = build_model()
+    rollout = min(flat(HFGenerator(model).generate(requests(), PARAMS)), key=lambda one: len(one.token_ids))
+    assert rollout.stop_reason is StopReason.EOS
+    index = int(rollout.question_id[1:])
+    params = SamplingParams(temperature=0.9, top_p=1.0, max_new_tokens=len(rollout.token_ids))
+    again = HFGenerator(model).generate(requests(), params)[index][rollout.member]
+    assert again.stop_reason is StopReason.EOS and again.token_ids.tolist() == rollout.token_ids.tolist()
+
+
+def test_finished_rollouts_are_handed_over_once_each_as_they_end() -> None:
+    heard: list[tuple[int, Rollout]] = []
+    generator = HFGenerator(build_model(), max_rows=6)
+    groups = generator.generate(requests(), PARAMS, lambda index, rollout: heard.append((index, rollout)))
+    assert len(heard) == 20
+    assert all(groups[index][rollout.member] is rollout for index, rollout in heard)
+    assert [id(rollout) for _, rollout in heard] != [id(rollout) for rollout in flat(groups)], "in order of ending"
+
+
+def test_sampled_shares_are_the_probabilities() -> None:
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()[None].repeat(10_000, 1)
+    # Midpoints of 10,000 equal cells hit each token as often as its probability says, within one cell per edge.
+    uniforms = (torch.arange(10_000) + 0.5) / 10_000
+    tokens, logprobs = sample_tokens(logits, uniforms, temperature=1.0, top_p=1.0)
+    torch.testing.assert_close(tokens.bincount() / 10_000, torch.tensor([0.5, 0.3, 0.15, 0.05]), rtol=0, atol=2e-4)
+    torch.testing.assert_close(logprobs[0], torch.tensor(0.5).log())
+    # T = 1/2 squares: 25 9 2.25 0.25 over 36.5.
+    tokens, _ = sample_tokens(logits, uniforms, temperature=0.5, top_p=1.0)
+    expected = torch.tensor([25, 9, 2.25, 0.25]) / 36.5
+    torch.testing.assert_close(tokens.bincount(minlength=4) / 10_000, expected, rtol=0, atol=2e-4)
+    # The nucleus of 0.7 is the first two tokens, 5/8 and 3/8; the log-probs stay those of the whole distribution.
+    tokens, logprobs = sample_tokens(logits, uniforms, temperature=1.0, top_p=0.7)
+    torch.testing.assert_close(tokens.bincount() / 10_000, torch.tensor([0.625, 0.375]), rtol=0, atol=2e-4)
+    torch.testing.assert_close(logprobs[-1], torch.tensor(0.3).log())
+
+
+def test_the_largest_uniform_never_draws_a_token_of_probability_zero() -> None:
+    logits = torch.randn(1000, 40, generator=torch.Generator().manual_seed(0))
+    logits[:, 30:] = -torch.inf
+    uniforms = torch.full((1000,), np.nextafter(np.float32(1), np.float32(0)).item())
+    tokens, logprobs = sample_tokens(logits, uniforms, temperature=1.0, top_p=1.0)
+    assert tokens.max() < 30 and logprobs.isfinite().all()
+
+
+def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    yield from model.state_dict().items()
+
+
+def test_sync_brings_new_weights_and_their_version() -> None:
+    policy_model, own_model = build_model(), build_model()
+    with torch.no_grad():
+        for parameter in policy_model.parameters():
+            parameter.mul_(1.5)
+    generator = HFGenerator(own_model)
+    stale = generator.generate(requests(), PARAMS)
+    assert {rollout.weight_version for rollout in flat(stale)} == {0}
+    generator.sync(named_weights(policy_model), 3)
+    synced = generator.generate(requests(), PARAMS)
+    assert {rollout.weight_version for rollout in flat(synced)} == {generator.weight_version} == {3}
+    assert_same_rollouts(synced, HFGenerator(policy_model).generate(requests(), PARAMS))
+    assert [one.token_ids.tolist() for one in flat(stale)] != [one.token_ids.tolist() for one in flat(synced)]
+
+
+def test_sync_with_a_shared_module_copies_nothing() -> None:
+    model = build_model()
+    versions = {name: tensor._version for name, tensor in model.state_dict().items()}
+    generator = HFGenerator(model)
+    generator.sync(named_weights(model), 1)
+    assert {name: tensor._version for name, tensor in model.state_dict().items()} == versions
+    assert generator.weight_version == 1
+
+
+def test_sync_refuses_weights_that_do_not_arrive_whole() -> None:
+    generator, weights = HFGenerator(build_model()), dict(named_weights(copy.deepcopy(build_model())))
+    without_head = {name: tensor for name, tensor in weights.items() if name != "lm_head.weight"}
+    with pytest.raises(RunError, match=r"1 weights were not sent to the generator, 'lm_head.weight' first"):
+        generator.sync(iter(without_head.items()), 1)
+    with pytest.raises(RunError, match=r"'other.weight' was sent but the generator's model has none of that name"):
+        generator.sync(iter({**weights, "other.weight": torch.zeros(1)}.items()), 1)
+    with pytest.raises(RunError, match=r"'lm_head.weight' is \[3, 3\] in the policy and \[50, 32\] in the generator"):
+        generator.sync(iter({**weights, "lm_head.weight": torch.zeros(3, 3)}.items()), 1)
+    assert generator.weight_version == 0
+
+
+def test_what_cannot_be_sampled_is_refused() -> None:
+    model = build_model()
+    generator = HFGenerator(model)
+    for params, message in (
+        (SamplingParams(temperature=0.0, top_p=1.0, max_new_tokens=4), r"temperature is 0\.0; it must be above 0"),
+        (SamplingParams(temperature=1.0, top_p=1.5, max_new_tokens=4), r"top_p is 1\.5; it must be above 0"),
+        (SamplingParams(temperature=1.0, top_p=1.0, max_new_tokens=0), "max_new_tokens is 0; it must be at least 1"),
+    ):
+        with pytest.raises(InputError, match=message):
+            generator.generate(requests(), params)
+    with pytest.raises(InputError, match="max_rows is 0"):
+        HFGenerator(model, max_rows=0)
+    model.generation_config.eos_token_id = model.config.eos_token_id = None
+    with pytest.raises(InputError, match="names no eos_token_id"):
+        HFGenerator(model)
+    windowed = MistralForCausalLM(MistralConfig(**{**SHAPE, "sliding_window": 8}))
+    with pytest.raises(InputError, match="sliding_attention layers"):
+        HFGenerator(windowed)

@@ -1,0 +1,350 @@
+"""The torch policy against straightforward autograd over full logits, row by row, in float64.
+
+transformers computes norms and rotary angles in float32 whatever the model's dtype, so results that are equal on paper
+differ by roundings of 1e-8.
+"""
+
+import copy
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from exgrpo_cli.algo.batching import MiniBatch, TrainingRow, packed_batches, rank_shares
+from exgrpo_cli.algo.objective import ObjectiveSettings
+from exgrpo_cli.engines.policy.optimizer import OptimizerSettings, learning_rate_at
+from exgrpo_cli.engines.policy.packing import pack
+from exgrpo_cli.engines.policy.plain import TorchPolicy
+from exgrpo_cli.errors import InputError, RunError
+from exgrpo_cli.types import TokenSequence
+
+TEMPERATURE = 0.8
+VOCAB = 50
+# With epsilon far above the gradients AdamW's first step is -lr * gradient / epsilon: the change of the weights shows
+# the gradient itself, where its usual sign-like step would hide its size. The clip and skip bounds are out of reach.
+LINEAR = OptimizerSettings(
+    learning_rate=1.0, epsilon=1e3, weight_decay=0.0, max_grad_norm=1e9, skip_grad_norm=1e9
+)  # fmt: skip
+
+
+def build_model(dtype: torch.dtype = torch.float64, *, tied: bool = True) -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=tied, initializer_range=0.2, max_position_embeddings=64,
+    )  # fmt: skip
+    return Qwen2ForCausalLM(config).to(dtype)
+
+
+def build_policy(model: PreTrainedModel, **settings: object) -> TorchPolicy:
+    chosen = {"objective": ObjectiveSettings(), "optimizer": LINEAR, "micro_batch_tokens": 64, **settings}
+    return TorchPolicy(model, temperature=TEMPERATURE, **chosen)  # type: ignore[arg-type]
+
+
+def sequences() -> list[TokenSequence]:
+    """Four questions with three responses each, lengths 1 to 12, prompts of 1 to 7 tokens."""
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, VOCAB, size).astype(np.int32) for size in (5, 1, 7, 3)]
+    return [
+        TokenSequence(
+            prompt_ids=prompts[index // 3], response_ids=rng.integers(0, VOCAB, length).astype(np.int32)
+        )
+        for index, length in enumerate((3, 12, 1, 5, 5, 8, 2, 9, 4, 6, 11, 7))
+    ]  # fmt: skip
+
+
+def minibatch(**settings: object) -> MiniBatch:
+    rng = np.random.default_rng(1)
+    rows = tuple(
+        TrainingRow(
+            sequence=sequence,
+            advantage=float(rng.normal()),
+            behaviour_logprobs=rng.normal(-math.log(VOCAB), 0.5, len(sequence.response_ids)).astype(np.float32),
+            replayed=index % 3 == 0,
+        )
+        for index, sequence in enumerate(sequences())
+    )
+    chosen = {"rows": rows, "num_rollouts": len(rows), "max_response_tokens": 20, "clip": True, **settings}
+    return MiniBatch(**chosen)  # type: ignore[arg-type]
+
+
+def full_logits_scores(model: PreTrainedModel, sequence: TokenSequence) -> tuple[Tensor, Tensor]:
+    ids = torch.from_numpy(np.concatenate([sequence.prompt_ids, sequence.response_ids]).astype(np.int64))
+    logits = model(input_ids=ids[None]).logits[0, len(sequence.prompt_ids) - 1 : -1]
+    logprobs = torch.log_softmax(logits / TEMPERATURE, -1)
+    targets = ids[len(sequence.prompt_ids) :]
+    return logprobs[torch.arange(len(targets)), targets], -(logprobs.exp() * logprobs).sum(-1)
+
+
+def slow_loss(model: PreTrainedModel, batch: MiniBatch, entropy_coefficient: float = 0.0) -> Tensor:
+    """The objective written out once more, row by row."""
+    policy, entropy, num_tokens = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64), 0
+    for row in batch.rows:
+        logprobs, entropies = full_logits_scores(model, row.sequence)
+        ratio = (logprobs - torch.from_numpy(row.behaviour_logprobs)).exp()
+        if row.replayed:
+            gain = row.advantage * ratio / (ratio + 0.1)
+        elif batch.clip:
+            gain = torch.minimum(row.advantage * ratio, row.advantage * ratio.clamp(0.8, 1.2))
+        else:
+            gain = row.advantage * ratio
+        policy = policy - gain.sum() / (batch.num_rollouts * batch.max_response_tokens)
+        entropy, num_tokens = entropy + entropies.sum(), num_tokens + len(entropies)
+    return policy - entropy_coefficient * entropy / num_tokens
+
+
+def weights(model: PreTrainedModel) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def change_by_update(batch: MiniBatch, **settings: object) -> Tensor:
+    model = build_model()
+    before = weights(model)
+    report = build_policy(model, **settings).update(batch)
+    assert report.applied
+    return weights(model) - before
+
+
+def test_scores_equal_full_logits_row_by_row() -> None:
+    model = build_model()
+    for sequence, scores in zip(sequences(), build_policy(model).score(sequences()), strict=True):
+        logprobs, entropies = full_logits_scores(model, sequence)
+        np.testing.assert_allclose(scores.logprobs, logprobs.detach(), rtol=1e-6)
+        np.testing.assert_allclose(scores.entropies, entropies.detach(), rtol=1e-6)
+
+
+def test_scoring_nothing_gives_nothing() -> None:
+    assert build_policy(build_model()).score([]) == []
+
+
+@pytest.mark.parametrize("clip", [True, False])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("entropy_coefficient", [0.0, 0.3])
+def test_gradient_equals_autograd_over_full_logits(clip: bool, tied: bool, entropy_coefficient: float) -> None:
+    batch = minibatch(clip=clip)
+    model = build_model(tied=tied)
+    reference = copy.deepcopy(model)
+    loss = slow_loss(reference, batch, entropy_coefficient)
+    loss.backward()
+    gradient = torch.cat([parameter.grad.flatten() for parameter in reference.parameters()])
+    before = weights(model)
+    report = build_policy(model, objective=ObjectiveSettings(entropy_coefficient=entropy_coefficient)).update(batch)
+    assert report.loss == pytest.approx(loss.item(), rel=1e-7)
+    assert report.grad_norm == pytest.approx(gradient.norm().item(), rel=1e-7)
+    # First AdamW step: m / (sqrt(v) + eps) = g / (|g| + eps).
+    torch.testing.assert_close(weights(model) - before, -gradient / (gradient.abs() + 1e3), rtol=1e-6, atol=1e-10)
+
+
+def test_micro_batches_and_order_do_not_move_the_update() -> None:
+    objective = ObjectiveSettings(entropy_coefficient=0.3, kl_coefficient=0.1)
+    batch = minibatch()
+    whole = change_by_update(batch, objective=objective, micro_batch_tokens=10_000)
+    assert whole.abs().mean() > 1e-6
+    single = change_by_update(batch, objective=objective, micro_batch_tokens=1)
+    torch.testing.assert_close(single, whole, rtol=1e-6, atol=1e-10)
+    shuffled = replace(batch, rows=tuple(batch.rows[index] for index in np.random.default_rng(2).permutation(12)))
+    torch.testing.assert_close(
+        change_by_update(shuffled, objective=objective, micro_batch_tokens=40), whole, rtol=1e-6, atol=1e-10
+    )
+
+
+def test_gradient_checkpointing_does_not_move_the_update() -> None:
+    torch.testing.assert_close(
+        change_by_update(minibatch(), gradient_checkpointing=True), change_by_update(minibatch()), rtol=1e-6, atol=1e-10
+    )
+
+
+def test_packing_adds_no_pad_token_and_few_pad_cells() -> None:
+    """Groups of long-tailed lengths on two ranks: layers see a prompt once and no pad, attention alone pads."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for group in range(12):
+        prompt = np.full(100 + group, group, dtype=np.int32)
+        for length in rng.lognormal(6, 0.7, 8).astype(int):
+            rows.append(TokenSequence(prompt_ids=prompt, response_ids=np.zeros(length, dtype=np.int32)))
+    for share in rank_shares(rows, 2):
+        own = [rows[index] for index in share]
+        for batch in packed_batches(own, 8192):
+            chosen = [own[index] for index in batch]
+            packed = pack(chosen, torch.device("cpu"))
+            prompts = {len(row.prompt_ids) for row in chosen}
+            assert packed.input_ids.numel() == sum(prompts) + sum(len(row.response_ids) - 1 for row in chosen)
+            cells = sum(block.cells.numel() for block in packed.layout.blocks)
+            used = sum(len(row.prompt_ids) + len(row.response_ids) - 1 for row in chosen)
+            assert used <= cells < used / 0.85
+
+
+def test_zero_advantage_rows_count_in_n_only() -> None:
+    batch = minibatch()
+    zeroed = tuple(replace(row, advantage=0.0) if index < 6 else row for index, row in enumerate(batch.rows))
+    with_zeros, without = replace(batch, rows=zeroed), replace(batch, rows=batch.rows[6:])
+    torch.testing.assert_close(change_by_update(with_zeros), change_by_update(without), rtol=1e-6, atol=1e-10)
+    fewer = replace(without, num_rollouts=6)
+    torch.testing.assert_close(change_by_update(fewer), 2 * change_by_update(without), rtol=1e-3, atol=1e-9)
+    # Where an entropy bonus reads every row, none is left out.
+    objective = ObjectiveSettings(entropy_coefficient=0.3)
+    policy = build_policy(build_model(), objective=objective)
+    assert policy.update(with_zeros).num_tokens == with_zeros.num_tokens
+    assert build_policy(build_model()).update(with_zeros).num_tokens == without.num_tokens
+
+
+def test_a_minibatch_of_zero_advantages_is_an_update_of_zero_gradient() -> None:
+    model = build_model()
+    policy = build_policy(model, optimizer=replace(LINEAR, epsilon=1e-8, learning_rate=1e-3))
+    policy.update(minibatch())
+    before = weights(model)
+    idle = minibatch(rows=tuple(replace(row, advantage=0.0) for row in minibatch().rows))
+    report = policy.update(idle)
+    assert (report.applied, report.grad_norm, report.num_tokens) == (True, 0.0, 0)
+    assert not torch.equal(weights(model), before), "Adam's momentum moves on"
+
+
+def test_kl_penalty_pulls_back_to_the_initial_weights() -> None:
+    policy = build_policy(build_model(), objective=ObjectiveSettings(kl_coefficient=1.0))
+    batch = minibatch()
+    first = policy.update(batch).metrics["policy/kl"]
+    second = policy.update(batch).metrics["policy/kl"]
+    assert first == pytest.approx(0.0, abs=1e-12) and second > 1e-9
+
+
+def test_saved_and_loaded_policy_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    batch = minibatch()
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        optimizer = OptimizerSettings(
+            learning_rate=1e-3, schedule="linear", warmup_updates=1, horizon_updates=4, skip_grad_norm=1e9
+        )
+        straight = build_policy(build_model(dtype), optimizer=optimizer)
+        straight.update(batch)
+        straight.save(tmp_path / str(dtype))
+        resumed_model = build_model(dtype)
+        torch.nn.init.zeros_(resumed_model.model.norm.weight)
+        resumed = build_policy(resumed_model, optimizer=optimizer)
+        resumed.load(tmp_path / str(dtype))
+        reports = [policy.update(batch) for policy in (straight, resumed)]
+        assert reports[0] == reports[1] and reports[0].metrics["optim/learning_rate"] == 1e-3
+        assert torch.equal(weights(straight.model), weights(resumed.model))
+        assert resumed.weight_version == 2
+
+
+def test_loading_another_backbone_is_refused(tmp_path: Path) -> None:
+    build_policy(build_model(torch.float32)).save(tmp_path)
+    with pytest.raises(RunError, match="resume with the backbone of the run"):
+        build_policy(build_model(torch.float32, tied=False)).load(tmp_path)
+    with pytest.raises(RunError, match=r"is float32\[50, 32\] there and float64\[50, 32\] here"):
+        build_policy(build_model()).load(tmp_path)
+
+
+def test_an_update_of_bad_gradient_is_skipped_and_counted() -> None:
+    model = build_model()
+    policy = build_policy(model, optimizer=replace(LINEAR, skip_grad_norm=1e-6))
+    before = weights(model)
+    broken = minibatch(rows=(replace(minibatch().rows[0], advantage=math.nan),))
+    reports = [policy.update(minibatch()), policy.update(broken)]
+    assert [report.applied for report in reports] == [False, False]
+    assert [report.skip_reason for report in reports] == ["gradient norm above 1e-06", "non-finite gradient"]
+    assert torch.equal(weights(model), before)
+    assert (policy.weight_version, policy.consecutive_skips, policy.num_updates) == (0, 2, 2)
+    healthy = build_policy(model)
+    healthy.consecutive_skips = 2
+    assert healthy.update(minibatch()).applied and healthy.consecutive_skips == 0 and healthy.weight_version == 1
+
+
+def test_clipping_scales_the_gradient_to_the_bound() -> None:
+    plain = change_by_update(minibatch())
+    norm = build_policy(build_model()).update(minibatch()).grad_norm
+    clipped = change_by_update(minibatch(), optimizer=replace(LINEAR, max_grad_norm=norm / 2))
+    torch.testing.assert_close(clipped, plain / 2, rtol=1e-3, atol=1e-9)
+
+
+def test_bfloat16_weights_keep_float32_masters() -> None:
+    # A step of 1e-6 is lost in most bfloat16 weights of 0.2 (1e-3 apart); 31 steps move many more of them.
+    model = build_model(torch.bfloat16)
+    policy = build_policy(model, optimizer=OptimizerSettings(learning_rate=1e-6, weight_decay=0.0, skip_grad_norm=1e9))
+    batch = minibatch()
+    before = weights(model).float()
+    policy.update(batch)
+    after_one = (weights(model).float() != before).float().mean()
+    for _ in range(30):
+        policy.update(batch)
+    after_many = (weights(model).float() != before).float().mean()
+    assert all(parameter.dtype == torch.bfloat16 for parameter in model.parameters())
+    assert after_one < 0.02 < 2 * after_one + 0.02 < after_many
+
+
+def test_bfloat16_gradients_of_micro_batches_add_up() -> None:
+    norms = [
+        build_policy(build_model(torch.bfloat16), micro_batch_tokens=tokens).update(minibatch()).grad_norm
+        for tokens in (1, 10_000)
+    ]
+    assert norms[0] == pytest.approx(norms[1], rel=0.02)
+
+
+def test_a_positive_advantage_raises_the_log_probs_of_its_tokens() -> None:
+    sequence = sequences()[1]
+    policy = build_policy(build_model(), optimizer=OptimizerSettings(learning_rate=1e-3))
+    (before,) = policy.score([sequence])
+    row = TrainingRow(sequence=sequence, advantage=1.0, behaviour_logprobs=before.logprobs, replayed=False)
+    policy.update(MiniBatch(rows=(row,), num_rollouts=1, max_response_tokens=12, clip=True))
+    (after,) = policy.score([sequence])
+    assert after.logprobs.sum() > before.logprobs.sum() + 0.1
+
+
+def test_first_update_has_ratio_one_exactly() -> None:
+    # float32: scoring and training must run the very same sums.
+    policy = build_policy(build_model(torch.float32))
+    batch = minibatch()
+    scores = policy.score([row.sequence for row in batch.rows])
+    rows = tuple(
+        replace(row, behaviour_logprobs=score.logprobs, replayed=False)
+        for row, score in zip(batch.rows, scores, strict=True)
+    )
+    metrics = policy.update(replace(batch, rows=rows)).metrics
+    assert metrics["policy/ratio_fresh"] == metrics["policy/ratio_fresh_max"] == 1.0
+
+
+def test_named_weights_hold_tied_tensors_under_each_name() -> None:
+    model = build_model()
+    named = dict(build_policy(model).named_weights())
+    assert named.keys() == model.state_dict().keys()
+    assert named["lm_head.weight"].data_ptr() == named["model.embed_tokens.weight"].data_ptr()
+
+
+def test_schedules_by_hand() -> None:
+    linear = OptimizerSettings(
+        learning_rate=1.0, schedule="linear", warmup_updates=2, horizon_updates=6, final_fraction=0.2
+    )
+    # Warm-up 1/2, 1; then from 1 at update 2 down to 0.2 at update 6, in steps of 0.2.
+    expected = [0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2]
+    assert [learning_rate_at(linear, update) for update in range(8)] == pytest.approx(expected)
+    constant = OptimizerSettings(learning_rate=2.0, warmup_updates=4)
+    assert [learning_rate_at(constant, update) for update in range(6)] == [0.5, 1.0, 1.5, 2.0, 2.0, 2.0]
+    with pytest.raises(InputError, match="linear schedule ends at update 0, within the warm-up of 0"):
+        OptimizerSettings(learning_rate=1.0, schedule="linear")
+
+
+def test_models_whose_log_probs_would_be_wrong_are_refused() -> None:
+    shape = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
+             "num_attention_heads": 2, "num_key_value_heads": 1}  # fmt: skip
+    soft_capped = Gemma2ForCausalLM(
+        Gemma2Config(**shape, head_dim=16, final_logit_softcapping=0.5, layer_types=["full_attention"])
+    )
+    with pytest.raises(InputError, match="does something to its logits after the head"):
+        build_policy(soft_capped)
+    soft_attention = Gemma2ForCausalLM(
+        Gemma2Config(**shape, head_dim=16, final_logit_softcapping=None, layer_types=["full_attention"])
+    )
+    with pytest.raises(InputError, match="asks its attention for 'softcap'"):
+        build_policy(soft_attention)
+    with pytest.raises(InputError, match=r"has dropout 0\.1"):
+        build_policy(Qwen2ForCausalLM(Qwen2Config(**shape, attention_dropout=0.1)))
+    biased = build_model()
+    biased.lm_head = torch.nn.Linear(32, VOCAB, dtype=torch.float64)
+    with pytest.raises(InputError, match="head with a bias"):
+        build_policy(biased)
+    with pytest.raises(InputError, match="no separate body and linear head"):
+        build_policy(build_model().model)

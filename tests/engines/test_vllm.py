@@ -1,0 +1,287 @@
+"""vLLM in this process, on the CPU: one engine for the whole module, held against the trainer it serves."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from exgrpo_cli.algo.objective import ObjectiveSettings
+from exgrpo_cli.backbones.load import load_folder
+from exgrpo_cli.engines.policy.optimizer import OptimizerSettings
+from exgrpo_cli.engines.policy.plain import TorchPolicy
+from exgrpo_cli.errors import InputError, RunError
+from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams, StopReason, TokenSequence
+
+pytestmark = [
+    pytest.mark.engines,
+    # Of vLLM's own modules, some of them loaded when they are first needed.
+    pytest.mark.filterwarnings("ignore:::vllm"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+TEMPERATURE = 0.8
+PARAMS = SamplingParams(temperature=TEMPERATURE, top_p=1.0, max_new_tokens=40)
+
+
+@pytest.fixture(scope="module")
+def policy(vllm_backbone: Path) -> TorchPolicy:
+    backbone = load_folder(vllm_backbone, torch.device("cpu"))
+    return TorchPolicy(
+        backbone.model,
+        temperature=TEMPERATURE,
+        objective=ObjectiveSettings(),
+        optimizer=OptimizerSettings(learning_rate=1e-3),
+    )
+
+
+@pytest.fixture(scope="module")
+def generator(vllm_backbone: Path, policy: TorchPolicy) -> Iterator[Any]:
+    from exgrpo_cli.engines.vllm.canary import Canary
+    from exgrpo_cli.engines.vllm.generator import VLLMGenerator
+    from exgrpo_cli.engines.vllm.start import VLLMSettings
+
+    made = VLLMGenerator(
+        VLLMSettings(folder=vllm_backbone, dtype="float32", device="cpu", max_tokens=400, max_rows=32),
+        eos_ids=[policy.model.config.eos_token_id],
+        canary=Canary.of_prompt(prompt(0), TEMPERATURE),
+    )
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def moved(policy: TorchPolicy) -> None:
+    """The policy a few updates further than the engine."""
+    generator = torch.Generator().manual_seed(int(time.time_ns() % 2**31))
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
+
+
+def prompt(number: int, tokens: int = 12) -> np.ndarray:
+    return np.random.default_rng(number).integers(5, 60, tokens).astype(np.int32)
+
+
+def request(number: int, members: int = 4, tokens: int = 12) -> RolloutRequest:
+    seeds = tuple(2**62 + 1000 * number + member for member in range(members))
+    return RolloutRequest(question_id=f"q{number}", prompt_ids=prompt(number, tokens), seeds=seeds)
+
+
+def gap(policy: TorchPolicy, requests: list[RolloutRequest], groups: list[list[Rollout]]) -> float:
+    """max |log pi_trainer - log pi_engine| over all tokens."""
+    rows = [(each.prompt_ids, rollout) for each, group in zip(requests, groups, strict=True) for rollout in group]
+    scores = policy.score([TokenSequence(prompt_ids=ids, response_ids=rollout.token_ids) for ids, rollout in rows])
+    return max(
+        float(np.abs(score.logprobs - rollout.engine_logprobs).max())
+        for score, (_, rollout) in zip(scores, rows, strict=True)
+    )
+
+
+def tokens_of(groups: list[list[Rollout]]) -> list[list[list[int]]]:
+    return [[rollout.token_ids.tolist() for rollout in group] for group in groups]
+
+
+def altered(monkeypatch: pytest.MonkeyPatch, generator: Any, alter: Callable[[Iterator], Iterator]) -> None:
+    """Let weights reach the engine's loader through `alter` only: a fault behind everything that watches."""
+    real = generator.llm.collective_rpc
+
+    def call(method: str, kwargs: dict[str, Any]) -> Any:
+        return real(method, kwargs={"weights_iterator": alter(iter(kwargs["weights_iterator"]))})
+
+    monkeypatch.setattr(generator.llm, "collective_rpc", call)
+
+
+def test_log_probs_are_the_trainers(generator: Any, policy: TorchPolicy) -> None:
+    generator.sync(policy.named_weights(), 1, policy.score)
+    requests = [request(number) for number in range(8)]
+    groups = generator.generate(requests, PARAMS)
+    assert sum(len(rollout.token_ids) for group in groups for rollout in group) > 300
+    assert gap(policy, requests, groups) < 1e-4
+    assert {rollout.weight_version for group in groups for rollout in group} == {1}
+    assert [[rollout.member for rollout in group] for group in groups] == [[0, 1, 2, 3]] * 8
+
+
+def test_rollouts_end_with_their_eos_or_at_the_limit(generator: Any, policy: TorchPolicy) -> None:
+    eos = policy.model.config.eos_token_id
+    groups = generator.generate([request(number, 8) for number in range(4)], PARAMS)
+    rollouts = [rollout for group in groups for rollout in group]
+    assert {rollout.stop_reason for rollout in rollouts} >= {StopReason.EOS}
+    (cut,) = generator.generate([request(1, 8)], SamplingParams(temperature=1.0, top_p=1.0, max_new_tokens=2))
+    for rollout in [*rollouts, *cut]:
+        ids = rollout.token_ids.tolist()
+        assert (ids.index(eos) == len(ids) - 1) if rollout.stop_reason is StopReason.EOS else eos not in ids
+        assert len(rollout.engine_logprobs) == len(ids)
+    assert all(len(rollout.token_ids) == 2 for rollout in cut if rollout.stop_reason is StopReason.LENGTH)
+    assert StopReason.LENGTH in {rollout.stop_reason for rollout in cut}
+
+
+def test_a_rollout_depends_on_its_seed_alone(generator: Any) -> None:
+    requests = [request(number) for number in range(10)]
+    whole = tokens_of(generator.generate(requests, PARAMS))
+    backwards = tokens_of(generator.generate(requests[::-1], PARAMS))
+    assert backwards[::-1] == whole
+    assert tokens_of(generator.generate([requests[7], requests[2]], PARAMS)) == [whole[7], whole[2]]
+    last = RolloutRequest(question_id="q3", prompt_ids=requests[3].prompt_ids, seeds=requests[3].seeds[3:])
+    assert tokens_of(generator.generate([last], PARAMS)) == [whole[3][3:]]
+    differing = [len({tuple(ids) for ids in group}) > 1 for group in whole]
+    assert sum(differing) >= 5, "the members of a group draw the same"
+
+
+def test_rollouts_are_handed_over_while_others_are_under_way(generator: Any) -> None:
+    engine = generator.llm.llm_engine
+    seen: list[tuple[int, int]] = []
+    left: list[int] = []
+
+    def note(index: int, rollout: Rollout) -> None:
+        seen.append((index, rollout.member))
+        left.append(engine.get_num_unfinished_requests())
+
+    generator.generate([request(number) for number in range(6)], PARAMS, on_finished=note)
+    assert sorted(seen) == [(index, member) for index in range(6) for member in range(4)]
+    assert left[0] > 0
+    assert left[-1] == 0
+
+
+def test_an_interrupted_call_leaves_nothing_behind(generator: Any) -> None:
+    def stop(index: int, rollout: Rollout) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        generator.generate([request(number) for number in range(6)], PARAMS, on_finished=stop)
+    assert generator.llm.llm_engine.get_num_unfinished_requests() == 0
+    (group,) = generator.generate([request(0, 2)], PARAMS)
+    assert [rollout.member for rollout in group] == [0, 1]
+
+
+def test_members_share_the_cache_of_their_prompt(generator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """300 tokens are two whole blocks of 128: the first member computes them, the other three read them."""
+    engine, cached = generator.llm.llm_engine, []
+    real = engine.step
+
+    def step() -> list[Any]:
+        results = real()
+        cached.extend(result.num_cached_tokens for result in results if result.finished)
+        return results
+
+    monkeypatch.setattr(engine, "step", step)
+    generator.llm.reset_prefix_cache()
+    generator.generate([request(50, 4, tokens=300)], PARAMS)
+    assert sorted(cached) == [0, 256, 256, 256]
+
+
+@pytest.mark.usefixtures("moved")
+def test_cached_prefixes_of_old_weights_are_dropped(
+    generator: Any, policy: TorchPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = [request(51, 2, tokens=300)]
+    generator.generate(long, PARAMS)
+    with monkeypatch.context() as patched:
+        patched.setattr(generator.llm, "reset_prefix_cache", lambda: True)
+        generator.sync(policy.named_weights(), 2, policy.score)
+        assert gap(policy, long, generator.generate(long, PARAMS)) > 1e-3, "the fault does not show"
+    generator.sync(policy.named_weights(), 2, policy.score)
+    assert gap(policy, long, generator.generate(long, PARAMS)) < 1e-4
+
+
+@pytest.mark.usefixtures("moved")
+def test_the_order_of_calls_around_an_update(
+    generator: Any, policy: TorchPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def spy(name: str, describe: Callable[..., str]) -> None:
+        real = getattr(generator.llm, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            calls.append(describe(*args, **kwargs))
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(generator.llm, name, call)
+
+    spy("sleep", lambda level: f"sleep, level {level}")
+    spy("wake_up", lambda tags: f"wake {' '.join(tags)}")
+    spy("collective_rpc", lambda method, **_: method)
+    spy("reset_prefix_cache", lambda: "drop prefixes")
+    generator.sleep()
+    with pytest.raises(AssertionError):
+        generator.generate([request(0)], PARAMS)
+    generator.sync(policy.named_weights(), 3, policy.score)
+    assert calls == ["sleep, level 2", "wake weights", "reload_weights", "drop prefixes", "wake kv_cache"]
+    assert generator.weight_version == 3
+    requests = [request(number) for number in range(4)]
+    assert gap(policy, requests, generator.generate(requests, PARAMS)) < 1e-4
+
+
+@pytest.mark.usefixtures("moved")
+def test_tied_weights_that_are_not_sent_are_named(generator: Any, policy: TorchPolicy) -> None:
+    with pytest.raises(RunError, match=r"1 weights were not sent to the rollout engine, 'lm_head\.weight' first"):
+        generator.sync(iter(policy.model.named_parameters()), 4, policy.score)
+    generator.sync(policy.named_weights(), 4, policy.score)
+
+
+@pytest.mark.usefixtures("moved")
+@pytest.mark.parametrize("lost", ["lm_head.weight", "model.layers.1.mlp.up_proj.weight"])
+def test_weights_that_stay_stale_behind_the_parameters_are_caught(
+    generator: Any, policy: TorchPolicy, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """The head's parameter is the embedding's and does change; the packed copy that computes does not."""
+    with monkeypatch.context() as patched:
+        altered(patched, generator, lambda sent: ((n, w) for n, w in sent if n != lost))
+        with pytest.raises(RunError, match=r"log-probs of fixed tokens differ from the trainer's by [0-9.]+ on avera"):
+            generator.sync(policy.named_weights(), 5, policy.score)
+    generator.sync(policy.named_weights(), 5, policy.score)
+
+
+@pytest.mark.usefixtures("moved")
+def test_an_engine_that_keeps_its_weights_is_caught(
+    generator: Any, policy: TorchPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def swallow(sent: Iterator) -> Iterator:
+        for _ in sent:
+            pass
+        return iter(())
+
+    with monkeypatch.context() as patched:
+        altered(patched, generator, swallow)
+        with pytest.raises(RunError, match=r"weight 'model\.embed_tokens\.weight' did not reach the rollout engine"):
+            generator.sync(policy.named_weights(), 6, policy.score)
+    generator.sync(policy.named_weights(), 6, policy.score)
+
+
+def test_a_single_changed_bit_is_caught(generator: Any, policy: TorchPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One norm weight off by one unit in the last place: no log-prob shows that."""
+
+    def flip(sent: Iterator) -> Iterator:
+        for name, weight in sent:
+            if name == "model.norm.weight":
+                weight[5] = torch.nextafter(weight[5], torch.tensor(9.0))
+            yield name, weight
+
+    with monkeypatch.context() as patched:
+        altered(patched, generator, flip)
+        with pytest.raises(RunError, match=r"weight 'model\.norm\.weight' did not reach the rollout engine"):
+            generator.sync(policy.named_weights(), 7, policy.score)
+    generator.sync(policy.named_weights(), 7, policy.score)
+
+
+def test_a_prompt_that_leaves_no_room_is_refused(generator: Any) -> None:
+    with pytest.raises(InputError, match="q1 has a prompt of 380 tokens, and with 40 new ones it exceeds the 400"):
+        generator.generate([request(1, 1, tokens=380)], PARAMS)
+
+
+def test_what_cannot_be_served_is_refused_before_the_start(vllm_backbone: Path, tmp_path: Path) -> None:
+    from exgrpo_cli.engines.vllm.start import VLLMSettings, open_llm
+
+    settings = {"dtype": "float32", "device": "cpu", "max_tokens": 64, "max_rows": 4}
+    with pytest.raises(InputError, match=r"rollout\.tensor_parallel = 2 does not divide the 1 ranks"):
+        open_llm(VLLMSettings(folder=vllm_backbone, tensor_parallel=2, **settings))
+    config = json.loads((vllm_backbone / "config.json").read_text()) | {"num_attention_heads": 4, "head_dim": 16}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"heads of size 16; vLLM on the CPU has kernels for 32, 64"):
+        open_llm(VLLMSettings(folder=tmp_path, **settings))

@@ -1,0 +1,170 @@
+"""Benchmark presets, and the questions behind them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.evaluation.benchmarks.presets import (
+    Benchmark,
+    Protocol,
+    Source,
+    load_benchmark,
+    load_suite,
+    own_benchmark,
+)
+from exgrpo_cli.evaluation.benchmarks.questions import benchmark_questions
+from exgrpo_cli.presets import preset_names
+
+MEMBERS = ("aime24", "aime25", "amc", "math500", "minerva", "olympiad", "arc-c", "gpqa-diamond", "mmlu-pro")
+
+
+def verl_row(source: str, question: str, answer: str) -> dict[str, object]:
+    return {
+        "data_source": source,
+        "prompt": [{"role": "system", "content": "Think."}, {"role": "user", "content": question}],
+        "reward_model": {"ground_truth": answer, "style": "rule"},
+        "extra_info": {"index": 0},
+    }
+
+
+def write_rows(path: Path, rows: list[dict[str, object]]) -> Path:
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def choice_benchmark(seed: int = 0) -> Benchmark:
+    return Benchmark(
+        name="quiz", title="Quiz", source=Source(dataset=""), protocol=Protocol(grader="choice", shuffle_seed=seed)
+    )
+
+
+def test_every_preset_loads():
+    assert set(preset_names("benchmarks")) == {*MEMBERS, "arithmetic", "paper"}
+    for name in (*MEMBERS, "arithmetic"):
+        load_benchmark(name)
+
+
+def test_published_protocol():
+    # Paper, section 4: avg@32 for the small ones, pass@1 for the rest, T = 0.6, top-p 1, 8,192 new tokens.
+    for name in MEMBERS:
+        protocol = load_benchmark(name).protocol
+        assert protocol.samples == (32 if name in ("aime24", "aime25", "amc") else 1)
+        assert (protocol.temperature, protocol.top_p, protocol.max_tokens) == (0.6, 1.0, 8192)
+
+
+def test_paper_is_the_nine_with_two_averages():
+    suite = load_suite(("paper",))
+    assert tuple(benchmark.name for benchmark in suite.benchmarks) == MEMBERS
+    assert suite.averages == {"in-distribution": MEMBERS[:6], "out-of-distribution": MEMBERS[6:]}
+
+
+def test_benchmarks_named_twice_are_evaluated_once():
+    names = [benchmark.name for benchmark in load_suite(("aime25", "paper", "aime25")).benchmarks]
+    assert names == ["aime25", *(name for name in MEMBERS if name != "aime25")]
+
+
+def test_unknown_benchmark_names_the_nearest():
+    with pytest.raises(InputError, match=r"'aime2024'.* Did you mean 'aime24'"):
+        load_suite(("aime2024",))
+
+
+def test_protocol_refuses_what_cannot_be_sampled():
+    with pytest.raises(InputError, match=r"temperature = 0\.0 is out of range: use a finite number above 0"):
+        replace(load_benchmark("aime24").protocol, temperature=0.0)
+    with pytest.raises(InputError, match=r"top_p = 1\.5"):
+        replace(load_benchmark("aime24").protocol, top_p=1.5)
+
+
+def test_arithmetic_is_the_held_out_set():
+    from exgrpo_cli.config.settings import ArithmeticSettings
+    from exgrpo_cli.data.arithmetic import make_questions
+
+    settings = ArithmeticSettings()
+    split = make_questions(
+        num_train=settings.num_train, num_heldout=settings.num_heldout, levels=settings.levels, seed=settings.seed
+    )
+    assert benchmark_questions(load_benchmark("arithmetic")).questions == tuple(split.heldout)
+
+
+def test_file_keeps_own_rows_and_folds_repeated_ones(tmp_path):
+    rows = [verl_row("aime", f"Question {n}", str(n)) for n in range(3) for _ in range(8)]
+    rows += [verl_row("math", "Another", "1"), verl_row("AIME_2024", "Question 9", "9")]
+    loaded = benchmark_questions(load_benchmark("aime24"), write_rows(tmp_path / "all.parquet", rows))
+    assert [question.answer for question in loaded.questions] == ["0", "1", "2", "9"]
+    assert loaded.num_folded == 3 * 7
+
+
+def test_file_without_rows_of_the_benchmark_names_its_sources(tmp_path):
+    path = write_rows(tmp_path / "all.parquet", [verl_row("math", "One", "1"), verl_row("gsm8k", "Two", "2")])
+    with pytest.raises(InputError, match="no questions of aime24: its sources are 'gsm8k', 'math', and those of"):
+        benchmark_questions(load_benchmark("aime24"), path)
+
+
+def test_own_benchmark_takes_every_row(tmp_path):
+    path = write_rows(tmp_path / "mine.parquet", [verl_row("a", "One", "1"), verl_row("b", "Two", "2")])
+    assert len(benchmark_questions(own_benchmark("mine"), path).questions) == 2
+    with pytest.raises(InputError, match="'aime24' is the name of a shipped benchmark"):
+        own_benchmark("aime24")
+
+
+def test_own_file_may_be_of_any_known_format(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    rows = [{"problem": "Sum?", "answer": 142.0}, {"problem": "Roots?", "answer": ["1", "2"]}]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    loaded = benchmark_questions(own_benchmark("mine"), path)
+    assert [question.answer for question in loaded.questions] == ["142", "1, 2"]
+
+
+def test_a_row_without_an_answer_is_refused(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"problem": "Sum?", "answer": 1}\n{"problem": "Roots?", "answer": null}\n')
+    with pytest.raises(InputError, match=r"mine.jsonl: row 2 is no question of mine: no answer"):
+        benchmark_questions(own_benchmark("mine"), path)
+
+
+def test_an_empty_file_is_refused(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text("")
+    with pytest.raises(InputError, match=r"mine.jsonl has no rows"):
+        benchmark_questions(own_benchmark("mine"), path)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"choices": {"text": ["red", "blue", "green"], "label": ["1", "2", "3"]}, "answerKey": "2"},  # ARC
+        {"options": ["red", "blue"], "answer": "B", "answer_index": 1},  # MMLU-Pro
+        {"Correct Answer": "blue", **{f"Incorrect Answer {n}": f"shade {n}" for n in (1, 2, 3)}},  # GPQA
+    ],
+)
+def test_gold_letter_follows_the_shuffled_option(tmp_path, row):
+    letters = set()
+    for seed in range(12):
+        path = write_rows(tmp_path / "quiz.parquet", [{"question": "Colour?", **row}])
+        read = benchmark_questions(choice_benchmark(seed), path)
+        (question,) = read.questions
+        options = read.options[question.id]
+        assert options["ABCD".index(question.answer)] == "blue"
+        assert f"\n{question.answer}. blue" in question.prompt[-1].content
+        letters.add(question.answer)
+    assert len(letters) > 1
+
+
+def test_option_order_does_not_depend_on_the_place_in_the_file(tmp_path):
+    rows = [{"question": f"Q{n}", "options": ["a", "b", "c", "d", "e"], "answer": "A"} for n in range(5)]
+    forward = benchmark_questions(choice_benchmark(), write_rows(tmp_path / "1.parquet", rows)).options
+    backward = benchmark_questions(choice_benchmark(), write_rows(tmp_path / "2.parquet", rows[::-1])).options
+    assert forward == backward
+    assert len(set(forward.values())) > 1
+
+
+def test_options_that_cannot_be_told_apart_are_asked_as_they_are(tmp_path):
+    path = write_rows(tmp_path / "quiz.parquet", [verl_row("quiz", "Colour? (a) red (b) blue", "B")])
+    read = benchmark_questions(choice_benchmark(), path)
+    assert read.questions[0].prompt[-1].content == "Colour? (a) red (b) blue"
+    assert read.options == {}

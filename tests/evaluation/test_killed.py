@@ -1,0 +1,161 @@
+"""The verl-layout file of the field asked of a small backbone, killed in the middle and gone on with."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from exgrpo_cli.backbones.export import export_model
+from exgrpo_cli.backbones.tiny import make_model
+from exgrpo_cli.backbones.tokenizer import make_tokenizer
+from exgrpo_cli.config.settings import TinySettings
+from exgrpo_cli.evaluation.runner import sample_seeds
+
+COPIES = 8
+# For every sum; what does not end would otherwise fill the window.
+LONG_ENOUGH = ("--max-tokens", "128")
+
+
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random backbone with room for every prompt and attention heads of a size vLLM has CPU kernels for."""
+    torch.manual_seed(0)
+    tokenizer = make_tokenizer(max_tokens=8192)
+    model = make_model(TinySettings(hidden_size=64, num_layers=1, num_heads=2, num_kv_heads=1, ffn_size=64), tokenizer)
+    folder = tmp_path_factory.mktemp("models") / "untrained"
+    export_model(model, tokenizer, folder, eos_ids=(tokenizer.eos_token_id,))
+    return folder
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", "from exgrpo_cli.commands import main; main()", "eval", *arguments]
+
+
+def kill_once_a_question_is_finished(arguments: list[str], records: Path) -> bytes:
+    """What the killed process left."""
+    process = subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 240
+    while not (records.exists() and b"\n" in records.read_bytes()):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.002)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    return records.read_bytes()
+
+
+def killed_and_resumed(
+    data: Path, model: Path, output: Path, benchmark: str, *options: str
+) -> tuple[dict[str, Any], str]:
+    """Results of a run that was killed and gone on with, and what the second run said."""
+    arguments = [benchmark, "--data", str(data), "--model", str(model), "--device", "cpu", "--output", str(output)]
+    arguments += options
+    records = output / "records.jsonl"
+    left = kill_once_a_question_is_finished(arguments, records)
+    whole = left[: left.rfind(b"\n") + 1]
+    finished = subprocess.run(command(*arguments, "--json"), capture_output=True, text=True, check=True)
+    assert records.read_bytes().startswith(whole)
+    result = json.loads(finished.stdout)[benchmark]
+    assert 0 < whole.count(b"\n") < result["questions"]
+    lines = [json.loads(line) for line in records.read_bytes().splitlines()]
+    assert len({line["question_id"] for line in lines}) == len(lines) == result["questions"]
+    for line in lines:
+        seeds = [sample["seed"] for sample in line["samples"]]
+        assert seeds == list(sample_seeds(0, line["question_id"], result["k"]))
+    assert sum(result["verdicts"].values()) == result["questions"] * result["k"]
+    return result, finished.stderr
+
+
+def check_stamp(stamp: dict[str, Any], *, questions: int, folded: int, samples: int = 32, engine: str = "hf") -> None:
+    assert (stamp["benchmark"]["questions"], stamp["benchmark"]["folded_rows"]) == (questions, folded)
+    sampling = stamp["sampling"]
+    assert (sampling["samples"], sampling["temperature"], sampling["top_p"]) == (samples, 0.6, 1)
+    assert stamp["prompt"]["template"] == "chat" and stamp["prompt"]["opens_think"]
+    assert stamp["engine"]["name"] == engine and len(stamp["model"]["hash"]) == 32
+
+
+def verl_rows(source: str, count: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "data_source": source,
+            "prompt": [{"role": "user", "content": f"{number}+1=?"}],
+            "reward_model": {"ground_truth": str(number + 1), "style": "rule"},
+            "extra_info": {"index": number},
+        }
+        for number in range(count)
+    ]
+
+
+def test_a_file_of_two_benchmarks_killed_and_gone_on_with(tmp_path, small_backbone):
+    data = tmp_path / "mixed.parquet"
+    pq.write_table(pa.Table.from_pylist([*verl_rows("aime", 8) * COPIES, *verl_rows("math", 3)]), data)
+    result, said = killed_and_resumed(data, small_backbone, tmp_path / "results", "aime24", *LONG_ENOUGH)
+    assert (result["questions"], result["k"]) == (8, 32)
+    check_stamp(result["protocol"], questions=8, folded=56)
+    assert "aime24: 56 repeated rows folded into 8 questions" in said
+    assert "aime24: going on after" in said
+
+
+@pytest.mark.engines
+def test_aime24_of_the_real_file_killed_and_gone_on_with(tmp_path, small_backbone, shared_data):
+    data = shared_data / "verl_format_aime24_math500.parquet"
+    rows = pq.read_table(data, columns=["data_source", "prompt"]).to_pylist()
+    distinct = {row["prompt"][-1]["content"] for row in rows if row["data_source"] == "aime"}
+    num_rows = Counter(row["data_source"] for row in rows)["aime"]
+    assert (num_rows, len(distinct)) == (240, 30)
+    result, _ = killed_and_resumed(data, small_backbone, tmp_path / "results", "aime24", *LONG_ENOUGH)
+    assert (result["questions"], result["k"]) == (30, 32)
+    check_stamp(result["protocol"], questions=30, folded=240 - 30)
+
+
+@pytest.mark.engines
+def test_math500_of_the_real_file_killed_and_gone_on_with(tmp_path, untrained, shared_data):
+    data = shared_data / "verl_format_aime24_math500.parquet"
+    result, _ = killed_and_resumed(data, untrained, tmp_path / "results", "math500", "--max-tokens", "16")
+    assert (result["questions"], result["k"]) == (500, 1)
+    check_stamp(result["protocol"], questions=500, folded=0, samples=1)
+
+
+@pytest.mark.engines
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("benchmark", "questions", "folded", "samples"), [("aime24", 30, 210, 8), ("math500", 500, 0, 1)]
+)
+def test_the_real_file_on_vllm_killed_and_gone_on_with(
+    tmp_path, untrained, shared_data, benchmark, questions, folded, samples
+):
+    options = ("--engine", "vllm", "--samples", str(samples), "--max-tokens", "64")
+    data = shared_data / "verl_format_aime24_math500.parquet"
+    result, said = killed_and_resumed(data, untrained, tmp_path / "results", benchmark, *options)
+    assert (result["questions"], result["k"]) == (questions, samples)
+    check_stamp(result["protocol"], questions=questions, folded=folded, samples=samples, engine="vllm")
+    assert f"{benchmark}: going on after" in said
+
+
+@pytest.mark.engines
+@pytest.mark.timeout(400)
+def test_two_ranks_hold_one_vllm_engine(tmp_path, untrained):
+    data = tmp_path / "sums.parquet"
+    pq.write_table(pa.Table.from_pylist(verl_rows("sums", 6)), data)
+    arguments = ["--data", str(data), "--model", str(untrained), "--device", "cpu", "--engine", "vllm", "--json"]
+    arguments += ["--max-tokens", "16", "--output", str(tmp_path / "results")]
+    options = ["--tensor-parallel", "2"]
+    finished = subprocess.run(command(*arguments, *options), capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    result = json.loads(finished.stdout)["sums"]
+    assert (result["questions"], result["protocol"]["engine"]["tensor_parallel"]) == (6, 2)
+    # Two heads cannot be held by three ranks.
+    arguments[-1] = str(tmp_path / "three")
+    refused = subprocess.run(command(*arguments, "--tensor-parallel", "3"), capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert re.search(r"vLLM refuses .*: Total number of attention heads \(2\) must be divisible", refused.stderr)

@@ -1,0 +1,141 @@
+"""Which model `--model` means, and what the command says."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from exgrpo_cli.commands.evaluate import evaluate
+from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.config.resolve import to_toml
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.evaluation.asking.models import choose_model
+from exgrpo_cli.presets import load_preset
+
+
+def make_run(folder: Path, *, finished: bool = True, template: str = "auto") -> Path:
+    (folder / "checkpoints").mkdir(parents=True)
+    options = {"data": {"template": template}, "backbone": {"rope_theta": 40000.0}}
+    (folder / "config.toml").write_text(to_toml(build_config(options=options)))
+    for model in ("model", "checkpoints/step-000025/model", "checkpoints/step-000050/model"):
+        (folder / model).mkdir(parents=True)
+        (folder / model / "config.json").write_text("{}")
+    (folder / "checkpoints" / "latest").write_text("step-000050\n")
+    (folder / "checkpoints" / "best").write_text("step-000025\n")
+    if finished:
+        (folder / "summary.json").write_text("{}")
+    return folder
+
+
+def source(text: str) -> str:
+    return choose_model(text).config.backbone.source
+
+
+def test_a_run_its_checkpoints_and_its_exported_model(tmp_path):
+    run = make_run(tmp_path / "one", template="step-by-step")
+    assert source(str(run)) == str(run / "model")
+    assert source(f"{run}@step-000025") == str(run / "checkpoints/step-000025/model")
+    assert source(f"{run}@latest") == str(run / "checkpoints/step-000050/model")
+    best = choose_model(f"{run}@best")
+    assert best.name == "one@step-000025"
+    assert best.file_name == "one@step-000025"
+    for text in (f"{run}@best", f"{run}/model", f"{run}/checkpoints/step-000025/model"):
+        choice = choose_model(text)
+        assert choice.run == run
+        assert choice.config.data.template == "step-by-step"
+        # The exported config has the run's rope base already.
+        assert choice.config.backbone.rope_theta == 0.0
+
+
+def test_what_is_not_there_is_named(tmp_path):
+    run = make_run(tmp_path / "one")
+    with pytest.raises(
+        InputError, match=r"one has no model in .*/step-000099/model: is the run finished\? Checkpoints: latest"
+    ):
+        choose_model(f"{run}@step-000099")
+    with pytest.raises(InputError, match=r"one@newest: no such checkpoint. Known: latest, best, step-000025, step-0"):
+        choose_model(f"{run}@newest")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="empty is neither a run folder"):
+        choose_model(str(tmp_path / "empty"))
+    with pytest.raises(InputError, match=r"--model 'tinyy' is neither .* Did you mean 'tiny'"):
+        choose_model("tinyy")
+
+
+def test_hub_ids_and_presets():
+    choice = choose_model("Qwen/Qwen2.5-Math-1.5B@c0ffee")
+    assert (choice.config.backbone.source, choice.config.backbone.revision) == ("Qwen/Qwen2.5-Math-1.5B", "c0ffee")
+    assert choice.file_name == "Qwen--Qwen2.5-Math-1.5B@c0ffee"
+    preset = choose_model("qwen-math-1.5b")
+    assert preset.config.data.template == load_preset("backbones", "qwen-math-1.5b")["data"]["template"] != "auto"
+    assert preset.config.backbone.max_position_embeddings == 16384
+
+
+def test_without_a_model_the_newest_finished_run_is_taken(tmp_path):
+    with pytest.raises(InputError, match=r"no finished run under .*: name a model with --model, or train one"):
+        choose_model(None, tmp_path)
+    for age, name in enumerate(("newest", "older")):
+        run = make_run(tmp_path / name)
+        os.utime(run / "summary.json", (1_000_000 - age, 1_000_000 - age))
+    make_run(tmp_path / "unfinished", finished=False)
+    assert choose_model(None, tmp_path).name == "newest"
+
+
+@pytest.fixture
+def app() -> typer.Typer:
+    app = typer.Typer()
+    app.command()(evaluate)
+    return app
+
+
+def test_dry_run_names_benchmark_model_and_folder(tmp_path, app, monkeypatch):
+    make_run(tmp_path / "runs" / "one")
+    monkeypatch.chdir(tmp_path)
+    arguments = ["arithmetic", "aime24", "--samples", "8", "--dry-run", "--json"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "the newest finished run, one" in result.stderr
+    plan = json.loads(result.stdout)
+    assert plan["model"]["name"] == "one"
+    assert plan["benchmarks"]["aime24"]["folder"] == "results/aime24-one"
+    assert plan["benchmarks"]["aime24"]["samples"] == 8
+    assert plan["benchmarks"]["arithmetic"]["temperature"] == 1.0
+    assert not (tmp_path / "results").exists()
+
+
+def test_nothing_to_evaluate(app):
+    result = CliRunner().invoke(app, ["--model", "tiny"])
+    assert isinstance(result.exception, InputError)
+    assert "name a BENCHMARK" in str(result.exception)
+
+
+def test_values_out_of_range_name_their_bound(app):
+    result = CliRunner().invoke(app, ["arithmetic", "--model", "tiny", "--temperature", "-1"])
+    assert "temperature = -1.0 is out of range: use a finite number above 0" in str(result.exception)
+
+
+def test_an_unknown_second_grader_is_refused_before_anything_is_sampled(app):
+    result = CliRunner().invoke(app, ["arithmetic", "--model", "tiny", "--grader", "exakt", "--dry-run"])
+    assert isinstance(result.exception, InputError)
+    assert "'exact'" in str(result.exception)
+
+
+def test_accuracy_plot_holds_every_model_and_benchmark(tmp_path):
+    from exgrpo_cli.plots.evaluation import BenchmarkScore, accuracy_by_benchmark
+    from exgrpo_cli.plots.style import save
+
+    scores = [
+        BenchmarkScore(model=model, benchmark=name, value=value, low=value - 0.1, high=value + 0.05)
+        for model, value in (("before", 0.3), ("after", 0.5))
+        for name in ("AIME24", "MATH-500")
+    ]
+    figure = accuracy_by_benchmark(scores)
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["AIME24", "MATH-500"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["before", "after"]
+    heights = [list(container.lines[0].get_ydata()) for container in axes.containers]
+    assert heights == [[30.0, 30.0], [50.0, 50.0]]
+    assert [path.suffix for path in save(figure, tmp_path, "accuracy")] == [".png", ".svg"]

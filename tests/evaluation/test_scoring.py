@@ -1,0 +1,308 @@
+"""What is made of stored samples: majorities, second graders, re-scoring, tables, comparisons."""
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.evaluation.compare.comparison import compare_folders
+from exgrpo_cli.evaluation.compare.tables import average, latex, markdown, table_columns, terminal_table
+from exgrpo_cli.evaluation.results.folder import AskedQuestion, ResultsFolder
+from exgrpo_cli.evaluation.results.majority import majority_at_k
+from exgrpo_cli.evaluation.results.records import Evaluation, QuestionRecord, Sample
+from exgrpo_cli.evaluation.results.stamp import Stamp, differences, grader_version
+from exgrpo_cli.evaluation.scoring import open_pool, rescore, score_folder
+from exgrpo_cli.evaluation.service import rescore_folders
+from exgrpo_cli.grading import GradingPool
+from exgrpo_cli.types import AnswerFormat, Message, Question, StopReason, Verdict
+
+WHOLE = AnswerFormat(opens_think=False, requires_box=False, require_eos=False)
+RIGHT, WRONG, NONE = Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with open_pool("math", 1) as pool:
+        yield pool
+
+
+def question(number: int, answer: str = "4", level: str | None = None) -> Question:
+    prompt = (Message(role="user", content=f"Question {number}?"),)
+    return Question(id=f"q{number}", prompt=prompt, answer=answer, source="made", level=level)
+
+
+def record(asked: Question, *answers: tuple[str, Verdict]) -> QuestionRecord:
+    samples = tuple(
+        Sample(
+            member=member,
+            seed=member,
+            text=f"So \\boxed{{{text}}}" if text else "I do not know",
+            num_tokens=10,
+            stop_reason=StopReason.EOS,
+            logprob=-1.5,
+            verdict=verdict,
+        )
+        for member, (text, verdict) in enumerate(answers)
+    )
+    return QuestionRecord(question=asked, samples=samples)
+
+
+def stamp(samples: int, **values: object) -> Stamp:
+    made: Stamp = {
+        "benchmark": {"name": "made", "questions": 4, "content_hash": "c0ffee"},
+        "model": {"name": "a", "hash": "1"},
+        "prompt": {"template": "chat", "opens_think": False, "requires_box": False, "requires_eos": False},
+        "sampling": {"samples": samples, "temperature": 0.6, "seed": 0},
+        "grader": {"name": "math", "version": "math-verify 0.0"},
+        "engine": {"name": "hf"},
+        "environment": {"cores": 2},
+    }
+    for name, value in values.items():
+        section, key = name.split("__")
+        made[section][key] = value
+    return made
+
+
+def stored(path: Path, records: list[QuestionRecord], **values: object) -> Path:
+    asked = [AskedQuestion(question=r.question, prompt_text="Q", options=None) for r in records]
+    with ResultsFolder.create(path, stamp(len(records[0].samples), **values), asked) as folder:
+        folder.append(records)
+    return path
+
+
+def test_majority_groups_equivalent_answers(pool: GradingPool):
+    # Right: 2 votes. Wrong: 0.5 and 1/2 are one answer with 2 votes, 7 has one: a tie, the right one among the first.
+    tie = record(question(1), ("4", RIGHT), ("4.0", RIGHT), ("0.5", WRONG), ("\\frac{1}{2}", WRONG), ("7", WRONG))
+    assert majority_at_k([tie], WHOLE, pool, {}) == 0.5
+    # With a third spelling of one half the wrong group wins.
+    lost = record(question(2), ("4", RIGHT), ("2+2", RIGHT), ("0.5", WRONG), ("\\frac12", WRONG), ("2/4", WRONG))
+    assert majority_at_k([lost], WHOLE, pool, {}) == 0.0
+    # Wrong answers that all differ lose to two right ones; samples without an answer do not vote.
+    won = record(question(3), ("4", RIGHT), ("4", RIGHT), ("5", WRONG), ("6", WRONG), ("7", WRONG), ("", NONE))
+    assert majority_at_k([won], WHOLE, pool, {}) == 1.0
+    never = record(question(4), ("5", WRONG), ("", NONE), ("", NONE))
+    assert majority_at_k([tie, lost, won, never], WHOLE, pool, {}) == pytest.approx((0.5 + 0 + 1 + 0) / 4)
+
+
+def said(asked: Question, *texts: tuple[str, Verdict]) -> QuestionRecord:
+    """A record of responses as they stand, without boxes."""
+    boxed = record(asked, *texts)
+    samples = (replace(sample, text=text) for sample, (text, _) in zip(boxed.samples, texts, strict=True))
+    return replace(boxed, samples=tuple(samples))
+
+
+def test_votes_without_a_box_are_grouped_too(pool: GradingPool):
+    # Two right votes against three for 7, each worded in its own way.
+    asked = said(question(1), ("It is 4", RIGHT), ("so 4", RIGHT), ("It is 7", WRONG), ("so 7.0", WRONG), ("7", WRONG))
+    assert majority_at_k([asked], WHOLE, pool, {}) == 0.0
+    split = said(question(1), ("It is 4", RIGHT), ("so 4", RIGHT), ("It is 7", WRONG), ("so 8", WRONG), ("9", WRONG))
+    assert majority_at_k([split], WHOLE, pool, {}) == 1.0
+
+
+def test_votes_for_an_option_are_grouped_by_its_letter():
+    votes = [("ANSWER: A", RIGHT), ("(A)", RIGHT), ("ANSWER: C", WRONG), ("The answer is (C).", WRONG), ("Rome", WRONG)]
+    asked = said(question(1, answer="A"), *votes)
+    with open_pool("choice", 1) as pool:
+        options = {"q1": ("Oslo", "Paris", "Rome")}
+        assert majority_at_k([asked], WHOLE, pool, options) == 0.0
+        # Where the options are not known, nobody can tell that Rome is C: two votes each.
+        assert majority_at_k([asked], WHOLE, pool, {}) == 0.5
+
+
+def test_second_grader_and_its_disagreements(tmp_path, pool: GradingPool):
+    # One half written 0.5 is right for math and wrong for exact.
+    records = [
+        record(question(1, answer="\\frac{1}{2}"), ("0.5", RIGHT), ("\\frac{1}{2}", RIGHT)),
+        record(question(2), ("4", RIGHT), ("5", WRONG)),
+    ]
+    path = stored(tmp_path / "made", records)
+    with ResultsFolder.open(path) as folder:
+        result = score_folder(folder, pool, ("exact",), 1)
+    assert result["avg_at_k"] == 3 / 4
+    assert result["second_graders"]["exact"]["avg_at_k"] == 2 / 4
+    assert result["second_graders"]["exact"]["disagreements"] == 1
+    (listed,) = [json.loads(line) for line in (path / "disagreements.jsonl").read_text().splitlines()]
+    assert listed["verdicts"] == {"math": "correct", "exact": "wrong"}
+    assert (listed["question_id"], listed["member"], listed["gold"]) == ("q1", 0, "\\frac{1}{2}")
+
+    import pyarrow.parquet as pq
+
+    rows = pq.read_table(path / "samples.parquet").to_pylist()
+    assert [row["verdict_exact"] for row in rows] == ["wrong", "correct", "correct", "wrong"]
+    assert [row["verdict"] for row in rows] == ["correct", "correct", "correct", "wrong"]
+
+
+def test_rescoring_needs_no_model_and_updates_the_stamp(tmp_path):
+    # Verdicts as an older grader may have given them: both wrong.
+    records = [record(question(1), ("4", WRONG), ("5", RIGHT)), record(question(2), ("2+2", WRONG), ("4", RIGHT))]
+    path = stored(tmp_path / "made", records)
+    report = rescore_folders([path], (), path)
+    assert report.results["made"]["avg_at_k"] == 3 / 4
+    with ResultsFolder.open(path) as folder:
+        verdicts = [[sample.verdict for sample in record.samples] for record in folder.records().values()]
+        assert verdicts == [[RIGHT, WRONG], [RIGHT, RIGHT]]
+        assert folder.stamp["grader"]["version"] == grader_version("math")
+
+
+def test_rescoring_imports_no_model_library(tmp_path):
+    import subprocess
+    import sys
+
+    path = stored(tmp_path / "made", [record(question(1), ("4", WRONG))])
+    code = (
+        "import sys; from pathlib import Path; from exgrpo_cli.evaluation.service import rescore_folders;"
+        f"path = Path({str(path)!r}); rescore_folders([path], (), path);"
+        "print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_unfinished_results_are_not_scored(tmp_path, pool: GradingPool):
+    records = [record(question(1), ("4", RIGHT)), record(question(2), ("4", RIGHT))]
+    asked = [AskedQuestion(question=r.question, prompt_text="Q", options=None) for r in records]
+    with ResultsFolder.create(tmp_path / "made", stamp(1), asked) as folder:
+        folder.append(records[:1])
+        with pytest.raises(InputError, match="holds 1 of 2 questions: finish the evaluation first"):
+            score_folder(folder, pool, (), 1)
+        rescore(folder, pool)
+        assert len(folder.records()) == 1
+
+
+def test_a_damaged_record_is_named(tmp_path):
+    path = stored(tmp_path / "made", [record(question(1), ("4", RIGHT))])
+    with (path / "records.jsonl").open("a") as file:
+        file.write('{"question_id":"q9","samples":[]}\n')
+    with ResultsFolder.open(path) as folder, pytest.raises(InputError, match=r"records\.jsonl: line 2 is no record"):
+        folder.records()
+
+
+def rates(path: Path, successes: list[int], **values: object) -> Path:
+    records = [
+        record(question(n), *([("4", RIGHT)] * k + [("5", WRONG)] * (4 - k))) for n, k in enumerate(successes, start=1)
+    ]
+    return stored(path, records, **values)
+
+
+def test_comparison_pairs_questions(tmp_path):
+    # Pass rates 0, 1/4, 1/2, 1 and 3/4, 1/4, 3/4, 0: differences 3/4, 0, 1/4, -1, mean 0.
+    first = rates(tmp_path / "a", [0, 1, 2, 4])
+    second = rates(tmp_path / "b", [3, 1, 3, 0], model__name="b", model__hash="2", environment__cores=64)
+    comparison = compare_folders(first, second)
+    assert comparison.difference.value == 0.0
+    assert comparison.difference.p_value == 1.0
+    assert comparison.difference.low < 0 < comparison.difference.high
+    assert [(flip.question_id, flip.first, flip.second) for flip in comparison.flips] == [
+        ("q4", 1.0, 0.0),
+        ("q1", 0.0, 0.75),
+    ]
+    assert comparison.to_json()["gained"] == ["q1"] and comparison.to_json()["lost"] == ["q4"]
+    assert comparison.notes == ()
+
+
+def test_compare_command_prints_and_draws(tmp_path):
+    import typer
+    from typer.testing import CliRunner
+
+    from exgrpo_cli.commands.evaluate import evaluate
+
+    app = typer.Typer()
+    app.command()(evaluate)
+    first = rates(tmp_path / "a", [0, 1, 2, 0])
+    second = rates(tmp_path / "b", [3, 1, 3, 4], model__name="b")
+    arguments = ["--compare", str(first), str(second), "--output", str(tmp_path / "both")]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    # Differences 3/4, 0, 1/4, 1: mean 1/2.
+    assert result.stdout.startswith("made: b minus a: +50.0 points, 95 % interval ")
+    assert "  0.00 -> 1.00  q4  Question 4?\n  0.00 -> 0.75  q1" in result.stdout
+    written = json.loads((tmp_path / "both" / "comparison.json").read_text())
+    assert [score["value"] for score in written["scores"]] == [3 / 16, 11 / 16]
+    assert (tmp_path / "both" / "accuracy.svg").exists()
+
+
+def test_unlike_protocols_are_not_compared(tmp_path):
+    first = rates(tmp_path / "a", [0, 1, 2, 4])
+    hotter = rates(tmp_path / "b", [0, 1, 2, 4], sampling__temperature=1.0, grader__name="exact")
+    with pytest.raises(
+        InputError, match=r"protocols differ: sampling.temperature is 0.6 and 1.0; grader.name is math and exact\. "
+    ):
+        compare_folders(first, hotter)
+    reseeded = rates(tmp_path / "c", [0, 1, 2, 4], sampling__seed=1)
+    assert compare_folders(first, reseeded).notes == ("sampling.seed is 0 and 1",)
+
+
+def test_differences_name_absent_keys():
+    one = stamp(4)
+    other = {**one, "sampling": {**one["sampling"], "top_k": 20}}
+    assert differences(one, other, may_differ=()) == ["sampling.top_k is absent and 20"]
+
+
+def result(value: float, k: int = 1) -> dict[str, object]:
+    return {
+        "avg_at_k": value,
+        "k": k,
+        "low": value - 0.1,
+        "high": value + 0.1,
+        "questions": 30,
+        "smallest_detectable_difference": 0.25,
+        "pass_at": {"1": value, str(k): value},
+        "maj_at_k": value,
+        "mean_tokens": 1234.4,
+        "share_clipped": 0.05,
+    }
+
+
+def test_tables_follow_the_paper():
+    results = {"x": result(0.4), "y": result(0.2), "z": result(0.5)}
+    averages = {"in": ("x", "y"), "out": ("z", "w")}
+    columns = table_columns(results, {"x": "X", "y": "Y%", "z": "Z", "w": "W"}, averages)
+    assert [column.head for column in columns] == ["X", "Y%", "Avg.", "Z", "W", "Avg."]
+    assert markdown([("m", columns)]).splitlines() == [
+        "| Model | X | Y% | Avg. | Z | W | Avg. |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| m | 40.0 | 20.0 | **30.0** | 50.0 | - | - |",
+        "| 95 % interval | 30.0 to 50.0 | 10.0 to 30.0 | 22.9 to 37.1 | 40.0 to 60.0 |  |  |",
+    ]
+    text = latex([("my_model", columns)])
+    assert "\\begin{tabular}{lrrr|rrr}" in text
+    assert "my\\_model & 40.0 & 20.0 & \\textbf{30.0} & 50.0 & - & - \\\\" in text
+    assert "Model & X & Y\\% & Avg. & Z & W & Avg. \\\\" in text
+
+
+def test_an_average_waits_for_all_its_members():
+    # Two intervals of 0.1 on either side: sqrt(0.1^2 + 0.1^2) / 2 = 0.0707.
+    found = average({"x": result(0.4), "y": result(0.2)}, ("x", "y"))
+    assert found == pytest.approx({"value": 0.3, "low": 0.3 - 0.070711, "high": 0.3 + 0.070711}, abs=1e-6)
+    assert average({"x": result(0.4)}, ("x", "y")) is None
+
+
+def test_terminal_table_says_what_the_score_can_show():
+    from rich.console import Console
+
+    console, results = Console(width=120, record=True, file=io.StringIO()), {"x": result(0.4, k=32)}
+    console.print(terminal_table("m", results, {"x": "AIME24"}, {"in": {"value": 0.4, "low": 0.31, "high": 0.52}}))
+    text = console.export_text()
+    assert "AIME24 avg@32" in text and "30.0 to 50.0" in text and "±25.0" in text
+    assert text.splitlines()[-1].split() == ["Avg.", "in", "40.0", "31.0", "to", "52.0"]
+
+
+def test_figures_of_an_evaluation():
+    records = (
+        record(question(1, level="easy"), ("4", RIGHT), ("4", RIGHT)),
+        record(question(2, level="hard"), ("5", WRONG), ("", NONE)),
+    )
+    evaluation = Evaluation(records=(records[0], replace(records[1])), samples=2)
+    assert list(evaluation.correct) == [2, 0]
+    assert evaluation.verdict_counts["no answer"] == 1
+    assert (evaluation.mean_tokens, evaluation.num_tokens, evaluation.share_clipped) == (10.0, 40, 0.0)
+    from exgrpo_cli.evaluation.results.metrics import summarise
+
+    summary = summarise(evaluation)
+    assert summary["by_level"] == {
+        "easy": {"avg_at_k": 1.0, "questions": 1},
+        "hard": {"avg_at_k": 0.0, "questions": 1},
+    }
+    assert summary["pass_at"] == {"1": 0.5, "2": 0.5}

@@ -1,0 +1,269 @@
+"""Evaluation of a model loaded here: a tiny random one, so that every path is real and the score is about 0."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from random_model import questions_file, request_for, run, save_random_model
+
+from exgrpo_cli.engines.hf.generator import HFGenerator
+from exgrpo_cli.errors import InputError, Interrupted
+from exgrpo_cli.evaluation import progress, service
+from exgrpo_cli.evaluation.asking.askers import LocalAsker
+from exgrpo_cli.evaluation.asking.models import choose_model
+from exgrpo_cli.evaluation.progress import EvaluationProgress
+from exgrpo_cli.evaluation.results.records import QuestionRecord, Sample
+from exgrpo_cli.evaluation.runner import evaluate_questions, sample_seeds
+from exgrpo_cli.evaluation.scoring import open_pool
+from exgrpo_cli.evaluation.service import EvaluationRequest, evaluate, plan_evaluation
+from exgrpo_cli.types import AnswerFormat, Message, Question, SamplingParams, StopReason, Verdict
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_random_model(tmp_path_factory.mktemp("models") / "random")
+
+
+SAMPLE = (
+    Sample(
+        member=0, seed=0, text="1", num_tokens=20, stop_reason=StopReason.EOS, logprob=None, verdict=Verdict.CORRECT
+    ),
+)
+
+
+class Stopping(EvaluationProgress):
+    """Interrupts, as Ctrl-C does, once `after` questions are finished."""
+
+    after = 0
+
+    def finished(self, record: Any) -> None:
+        super().finished(record)
+        if self._done == self.after:
+            raise KeyboardInterrupt
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, request: EvaluationRequest, after: int) -> str:
+    with monkeypatch.context() as patched:
+        patched.setattr(Stopping, "after", after)
+        patched.setattr(service, "EvaluationProgress", Stopping)
+        with pytest.raises(Interrupted) as stopped:
+            run(request)
+    return str(stopped.value)
+
+
+def test_every_question_goes_through_and_is_stamped(tmp_path, model):
+    output = tmp_path / "results"
+    report = run(request_for(model, questions_file(tmp_path, 10), output))
+    result = json.loads((output / "results.json").read_text())
+    assert result == report.results["sums"]
+    assert (result["questions"], result["k"]) == (10, 3)
+    assert sum(result["verdicts"].values()) == 30
+    assert set(result["pass_at"]) == {"1", "2", "3"}
+    stamp = result["protocol"]
+    assert stamp["sampling"] == {"samples": 3, "temperature": 0.6, "top_p": 1.0, "max_tokens": 12, "seed": 0}
+    assert stamp["model"]["name"] == "random" and len(stamp["model"]["hash"]) == 32
+    assert stamp["grader"]["version"].startswith("math-verify 0.9")
+    assert stamp["engine"]["version"].startswith("transformers 5")
+    assert stamp["environment"]["cores"] >= 1
+
+    samples = pq.read_table(output / "samples.parquet").to_pylist()
+    assert len(samples) == 30
+    assert samples[0]["prompt"] == "<|user|>0+1=?<|assistant|><think>\n"
+    assert [row["member"] for row in samples[:4]] == [0, 1, 2, 0]
+    assert {row["seed"] for row in samples if row["question_id"] == samples[0]["question_id"]} == set(
+        sample_seeds(0, samples[0]["question_id"], 3)
+    )
+    # 12 tokens of a random model of 264: each about -5.6 nats.
+    assert all(row["tokens"] <= 12 and -100 < row["logprob"] < 0 for row in samples)
+    assert (output / "table.md").read_text().startswith("| Model | sums |")
+
+
+def test_progress_counts_from_the_first_question_on(monkeypatch, capsys):
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    record = QuestionRecord(
+        question=Question(id="q", prompt=(Message(role="user", content="?"),), answer="1", source="sums"),
+        samples=SAMPLE,
+    )
+    shown = EvaluationProgress("sums", 100, quiet=False)
+    clock[0] = 60.0  # loading
+    shown.asking()
+    for moment in (80.0, 82.0, 90.0, 96.0):
+        clock[0] = moment
+        shown.finished(record)
+    # A first response of 20 s says nothing about the pace; then three questions took 16 s, and 96 are left.
+    assert capsys.readouterr().err.splitlines() == [
+        "sums: 1/100, score 100.0 %, 1 tokens/s",
+        "sums: 4/100, score 100.0 %, 2 tokens/s, 512 s left",
+    ]
+
+
+def test_a_finished_evaluation_is_not_sampled_again(tmp_path, model):
+    request = request_for(model, questions_file(tmp_path, 4), tmp_path / "results")
+    first = run(request)
+    changed = (tmp_path / "results" / "records.jsonl").stat().st_mtime_ns
+    again = run(request)
+    assert again.results["sums"]["avg_at_k"] == first.results["sums"]["avg_at_k"]
+    assert (tmp_path / "results" / "records.jsonl").stat().st_mtime_ns == changed
+
+
+def test_interrupted_questions_are_kept_and_the_rest_go_on(tmp_path, model, monkeypatch):
+    request = request_for(model, questions_file(tmp_path, 12), tmp_path / "results")
+    message = interrupt(monkeypatch, request, after=5)
+    records = tmp_path / "results" / "records.jsonl"
+    kept = records.read_text()
+    num_kept = len(kept.splitlines())
+    assert 5 <= num_kept < 12
+    assert f"stopped; {num_kept} of 12 questions of sums are kept in {tmp_path / 'results'}" in message
+    run(request)
+    assert records.read_text().startswith(kept)
+    lines = [json.loads(line) for line in records.read_bytes().splitlines()]
+    assert len({line["question_id"] for line in lines}) == len(lines) == 12
+    for line in lines:
+        assert [sample["seed"] for sample in line["samples"]] == list(sample_seeds(0, line["question_id"], 3))
+
+
+def test_deterministic_evaluation_is_the_same_bit_for_bit_after_an_interruption(tmp_path, model, monkeypatch):
+    # Batches of 4 rows and 3 samples hold one question each; of 12 rows, four questions.
+    monkeypatch.setattr(LocalAsker, "_max_rows", 12)
+    data = questions_file(tmp_path, 11)
+    whole, parts = (
+        request_for(model, data, tmp_path / name, deterministic=True, threads=1) for name in ("whole", "parts")
+    )
+    run(whole)
+    interrupt(monkeypatch, parts, after=6)
+    records = tmp_path / "parts" / "records.jsonl"
+    assert len(records.read_text().splitlines()) == 4  # the second batch was cut short and is asked again
+    with records.open("a") as file:
+        file.write(records.read_text().splitlines()[0].replace('"question_id":"', '"question_id":"x')[:90])
+    run(parts)
+    for name in ("records.jsonl", "samples.parquet", "table.md"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()
+
+
+def test_a_partly_kept_batch_is_asked_again_as_a_whole(tmp_path, model, monkeypatch):
+    monkeypatch.setattr(LocalAsker, "_max_rows", 12)
+    request = request_for(model, questions_file(tmp_path, 8), tmp_path / "results", deterministic=True, threads=1)
+    run(request)
+    records = tmp_path / "results" / "records.jsonl"
+    whole = records.read_text()
+    records.write_text("".join(whole.splitlines(keepends=True)[:6]))
+    run(request)
+    assert records.read_text() == whole
+
+
+def test_a_presets_limit_is_what_the_window_leaves(tmp_path, model):
+    data = tmp_path / "long.jsonl"
+    data.write_text(json.dumps({"question": "1+" * 150 + "1=?", "answer": "151"}) + "\n")
+    request = EvaluationRequest(benchmarks=(), data=data, model=str(model), output=tmp_path / "results", device="cpu")
+    notes: list[str] = []
+    result = evaluate(plan_evaluation(request), notes.append, quiet=True).results["long"]
+    # The prompt has 307 of the window's 512 tokens; the preset says 8,192.
+    assert result["protocol"]["sampling"]["max_tokens"] == 205
+    assert result["mean_tokens"] <= 205
+    assert notes == [
+        "long: at most 205 new tokens instead of 8192: the longest prompt and they fill the model's window"
+    ]
+    assert result["protocol"]["prompt"]["template"] == "chat"
+
+
+def test_a_file_of_multiple_choice_questions_is_graded_as_such(tmp_path, model):
+    data = tmp_path / "capitals.jsonl"
+    rows = [{"question": f"{n}. Capital of Italy?", "choices": ["Oslo", "Rome", "Bern"], "answer": 1} for n in range(3)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    notes: list[str] = []
+    request = request_for(model, data, tmp_path / "results")
+    result = evaluate(plan_evaluation(request), notes.append, quiet=True).results["capitals"]
+    assert result["protocol"]["grader"]["name"] == "choice"
+    assert notes == ["capitals: multiple choice, options shuffled"]
+    asked = [json.loads(line) for line in (tmp_path / "results" / "questions.jsonl").read_text().splitlines()]
+    assert all(sorted(line["options"]) == ["Bern", "Oslo", "Rome"] for line in asked)
+
+
+def test_the_same_questions_in_another_place_go_on(tmp_path, model):
+    run(request_for(model, questions_file(tmp_path, 2), tmp_path / "results"))
+    (tmp_path / "moved").mkdir()
+    run(request_for(model, questions_file(tmp_path / "moved", 2), tmp_path / "results"))
+
+
+def test_validation_samples_a_question_with_the_same_seeds_whatever_is_around_it(model):
+    config = choose_model(str(model)).config
+    from exgrpo_cli.backbones.load import load_folder
+
+    backbone = load_folder(model, torch.device("cpu"), config.backbone)
+    questions = [
+        Question(id=f"q{n}", prompt=(Message(role="user", content=f"{n}+1=?"),), answer=str(n + 1), source="sums")
+        for n in range(6)
+    ]
+    prompts = [
+        np.asarray(backbone.tokenizer(question.prompt[0].content)["input_ids"], dtype=np.int32)
+        for question in questions
+    ]
+    events: list[str] = []
+
+    class Watched(HFGenerator):
+        def generate(self, *args: Any, **values: Any) -> Any:
+            rollouts = super().generate(*args, **values)
+            events.append("sampled")
+            return rollouts
+
+    with open_pool("math", 1) as pool:
+        everything = {
+            "decode": backbone.decode,
+            "pool": pool,
+            "answer_format": AnswerFormat(opens_think=True, requires_box=True, require_eos=True),
+            "params": SamplingParams(temperature=1.0, top_p=1.0, max_new_tokens=16),
+            "samples": 2,
+            "seed": 3,
+        }
+        generator = Watched(backbone.model, max_rows=2, eos_ids=backbone.eos_ids)
+        whole = evaluate_questions(
+            questions=questions,
+            prompts=prompts,
+            generator=generator,
+            on_result=lambda record: events.append(record.question.id),
+            **everything,
+        )
+        alone = evaluate_questions(questions=[questions[4]], prompts=[prompts[4]], generator=generator, **everything)
+    assert [record.question.id for record in whole.records] == [f"q{n}" for n in range(6)]
+    assert [s.seed for s in whole.records[4].samples] == [s.seed for s in alone.records[0].samples]
+    assert [s.text for s in whole.records[4].samples] == [s.text for s in alone.records[0].samples]
+    # Two rows at a time: the first questions are graded and handed over while later ones are being sampled.
+    assert events.index("sampled") >= 3
+    score = whole.score()
+    assert (score.value, score.questions, score.samples) == (0.0, 6, 2)
+    assert score.high > 0
+    assert whole.num_tokens == sum(sample.num_tokens for sample in whole.all_samples)
+    clipped = [sample.stop_reason is StopReason.LENGTH for sample in whole.all_samples]
+    assert whole.share_clipped == sum(clipped) / 12
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "questions", "folded", "samples"), [("aime24", 30, 210, 2), ("math500", 500, 0, 1)]
+)
+def test_real_verl_file_end_to_end(tmp_path, model, shared_data, benchmark, questions, folded, samples):
+    data = shared_data / "verl_format_aime24_math500.parquet"
+    protocol = {"max_tokens": 4, "samples": samples}
+    request = replace(request_for(model, data, tmp_path / "results", protocol=protocol), benchmarks=(benchmark,))
+    # Byte-level tokens make the longest prompts longer than this model's window.
+    with pytest.raises(InputError, match=rf"{benchmark}: question \w+ has a prompt of \d+ tokens.* window of 512"):
+        run(request)
+    roomy = tmp_path / "roomy"
+    roomy.mkdir()
+    for path in model.iterdir():
+        (roomy / path.name).write_bytes(path.read_bytes())
+    config = json.loads((roomy / "config.json").read_text())
+    (roomy / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 8192}))
+
+    result = run(replace(request, model=str(roomy))).results[benchmark]
+    assert (result["questions"], result["k"]) == (questions, samples)
+    assert sum(result["verdicts"].values()) == questions * samples
+    assert result["protocol"]["benchmark"]["folded_rows"] == folded
+    # The published system message is left out where the model's own chat template is used.
+    prompts = pq.read_table(tmp_path / "results" / "samples.parquet").column("prompt").to_pylist()
+    assert all(prompt.startswith("<|user|>") and prompt.endswith("<|assistant|><think>\n") for prompt in prompts)

@@ -1,0 +1,128 @@
+"""The endpoint path against a real vLLM server on CPU: seeds, both routes, refusals, an evaluation end to end."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from exgrpo_cli.backbones.export import export_model
+from exgrpo_cli.backbones.tiny import make_model
+from exgrpo_cli.backbones.tokenizer import make_tokenizer
+from exgrpo_cli.config.settings import TinySettings
+from exgrpo_cli.errors import InputError, RunError
+from exgrpo_cli.evaluation.asking.endpoint import Endpoint
+from exgrpo_cli.evaluation.service import EvaluationRequest, evaluate, plan_evaluation
+from exgrpo_cli.types import Message, SamplingParams, StopReason
+
+pytestmark = pytest.mark.engines
+WINDOW = 512
+START_SECONDS = 240
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights: what is tested is the line to the server. Heads of 32, the smallest that vLLM computes on CPU."""
+    folder = tmp_path_factory.mktemp("models") / "random"
+    torch.manual_seed(0)
+    tokenizer = make_tokenizer(max_tokens=WINDOW)
+    made = make_model(TinySettings(hidden_size=128, num_layers=1, num_heads=4, num_kv_heads=2), tokenizer)
+    export_model(made, tokenizer, folder, eos_ids=(tokenizer.eos_token_id,))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def url(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    port, log = free_port(), tmp_path_factory.mktemp("vllm") / "server.log"
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    command += ["--served-model-name", "small", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
+    command += ["--max-model-len", str(WINDOW), "--enforce-eager", "--max-num-seqs", "16"]
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
+    try:
+        address = f"http://127.0.0.1:{port}"
+        _wait_for(address, process, log)
+        yield address
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _wait_for(address: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        assert process.poll() is None, log.read_text()[-3000:]
+        try:
+            with urllib.request.urlopen(f"{address}/health", timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.5)
+    raise AssertionError(f"no server after {START_SECONDS} s: {log.read_text()[-3000:]}")
+
+
+def sums_file(folder: Path, count: int) -> Path:
+    path = folder / "sums.jsonl"
+    lines = [{"question": f"{n + 2}+{n % 7 + 2}=?", "answer": n + 2 + n % 7 + 2} for n in range(count)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.mark.timeout(400)
+def test_a_benchmark_end_to_end(tmp_path, url):
+    request = EvaluationRequest(
+        benchmarks=(),
+        data=sums_file(tmp_path, 12),
+        model="small",
+        endpoint=url,
+        output=tmp_path / "results",
+        protocol={"samples": 4, "max_tokens": 96},
+    )
+    result = evaluate(plan_evaluation(request), lambda text: None, quiet=True).results["sums"]
+    assert (result["questions"], result["k"]) == (12, 4)
+    assert sum(result["verdicts"].values()) == 48
+    assert 0 < result["mean_tokens"] <= 96
+    assert result["protocol"]["engine"]["version"].startswith("0.")
+
+
+@pytest.mark.timeout(400)
+def test_a_seed_repeats_a_response_and_another_one_does_not(url):
+    endpoint = Endpoint(url=url, model="small")
+    params = SamplingParams(temperature=1.5, top_p=1.0, max_new_tokens=48)
+    prompt = (Message(role="user", content="7+5-3+4=?"),)
+    large_seed = 2**63 - 2
+    first, again, other = (endpoint.respond(prompt, seed, params) for seed in (large_seed, large_seed, 5))
+    assert first == again
+    assert first.text != other.text
+    assert first.num_tokens > 0
+
+
+@pytest.mark.timeout(400)
+def test_plain_text_goes_to_the_other_route_and_a_limit_is_a_limit(url):
+    params = SamplingParams(temperature=0.6, top_p=1.0, max_new_tokens=3)
+    response = Endpoint(url=url, model="small").respond("<|user|>7+5=?<|assistant|><think>\n", 1, params)
+    assert (response.num_tokens, response.stop_reason) == (3, StopReason.LENGTH)
+
+
+@pytest.mark.timeout(400)
+def test_what_the_server_refuses(url):
+    params = SamplingParams(temperature=0.6, top_p=1.0, max_new_tokens=8192)
+    with pytest.raises(RunError, match=r"refused the request with status 400.*(512|max_tokens)"):
+        Endpoint(url=url, model="small").respond("7+5=?", 1, params)
+    with pytest.raises(InputError, match="serves small, not 'large'"):
+        Endpoint(url=url, model="large").check()

@@ -1,0 +1,209 @@
+"""Every shortcut agrees with math-verify, called plainly, wherever it decides."""
+
+import itertools
+import logging
+import math
+import random
+import sys
+from collections.abc import Iterator
+
+import pytest
+import sympy
+from latex2sympy2_extended import latex2sympy2
+from math_verify import parse, parser, verify
+
+from exgrpo_cli.grading.graders import disproof, two_stage
+from exgrpo_cli.grading.graders.plain import plain_number, same_plain_number
+from exgrpo_cli.grading.workers.jobs import Job, JobQueue, Suspects
+from exgrpo_cli.grading.workers.messages import Task
+
+NUMBERS = [
+    "7", "+7", "-7", "−7", "007", "7.0", "7.", "0", "-0", "0.0", "0.5", ".5", "00.5", "-0.5", "1000", "1,000", "+1,000",
+    "1,000.0", "01,000", "0,123", "123", "1,23", "12,345,678", "12345678", "1,234,5678", "3.50", "3.5", "3.50001",
+    "3.500001", "3.5000004", "0.33333", "0.333333", "123456789012345678901234567890", "123456789012345678901234567891",
+    "1234567890123456.5", "--7", "- 7", "1e3", "1 000", "1/2", "-1/2", r"\frac{1}{2}", r"\dfrac{-1}{2}",
+    r"\frac{1}{-2}", r"-\frac{-1}{2}", "4/2", "2", r"\frac{70}{10}", "1/3", r"\frac{33333}{100000}", "0.03125",
+    r"\frac{3333304}{10000000}", r"\tfrac{1}{32}", "1/0", r"\frac{0}{3}", "7/2", "-3.5", r"\frac{123456789}{987654321}",
+    r"\frac{13717421}{109739369}", "-1000", "-1,000", "−1000", "−1,000", "−1,000.0",
+]  # fmt: skip
+EXPRESSIONS = [
+    "7", r"\frac{3\sqrt{3}}{4}", r"\frac{3}{4}\sqrt 3", r"\sqrt{51}", r"2\sqrt{113}", r"\pi", r"-\frac{\pi}{6}",
+    r"18+2\pi", "6 - 5i", "-5i+6", "x^3+3x-6", "3x+x^3-6", "(a+5)(b+2)", "ab+2a+5b+10", r"\cot x",
+    r"\frac{\cos x}{\sin x}", r"e^{2}", r"\log 8", r"3\log 2", "8n^2+4n+1", "5r^5", r"50\%", "50", "0.5", "0.7500001",
+    r"\frac{3}{4}", "x", "2x",
+    r"\text{east}", "east", "1,-2", "(3,4]", "x=5", r"\begin{pmatrix} 1\\2 \end{pmatrix}", r"10^{20}+1-10^{20}", "1",
+    r"2^{100}", r"\infty", r"\frac{1}{0}", r"\sqrt[3]{-8}", "-2", r"\sqrt{3+2\sqrt{2}}", r"1+\sqrt{2}", "3R^2", "52_8",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def says_math_verify(gold: str, answer: str) -> bool:
+    def read(text: str) -> list[object]:
+        return parse(rf"\boxed{{{text}}}", parsing_timeout=None)
+
+    return verify(read(gold), read(answer), timeout_seconds=None)
+
+
+def test_plain_numbers_agree_with_math_verify() -> None:
+    decided = 0
+    for gold, answer in itertools.product(NUMBERS, NUMBERS):
+        same = same_plain_number(gold, answer)
+        if same is not None:
+            decided += 1
+            assert same == says_math_verify(gold, answer), (gold, answer)
+    assert decided > 1000
+
+
+def test_random_plain_numbers_agree_with_math_verify() -> None:
+    rng = random.Random(0)
+
+    def number() -> str:
+        value = rng.choice([rng.randint(-20, 20), rng.randint(-5000, 5000), rng.randint(0, 10**8)])
+        form = rng.choice(
+            ["{}", "{:,}", "{}.0", "{}.5", "{}.25", "{}.99999", "+{}", "{}/4", r"\frac{{{}}}{{8}}", "0{}"]
+        )
+        written = form.format(value)
+        return written.replace("-", "−") if rng.random() < 0.3 else written
+
+    for _ in range(400):
+        gold, answer = number(), number()
+        if rng.random() < 0.3:
+            answer = gold
+        same = same_plain_number(gold, answer)
+        if same is not None:
+            assert same == says_math_verify(gold, answer), (gold, answer)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["+1,000", "−1,000", "−1,000.5", "1,23", "0,123", "01,000", "7.", ".5", "1e3", "1 000", "--7", "x", "1/0", ""],
+)
+def test_uncertain_numbers_are_left_to_math_verify(text: str) -> None:
+    assert plain_number(text) is None
+
+
+def test_huge_integers_do_not_reach_pythons_limit() -> None:
+    assert sys.get_int_max_str_digits() <= 5000
+    assert plain_number("7" * 5000) is None
+
+
+def test_disproof_never_contradicts_math_verify() -> None:
+    values = {text: parse(rf"\boxed{{{text}}}", parsing_timeout=None)[0] for text in EXPRESSIONS}
+    pairs = list(itertools.product(EXPRESSIONS, EXPRESSIONS))
+    refuted = [pair for pair in pairs if disproof.surely_differ(values[pair[0]], values[pair[1]])]
+    assert len(refuted) > 500
+    for gold, answer in random.Random(0).sample(refuted, 150):
+        assert not verify(values[gold], values[answer], timeout_seconds=None), (gold, answer)
+
+
+def test_disproof_leaves_alone_what_it_cannot_be_sure_of() -> None:
+    x = sympy.Symbol("x", real=True)
+    huge = sympy.Pow(9, sympy.Pow(9, 9, evaluate=False), evaluate=False)
+    assert disproof.surely_differ(sympy.Integer(7), sympy.Integer(8))
+    # A lone symbol is compared as a word; towers and infinities are out of reach; near is not far.
+    assert not disproof.surely_differ(x, sympy.Integer(8))
+    assert not disproof.surely_differ(huge, sympy.Integer(8))
+    assert not disproof.surely_differ(sympy.oo, sympy.Integer(8))
+    assert not disproof.surely_differ(sympy.Rational(1, 3), sympy.Float("0.333333"))
+
+
+def test_two_stage_parsing_gives_the_same_expressions(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(0)
+    texts = [*EXPRESSIONS, *NUMBERS]
+    for _ in range(150):
+        first, second = rng.choice(EXPRESSIONS), rng.choice(EXPRESSIONS)
+        texts.append(first + rng.choice(["+", ",", "=", "<", r"\cup ", "^", "/", r"\le ", " "]) + second)
+        cut = rng.randrange(len(first))
+        texts.append(first[:cut] + first[cut + 1 :])
+
+    def readings() -> list[str]:
+        return [
+            str([sympy.srepr(value) for value in parse(rf"\boxed{{{text}}}", parsing_timeout=None)]) for text in texts
+        ]
+
+    plainly = readings()
+    # Both are put back after the test.
+    monkeypatch.setattr(parser, "parse_latex_cached", parser.parse_latex_cached)
+    monkeypatch.setattr(latex2sympy2._Latex2Sympy, "create_parser", latex2sympy2._Latex2Sympy.create_parser)
+    parser.extract_latex.cache_clear()
+    two_stage.install()
+    assert readings() == plainly
+
+
+def job(number: int, gold: str) -> Job:
+    return Job(number=number, task=Task(gold=gold, answer=str(number)))
+
+
+def test_a_worker_stays_with_the_gold_it_has_parsed() -> None:
+    queue = JobQueue()
+    for number, gold in enumerate("aabbcc"):
+        queue.push(job(number, gold))
+
+    def pop(parsed_gold: str | None, golds_elsewhere: set[str | None]) -> int:
+        popped = queue.pop(parsed_gold=parsed_gold, golds_elsewhere=golds_elsewhere, judged_elsewhere=())
+        assert popped is not None
+        return popped.number
+
+    assert pop(None, set()) == 0
+    # Another worker has "a", so this one starts with "b" and stays with it.
+    assert pop(None, {"a"}) == 2
+    assert pop("b", {"a"}) == 3
+    assert pop("b", {"a"}) == 4
+    # Only golds that others have are left: it helps with the oldest.
+    assert pop("b", {"a", "c"}) == 1
+    assert pop("b", {"a", "c"}) == 5
+    assert queue.pop(parsed_gold="b", golds_elsewhere=(), judged_elsewhere=()) is None
+
+
+TOWER, BRACKETS = "9^{9^{9^9}}", "(" * 400
+
+
+def queue_of(answers: list[str]) -> JobQueue:
+    queue = JobQueue()
+    for number, answer in enumerate(answers):
+        queue.push(Job(number=number, task=Task(gold="a", answer=answer)))
+    return queue
+
+
+def order_of(queue: JobQueue, *, judged_elsewhere: set[str]) -> list[int]:
+    """Numbers of the jobs as a worker would get them, until there are none."""
+    order = []
+    while (job := queue.pop(parsed_gold="a", golds_elsewhere=(), judged_elsewhere=judged_elsewhere)) is not None:
+        order.append(job.number)
+    return order
+
+
+def test_what_looks_slow_is_handed_out_first() -> None:
+    assert order_of(queue_of(["x^2", TOWER, "7", BRACKETS]), judged_elsewhere=set()) == [1, 3, 0, 2]
+
+
+def test_a_slow_answer_that_another_worker_holds_waits_for_everything_else() -> None:
+    assert order_of(queue_of([TOWER, "x^2", BRACKETS, TOWER]), judged_elsewhere={TOWER}) == [2, 1, 0, 3]
+
+
+def test_an_answer_that_reached_its_deadline_goes_last() -> None:
+    queue = queue_of([TOWER, "x^2", BRACKETS, TOWER])
+    queue.put_last(TOWER)
+    queue.push(Job(number=4, task=Task(gold="b", answer=TOWER)), is_suspect=True)
+    assert order_of(queue, judged_elsewhere=set()) == [2, 1, 0, 3, 4]
+
+
+def test_suspects_get_a_thirty_second_of_the_deadline_until_they_complete_three_times() -> None:
+    suspects = Suspects()
+    assert suspects.cpu_seconds("tower", 6.4) == math.inf
+    suspects.failed("tower")
+    assert suspects.cpu_seconds("tower", 6.4) == pytest.approx(0.2)
+    # Never under 100 ms.
+    assert suspects.cpu_seconds("tower", 0.64) == 0.1
+    assert suspects.cpu_seconds("another", 6.4) == math.inf
+    suspects.completed("tower")
+    suspects.completed("tower")
+    assert suspects.cpu_seconds("tower", 6.4) == pytest.approx(0.2)
+    suspects.completed("tower")
+    assert suspects.cpu_seconds("tower", 6.4) == math.inf

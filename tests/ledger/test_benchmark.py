@@ -1,0 +1,25 @@
+"""The benchmark of the buffer runs alone and prints one object."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "replay.py"
+
+
+def test_small_ledgers_are_built_and_measured() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(BENCHMARK), "--sizes", "1500,3000", "--tokens", "20", "--json"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    small, large = json.loads(done.stdout)["ledgers"]
+    assert (small["trajectories"], large["trajectories"]) == (1500, 3000)
+    for result in (small, large):
+        assert result["rss_anon_mib"] > result["rss_anon_before_mib"] > 0
+        # 64 questions hold at least one candidate each.
+        assert result["fetched"] >= 64
+        assert 0 < result["flush_ms"] <= result["append_ms"]
+        assert min(result[f"{name}_ms"] for name in ("open", "draw", "fetch", "fetch_cold")) > 0

@@ -1,0 +1,217 @@
+"""The memory plan: parameters counted by hand, activations measured, parts and ZeRO stages by arithmetic."""
+
+import dataclasses
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.config.settings import BackboneSettings, TinySettings
+from exgrpo_cli.machine.memory import (
+    CONTEXT_BYTES,
+    activation_bytes,
+    fewest_gpus,
+    layer_activation_bytes,
+    memory_plan,
+    step_tokens,
+)
+from exgrpo_cli.machine.shapes import Shape, backbone_shape, preset_config, shape_of
+from exgrpo_cli.presets import load_preset, preset_names
+
+PUBLISHED = [name for name in preset_names("backbones") if name != "tiny"]
+GIGA = 10**9
+SMALL = Shape(num_parameters=1000, num_layers=2, hidden_size=8, ffn_size=16, query_size=8, kv_size=4, vocab_size=32)
+
+
+def parameters_by_hand(shape: dict) -> int:
+    """Embedding (and head, unless tied), and per layer: q, k, v, o, gate, up, down, two norms; one final norm."""
+    hidden, ffn, layers = shape["hidden_size"], shape["intermediate_size"], shape["num_hidden_layers"]
+    kv = hidden // shape["num_attention_heads"] * shape["num_key_value_heads"]
+    biases = hidden + 2 * kv if shape["model_type"] == "qwen2" else 0
+    layer = 2 * hidden * hidden + 2 * hidden * kv + biases + 3 * hidden * ffn + 2 * hidden
+    embedding = shape["vocab_size"] * hidden
+    return embedding * (1 if shape["tie_word_embeddings"] else 2) + layers * layer + hidden
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_published_shape_has_the_parameters_of_its_architecture(name):
+    shape = load_preset("backbones", name)["about"]["shape"]
+    assert shape_of(preset_config(name)).num_parameters == parameters_by_hand(shape)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    # As the model cards give them: 1.54, 7.62 and 8.03 billion.
+    [("qwen-math-1.5b", 1_543_714_304), ("qwen-math-7b", 7_615_616_512), ("llama-8b", 8_030_261_248)],
+)
+def test_the_published_sizes(name, parameters):
+    assert shape_of(preset_config(name)).num_parameters == parameters
+
+
+def test_the_tiny_shape_is_that_of_the_model_it_builds():
+    config = build_config()
+    shape = backbone_shape(config.backbone, config.tiny)
+    assert (shape.hidden_size, shape.num_layers, shape.query_size, shape.kv_size) == (128, 3, 128, 64)
+    wider = dataclasses.replace(config.tiny, hidden_size=256)
+    assert backbone_shape(config.backbone, wider).num_parameters > 2 * shape.num_parameters
+
+
+def test_a_folder_and_an_uncached_hub_id(tmp_path):
+    shape = load_preset("backbones", "qwen-math-1.5b")["about"]["shape"]
+    preset_config("qwen-math-1.5b").save_pretrained(tmp_path)
+    folder = BackboneSettings(name="mine", source=str(tmp_path))
+    assert backbone_shape(folder, TinySettings()).num_parameters == parameters_by_hand(shape)
+    assert backbone_shape(BackboneSettings(name="none", source="no-one/no-model"), TinySettings()) is None
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "llama"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_activations_are_what_autograd_keeps(model_type, dtype):
+    """Bytes that one more decoder layer makes autograd keep, weights aside, against the plan: within 2 %."""
+    kept = [_kept_bytes(model_type, dtype, layers) for layers in (1, 2)]
+    shape = shape_of(_small_config(model_type, layers=2))
+    planned = layer_activation_bytes(shape, 2 if dtype is torch.bfloat16 else 4)
+    assert (kept[1] - kept[0]) / 256 == pytest.approx(planned, rel=0.02)
+
+
+def _small_config(model_type, layers):
+    return AutoConfig.for_model(
+        model_type,
+        vocab_size=64,
+        hidden_size=128,
+        intermediate_size=352,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attn_implementation="sdpa",
+    )
+
+
+def _kept_bytes(model_type, dtype, layers):
+    model = AutoModelForCausalLM.from_config(_small_config(model_type, layers)).to(dtype).model
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            # The tensor is held as well, so that its address is not given to another one meanwhile.
+            kept[storage.data_ptr()] = (storage.nbytes(), tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(torch.zeros(1, 256, dtype=torch.long), use_cache=False)
+    return sum(size for size, _ in kept.values())
+
+
+def test_parts_of_a_small_plan_by_hand():
+    """1,000 parameters in bfloat16 on the torch engine, K = 8, prompt 10 and response 22 tokens."""
+    config = build_config(
+        assignments=[
+            "backbone.dtype=bfloat16",
+            "data.max_prompt_tokens=10",
+            "rollout.max_response_tokens=22",
+            "rollout.max_rows=5",
+            "optim.microbatch_tokens=16",
+        ]
+    )
+    plan = memory_plan(SMALL, config, gpus=4)
+    assert plan.weights == 2 * 1000
+    assert plan.gradients == 4 * 1000  # summed in float32 beside the masters
+    assert plan.optimizer == (4 + 4 + 4) * 1000  # master, first and second moment: nothing is sharded
+    assert plan.rollout_weights == 0  # the hf engine samples from the trainer's weights
+    kv_per_token = 2 * 2 * 4 * 2  # keys and values, 2 layers, 4 numbers, 2 bytes
+    assert plan.kv_bytes_per_token == kv_per_token
+    assert plan.kv_cache == 5 * 32 * kv_per_token  # 5 rows of 10 + 22 tokens
+    # One sequence is longer than the micro-batch budget of 16, so 32 tokens are the least there can be.
+    layer = 4 * 8 * 2 + 2 * 8 * 4 + (2 * 8 + 2 * 4) * 2 + 4 * 16 * 2
+    assert plan.activations == 2 * layer * 32
+    assert plan.logprobs == 5 * 32 * 32 * 4
+    assert plan.context == CONTEXT_BYTES
+    resident = plan.weights + plan.gradients + plan.optimizer + plan.context + plan.kv_cache
+    assert plan.update_peak == resident + plan.activations + plan.logprobs
+    assert plan.peak == max(plan.update_peak, plan.rollout_peak)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("gpus", [1, 8])
+def test_every_preset_is_planned_from_its_parameters(name, gpus):
+    """bfloat16, ZeRO-2, vllm: 2 bytes a weight for trainer and engine each, and shards of 4 + 12."""
+    parameters = parameters_by_hand(load_preset("backbones", name)["about"]["shape"])
+    plan = memory_plan(shape_of(preset_config(name)), build_config(backbone=name), gpus=gpus)
+    assert plan.weights == plan.rollout_weights == 2 * parameters
+    assert (plan.gradients, plan.optimizer) == (4 * parameters // gpus, 12 * parameters // gpus)
+    assert plan.copies == plan.optimizer_on_host == 0
+    assert plan.update_peak > (2 + 16 / gpus) * parameters
+    assert plan.rollout_peak > (4 + 12 / gpus) * parameters
+
+
+@pytest.mark.parametrize(
+    ("stage", "weights", "gradients", "optimizer"),
+    # 1,000 parameters on 4 GPUs: stage 1 shards 12 bytes of state, stage 2 also 4 of gradient, stage 3 2 of weight. At
+    # stage 1 the gradients of a pass stand beside their sums; at stage 3 all is small enough to be gathered at once.
+    [(1, 2000, 6000, 3000), (2, 2000, 1000, 3000), (3, 2000, 2000, 3000)],
+)
+def test_zero_stages_shard_what_they_say(stage, weights, gradients, optimizer):
+    config = build_config(
+        backbone="qwen-math-7b", assignments=[f"optim.zero_stage={stage}", "rollout.tensor_parallel=2"]
+    )
+    plan = memory_plan(SMALL, config, gpus=4)
+    assert (plan.weights, plan.gradients, plan.optimizer) == (weights, gradients, optimizer)
+    assert plan.rollout_weights == 2 * 1000 // 2  # vllm's own copy, over two GPUs
+
+
+def test_stage_3_gathers_a_billion_weights_at_a_time():
+    config = build_config(backbone="qwen-math-7b", assignments=["optim.zero_stage=3"])
+    large = dataclasses.replace(SMALL, num_parameters=8 * GIGA)
+    plan = memory_plan(large, config, gpus=4)
+    assert plan.weights == 2 * (2 + 1) * GIGA
+    assert plan.gradients == 4 * (2 + 1) * GIGA
+
+
+def test_whole_copies_are_counted():
+    """A KL penalty's reference; under stage 3 what hf samples with; the torch engine's hf shares the trainer's."""
+    settings = ["optim.engine=deepspeed", "backbone.dtype=bfloat16"]
+    for assignments, copies in (
+        ([*settings, "optim.zero_stage=3"], 1),
+        ([*settings, "optim.zero_stage=3", "rollout.engine=vllm"], 0),
+        ([*settings, "optim.zero_stage=2", "objective.kl_coefficient=0.1"], 1),
+        (["backbone.dtype=bfloat16", "objective.kl_coefficient=0.1"], 1),
+        (["backbone.dtype=bfloat16"], 0),
+    ):
+        plan = memory_plan(SMALL, build_config(assignments=assignments), gpus=4)
+        assert plan.copies == copies * 2 * 1000
+        assert plan.rollout_peak >= plan.weights + plan.copies + plan.optimizer + plan.kv_cache
+
+
+def test_offload_moves_optimizer_and_gradients_to_main_memory():
+    """12 bytes of state, two copies of the gradients in float32 and one of the weights; the largest tensor passes."""
+    config = build_config(backbone="qwen-math-7b", assignments=["optim.offload=true"])
+    plan = memory_plan(SMALL, config, gpus=4)
+    assert (plan.optimizer, plan.optimizer_on_host) == (0, (12 + 8 + 2) * 1000 // 4)
+    assert plan.gradients == 4 * 32 * 8
+
+
+def test_checkpointing_keeps_one_layer_and_the_inputs_of_the_others():
+    whole = activation_bytes(SMALL, 100, 2, checkpointing=False)
+    layer = layer_activation_bytes(SMALL, 2) * 100
+    assert whole == 2 * layer
+    assert activation_bytes(SMALL, 100, 2, checkpointing=True) == layer + 100 * 8 * 2
+
+
+@pytest.mark.parametrize(("name", "gpus"), [("qwen-math-1.5b", 1), ("qwen-math-7b", 4), ("llama-8b", 4)])
+def test_fewest_gpus_is_the_first_count_that_fits(name, gpus):
+    config = build_config(backbone=name)
+    shape = shape_of(preset_config(name))
+    assert fewest_gpus(shape, config, gpu_memory_bytes=80 * GIGA) == gpus
+    assert memory_plan(shape, config, gpus=gpus).peak <= 80 * GIGA
+    if gpus > 1:
+        assert memory_plan(shape, config, gpus=gpus // 2).peak > 80 * GIGA
+    assert fewest_gpus(shape, config, gpu_memory_bytes=GIGA) is None
+
+
+def test_tokens_of_a_step():
+    """128 questions x 8 rollouts = 1,024; each at most 8,192 tokens after a prompt of 1,024."""
+    tokens = step_tokens(build_config(backbone="qwen-math-7b"))
+    assert (tokens.rollouts, tokens.generated, tokens.trained) == (1024, 8_388_608, 9_437_184)

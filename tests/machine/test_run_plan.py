@@ -1,0 +1,99 @@
+"""What a run needs against what a machine has: checked before any work starts."""
+
+import pytest
+
+from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.machine.run_plan import plan_run, require_runnable, settle_ranks
+from exgrpo_cli.machine.survey import Gpu, Machine, usable_memory
+
+GIB = 2**30
+LAPTOP = Machine(cores=2, memory_bytes=8 * GIB, gpus=())
+ONE_GPU = Machine(cores=16, memory_bytes=128 * GIB, gpus=(Gpu(name="H200", memory_bytes=140 * GIB),))
+EIGHT = Machine(cores=64, memory_bytes=1024 * GIB, gpus=(Gpu(name="H100", memory_bytes=80 * GIB),) * 8)
+PLAIN = ("rollout.engine=hf", "optim.engine=torch", "rollout.max_rows=16")
+"""Engines that are always installed."""
+
+
+def test_the_default_run_needs_nothing_a_laptop_lacks():
+    plan = plan_run(build_config(), LAPTOP)
+    assert plan.missing == ()
+    assert not plan.on_gpu
+    require_runnable(plan)
+
+
+def test_a_published_backbone_wants_a_gpu_and_says_how_many():
+    plan = plan_run(build_config(backbone="qwen-math-7b", assignments=["optim.zero_stage=3"]), LAPTOP)
+    assert plan.on_gpu
+    assert plan.missing[0] == (
+        f"no GPU is visible ({plan.memory.gpus} of 80 GB would do); --device cpu runs it on the CPU all the same"
+    )
+    with pytest.raises(InputError, match="this machine cannot run qwen-math-7b: no GPU is visible"):
+        require_runnable(plan)
+    eight = plan_run(build_config(backbone="qwen-math-7b", assignments=["run.nproc=8"]), LAPTOP)
+    assert eight.memory.gpus == 8
+    assert eight.missing[0].startswith("no GPU is visible (4 of 80 GB would do)")
+
+
+def test_what_is_offloaded_must_fit_into_main_memory():
+    """7.6 billion parameters at 22 bytes are 156 GiB."""
+    config = build_config(backbone="qwen-math-7b", assignments=["optim.offload=true", "run.nproc=1"])
+    missing = plan_run(config, ONE_GPU).missing[0]
+    assert missing.startswith("156.0 GiB of main memory for what is offloaded, there are 128.0 GiB")
+
+
+def test_forced_onto_the_cpu_it_is_held_against_main_memory():
+    config = build_config(backbone="qwen-math-1.5b", assignments=["run.device=cpu", *PLAIN])
+    assert "of main memory, there are 8.0 GiB" in plan_run(config, LAPTOP).missing[0]
+    assert plan_run(config, EIGHT).missing == ()
+
+
+def test_a_gpu_that_is_too_small_is_named_with_what_to_do():
+    config = build_config(backbone="qwen-math-7b", assignments=PLAIN)
+    missing = plan_run(config, Machine(cores=8, memory_bytes=64 * GIB, gpus=(Gpu(name="L4", memory_bytes=24 * GIB),)))
+    assert "of memory on each GPU, there are 24.0 GiB: lower optim.microbatch_tokens" in missing.missing[0]
+
+
+def test_ranks_default_to_the_visible_gpus():
+    published = build_config(backbone="qwen-math-7b")
+    assert settle_ranks(published, EIGHT).run.nproc == 8
+    assert settle_ranks(published, ONE_GPU).run.nproc == 1
+    # Without the GPUs it asks for the run cannot start, and the plan is for machines that have them.
+    assert settle_ranks(published, LAPTOP).run.nproc == 0
+    on_cpu = build_config(backbone="qwen-math-7b", assignments=["run.device=cpu"])
+    assert settle_ranks(on_cpu, EIGHT).run.nproc == 1
+    two = build_config(backbone="qwen-math-7b", assignments=["run.nproc=2"])
+    assert settle_ranks(two, EIGHT).run.nproc == 2
+
+
+def test_more_ranks_than_gpus_are_refused():
+    config = build_config(backbone="qwen-math-1.5b", assignments=["run.nproc=2", *PLAIN])
+    assert plan_run(config, ONE_GPU).missing == ("2 ranks (--nproc) on 1 visible GPUs; use at most one per GPU",)
+
+
+def test_the_memory_of_a_rank_is_planned_over_the_ranks_of_all_hosts():
+    """Two hosts of eight: each rank holds a sixteenth of what is sharded, and this host's memory only its own eight."""
+    config = build_config(assignments=["optim.engine=deepspeed", "optim.zero_stage=3", "run.nproc=8"])
+    one, two = plan_run(config, LAPTOP), plan_run(config, LAPTOP, num_ranks=16)
+    assert one.memory is not None and two.memory is not None
+    assert (one.memory.gpus, two.memory.gpus) == (8, 16)
+    assert two.memory.optimizer == one.memory.optimizer // 2
+    room = Machine(cores=2, memory_bytes=8 * two.memory.peak, gpus=())
+    assert not [line for line in plan_run(config, room, num_ranks=16).missing if "main memory" in line]
+    assert [line for line in plan_run(config, room).missing if "main memory" in line]
+
+
+def test_a_model_of_unknown_shape_is_planned_without_memory():
+    plan = plan_run(build_config(backbone="no-one/no-model"), LAPTOP)
+    assert plan.memory is None
+    assert plan.missing == ()
+    assert any("memory     unknown" in line for line in plan.lines())
+    assert plan.to_json()["memory"] is None
+
+
+def test_a_container_limit_below_the_memory_counts(tmp_path):
+    limit = tmp_path / "memory.max"
+    limit.write_text("1048576\n")
+    assert usable_memory(limit) == 1048576
+    limit.write_text("max\n")
+    assert usable_memory(limit) == usable_memory(tmp_path / "none") > 1048576

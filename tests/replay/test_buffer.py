@@ -1,0 +1,400 @@
+"""The buffer's state machine, sentence by sentence of its definition."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from exgrpo_cli.errors import InputError, RunError
+from exgrpo_cli.ledger.reader import LedgerReader
+from exgrpo_cli.ledger.schemas import LedgerIdentity
+from exgrpo_cli.replay.buffer import ExperienceBuffer
+from exgrpo_cli.replay.rules import BufferRules
+from exgrpo_cli.replay.visits import Success, Visit
+
+K = 4
+IDENTITY = LedgerIdentity(
+    tokenizer_hash="t", template="plain", group_size=K, questions_hash="h", logprob_source="trainer"
+)
+QUESTIONS = [f"q{number}" for number in range(12)]
+
+
+def success(*token_ids: int, entropy: float = 0.5) -> Success:
+    return Success(
+        token_ids=np.array(token_ids, dtype=np.int32),
+        behaviour_logprobs=-np.array(token_ids, dtype=np.float32) / 7,
+        entropy=entropy,
+        nll=0.25,
+    )
+
+
+def visit(
+    question: str,
+    k: int,
+    step: int = 1,
+    successes: Sequence[Success] | None = None,
+    *,
+    experiential: bool = False,
+    verifier_failed: bool = False,
+) -> Visit:
+    """A group with k successes; unless given, its fresh ones are distinct and never seen before."""
+    fresh = k - 1 if experiential else k
+    if successes is None:
+        successes = [success(100 * step + int(question[1:]), member) for member in range(fresh)]
+    return Visit(
+        question_id=question,
+        step=step,
+        weight_version=step - 1,
+        success_count=k,
+        num_fresh_successes=fresh,
+        experiential=experiential,
+        verifier_failed=verifier_failed,
+        successes=successes,
+    )
+
+
+class Worlds:
+    """Makes buffers below one folder and closes them at the end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._open: list[ExperienceBuffer] = []
+
+    def create(self, name: str = "replay", **rules: object) -> ExperienceBuffer:
+        buffer = ExperienceBuffer.create(
+            self.folder / name, identity=IDENTITY, rules=BufferRules(**rules), question_ids=QUESTIONS
+        )
+        self._open.append(buffer)
+        return buffer
+
+    def reopen(self, buffer: ExperienceBuffer, at_step: int) -> ExperienceBuffer:
+        buffer.close()
+        again = ExperienceBuffer.open(
+            buffer.folder, identity=IDENTITY, rules=buffer.rules, question_ids=QUESTIONS, at_step=at_step
+        )
+        self._open.append(again)
+        return again
+
+    def close(self) -> None:
+        for buffer in self._open:
+            buffer.close()
+
+
+@pytest.fixture
+def worlds(tmp_path: Path) -> Iterator[Worlds]:
+    made = Worlds(tmp_path)
+    yield made
+    made.close()
+
+
+def events(buffer: ExperienceBuffer) -> list[tuple[object, ...]]:
+    rows = LedgerReader(buffer.folder).events().to_pylist()
+    return [(row["step"], row["event"], row["question_id"], row["trajectory_id"], row["bucket"]) for row in rows]
+
+
+def ids(buffer: ExperienceBuffer, question: str) -> list[int]:
+    return buffer.candidates(question).trajectory_ids.tolist()
+
+
+def test_a_visit_stores_every_success_and_sets_the_bucket(worlds: Worlds) -> None:
+    buffer = worlds.create()
+    outcome = buffer.record_visit(visit("q3", 2))
+    assert (outcome.collected, outcome.bucket, outcome.retired) == ((0, 1), 2, False)
+    assert buffer.bucket_counts() == {2: 1} and buffer.num_questions == 1 and buffer.num_trajectories == 2
+    buffer.flush(1)
+    assert events(buffer) == [(1, "collected", "q3", 0, 2), (1, "collected", "q3", 1, 2)]
+
+
+@pytest.mark.parametrize("k", [0, K])
+def test_none_and_all_correct_store_nothing_without_retirement(worlds: Worlds, k: int) -> None:
+    buffer = worlds.create(retirement=False)
+    outcome = buffer.record_visit(visit("q0", k))
+    assert outcome.collected == () and outcome.bucket is None
+    assert buffer.num_questions == 0 and len(buffer.retired) == 0
+
+
+def test_bounds_are_open_below_and_closed_above(worlds: Worlds) -> None:
+    buffer = worlds.create(lower_bound=1, upper_bound=2)
+    stored = {k: len(buffer.record_visit(visit(f"q{k}", k)).collected) for k in range(4)}
+    assert stored == {0: 0, 1: 0, 2: 2, 3: 0}
+
+
+def test_the_bucket_follows_the_latest_count_down_to_0_and_outside_the_bounds(worlds: Worlds) -> None:
+    buffer = worlds.create(upper_bound=2)
+    for step, k in enumerate([2, 0, 3, 1], start=1):
+        assert buffer.record_visit(visit("q5", k, step)).bucket == k
+        assert buffer.bucket_counts() == {k: 1}
+        buffer.flush(step)
+    # k = 3 is above the bound: it moves the bucket and stores nothing.
+    assert [row for row in events(buffer) if row[1] == "moved"] == [
+        (2, "moved", "q5", None, 0),
+        (3, "moved", "q5", None, 3),
+        (4, "moved", "q5", None, 1),
+    ]
+    assert len(ids(buffer, "q5")) == 2 + 1
+
+
+def test_bucket_0_exists_only_for_questions_with_trajectories(worlds: Worlds) -> None:
+    buffer = worlds.create()
+    assert buffer.record_visit(visit("q1", 0)).bucket is None
+    assert buffer.bucket_counts() == {} and buffer.available(2) == 0
+
+
+def test_all_correct_retires_at_once_also_before_the_delayed_start(worlds: Worlds) -> None:
+    buffer = worlds.create()
+    buffer.record_visit(visit("q1", 2))
+    assert buffer.record_visit(visit("q1", K, 2)).retired
+    assert buffer.record_visit(visit("q2", K, 2), collecting=False).retired
+    assert list(buffer.retired) == ["q1", "q2"] and "q1" in buffer.retired and "q0" not in buffer.retired
+    assert buffer.num_questions == buffer.num_trajectories == buffer.available(3) == 0
+    assert buffer.record_visit(visit("q4", 2, 2), collecting=False).collected == ()
+
+
+def test_a_failing_verifier_neither_retires_nor_moves_but_stores(worlds: Worlds) -> None:
+    buffer = worlds.create()
+    buffer.record_visit(visit("q1", 1))
+    outcome = buffer.record_visit(visit("q1", 3, 2, verifier_failed=True))
+    assert outcome.bucket == 1 and len(outcome.collected) == 3
+    # An unset bucket becomes k.
+    assert buffer.record_visit(visit("q2", 3, 2, verifier_failed=True)).bucket == 3
+    assert not buffer.record_visit(visit("q3", K, 2, verifier_failed=True)).retired
+
+
+def test_an_experiential_group_counts_the_replayed_success(worlds: Worlds) -> None:
+    buffer = worlds.create()
+    buffer.record_visit(visit("q1", 2))
+    assert buffer.record_visit(visit("q1", 1, 2, experiential=True)).bucket == 1
+    assert buffer.record_visit(visit("q1", K, 3, experiential=True)).retired
+
+
+def test_counting_fresh_members_only(worlds: Worlds) -> None:
+    buffer = worlds.create(count_fresh_only=True, sampler="linear")
+    buffer.record_visit(visit("q1", 2))
+    buffer.record_visit(visit("q2", 2))
+    # The replayed success and 2 fresh ones are k = 3 of 4, but k' = 2 of 3.
+    assert buffer.record_visit(visit("q1", 3, 2, experiential=True)).bucket == 2
+    assert buffer.bucket_counts() == {2: 2}
+    draw = buffer.draw(2, 3, np.random.default_rng(0))
+    buffer.flush(3)
+    rows = LedgerReader(buffer.folder).draws().to_pylist()
+    # Pass rates 2/3 and 2/4 give linear weights 4/7 and 3/7.
+    assert [(row["bucket"], row["num_members"], round(row["probability"], 6)) for row in rows] == [
+        (2, 3, round(4 / 7, 6)),
+        (2, 4, round(3 / 7, 6)),
+    ]
+    assert draw.probabilities == {2: pytest.approx(1.0)}
+    assert buffer.record_visit(visit("q2", K, 4, experiential=True)).retired
+
+
+def test_duplicates_keep_the_first_copy_and_its_logprobs(worlds: Worlds) -> None:
+    buffer = worlds.create()
+    first = success(1, 2, 3)
+    again = Success(
+        token_ids=first.token_ids.copy(), behaviour_logprobs=first.behaviour_logprobs - 1, entropy=0.1, nll=0.1
+    )
+    assert buffer.record_visit(visit("q1", 3, 1, [first, again, success(1, 2)])).num_duplicates == 1
+    buffer.flush(1)
+    outcome = buffer.record_visit(visit("q1", 2, 2, [again, success(3, 2, 1)]))
+    assert outcome.num_duplicates == 1 and outcome.collected == (2,)
+    # The same tokens for another question are no duplicate.
+    assert buffer.record_visit(visit("q2", 1, 2, [again])).num_duplicates == 0
+    np.testing.assert_array_equal(buffer.load([0])[0].behaviour_logprobs, first.behaviour_logprobs)
+
+
+def test_bodies_come_back_bit_for_bit(worlds: Worlds) -> None:
+    buffer = worlds.create()
+    rng = np.random.default_rng(0)
+    token_ids = [rng.integers(0, 2**31 - 1, size).astype(np.int32) for size in (1, 2000, 37)]
+    # Every kind of float32, also those that arithmetic would change.
+    logprobs = [rng.integers(0, 2**32, len(ids), dtype=np.uint32).view(np.float32) for ids in token_ids]
+    stored = [
+        Success(token_ids=ids, behaviour_logprobs=values, entropy=0.1, nll=0.1)
+        for ids, values in zip(token_ids, logprobs, strict=True)
+    ]
+    buffer.record_visit(visit("q7", 3, 1, stored))
+
+    def check(candidate: ExperienceBuffer) -> None:
+        loaded = candidate.load([2, 0, 1])
+        for trajectory in loaded:
+            np.testing.assert_array_equal(trajectory.token_ids, token_ids[trajectory.trajectory_id])
+            expected = logprobs[trajectory.trajectory_id].view(np.uint32)
+            np.testing.assert_array_equal(trajectory.behaviour_logprobs.view(np.uint32), expected)
+            assert (trajectory.question_id, trajectory.step_born, trajectory.weight_version) == ("q7", 1, 0)
+
+    check(buffer)
+    buffer.flush(1)
+    check(buffer)
+    check(worlds.reopen(buffer, 1))
+
+
+def test_what_is_stored_does_not_follow_the_callers_arrays(worlds: Worlds) -> None:
+    buffer = worlds.create()
+    mine = success(5, 6)
+    buffer.record_visit(visit("q1", 1, 1, [mine]))
+    mine.token_ids[:] = 0
+    mine.behaviour_logprobs[:] = 0
+    assert buffer.load([0])[0].token_ids.tolist() == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("eviction", "left"),
+    # Lengths 3, 1, 2 and entropies 0.2, 0.9, 0.5 of trajectories 0, 1, 2; two may stay.
+    [("oldest", [1, 2]), ("longest", [1, 2]), ("highest-entropy", [0, 2])],
+)
+def test_most_trajectories_per_question(worlds: Worlds, eviction: str, left: list[int]) -> None:
+    buffer = worlds.create(max_per_question=2, eviction=eviction)
+    three = [success(1, 2, 3, entropy=0.2), success(4, entropy=0.9), success(5, 6, entropy=0.5)]
+    outcome = buffer.record_visit(visit("q1", 3, 1, three))
+    assert outcome.num_evicted == 1 and ids(buffer, "q1") == left and buffer.num_trajectories == 2
+    buffer.flush(1)
+    assert ids(worlds.reopen(buffer, 1), "q1") == left
+
+
+def test_random_eviction_leaves_a_uniform_sample_of_all(tmp_path: Path) -> None:
+    questions = [f"q{number}" for number in range(300)]
+    rules = BufferRules(max_per_question=3, eviction="random")
+    survivors = [0, 0, 0, 0]
+    with ExperienceBuffer.create(tmp_path / "replay", identity=IDENTITY, rules=rules, question_ids=questions) as buffer:
+        for round_number in range(4):
+            for number, question in enumerate(questions):
+                buffer.record_visit(visit(question, 3, 1, [success(number, round_number, i) for i in range(3)]))
+        for question in questions:
+            for trajectory in buffer.load(ids(buffer, question)):
+                survivors[int(trajectory.token_ids[1])] += 1
+    # 900 survivors: 225 from each of the four rounds, with a standard deviation of at most sqrt(900 * 3/16) = 13.
+    assert sum(survivors) == 900 and all(abs(count - 225) < 4 * 13 for count in survivors)
+
+
+def test_trajectories_over_age_leave_and_with_the_last_one_their_question(worlds: Worlds) -> None:
+    buffer = worlds.create(max_age=2)
+    buffer.record_visit(visit("q1", 1, 1))
+    buffer.flush(1)
+    buffer.record_visit(visit("q1", 2, 2))
+    buffer.flush(2)
+    assert buffer.available(3) == 1 and ids(buffer, "q1") == [0, 1, 2]
+    # At step 4 the one of step 1 is 3 steps old, at step 5 those of step 2 are.
+    assert buffer.available(4) == 1 and ids(buffer, "q1") == [1, 2]
+    assert buffer.available(5) == 0 and buffer.num_questions == buffer.num_trajectories == 0
+    buffer.flush(5)
+    assert events(buffer)[-3:] == [
+        (4, "evicted", "q1", 0, 2),
+        (5, "evicted", "q1", 1, 2),
+        (5, "evicted", "q1", 2, None),
+    ]
+    # Its bucket is unset again.
+    assert buffer.record_visit(visit("q1", 3, 6, verifier_failed=True)).bucket == 3
+
+
+def test_a_replayed_question_rests(worlds: Worlds) -> None:
+    buffer = worlds.create(cooldown=2)
+    buffer.record_visit(visit("q1", 1))
+    buffer.flush(1)
+    assert buffer.draw(1, 2, np.random.default_rng(0)).question_ids == ("q1",)
+    buffer.record_selected(2, [0])
+    buffer.record_visit(visit("q1", 3, 2, experiential=True))
+    buffer.flush(2)
+    assert [buffer.available(step) for step in (3, 4)] == [0, 0]
+    assert buffer.bucket_counts() == {3: 1} and buffer.draw(1, 4, np.random.default_rng(0)).question_ids == ()
+    again = worlds.reopen(buffer, 2)
+    assert [again.available(step) for step in (3, 4, 5)] == [0, 0, 1]
+    assert again.draw(1, 5, np.random.default_rng(0)).buckets == (3,)
+    again.flush(3)
+    # One step before its rest ends.
+    later = worlds.reopen(again, 3)
+    assert [later.available(step) for step in (4, 5)] == [0, 1]
+
+
+def test_readmission_returns_a_share_with_its_trajectories_to_the_top_bucket(worlds: Worlds) -> None:
+    buffer = worlds.create(readmit_fraction=0.5, readmit_every=3)
+    buffer.record_visit(visit("q0", 2))
+    for question in ("q0", "q1", "q2", "q3"):
+        buffer.record_visit(visit(question, K, 2))
+    rng = np.random.default_rng(0)
+    assert buffer.readmit(2, rng) == []
+    back = buffer.readmit(3, rng)
+    assert len(back) == 2 and not set(back) & set(buffer.retired) and len(buffer.retired) == 2
+    # The share is rounded up: the last one comes back too.
+    assert [len(buffer.readmit(step, rng)) for step in (6, 9, 12)] == [1, 1, 0]
+    assert buffer.bucket_counts() == {K - 1: 1} and buffer.num_trajectories == 2
+    buffer.flush(3)
+    assert worlds.reopen(buffer, 3).bucket_counts() == {K - 1: 1}
+
+
+def test_scores_and_selections_are_recorded_and_survive(worlds: Worlds) -> None:
+    buffer = worlds.create(max_staleness=1)
+    buffer.record_visit(visit("q1", 3))
+    buffer.flush(1)
+    found = buffer.candidates("q1")
+    assert buffer.stale(found, 1).tolist() == [False] * 3 and buffer.stale(found, 2).all()
+    measured = found.measured(
+        np.array([True, True, False]), entropy=np.array([0.4, 0.1]), nll=np.array([0.7, 0.8]), weight_version=2
+    )
+    chosen = buffer.choose(measured, np.random.default_rng(0))
+    assert chosen == 1
+    buffer.record_scores(2, measured, chosen)
+    buffer.record_selected(2, [int(measured.trajectory_ids[chosen])])
+    buffer.flush(2)
+    rows = LedgerReader(buffer.folder).scores().to_pylist()
+    assert [(row["trajectory_id"], row["entropy"], row["weight_version"], row["chosen"]) for row in rows] == [
+        (0, 0.4, 2, False),
+        (1, 0.1, 2, True),
+        (2, 0.5, 0, False),
+    ]
+    assert events(buffer)[-1] == (2, "selected", "q1", 1, 3)
+    again = worlds.reopen(buffer, 2).candidates("q1")
+    assert again.entropy.tolist() == [0.4, 0.1, 0.5] and again.measured_version.tolist() == [2, 2, 0]
+
+
+def test_what_the_sampler_promised_is_recorded(worlds: Worlds) -> None:
+    buffer = worlds.create(sampler="linear")
+    for number, k in enumerate([1, 1, 3]):
+        buffer.record_visit(visit(f"q{number}", k))
+    draw = buffer.draw(2, 2, np.random.default_rng(0))
+    buffer.flush(2)
+    assert draw.probabilities == {1: pytest.approx(0.25), 3: pytest.approx(0.75)}
+    rows = LedgerReader(buffer.folder).draws().to_pylist()
+    assert [(row["bucket"], row["num_questions"], row["probability"]) for row in rows] == [(1, 2, 0.25), (3, 1, 0.75)]
+    assert {row["bucket"]: row["num_drawn"] for row in rows} == {k: draw.buckets.count(k) for k in (1, 3)}
+
+
+def test_a_draw_of_more_than_there_is_gives_what_there_is(worlds: Worlds) -> None:
+    buffer = worlds.create()
+    assert buffer.draw(3, 1, np.random.default_rng(0)).question_ids == ()
+    buffer.record_visit(visit("q4", 1))
+    buffer.record_visit(visit("q2", 2))
+    assert sorted(buffer.draw(5, 2, np.random.default_rng(0)).question_ids) == ["q2", "q4"]
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ({"lower_bound": 3, "upper_bound": 2}, r"bounds \(3, 2\] do not fit a group of 4"),
+        ({"upper_bound": 5}, r"bounds \(0, 5\]"),
+        ({"max_age": -1}, "replay.max_age = -1"),
+        ({"readmit_fraction": 1.5}, "replay.readmit_fraction = 1.5"),
+        ({"sampler_sigma": 0.0}, "replay.sampler_sigma = 0.0"),
+        ({"eviction": "oldst"}, "Did you mean 'oldest'"),
+        ({"metric": "entropy"}, "Did you mean 'ent'"),
+        ({"direction": "lowest"}, "replay.direction = 'lowest'"),
+    ],
+)
+def test_rules_that_cannot_work(worlds: Worlds, rules: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        worlds.create(**rules)
+
+
+def test_unknown_question_and_bad_sampler(worlds: Worlds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sampler_of_mine.py").write_text(
+        "import numpy as np\n"
+        "from exgrpo_cli.replay.sampling import QuestionDraw\n"
+        "def greedy(buckets, num, rng):\n"
+        "    return QuestionDraw(question_ids=('q9',), probabilities=np.ones(len(buckets)))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    buffer = worlds.create(sampler="python:sampler_of_mine:greedy")
+    with pytest.raises(InputError, match="question nobody is not in the question file"):
+        buffer.candidates("nobody")
+    buffer.record_visit(visit("q1", 1))
+    with pytest.raises(RunError, match="python:sampler_of_mine:greedy drew question q9, which was not offered"):
+        buffer.draw(1, 2, np.random.default_rng(0))

@@ -1,0 +1,298 @@
+"""Any sequence of visits, draws, resumes and compactions, against a reference written straight from the definition."""
+
+import copy
+import math
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from exgrpo_cli.ledger.reader import LedgerReader
+from exgrpo_cli.ledger.schemas import LedgerIdentity
+from exgrpo_cli.replay.buffer import ExperienceBuffer
+from exgrpo_cli.replay.rules import BufferRules
+from exgrpo_cli.replay.visits import Success, Visit
+
+K = 4
+QUESTIONS = tuple(f"q{number}" for number in range(5))
+IDENTITY = LedgerIdentity(
+    tokenizer_hash="t", template="plain", group_size=K, questions_hash="h", logprob_source="trainer"
+)
+
+
+GroupValues = tuple[str, int, list[int], bool, bool, bool]
+GROUPS = st.tuples(
+    st.sampled_from(QUESTIONS),
+    st.sampled_from([0, 1, 1, 2, 2, 3, 3, K]),
+    # The words stand for whole responses: few different ones, so that duplicates are common.
+    st.lists(st.integers(0, 5), min_size=K, max_size=K),
+    st.booleans(),
+    st.sampled_from([False, False, False, True]),
+    st.sampled_from([True, True, True, False]),
+)
+"""Question, k, responses, whether experiential, whether the verifier failed, whether the run collects."""
+
+
+@dataclass
+class Reference:
+    """Dictionaries and lists, no index, no ledger."""
+
+    bounds: tuple[int, int]
+    retirement: bool
+    fresh_only: bool
+    most: int
+    max_age: int
+    cooldown: int
+    stored: dict[str, list[tuple[int, int, tuple[int, ...]]]] = field(
+        default_factory=lambda: {question: [] for question in QUESTIONS}
+    )
+    """(trajectory id, step born, token ids) of each question, retired ones included."""
+    bucket: dict[str, tuple[int, int]] = field(default_factory=dict)
+    retired: set[str] = field(default_factory=set)
+    last_replay: dict[str, int] = field(default_factory=dict)
+    next_id: int = 0
+
+    def begin(self, step: int) -> None:
+        if self.max_age:
+            for question, held in self.stored.items():
+                held[:] = [entry for entry in held if step - entry[1] <= self.max_age]
+                if not held:
+                    self.bucket.pop(question, None)
+
+    def visit(self, visit: Visit, *, collecting: bool) -> None:
+        question = visit.question_id
+        k, members = visit.success_count, K
+        if self.fresh_only and visit.experiential:
+            k, members = visit.num_fresh_successes, K - 1
+        if self.retirement and k == members and not visit.verifier_failed:
+            self.retired.add(question)
+            self.bucket.pop(question, None)
+            return
+        if collecting and self.bounds[0] < k <= self.bounds[1]:
+            for success in visit.successes:
+                tokens = tuple(success.token_ids.tolist())
+                if tokens not in [entry[2] for entry in self.stored[question]]:
+                    self.stored[question].append((self.next_id, visit.step, tokens))
+                    self.next_id += 1
+        if self.stored[question] and (question not in self.bucket or not visit.verifier_failed):
+            self.bucket[question] = (k, members)
+        if self.most:
+            self.stored[question][:] = self.stored[question][-self.most :]
+
+    def drawable(self, step: int) -> set[str]:
+        return {
+            question
+            for question in self.bucket
+            if not (self.cooldown and step <= self.last_replay.get(question, -self.cooldown - 1) + self.cooldown)
+        }
+
+
+class BufferMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        # In memory where that exists: every step is synced, and this test is not about the disk.
+        memory = Path("/dev/shm")
+        self.folder = Path(tempfile.mkdtemp(prefix="exgrpo-replay-", dir=memory if memory.is_dir() else None))
+        self.step = 1
+        self.rng = np.random.default_rng(0)
+        self.has_pending = False
+
+    @initialize(
+        bounds=st.sampled_from([(0, K - 1), (1, 2), (0, K)]),
+        retirement=st.booleans(),
+        fresh_only=st.booleans(),
+        most=st.sampled_from([0, 0, 2]),
+        max_age=st.sampled_from([0, 0, 2]),
+        cooldown=st.sampled_from([0, 1, 3]),
+    )
+    def start(
+        self,
+        bounds: tuple[int, int],
+        retirement: bool,
+        fresh_only: bool,
+        most: int,
+        max_age: int,
+        cooldown: int,
+    ) -> None:
+        self.rules = BufferRules(
+            lower_bound=bounds[0],
+            upper_bound=bounds[1],
+            retirement=retirement,
+            count_fresh_only=fresh_only,
+            max_per_question=most,
+            max_age=max_age,
+            cooldown=cooldown,
+            readmit_fraction=0.5,
+            readmit_every=1,
+            sampler="uniform",
+        )
+        self.buffer = ExperienceBuffer.create(self.folder, identity=IDENTITY, rules=self.rules, question_ids=QUESTIONS)
+        self.reference = Reference(bounds, retirement, fresh_only, most, max_age, cooldown)
+        self.kept = {0: (copy.deepcopy(self.reference), copy.deepcopy(self.rng))}
+
+    @rule(groups=st.lists(GROUPS, min_size=2, max_size=8), num=st.integers(0, 4), readmits=st.booleans())
+    def live_a_step(self, groups: list[GroupValues], num: int, readmits: bool) -> None:
+        """Re-admission, draw, visits, flush: the order of a training step."""
+        if readmits:
+            self.readmit()
+        if num:
+            self.replay(num)
+        for values in groups:
+            self.visit(*values)
+        self.finish_step()
+
+    @rule(group=GROUPS)
+    def visit_alone(self, group: GroupValues) -> None:
+        self.has_pending = True
+        self.visit(*group)
+
+    def visit(
+        self, question: str, k: int, words: list[int], experiential: bool, verifier_failed: bool, collecting: bool
+    ) -> None:
+        if question in self.reference.retired:
+            return
+        # A replayed trajectory exists and is correct, so such a group has k >= 1.
+        experiential = experiential and question in self.reference.bucket and k >= 1
+        fresh = k - 1 if experiential else k
+        visit = Visit(
+            question_id=question,
+            step=self.step,
+            weight_version=self.step - 1,
+            success_count=k,
+            num_fresh_successes=fresh,
+            experiential=experiential,
+            verifier_failed=verifier_failed,
+            successes=[
+                Success(
+                    token_ids=np.arange(word + 1, dtype=np.int32),
+                    behaviour_logprobs=np.full(word + 1, -0.1 * self.step, dtype=np.float32),
+                    entropy=float(word),
+                    nll=0.5,
+                )
+                for word in words[:fresh]
+            ],
+        )
+        self.buffer.record_visit(visit, collecting=collecting)
+        self.reference.visit(visit, collecting=collecting)
+
+    def replay(self, num: int) -> None:
+        self.reference.begin(self.step)
+        expected = self.reference.drawable(self.step)
+        assert self.buffer.available(self.step) == len(expected)
+        draw = self.buffer.draw(num, self.step, self.rng)
+        assert len(draw.question_ids) == min(num, len(expected)) and set(draw.question_ids) <= expected
+        assert list(draw.buckets) == [self.reference.bucket[question][0] for question in draw.question_ids]
+        for question in draw.question_ids:
+            candidates = self.buffer.candidates(question)
+            chosen = self.buffer.choose(candidates, self.rng)
+            self.buffer.record_scores(self.step, candidates, chosen)
+            self.buffer.record_selected(self.step, [int(candidates.trajectory_ids[chosen])])
+            self.reference.last_replay[question] = self.step
+
+    def readmit(self) -> None:
+        expected = math.ceil(0.5 * len(self.reference.retired))
+        back = self.buffer.readmit(self.step, self.rng)
+        assert len(back) == expected and set(back) <= self.reference.retired
+        for question in back:
+            self.reference.retired.remove(question)
+            if self.reference.stored[question]:
+                self.reference.bucket[question] = (K - 1, K)
+
+    def finish_step(self) -> None:
+        self.buffer.flush(self.step)
+        self.kept[self.step] = copy.deepcopy((self.reference, self.rng))
+        self.step += 1
+        self.has_pending = False
+
+    @rule(data=st.data())
+    def resume(self, data: st.DataObject) -> None:
+        at_step = data.draw(st.sampled_from(sorted(self.kept)), label="at_step")
+        self.buffer.close()
+        self.buffer = ExperienceBuffer.open(
+            self.folder, identity=IDENTITY, rules=self.rules, question_ids=QUESTIONS, at_step=at_step
+        )
+        self.step = at_step + 1
+        self.has_pending = False
+        self.kept = {step: state for step, state in self.kept.items() if step <= at_step}
+        self.reference, self.rng = copy.deepcopy(self.kept[at_step])
+
+    @rule()
+    def reopen_draws_the_same(self) -> None:
+        """The state that lived through the run and the one rebuilt from the ledger draw and choose alike."""
+        if self.has_pending:
+            self.finish_step()
+        lived = copy.deepcopy(self.rng)
+        first = self.buffer.draw(3, self.step, lived)
+        chosen = [self.buffer.choose(self.buffer.candidates(question), lived) for question in first.question_ids]
+        self.buffer.close()
+        self.buffer = ExperienceBuffer.open(
+            self.folder, identity=IDENTITY, rules=self.rules, question_ids=QUESTIONS, at_step=self.step - 1
+        )
+        rebuilt = copy.deepcopy(self.rng)
+        assert self.buffer.draw(3, self.step, rebuilt) == first
+        again = [self.buffer.choose(self.buffer.candidates(question), rebuilt) for question in first.question_ids]
+        assert again == chosen
+        # Those draws began the step, so what is over age is gone.
+        self.reference.begin(self.step)
+
+    @rule(data=st.data())
+    def compact(self, data: st.DataObject) -> None:
+        """Merges whatever lies between kept checkpoints; each of those can still be resumed, and what came after."""
+        kept = data.draw(st.sets(st.sampled_from(sorted(self.kept)), min_size=1), label="kept checkpoints")
+        self.buffer.compact(sorted(kept), fewest=2)
+        self.kept = {step: state for step, state in self.kept.items() if step in kept or step > max(kept)}
+
+    @invariant()
+    def agrees(self) -> None:
+        if not hasattr(self, "buffer"):
+            return
+        reference, buffer = self.reference, self.buffer
+        assert set(buffer.retired) == reference.retired
+        assert buffer.num_questions == len(reference.bucket)
+        assert buffer.num_trajectories == sum(len(reference.stored[question]) for question in reference.bucket)
+        counts: dict[int, int] = {}
+        for k, _ in reference.bucket.values():
+            counts[k] = counts.get(k, 0) + 1
+        assert buffer.bucket_counts() == counts
+        for question, held in reference.stored.items():
+            ids = [entry[0] for entry in held]
+            assert buffer.candidates(question).trajectory_ids.tolist() == ids
+            for trajectory, (_, born, tokens) in zip(buffer.load(ids), held, strict=True):
+                assert (trajectory.step_born, tuple(trajectory.token_ids.tolist())) == (born, tokens)
+                assert (trajectory.behaviour_logprobs == np.float32(-0.1 * born)).all()
+
+    def teardown(self) -> None:
+        if hasattr(self, "buffer"):
+            self.buffer.flush(self.step)
+            self.buffer.close()
+            self.ledger_tells_the_same_story()
+        shutil.rmtree(self.folder)
+
+    def ledger_tells_the_same_story(self) -> None:
+        """A reader's plain walk through the event rows ends in the buckets and retired questions of the reference."""
+        bucket: dict[str, int | None] = {}
+        retired: dict[str, bool] = {}
+        live: dict[int, str] = {}
+        for row in LedgerReader(self.folder).events().to_pylist():
+            bucket[row["question_id"]] = row["bucket"]
+            match row["event"]:
+                case "collected":
+                    live[row["trajectory_id"]] = row["question_id"]
+                case "evicted":
+                    del live[row["trajectory_id"]]
+                case "retired" | "readmitted":
+                    retired[row["question_id"]] = row["event"] == "retired"
+        assert {q: k for q, k in bucket.items() if k is not None} == {
+            q: k for q, (k, _) in self.reference.bucket.items()
+        }
+        assert {q for q, value in retired.items() if value} == self.reference.retired
+        assert sorted(live) == sorted(entry[0] for held in self.reference.stored.values() for entry in held)
+
+
+BufferMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=15, deadline=None)
+TestBuffer = BufferMachine.TestCase

@@ -1,0 +1,179 @@
+"""Warm start from another run's ledger."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
+from exgrpo_cli.ledger.schemas import LedgerIdentity
+from exgrpo_cli.replay.buffer import ExperienceBuffer
+from exgrpo_cli.replay.rules import BufferRules
+from exgrpo_cli.replay.visits import Success, Visit
+
+K = 4
+SOURCE = LedgerIdentity(
+    tokenizer_hash="t", template="plain", group_size=K, questions_hash="of the source", logprob_source="engine"
+)
+TARGET = LedgerIdentity(
+    tokenizer_hash="t", template="plain", group_size=K, questions_hash="of the target", logprob_source="trainer"
+)
+QUESTIONS = ["a", "b", "c", "d"]
+
+
+def visit(question: str, k: int, step: int, lengths: list[int]) -> Visit:
+    return Visit(
+        question_id=question,
+        step=step,
+        weight_version=step,
+        success_count=k,
+        num_fresh_successes=k,
+        experiential=False,
+        verifier_failed=False,
+        successes=[
+            Success(
+                token_ids=np.arange(step, step + length, dtype=np.int32),
+                behaviour_logprobs=np.linspace(-3, 0, length, dtype=np.float32),
+                entropy=length / 10,
+                nll=0.5,
+            )
+            for length in lengths
+        ],
+    )
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """a: bucket 0 with lengths 3, 5; b: bucket 2 with length 6 (one evicted); c: retired with length 4; d: too long."""
+    folder = tmp_path_factory.mktemp("source") / "replay"
+    rules = BufferRules(max_per_question=2)
+    with ExperienceBuffer.create(folder, identity=SOURCE, rules=rules, question_ids=QUESTIONS) as buffer:
+        buffer.record_visit(visit("a", 2, 1, [3, 5]))
+        buffer.record_visit(visit("b", 3, 1, [2, 6, 9]))
+        buffer.record_visit(visit("c", 1, 1, [4]))
+        buffer.record_visit(visit("d", 1, 1, [20]))
+        buffer.flush(1)
+        buffer.record_visit(visit("a", 0, 2, []))
+        buffer.record_visit(visit("b", 2, 2, []))
+        buffer.record_visit(visit("c", K, 2, [4] * K))
+        buffer.flush(2)
+    return folder
+
+
+def create(folder: Path, identity: LedgerIdentity = TARGET, question_ids: list[str] = QUESTIONS) -> ExperienceBuffer:
+    return ExperienceBuffer.create(
+        folder, identity=identity, rules=BufferRules(readmit_every=1, readmit_fraction=1.0), question_ids=question_ids
+    )
+
+
+def test_trajectories_and_buckets_come_along(source: Path, tmp_path: Path) -> None:
+    with create(tmp_path / "replay", question_ids=["z", *reversed(QUESTIONS)]) as buffer:
+        report = buffer.warm_start(source, max_response_tokens=8, with_retired=False)
+        # a: 3 and 5; b holds 6 and 9 of which 9 is too long; d's only one of 20 too; c is retired.
+        assert (report.num_trajectories, report.num_questions, report.num_too_long, report.num_retired) == (3, 2, 2, 0)
+        assert buffer.bucket_counts() == {0: 1, 2: 1} and buffer.num_trajectories == 3 and buffer.num_retired == 0
+        candidates = buffer.candidates("a")
+        assert candidates.num_tokens.tolist() == [3, 5] and candidates.born_version.tolist() == [-1, -1]
+        # Another run's measurements do not count, whatever staleness is allowed.
+        assert candidates.stale(0, 10**6).all()
+        [trajectory] = buffer.load(buffer.candidates("b").trajectory_ids.tolist())
+        np.testing.assert_array_equal(trajectory.token_ids, np.arange(1, 7))
+        np.testing.assert_array_equal(trajectory.behaviour_logprobs, np.linspace(-3, 0, 6, dtype=np.float32))
+        assert (trajectory.step_born, trajectory.weight_version) == (0, -1)
+        buffer.record_visit(visit("z", 1, 1, [2]))
+        buffer.flush(1)
+    rows = LedgerReader(tmp_path / "replay").trajectories().to_pylist()
+    assert [row["trajectory_id"] for row in rows] == [0, 1, 2, 3]
+    assert [row["logprob_source"] for row in rows] == ["engine", "engine", "engine", "trainer"]
+    assert [row["entropy"] for row in rows] == [0.3, 0.5, 0.6, 0.2]
+
+
+def test_the_limit_of_the_new_run_holds_from_the_start(source: Path, tmp_path: Path) -> None:
+    """a has lengths 3 and 5, b 6 and 9: the longer of each goes. c (retired) has one of 4, d one too long."""
+    rules = BufferRules(max_per_question=1, eviction="longest")
+    with ExperienceBuffer.create(tmp_path / "new", identity=TARGET, rules=rules, question_ids=QUESTIONS) as buffer:
+        report = buffer.warm_start(source, max_response_tokens=10, with_retired=True)
+        assert (report.num_trajectories, report.num_too_long, report.num_over_limit) == (3, 1, 2)
+        assert {q: buffer.candidates(q).num_tokens.tolist() for q in QUESTIONS} == {
+            "a": [3],
+            "b": [6],
+            "c": [4],
+            "d": [],
+        }
+        assert buffer.load(buffer.candidates("b").trajectory_ids.tolist())[0].token_ids.tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_it_survives_a_resume_from_step_0(source: Path, tmp_path: Path) -> None:
+    with create(tmp_path / "replay") as buffer:
+        buffer.warm_start(source, max_response_tokens=8, with_retired=True)
+        buffer.record_visit(visit("b", 3, 1, [1]))
+        buffer.flush(1)
+    with ExperienceBuffer.open(
+        tmp_path / "replay", identity=TARGET, rules=buffer.rules, question_ids=QUESTIONS, at_step=0
+    ) as again:
+        assert again.bucket_counts() == {0: 1, 2: 1} and list(again.retired) == ["c"]
+
+
+def test_one_that_was_being_written_when_the_process_died_is_not_half_read(source: Path, tmp_path: Path) -> None:
+    with create(tmp_path / "new") as buffer:
+        buffer.warm_start(source, max_response_tokens=10, with_retired=False)
+    [commit_record] = (tmp_path / "new" / "events").iterdir()
+    commit_record.unlink()
+    with pytest.warns(LedgerWarning, match="rows of steps 0 to 0 left out: not complete"):
+        reader = LedgerReader(tmp_path / "new")
+    assert len(reader.trajectories()) == 0
+    with pytest.raises(InputError, match="no trajectory 0"):
+        reader.bodies([0])
+
+
+def test_retired_questions_come_only_when_asked_and_keep_their_trajectories(source: Path, tmp_path: Path) -> None:
+    with create(tmp_path / "replay") as buffer:
+        report = buffer.warm_start(source, max_response_tokens=8, with_retired=True)
+        assert report.num_retired == 1 and report.num_trajectories == 4 and list(buffer.retired) == ["c"]
+        assert buffer.num_trajectories == 3
+        assert buffer.readmit(1, np.random.default_rng(0)) == ["c"]
+        assert buffer.bucket_counts() == {0: 1, 2: 1, K - 1: 1} and buffer.num_trajectories == 4
+
+
+def test_more_trajectories_than_one_batch_of_bodies(tmp_path: Path) -> None:
+    with ExperienceBuffer.create(
+        tmp_path / "source", identity=SOURCE, rules=BufferRules(), question_ids=QUESTIONS
+    ) as buffer:
+        for step in range(1, 3):
+            buffer.record_visit(visit("a", 3, step, list(range(1 + 700 * step, 701 + 700 * step))))
+            buffer.flush(step)
+    with create(tmp_path / "replay") as buffer:
+        assert (
+            buffer.warm_start(tmp_path / "source", max_response_tokens=8192, with_retired=False).num_trajectories
+            == 1400
+        )
+        for trajectory_id in (0, 699, 700, 1023, 1024, 1399):
+            [loaded] = buffer.load([trajectory_id])
+            step = 1 + trajectory_id // 700
+            assert loaded.token_ids.tolist() == list(range(step, step + 701 + trajectory_id))
+
+
+@pytest.mark.parametrize(("name", "value"), [("tokenizer_hash", "another"), ("template", "another"), ("group_size", 8)])
+def test_another_tokenizer_template_or_k_is_refused(source: Path, tmp_path: Path, name: str, value: object) -> None:
+    identity = LedgerIdentity(**{**{field: getattr(TARGET, field) for field in TARGET.__slots__}, name: value})
+    with create(tmp_path / "replay", identity) as buffer:
+        with pytest.raises(InputError, match=f"{name} is .* in the ledger but {value!r} in this run"):
+            buffer.warm_start(source, max_response_tokens=8, with_retired=False)
+        assert buffer.num_questions == 0
+        buffer.flush(1)
+
+
+def test_unknown_questions_are_refused(source: Path, tmp_path: Path) -> None:
+    with (
+        create(tmp_path / "replay", question_ids=["a", "d", "x"]) as buffer,
+        pytest.raises(InputError, match=r"1 of its 3 questions are not in this run's question file, b first"),
+    ):
+        buffer.warm_start(source, max_response_tokens=8, with_retired=False)
+
+
+def test_only_an_empty_ledger_takes_a_warm_start(source: Path, tmp_path: Path) -> None:
+    with create(tmp_path / "replay") as buffer:
+        buffer.record_visit(visit("a", 1, 1, [2]))
+        with pytest.raises(InputError, match="a warm start needs an empty ledger"):
+            buffer.warm_start(source, max_response_tokens=8, with_retired=False)

@@ -1,0 +1,358 @@
+"""Replay statistics: hand-made ledgers with counted answers, and simulated runs whose buffer counted along."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.ledger.schemas import LedgerIdentity
+from exgrpo_cli.plots.replay import question_states
+from exgrpo_cli.replay.buffer import ExperienceBuffer
+from exgrpo_cli.replay.rules import BufferRules
+from exgrpo_cli.replay.visits import Success, Visit
+from exgrpo_cli.replay_stats.as_json import summary_json
+from exgrpo_cli.replay_stats.questions import question_history
+from exgrpo_cli.replay_stats.record import read_run
+from exgrpo_cli.replay_stats.report import report_json, report_runs
+from exgrpo_cli.replay_stats.summary import ReplaySummary, summarise
+from exgrpo_cli.replay_stats.tables import overview
+from exgrpo_cli.runs.metrics import read_metrics
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from synthetic_run import SyntheticRun, write_config, write_questions, write_run
+
+IDS = ["aaa1", "aab2", "bbb3", "ccc4"]
+
+
+def success(token: int, length: int, entropy: float) -> Success:
+    return Success(
+        token_ids=np.full(length, token, dtype=np.int32),
+        behaviour_logprobs=np.full(length, -entropy, dtype=np.float32),
+        entropy=entropy,
+        nll=entropy,
+    )
+
+
+def visit(buffer: ExperienceBuffer, question: str, step: int, k: int, *, entropies: tuple[float, ...] = (), **flags):
+    experiential = flags.get("experiential", False)
+    successes = [success(100 * step + i, 10 + i, entropy) for i, entropy in enumerate(entropies)]
+    return buffer.record_visit(
+        Visit(
+            question_id=question,
+            step=step,
+            weight_version=step - 1,
+            success_count=k,
+            num_fresh_successes=k - experiential,
+            experiential=experiential,
+            verifier_failed=False,
+            successes=successes,
+        )
+    )
+
+
+def replay(buffer: ExperienceBuffer, question: str, step: int, position: int) -> None:
+    candidates = buffer.candidates(question)
+    buffer.record_scores(step, candidates, position)
+    buffer.record_selected(step, [int(candidates.trajectory_ids[position])])
+
+
+@pytest.fixture
+def small_run(tmp_path: Path) -> Path:
+    """K = 4, B = 2, four questions, three steps:
+
+    step 1: aaa1 solved by 2 of 4 (entropies .2, .6), aab2 by none;
+    step 2: aaa1 replays its trajectory 0 and is then solved by 3 (one new: .4); bbb3 by 1 (.8);
+    step 3: bbb3 replays its only trajectory and is then solved by 4: retired; ccc4 by 4: retired.
+    """
+    run = tmp_path / "run"
+    spec = SyntheticRun(steps=3, questions_per_step=2, group_size=4)
+    write_questions(run, IDS)
+    write_config(run, spec)
+    identity = LedgerIdentity(
+        tokenizer_hash="t", template="chat", group_size=4, questions_hash="q", logprob_source="trainer"
+    )
+    with ExperienceBuffer.create(run / "replay", identity=identity, rules=BufferRules(), question_ids=IDS) as buffer:
+        visit(buffer, "aaa1", 1, 2, entropies=(0.2, 0.6))
+        visit(buffer, "aab2", 1, 0)
+        buffer.flush(1)
+        replay(buffer, "aaa1", 2, 0)
+        visit(buffer, "aaa1", 2, 3, entropies=(0.4,), experiential=True)
+        visit(buffer, "bbb3", 2, 1, entropies=(0.8,))
+        buffer.flush(2)
+        replay(buffer, "bbb3", 3, 0)
+        visit(buffer, "bbb3", 3, 4, experiential=True)
+        visit(buffer, "ccc4", 3, 4)
+        buffer.flush(3)
+    lines = [
+        {"step": 1, "phase": "on-policy", "batch/questions": 2, "tokens/trained": 100},
+        {"step": 2, "phase": "mixed", "batch/questions": 1, "tokens/trained": 110, "policy/ratio_replay": 1.5},
+        {"step": 3, "phase": "mixed", "batch/questions": 1, "tokens/trained": 90, "policy/ratio_replay": 2.0},
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return run
+
+
+def test_a_small_run_counted_by_hand(small_run: Path) -> None:
+    summary = summarise(small_run)
+    # After steps 0, 1, 2, 3: aaa1 is in bucket 2, then 3; bbb3 is in bucket 1 after step 2 only.
+    expected = [[0, 0, 0, 0], [0, 0, 1, 0], [0, 1, 0, 1], [0, 0, 0, 1]]
+    assert summary.occupancy.in_bucket.tolist() == expected
+    assert summary.occupancy.buffered.tolist() == [0, 1, 2, 1]
+    assert summary.occupancy.retired.tolist() == [0, 0, 0, 2]
+    # Fresh draws: 2, then 1, then 1, so that 0, 2, 3, 4 questions are seen; what is neither stored nor retired is aab2.
+    assert summary.occupancy.tried.tolist() == [0, 1, 1, 1]
+    assert summary.occupancy.unseen.tolist() == [4, 2, 1, 0]
+    # Two of aaa1, then a third and one of bbb3; the one of the retired bbb3 leaves with it.
+    assert summary.occupancy.trajectories.tolist() == [0, 2, 4, 3]
+    assert summary.stored == 4
+    assert (summary.buckets, summary.questions, summary.retired, summary.trajectories) == ({3: 1}, 1, 2, 3)
+    assert summary.first_mixed_step == 2
+
+
+def test_the_fresh_questions_that_a_step_logged_count_as_seen(small_run: Path) -> None:
+    # A batch that shrank: step 1 drew 1 question instead of B = 2, so that 0, 1, 2, 3 are seen.
+    lines = [json.loads(line) for line in (small_run / "metrics.jsonl").read_text().splitlines()]
+    lines[0]["batch/questions"] = 1
+    (small_run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    now = summarise(small_run).occupancy
+    assert now.tried.tolist() == [0, 0, 0, 0]
+    assert now.unseen.tolist() == [4, 3, 2, 1]
+
+
+def test_replays_of_a_small_run(small_run: Path) -> None:
+    summary = summarise(small_run)
+    # Trajectory 0 (born in step 1) in step 2, trajectory 3 (born in step 2, of bbb3) in step 3.
+    assert summary.replays.age.tolist() == [1, 1]
+    assert summary.replays.reuse.tolist() == [1, 0, 0, 1]
+    np.testing.assert_array_equal(summary.age_over_time, [np.nan, np.nan, 1.0, 1.0])
+    assert summary.shares.share_of_steps == 2 / 3
+    # Both have 10 tokens, of 300 that were trained on.
+    assert summary.shares.tokens == 20
+    assert summary.shares.share_of_tokens == 20 / 300
+    np.testing.assert_array_equal(summary.ratios.mean, [np.nan, 1.5, 2.0])
+
+
+def test_entropy_chosen_against_available(small_run: Path) -> None:
+    chosen = summarise(small_run).selection
+    # Step 2: .2 of (.2, .6), mean .4. Step 3: the only one, .8. Each draw counts once.
+    np.testing.assert_allclose(chosen.selected, [np.nan, np.nan, 0.2, 0.8])
+    np.testing.assert_allclose(chosen.available, [np.nan, np.nan, 0.4, 0.8])
+    np.testing.assert_allclose(chosen.candidates, [np.nan, np.nan, 2, 1])
+    assert chosen.mean_selected == pytest.approx(0.5)
+    assert chosen.mean_available == pytest.approx(0.6)
+    assert chosen.share_with_choice == 0.5
+
+
+def test_entropy_by_bucket_and_difficulty(small_run: Path) -> None:
+    summary = summarise(small_run)
+    groups = {group.name: (group.trajectories, round(group.mean, 6)) for group in summary.by_bucket}
+    assert groups == {"1": (1, 0.8), "2": (2, 0.4), "3": (1, 0.4)}
+    # 1 of 4 is hard, 2 of 4 medium, 3 of 4 easy.
+    difficulty = {group.name: group.trajectories for group in summary.by_difficulty}
+    assert difficulty == {"hard": 1, "medium": 2, "easy": 1}
+
+
+def test_most_replayed_questions_come_with_their_text(small_run: Path) -> None:
+    first, second = summarise(small_run).most_replayed
+    assert (first.question_id, first.replays, first.trajectories, first.state) == ("aaa1", 1, 3, "bucket 3")
+    assert first.question.text == "What is 0 + 3?"
+    assert (second.question_id, second.distinct, second.state) == ("bbb3", 1, "retired")
+
+
+def test_history_of_one_question(small_run: Path) -> None:
+    record = read_run(small_run)
+    history = question_history(record, "aaa")
+    assert history.question_id == "aaa1"
+    told = [(row.step, row.event, row.trajectory_id, row.bucket) for row in history.rows]
+    assert told == [
+        (1, "collected", 0, 2),
+        (1, "collected", 1, 2),
+        (2, "scored", 1, None),
+        (2, "selected", 0, 2),
+        (2, "moved", None, 3),
+        (2, "collected", 2, 3),
+    ]
+    assert [row.entropy for row in history.rows] == [0.2, 0.6, 0.6, 0.2, None, 0.4]
+    assert (history.question.answer, history.state) == ("3", "bucket 3")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("aa", "'aa' is the beginning of 2 ids. Give more characters."),
+        ("bbb4", "Did you mean 'bbb3'?"),
+        ("zzzz", "Ids are in the column `id`"),
+    ],
+)
+def test_an_unknown_question_is_refused(small_run: Path, given: str, told: str) -> None:
+    with pytest.raises(InputError, match="question") as caught:
+        question_history(read_run(small_run), given)
+    assert told in str(caught.value)
+
+
+def test_a_question_that_was_never_solved_has_an_empty_history(small_run: Path) -> None:
+    history = question_history(read_run(small_run), "aab2")
+    assert (history.rows, history.state) == ((), "not buffered")
+
+
+RULES = {
+    "paper": BufferRules(),
+    "limits": BufferRules(max_per_question=3, max_age=8, cooldown=4, eviction="longest"),
+    "readmission": BufferRules(readmit_fraction=0.3, readmit_every=5),
+    "fresh only": BufferRules(count_fresh_only=True, sampler="linear", metric="random"),
+    "no retirement": BufferRules(retirement=False, sampler="uniform", metric="ppl", direction="max"),
+}
+
+
+@pytest.mark.parametrize("rules", RULES.values(), ids=RULES.keys())
+def test_states_rebuilt_from_events_are_those_the_buffer_counted(tmp_path: Path, rules: BufferRules) -> None:
+    run = tmp_path / "run"
+    write_run(run, SyntheticRun(steps=20, num_questions=200, questions_per_step=16, rules=rules, mixed_from=3))
+    summary, metrics = summarise(run), read_metrics(run)
+    logged = {
+        "replay/questions": summary.occupancy.buffered,
+        "replay/retired": summary.occupancy.retired,
+        "replay/trajectories": summary.occupancy.trajectories,
+        **{f"replay/bucket/{k}": summary.occupancy.in_bucket[:, k] for k in range(8)},
+    }
+    for name, rebuilt in logged.items():
+        np.testing.assert_array_equal(rebuilt[1:], np.nan_to_num(metrics.series(name)), err_msg=name)
+    now = summary.occupancy
+    assert now.visits_known == (not rules.readmit_every)
+    if now.visits_known:
+        assert set((now.buffered + now.retired + now.tried + now.unseen).tolist()) == {200}
+    assert len(summary.replays.step) == np.nansum(metrics.series("replay/used"))
+    np.testing.assert_allclose(
+        summary.selection.selected[1:], metrics.series("replay/entropy_selected"), rtol=1e-12, equal_nan=True
+    )
+    json.dumps(summary_json(summary), allow_nan=False)
+
+
+def test_a_run_that_is_still_writing(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    write_run(run, SyntheticRun(steps=6, num_questions=100, questions_per_step=8, mixed_from=2, finished=False))
+    whole = summarise(run)
+    lines = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(lines[: len(lines) - 40])
+    torn = summarise(run)
+    # The ledger knows of step 6, whose line is half there.
+    assert torn.last_step == 6
+    assert torn.ratios.steps.tolist() == [1, 2, 3, 4, 5]
+    np.testing.assert_array_equal(torn.occupancy.unseen, whole.occupancy.unseen)
+
+
+def test_a_torn_ledger_is_read_up_to_its_last_whole_step_and_says_so(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    write_run(run, SyntheticRun(steps=6, num_questions=100, questions_per_step=8, mixed_from=2))
+    whole = summarise(run)
+    newest = max((run / "replay" / "events").iterdir())
+    os.truncate(newest, newest.stat().st_size // 2)
+    torn = summarise(run)
+    assert whole.incomplete == ""
+    assert torn.incomplete.startswith("ledger read up to step 5; events/part-00000006-00000006.parquet is truncated")
+    np.testing.assert_array_equal(torn.occupancy.in_bucket, whole.occupancy.in_bucket[:6])
+    # Step 6 was logged, but what it replayed is not known: it counts in neither half of a share.
+    assert torn.last_step == 5 and torn.ratios.steps.tolist() == [1, 2, 3, 4, 5]
+    assert torn.shares.share_of_steps == torn.shares.steps / 5
+
+
+def test_a_run_before_its_first_replay(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    write_run(run, SyntheticRun(steps=2, num_questions=100, questions_per_step=8, mixed_from=50))
+    summary = summarise(run)
+    assert_nothing_replayed(summary)
+    told = summary_json(summary)
+    assert told["entropy"]["selected"] is None
+    assert told["draws"]["p_value"] is None
+    assert told["age"]["mean"] is None
+
+
+def test_a_run_without_any_event(tmp_path: Path) -> None:
+    spec = SyntheticRun(
+        steps=2, num_questions=100, questions_per_step=8, mixed_from=50, rules=BufferRules(retirement=False)
+    )
+    write_run(tmp_path / "run", spec)
+    summary = summarise(tmp_path / "run")
+    assert_nothing_replayed(summary)
+    assert summary.occupancy.tried.tolist() == [0, 8, 16]
+
+
+def assert_nothing_replayed(summary: ReplaySummary) -> None:
+    assert (summary.questions, summary.trajectories, len(summary.replays.age)) == (0, 0, 0)
+    assert summary.first_mixed_step is None
+
+
+def test_a_run_without_its_questions_still_shows_the_buffer(small_run: Path) -> None:
+    (small_run / "data" / "train.parquet").unlink()
+    summary = summarise(small_run)
+    assert summary.occupancy.buffered.tolist() == [0, 1, 2, 1]
+    assert not summary.occupancy.visits_known
+    told = summary_json(summary)
+    assert told["unseen"] is told["over_time"]["tried"] is None
+    assert summary.most_replayed[0].question.text == ""
+
+
+def test_after_a_warm_start_nobody_can_tell_the_tried_from_the_unseen(small_run: Path, tmp_path: Path) -> None:
+    """aaa1 comes along; aab2 is visited without success, which no event says and aaa1's visit might not have said."""
+    run = tmp_path / "warm"
+    write_questions(run, IDS)
+    write_config(run, SyntheticRun(steps=1, questions_per_step=2, group_size=4))
+    identity = LedgerIdentity(
+        tokenizer_hash="t", template="chat", group_size=4, questions_hash="q", logprob_source="trainer"
+    )
+    with ExperienceBuffer.create(run / "replay", identity=identity, rules=BufferRules(), question_ids=IDS) as buffer:
+        buffer.warm_start(small_run / "replay", max_response_tokens=99, with_retired=False)
+        visit(buffer, "aab2", 1, 0)
+        buffer.flush(1)
+    (run / "metrics.jsonl").write_text('{"step": 1, "phase": "mixed", "batch/questions": 2}\n')
+    [report] = report_runs([run])
+    assert report.summary.occupancy.buffered.tolist() == [1, 1]
+    assert not report.summary.occupancy.visits_known
+    told = report_json([report])
+    assert [told["tried"], told["unseen"], told["questions"], told["stored"]] == [None, None, 1, 3]
+    rows = dict(zip(*(column.cells for column in overview([report]).columns), strict=True))
+    assert (rows["tried, nothing stored"], rows["unseen"]) == ("–", "–")
+    layers = question_states(report.summary).axes[0].get_legend_handles_labels()[1]
+    assert layers == ["retired", "buffered", "tried or unseen"]
+
+
+def refusal(run: Path) -> str:
+    with pytest.raises(InputError) as caught:
+        summarise(run)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    assert "is not a folder. Name the --output folder of a run." in refusal(tmp_path / "nowhere")
+    assert "it has no config.toml" in refusal(tmp_path)
+
+
+def test_a_run_without_replay_is_refused_with_the_reason(small_run: Path, tmp_path: Path) -> None:
+    (small_run / "replay").rename(tmp_path / "elsewhere")
+    assert "no replay ledger" in refusal(small_run)
+    assert "Wait for the run's first step" in refusal(small_run)
+    write_config(small_run, SyntheticRun(), method="grpo", replay=False)
+    assert "replay was off (method 'grpo', replay.enabled = false)" in refusal(small_run)
+
+
+def test_broken_files_are_named(small_run: Path) -> None:
+    good = (small_run / "metrics.jsonl").read_text()
+    (small_run / "metrics.jsonl").write_text("{oops\n" + good)
+    assert "metrics.jsonl, line 1 is not a JSON object with a step" in refusal(small_run)
+    (small_run / "metrics.jsonl").unlink()
+    assert "has no metrics.jsonl" in refusal(small_run)
+    (small_run / "config.toml").write_text("[run\n")
+    assert "config.toml is not valid TOML" in refusal(small_run)
+
+
+def test_of_a_step_logged_twice_the_last_line_counts(small_run: Path) -> None:
+    with (small_run / "metrics.jsonl").open("a") as lines:
+        lines.write(json.dumps({"step": 2, "phase": "mixed", "policy/ratio_replay": 1.25}) + "\n")
+    metrics = read_metrics(small_run)
+    assert metrics.steps.tolist() == [1, 2, 3]
+    np.testing.assert_array_equal(metrics.series("policy/ratio_replay"), [np.nan, 1.25, 2.0])

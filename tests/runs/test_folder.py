@@ -1,0 +1,119 @@
+"""The run folder's files: whole or not there, cut back on resume; thread choice; stop signals."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from exgrpo_cli.console.signals import Stopper
+from exgrpo_cli.errors import InputError, RunError
+from exgrpo_cli.machine.threads import choose_threads
+from exgrpo_cli.runs.folder import RunFolder, read_json_lines, write_atomic
+
+
+def test_cutting_back_drops_later_steps_and_a_torn_line(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    for step in (1, 2, 3):
+        folder.append_metrics({"step": step, "phase": "mixed"})
+        folder.append_samples(step, [{"text": "a"}])
+    with folder.metrics.open("a") as out:
+        out.write('{"step": 4, "pha')
+    folder.cut_back(2)
+    assert [line["step"] for line in read_json_lines(folder.metrics)] == [1, 2]
+    assert sorted(path.name for path in folder.samples.iterdir()) == ["step-000001.jsonl", "step-000002.jsonl"]
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"file/run cannot be created \(Not a directory\): choose another --output"):
+        RunFolder.create(tmp_path / "file" / "run")
+
+
+def test_only_a_folder_that_holds_a_run_is_said_to_resume(tmp_path: Path) -> None:
+    """A run that was killed while it was set up has no configuration, and --resume would refuse it."""
+    with pytest.raises(InputError, match=r"exists: choose another --output; it holds no run to go on with"):
+        RunFolder.create(tmp_path)
+    (tmp_path / "config.toml").write_text("")
+    with pytest.raises(InputError, match=r"exists: choose another --output, or `exgrpo train --resume --output"):
+        RunFolder.create(tmp_path)
+
+
+def test_a_folder_without_a_configuration_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"is not a run folder: it has no config.toml"):
+        RunFolder.existing(tmp_path)
+
+
+def test_a_folder_that_cannot_be_locked_is_named(tmp_path: Path) -> None:
+    """A file in the folder's place stands for one that is read-only, which root can write all the same."""
+    (tmp_path / "run").write_text("")
+    refused = pytest.raises(InputError, match=r"run cannot be written \(.*\): allow it, or go on with a copy")
+    with refused, RunFolder(tmp_path / "run").locked():
+        pass
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+    """A file size limit of 4 KiB stands for a full disk: the kernel refuses the write in the middle."""
+    path = tmp_path / "summary.json"
+    write_atomic(path, "old")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+        with pytest.raises(RunError, match=r"cannot be written: File too large. What was there before is unchanged"):
+            write_atomic(path, "x" * 100_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, previous)
+    assert path.read_text() == "old"
+    assert [child.name for child in tmp_path.iterdir()] == ["summary.json"]
+
+
+@pytest.mark.parametrize(("requested", "cores", "expected"), [(0, 1, 1), (0, 2, 1), (0, 16, 8), (3, 2, 3)])
+def test_threads_are_half_the_cores_unless_asked_for(requested: int, cores: int, expected: int) -> None:
+    assert choose_threads(requested, cores) == expected
+
+
+def test_the_first_signal_asks_and_the_second_interrupts() -> None:
+    with Stopper() as stopper:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stopper.requested
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_work_that_loses_nothing_is_interrupted_at_once() -> None:
+    with Stopper() as stopper, pytest.raises(KeyboardInterrupt), stopper.immediate():
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_handlers_are_put_back() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with Stopper():
+        assert signal.getsignal(signal.SIGINT) != before
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_the_plain_reporter_writes_lines_that_hold_the_figures() -> None:
+    code = (
+        "from rich.console import Console\n"
+        "from exgrpo_cli.console.reporter import PlainReporter\n"
+        "reporter = PlainReporter(Console(stderr=True), interval=0.0)\n"
+        "reporter.progress(1, 10, 'warm start')\n"
+        "reporter.step({'step': 1, 'phase': 'mixed', 'batch/pass_at_1': 0.25, 'replay/questions': 3}, 2)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == ["warm start: 1/10", "step 1/2  mixed  pass@1 0.250  buffered 3"]
+
+
+def test_json_files_refuse_nan(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    with pytest.raises(ValueError, match="JSON"):
+        folder.write_json(folder.summary, {"value": float("nan")})
+    folder.write_json(folder.summary, {"value": 1.5})
+    assert json.loads(folder.summary.read_text()) == {"value": 1.5}

@@ -1,0 +1,141 @@
+"""The examples of the documents about the ledger and about custom replay, run as they are printed."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from exgrpo_cli.ledger.reader import LedgerReader
+from exgrpo_cli.ledger.schemas import SCHEMAS, Event, LedgerIdentity
+from exgrpo_cli.replay.buffer import ExperienceBuffer
+from exgrpo_cli.replay.rules import BufferRules
+from exgrpo_cli.replay.visits import Success, Visit
+
+DOCS = Path(__file__).parents[1] / "docs"
+K = 4
+QUESTIONS = [f"q{number}" for number in range(9)]
+
+
+def blocks(document: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (DOCS / document).read_text(), flags=re.DOTALL)
+
+
+def play(folder: Path, rules: BufferRules, num_steps: int) -> ExperienceBuffer:
+    """Steps of three visits, with k going round, and two replays."""
+    identity = LedgerIdentity(
+        tokenizer_hash="t", template="plain", group_size=K, questions_hash="h", logprob_source="trainer"
+    )
+    rng = np.random.default_rng(0)
+    buffer = ExperienceBuffer.create(folder, identity=identity, rules=rules, question_ids=QUESTIONS)
+    for step in range(1, num_steps + 1):
+        for question_id in buffer.draw(2, step, rng).question_ids:
+            candidates = buffer.candidates(question_id)
+            chosen = buffer.choose(candidates, rng)
+            buffer.record_scores(step, candidates, chosen)
+            buffer.record_selected(step, [int(candidates.trajectory_ids[chosen])])
+        for position in range(3):
+            k = (step + position) % K
+            successes = [
+                Success(
+                    token_ids=np.arange(step, step + 2 + member, dtype=np.int32),
+                    behaviour_logprobs=np.full(2 + member, -0.5, dtype=np.float32),
+                    entropy=0.1 * member + 0.01 * step,
+                    nll=0.5,
+                )
+                for member in range(k)
+            ]
+            buffer.record_visit(
+                Visit(
+                    question_id=QUESTIONS[(3 * step + position) % len(QUESTIONS)],
+                    step=step,
+                    weight_version=step,
+                    success_count=k,
+                    num_fresh_successes=k,
+                    experiential=False,
+                    verifier_failed=False,
+                    successes=successes,
+                )
+            )
+        buffer.flush(step)
+    return buffer
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder that holds the run the documents speak of."""
+    monkeypatch.chdir(tmp_path)
+    with play(tmp_path / "runs/exgrpo-tiny/replay", BufferRules(), num_steps=12) as buffer:
+        buffer.compact([8])
+    return tmp_path / "runs/exgrpo-tiny"
+
+
+def test_reading_the_ledger(run: Path) -> None:
+    seen: dict[str, object] = {}
+    code = "\n".join(blocks("ledger.md", "python")).replace("STEP = 40", "STEP = 9")
+    exec(code, seen)
+    reader = LedgerReader(run / "replay")
+    assert seen["trajectories"].to_dict("records") == reader.trajectories().to_pylist()
+    assert seen["bodies"].column("trajectory_id").to_pylist() == list(range(len(reader.trajectories())))
+    assert seen["bodies"].column("token_ids")[0].as_py() == seen["token_ids"].tolist()
+    assert seen["scores"].num_rows == 2 * 11 == len(reader.events().filter(expression("selected")))
+    assert seen["most_replayed"]["times"].tolist() == sorted(seen["most_replayed"]["times"], reverse=True)
+    # The query about an earlier step against a resume at that step.
+    with ExperienceBuffer.open(
+        run / "replay", identity=reader.identity, rules=BufferRules(), question_ids=QUESTIONS, at_step=9
+    ) as buffer:
+        assert dict(seen["buckets"].itertuples(index=False)) == buffer.bucket_counts()
+
+
+def expression(event: str) -> object:
+    import pyarrow.compute as pc
+
+    return pc.field("event") == event
+
+
+def test_the_document_lists_every_column_and_event() -> None:
+    text = (DOCS / "ledger.md").read_text()
+    for table, schema in SCHEMAS.items():
+        section = text.split(f"**{table}**")[1].split("\n**")[0]
+        for name in schema.names:
+            assert f"`{name}`" in section, (table, name)
+    for event in Event:
+        assert f"| `{event.value}` |" in text
+
+
+@pytest.fixture
+def my_replay(run: Path) -> Path:
+    """The worked example, saved where the document says."""
+    [code] = blocks("custom-replay.md", "python")
+    path = run.parents[1] / "my_replay.py"
+    path.write_text(code)
+    return path
+
+
+@pytest.mark.parametrize("sampler", ["hard_ones", "largest_bucket"])
+def test_the_worked_example_draws_and_chooses(my_replay: Path, tmp_path: Path, sampler: str) -> None:
+    rules = BufferRules(metric="python:my_replay:sure_and_short", sampler=f"python:my_replay:{sampler}")
+    play(tmp_path / "mine", rules, num_steps=12).close()
+    reader = LedgerReader(tmp_path / "mine")
+    rows = reader.draws().to_pylist()
+    for step in {row["step"] for row in rows}:
+        offered = [row for row in rows if row["step"] == step]
+        if sampler == "hard_ones":
+            weights = [1 - row["bucket"] / K if row["bucket"] else 0.0 for row in offered]
+            total = sum(weights)
+            expected = [weight / total if total else 0.0 for weight in weights]
+        else:
+            sizes = [row["num_questions"] for row in offered]
+            expected = [float(position == sizes.index(max(sizes))) for position in range(len(sizes))]
+        assert [row["probability"] for row in offered] == pytest.approx(expected)
+    scores = reader.scores().to_pandas()
+    assert scores["chosen"].sum() > 10
+    for _, group in scores.groupby(["step", "question_id"]):
+        mine = group["entropy"] + 0.1 * group["num_tokens"] / 1000
+        assert mine[group["chosen"]].item() == mine.min()
+
+
+def test_the_commands_of_the_document_name_what_the_example_defines(my_replay: Path) -> None:
+    [commands] = blocks("custom-replay.md", "sh")
+    defined = set(re.findall(r"^def (\w+)", my_replay.read_text(), flags=re.MULTILINE))
+    assert set(re.findall(r"python:my_replay:(\w+)", commands)) <= defined

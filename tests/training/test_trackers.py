@@ -1,0 +1,110 @@
+"""Trackers beside the journal; those that are installed are asked to write and are read back."""
+
+import importlib.util
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.training.trackers import numbers, open_trackers, require_trackers
+
+
+def line(step: int, reward: float) -> dict[str, float | int | str]:
+    return {"step": step, "phase": "mixed", "reward/mean": reward, "replay/used": 2 * step}
+
+
+def track(name: str, folder: Path, first: int, last: int, scale: float) -> None:
+    """Steps first .. last of a run that goes on after step first - 1; the reward of step s is scale * s."""
+    config = build_config(assignments=[f'run.log=["{name}"]'])
+    with open_trackers((name,), config, folder, step=first - 1) as (tracker,):
+        for step in range(first, last + 1):
+            tracker.log(line(step, scale * step))
+
+
+def test_only_numbers_are_tracked_and_the_step_is_the_axis() -> None:
+    assert numbers(line(3, 0.5)) == {"reward/mean": 0.5, "replay/used": 6}
+
+
+def test_no_tracker_is_the_default(tmp_path: Path) -> None:
+    with open_trackers((), build_config(), tmp_path, step=0) as trackers:
+        assert trackers == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_a_package_that_is_missing_is_named(name: str) -> None:
+    if importlib.util.find_spec(name) is not None:
+        require_trackers((name,))
+        return
+    with pytest.raises(InputError, match=rf"--log {name} needs the {name} package: pip install 'exgrpo\[trackers\]'"):
+        require_trackers((name,))
+
+
+@pytest.mark.engines
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_shows_a_resumed_run_as_one(tmp_path: Path) -> None:
+    """Steps 1-4 are logged, the run is resumed after step 2: steps 3 and 4 of the first part no longer count."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    track("tensorboard", tmp_path, 1, 4, 1.0)
+    track("tensorboard", tmp_path, 3, 5, 10.0)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert sorted(events.Tags()["scalars"]) == ["replay/used", "reward/mean"]
+    found = {event.step: event.value for event in events.Scalars("reward/mean")}
+    assert found == {1: 1.0, 2: 2.0, 3: 30.0, 4: 40.0, 5: 50.0}
+
+
+def offline_records(data: bytes) -> Iterator[Any]:
+    """Records of a small .wandb file: 7 bytes, then for each a checksum (4), its length (2), its type (1, whole)."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    assert len(data) < 2**15, "larger files are cut into blocks"
+    at = 7
+    while at < len(data):
+        length, kind = struct.unpack_from("<HB", data, at + 4)
+        assert kind == 1
+        record = Record()
+        record.ParseFromString(data[at + 7 : at + 7 + length])
+        yield record
+        at += 7 + length
+
+
+@pytest.mark.engines
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_wandb_offline_keeps_one_run_through_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    run = tmp_path / "exgrpo-tiny"
+    run.mkdir()
+    track("wandb", run, 1, 3, 1.0)
+    track("wandb", run, 3, 4, 10.0)
+    ids, rows = set(), []
+    for path in sorted(run.glob("wandb/offline-run-*/*.wandb")):
+        for record in offline_records(path.read_bytes()):
+            if record.WhichOneof("record_type") == "run":
+                ids.add((record.run.run_id, record.run.display_name))
+            if record.WhichOneof("record_type") == "history":
+                items = {(i.key or "/".join(i.nested_key)): json.loads(i.value_json) for i in record.history.item}
+                rows.append((items["step"], items["reward/mean"]))
+    assert rows == [(1, 1.0), (2, 2.0), (3, 3.0), (3, 30.0), (4, 40.0)]
+    assert ids == {((run / "wandb" / "run-id").read_text().strip(), "exgrpo-tiny")}
+
+
+@pytest.mark.engines
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_wandb_without_a_login_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    # wandb reads its environment once per process, and another test may have had it do so.
+    wandb.teardown()
+    with pytest.raises(InputError, match=r"--log wandb cannot start: .*Run `wandb login`, or set WANDB_MODE=offline"):
+        track("wandb", tmp_path, 1, 1, 1.0)
