@@ -11,7 +11,7 @@ from exgrpo_cli.plots.comparison import buffers_compared
 from exgrpo_cli.plots.diagnostics import policy_diagnostics
 from exgrpo_cli.plots.learning import heldout_scores, learning_curve
 from exgrpo_cli.plots.style import save
-from exgrpo_cli.replay_stats.record import LEDGER_FOLDER, read_setup
+from exgrpo_cli.replay_stats.record import LEDGER_FOLDER, read_config
 from exgrpo_cli.replay_stats.report import RunReport
 from exgrpo_cli.replay_stats.summary import ReplaySummary, summarise
 from exgrpo_cli.runs.metrics import read_metrics
@@ -29,7 +29,7 @@ def save_all(run: Path, output: Path | None = None) -> list[Path]:
     """
     folder = output or run / PLOTS_FOLDER
     paths = [path for name, figure in training_figures(run) for path in save(figure, folder, name)]
-    if read_setup(run).enabled and (run / LEDGER_FOLDER).is_dir():
+    if read_config(run).replay.enabled and (run / LEDGER_FOLDER).is_dir():
         paths += save_replay(summarise(run), folder)
     return paths
 

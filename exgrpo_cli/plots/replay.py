@@ -46,7 +46,7 @@ def bucket_occupancy(summary: "ReplaySummary") -> "Figure":
             say_nothing_to_show(axes, "no question has entered the buffer yet")
             return figure
         buckets = range(int(occupied[0]), int(occupied[-1]) + 1)
-        size = summary.setup.group_size
+        size = summary.config.rollout.group_size
         axes.stackplot(
             np.arange(len(counts)),
             [counts[:, bucket] for bucket in buckets],
@@ -167,7 +167,7 @@ def entropy_by_bucket(summary: "ReplaySummary") -> "Figure":
             groups.set_axis_off()
             return figure
         _boxes(buckets, summary.by_bucket, bucket_colours(len(summary.by_bucket)))
-        buckets.set_xlabel(f"successes of {summary.setup.group_size} when sampled (trajectories)")
+        buckets.set_xlabel(f"successes of {summary.config.rollout.group_size} when sampled (trajectories)")
         buckets.set_ylabel("mean token entropy (nats)")
         _boxes(
             groups,

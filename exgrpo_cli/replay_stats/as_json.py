@@ -20,10 +20,10 @@ def summary_json(summary: ReplaySummary) -> dict[str, Any]:
     replays, occupancy, selection = summary.replays, summary.occupancy, summary.selection
     return {
         "run": str(summary.run),
-        "method": summary.setup.method,
-        "sampler": summary.setup.sampler,
-        "metric": f"{summary.setup.metric}:{summary.setup.direction}",
-        "group_size": summary.setup.group_size,
+        "method": summary.config.run.method,
+        "sampler": summary.config.replay.sampler,
+        "metric": f"{summary.config.replay.metric}:{summary.config.replay.direction}",
+        "group_size": summary.config.rollout.group_size,
         "steps": summary.last_step,
         "first_mixed_step": summary.first_mixed_step,
         "buckets": {str(bucket): count for bucket, count in summary.buckets.items()},

@@ -79,7 +79,7 @@ def selection_entropy(record: RunRecord) -> SelectionEntropy:
         mean_selected=_mean(selected),
         mean_available=_mean(available),
         share_with_choice=_mean(counts[kept] > 1),
-        measured=record.setup.metric not in UNSCORED_METRICS,
+        measured=record.config.replay.metric not in UNSCORED_METRICS,
     )
 
 
@@ -91,7 +91,7 @@ def entropy_by_bucket(record: RunRecord) -> tuple[EntropyGroup, ...]:
 
 def entropy_by_difficulty(record: RunRecord) -> tuple[EntropyGroup, ...]:
     """Entropy at birth for the difficulty groups that occur."""
-    rates, entropy = record.trajectories.success_count / record.setup.group_size, record.trajectories.entropy
+    rates, entropy = record.trajectories.success_count / record.config.rollout.group_size, record.trajectories.entropy
     inside = {
         "hard": rates <= HARD_BELOW,
         "medium": (rates > HARD_BELOW) & (rates < EASY_ABOVE),

@@ -23,7 +23,7 @@ from exgrpo_cli.replay_stats.record import (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Occupancy:
+class OccupancyHistory:
     """Questions per state after each step."""
 
     in_bucket: Int64[np.ndarray, "steps buckets"]
@@ -44,10 +44,10 @@ class Occupancy:
         return self.in_bucket.sum(axis=1)
 
 
-def occupancy(record: RunRecord) -> Occupancy:
+def occupancy(record: RunRecord) -> OccupancyHistory:
     """Rebuild the state of all questions after every step of `record`."""
     num_steps = record.last_step + 1
-    in_bucket, trajectories = _buffer_contents(record.events, num_steps, record.setup.group_size)
+    in_bucket, trajectories = _buffer_contents(record.events, num_steps, record.config.rollout.group_size)
     retired = _running_total(record.events, RETIRED, READMITTED, num_steps)
     total = record.num_training_questions
     known = in_bucket.sum(axis=1) + retired
@@ -55,7 +55,7 @@ def occupancy(record: RunRecord) -> Occupancy:
     visits_known = total > 0 and not foreign.any()
     tried = np.clip(_seen(record, num_steps) - known, 0, None) if visits_known else np.zeros_like(known)
     unseen = np.clip(total - known - tried, 0, None) if visits_known else np.zeros_like(known)
-    return Occupancy(
+    return OccupancyHistory(
         in_bucket=in_bucket,
         retired=retired,
         tried=tried,
@@ -115,7 +115,7 @@ def _seen(record: RunRecord, num_steps: int) -> Int64[np.ndarray, " steps"]:
     before. A step's fresh draws are in its metrics; before these are written, B less those that were replayed.
     """
     replayed = np.bincount(record.events.step[record.events.kind == SELECTED], minlength=num_steps)
-    fresh = (record.setup.questions_per_step - replayed).astype(np.float64)
+    fresh = (record.config.rollout.questions_per_step - replayed).astype(np.float64)
     fresh[0] = 0
     logged = record.metrics.series("batch/questions")
     known = np.isfinite(logged)

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from jaxtyping import Bool, Float64, Int64
 
 from exgrpo_cli.config.resolve import resolve
+from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
 from exgrpo_cli.ledger.schemas import DRAWS, EVENTS, SCORES, TRAJECTORIES, Event
@@ -48,25 +49,6 @@ _COLUMNS = {
     EVENTS: ("step", "event", "question_id", "trajectory_id", "bucket", "num_members"),
     DRAWS: ("step", "bucket", "num_members", "num_questions", "probability", "num_drawn"),
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReplaySetup:
-    """The settings of a run that its replay statistics depend on."""
-
-    method: str
-    group_size: int
-    """K."""
-    questions_per_step: int
-    """B."""
-    enabled: bool
-    sampler: str
-    mu: float
-    sigma: float
-    metric: str
-    direction: str
-    cooldown: int
-    """Steps a question rests after a replay."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,7 +129,7 @@ class RunRecord:
     """A run folder, read."""
 
     run: Path
-    setup: ReplaySetup
+    config: Config
     metrics: RunMetrics
     question_ids: pa.Array
     """Text id of question 0, 1, ...: those of the training set first, in its order."""
@@ -163,8 +145,8 @@ class RunRecord:
     """What of the ledger could not be read and why; empty when all of it could."""
 
 
-def read_setup(run: Path) -> ReplaySetup:
-    """The replay settings of RUN/config.toml. Raises InputError when the file is missing or broken."""
+def read_config(run: Path) -> Config:
+    """The settings of RUN/config.toml. Raises InputError when the file is missing or broken."""
     path = run / CONFIG_FILE
     if not run.is_dir():
         raise InputError(f"{run} is not a folder. Name the --output folder of a run.")
@@ -174,19 +156,7 @@ def read_setup(run: Path) -> ReplaySetup:
         layer = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not valid TOML: {error}. Restore it from a copy.") from None
-    config = resolve([(str(path), layer)])
-    return ReplaySetup(
-        method=config.run.method,
-        group_size=config.rollout.group_size,
-        questions_per_step=config.rollout.questions_per_step,
-        enabled=config.replay.enabled,
-        sampler=config.replay.sampler,
-        mu=config.replay.mu,
-        sigma=config.replay.sigma,
-        metric=config.replay.metric,
-        direction=config.replay.direction,
-        cooldown=config.replay.cooldown,
-    )
+    return resolve([(str(path), layer)])
 
 
 def read_run(run: Path) -> RunRecord:
@@ -194,9 +164,9 @@ def read_run(run: Path) -> RunRecord:
 
     Raises InputError for a folder that is no run, and for a run without a ledger (saying so when replay was off).
     """
-    setup = read_setup(run)
+    config = read_config(run)
     if not (run / LEDGER_FOLDER).is_dir():
-        raise InputError(_without_ledger(run, setup))
+        raise InputError(_without_ledger(run, config))
     metrics = read_metrics(run)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LedgerWarning)  # carried on as `incomplete`
@@ -212,7 +182,7 @@ def read_run(run: Path) -> RunRecord:
     logged = int(metrics.steps[-1]) if len(metrics.steps) else 0
     return RunRecord(
         run=run,
-        setup=setup,
+        config=config,
         metrics=metrics,
         question_ids=question_ids,
         num_training_questions=len(training_ids),
@@ -225,10 +195,10 @@ def read_run(run: Path) -> RunRecord:
     )
 
 
-def _without_ledger(run: Path, setup: ReplaySetup) -> str:
-    if not setup.enabled:
+def _without_ledger(run: Path, config: Config) -> str:
+    if not config.replay.enabled:
         return (
-            f"{run} has no replay ledger: replay was off (method {setup.method!r}, replay.enabled = false). "
+            f"{run} has no replay ledger: replay was off (method {config.run.method!r}, replay.enabled = false). "
             "Name a run of a method that replays, such as exgrpo."
         )
     return (

@@ -41,7 +41,7 @@ def report_runs(runs: Sequence[Path], *, question_id: str = "", what_if: str = "
 
 def _report(run: Path, label: str, question_id: str, what_if: str, rng: np.random.Generator) -> RunReport:
     record = read_run(run)
-    other = parse_what_if(what_if, record.setup) if what_if else None
+    other = parse_what_if(what_if, record.config.replay) if what_if else None
     return RunReport(
         label=label,
         summary=summarise_record(record),

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from exgrpo_cli.config.settings import Config
 from exgrpo_cli.replay_stats.draws import DrawTest, draw_test
 from exgrpo_cli.replay_stats.entropy import (
     EntropyGroup,
@@ -18,9 +19,9 @@ from exgrpo_cli.replay_stats.entropy import (
     entropy_by_difficulty,
     selection_entropy,
 )
-from exgrpo_cli.replay_stats.occupancy import Occupancy, occupancy
+from exgrpo_cli.replay_stats.occupancy import OccupancyHistory, occupancy
 from exgrpo_cli.replay_stats.questions import ReplayedQuestion, most_replayed
-from exgrpo_cli.replay_stats.record import ReplaySetup, RunRecord, read_run
+from exgrpo_cli.replay_stats.record import RunRecord, read_run
 from exgrpo_cli.replay_stats.replays import Replays, ReplayShares, mean_by_step, replay_shares, replays
 
 MOST_REPLAYED_SHOWN = 10
@@ -42,13 +43,13 @@ class ReplaySummary:
     """One run's experience buffer, now and over time."""
 
     run: Path
-    setup: ReplaySetup
+    config: Config
     last_step: int
     first_mixed_step: int | None
     num_training_questions: int
     stored: int
     """Trajectories ever stored."""
-    occupancy: Occupancy
+    occupancy: OccupancyHistory
     replays: Replays
     age_over_time: Float64[np.ndarray, " steps"]
     """Mean age, in steps, of the trajectories that a step replayed."""
@@ -94,7 +95,7 @@ def summarise_record(record: RunRecord) -> ReplaySummary:
     drawn = replays(record)
     return ReplaySummary(
         run=record.run,
-        setup=record.setup,
+        config=record.config,
         last_step=record.last_step,
         first_mixed_step=record.metrics.first_mixed_step,
         num_training_questions=record.num_training_questions,

@@ -34,7 +34,7 @@ def report_tables(reports: Sequence[RunReport]) -> Iterator[Table]:
         yield buckets_side_by_side(reports)
     for report in reports:
         if report.sampler:
-            yield sampler_outcome(report.label, report.sampler, report.summary.setup.sampler)
+            yield sampler_outcome(report.label, report.sampler, report.summary.config.replay.sampler)
         if report.metric:
             yield metric_outcome(report.label, report.metric, report.summary)
         if report.history:
@@ -51,12 +51,12 @@ def overview(reports: Sequence[RunReport]) -> Table:
 
 
 def _overview(summary: ReplaySummary) -> dict[str, str]:
-    now, replays, setup = summary.occupancy, summary.replays, summary.setup
+    now, replays, config = summary.occupancy, summary.replays, summary.config
     never = (replays.reuse == 0).mean() if len(replays.reuse) else math.nan
     p_value = summary.draws.p_value
     return {
-        "method": setup.method,
-        "sampler, metric": f"{setup.sampler}, {setup.metric}:{setup.direction}",
+        "method": config.run.method,
+        "sampler, metric": f"{config.replay.sampler}, {config.replay.metric}:{config.replay.direction}",
         "steps (mixed from)": f"{summary.last_step} ({_maybe(summary.first_mixed_step)})",
         "questions buffered": f"{summary.questions:,}",
         "retired": f"{summary.retired:,}",
@@ -81,7 +81,9 @@ def _overview(summary: ReplaySummary) -> dict[str, str]:
 def buckets_over_time(summary: ReplaySummary) -> Table:
     """Questions per bucket at a few steps."""
     shown = occupied(summary)
-    table = _table(f"Questions by successes of {summary.setup.group_size}", "step", *map(str, shown), "buffered")
+    table = _table(
+        f"Questions by successes of {summary.config.rollout.group_size}", "step", *map(str, shown), "buffered"
+    )
     for step in _times(summary):
         counts = summary.occupancy.in_bucket[step]
         table.add_row(str(step), *(f"{counts[bucket]:,}" for bucket in shown), f"{counts.sum():,}")
@@ -130,7 +132,7 @@ def draws(summary: ReplaySummary) -> Table:
     """What the sampler promised and what was drawn."""
     test = summary.draws
     outcome = "" if test.p_value is None else f", p = {test.p_value:.3f}"
-    table = _table(f"Drawn against promised ({summary.setup.sampler}{outcome})", "bucket", "promised", "drawn")
+    table = _table(f"Drawn against promised ({summary.config.replay.sampler}{outcome})", "bucket", "promised", "drawn")
     for row in test.buckets:
         table.add_row(f"{row.bucket}/{row.num_members}", f"{row.expected:,.1f}", f"{row.drawn:,}")
     return table
@@ -189,7 +191,7 @@ def metric_outcome(label: str, outcome: MetricOutcome, summary: ReplaySummary) -
     table = _table(
         f"{label}: trajectories replayed, had the metric been {other}{values}",
         "mean of",
-        f"{summary.setup.metric}:{summary.setup.direction}",
+        f"{summary.config.replay.metric}:{summary.config.replay.direction}",
         other,
     )
     for name in outcome.chosen:

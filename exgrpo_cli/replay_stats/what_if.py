@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from exgrpo_cli.config.settings import ReplaySettings
 from exgrpo_cli.errors import InputError, nearest
 from exgrpo_cli.replay.question_states import BucketKey, QuestionStates
 from exgrpo_cli.replay.sampling import Sampler, check_draw, resolve_sampler
@@ -22,7 +23,6 @@ from exgrpo_cli.replay_stats.record import (
     READMITTED,
     RETIRED,
     SELECTED,
-    ReplaySetup,
     RunRecord,
 )
 
@@ -91,7 +91,7 @@ class MetricOutcome:
     other_by_step: Mapping[str, Float64[np.ndarray, " draws"]]
 
 
-def parse_what_if(text: str, setup: ReplaySetup) -> WhatIf:
+def parse_what_if(text: str, own: ReplaySettings) -> WhatIf:
     """Read `sampler=linear,metric=ppl:max,mu=0.4`; what is not named is as in the run.
 
     Raises InputError for an unknown key, sampler, metric or number.
@@ -106,18 +106,18 @@ def parse_what_if(text: str, setup: ReplaySetup) -> WhatIf:
         given[key] = value
     if not {"sampler", "metric", "mu", "sigma", "direction"} & set(given):
         raise InputError(f"--what-if {text!r} names neither a sampler nor a metric.")
-    metric, direction = _split_direction(given.get("metric", ""), given.get("direction", setup.direction))
+    metric, direction = _split_direction(given.get("metric", ""), given.get("direction", own.direction))
     if direction != given.get("direction", direction):
         raise InputError(f"--what-if {text!r}: metric says {direction} and direction {given['direction']}; give one.")
     if "direction" in given and not metric:
-        metric = setup.metric
-    sampler = given.get("sampler", setup.sampler if {"mu", "sigma"} & set(given) else "")
+        metric = own.metric
+    sampler = given.get("sampler", own.sampler if {"mu", "sigma"} & set(given) else "")
     if sampler != "normal" and {"mu", "sigma"} & set(given):
         raise InputError(f"--what-if {text!r}: mu and sigma are those of the sampler normal, not of {sampler}.")
     return WhatIf(
         sampler=sampler,
-        mu=_number(text, "mu", given.get("mu", str(setup.mu))),
-        sigma=_number(text, "sigma", given.get("sigma", str(setup.sigma))),
+        mu=_number(text, "mu", given.get("mu", str(own.mu))),
+        sigma=_number(text, "sigma", given.get("sigma", str(own.sigma))),
         metric=metric,
         direction=direction,
     )
@@ -150,7 +150,7 @@ def other_sampler(record: RunRecord, what_if: WhatIf, rng: np.random.Generator) 
     steps = np.unique(draws.step)
     num_drawn = np.bincount(draws.step, weights=draws.num_drawn, minlength=1)[steps].astype(np.int64)
     rates = np.bincount(draws.step, weights=draws.num_drawn * draws.bucket / draws.num_members, minlength=1)[steps]
-    shape = (len(steps), max(record.setup.group_size, int(draws.bucket.max(initial=0))) + 1)
+    shape = (len(steps), max(record.config.rollout.group_size, int(draws.bucket.max(initial=0))) + 1)
     drawn, expected = np.zeros(shape, dtype=np.int64), np.zeros(shape)
     np.add.at(drawn, (np.searchsorted(steps, draws.step), draws.bucket), draws.num_drawn)
     expected_rates = np.full(len(steps), np.nan)
@@ -193,7 +193,7 @@ def states_at_draws(record: RunRecord, steps: Int64[np.ndarray, " draws"]) -> It
     position = 0
     for step in steps.tolist():
         while position < len(rows) and _precedes_draw(rows[position], step):
-            _apply(states, numbers, rows[position], record.setup)
+            _apply(states, numbers, rows[position], record.config.replay.cooldown)
             position += 1
         states.wake(step)
         yield states
@@ -206,12 +206,12 @@ def _precedes_draw(row: _Row, step: int) -> bool:
     return row[0] < step or (row[0] == step and row[1] in (READMITTED, EVICTED))
 
 
-def _apply(states: QuestionStates, numbers: Sequence[int], row: _Row, setup: ReplaySetup) -> None:
+def _apply(states: QuestionStates, numbers: Sequence[int], row: _Row, cooldown: int) -> None:
     step, kind, question, bucket, num_members = row
     number = numbers[question]
     if kind == SELECTED:
-        if setup.cooldown:
-            states.rest(number, step + setup.cooldown)
+        if cooldown:
+            states.rest(number, step + cooldown)
         return
     if kind == RETIRED:
         states.retire(number)
@@ -243,7 +243,7 @@ def other_metric(record: RunRecord, what_if: WhatIf, rng: np.random.Generator) -
     return MetricOutcome(
         name=what_if.metric,
         direction=what_if.direction,
-        measured=record.setup.metric not in UNSCORED_METRICS,
+        measured=record.config.replay.metric not in UNSCORED_METRICS,
         draws=len(own),
         share_with_choice=float(choice.mean()) if len(choice) else float("nan"),
         share_same=float((own == other)[choice].mean()) if choice.any() else float("nan"),

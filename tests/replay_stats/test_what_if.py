@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from exgrpo_cli.config.settings import ReplaySettings
 from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.replay.rules import BufferRules
-from exgrpo_cli.replay_stats.record import ReplaySetup, RunRecord, read_run
+from exgrpo_cli.replay_stats.record import RunRecord, read_run
 from exgrpo_cli.replay_stats.what_if import (
     REPETITIONS,
     WhatIf,
@@ -21,18 +22,7 @@ from exgrpo_cli.replay_stats.what_if import (
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from synthetic_run import SyntheticRun, write_run
 
-SETUP = ReplaySetup(
-    method="exgrpo",
-    group_size=8,
-    questions_per_step=16,
-    enabled=True,
-    sampler="normal",
-    mu=0.5,
-    sigma=0.125,
-    metric="ent",
-    direction="min",
-    cooldown=0,
-)
+OWN = ReplaySettings(sampler="normal", mu=0.5, sigma=0.125, metric="ent", direction="min")
 LIMITS = BufferRules(max_per_question=4, max_age=6, cooldown=3, readmit_fraction=0.5, readmit_every=4)
 
 
@@ -57,7 +47,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
 )
 def test_what_is_not_named_is_as_in_the_run(text: str, sampler: str, metric: str, direction: str, mu: float) -> None:
     expected = WhatIf(sampler=sampler, metric=metric, direction=direction, mu=mu, sigma=0.125)
-    assert parse_what_if(text, SETUP) == expected
+    assert parse_what_if(text, OWN) == expected
 
 
 @pytest.mark.parametrize(
@@ -75,15 +65,15 @@ def test_what_is_not_named_is_as_in_the_run(text: str, sampler: str, metric: str
 )
 def test_what_cannot_be_read_is_refused(text: str, told: str) -> None:
     with pytest.raises(InputError) as caught:
-        parse_what_if(text, SETUP)
+        parse_what_if(text, OWN)
     assert told in str(caught.value)
 
 
 def test_an_unknown_sampler_or_metric_names_the_nearest(record: RunRecord) -> None:
     with pytest.raises(InputError, match="Did you mean 'linear'"):
-        other_sampler(record, parse_what_if("sampler=linaer", SETUP), np.random.default_rng(0))
+        other_sampler(record, parse_what_if("sampler=linaer", OWN), np.random.default_rng(0))
     with pytest.raises(InputError, match="Did you mean 'ppl'"):
-        other_metric(record, parse_what_if("metric=pll", SETUP), np.random.default_rng(0))
+        other_metric(record, parse_what_if("metric=pll", OWN), np.random.default_rng(0))
 
 
 @pytest.mark.parametrize(
@@ -104,14 +94,14 @@ def test_the_states_at_each_draw_are_those_the_run_offered_its_sampler(tmp_path:
 
 
 def test_the_runs_own_metric_chooses_the_same_trajectories(record: RunRecord) -> None:
-    own = other_metric(record, parse_what_if("metric=ent", SETUP), np.random.default_rng(0))
+    own = other_metric(record, parse_what_if("metric=ent", OWN), np.random.default_rng(0))
     assert own.share_same == 1.0
     assert own.chosen == own.other
     assert own.draws == len(np.unique(record.scores.step * 1000 + record.trajectories.question[record.scores.row]))
 
 
 def test_another_metric_chooses_as_a_slow_reference_does(record: RunRecord) -> None:
-    outcome = other_metric(record, parse_what_if("metric=length:max", SETUP), np.random.default_rng(0))
+    outcome = other_metric(record, parse_what_if("metric=length:max", OWN), np.random.default_rng(0))
     by_draw: dict[tuple[int, int], list[tuple[int, int, float]]] = {}
     for i in range(len(record.scores.step)):
         row = int(record.scores.row[i])
@@ -130,7 +120,7 @@ def test_another_metric_chooses_as_a_slow_reference_does(record: RunRecord) -> N
 
 
 def test_another_sampler_draws_as_many_from_what_was_there(record: RunRecord) -> None:
-    outcome = other_sampler(record, parse_what_if("sampler=linear", SETUP), np.random.default_rng(0))
+    outcome = other_sampler(record, parse_what_if("sampler=linear", OWN), np.random.default_rng(0))
     assert sum(outcome.drawn.values()) == record.draws.num_drawn.sum()
     by_step = np.bincount(record.draws.step, weights=record.draws.num_drawn)[outcome.steps]
     assert outcome.drawn_by_step.sum(axis=1).tolist() == by_step.tolist()
@@ -143,7 +133,7 @@ def test_another_sampler_draws_as_many_from_what_was_there(record: RunRecord) ->
 
 
 def test_the_runs_own_sampler_draws_alike_on_average(record: RunRecord) -> None:
-    outcome = other_sampler(record, parse_what_if("sampler=normal", SETUP), np.random.default_rng(0))
+    outcome = other_sampler(record, parse_what_if("sampler=normal", OWN), np.random.default_rng(0))
     # About 150 draws with a standard deviation of about .15: .04 is more than two standard errors of the difference.
     assert np.mean(outcome.expected_pass_rate) == pytest.approx(np.mean(outcome.pass_rate), abs=0.04)
 
@@ -168,6 +158,6 @@ def test_a_sampler_of_the_user_is_checked_as_in_training(
         "import numpy as np\nfrom exgrpo_cli.replay.sampling import QuestionDraw\n"
         f"def draw(buckets, num, rng):\n    return {body}\n"
     )
-    what_if = parse_what_if(f"sampler=python:{name}:draw", SETUP)
+    what_if = parse_what_if(f"sampler=python:{name}:draw", OWN)
     with pytest.raises(RunError, match=told):
         other_sampler(record, what_if, np.random.default_rng(0))
