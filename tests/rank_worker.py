@@ -16,7 +16,7 @@ from exgrpo_cli.ranks.ranks import RANK_TIMEOUT, Ranks
 
 def torch_update(ranks: Ranks, folder: Path) -> None:
     """Scores and one update whose change of the weights is the gradient itself."""
-    from test_engines_torch import build_model, build_policy, minibatch, sequences, weights
+    from small_policy import build_model, build_policy, minibatch, sequences, weights
 
     model = build_model()
     before = weights(model)
@@ -30,7 +30,7 @@ def torch_update(ranks: Ranks, folder: Path) -> None:
 
 def deepspeed_updates(ranks: Ranks, folder: Path, stage: int, dtype: torch.dtype) -> None:
     """Five updates at learning rate 1e-3; then saved, loaded into another policy and updated once more."""
-    from test_engines_torch import TEMPERATURE, build_model, minibatch, sequences
+    from small_policy import TEMPERATURE, build_model, minibatch, sequences
 
     from exgrpo_cli.algo.objective import ObjectiveSettings
     from exgrpo_cli.engines.policy.optimizer import OptimizerSettings
@@ -95,7 +95,7 @@ def deepspeed_updates(ranks: Ranks, folder: Path, stage: int, dtype: torch.dtype
 
 def deepspeed_memory(ranks: Ranks, folder: Path, stage: int, dtype: torch.dtype) -> None:
     """Bytes of all tensors when the optimizer steps, for a model so large that the batch does not count."""
-    from test_engines_torch import minibatch
+    from small_policy import minibatch
     from torch.optim.optimizer import register_optimizer_step_pre_hook
     from transformers import AutoModelForCausalLM, Qwen2Config
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from small_policy import LINEAR, TEMPERATURE, VOCAB, build_model, build_policy, minibatch, sequences, weights
 from torch import Tensor
 from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
@@ -19,58 +20,8 @@ from exgrpo_cli.algo.batching import MiniBatch, TrainingRow, packed_batches, ran
 from exgrpo_cli.algo.objective import ObjectiveSettings
 from exgrpo_cli.engines.policy.optimizer import OptimizerSettings, learning_rate_at
 from exgrpo_cli.engines.policy.packing import pack
-from exgrpo_cli.engines.policy.plain import TorchPolicy
 from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.types import TokenSequence
-
-TEMPERATURE = 0.8
-VOCAB = 50
-# With epsilon far above the gradients AdamW's first step is -lr * gradient / epsilon: the change of the weights shows
-# the gradient itself, where its usual sign-like step would hide its size. The clip and skip bounds are out of reach.
-LINEAR = OptimizerSettings(
-    learning_rate=1.0, epsilon=1e3, weight_decay=0.0, max_grad_norm=1e9, skip_grad_norm=1e9
-)  # fmt: skip
-
-
-def build_model(dtype: torch.dtype = torch.float64, *, tied: bool = True) -> PreTrainedModel:
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, tie_word_embeddings=tied, initializer_range=0.2, max_position_embeddings=64,
-    )  # fmt: skip
-    return Qwen2ForCausalLM(config).to(dtype)
-
-
-def build_policy(model: PreTrainedModel, **settings: object) -> TorchPolicy:
-    chosen = {"objective": ObjectiveSettings(), "optimizer": LINEAR, "micro_batch_tokens": 64, **settings}
-    return TorchPolicy(model, temperature=TEMPERATURE, **chosen)  # type: ignore[arg-type]
-
-
-def sequences() -> list[TokenSequence]:
-    """Four questions with three responses each, lengths 1 to 12, prompts of 1 to 7 tokens."""
-    rng = np.random.default_rng(0)
-    prompts = [rng.integers(0, VOCAB, size).astype(np.int32) for size in (5, 1, 7, 3)]
-    return [
-        TokenSequence(
-            prompt_ids=prompts[index // 3], response_ids=rng.integers(0, VOCAB, length).astype(np.int32)
-        )
-        for index, length in enumerate((3, 12, 1, 5, 5, 8, 2, 9, 4, 6, 11, 7))
-    ]  # fmt: skip
-
-
-def minibatch(**settings: object) -> MiniBatch:
-    rng = np.random.default_rng(1)
-    rows = tuple(
-        TrainingRow(
-            sequence=sequence,
-            advantage=float(rng.normal()),
-            behaviour_logprobs=rng.normal(-math.log(VOCAB), 0.5, len(sequence.response_ids)).astype(np.float32),
-            replayed=index % 3 == 0,
-        )
-        for index, sequence in enumerate(sequences())
-    )
-    chosen = {"rows": rows, "num_rollouts": len(rows), "max_response_tokens": 20, "clip": True, **settings}
-    return MiniBatch(**chosen)  # type: ignore[arg-type]
 
 
 def full_logits_scores(model: PreTrainedModel, sequence: TokenSequence) -> tuple[Tensor, Tensor]:
@@ -96,10 +47,6 @@ def slow_loss(model: PreTrainedModel, batch: MiniBatch, entropy_coefficient: flo
         policy = policy - gain.sum() / (batch.num_rollouts * batch.max_response_tokens)
         entropy, num_tokens = entropy + entropies.sum(), num_tokens + len(entropies)
     return policy - entropy_coefficient * entropy / num_tokens
-
-
-def weights(model: PreTrainedModel) -> Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
 def change_by_update(batch: MiniBatch, **settings: object) -> Tensor:

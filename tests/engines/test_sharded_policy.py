@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_engines_ranks import TORCHRUN, agents, free_port, two_ranks
-from test_engines_torch import build_model, build_policy, minibatch, sequences
+from small_policy import build_model, build_policy, minibatch, sequences
+from two_ranks import TORCHRUN, agents, free_port, two_ranks
 
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.resolve import to_toml

@@ -4,42 +4,24 @@ import json
 import os
 import pickle
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from recorded_rollouts import train_and_note
-from test_engines_torch import build_model, build_policy, minibatch, sequences, weights
+from small_policy import build_model, build_policy, minibatch, sequences, weights
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from two_ranks import agents, two_ranks
 
 from exgrpo_cli.algo.batching import rank_shares
 from exgrpo_cli.config.resolve import to_toml
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ranks.launching import child_processes, first_failure
 from exgrpo_cli.ranks.ranks import ALONE
-
-WORKER = Path(__file__).parents[1] / "rank_worker.py"
-
-
-TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-
-
-def two_ranks(job: str, folder: Path, launcher: Sequence[str] = TORCHRUN) -> subprocess.CompletedProcess[str]:
-    paths = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    return subprocess.run(
-        [sys.executable, "-m", *launcher, str(WORKER), job, str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-    )
 
 
 def test_shares_keep_prompts_together_and_have_as_many_tokens() -> None:
@@ -156,28 +138,6 @@ def test_the_rank_that_took_the_others_along(ended: dict[int, tuple[int, int]], 
     for rank, (_, moment) in ended.items():
         failures[rank].timestamp = moment
     assert first_failure(ChildFailedError("train", failures))[0] == cause
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return int(probe.getsockname()[1])
-
-
-def agents(arguments: list[str], folders: Sequence[Path]) -> list[subprocess.Popen[str]]:
-    """One torchrun agent of one rank per folder, as if each were a host of its own, at work in its folder."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(len(folders)), "--nproc-per-node", "1"]
-    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{free_port()}", "--rdzv-id", "hosts"]
-    return [
-        subprocess.Popen(
-            [*command, "-m", "exgrpo_cli.commands", "train", *arguments],
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for folder in folders
-    ]
 
 
 @pytest.mark.engines
