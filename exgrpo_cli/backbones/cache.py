@@ -16,6 +16,9 @@ from exgrpo_cli.errors import InputError
 _MANIFEST = "manifest.json"
 _CHUNK_BYTES = 1 << 20
 
+Notice = Callable[[str], None]
+"""Told why a folder that exists is built again."""
+
 
 def cache_root() -> Path:
     """$EXGRPO_CACHE, or the user's cache folder."""
@@ -28,7 +31,7 @@ def cached_folder(
     name: str,
     key: Mapping[str, object],
     build: Callable[[Path], None],
-    notice: Callable[[str], None],
+    notice: Notice,
     cache_dir: Path | None = None,
 ) -> Path:
     """The folder `<cache>/<name>-<hash of key>`, built by `build` when it is missing or does not match its manifest.

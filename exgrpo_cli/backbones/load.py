@@ -16,6 +16,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from exgrpo_cli.backbones.gguf import converted, is_gguf
 from exgrpo_cli.backbones.tiny import build_tiny
 from exgrpo_cli.config.settings import BackboneSettings, TinySettings
 from exgrpo_cli.errors import InputError, first_line
@@ -63,6 +64,9 @@ def locate(
     """
     if settings.source == "tiny":
         return build_tiny(settings=tiny, progress=progress)
+    if is_gguf(settings.source):
+        report = progress or (lambda done, total, what: None)
+        return converted(Path(settings.source).expanduser(), notice=lambda text: report(0, 1, text))
     folder = Path(settings.source).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():

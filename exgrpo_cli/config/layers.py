@@ -77,13 +77,14 @@ def _backbone_layer(backbone: str | None, file_layer: Layer, config_file: Path |
         _agreed("--backbone", backbone, in_file, config_file)
         return _preset_backbone(backbone)
     folder = Path(backbone)
-    if not folder.is_dir() and not _HUB_ID.fullmatch(backbone):
+    local = folder.is_dir() or (folder.is_file() and folder.suffix == ".gguf")
+    if not local and not _HUB_ID.fullmatch(backbone):
         raise InputError(
-            f"backbone {backbone!r} is neither a preset, nor a folder, nor a hub id (owner/name)."
+            f"backbone {backbone!r} is neither a preset, nor a folder, nor a GGUF file, nor a hub id (owner/name)."
             f"{nearest(backbone, preset_names('backbones'))}"
         )
     # An absolute path, so that the configuration means the same model from any working directory.
-    source = str(folder.resolve()) if folder.is_dir() else backbone
+    source = str(folder.resolve()) if local else backbone
     _agreed("--backbone", source, _in_layer(file_layer, "backbone", "source"), config_file)
     return {"backbone": {"name": Path(source).name, "source": source}}
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from exgrpo_cli.backbones.gguf import gguf_config, is_gguf
 from exgrpo_cli.config.settings import BackboneSettings, TinySettings
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.presets import load_preset, preset_names
@@ -83,6 +84,8 @@ def _tiny_config(tiny: TinySettings) -> Any:
 def _stored_config(backbone: BackboneSettings) -> Any:
     from transformers import AutoConfig
 
+    if is_gguf(backbone.source):
+        return gguf_config(Path(backbone.source).expanduser())
     try:
         return AutoConfig.from_pretrained(backbone.source, revision=backbone.revision, local_files_only=True)
     except (OSError, ValueError) as error:

@@ -1,0 +1,78 @@
+"""GGUF files as backbones: dequantised once into a Hugging Face folder under the user's cache folder.
+
+transformers reads a GGUF file, but a model read that way carries its quantisation along and cannot be saved; its
+tensors are copied into a plain model of the same configuration.
+"""
+
+import hashlib
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from exgrpo_cli.backbones.cache import Notice, cached_folder
+from exgrpo_cli.errors import InputError, first_line
+
+_FORMAT = 1
+_NEEDED = ("gguf", "accelerate")
+
+
+def is_gguf(source: str) -> bool:
+    """Whether `source` means a GGUF file of this machine."""
+    return source.endswith(".gguf") and Path(source).expanduser().is_file()
+
+
+def gguf_config(file: Path) -> Any:
+    """The transformers config of a GGUF file, without its weights.
+
+    Raises InputError when the packages it takes are missing or transformers cannot read the file.
+    """
+    from transformers import AutoConfig
+
+    return _read(AutoConfig, file)
+
+
+def converted(file: Path, notice: Notice) -> Path:
+    """The Hugging Face folder of a GGUF file: float32 weights, tokenizer, chat template.
+
+    Built when it is first asked for, then taken from the cache by the content of `file`; `notice` hears of a damaged
+    copy that is built again. Raises InputError as `gguf_config`.
+    """
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while chunk := stream.read(1 << 24):
+            digest.update(chunk)
+    return cached_folder(
+        name=file.stem.lower(),
+        key={"format": _FORMAT, "sha256": digest.hexdigest()},
+        build=lambda folder: _convert(file, folder),
+        notice=notice,
+    )
+
+
+def _convert(file: Path, folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    quantised = _read(AutoModelForCausalLM, file, dtype=torch.float32)
+    tokenizer = _read(AutoTokenizer, file)
+    config = gguf_config(file)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    config.dtype = "float32"
+    config.name_or_path = file.stem
+    with torch.random.fork_rng(devices=[]):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.load_state_dict(quantised.state_dict())
+    model.generation_config = quantised.generation_config
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _read(kind: Any, file: Path, **options: Any) -> Any:
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise InputError(f"{file} is a GGUF file, which takes {' and '.join(missing)}: pip install 'exgrpo[gguf]'.")
+    try:
+        return kind.from_pretrained(file.parent, gguf_file=file.name, **options)
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"{file} is no GGUF file that transformers can load: {first_line(error)}") from error

@@ -1,0 +1,46 @@
+"""GGUF files as backbones: what is refused, in one line; the real file is trained from in the engines tests."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from exgrpo_cli.backbones.gguf import converted, is_gguf
+from exgrpo_cli.commands import run
+from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.errors import InputError
+
+
+@pytest.fixture
+def not_a_gguf(tmp_path: Path) -> Path:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF" + bytes(60))
+    return file
+
+
+def test_a_gguf_file_is_a_backbone_by_its_absolute_path(not_a_gguf, monkeypatch):
+    monkeypatch.chdir(not_a_gguf.parent)
+    config = build_config(backbone="model.gguf")
+    assert (config.backbone.name, config.backbone.source) == ("model.gguf", str(not_a_gguf))
+    assert is_gguf(config.backbone.source)
+
+
+def test_a_file_of_another_kind_is_no_backbone(tmp_path):
+    (tmp_path / "model.bin").write_bytes(b"")
+    assert not is_gguf(str(tmp_path / "model.bin"))
+    with pytest.raises(InputError, match="nor a GGUF file"):
+        build_config(backbone=str(tmp_path / "model.bin"))
+
+
+def test_without_its_packages_the_line_says_what_to_install(not_a_gguf, monkeypatch, tiny_cache):
+    found = importlib.util.find_spec
+    monkeypatch.setattr("exgrpo_cli.backbones.gguf.find_spec", lambda name: None if name == "gguf" else found(name))
+    with pytest.raises(InputError, match=r"takes gguf: pip install 'exgrpo\[gguf\]'"):
+        converted(not_a_gguf, print)
+
+
+def test_a_damaged_file_is_one_line_and_exit_2(not_a_gguf, tmp_path, capfd, tiny_cache):
+    arguments = ["train", "--backbone", str(not_a_gguf), "--device", "cpu", "--output", str(tmp_path / "run")]
+    assert run(arguments) == 2
+    assert str(not_a_gguf) in capfd.readouterr().err
+    assert not (tmp_path / "run").exists()
