@@ -1,4 +1,4 @@
-"""The examples of the documents about the ledger and about custom replay, run as they are printed."""
+"""Documents: examples are run as they are printed, and the map of the house is the house."""
 
 import re
 from pathlib import Path
@@ -139,3 +139,18 @@ def test_the_commands_of_the_document_name_what_the_example_defines(my_replay: P
     [commands] = blocks("custom-replay.md", "sh")
     defined = set(re.findall(r"^def (\w+)", my_replay.read_text(), flags=re.MULTILINE))
     assert set(re.findall(r"python:my_replay:(\w+)", commands)) <= defined
+
+
+def test_the_map_of_the_house_names_files_that_are_there():
+    text = (DOCS / "architecture.md").read_text()
+    named = set(re.findall(r"`((?:exgrpo_cli|commands|presets|tests|docs|benchmarks|\.ci)/[\w/.-]*)`", text))
+    assert len(named) > 30
+    assert sorted(name for name in named if not (DOCS.parent / name).exists()) == []
+
+
+def test_the_table_of_floors_is_the_one_that_is_checked():
+    from test_floors import FLOORS
+
+    rows = re.findall(r"^\| (\d) \| (.*) \|$", (DOCS / "architecture.md").read_text(), flags=re.MULTILINE)
+    told = {name: int(floor) for floor, text in rows for name in re.findall(r"`([a-z_]+)/?`", text)}
+    assert told == FLOORS
