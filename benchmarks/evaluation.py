@@ -70,7 +70,7 @@ def measure_refill(rows: int, repeats: int) -> dict[str, Any]:
 
     from exgrpo_cli.backbones.tiny import make_model
     from exgrpo_cli.backbones.tokenizer import make_tokenizer
-    from exgrpo_cli.config.settings import TinySettings
+    from exgrpo_cli.config.sections.backbone import TinySettings
     from exgrpo_cli.engines.hf.generator import HFGenerator
 
     torch.set_num_threads(1)

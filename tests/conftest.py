@@ -81,7 +81,7 @@ def export_small_backbone(folder: Path, *, num_heads: int, num_kv_heads: int) ->
     from exgrpo_cli.backbones.tiny import MAX_TOKENS, make_model
     from exgrpo_cli.backbones.tokenizer import make_tokenizer
     from exgrpo_cli.backbones.warm_start import WarmStartRecipe, warm_start
-    from exgrpo_cli.config.settings import TinySettings
+    from exgrpo_cli.config.sections.backbone import TinySettings
 
     tokenizer = make_tokenizer(max_tokens=MAX_TOKENS)
     shape = TinySettings(hidden_size=64, num_layers=2, num_heads=num_heads, num_kv_heads=num_kv_heads, ffn_size=128)

@@ -150,7 +150,11 @@ def test_a_model_of_ones_own_is_named_after_its_last_path_part(tmp_path, monkeyp
     ("arguments", "text", "message"),
     [
         ({"method": "exgrop"}, "", "unknown method preset 'exgrop'. Did you mean 'exgrpo'?"),
-        ({"backbone": "qwen-math-1.5"}, "", "backbone 'qwen-math-1.5' is neither a preset, nor a folder, nor a GGUF file, nor a hub id"),
+        (
+            {"backbone": "qwen-math-1.5"},
+            "",
+            "backbone 'qwen-math-1.5' is neither a preset, nor a folder, nor a GGUF file, nor a hub id",
+        ),
         ({"backbone": "/nowhere/model"}, "", "'/nowhere/model' is neither a preset, nor a folder"),
         ({"method": "grpo"}, '[run]\nmethod = "exgrpo"', "--method grpo contradicts 'exgrpo' in"),
         ({"backbone": "tiny"}, '[backbone]\nname = "luffy-7b"', "--backbone tiny contradicts 'luffy-7b' in"),

@@ -7,11 +7,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from exgrpo_cli.config.names import DIRECTIONS, METRICS, PREFIX, SAMPLERS
 from exgrpo_cli.errors import InputError, nearest
 from exgrpo_cli.presets import preset_names
-
-METRICS = ("ent", "ent-sum", "ppl", "length")
-SAMPLERS = ("normal", "linear", "linear-clip", "sqrt", "uniform")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,8 +50,10 @@ def metric_arm(text: str) -> Arm:
         return Arm(name="random", method="exgrpo", assignments=('replay.metric="random"',))
     metric, direction = direction_of(text)
     direction = direction or "min"
-    if not metric.startswith("python:") and metric not in METRICS:
-        raise InputError(f"--metric {metric!r} is not known.{nearest(metric, (*METRICS, 'random'))}")
+    if metric == "random":
+        raise InputError(f"--metric {text!r}: a random choice has no direction; write random.")
+    if not metric.startswith(PREFIX) and metric not in METRICS:
+        raise InputError(f"--metric {metric!r} is not known.{nearest(metric, METRICS)}")
     return Arm(
         name=f"{metric}:{direction}",
         method="exgrpo",
@@ -64,9 +64,9 @@ def metric_arm(text: str) -> Arm:
 def direction_of(text: str) -> tuple[str, str | None]:
     """`ppl:max` as ("ppl", "max"); a `python:module:function` keeps its own colons."""
     metric, colon, last = text.rpartition(":")
-    if colon and last in ("min", "max"):
+    if colon and last in DIRECTIONS:
         return metric, last
-    if colon and not text.startswith("python:"):
+    if colon and not text.startswith(PREFIX):
         raise InputError(f"--metric {text!r}: the direction is min or max, not {last!r}.")
     return text, None
 
@@ -75,7 +75,7 @@ def sampler_arms(text: str) -> list[Arm]:
     """Arms of `--sampler`: one question sampler each."""
     arms = []
     for name in split_list("--sampler", text):
-        if not name.startswith("python:") and name not in SAMPLERS:
+        if not name.startswith(PREFIX) and name not in SAMPLERS:
             raise InputError(f"--sampler {name!r} is not known.{nearest(name, SAMPLERS)}")
         arms.append(Arm(name=name, method="exgrpo", assignments=(f'replay.sampler="{name}"',)))
     return arms

@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from exgrpo_cli.backbones.gguf import converted, is_gguf
 from exgrpo_cli.backbones.tiny import build_tiny
-from exgrpo_cli.config.settings import BackboneSettings, TinySettings
+from exgrpo_cli.config.sections.backbone import BackboneSettings, TinySettings
 from exgrpo_cli.errors import InputError, first_line
 
 # The toolkit shows one progress of its own; transformers' bars would tear the live view.

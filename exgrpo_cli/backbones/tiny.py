@@ -12,7 +12,7 @@ from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2T
 from exgrpo_cli.backbones.cache import cached_folder
 from exgrpo_cli.backbones.tokenizer import CHAT_TEMPLATE, make_tokenizer
 from exgrpo_cli.backbones.warm_start import WarmStartRecipe, warm_start
-from exgrpo_cli.config.settings import TinySettings
+from exgrpo_cli.config.sections.backbone import TinySettings
 
 MAX_TOKENS = 8192
 """Context window: its own task needs a hundred tokens, the benchmarks of the field need thousands."""

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from exgrpo_cli import __version__
-from exgrpo_cli.config.settings import ArithmeticSettings, GradingSettings
+from exgrpo_cli.config.sections.data import ArithmeticSettings
+from exgrpo_cli.config.sections.grading import GradingSettings
 from exgrpo_cli.data.audit.checks import (
     Finding,
     Progress,

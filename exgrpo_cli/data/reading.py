@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from exgrpo_cli.config.settings import ArithmeticSettings
+from exgrpo_cli.config.sections.data import ArithmeticSettings
 from exgrpo_cli.data.arithmetic import make_questions
 from exgrpo_cli.data.audit.checks import Progress, Tally, one_line
 from exgrpo_cli.data.layouts.drafts import Draft, Layout, UnusableRow

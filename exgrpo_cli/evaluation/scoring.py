@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from exgrpo_cli.config.settings import GradingSettings
+from exgrpo_cli.config.sections.grading import GradingSettings
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.evaluation.compare.tables import Rows, latex, markdown
 from exgrpo_cli.evaluation.results.folder import ResultsFolder

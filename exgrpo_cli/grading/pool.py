@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from types import TracebackType
 
+from exgrpo_cli.config.names import PREFIX
 from exgrpo_cli.errors import InputError, RunError, nearest
-from exgrpo_cli.grading.graders.custom import PREFIX
 from exgrpo_cli.grading.routes import (
     GradingItem,
     Route,

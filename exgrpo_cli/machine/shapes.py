@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from exgrpo_cli.backbones.gguf import gguf_config, is_gguf
-from exgrpo_cli.config.settings import BackboneSettings, TinySettings
+from exgrpo_cli.config.sections.backbone import BackboneSettings, TinySettings
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.presets import load_preset, preset_names
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from exgrpo_cli.errors import InputError
 
-PREFIX = "python:"
-
 
 def load_function(setting: str, value: str) -> Callable[..., Any]:
     """The function that `value` ("python:module:function") names, looked up as `python -m` would from this folder.

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64
 
+from exgrpo_cli.config.names import DIRECTIONS, METRICS, PREFIX, SAMPLERS
 from exgrpo_cli.errors import InputError, nearest
-from exgrpo_cli.replay.plugins import PREFIX
-from exgrpo_cli.replay.sampling import SAMPLERS
-from exgrpo_cli.replay.selection import DIRECTIONS, METRICS, Candidates
+from exgrpo_cli.replay.selection import Candidates
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +66,7 @@ class BufferRules:
             raise InputError(f"replay.sampler_sigma = {self.sampler_sigma} must be positive, on the accuracy scale")
         _require_known("eviction", self.eviction, tuple(EVICTIONS))
         _require_known("sampler", self.sampler, SAMPLERS)
-        _require_known("metric", self.metric, tuple(METRICS))
+        _require_known("metric", self.metric, METRICS)
         _require_known("direction", self.direction, DIRECTIONS)
 
 

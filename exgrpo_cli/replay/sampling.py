@@ -12,8 +12,9 @@ from functools import partial
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from exgrpo_cli.config.names import PREFIX, SAMPLERS
 from exgrpo_cli.errors import InputError, RunError, nearest
-from exgrpo_cli.replay.plugins import PREFIX, load_function
+from exgrpo_cli.replay.plugins import load_function
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +94,6 @@ WEIGHERS: dict[str, Weigher] = {
     "sqrt": sqrt_weight,
     "uniform": size_weight,
 }
-SAMPLERS = ("normal", *WEIGHERS)
 
 
 def resolve_sampler(name: str, mu: float, sigma: float) -> Sampler:

@@ -11,8 +11,9 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Bool, Float64, Int32, Int64
 
+from exgrpo_cli.config.names import PREFIX
 from exgrpo_cli.errors import InputError, RunError, nearest
-from exgrpo_cli.replay.plugins import PREFIX, load_function
+from exgrpo_cli.replay.plugins import load_function
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +101,6 @@ METRICS: dict[str, Metric] = {
 }
 UNSCORED_METRICS = ("length", "random")
 """They look at no measurement, so no forward pass is needed for them."""
-DIRECTIONS = ("min", "max")
 
 
 def resolve_metric(name: str) -> Metric:

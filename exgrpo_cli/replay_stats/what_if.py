@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from exgrpo_cli.config.settings import ReplaySettings
+from exgrpo_cli.config.names import DIRECTIONS
+from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.errors import InputError, nearest
 from exgrpo_cli.replay.question_states import BucketKey, QuestionStates
 from exgrpo_cli.replay.sampling import Sampler, check_draw, resolve_sampler
-from exgrpo_cli.replay.selection import DIRECTIONS, UNSCORED_METRICS, Candidates, Metric, choose, resolve_metric
+from exgrpo_cli.replay.selection import UNSCORED_METRICS, Candidates, Metric, choose, resolve_metric
 from exgrpo_cli.replay_stats.entropy import draw_numbers
 from exgrpo_cli.replay_stats.record import (
     EVICTED,

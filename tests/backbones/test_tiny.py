@@ -22,7 +22,7 @@ from exgrpo_cli.backbones.muon import Muon, orthogonalise
 from exgrpo_cli.backbones.tiny import MAX_TOKENS, build_tiny, make_model
 from exgrpo_cli.backbones.tokenizer import EOS, MARKUP, PAD, make_tokenizer
 from exgrpo_cli.backbones.warm_start import WarmStartRecipe, accumulate_gradient, draw_rows
-from exgrpo_cli.config.settings import TinySettings
+from exgrpo_cli.config.sections.backbone import TinySettings
 from exgrpo_cli.errors import InputError
 
 SMALL = TinySettings(hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, ffn_size=48, warm_start_steps=3)

@@ -81,7 +81,7 @@ def test_protocol_refuses_what_cannot_be_sampled():
 
 
 def test_arithmetic_is_the_held_out_set():
-    from exgrpo_cli.config.settings import ArithmeticSettings
+    from exgrpo_cli.config.sections.data import ArithmeticSettings
     from exgrpo_cli.data.arithmetic import make_questions
 
     settings = ArithmeticSettings()

@@ -19,7 +19,7 @@ import torch
 from exgrpo_cli.backbones.export import export_model
 from exgrpo_cli.backbones.tiny import make_model
 from exgrpo_cli.backbones.tokenizer import make_tokenizer
-from exgrpo_cli.config.settings import TinySettings
+from exgrpo_cli.config.sections.backbone import TinySettings
 from exgrpo_cli.evaluation.runner import sample_seeds
 
 COPIES = 8

@@ -18,7 +18,7 @@ import torch
 from exgrpo_cli.backbones.export import export_model
 from exgrpo_cli.backbones.tiny import make_model
 from exgrpo_cli.backbones.tokenizer import make_tokenizer
-from exgrpo_cli.config.settings import TinySettings
+from exgrpo_cli.config.sections.backbone import TinySettings
 from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.evaluation.asking.endpoint import Endpoint
 from exgrpo_cli.evaluation.service import EvaluationRequest, evaluate, plan_evaluation

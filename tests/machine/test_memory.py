@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.config.settings import BackboneSettings, TinySettings
+from exgrpo_cli.config.sections.backbone import BackboneSettings, TinySettings
 from exgrpo_cli.machine.memory import (
     CONTEXT_BYTES,
     activation_bytes,

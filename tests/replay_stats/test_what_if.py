@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from exgrpo_cli.config.settings import ReplaySettings
+from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.replay.rules import BufferRules
 from exgrpo_cli.replay_stats.record import RunRecord, read_run

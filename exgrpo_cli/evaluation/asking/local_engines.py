@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from exgrpo_cli.config.settings import BackboneSettings, RolloutSettings
+from exgrpo_cli.config.sections.backbone import BackboneSettings
+from exgrpo_cli.config.sections.rollout import RolloutSettings
 from exgrpo_cli.engines.protocols import Generator
 from exgrpo_cli.engines.vllm.start import VLLMSettings, require_vllm
 from exgrpo_cli.errors import InputError, nearest

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from exgrpo_cli.config.settings import ArithmeticSettings
+from exgrpo_cli.config.sections.data import ArithmeticSettings
 from exgrpo_cli.data.arithmetic import make_questions
 from exgrpo_cli.data.layouts.drafts import UnusableRow
 from exgrpo_cli.data.layouts.recognise import Layout, NamedFields, recognise

@@ -3,10 +3,9 @@
 import importlib
 from collections.abc import Callable
 
+from exgrpo_cli.config.names import PREFIX
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.types import Verdict
-
-PREFIX = "python:"
 
 UserGrader = Callable[[str, str], "Verdict | bool"]
 

@@ -1,0 +1,40 @@
+"""Bounds of settings: each refusal names the setting, its value and what to use."""
+
+import math
+
+from exgrpo_cli.config.names import PREFIX
+from exgrpo_cli.errors import InputError, nearest
+
+
+def require(condition: bool, key: str, value: object, bound: str) -> None:
+    """Raise InputError naming the setting, its value and the bound unless `condition` holds."""
+    if not condition:
+        raise InputError(f"{key} = {value!r} is out of range: use {bound}.")
+
+
+def require_positive(section: str, settings: object, *names: str) -> None:
+    """Raise InputError for the first of the named fields that is not a finite number above 0."""
+    for name in names:
+        value = getattr(settings, name)
+        require(math.isfinite(value) and value > 0, f"{section}.{name}", value, "a finite number above 0")
+
+
+def require_fraction(section: str, settings: object, *names: str) -> None:
+    """Raise InputError for the first of the named fields that is not a number from 0 to 1."""
+    for name in names:
+        value = getattr(settings, name)
+        require(math.isfinite(value) and 0 <= value <= 1, f"{section}.{name}", value, "a number from 0 to 1")
+
+
+def require_non_negative(section: str, settings: object, *names: str) -> None:
+    """Raise InputError for the first of the named fields that is negative or not finite."""
+    for name in names:
+        value = getattr(settings, name)
+        require(math.isfinite(value) and value >= 0, f"{section}.{name}", value, "a finite number of at least 0")
+
+
+def require_known(key: str, value: str, known: tuple[str, ...], *, python: bool = False) -> None:
+    """Raise InputError unless `value` is one of `known` or, with `python`, names a function of the user."""
+    if value in known or (python and value.startswith(PREFIX)):
+        return
+    raise InputError(f"{key} = {value!r} is not known.{nearest(value, known)}")

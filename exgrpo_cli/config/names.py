@@ -1,0 +1,12 @@
+"""Names of the built-in replay rules: settings, plug-ins, command line and the arms of a study read them here."""
+
+METRICS = ("ent", "ent-sum", "ppl", "length", "random")
+"""What orders the stored trajectories of a question."""
+DIRECTIONS = ("min", "max")
+"""Whether the lowest or the highest of a metric is replayed."""
+SAMPLERS = ("normal", "linear", "linear-clip", "sqrt", "uniform")
+"""How the weight of a question depends on its pass rate."""
+EVICTIONS = ("oldest", "highest-entropy", "longest", "random")
+"""Which trajectory leaves a question that holds as many as it may."""
+PREFIX = "python:"
+"""What a function of the user starts with: `python:module:function`."""

@@ -1,0 +1,45 @@
+"""Questions to train and validate on: the built-in arithmetic ones, or files."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from exgrpo_cli.config.checks import require, require_non_negative, require_positive
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataSettings:
+    """Questions to train and validate on."""
+
+    train: str = "arithmetic"
+    """`arithmetic`, a question file, or a data set id that `prepare` understands."""
+    heldout: str = "arithmetic"
+    """Held-out questions: `arithmetic`, a question file, a benchmark name, or empty for none."""
+    template: str = "auto"
+    """Prompt template; "auto" is the backbone's own chat template."""
+    require_box: Literal["auto", "always", "never"] = "auto"
+    """Whether a response without `\\boxed{}` has no answer; "auto" asks where the template's text asks for a box."""
+    max_prompt_tokens: int = 1024
+    """A longer prompt is refused before the run starts."""
+
+    def __post_init__(self) -> None:
+        require_positive("data", self, "max_prompt_tokens")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArithmeticSettings:
+    """The built-in arithmetic questions."""
+
+    num_train: int = 2400
+    """Training questions; 150 steps see each about once with replay (half of 32 a step), twice without."""
+    num_heldout: int = 600
+    """Held-out questions, disjoint from the training ones by construction."""
+    levels: tuple[int, ...] = (2, 3, 4, 5, 6, 7)
+    """Operations per question, in equal shares."""
+    seed: int = 0
+    """Seed of the question set; independent of run.seed, so that runs of several seeds share their questions."""
+
+    def __post_init__(self) -> None:
+        require_positive("arithmetic", self, "num_train", "num_heldout")
+        require_non_negative("arithmetic", self, "seed")
+        possible = min(self.levels, default=0) >= 1 and len(set(self.levels)) == len(self.levels)
+        require(possible, "arithmetic.levels", self.levels, "levels of at least 1, each once")

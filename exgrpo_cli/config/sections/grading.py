@@ -1,0 +1,24 @@
+"""Verification of answers."""
+
+from dataclasses import dataclass
+
+from exgrpo_cli.config.checks import require_positive
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GradingSettings:
+    """Verification of answers."""
+
+    grader: str = "math"
+    """`math` (math-verify), `choice`, `exact`, or `python:module:function`."""
+    workers: int = 1
+    """Worker processes."""
+    deadline_seconds: float = 5.0
+    """Time one answer may take before its worker is killed and the verdict is timeout."""
+    memory_mb: int = 1024
+    """Address space a worker may use beyond its start, in MiB."""
+    max_answer_chars: int = 2000
+    """A longer answer is 'no answer' at once."""
+
+    def __post_init__(self) -> None:
+        require_positive("grading", self, "workers", "deadline_seconds", "memory_mb", "max_answer_chars")

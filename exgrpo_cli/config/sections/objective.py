@@ -1,0 +1,39 @@
+"""The policy objective (paper, section 3.3; `docs/algorithm.md`)."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from exgrpo_cli.config.checks import require, require_non_negative, require_positive
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ObjectiveSettings:
+    """The policy objective (paper, section 3.3; `docs/algorithm.md`)."""
+
+    advantage: Literal["mean", "normalised"] = "mean"
+    """`mean`: r - mean(r) (Dr.GRPO); `normalised`: divided by the group's standard deviation as well (GRPO)."""
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    clip_in_mixed_phase: bool = False
+    """Keep the PPO clip on fresh tokens in the mixed phase."""
+    shaping: bool = True
+    """Replayed tokens use f(w) = w / (w + beta); off uses the raw ratio w."""
+    shaping_beta: float = 0.1
+    importance: Literal["behaviour", "old"] = "behaviour"
+    """Denominator of a replayed token's ratio: the policy that generated it, or this step's pi_old (an ablation)."""
+    tis_cap: float = 2.0
+    """With rollout.logprobs = "engine", fresh tokens weigh min(pi_old / pi_engine, tis_cap)."""
+    aggregation: Literal["constant", "token-mean"] = "constant"
+    """`constant`: sum over tokens / (N * max_response_tokens); `token-mean`: / number of tokens."""
+    loss_scale: float = 1.0
+    """Multiplies the policy term; 64 gives the published clip, skip bound and entropy coefficient their meaning."""
+    entropy_coefficient: float = 0.0
+    kl_coefficient: float = 0.0
+    """k3 KL to the initial policy, fresh tokens only."""
+
+    def __post_init__(self) -> None:
+        require_positive("objective", self, "shaping_beta", "loss_scale", "tis_cap")
+        require_non_negative("objective", self, "clip_low", "clip_high", "kl_coefficient")
+        finite = math.isfinite(self.entropy_coefficient)
+        require(finite, "objective.entropy_coefficient", self.entropy_coefficient, "a finite number")

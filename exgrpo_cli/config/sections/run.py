@@ -1,0 +1,42 @@
+"""The run as a whole: length, device, checkpoints, trackers."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from exgrpo_cli.config.checks import require_known, require_non_negative, require_positive
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSettings:
+    """The run as a whole."""
+
+    method: str = "exgrpo"
+    """Name of the method preset."""
+    seed: int = 0
+    """Seed of every random stream of the run: questions, rollouts, replay draws, mini-batch order."""
+    steps: int = 150
+    """Rollout batches to train on."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the policy lives; "auto" takes a GPU when one is visible."""
+    threads: int = 0
+    """CPU threads of torch; 0 takes half the cores and records the choice."""
+    nproc: int = 1
+    """Ranks to start on this host; 0 is one per visible GPU (one on a CPU)."""
+    rank_timeout: float = 60.0
+    """Minutes that ranks wait for one of them before the run ends: more than their rollouts end apart."""
+    save_every: int = 25
+    """Steps between checkpoints; the last step is always saved."""
+    keep_checkpoints: int = 2
+    """Newest checkpoints kept; the best by validation is kept besides. 0 keeps all."""
+    samples_per_step: int = 4
+    """Rollouts a step written to `samples/`."""
+    plots: bool = True
+    """Draw `plots/` when the run ends; `exgrpo replay-stats` draws the replay ones at any time."""
+    log: tuple[str, ...] = ()
+    """Trackers besides the journal: "tensorboard", "wandb"."""
+
+    def __post_init__(self) -> None:
+        require_positive("run", self, "steps", "rank_timeout", "save_every")
+        require_non_negative("run", self, "seed", "nproc", "threads", "keep_checkpoints", "samples_per_step")
+        for name in self.log:
+            require_known("run.log", name, ("tensorboard", "wandb"))
