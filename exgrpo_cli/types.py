@@ -30,6 +30,7 @@ class Verdict(StrEnum):
 
     @property
     def reward(self) -> float:
+        """1 for a correct answer, else 0."""
         return 1.0 if self is Verdict.CORRECT else 0.0
 
     @property
@@ -114,7 +115,7 @@ class Rollout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GradedRollout:
-    """A rollout with its text, its verdict and the trainer's view of its tokens."""
+    """A rollout with its text and its verdict."""
 
     rollout: Rollout
     text: str
@@ -123,6 +124,7 @@ class GradedRollout:
 
     @property
     def reward(self) -> float:
+        """The verdict's: 1 or 0."""
         return self.verdict.reward
 
 

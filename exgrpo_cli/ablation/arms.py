@@ -112,6 +112,7 @@ def with_baseline(arms: Sequence[Arm]) -> list[Arm]:
 
 
 def split_list(option: str, text: str) -> list[str]:
+    """The names of a comma list. Raises InputError naming `option` where there are none."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise InputError(f"{option} {text!r} names nothing.")

@@ -54,6 +54,7 @@ class ArmReport:
     """Means over seeds: arms of equal steps differ in what they cost."""
 
     def to_json(self) -> dict[str, Any]:
+        """The arm as `results.json` has it."""
         return {
             "mean": self.score.mean,
             "low": self.score.low,
@@ -76,6 +77,7 @@ class StudyReport:
     arms: tuple[ArmReport, ...]
 
     def to_json(self) -> dict[str, Any]:
+        """The study as `results.json` has it."""
         return {"arms": {arm.name: arm.to_json() for arm in self.arms}, "baseline": self.baseline}
 
     def table(self) -> Table:
@@ -95,6 +97,7 @@ class StudyReport:
 
 
 def cells(arm: ArmReport) -> list[str]:
+    """One arm as the cells of a table row."""
     several = len(arm.seeds) > 1
     difference = ""
     if arm.difference is not None:
@@ -112,6 +115,7 @@ def cells(arm: ArmReport) -> list[str]:
 
 
 def span(interval: Interval) -> str:
+    """The interval in brackets, three decimals."""
     return f"[{interval.low:.3f}, {interval.high:.3f}]"
 
 
@@ -136,6 +140,7 @@ def report_study(study: Study) -> StudyReport:
 
 
 def after_by_seed(summaries: dict[tuple[str, int], Any], arm: str) -> dict[int, float]:
+    """Held-out pass@1 after training of one arm, by seed; `summaries` are summary.json files by (arm, seed)."""
     return {
         seed: figures["heldout"]["after"]["pass_at_1"] for (name, seed), figures in summaries.items() if name == arm
     }
@@ -144,6 +149,7 @@ def after_by_seed(summaries: dict[tuple[str, int], Any], arm: str) -> dict[int, 
 def report_arm(
     name: str, summaries: dict[tuple[str, int], Any], baseline: dict[int, float], *, is_baseline: bool
 ) -> ArmReport:
+    """One arm's figures over its seeds, and its paired difference from `baseline` (held-out pass@1 by seed)."""
     own = [figures for (arm, _), figures in summaries.items() if arm == name]
     after = after_by_seed(summaries, name)
     common = [] if is_baseline else sorted(after.keys() & baseline.keys())

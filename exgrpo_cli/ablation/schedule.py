@@ -34,6 +34,7 @@ class Started:
 
     @property
     def label(self) -> str:
+        """Arm and seed, as progress and errors name the run."""
         return f"{self.run.arm.name}, seed {self.run.seed}"
 
 
@@ -42,7 +43,7 @@ def run_study(study: Study, *, jobs: int, reporter: Reporter) -> None:
 
     Raises RunError after the others have ended when runs failed, Interrupted after a stop signal with all states saved.
     """
-    claim(study.folder)
+    make_writable(study.folder)
     waiting = [run for run in study.runs if run.state != "finished"]
     reporter.note(f"{len(study.runs)} runs, {len(study.runs) - len(waiting)} finished already")
     jobs = jobs or default_jobs(study)
@@ -55,7 +56,7 @@ def run_study(study: Study, *, jobs: int, reporter: Reporter) -> None:
                     while waiting and len(started) < jobs:
                         started.append(start(waiting.pop(0), reporter))
                     time.sleep(POLL_SECONDS)
-                    failed += settle(started, reporter)
+                    failed += collect_ended(started, reporter)
         except KeyboardInterrupt:
             stop(started)
             raise Interrupted(
@@ -66,18 +67,18 @@ def run_study(study: Study, *, jobs: int, reporter: Reporter) -> None:
     if failed:
         raise RunError(
             f"{len(failed)} of {len(study.runs)} runs failed, first {failed[0].label}: "
-            f"{why(failed[0])} (see {log_path(failed[0].run)}); the same command tries them again."
+            f"{failure_reason(failed[0])} (see {log_path(failed[0].run)}); the same command tries them again."
         )
 
 
-def settle(started: list[Started], reporter: Reporter) -> list[Started]:
+def collect_ended(started: list[Started], reporter: Reporter) -> list[Started]:
     """Report how far each run is, take the ended ones out of `started`, and return those that failed."""
     failed = []
     for job in [job for job in started if job.process.poll() is not None]:
         started.remove(job)
         if job.process.returncode:
             failed.append(job)
-            reporter.note(f"{job.label} failed: {why(job)}")
+            reporter.note(f"{job.label} failed: {failure_reason(job)}")
         else:
             reporter.progress(job.run.config.run.steps, job.run.config.run.steps, job.label)
     for job in started:
@@ -85,13 +86,13 @@ def settle(started: list[Started], reporter: Reporter) -> list[Started]:
     return failed
 
 
-def why(failed: Started) -> str:
+def failure_reason(failed: Started) -> str:
     """What killed the run, or else the last line of its log: one that was killed had no time to say so."""
     code = failed.process.returncode
     return f"ended by a signal ({signal.strsignal(-code)})" if code < 0 else last_line(log_path(failed.run))
 
 
-def claim(folder: Path) -> None:
+def make_writable(folder: Path) -> None:
     """Make the study's folder; raises InputError where it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -148,10 +149,12 @@ def stop(started: list[Started]) -> None:
 
 
 def log_path(run: StudyRun) -> Path:
+    """The file with all that the run of a study wrote to its terminal."""
     return run.folder.with_name(f"{run.folder.name}.log")
 
 
 def last_line(path: Path) -> str:
+    """The last line of a log, or "no output" where there is none."""
     lines = path.read_text(errors="replace").strip().splitlines() if path.is_file() else []
     return lines[-1] if lines else "no output"
 

@@ -12,7 +12,7 @@ import pytest
 
 from exgrpo_cli.ablation.arms import method_arms, metric_arms, sampler_arms, vary_arms, with_baseline
 from exgrpo_cli.ablation.report import report_study, t_interval, t_test
-from exgrpo_cli.ablation.schedule import last_line, log_path, run_study, start, why
+from exgrpo_cli.ablation.schedule import failure_reason, last_line, log_path, run_study, start
 from exgrpo_cli.ablation.study import Study, plan_study
 from exgrpo_cli.console.reporter import SilentReporter
 from exgrpo_cli.errors import InputError, Interrupted, RunError
@@ -174,7 +174,7 @@ def test_what_killed_a_run_is_named(study_of, tmp_path: Path) -> None:
     job = start(run, SilentReporter())
     job.process.kill()
     job.process.wait()
-    assert why(job) == "ended by a signal (Killed)"
+    assert failure_reason(job) == "ended by a signal (Killed)"
 
 
 def test_a_stop_signal_to_the_study_saves_its_runs(study_of, tmp_path: Path) -> None:
