@@ -19,6 +19,7 @@ from exgrpo_cli.replay.rules import BufferRules
 from exgrpo_cli.replay.visits import Success, Visit
 
 MEAN_TOKENS = 24
+VOCABULARY = 512
 HELDOUT_EVERY = 10
 
 
@@ -155,7 +156,7 @@ class _Simulation:
         length = max(4, int(self.rng.lognormal(math.log(MEAN_TOKENS), 0.4)))
         entropy = max(0.0, self.entropy(step) * (1 + 0.15 * self.difficulty[question_id]) * self.rng.lognormal(0, 0.35))
         return Success(
-            token_ids=self.rng.integers(0, 2**31 - 1, length, dtype=np.int32),
+            token_ids=self.rng.integers(0, VOCABULARY, length, dtype=np.int32),
             behaviour_logprobs=np.full(length, -entropy, dtype=np.float32),
             entropy=entropy,
             nll=entropy * self.rng.lognormal(0, 0.1),

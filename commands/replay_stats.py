@@ -18,8 +18,17 @@ PIPE_WIDTH = 120
 
 def replay_stats(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, finished or running.")],
+    step: Annotated[
+        int | None,
+        typer.Option("--step", metavar="N", help="What one step drew: probabilities, candidates, the chosen, texts."),
+    ] = None,
     question: Annotated[
-        str, typer.Option("--question", metavar="ID", help="History of one question; a beginning of its id will do.")
+        str,
+        typer.Option(
+            "--question",
+            metavar="ID",
+            help="History and responses of one question; a beginning of its id will do.",
+        ),
     ] = "",
     what_if: Annotated[
         str,
@@ -32,7 +41,12 @@ def replay_stats(
     output: Annotated[
         Path | None, typer.Option("--output", metavar="PATH", help="Folder for the plots.", show_default="RUN/plots")
     ] = None,
-    plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw the figures.")] = True,
+    plots: Annotated[
+        bool | None,
+        typer.Option(
+            "--plots/--no-plots", help="Draw the figures.", show_default="yes, but not for --step and --question"
+        ),
+    ] = None,
     json: JsonOption = False,
     quiet: QuietOption = False,
     debug: DebugOption = False,
@@ -44,12 +58,15 @@ def replay_stats(
     \b
     Examples:
       exgrpo replay-stats runs/exgrpo-tiny
+      exgrpo replay-stats runs/exgrpo-tiny --step 80
       exgrpo replay-stats runs/exgrpo-tiny --what-if sampler=linear,metric=ppl
     """
     from exgrpo_cli.plots.gallery import plot_folders, save_reports
     from exgrpo_cli.replay_stats.report import report_json, report_runs
 
-    reports = report_runs(runs, question_id=question, what_if=what_if)
+    reports = report_runs(runs, step=step, question_id=question, what_if=what_if)
+    if plots is None:
+        plots = output is not None or not (step is not None or question)
     folders = plot_folders(reports, output) if plots else []
     for report in reports:
         if report.summary.incomplete:

@@ -9,6 +9,7 @@ import numpy as np
 
 from exgrpo_cli.replay_stats.entropy import EntropyGroup
 from exgrpo_cli.replay_stats.questions import QuestionHistory
+from exgrpo_cli.replay_stats.step import StepReplay
 from exgrpo_cli.replay_stats.summary import ReplaySummary
 from exgrpo_cli.replay_stats.what_if import MetricOutcome, SamplerOutcome
 
@@ -93,6 +94,24 @@ def history_json(history: QuestionHistory) -> dict[str, Any]:
         **asdict(history.question),
         "state": history.state,
         "events": [{key: finite(value) for key, value in asdict(row).items()} for row in history.rows],
+        "responses": {str(trajectory_id): text for trajectory_id, text in history.texts.items()},
+    }
+
+
+def step_json(replay: StepReplay) -> dict[str, Any]:
+    """What one step drew and replayed."""
+    questions = [
+        {
+            **asdict(drawn),
+            "candidates": [{key: finite(value) for key, value in asdict(one).items()} for one in drawn.candidates],
+        }
+        for drawn in replay.questions
+    ]
+    return {
+        "step": replay.step,
+        "nothing": replay.nothing,
+        "buckets": [asdict(offer) for offer in replay.offers],
+        "questions": questions,
     }
 
 

@@ -18,6 +18,7 @@ from exgrpo_cli.replay_stats.record import (
     RunRecord,
 )
 from exgrpo_cli.replay_stats.replays import Replays
+from exgrpo_cli.replay_stats.responses import response_texts
 
 IDS_SHOWN = 2000
 """Ids that an unknown one is compared with for the nearest: the comparison is quadratic in the id's length."""
@@ -58,6 +59,10 @@ class HistoryRow:
     trajectory_id: int | None
     bucket: int | None
     """The question's bucket afterwards; None when it is in none, and for a score."""
+    probability: float | None = None
+    """Of this question at each single draw of the step, where it was selected."""
+    age: int | None = None
+    """Steps since the trajectory was born, where it was measured or selected."""
     num_tokens: int | None
     entropy: float | None
     """In nats, at birth for a collected trajectory, as measured for a selected or scored one."""
@@ -72,6 +77,8 @@ class QuestionHistory:
     question: QuestionText
     state: str
     rows: tuple[HistoryRow, ...]
+    texts: dict[int, str]
+    """Decoded responses by trajectory id; empty where the run has no tokenizer yet."""
 
 
 def most_replayed(record: RunRecord, drawn: Replays, num: int) -> tuple[ReplayedQuestion, ...]:
@@ -104,11 +111,13 @@ def question_history(record: RunRecord, question_id: str) -> QuestionHistory:
     question = _find(record, question_id)
     full_id = record.question_ids[question].as_py()
     rows = _event_rows(record, question) + _score_rows(record, question)
+    own = record.trajectories.trajectory_id[record.trajectories.question == question]
     return QuestionHistory(
         question_id=full_id,
         question=question_texts(record.run, [full_id]).get(full_id, QuestionText()),
         state=_state(record, question),
         rows=tuple(row for _, row in sorted(rows, key=lambda placed: placed[0])),
+        texts=response_texts(record.run, record.config.backbone.source, own.tolist()),
     )
 
 
@@ -169,7 +178,8 @@ def _event_rows(record: RunRecord, question: int) -> list[tuple[tuple[int, int],
     for index in np.flatnonzero(events.question == question):
         step, event = int(events.step[index]), str(KINDS[events.kind[index]])
         trajectory_id = int(events.trajectory_id[index]) if events.trajectory_id[index] >= 0 else None
-        tokens = entropy = nll = None
+        tokens = entropy = nll = age = probability = None
+        bucket = int(events.bucket[index])
         if trajectory_id is not None:
             row = int(trajectories.rows_of(np.array([trajectory_id]))[0])
             tokens = int(trajectories.num_tokens[row])
@@ -177,12 +187,15 @@ def _event_rows(record: RunRecord, question: int) -> list[tuple[tuple[int, int],
                 entropy, nll = float(trajectories.entropy[row]), float(trajectories.nll[row])
             elif event == "selected":
                 entropy, nll = measured.get((step, row), (None, None))
-        bucket = int(events.bucket[index])
+                age = step - int(trajectories.step_born[row])
+                probability = record.draws.of_question(step, bucket, int(events.num_members[index]))
         placed = HistoryRow(
             step=step,
             event=event,
             trajectory_id=trajectory_id,
             bucket=None if bucket == NO_BUCKET else bucket,
+            probability=probability,
+            age=age,
             num_tokens=tokens,
             entropy=entropy,
             nll=nll,
@@ -208,6 +221,7 @@ def _score_rows(record: RunRecord, question: int) -> list[tuple[tuple[int, int],
             event="scored",
             trajectory_id=int(trajectories.trajectory_id[row]),
             bucket=None,
+            age=int(scores.step[index] - trajectories.step_born[row]),
             num_tokens=int(trajectories.num_tokens[row]),
             entropy=float(scores.entropy[index]),
             nll=float(scores.nll[index]),

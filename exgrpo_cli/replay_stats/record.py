@@ -123,6 +123,14 @@ class DrawColumns:
     probability: Float64[np.ndarray, " draws"]
     num_drawn: Int64[np.ndarray, " draws"]
 
+    def of_question(self, step: int, bucket: int, num_members: int) -> float | None:
+        """Probability of one question of a bucket at each single draw of a step; None where it was not offered.
+
+        The bucket's probability over its questions: inside a bucket they are equally likely.
+        """
+        rows = np.flatnonzero((self.step == step) & (self.bucket == bucket) & (self.num_members == num_members))
+        return float(self.probability[rows[0]] / self.num_questions[rows[0]]) if len(rows) else None
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord:

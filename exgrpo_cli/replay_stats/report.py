@@ -8,43 +8,60 @@ from typing import Any
 import numpy as np
 
 from exgrpo_cli.errors import InputError
-from exgrpo_cli.replay_stats.as_json import history_json, metric_json, sampler_json, summary_json
+from exgrpo_cli.replay_stats.as_json import history_json, metric_json, sampler_json, step_json, summary_json
 from exgrpo_cli.replay_stats.questions import QuestionHistory, question_history
 from exgrpo_cli.replay_stats.record import read_run
+from exgrpo_cli.replay_stats.step import StepReplay, step_replay
 from exgrpo_cli.replay_stats.summary import ReplaySummary, summarise_record
 from exgrpo_cli.replay_stats.what_if import MetricOutcome, SamplerOutcome, other_metric, other_sampler, parse_what_if
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunReport:
-    """One run's figures; the last three only where they were asked for."""
+    """One run's figures; all but the summary only where they were asked for."""
 
     label: str
     """Shortest end of the run's path that no other run of the report shares."""
     summary: ReplaySummary
+    step: StepReplay | None = None
     history: QuestionHistory | None = None
     sampler: SamplerOutcome | None = None
     metric: MetricOutcome | None = None
 
+    @property
+    def detailed(self) -> bool:
+        """Whether something besides the summary was asked for."""
+        return any((self.step, self.history, self.sampler, self.metric))
 
-def report_runs(runs: Sequence[Path], *, question_id: str = "", what_if: str = "", seed: int = 0) -> list[RunReport]:
-    """Summarise every run; with `question_id` its history, with `what_if` what that policy would have drawn.
 
-    `seed` is that of the other policy's draws. Raises InputError for what is no run, an unknown question or a `what_if`
-    that cannot be read.
+def report_runs(
+    runs: Sequence[Path],
+    *,
+    step: int | None = None,
+    question_id: str = "",
+    what_if: str = "",
+    seed: int = 0,
+) -> list[RunReport]:
+    """Summarise every run; besides what `step` replayed, the history of `question_id`, what `what_if` would have drawn.
+
+    `seed` is that of the other policy's draws. Raises InputError for what is no run, a step that it has not finished,
+    an unknown question or a `what_if` that cannot be read.
     """
     return [
-        _report(run, label, question_id, what_if, np.random.default_rng(seed))
+        _report(run, label, step, question_id, what_if, np.random.default_rng(seed))
         for run, label in zip(runs, labels(runs), strict=True)
     ]
 
 
-def _report(run: Path, label: str, question_id: str, what_if: str, rng: np.random.Generator) -> RunReport:
+def _report(
+    run: Path, label: str, step: int | None, question_id: str, what_if: str, rng: np.random.Generator
+) -> RunReport:
     record = read_run(run)
     other = parse_what_if(what_if, record.config.replay) if what_if else None
     return RunReport(
         label=label,
         summary=summarise_record(record),
+        step=None if step is None else step_replay(record, step),
         history=question_history(record, question_id) if question_id else None,
         sampler=other_sampler(record, other, rng) if other and other.sampler else None,
         metric=other_metric(record, other, rng) if other and other.metric else None,
@@ -76,6 +93,8 @@ def report_json(reports: Sequence[RunReport]) -> dict[str, Any]:
 
 def _run_json(report: RunReport) -> dict[str, Any]:
     asked: dict[str, Any] = {}
+    if report.step:
+        asked["step"] = step_json(report.step)
     if report.history:
         asked["question"] = history_json(report.history)
     outcomes: dict[str, Any] = {}

@@ -1,6 +1,7 @@
 """Replay reports as tables for a terminal."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -10,8 +11,9 @@ from rich.table import Table
 from exgrpo_cli.replay_stats.as_json import occupied
 from exgrpo_cli.replay_stats.questions import QuestionHistory
 from exgrpo_cli.replay_stats.report import RunReport
+from exgrpo_cli.replay_stats.step import StepReplay
 from exgrpo_cli.replay_stats.summary import ReplaySummary
-from exgrpo_cli.replay_stats.what_if import MetricOutcome, SamplerOutcome
+from exgrpo_cli.replay_stats.what_if import MetricOutcome, SamplerOutcome, sampler_title
 
 TIMES_SHOWN = 8
 """Rows of a table over time."""
@@ -21,7 +23,11 @@ NO_VALUE = "–"
 
 
 def report_tables(reports: Sequence[RunReport]) -> Iterator[Table]:
-    """Of one run all tables; of several the ones that set them side by side. Then what was asked for of each."""
+    """What was asked for of each run; otherwise of one run all tables, of several those that set them side by side."""
+    for report in reports:
+        yield from _details(report)
+    if any(report.detailed for report in reports):
+        return
     yield overview(reports)
     if len(reports) == 1:
         summary = reports[0].summary
@@ -32,13 +38,20 @@ def report_tables(reports: Sequence[RunReport]) -> Iterator[Table]:
         yield replayed_questions(summary)
     else:
         yield buckets_side_by_side(reports)
-    for report in reports:
-        if report.sampler:
-            yield sampler_outcome(report.label, report.sampler, report.summary.config.replay.sampler)
-        if report.metric:
-            yield metric_outcome(report.label, report.metric, report.summary)
-        if report.history:
-            yield question_table(report.label, report.history)
+
+
+def _details(report: RunReport) -> Iterator[Table]:
+    if report.step:
+        yield step_offers(report.label, report.step)
+        if report.step.questions:
+            yield step_choices(report.label, report.step)
+    if report.history:
+        yield question_table(report.label, report.history)
+        yield response_table(report.history)
+    if report.sampler:
+        yield sampler_outcome(report.label, report.sampler, report.summary)
+    if report.metric:
+        yield metric_outcome(report.label, report.metric, report.summary)
 
 
 def overview(reports: Sequence[RunReport]) -> Table:
@@ -173,9 +186,10 @@ def buckets_side_by_side(reports: Sequence[RunReport]) -> Table:
     return table
 
 
-def sampler_outcome(label: str, outcome: SamplerOutcome, own: str) -> Table:
+def sampler_outcome(label: str, outcome: SamplerOutcome, summary: ReplaySummary) -> Table:
     """Questions drawn by the run and by the other sampler."""
-    table = _table(f"{label}: questions drawn, had the sampler been {outcome.name}", "successes", own, outcome.name)
+    title = f"{label}: questions drawn, had the sampler been {outcome.title}"
+    table = _table(title, "successes", sampler_title(summary.config.replay), outcome.title)
     for bucket in sorted({*outcome.drawn, *outcome.expected}):
         table.add_row(str(bucket), f"{outcome.drawn.get(bucket, 0):,}", f"{outcome.expected.get(bucket, 0.0):,.1f}")
     table.add_row(
@@ -201,6 +215,52 @@ def metric_outcome(label: str, outcome: MetricOutcome, summary: ReplaySummary) -
     return table
 
 
+def step_offers(label: str, replay: StepReplay) -> Table:
+    """The buckets that a step could draw from."""
+    table = _table(f"{label}: buckets at step {replay.step}", "successes", "questions", "probability", "drawn")
+    table.caption = replay.nothing or None
+    for offer in replay.offers:
+        table.add_row(
+            f"{offer.bucket}/{offer.num_members}", f"{offer.questions:,}", _percent(offer.probability), str(offer.drawn)
+        )
+    return table
+
+
+def step_choices(label: str, replay: StepReplay) -> Table:
+    """The questions that a step drew, each with its candidates; the chosen one is marked."""
+    table = _table(
+        f"{label}: drawn at step {replay.step} (> is replayed)",
+        "question",
+        "succ.",
+        "prob.",
+        "trajectory",
+        "age",
+        "tokens",
+        "entropy",
+        "nll",
+        "text",
+    )
+    _text_column_last(table)
+    for drawn in replay.questions:
+        successes = NO_VALUE if drawn.bucket is None else f"{drawn.bucket}/{drawn.num_members}"
+        probability = NO_VALUE if drawn.probability is None else f"{drawn.probability:.2%}"
+        text = f"{_excerpt(drawn.question.text)} → {drawn.question.answer}" if drawn.question.text else ""
+        table.add_row(drawn.question_id[:8], successes, probability, "", "", "", "", "", text, style="bold")
+        for one in drawn.candidates:
+            table.add_row(
+                "",
+                "",
+                "",
+                f"{'> ' if one.chosen else ''}{one.trajectory_id}",
+                str(one.age),
+                str(one.num_tokens),
+                _number(one.entropy),
+                _number(one.nll),
+                _excerpt(one.text or NO_VALUE),
+            )
+    return table
+
+
 def question_table(label: str, history: QuestionHistory) -> Table:
     """Everything that happened to one question."""
     text = history.question
@@ -210,6 +270,8 @@ def question_table(label: str, history: QuestionHistory) -> Table:
         "event",
         "trajectory",
         "bucket",
+        "prob.",
+        "age",
         "tokens",
         "entropy",
         "nll",
@@ -223,11 +285,35 @@ def question_table(label: str, history: QuestionHistory) -> Table:
             row.event,
             _maybe(row.trajectory_id),
             _maybe(row.bucket),
+            NO_VALUE if row.probability is None else f"{row.probability:.2%}",
+            _maybe(row.age),
             _maybe(row.num_tokens),
             _number(row.entropy),
             _number(row.nll),
         )
     return table
+
+
+def response_table(history: QuestionHistory) -> Table:
+    """The stored responses to one question, and how often each was replayed."""
+    table = _table("Responses", "trajectory", "born", "replays", "text")
+    _text_column_last(table)
+    born = {row.trajectory_id: row.step for row in history.rows if row.event == "collected"}
+    replays = Counter(row.trajectory_id for row in history.rows if row.event == "selected")
+    for trajectory_id, text in history.texts.items():
+        table.add_row(
+            str(trajectory_id), _maybe(born.get(trajectory_id)), str(replays[trajectory_id]), _excerpt(text, 400)
+        )
+    return table
+
+
+def _text_column_last(table: Table) -> None:
+    """Let the last column alone be broken over lines: numbers stay whole however narrow the terminal is."""
+    for column in table.columns[:-1]:
+        column.no_wrap = True
+    table.columns[-1].justify = "left"
+    # More columns fit without the blank on the left.
+    table.padding = (0, 1, 0, 0)
 
 
 def _table(title: str, first: str, *others: str) -> Table:

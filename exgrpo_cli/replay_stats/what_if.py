@@ -48,6 +48,8 @@ class SamplerOutcome:
     """The run's own question draws beside those of another sampler; axis `draws` are the steps that drew."""
 
     name: str
+    title: str
+    """The name with the parameters that it has."""
     steps: Int64[np.ndarray, " draws"]
     drawn_by_step: Int64[np.ndarray, "draws counts"]
     """Questions the run drew, by step and success count."""
@@ -144,6 +146,11 @@ def _number(text: str, key: str, value: str) -> float:
     return number
 
 
+def sampler_title(policy: WhatIf | ReplaySettings) -> str:
+    """The sampler's name, with mean and deviation where it is the normal one."""
+    return f"normal({policy.mu:g}, {policy.sigma:g})" if policy.sampler == "normal" else policy.sampler
+
+
 def other_sampler(record: RunRecord, what_if: WhatIf, rng: np.random.Generator) -> SamplerOutcome:
     """Ask another sampler at each draw of the run, REPETITIONS times."""
     sampler = resolve_sampler(what_if.sampler, what_if.mu, what_if.sigma)
@@ -162,6 +169,7 @@ def other_sampler(record: RunRecord, what_if: WhatIf, rng: np.random.Generator) 
             expected_rates[position] = np.mean([key.success_count / key.num_members for key in keys])
     return SamplerOutcome(
         name=what_if.sampler,
+        title=sampler_title(what_if),
         steps=steps,
         drawn_by_step=drawn,
         expected_by_step=expected,

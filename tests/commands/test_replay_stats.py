@@ -3,17 +3,23 @@
 import io
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.compute as pc
 import pytest
 from rich.console import Console
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from exgrpo_cli.commands import run as exgrpo
+from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.plots.gallery import plot_folders
 from exgrpo_cli.replay_stats.report import report_runs
-from exgrpo_cli.replay_stats.tables import dynamics
+from exgrpo_cli.replay_stats.tables import dynamics, step_choices
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from synthetic_run import SyntheticRun, write_config, write_run
@@ -59,9 +65,7 @@ def test_the_widest_table_fits_eighty_columns(runs: tuple[Path, Path]) -> None:
 
 
 def test_tables_name_every_part_of_the_report(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    question = json.loads((runs[0] / "metrics.jsonl").read_text().splitlines()[0])
-    assert question["step"] == 1
-    assert exgrpo(["replay-stats", str(runs[0]), "--no-plots", "--what-if", "sampler=linear,metric=ppl"]) == 0
+    assert exgrpo(["replay-stats", str(runs[0]), "--no-plots"]) == 0
     out, err = capsys.readouterr()
     for title in (
         "Experience buffer",
@@ -70,12 +74,20 @@ def test_tables_name_every_part_of_the_report(runs: tuple[Path, Path], capsys: p
         "Drawn against promised (normal",
         "Entropy of trajectories at birth",
         "Most replayed questions",
-        "seed-0: questions drawn, had the sampler been linear",
-        "seed-0: trajectories replayed, had the metric been ppl:min",
     ):
         assert title in out
     assert err == ""
     assert max(map(len, out.splitlines())) <= 120
+
+
+def test_what_was_asked_for_is_all_that_is_shown(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert exgrpo(["replay-stats", str(runs[0]), "--no-plots", "--what-if", "sampler=linear,metric=ppl"]) == 0
+    out = capsys.readouterr().out
+    assert "seed-0: questions drawn, had the sampler been linear" in out
+    assert "seed-0: trajectories replayed, had the metric been ppl:min" in out
+    assert "Experience buffer" not in out
+    assert exgrpo(["replay-stats", str(runs[0]), "--no-plots", "--what-if", "mu=0.9"]) == 0
+    assert re.search(r"normal\(0\.5, [\d.]+\) +normal\(0\.9, [\d.]+\)", capsys.readouterr().out)
 
 
 def test_the_history_of_one_question(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,6 +99,65 @@ def test_the_history_of_one_question(runs: tuple[Path, Path], capsys: pytest.Cap
     assert {"collected", "selected"} <= {row["event"] for row in told["events"]}
     exgrpo(["replay-stats", str(runs[0]), "--no-plots", "--question", question_id])
     assert f"question {question_id}" in capsys.readouterr().out
+
+
+def write_tokenizer(path: Path) -> None:
+    """Token 3 is "w3", and so on: a text tells which ids it was made of."""
+    path.parent.mkdir(parents=True)
+    Tokenizer(WordLevel({f"w{number}": number for number in range(512)}, unk_token="w0")).save(str(path))
+
+
+def test_a_step_shows_what_it_drew_with_its_candidates_and_their_words(
+    runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs[0], run, ignore=shutil.ignore_patterns("plots"))
+    write_tokenizer(run / "checkpoints" / "step-000005" / "model" / "tokenizer.json")  # while a run goes on
+    assert exgrpo(["replay-stats", str(run), "--step", "6", "--json"]) == 0
+    out, err = capsys.readouterr()
+    told = json.loads(out)["step"]
+    assert err == "" and not (run / "plots").exists()
+    ledger = LedgerReader(run / "replay")
+    scores = ledger.scores().filter(pc.field("step") == 6).to_pylist()
+    offers = ledger.draws().filter(pc.field("step") == 6).to_pylist()
+    assert sum(offer["drawn"] for offer in told["buckets"]) == len(told["questions"]) > 1
+    shown = {one["trajectory_id"]: one for drawn in told["questions"] for one in drawn["candidates"]}
+    assert {row["trajectory_id"]: (row["chosen"], row["entropy"]) for row in scores} == {
+        trajectory_id: (one["chosen"], one["entropy"]) for trajectory_id, one in shown.items()
+    }
+    born = dict(zip(*ledger.trajectories(["trajectory_id", "step_born"]).to_pydict().values(), strict=True))
+    for trajectory_id, one in shown.items():
+        [(token_ids, _)] = ledger.bodies([trajectory_id])
+        assert one["text"].split() == [f"w{token}" for token in token_ids]
+        assert one["age"] == 6 - born[trajectory_id]
+    for drawn in told["questions"]:
+        [offer] = [row for row in offers if row["bucket"] == drawn["bucket"]]
+        assert drawn["probability"] == pytest.approx(offer["probability"] / offer["num_questions"])
+        assert sum(one["chosen"] for one in drawn["candidates"]) == 1
+        assert drawn["question"]["text"].startswith("What is")
+    question_id = told["questions"][0]["question_id"]
+    assert exgrpo(["replay-stats", str(run), "--question", question_id, "--json"]) == 0
+    history = json.loads(capsys.readouterr().out)["question"]
+    drawn = next(row for row in history["events"] if (row["step"], row["event"]) == (6, "selected"))
+    assert drawn["probability"] == told["questions"][0]["probability"]
+    assert history["responses"][str(drawn["trajectory_id"])] == shown[drawn["trajectory_id"]]["text"]
+
+
+def test_the_tables_of_a_step_stand_alone_and_keep_numbers_whole(
+    runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exgrpo(["replay-stats", str(runs[0]), "--step", "6"]) == 0
+    out = capsys.readouterr().out
+    assert "buckets at step 6" in out and "drawn at step 6" in out and "Experience buffer" not in out
+    [report] = report_runs([runs[0]], step=6)
+    console = Console(width=80, file=io.StringIO())
+    console.print(step_choices(report.label, report.step))
+    lines = console.file.getvalue()
+    for drawn in report.step.questions:
+        for one in drawn.candidates:
+            assert f"{one.entropy:.3f}  {one.nll:.3f}" in lines
+    assert exgrpo(["replay-stats", str(runs[0]), "--step", "1"]) == 0
+    assert "on-policy phase: replay begins with step 2" in capsys.readouterr().out
 
 
 def test_several_runs_are_set_side_by_side(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,6 +198,8 @@ def test_what_cannot_be_shown_is_one_line_and_exit_code_2(
     assert "named twice" in refusal(capsys, first, first)
     assert "Did you mean 'sampler'?" in refusal(capsys, first, "--what-if", "samplers=linear")
     assert "is not in" in refusal(capsys, first, "--question", "nobody")
+    assert "--step 9 is not in" in (told := refusal(capsys, first, "--step", "9")) and "from 1 to 8" in told
+    assert "--step 0 is not in" in refusal(capsys, first, "--step", "0")
     assert "plots cannot be written there" in refusal(capsys, first, "--output", "/dev/null/plots")
 
 
