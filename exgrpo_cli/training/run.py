@@ -5,7 +5,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,8 @@ class Session:
     stopper: Stopper
     since: float
     """Moment up to which wall time has been counted into the state."""
+    validated: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Scores on the held-out questions by step, as far as this process measured them between the steps."""
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -273,6 +275,7 @@ def validation_metrics(session: Session) -> dict[str, float | int]:
     with session.timed("validation"):
         score = validate(session.parts, session.heldout, session.reporter.progress, f"held-out, step {state.step}")
     note_score(session, score, f"after step {state.step}")
+    session.validated[state.step] = score
     if score["pass_at_1"] > state.best_score:
         state.best_score, state.best_step = score["pass_at_1"], state.step
     return {f"val/{name}": score["pass_at_1"], f"val/{name}/low": score["low"], f"val/{name}/high": score["high"]}
@@ -283,8 +286,8 @@ def finish(session: Session) -> dict[str, Any]:
     folder, parts, state = session.folder, session.parts, session.state
     try:
         with session.stopper.immediate():
-            after: dict[str, Any] = {}
-            if session.heldout:
+            after = session.validated.get(state.step, {})
+            if session.heldout and not after:
                 with session.timed("validation"):
                     after = validate(parts, session.heldout, session.reporter.progress, "held-out, after")
                 note_score(session, after, f"after {state.step} steps")

@@ -7,15 +7,16 @@ import subprocess
 import sys
 import time
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from exgrpo_cli.config.resolve import to_toml
+from exgrpo_cli.config.resolve import resolve, to_toml
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.console.reporter import SilentReporter
+from exgrpo_cli.console.reporter import SilentReporter, make_reporter
 from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.runs.folder import RunFolder
@@ -107,6 +108,30 @@ def test_every_step_makes_two_updates_and_mixed_steps_replay(finished_run: Path)
 def test_the_first_mixed_step_is_one_that_was_trained(exceeded_at: int, threshold: float, first: int | None) -> None:
     """Of 8 steps; the batch of the last one may exceed the threshold, and with threshold 0 none has to."""
     assert RunState(step=8, start_exceeded_at=exceeded_at).first_mixed_step(threshold) == first
+
+
+def test_validation_between_the_steps_changes_nothing_and_the_last_is_not_made_twice(
+    finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = build_run_config(finished_run)
+    assert first.validation.every == 25  # beyond its eight steps
+    often = replace(first, validation=replace(first.validation, every=4))
+    train(often, tmp_path / "run", reporter=make_reporter(quiet=False))
+    told = capsys.readouterr().err
+    assert [f"after step {step}" in told for step in (4, 8)] == [True, True]
+    assert "after 8 steps" not in told
+    assert_same_weights(finished_run, tmp_path / "run")
+    lines = timeless(metrics(tmp_path / "run"))
+    assert ["val/arithmetic" in line for line in lines] == [step % 4 == 0 for step in range(1, 9)]
+    unvalidated = [{key: value for key, value in line.items() if not key.startswith("val/")} for line in lines]
+    assert unvalidated == timeless(metrics(finished_run))
+    scores = [json.loads((run / "summary.json").read_text())["heldout"] for run in (finished_run, tmp_path / "run")]
+    assert scores[0] == scores[1]
+
+
+def build_run_config(run: Path) -> Config:
+    """The configuration that a run folder holds."""
+    return resolve([("config.toml", tomllib.loads((run / "config.toml").read_text()))])
 
 
 def test_what_was_replayed_is_what_was_selected(finished_run: Path) -> None:
