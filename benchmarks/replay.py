@@ -22,9 +22,9 @@ from pathlib import Path
 
 import numpy as np
 
+from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.replay.buffer import ExperienceBuffer
-from exgrpo_cli.replay.rules import BufferRules
 from exgrpo_cli.replay.visits import Success, Visit
 
 GROUP_SIZE = 8
@@ -100,7 +100,9 @@ def build(folder: Path, size: int, mean_tokens: int) -> None:
     responses = Responses(mean_tokens, rng)
     num_questions = min(NUM_QUESTIONS, max(PER_STEP // 3, size // PER_QUESTION))
     started = time.monotonic()
-    with ExperienceBuffer.create(folder, identity=IDENTITY, rules=BufferRules(), question_ids=QUESTION_IDS) as buffer:
+    with ExperienceBuffer.create(
+        folder, identity=IDENTITY, rules=ReplaySettings(), question_ids=QUESTION_IDS
+    ) as buffer:
         for step in range(1, -(-size // PER_STEP) + 1):
             questions = rng.choice(num_questions, PER_STEP // 3, replace=False)
             append(buffer, step, visits(step, min(PER_STEP, size - (step - 1) * PER_STEP), questions, responses))
@@ -153,7 +155,7 @@ def measure(folder: Path, mean_tokens: int) -> dict[str, float]:
 
     def open_buffer(at_step: int) -> ExperienceBuffer:
         return ExperienceBuffer.open(
-            folder, identity=IDENTITY, rules=BufferRules(), question_ids=QUESTION_IDS, at_step=at_step
+            folder, identity=IDENTITY, rules=ReplaySettings(), question_ids=QUESTION_IDS, at_step=at_step
         )
 
     at_step = int(max((folder / "events").glob("part-*")).stem.split("-")[2])

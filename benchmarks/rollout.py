@@ -21,7 +21,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from exgrpo_cli.algo.batching import MiniBatch, TrainingRow
-from exgrpo_cli.algo.objective import ObjectiveSettings
+from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.engines.policy.optimizer import OptimizerSettings
 from exgrpo_cli.engines.policy.plain import TorchPolicy

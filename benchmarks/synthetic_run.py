@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.replay.buffer import ExperienceBuffer
-from exgrpo_cli.replay.rules import BufferRules
 from exgrpo_cli.replay.visits import Success, Visit
 
 MEAN_TOKENS = 24
@@ -33,7 +33,7 @@ class SyntheticRun:
     group_size: int = 8
     mixed_from: int = 6
     ratio: float = 0.5
-    rules: BufferRules = field(default_factory=BufferRules)
+    rules: ReplaySettings = field(default_factory=ReplaySettings)
     heldout: bool = True
     finished: bool = True
     """Whether summary.json is written."""
@@ -84,7 +84,7 @@ def write_config(run: Path, spec: SyntheticRun, *, method: str = "exgrpo", repla
         f'[run]\nmethod = "{method}"\nsteps = {spec.steps}\n'
         f"[rollout]\ngroup_size = {spec.group_size}\nquestions_per_step = {spec.questions_per_step}\n"
         f'[replay]\nenabled = {str(replay).lower()}\nsampler = "{rules.sampler}"\nmetric = "{rules.metric}"\n'
-        f'direction = "{rules.direction}"\nmu = {rules.sampler_mu}\nsigma = {rules.sampler_sigma}\n'
+        f'direction = "{rules.direction}"\nmu = {rules.mu}\nsigma = {rules.sigma}\n'
         f"cooldown = {rules.cooldown}\n"
     )
 
@@ -169,7 +169,7 @@ class _Simulation:
         sizes, selected, available = [], [], []
         for question_id in draw.question_ids:
             candidates = buffer.candidates(question_id)
-            if buffer.needs_scores:
+            if buffer.rules.needs_scores:
                 stale = buffer.stale(candidates, step)
                 drift = self.rng.lognormal(-0.02, 0.05, int(stale.sum()))
                 candidates = candidates.measured(

@@ -20,7 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from exgrpo_cli.algo.batching import MiniBatch, TrainingRow
-from exgrpo_cli.algo.objective import ObjectiveSettings
+from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.engines.policy.optimizer import OptimizerSettings
 from exgrpo_cli.engines.policy.plain import TorchPolicy
 from exgrpo_cli.machine.shapes import Shape, preset_config, shape_of

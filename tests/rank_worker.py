@@ -32,7 +32,7 @@ def deepspeed_updates(ranks: Ranks, folder: Path, stage: int, dtype: torch.dtype
     """Five updates at learning rate 1e-3; then saved, loaded into another policy and updated once more."""
     from small_policy import TEMPERATURE, build_model, minibatch, sequences
 
-    from exgrpo_cli.algo.objective import ObjectiveSettings
+    from exgrpo_cli.config.sections.objective import ObjectiveSettings
     from exgrpo_cli.engines.policy.optimizer import OptimizerSettings
     from exgrpo_cli.engines.policy.sharded import DeepSpeedPolicy
 
@@ -99,7 +99,7 @@ def deepspeed_memory(ranks: Ranks, folder: Path, stage: int, dtype: torch.dtype)
     from torch.optim.optimizer import register_optimizer_step_pre_hook
     from transformers import AutoModelForCausalLM, Qwen2Config
 
-    from exgrpo_cli.algo.objective import ObjectiveSettings
+    from exgrpo_cli.config.sections.objective import ObjectiveSettings
     from exgrpo_cli.engines.policy.optimizer import OptimizerSettings
     from exgrpo_cli.engines.policy.sharded import DeepSpeedPolicy
 

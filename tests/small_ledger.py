@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.ledger.parts import list_parts
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ledger.schemas import TABLES, LedgerIdentity
 from exgrpo_cli.replay.buffer import ExperienceBuffer
-from exgrpo_cli.replay.rules import BufferRules
 from exgrpo_cli.replay.visits import Success, Visit
 
 K = 4
@@ -55,12 +55,12 @@ def one_step(buffer: ExperienceBuffer, step: int, num_tokens: int = 3) -> None:
 
 
 def create(folder: Path) -> ExperienceBuffer:
-    return ExperienceBuffer.create(folder, identity=IDENTITY, rules=BufferRules(), question_ids=QUESTIONS)
+    return ExperienceBuffer.create(folder, identity=IDENTITY, rules=ReplaySettings(), question_ids=QUESTIONS)
 
 
 def reopen(folder: Path, at_step: int, identity: LedgerIdentity = IDENTITY) -> ExperienceBuffer:
     return ExperienceBuffer.open(
-        folder, identity=identity, rules=BufferRules(), question_ids=QUESTIONS, at_step=at_step
+        folder, identity=identity, rules=ReplaySettings(), question_ids=QUESTIONS, at_step=at_step
     )
 
 

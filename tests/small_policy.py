@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from exgrpo_cli.algo.batching import MiniBatch, TrainingRow
-from exgrpo_cli.algo.objective import ObjectiveSettings
+from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.engines.policy.optimizer import OptimizerSettings
 from exgrpo_cli.engines.policy.plain import TorchPolicy
 from exgrpo_cli.types import TokenSequence

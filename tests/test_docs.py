@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ledger.schemas import SCHEMAS, Event, LedgerIdentity
 from exgrpo_cli.replay.buffer import ExperienceBuffer
-from exgrpo_cli.replay.rules import BufferRules
 from exgrpo_cli.replay.visits import Success, Visit
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -21,7 +21,7 @@ def blocks(document: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (DOCS / document).read_text(), flags=re.DOTALL)
 
 
-def play(folder: Path, rules: BufferRules, num_steps: int) -> ExperienceBuffer:
+def play(folder: Path, rules: ReplaySettings, num_steps: int) -> ExperienceBuffer:
     """Steps of three visits, with k going round, and two replays."""
     identity = LedgerIdentity(
         tokenizer_hash="t", template="plain", group_size=K, questions_hash="h", logprob_source="trainer"
@@ -65,7 +65,7 @@ def play(folder: Path, rules: BufferRules, num_steps: int) -> ExperienceBuffer:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder that holds the run the documents speak of."""
     monkeypatch.chdir(tmp_path)
-    with play(tmp_path / "runs/exgrpo-tiny/replay", BufferRules(), num_steps=12) as buffer:
+    with play(tmp_path / "runs/exgrpo-tiny/replay", ReplaySettings(), num_steps=12) as buffer:
         buffer.compact([8])
     return tmp_path / "runs/exgrpo-tiny"
 
@@ -82,7 +82,7 @@ def test_reading_the_ledger(run: Path) -> None:
     assert seen["most_replayed"]["times"].tolist() == sorted(seen["most_replayed"]["times"], reverse=True)
     # The query about an earlier step against a resume at that step.
     with ExperienceBuffer.open(
-        run / "replay", identity=reader.identity, rules=BufferRules(), question_ids=QUESTIONS, at_step=9
+        run / "replay", identity=reader.identity, rules=ReplaySettings(), question_ids=QUESTIONS, at_step=9
     ) as buffer:
         assert dict(seen["buckets"].itertuples(index=False)) == buffer.bucket_counts()
 
@@ -114,7 +114,7 @@ def my_replay(run: Path) -> Path:
 
 @pytest.mark.parametrize("sampler", ["hard_ones", "largest_bucket"])
 def test_the_worked_example_draws_and_chooses(my_replay: Path, tmp_path: Path, sampler: str) -> None:
-    rules = BufferRules(metric="python:my_replay:sure_and_short", sampler=f"python:my_replay:{sampler}")
+    rules = ReplaySettings(metric="python:my_replay:sure_and_short", sampler=f"python:my_replay:{sampler}")
     play(tmp_path / "mine", rules, num_steps=12).close()
     reader = LedgerReader(tmp_path / "mine")
     rows = reader.draws().to_pylist()

@@ -14,6 +14,7 @@ from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.replay.sampling import resolve_sampler
 from exgrpo_cli.replay.selection import resolve_metric
+from exgrpo_cli.runs.ending import Ending
 
 CHOSEN_AT_START = frozenset({"run.threads", "run.device", "run.nproc", "optim.horizon", "optim.warmup_steps"})
 """Settings that a run pins when it starts: its `config.toml` may differ in them from what was asked for."""
@@ -42,7 +43,7 @@ class StudyRun:
         summary = self.folder / "summary.json"
         if summary.is_file():
             figures = json.loads(summary.read_text())
-            if figures["finished"] == "all questions retired":
+            if Ending(figures["finished"]).is_final:
                 return int(figures["steps"])
         return self.config.run.steps
 

@@ -16,37 +16,13 @@ bonus is taken once per mini-batch, not once per micro-batch, and the constant d
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from exgrpo_cli.algo.diagnostics import ObjectiveSums
-
-Aggregation = Literal["constant", "token-mean"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ObjectiveSettings:
-    """The loss of one run."""
-
-    clip_low: float = 0.2
-    """eps_low: fresh ratios below 1 - eps_low stop pulling down."""
-    clip_high: float = 0.2
-    """eps_high: fresh ratios above 1 + eps_high stop pulling up."""
-    shaping: bool = True
-    """Replayed tokens take f(w*); else the raw, unclipped w*."""
-    shaping_beta: float = 0.1
-    """beta of f(w) = w / (w + beta)."""
-    aggregation: Aggregation = "constant"
-    """"constant": sum over valid tokens / (N * max_response_tokens). "token-mean": sum / valid tokens."""
-    loss_scale: float = 1.0
-    """Multiplies the policy term only: the scale on which grad clip and entropy coefficient act."""
-    entropy_coefficient: float = 0.0
-    """Bonus per nat of mean token entropy over the valid tokens of the mini-batch."""
-    kl_coefficient: float = 0.0
-    """Penalty per nat of mean k3 KL to the reference over the fresh tokens of the mini-batch."""
+from exgrpo_cli.config.sections.objective import ObjectiveSettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

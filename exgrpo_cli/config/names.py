@@ -2,6 +2,8 @@
 
 METRICS = ("ent", "ent-sum", "ppl", "length", "random")
 """What orders the stored trajectories of a question."""
+UNSCORED_METRICS = ("length", "random")
+"""Those that look at no measurement, so that no forward pass is needed for them."""
 DIRECTIONS = ("min", "max")
 """Whether the lowest or the highest of a metric is replayed."""
 SAMPLERS = ("normal", "linear", "linear-clip", "sqrt", "uniform")

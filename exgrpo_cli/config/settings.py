@@ -34,13 +34,13 @@ class Config:
         k = self.rollout.group_size
         if self.replay.upper_bound >= k and self.replay.retirement:
             raise InputError(f"replay.upper_bound = {self.replay.upper_bound} has no effect: K = {k} is retired.")
+        if self.replay.lower_bound >= self.replay.upper(k):
+            raise InputError(
+                f"replay.lower_bound = {self.replay.lower_bound} and replay.upper_bound = {self.replay.upper(k)} leave "
+                "no success count between them: trajectories are stored when lower_bound < k <= upper_bound."
+            )
         if self.optim.minibatches > self.rollout.questions_per_step:
             raise InputError(
                 f"optim.minibatches = {self.optim.minibatches} exceeds rollout.questions_per_step = "
                 f"{self.rollout.questions_per_step}: a mini-batch holds at least one whole group."
             )
-
-    @property
-    def upper_bound(self) -> int:
-        """Largest success count whose trajectories are stored."""
-        return self.rollout.group_size - 1 if self.replay.upper_bound < 0 else self.replay.upper_bound

@@ -13,6 +13,7 @@ from types import TracebackType
 import numpy as np
 from jaxtyping import Bool
 
+from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.ledger.catalogue import Catalogue, read_catalogue
 from exgrpo_cli.ledger.compaction import FEWEST, compact
@@ -30,8 +31,9 @@ from exgrpo_cli.ledger.schemas import (
 from exgrpo_cli.ledger.writer import IDENTITY_FILE, LedgerWriter, create_folders, lock_ledger
 from exgrpo_cli.replay import selection
 from exgrpo_cli.replay.buffer_state import BufferState
+from exgrpo_cli.replay.protocol import BufferCounts, Choice, Offer
 from exgrpo_cli.replay.question_states import BucketKey, NamedQuestions
-from exgrpo_cli.replay.rules import EVICTIONS, BufferRules
+from exgrpo_cli.replay.rules import EVICTIONS
 from exgrpo_cli.replay.sampling import Draw, check_draw, resolve_sampler
 from exgrpo_cli.replay.selection import Candidates, resolve_metric
 from exgrpo_cli.replay.visits import Success, Visit, VisitOutcome, counted, token_hash
@@ -43,24 +45,28 @@ class ExperienceBuffer:
     """Made by `create` or `open`; holds the ledger's writer lock until `close`."""
 
     def __init__(
-        self, folder: Path, writer: LedgerWriter, rules: BufferRules, question_ids: Sequence[str], catalogue: Catalogue
+        self,
+        folder: Path,
+        writer: LedgerWriter,
+        rules: ReplaySettings,
+        question_ids: Sequence[str],
+        catalogue: Catalogue,
     ) -> None:
         self.folder = folder
         self.rules = rules
         self.group_size = writer.identity.group_size
         self._writer = writer
         self._question_ids = question_ids
-        self._sampler = resolve_sampler(rules.sampler, rules.sampler_mu, rules.sampler_sigma)
+        self._sampler = resolve_sampler(rules.sampler, rules.mu, rules.sigma)
         self._metric = resolve_metric(rules.metric)
         self._evicts = EVICTIONS[rules.eviction]
         self._state = BufferState(catalogue, writer, question_ids, rules.cooldown)
 
     @classmethod
     def create(
-        cls, folder: Path, *, identity: LedgerIdentity, rules: BufferRules, question_ids: Sequence[str]
+        cls, folder: Path, *, identity: LedgerIdentity, rules: ReplaySettings, question_ids: Sequence[str]
     ) -> "ExperienceBuffer":
         """An empty buffer with a new ledger in `folder`, which must not hold one. Raises InputError."""
-        rules.validate(identity.group_size)
         if (folder / IDENTITY_FILE).exists():
             raise InputError(f"{folder} holds a ledger already; resume that run, or give another --output")
         create_folders(folder)
@@ -78,14 +84,13 @@ class ExperienceBuffer:
 
     @classmethod
     def open(
-        cls, folder: Path, *, identity: LedgerIdentity, rules: BufferRules, question_ids: Sequence[str], at_step: int
+        cls, folder: Path, *, identity: LedgerIdentity, rules: ReplaySettings, question_ids: Sequence[str], at_step: int
     ) -> "ExperienceBuffer":
         """The buffer as it was at the end of step `at_step`; what the ledger holds of later steps is deleted.
 
         Raises InputError where the ledger is another run's, is being written, or is not whole up to that step; nothing
         is deleted then.
         """
-        rules.validate(identity.group_size)
         identity.require_match(read_identity(folder), str(folder), RESUME_FIELDS)
         lock = lock_ledger(folder)
         try:
@@ -154,14 +159,19 @@ class ExperienceBuffer:
         return len(self._state.questions.retired)
 
     @property
-    def needs_scores(self) -> bool:
-        """Whether selection looks at entropies or likelihoods, which take a forward pass."""
-        return self.rules.metric not in selection.UNSCORED_METRICS
-
-    @property
     def index_nbytes(self) -> int:
         """Memory of the index of trajectories."""
         return self._state.index.nbytes
+
+    @property
+    def counts(self) -> BufferCounts:
+        """How much the buffer holds now."""
+        return BufferCounts(
+            num_questions=self.num_questions,
+            num_trajectories=self.num_trajectories,
+            num_retired=self.num_retired,
+            buckets=self.bucket_counts(),
+        )
 
     def bucket_counts(self) -> dict[int, int]:
         """Buffered questions by latest success count; empty buckets are absent."""
@@ -175,7 +185,7 @@ class ExperienceBuffer:
 
         They come to bucket K-1 where their trajectories are stored.
         """
-        if not self.rules.readmit_every or step % self.rules.readmit_every:
+        if not self.rules.readmits_at(step):
             return []
         retired = self._state.questions.retired
         num = math.ceil(self.rules.readmit_fraction * len(retired))
@@ -186,6 +196,36 @@ class ExperienceBuffer:
             key = BucketKey(self.group_size - 1, self.group_size)
             self._state.readmit(step, self._state.questions.number(question_id), key)
         return returning
+
+    def offer(self, num: int, step: int, weight_version: int, rng: np.random.Generator) -> Offer:
+        """Draw up to `num` questions, with their candidates and the bodies of those to be measured for a choice.
+
+        Raises RunError where a custom sampler breaks its promises.
+        """
+        candidates = tuple(self.candidates(question_id) for question_id in self.draw(num, step, rng).question_ids)
+        if not self.rules.needs_scores:
+            return Offer(candidates=candidates)
+        stale = [int(i) for each in candidates for i in each.trajectory_ids[self.stale(each, weight_version)]]
+        return Offer(candidates=candidates, unmeasured=tuple(self.load(stale)))
+
+    def choose_from(self, candidates: Sequence[Candidates], rng: np.random.Generator) -> Choice:
+        """One trajectory of each question, by the rules' metric and direction."""
+        positions = tuple(self.choose(each, rng) for each in candidates)
+        chosen = [int(each.trajectory_ids[at]) for each, at in zip(candidates, positions, strict=True)]
+        return Choice(positions=positions, trajectories=tuple(self.load(chosen)))
+
+    def record_replay(self, step: int, candidates: Sequence[Candidates], choice: Choice | None) -> None:
+        """Record what was measured of the candidates and which are replayed: none of them where `choice` is None."""
+        chosen = choice.positions if choice is not None else [None] * len(candidates)
+        for each, at in zip(candidates, chosen, strict=True):
+            self.record_scores(step, each, at)
+        if choice is not None:
+            self.record_selected(step, [trajectory.trajectory_id for trajectory in choice.trajectories])
+
+    def record_visits(self, visits: Sequence[Visit], *, collecting: bool) -> None:
+        """Record each visit of a step, in their order."""
+        for visit in visits:
+            self.record_visit(visit, collecting=collecting)
 
     def available(self, step: int) -> int:
         """Questions that may be drawn at this step: buffered, rested, with a trajectory that is not over age."""
@@ -231,7 +271,7 @@ class ExperienceBuffer:
 
     def stale(self, candidates: Candidates, weight_version: int) -> Bool[np.ndarray, " candidates"]:
         """Which candidates must be measured under the current weights before `choose`."""
-        return candidates.stale(weight_version, self.rules.max_staleness)
+        return candidates.stale(weight_version, self.rules.max_score_staleness)
 
     def choose(self, candidates: Candidates, rng: np.random.Generator) -> int:
         """Position of the candidate to replay, by the rules' metric and direction, the lowest id of equals."""

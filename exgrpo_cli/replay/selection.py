@@ -99,8 +99,6 @@ METRICS: dict[str, Metric] = {
     "length": length,
     "random": uniformly,
 }
-UNSCORED_METRICS = ("length", "random")
-"""They look at no measurement, so no forward pass is needed for them."""
 
 
 def resolve_metric(name: str) -> Metric:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import Int64
 
+from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.ledger.bodies import BodyBuffer
 from exgrpo_cli.ledger.reader import LedgerReader
@@ -28,7 +29,7 @@ from exgrpo_cli.ledger.schemas import (
     LedgerIdentity,
 )
 from exgrpo_cli.replay.rebuild import NO_BUCKET, StoredState, rebuild
-from exgrpo_cli.replay.rules import EVICTIONS, BufferRules
+from exgrpo_cli.replay.rules import EVICTIONS
 from exgrpo_cli.replay.trajectory_index import EVICTED, TrajectoryIndex
 
 _BATCH = 1024
@@ -76,7 +77,7 @@ def read_experience(
     *,
     identity: LedgerIdentity,
     question_ids: Collection[str],
-    rules: BufferRules,
+    rules: ReplaySettings,
     max_response_tokens: int,
     with_retired: bool,
 ) -> Experience:
@@ -119,7 +120,7 @@ def read_experience(
 
 
 def _within_limit(
-    rows: np.ndarray, wanted: Int64[np.ndarray, " wanted"], ids: Sequence[str], rules: BufferRules
+    rows: np.ndarray, wanted: Int64[np.ndarray, " wanted"], ids: Sequence[str], rules: ReplaySettings
 ) -> Int64[np.ndarray, " kept"]:
     """The wanted trajectories without those that `max_per_question` evicts, by the rule that the run itself follows."""
     if not rules.max_per_question:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from exgrpo_cli.replay.selection import UNSCORED_METRICS
 from exgrpo_cli.replay_stats.record import RunRecord, ScoreColumns
 from exgrpo_cli.replay_stats.replays import mean_by_step
 
@@ -79,7 +78,7 @@ def selection_entropy(record: RunRecord) -> SelectionEntropy:
         mean_selected=_mean(selected),
         mean_available=_mean(available),
         share_with_choice=_mean(counts[kept] > 1),
-        measured=record.config.replay.metric not in UNSCORED_METRICS,
+        measured=record.config.replay.needs_scores,
     )
 
 

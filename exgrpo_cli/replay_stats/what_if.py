@@ -16,7 +16,7 @@ from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.errors import InputError, nearest
 from exgrpo_cli.replay.question_states import BucketKey, QuestionStates
 from exgrpo_cli.replay.sampling import Sampler, check_draw, resolve_sampler
-from exgrpo_cli.replay.selection import UNSCORED_METRICS, Candidates, Metric, choose, resolve_metric
+from exgrpo_cli.replay.selection import Candidates, Metric, choose, resolve_metric
 from exgrpo_cli.replay_stats.entropy import draw_numbers
 from exgrpo_cli.replay_stats.record import (
     EVICTED,
@@ -252,7 +252,7 @@ def other_metric(record: RunRecord, what_if: WhatIf, rng: np.random.Generator) -
     return MetricOutcome(
         name=what_if.metric,
         direction=what_if.direction,
-        measured=record.config.replay.metric not in UNSCORED_METRICS,
+        measured=record.config.replay.needs_scores,
         draws=len(own),
         share_with_choice=float(choice.mean()) if len(choice) else float("nan"),
         share_same=float((own == other)[choice].mean()) if choice.any() else float("nan"),

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from exgrpo_cli.algo.objective import ObjectiveSettings
 from exgrpo_cli.backbones.load import Backbone, load_backbone, locate
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.console.reporter import Reporter
@@ -23,12 +22,12 @@ from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.ranks.ranks import Ranks
 from exgrpo_cli.replay.buffer import ExperienceBuffer
-from exgrpo_cli.replay.rules import BufferRules
+from exgrpo_cli.replay.protocol import Buffer, NoBuffer
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.training.checkpoint import latest_step
 from exgrpo_cli.training.generators import make_generator
-from exgrpo_cli.training.loop import Parts
-from exgrpo_cli.training.ranked_buffer import AnyBuffer, RankedBuffer
+from exgrpo_cli.training.parts import Parts
+from exgrpo_cli.training.ranked_buffer import RankedBuffer
 from exgrpo_cli.training.ranked_pool import RankedPool
 from exgrpo_cli.training.run_questions import RunQuestions
 from exgrpo_cli.training.state import make_generators
@@ -132,19 +131,10 @@ def sampling_backbone(config: Config, backbone: Backbone) -> Backbone:
 
 def make_policy(config: Config, backbone: Backbone, ranks: Ranks) -> Policy:
     """The training engine with this run's objective and optimizer."""
-    objective, optim = config.objective, config.optim
+    optim = config.optim
     shared: dict[str, Any] = dict(
         temperature=config.rollout.temperature,
-        objective=ObjectiveSettings(
-            clip_low=objective.clip_low,
-            clip_high=objective.clip_high,
-            shaping=objective.shaping,
-            shaping_beta=objective.shaping_beta,
-            aggregation=objective.aggregation,
-            loss_scale=objective.loss_scale,
-            entropy_coefficient=objective.entropy_coefficient,
-            kl_coefficient=objective.kl_coefficient,
-        ),
+        objective=config.objective,
         optimizer=OptimizerSettings(
             learning_rate=optim.learning_rate,
             betas=(optim.beta1, optim.beta2),
@@ -175,12 +165,15 @@ def open_shared_buffer(
     backbone: Backbone,
     stack: ExitStack,
     ranks: Ranks,
-) -> AnyBuffer | None:
-    """The experience buffer as every rank sees it: rank 0 alone opens it."""
-    if not (config.replay.enabled or config.replay.retirement):
-        return None
+) -> Buffer:
+    """The experience buffer as every rank sees it: rank 0 alone opens it; an empty one where nothing would use it."""
+    if not config.replay.keeps_buffer:
+        return NoBuffer()
     own = open_buffer(config, folder, questions, template, backbone, stack) if ranks.is_main else None
-    return RankedBuffer(own, ranks) if ranks.world_size > 1 else own
+    if ranks.world_size > 1:
+        return RankedBuffer(own, config.replay, ranks)
+    assert own is not None
+    return own
 
 
 def open_buffer(
@@ -190,11 +183,8 @@ def open_buffer(
     template: Template,
     backbone: Backbone,
     stack: ExitStack,
-) -> ExperienceBuffer | None:
-    """The experience buffer, new or as it stood at the newest checkpoint; None when nothing would use it."""
-    replay = config.replay
-    if not (replay.enabled or replay.retirement):
-        return None
+) -> ExperienceBuffer:
+    """The experience buffer, new or as it stood at the newest checkpoint."""
     identity = LedgerIdentity(
         tokenizer_hash=tokenizer_hash(backbone.tokenizer),
         template=template.name,
@@ -202,38 +192,17 @@ def open_buffer(
         questions_hash=questions.train_hash,
         logprob_source=config.rollout.logprobs,
     )
-    rules = buffer_rules(config)
     question_ids = [question.id for question in questions.train]
     if folder.replay.exists():
         step = latest_step(folder.checkpoints) or 0
         buffer = ExperienceBuffer.open(
-            folder.replay, identity=identity, rules=rules, question_ids=question_ids, at_step=step
+            folder.replay, identity=identity, rules=config.replay, question_ids=question_ids, at_step=step
         )
     else:
-        buffer = ExperienceBuffer.create(folder.replay, identity=identity, rules=rules, question_ids=question_ids)
+        buffer = ExperienceBuffer.create(
+            folder.replay, identity=identity, rules=config.replay, question_ids=question_ids
+        )
     return stack.enter_context(buffer)
-
-
-def buffer_rules(config: Config) -> BufferRules:
-    replay = config.replay
-    return BufferRules(
-        lower_bound=replay.lower_bound,
-        upper_bound=config.upper_bound,
-        retirement=replay.retirement,
-        count_fresh_only=replay.count_fresh_only,
-        max_per_question=replay.max_per_question,
-        eviction=replay.eviction,
-        max_age=replay.max_age,
-        cooldown=replay.cooldown,
-        readmit_fraction=replay.readmit_fraction,
-        readmit_every=replay.readmit_every,
-        sampler=replay.sampler,
-        sampler_mu=replay.mu,
-        sampler_sigma=replay.sigma,
-        metric=replay.metric,
-        direction=replay.direction,
-        max_staleness=replay.max_score_staleness,
-    )
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from exgrpo_cli.backbones.export import export_model
 from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.runs.folder import write_atomic, writing
-from exgrpo_cli.training.loop import Parts
+from exgrpo_cli.training.parts import Parts
 from exgrpo_cli.training.state import RunState
 
 
@@ -58,8 +58,7 @@ def save_checkpoint(checkpoints: Path, parts: Parts, state: RunState, *, keep: i
     except RunError:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    if parts.buffer is not None:
-        parts.buffer.compact(complete_steps(checkpoints))
+    parts.buffer.compact(complete_steps(checkpoints))
 
 
 def export_weights(parts: Parts, folder: Path, *, card: str | None = None) -> None:

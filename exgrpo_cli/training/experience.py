@@ -1,23 +1,26 @@
-"""A mixed step's replay: draw questions, score their trajectories under the current policy, choose one of each.
+"""A mixed step's replay: draw questions, score their trajectories under the current policy, choose one of each; and
+afterwards tell the buffer how the step's questions went.
 
-Paper, section 3.2. Happens before the step's rollouts, so that a draw whose importance weights have collapsed can be
-given back (the effective-sample-size guard) and the step taken fresh instead.
+Paper, section 3.2. The draw happens before the step's rollouts, so that one whose importance weights have collapsed can
+be given back (the effective-sample-size guard) and the step taken fresh instead.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Int32
 
 from exgrpo_cli.engines.protocols import Policy
+from exgrpo_cli.replay.protocol import BufferCounts, Choice, Offer
 from exgrpo_cli.replay.selection import Candidates
-from exgrpo_cli.training.groups import Replayed
-from exgrpo_cli.training.ranked_buffer import AnyBuffer
-from exgrpo_cli.types import TokenScores, TokenSequence, Trajectory
+from exgrpo_cli.replay.visits import Success, Visit
+from exgrpo_cli.training.groups import Group, Replayed
+from exgrpo_cli.training.parts import Parts, Prompts
+from exgrpo_cli.types import TokenScores, TokenSequence, Trajectory, Verdict
 
-Prompts = Mapping[str, Int32[np.ndarray, " prompt_tokens"]]
+Scores = Mapping[int, TokenScores]
+"""Token scores by trajectory id."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,110 +30,96 @@ class Experience:
     replayed: dict[str, Replayed]
     metrics: dict[str, float | int]
     """`replay/*` keys of the draw."""
-    given_back: bool = False
-    """The draw's effective sample size was below the bound: its questions stay in the buffer."""
+    notes: tuple[str, ...] = ()
+    """What the user should hear of the draw."""
 
 
 NOTHING = Experience(replayed={}, metrics={"replay/used": 0})
+"""A step without replay."""
 
 
-def draw_experience(
-    buffer: AnyBuffer,
-    policy: Policy,
-    prompts: Prompts,
-    *,
-    num: int,
-    step: int,
-    draw_rng: np.random.Generator,
-    choice_rng: np.random.Generator,
-    importance_from_old: bool,
-    ess_bound: float,
-) -> Experience:
-    """Draw up to `num` experiential questions and one trajectory of each.
+def readmit(parts: Parts, step: int) -> None:
+    """Bring a share of the retired questions back to the stream, in the steps where the settings say so."""
+    parts.stream.readmit(parts.buffer.readmit(step, parts.rngs["readmit"]))
 
-    `importance_from_old` divides by this step's pi_old instead of the trajectory's own behaviour policy (an ablation of
-    the paper). A draw whose effective sample size, as a share of its tokens, is below `ess_bound` is given back.
+
+def draw_experience(parts: Parts, step: int) -> Experience:
+    """Draw the step's experiential questions and one trajectory of each.
+
+    With `objective.importance = "old"` ratios divide by this step's pi_old instead of the trajectory's own behaviour
+    policy (an ablation of the paper). A draw whose effective sample size, as a share of its tokens, is below
+    `replay.ess_bound` is given back.
     """
-    num = min(num, buffer.available(step))
-    if num == 0:
+    config, policy, buffer = parts.config, parts.policy, parts.buffer
+    num = experiential_count(config.replay.ratio, config.rollout.questions_per_step)
+    offer = buffer.offer(num, step, policy.weight_version, parts.rngs["draw"])
+    if not offer.candidates:
         return NOTHING
-    draw = buffer.draw(num, step, draw_rng)
-    if not draw.question_ids:
-        return NOTHING
-    candidates = [buffer.candidates(question_id) for question_id in draw.question_ids]
-    scores: dict[int, TokenScores] = {}
-    if buffer.needs_scores:
-        candidates = measure(buffer, policy, prompts, candidates, scores)
-    positions = [buffer.choose(group, choice_rng) for group in candidates]
-    chosen = buffer.load([int(group.trajectory_ids[at]) for group, at in zip(candidates, positions, strict=True)])
-    metrics = draw_metrics(candidates, positions, chosen, step, measured=buffer.needs_scores)
+    scores = score(policy, parts.prompts, offer.unmeasured)
+    candidates = with_measurements(offer, scores, policy.weight_version)
+    choice = buffer.choose_from(candidates, parts.rngs["choice"])
+    metrics = draw_metrics(candidates, choice, step, measured=config.replay.needs_scores)
 
+    from_old = config.objective.importance == "old"
     current: list[TokenScores] = []
-    if ess_bound > 0 or importance_from_old:
-        current = score_chosen(policy, prompts, chosen, scores)
-    if ess_bound > 0:
-        ess = effective_sample_share(chosen, current)
+    if from_old or config.replay.ess_bound > 0:
+        missing = [trajectory for trajectory in choice.trajectories if trajectory.trajectory_id not in scores]
+        known = {**scores, **score(policy, parts.prompts, missing)}
+        current = [known[trajectory.trajectory_id] for trajectory in choice.trajectories]
+    if config.replay.ess_bound > 0:
+        ess = effective_sample_share(choice.trajectories, current)
         metrics["replay/ess_before"] = ess
-        if ess < ess_bound:
-            for group in candidates:
-                buffer.record_scores(step, group, None)
-            # The draw's other figures are of trajectories that nobody replays.
-            return Experience(replayed={}, metrics={"replay/used": 0, "replay/ess_before": ess}, given_back=True)
+        if ess < config.replay.ess_bound:
+            buffer.record_replay(step, candidates, None)
+            return given_back(step, ess, config.replay.ess_bound)
 
-    for group, at in zip(candidates, positions, strict=True):
-        buffer.record_scores(step, group, at)
-    buffer.record_selected(step, [trajectory.trajectory_id for trajectory in chosen])
-    behaviour = [s.logprobs for s in current] if importance_from_old else [t.behaviour_logprobs for t in chosen]
+    buffer.record_replay(step, candidates, choice)
+    behaviour = [s.logprobs for s in current] if from_old else [t.behaviour_logprobs for t in choice.trajectories]
     return Experience(
         replayed={
             trajectory.question_id: Replayed(trajectory=trajectory, behaviour_logprobs=logprobs)
-            for trajectory, logprobs in zip(chosen, behaviour, strict=True)
+            for trajectory, logprobs in zip(choice.trajectories, behaviour, strict=True)
         },
         metrics=metrics,
     )
 
 
-def measure(
-    buffer: AnyBuffer,
-    policy: Policy,
-    prompts: Prompts,
-    candidates: list[Candidates],
-    scores: dict[int, TokenScores],
-) -> list[Candidates]:
-    """Measure the stale candidates of all drawn questions in one scoring pass; `scores` receives the token scores."""
-    stale = [buffer.stale(group, policy.weight_version) for group in candidates]
-    ids = [int(i) for group, where in zip(candidates, stale, strict=True) for i in group.trajectory_ids[where]]
-    trajectories = buffer.load(ids)
-    measured = policy.score([sequence_of(trajectory, prompts) for trajectory in trajectories])
-    scores.update(zip(ids, measured, strict=True))
-    return [
-        group.measured(
-            where,
-            entropy=np.array([scores[int(i)].mean_entropy for i in group.trajectory_ids[where]]),
-            nll=np.array([scores[int(i)].mean_nll for i in group.trajectory_ids[where]]),
-            weight_version=policy.weight_version,
-        )
-        for group, where in zip(candidates, stale, strict=True)
-    ]
-
-
-def score_chosen(
-    policy: Policy, prompts: Prompts, chosen: list[Trajectory], scores: Mapping[int, TokenScores]
-) -> list[TokenScores]:
-    """Token scores of the chosen trajectories under the current weights, measured now where not measured yet."""
-    missing = [trajectory for trajectory in chosen if trajectory.trajectory_id not in scores]
-    extra = dict(
-        zip(
-            (trajectory.trajectory_id for trajectory in missing),
-            policy.score([sequence_of(trajectory, prompts) for trajectory in missing]),
-            strict=True,
-        )
+def given_back(step: int, ess: float, bound: float) -> Experience:
+    """No replay in this step; the draw's other figures are of trajectories that nobody replays."""
+    note = (
+        f"step {step}: the draw's effective sample size {ess:.3f} is below replay.ess_bound = {bound}; its questions "
+        "stay in the buffer and the step takes fresh ones"
     )
-    known = {**scores, **extra}
-    return [known[trajectory.trajectory_id] for trajectory in chosen]
+    return replace(NOTHING, metrics={**NOTHING.metrics, "replay/ess_before": ess}, notes=(note,))
 
 
-def effective_sample_share(chosen: list[Trajectory], current: list[TokenScores]) -> float:
+def score(policy: Policy, prompts: Prompts, trajectories: Sequence[Trajectory]) -> dict[int, TokenScores]:
+    """Token scores of stored trajectories under the current weights."""
+    sequences = [
+        TokenSequence(prompt_ids=prompts[trajectory.question_id], response_ids=trajectory.token_ids)
+        for trajectory in trajectories
+    ]
+    ids = [trajectory.trajectory_id for trajectory in trajectories]
+    return dict(zip(ids, policy.score(sequences) if sequences else (), strict=True))
+
+
+def with_measurements(offer: Offer, scores: Scores, weight_version: int) -> tuple[Candidates, ...]:
+    """The offered candidates, those that have just been scored with their new measurements."""
+
+    def renewed(candidates: Candidates) -> Candidates:
+        where = np.array([int(i) in scores for i in candidates.trajectory_ids], dtype=bool)
+        own = [scores[int(i)] for i in candidates.trajectory_ids[where]]
+        return candidates.measured(
+            where,
+            entropy=np.array([each.mean_entropy for each in own]),
+            nll=np.array([each.mean_nll for each in own]),
+            weight_version=weight_version,
+        )
+
+    return tuple(renewed(candidates) for candidates in offer.candidates)
+
+
+def effective_sample_share(chosen: Sequence[Trajectory], current: Sequence[TokenScores]) -> float:
     """(sum w)^2 / (n sum w^2) over the replayed tokens, w = pi_now / pi_behaviour; 1 when nothing has moved.
 
     Taken from log w less its maximum, which cancels, so that no ratio overflows.
@@ -146,26 +135,62 @@ def effective_sample_share(chosen: list[Trajectory], current: list[TokenScores])
 
 
 def draw_metrics(
-    candidates: list[Candidates], positions: list[int], chosen: list[Trajectory], step: int, *, measured: bool
+    candidates: Sequence[Candidates], choice: Choice, step: int, *, measured: bool
 ) -> dict[str, float | int]:
     """`replay/*` keys of a draw; entropies only where they were measured for it."""
     metrics = {
-        "replay/used": len(chosen),
-        "replay/candidates_mean": float(np.mean([len(group.trajectory_ids) for group in candidates])),
-        "replay/age_mean": float(np.mean([step - trajectory.step_born for trajectory in chosen])),
+        "replay/used": len(choice.trajectories),
+        "replay/candidates_mean": float(np.mean([len(group) for group in candidates])),
+        "replay/age_mean": float(np.mean([step - trajectory.step_born for trajectory in choice.trajectories])),
     }
     if measured:
-        selected = [group.entropy[at] for group, at in zip(candidates, positions, strict=True)]
+        selected = [group.entropy[at] for group, at in zip(candidates, choice.positions, strict=True)]
         metrics["replay/entropy_selected"] = float(np.mean(selected))
         metrics["replay/entropy_available"] = float(np.mean(np.concatenate([group.entropy for group in candidates])))
     return metrics
 
 
-def sequence_of(trajectory: Trajectory, prompts: Prompts) -> TokenSequence:
-    """The stored tokens after their question's prompt."""
-    return TokenSequence(prompt_ids=prompts[trajectory.question_id], response_ids=trajectory.token_ids)
-
-
 def experiential_count(ratio: float, questions_per_step: int) -> int:
     """floor(rho * B), with rho * B taken to 9 decimals first: 0.29 * 100 is 29 questions, not 28."""
     return math.floor(round(ratio * questions_per_step, 9))
+
+
+def record_visits(parts: Parts, groups: Sequence[Group], step: int, *, collecting: bool) -> None:
+    """Tell the buffer how each question went; it retires, moves and collects."""
+    collecting = collecting and parts.config.replay.enabled
+    visits = [
+        Visit(
+            question_id=group.question.id,
+            step=step,
+            weight_version=parts.policy.weight_version,
+            success_count=group.success_count,
+            num_fresh_successes=group.num_fresh_correct,
+            experiential=group.replayed is not None,
+            verifier_failed=group.verifier_failed,
+            successes=list(successes(group)) if collecting else [],
+        )
+        for group in groups
+    ]
+    parts.buffer.record_visits(visits, collecting=collecting)
+
+
+def successes(group: Group) -> Iterator[Success]:
+    """The group's correct fresh rollouts, with the log-probs of the policy that counts as their sampler."""
+    for member, scores, behaviour in zip(group.fresh, group.scores, group.behaviour_logprobs(), strict=True):
+        if member.verdict is Verdict.CORRECT:
+            yield Success(
+                token_ids=member.rollout.token_ids,
+                behaviour_logprobs=behaviour,
+                entropy=scores.mean_entropy,
+                nll=scores.mean_nll,
+            )
+
+
+def buffer_metrics(counts: BufferCounts) -> dict[str, int]:
+    """What the buffer holds after the step."""
+    return {
+        "replay/questions": counts.num_questions,
+        "replay/trajectories": counts.num_trajectories,
+        "replay/retired": counts.num_retired,
+        **{f"replay/bucket/{k}": count for k, count in sorted(counts.buckets.items())},
+    }

@@ -8,7 +8,7 @@ from exgrpo_cli.engines.protocols import Generator
 from exgrpo_cli.engines.ranked_generator import RankedGenerator
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.ranks.ranks import Ranks
-from exgrpo_cli.training.experience import Prompts
+from exgrpo_cli.training.parts import Prompts
 
 
 def make_generator(

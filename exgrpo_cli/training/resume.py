@@ -10,6 +10,7 @@ from exgrpo_cli.config.layers import build_config, read_config
 from exgrpo_cli.config.resolve import Layer, to_toml
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import InputError
+from exgrpo_cli.runs.ending import Ending
 
 MAY_CHANGE = ("run.steps", "run.nproc", "run.rank_timeout", "optim.horizon")
 
@@ -65,7 +66,7 @@ def is_finished(run_folder: Path) -> bool:
         return False
     done = json.loads(summary.read_text(encoding="utf-8"))
     wanted = read_config(run_folder / "config.toml").get("run", {}).get("steps", 0)
-    return done["steps"] >= wanted or done.get("finished") == "all questions retired"
+    return done["steps"] >= wanted or Ending(done.get("finished", "")).is_final
 
 
 def _last_written(run_folder: Path) -> float:

@@ -25,12 +25,14 @@ from exgrpo_cli.machine.survey import survey_machine
 from exgrpo_cli.machine.threads import choose_threads
 from exgrpo_cli.plots import save_all
 from exgrpo_cli.ranks.ranks import ALONE, Ranks
+from exgrpo_cli.runs.ending import Ending
 from exgrpo_cli.runs.folder import RunFolder, write_atomic, writing
 from exgrpo_cli.training.assemble import assemble, choose_device, make_pool
 from exgrpo_cli.training.checkpoint import export_weights, latest_step, load_checkpoint, save_checkpoint
 from exgrpo_cli.training.checkpoint import folder_name as checkpoint_name
 from exgrpo_cli.training.groups import Group
-from exgrpo_cli.training.loop import Parts, run_step, sync
+from exgrpo_cli.training.loop import run_step, sync
+from exgrpo_cli.training.parts import Parts
 from exgrpo_cli.training.run_questions import (
     RunQuestions,
     check_answers,
@@ -215,7 +217,7 @@ def begin_writing(config: Config, folder: RunFolder, state: RunState) -> None:
 
 def warm_start(config: Config, parts: Parts, reporter: Reporter, *, is_new: bool) -> None:
     """Fill the buffer from another run's ledger, where the settings name one."""
-    if not (config.replay.warm_start and parts.buffer is not None and is_new):
+    if not (config.replay.warm_start and config.replay.keeps_buffer and is_new):
         return
     report = parts.buffer.warm_start(
         Path(config.replay.warm_start) / "replay",
@@ -239,10 +241,10 @@ def run(session: Session) -> None:
                 session.parts, session.heldout, session.reporter.progress, "held-out, before"
             )
             note_score(session, state.heldout_before, "before training")
-    while state.step < config.run.steps and state.finished != "all questions retired":
+    while state.step < config.run.steps and not state.finished.is_final:
         result = run_step(session.parts, state, state.step + 1)
         if result is None:
-            state.finished = "all questions retired"
+            state.finished = Ending.ALL_RETIRED
             session.reporter.note(f"all questions are retired after step {state.step}: training ends")
             break
         for note in result.notes:
@@ -262,8 +264,8 @@ def run(session: Session) -> None:
             session.save()
         if stopping and state.step < config.run.steps:
             raise KeyboardInterrupt
-    if state.finished != "all questions retired":
-        state.finished = "steps reached"
+    if not state.finished.is_final:
+        state.finished = Ending.STEPS_REACHED
     elif session.parts.ranks.from_main(lambda: latest_step(session.folder.checkpoints)) != state.step:
         session.save()
 
@@ -349,7 +351,7 @@ def export_run_model(session: Session, after: dict[str, Any]) -> None:
 def summarise(session: Session, after: dict[str, Any]) -> dict[str, Any]:
     """The final figures (`summary.json`)."""
     parts, state = session.parts, session.state
-    buffer, replay = parts.buffer, parts.config.replay
+    counts, replay = parts.buffer.counts, parts.config.replay
     return {
         "steps": state.step,
         "finished": state.finished,
@@ -363,9 +365,9 @@ def summarise(session: Session, after: dict[str, Any]) -> dict[str, Any]:
         "peak_memory_bytes": max(parts.ranks.gather(peak_memory_bytes())),
         "mixed_from_step": state.first_mixed_step(replay.start_threshold) if replay.enabled else None,
         "replay": {
-            "questions": buffer.num_questions if buffer else 0,
-            "trajectories": buffer.num_trajectories if buffer else 0,
-            "retired": buffer.num_retired if buffer else 0,
+            "questions": counts.num_questions,
+            "trajectories": counts.num_trajectories,
+            "retired": counts.num_retired,
             "used": state.replayed,
         },
     }

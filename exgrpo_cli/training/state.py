@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from exgrpo_cli.runs.ending import Ending
+
 RNG_NAMES = ("stream", "draw", "choice", "minibatch", "readmit")
 """One generator per use, so that what one use draws never moves another."""
 
@@ -24,8 +26,8 @@ class RunState:
     """Steps completed."""
     start_exceeded_at: int = -1
     """Step whose batch pass@1 first exceeded the start threshold; -1 before that. Later steps are mixed."""
-    finished: str = ""
-    """Why training ended: "steps reached" or "all questions retired"; empty while it goes on."""
+    finished: Ending = Ending.UNDER_WAY
+    """Why training ended."""
     visits: Counter[str] = field(default_factory=Counter)
     """How often each question was rolled out: part of its rollouts' seeds."""
     tokens_generated: int = 0
@@ -57,4 +59,4 @@ class RunState:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "RunState":
-        return cls(**values | {"visits": Counter(values["visits"])})
+        return cls(**values | {"visits": Counter(values["visits"]), "finished": Ending(values["finished"])})

@@ -9,7 +9,6 @@ from torch import Tensor
 from exgrpo_cli.algo.diagnostics import ObjectiveSums
 from exgrpo_cli.algo.objective import (
     Denominators,
-    ObjectiveSettings,
     TokenTargets,
     clipped_surrogate,
     denominators,
@@ -19,6 +18,7 @@ from exgrpo_cli.algo.objective import (
     shaped_surrogate,
     unclipped_surrogate,
 )
+from exgrpo_cli.config.sections.objective import ObjectiveSettings
 
 TOTALS = Denominators(policy=4.0, num_tokens=3, num_fresh_tokens=2)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from exgrpo_cli.algo.batching import MiniBatch, TrainingRow, packed_batches, rank_shares
-from exgrpo_cli.algo.objective import ObjectiveSettings
+from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.engines.policy.optimizer import OptimizerSettings, learning_rate_at
 from exgrpo_cli.engines.policy.packing import pack
 from exgrpo_cli.errors import InputError, RunError

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from exgrpo_cli.algo.objective import ObjectiveSettings
 from exgrpo_cli.backbones.load import load_folder
+from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.engines.policy.optimizer import OptimizerSettings
 from exgrpo_cli.engines.policy.plain import TorchPolicy
 from exgrpo_cli.errors import InputError, RunError

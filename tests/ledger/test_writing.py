@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from small_ledger import IDENTITY, PARQUET, QUESTIONS, WHOLE, create, in_subprocess, num_rows, one_step, part, reopen
 
+from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.ledger.parts import list_parts
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
 from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.replay.buffer import ExperienceBuffer
-from exgrpo_cli.replay.rules import BufferRules
 
 
 def test_a_step_that_was_being_written_is_ignored_and_cleared(ledger: Path) -> None:
@@ -66,7 +66,7 @@ def test_questions_of_another_file_are_refused(ledger: Path) -> None:
         ExperienceBuffer.open(
             ledger,
             identity=IDENTITY,
-            rules=BufferRules(),
+            rules=ReplaySettings(),
             question_ids=[question for question in QUESTIONS if question != "q3"],
             at_step=10,
         )

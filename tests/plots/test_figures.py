@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.plots import save_all
 from exgrpo_cli.plots.comparison import buffers_compared
@@ -19,7 +20,6 @@ from exgrpo_cli.plots.learning import heldout_scores, learning_curve
 from exgrpo_cli.plots.replay import bucket_occupancy, draws_against_promise
 from exgrpo_cli.plots.series import moving_average
 from exgrpo_cli.plots.style import brief_count, bucket_colours, save
-from exgrpo_cli.replay.rules import BufferRules
 from exgrpo_cli.replay_stats.summary import ReplaySummary, summarise
 from exgrpo_cli.runs.metrics import RunMetrics, read_metrics
 
@@ -77,7 +77,9 @@ def test_equal_figures_give_equal_files(run: Path, tmp_path: Path) -> None:
     [
         SyntheticRun(steps=1, num_questions=60, questions_per_step=8, mixed_from=2, finished=False),
         SyntheticRun(steps=3, num_questions=60, questions_per_step=8, mixed_from=2, finished=False),
-        SyntheticRun(steps=3, num_questions=60, questions_per_step=8, mixed_from=1, rules=BufferRules(metric="random")),
+        SyntheticRun(
+            steps=3, num_questions=60, questions_per_step=8, mixed_from=1, rules=ReplaySettings(metric="random")
+        ),
     ],
     ids=["nothing stored", "one replay", "nothing measured"],
 )

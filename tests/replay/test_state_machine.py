@@ -12,10 +12,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.replay.buffer import ExperienceBuffer
-from exgrpo_cli.replay.rules import BufferRules
 from exgrpo_cli.replay.visits import Success, Visit
 
 K = 4
@@ -119,7 +119,7 @@ class BufferMachine(RuleBasedStateMachine):
         max_age: int,
         cooldown: int,
     ) -> None:
-        self.rules = BufferRules(
+        self.rules = ReplaySettings(
             lower_bound=bounds[0],
             upper_bound=bounds[1],
             retirement=retirement,

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
 from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.replay.buffer import ExperienceBuffer
-from exgrpo_cli.replay.rules import BufferRules
 from exgrpo_cli.replay.visits import Success, Visit
 
 K = 4
@@ -47,7 +47,7 @@ def visit(question: str, k: int, step: int, lengths: list[int]) -> Visit:
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """a: bucket 0 with lengths 3, 5; b: bucket 2 with length 6 (one evicted); c: retired with length 4; d: too long."""
     folder = tmp_path_factory.mktemp("source") / "replay"
-    rules = BufferRules(max_per_question=2)
+    rules = ReplaySettings(max_per_question=2)
     with ExperienceBuffer.create(folder, identity=SOURCE, rules=rules, question_ids=QUESTIONS) as buffer:
         buffer.record_visit(visit("a", 2, 1, [3, 5]))
         buffer.record_visit(visit("b", 3, 1, [2, 6, 9]))
@@ -63,7 +63,10 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def create(folder: Path, identity: LedgerIdentity = TARGET, question_ids: list[str] = QUESTIONS) -> ExperienceBuffer:
     return ExperienceBuffer.create(
-        folder, identity=identity, rules=BufferRules(readmit_every=1, readmit_fraction=1.0), question_ids=question_ids
+        folder,
+        identity=identity,
+        rules=ReplaySettings(readmit_every=1, readmit_fraction=1.0),
+        question_ids=question_ids,
     )
 
 
@@ -91,7 +94,7 @@ def test_trajectories_and_buckets_come_along(source: Path, tmp_path: Path) -> No
 
 def test_the_limit_of_the_new_run_holds_from_the_start(source: Path, tmp_path: Path) -> None:
     """a has lengths 3 and 5, b 6 and 9: the longer of each goes. c (retired) has one of 4, d one too long."""
-    rules = BufferRules(max_per_question=1, eviction="longest")
+    rules = ReplaySettings(max_per_question=1, eviction="longest")
     with ExperienceBuffer.create(tmp_path / "new", identity=TARGET, rules=rules, question_ids=QUESTIONS) as buffer:
         report = buffer.warm_start(source, max_response_tokens=10, with_retired=True)
         assert (report.num_trajectories, report.num_too_long, report.num_over_limit) == (3, 1, 2)
@@ -138,7 +141,7 @@ def test_retired_questions_come_only_when_asked_and_keep_their_trajectories(sour
 
 def test_more_trajectories_than_one_batch_of_bodies(tmp_path: Path) -> None:
     with ExperienceBuffer.create(
-        tmp_path / "source", identity=SOURCE, rules=BufferRules(), question_ids=QUESTIONS
+        tmp_path / "source", identity=SOURCE, rules=ReplaySettings(), question_ids=QUESTIONS
     ) as buffer:
         for step in range(1, 3):
             buffer.record_visit(visit("a", 3, step, list(range(1 + 700 * step, 701 + 700 * step))))

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.plots.replay import question_states
 from exgrpo_cli.replay.buffer import ExperienceBuffer
-from exgrpo_cli.replay.rules import BufferRules
 from exgrpo_cli.replay.visits import Success, Visit
 from exgrpo_cli.replay_stats.as_json import summary_json
 from exgrpo_cli.replay_stats.questions import question_history
@@ -75,7 +75,7 @@ def small_run(tmp_path: Path) -> Path:
     identity = LedgerIdentity(
         tokenizer_hash="t", template="chat", group_size=4, questions_hash="q", logprob_source="trainer"
     )
-    with ExperienceBuffer.create(run / "replay", identity=identity, rules=BufferRules(), question_ids=IDS) as buffer:
+    with ExperienceBuffer.create(run / "replay", identity=identity, rules=ReplaySettings(), question_ids=IDS) as buffer:
         visit(buffer, "aaa1", 1, 2, entropies=(0.2, 0.6))
         visit(buffer, "aab2", 1, 0)
         buffer.flush(1)
@@ -200,16 +200,16 @@ def test_a_question_that_was_never_solved_has_an_empty_history(small_run: Path) 
 
 
 RULES = {
-    "paper": BufferRules(),
-    "limits": BufferRules(max_per_question=3, max_age=8, cooldown=4, eviction="longest"),
-    "readmission": BufferRules(readmit_fraction=0.3, readmit_every=5),
-    "fresh only": BufferRules(count_fresh_only=True, sampler="linear", metric="random"),
-    "no retirement": BufferRules(retirement=False, sampler="uniform", metric="ppl", direction="max"),
+    "paper": ReplaySettings(),
+    "limits": ReplaySettings(max_per_question=3, max_age=8, cooldown=4, eviction="longest"),
+    "readmission": ReplaySettings(readmit_fraction=0.3, readmit_every=5),
+    "fresh only": ReplaySettings(count_fresh_only=True, sampler="linear", metric="random"),
+    "no retirement": ReplaySettings(retirement=False, sampler="uniform", metric="ppl", direction="max"),
 }
 
 
 @pytest.mark.parametrize("rules", RULES.values(), ids=RULES.keys())
-def test_states_rebuilt_from_events_are_those_the_buffer_counted(tmp_path: Path, rules: BufferRules) -> None:
+def test_states_rebuilt_from_events_are_those_the_buffer_counted(tmp_path: Path, rules: ReplaySettings) -> None:
     run = tmp_path / "run"
     write_run(run, SyntheticRun(steps=20, num_questions=200, questions_per_step=16, rules=rules, mixed_from=3))
     summary, metrics = summarise(run), read_metrics(run)
@@ -273,7 +273,7 @@ def test_a_run_before_its_first_replay(tmp_path: Path) -> None:
 
 def test_a_run_without_any_event(tmp_path: Path) -> None:
     spec = SyntheticRun(
-        steps=2, num_questions=100, questions_per_step=8, mixed_from=50, rules=BufferRules(retirement=False)
+        steps=2, num_questions=100, questions_per_step=8, mixed_from=50, rules=ReplaySettings(retirement=False)
     )
     write_run(tmp_path / "run", spec)
     summary = summarise(tmp_path / "run")
@@ -304,7 +304,7 @@ def test_after_a_warm_start_nobody_can_tell_the_tried_from_the_unseen(small_run:
     identity = LedgerIdentity(
         tokenizer_hash="t", template="chat", group_size=4, questions_hash="q", logprob_source="trainer"
     )
-    with ExperienceBuffer.create(run / "replay", identity=identity, rules=BufferRules(), question_ids=IDS) as buffer:
+    with ExperienceBuffer.create(run / "replay", identity=identity, rules=ReplaySettings(), question_ids=IDS) as buffer:
         buffer.warm_start(small_run / "replay", max_response_tokens=99, with_retired=False)
         visit(buffer, "aab2", 1, 0)
         buffer.flush(1)

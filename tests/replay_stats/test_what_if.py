@@ -8,7 +8,6 @@ import pytest
 
 from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.errors import InputError, RunError
-from exgrpo_cli.replay.rules import BufferRules
 from exgrpo_cli.replay_stats.record import RunRecord, read_run
 from exgrpo_cli.replay_stats.what_if import (
     REPETITIONS,
@@ -23,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from synthetic_run import SyntheticRun, write_run
 
 OWN = ReplaySettings(sampler="normal", mu=0.5, sigma=0.125, metric="ent", direction="min")
-LIMITS = BufferRules(max_per_question=4, max_age=6, cooldown=3, readmit_fraction=0.5, readmit_every=4)
+LIMITS = ReplaySettings(max_per_question=4, max_age=6, cooldown=3, readmit_fraction=0.5, readmit_every=4)
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +76,9 @@ def test_an_unknown_sampler_or_metric_names_the_nearest(record: RunRecord) -> No
 
 
 @pytest.mark.parametrize(
-    "rules", [BufferRules(), LIMITS, BufferRules(count_fresh_only=True)], ids=["paper", "limits", "fresh"]
+    "rules", [ReplaySettings(), LIMITS, ReplaySettings(count_fresh_only=True)], ids=["paper", "limits", "fresh"]
 )
-def test_the_states_at_each_draw_are_those_the_run_offered_its_sampler(tmp_path: Path, rules: BufferRules) -> None:
+def test_the_states_at_each_draw_are_those_the_run_offered_its_sampler(tmp_path: Path, rules: ReplaySettings) -> None:
     write_run(
         tmp_path / "run", SyntheticRun(steps=16, num_questions=80, questions_per_step=10, mixed_from=2, rules=rules)
     )

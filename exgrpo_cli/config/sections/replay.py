@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from exgrpo_cli.config.checks import require, require_fraction, require_known, require_non_negative, require_positive
-from exgrpo_cli.config.names import EVICTIONS, METRICS, SAMPLERS
+from exgrpo_cli.config.names import EVICTIONS, METRICS, SAMPLERS, UNSCORED_METRICS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +33,7 @@ class ReplaySettings:
     lower_bound: int = 0
     """A visit stores its successes when lower_bound < k <= upper_bound."""
     upper_bound: int = -1
-    """-1 is K - 1."""
+    """-1 is K - 1; at most K counts."""
     retirement: bool = True
     """A question solved by all K leaves the stream and the buffer."""
     readmit_fraction: float = 0.0
@@ -69,3 +69,21 @@ class ReplaySettings:
         require_known("replay.metric", self.metric, METRICS, python=True)
         require_known("replay.sampler", self.sampler, SAMPLERS, python=True)
         require_known("replay.eviction", self.eviction, EVICTIONS)
+
+    @property
+    def keeps_buffer(self) -> bool:
+        """Whether the run has an experience buffer: to replay from, or to retire questions with."""
+        return self.enabled or self.retirement
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether selection looks at entropies or likelihoods, which take a forward pass."""
+        return self.metric not in UNSCORED_METRICS
+
+    def upper(self, group_size: int) -> int:
+        """Largest success count whose trajectories are stored, in groups of K = `group_size`."""
+        return group_size - 1 if self.upper_bound < 0 else min(self.upper_bound, group_size)
+
+    def readmits_at(self, step: int) -> bool:
+        """Whether retired questions return at the beginning of `step`."""
+        return self.readmit_fraction > 0 and step % self.readmit_every == 0

@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 from exgrpo_cli.algo.batching import MiniBatch, TrainingRow, packed_batches, rank_shares
 from exgrpo_cli.algo.diagnostics import ObjectiveSums
 from exgrpo_cli.algo.logprobs import token_logprobs
-from exgrpo_cli.algo.objective import Denominators, ObjectiveSettings
+from exgrpo_cli.algo.objective import Denominators
+from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.engines.model.attention import PACKED_CAUSAL, use_attention
 from exgrpo_cli.engines.model.causal_lm import CausalLM, split_causal_lm, use_products
 from exgrpo_cli.engines.policy.files import PolicyState, load_policy, save_policy

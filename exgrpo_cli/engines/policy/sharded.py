@@ -28,7 +28,8 @@ from transformers import PreTrainedModel
 from exgrpo_cli.algo.batching import MiniBatch, TrainingRow, packed_batches, rank_shares
 from exgrpo_cli.algo.diagnostics import ObjectiveSums
 from exgrpo_cli.algo.logprobs import token_logprobs
-from exgrpo_cli.algo.objective import Denominators, ObjectiveSettings
+from exgrpo_cli.algo.objective import Denominators
+from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.engines.model.attention import PACKED_CAUSAL, use_attention
 from exgrpo_cli.engines.model.causal_lm import CausalLM, split_causal_lm
 from exgrpo_cli.engines.policy.optimizer import OptimizerSettings, build_adamw, learning_rate_at, skip_reason

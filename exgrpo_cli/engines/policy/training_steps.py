@@ -16,12 +16,12 @@ from exgrpo_cli.algo.batching import MiniBatch, TrainingRow
 from exgrpo_cli.algo.diagnostics import ObjectiveSums
 from exgrpo_cli.algo.objective import (
     Denominators,
-    ObjectiveSettings,
     TokenTargets,
     denominators,
     micro_batch_loss,
     objective_sums,
 )
+from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.engines.model.causal_lm import CausalLM, split_causal_lm
 from exgrpo_cli.ranks.ranks import Ranks
 from exgrpo_cli.types import TokenScores
