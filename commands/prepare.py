@@ -157,7 +157,7 @@ def _benchmarks(decontaminate: str | None, reporter: "Reporter") -> dict[str, li
     from exgrpo_cli.data.audit.checks import Tally, question_text
     from exgrpo_cli.data.layouts.recognise import NamedFields
     from exgrpo_cli.data.reading import read_source
-    from exgrpo_cli.data.sources.files import SUFFIXES
+    from exgrpo_cli.data.sources.formats import stem_of, suffix_of
     from exgrpo_cli.errors import InputError
     from exgrpo_cli.evaluation.benchmarks.presets import load_suite
     from exgrpo_cli.evaluation.benchmarks.questions import benchmark_questions
@@ -167,9 +167,9 @@ def _benchmarks(decontaminate: str | None, reporter: "Reporter") -> dict[str, li
         if Path(name).exists():
             read = read_source(name, NamedFields(), Tally(), reporter.progress)
             # Files of one name in different folders count as one benchmark.
-            texts.setdefault(Path(name).stem, []).extend(question_text(question) for question in read.questions)
+            texts.setdefault(stem_of(Path(name)), []).extend(question_text(question) for question in read.questions)
             continue
-        if "/" in name or name.lower().endswith(SUFFIXES):
+        if "/" in name or suffix_of(name):
             raise InputError(f"--decontaminate {name} does not exist: name a benchmark, a question file or a folder.")
         for benchmark in load_suite((name,)).benchmarks:
             reporter.note(f"reading benchmark {benchmark.name}")

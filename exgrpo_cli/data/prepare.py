@@ -37,7 +37,7 @@ from exgrpo_cli.data.question_file.questions import (
     write_questions,
 )
 from exgrpo_cli.data.reading import ARITHMETIC, Reading, make_arithmetic, read_source
-from exgrpo_cli.data.sources.files import SUFFIXES
+from exgrpo_cli.data.sources.formats import stem_of, suffix_of
 from exgrpo_cli.data.sources.open import default_name, hub_id_of, is_local
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.grading import GradingPool
@@ -140,8 +140,8 @@ def check_output(source: str, output: Path) -> None:
         raise InputError(f"--output {output} is the source itself: name another file.")
     if output.exists() and not is_prepared(read_metadata(output)):
         raise InputError(f"--output {output} exists and was not made by `exgrpo prepare`: name another file.")
-    if output.suffix.lower() in set(SUFFIXES) - {".parquet"}:
-        raise InputError(f"--output {output} would be a parquet file: name it {output.with_suffix('.parquet').name}.")
+    if suffix_of(output.name) not in ("", ".parquet"):
+        raise InputError(f"--output {output} would be a parquet file: name it {stem_of(output)}.parquet.")
     parent = next(folder for folder in output.absolute().parents if folder.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise InputError(f"--output {output} cannot be written: {parent} is not a writable folder.")

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from exgrpo_cli.data.sources.formats import stem_of
 from exgrpo_cli.errors import InputError, Interrupted
 from exgrpo_cli.evaluation.asking.models import ModelChoice, choose_model
 from exgrpo_cli.evaluation.benchmarks.presets import (
@@ -271,7 +272,7 @@ def _suite(request: EvaluationRequest) -> Suite:
     if request.benchmarks:
         suite = load_suite(request.benchmarks)
     elif request.data is not None:
-        own = own_benchmark(request.data.stem)
+        own = own_benchmark(stem_of(request.data))
         suite = Suite(name=own.name, benchmarks=(own,), averages={})
     else:
         raise InputError("name a BENCHMARK (`exgrpo presets` lists them), or give your own questions with --data FILE.")

@@ -63,7 +63,8 @@ class Tally:
 
 def one_line(text: str) -> str:
     """A text on one line, cut to the length of an example."""
-    text = " ".join(text.split())
+    # No more than is shown is looked at: a text may have many million characters.
+    text = " ".join(text[: 4 * _EXAMPLE_CHARS].split())
     return text if len(text) <= _EXAMPLE_CHARS else text[: _EXAMPLE_CHARS - 3] + "..."
 
 

@@ -11,8 +11,8 @@ from exgrpo_cli.data.sources.files import Row
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.types import Message
 
-QUESTION_NAMES = ("question", "problem")
-ANSWER_NAMES = ("answer", "final_answer")
+QUESTION_NAMES = ("question", "problem", "input")
+ANSWER_NAMES = ("answer", "final_answer", "expected_answer", "ground_truth_answer", "ground_truth", "target")
 _LEVEL_NAMES = ("level", "difficulty")
 
 

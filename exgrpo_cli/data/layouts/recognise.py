@@ -110,12 +110,13 @@ def _with_pattern(layout: Layout, pattern: str | None) -> Layout:
 
 
 def _canonical(columns: Columns, rows: Sequence[Row]) -> Layout | None:
-    if not {"prompt", "answer"} <= columns.keys():
+    answer = first_of(columns, ANSWER_NAMES)
+    if "prompt" not in columns or answer is None:
         return None
-    prompt, answer, source, level = (columns.get(name, "") for name in ("prompt", "answer", "source", "level"))
+    prompt, source, level = (columns.get(name, "") for name in ("prompt", "source", "level"))
     return Layout(
         name="canonical" if "id" in columns else "prompt and answer",
-        columns=present(columns, "prompt", "answer", "source", "level"),
+        columns=(answer, *present(columns, "prompt", "source", "level")),
         convert=lambda row: Draft(
             prompt=messages(row.get(prompt)),
             answer=gold_text(row.get(answer)),
@@ -182,8 +183,29 @@ def _question_answer(columns: Columns, rows: Sequence[Row]) -> Layout | None:
     question, answer = first_of(columns, QUESTION_NAMES), first_of(columns, ANSWER_NAMES)
     if question is None or answer is None:
         return None
-    name = "openr1" if any(trace in columns for trace in _TRACE_NAMES) else "question and answer"
+    name = (
+        "openr1"
+        if any(trace in columns and columns[trace] != answer for trace in _TRACE_NAMES)
+        else "question and answer"
+    )
     return _question_answer_layout(name, columns, question, answer, lambda row: gold_text(row.get(answer)))
+
+
+def _turns(columns: Columns, rows: Sequence[Row]) -> Layout | None:
+    """Rows that are two turns, as Open-Reasoner-Zero writes them: `value` of the human's, `ground_truth.value` of the
+    assistant's."""
+    if not {"0", "1"} <= columns.keys() or not all(isinstance(reach(row, "1.ground_truth"), Mapping) for row in rows):
+        return None
+    return Layout(
+        name="orz",
+        columns=("0", "1"),
+        convert=lambda row: Draft(
+            prompt=user_prompt(reach(row, "0.value")),
+            answer=gold_text(reach(row, "1.ground_truth.value")),
+            source=None,
+            level=None,
+        ),
+    )
 
 
 _RECOGNISERS: tuple[Recogniser, ...] = (
@@ -195,6 +217,7 @@ _RECOGNISERS: tuple[Recogniser, ...] = (
     _gsm8k,
     _math,
     _question_answer,
+    _turns,
 )
 
 

@@ -1,4 +1,4 @@
-"""Rows of one local file, streamed: parquet, jsonl, json and csv, each row a mapping of column names to values.
+"""Rows of one local file, streamed: parquet, jsonl, json, csv and tsv, each row a mapping of column names to values.
 
 Only the columns asked for are decoded where the format allows it, so that reasoning traces beside the questions cost
 neither time nor memory. Rows and lines are counted from 1 in messages.
@@ -7,21 +7,25 @@ neither time nor memory. Rows and lines are counted from 1 in messages.
 import csv
 import json
 import re
+import zlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from exgrpo_cli.data.sources.formats import format_of, open_bytes, open_text
 from exgrpo_cli.errors import InputError
-
-SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json", ".csv")
 
 Row = Mapping[str, Any]
 PlacedRow = tuple[int, Row]
 """Row or line number, counted from 1, and the row."""
+
+Reader = Callable[[Path, Collection[str] | None], Iterator[PlacedRow]]
 
 _BATCH_ROWS = 256
 _CHUNK_CHARS = 1 << 20
@@ -29,6 +33,10 @@ _CHUNK_CHARS = 1 << 20
 _MAX_ROW_CHARS = 1 << 26
 _MAX_DIGITS = 4000
 _BETWEEN_ROWS = re.compile(r"[\s,]*")
+# Rows as one member of an object, after members that are plain values.
+_ROWS_IN_OBJECT = re.compile(
+    r"""\{\s*(?:"[^"]*"\s*:\s*(?:"(?:[^"\\]|\\.)*"|[\w.+-]+)\s*,\s*)*"(?:data|examples|questions|rows)"\s*:\s*\["""
+)
 
 
 def iter_rows(file: Path, columns: Collection[str] | None = None) -> Iterator[PlacedRow]:
@@ -36,32 +44,46 @@ def iter_rows(file: Path, columns: Collection[str] | None = None) -> Iterator[Pl
 
     Raises InputError naming the file, and the row where it applies: unreadable, malformed, a row that is no object.
     """
-    readers = {".parquet": _iter_parquet, ".json": _iter_json, ".csv": _iter_csv}
-    reader = readers.get(file.suffix.lower(), _iter_jsonl)
-    try:
+    readers: dict[str, Reader] = {
+        ".parquet": _iter_parquet,
+        ".json": _iter_json,
+        ".csv": partial(_iter_csv, delimiter=","),
+        ".tsv": partial(_iter_csv, delimiter="\t"),
+    }
+    reader = readers.get(format_of(file.name), _iter_jsonl)
+    with _explained(file):
         yield from reader(file, columns)
-    except FileNotFoundError:
-        raise InputError(f"{file} does not exist: correct the path.") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{file} is not UTF-8 text ({error.reason} at byte {error.start}): convert it.") from error
-    except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror or error}.") from error
 
 
 def count_rows(file: Path) -> int:
     """Rows of a file: what a parquet file says, the filled lines of JSON lines; the other formats are read for it."""
-    if file.suffix.lower() == ".parquet":
+    if format_of(file.name) == ".parquet":
         with _parquet(file) as parquet:
             return int(parquet.metadata.num_rows)
-    if file.suffix.lower() in (".json", ".csv"):
+    if format_of(file.name) in (".json", ".csv", ".tsv"):
         return sum(1 for _ in iter_rows(file))
-    with file.open("rb") as lines:
+    with _explained(file), open_bytes(file) as lines:
         return sum(1 for line in lines if line.strip())
+
+
+@contextmanager
+def _explained(file: Path) -> Iterator[None]:
+    """What reading raises, as an InputError that names the file."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise InputError(f"{file} does not exist: correct the path.") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file} is not UTF-8 text ({error.reason} at byte {error.start}): convert it.") from error
+    except (EOFError, zlib.error) as error:
+        raise InputError(f"{file} is damaged ({error}): fetch it again.") from error
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror or error}.") from error
 
 
 def column_names(file: Path, sample: Collection[Row]) -> list[str]:
     """Columns of a file: of its schema or header, else those of the sampled rows, in order of appearance."""
-    if file.suffix.lower() == ".parquet":
+    if format_of(file.name) == ".parquet":
         with _parquet(file) as parquet:
             return list(parquet.schema_arrow.names)
     return list(dict.fromkeys(name for row in sample for name in row))
@@ -91,7 +113,7 @@ def _iter_parquet(file: Path, columns: Collection[str] | None) -> Iterator[Place
 
 
 def _iter_jsonl(file: Path, _: Collection[str] | None) -> Iterator[PlacedRow]:
-    with file.open("rb") as lines:
+    with open_bytes(file) as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 try:
@@ -110,13 +132,14 @@ def _iter_jsonl(file: Path, _: Collection[str] | None) -> Iterator[PlacedRow]:
 
 
 def _iter_json(file: Path, _: Collection[str] | None) -> Iterator[PlacedRow]:
-    """An array of objects, or objects one after another (JSON lines under the name .json)."""
+    """An array of rows, an object with such an array (`{"data": [...]}`), or rows one after another (JSON lines)."""
     number = 0
     decoder = json.JSONDecoder(parse_int=_integer)
-    with file.open(encoding="utf-8-sig") as text:
+    with open_text(file) as text:
         buffer = text.read(_CHUNK_CHARS).lstrip()
-        is_array = buffer.startswith("[")
-        place = 1 if is_array else 0
+        opening = _ROWS_IN_OBJECT.match(buffer)
+        is_array = opening is not None or buffer.startswith("[")
+        place = opening.end() if opening is not None else int(is_array)
         while True:
             place = _BETWEEN_ROWS.match(buffer, place).end()  # type: ignore[union-attr]
             try:
@@ -128,7 +151,7 @@ def _iter_json(file: Path, _: Collection[str] | None) -> Iterator[PlacedRow]:
                 if more:
                     buffer += more
                     continue
-                if buffer.rstrip() == ("]" if is_array else ""):
+                if _is_end(buffer.rstrip(), is_array=is_array, in_object=opening is not None):
                     return
                 raise InputError(f"{file}: row {number + 1} is not JSON: {error.msg}.") from error
             except RecursionError as error:
@@ -137,11 +160,18 @@ def _iter_json(file: Path, _: Collection[str] | None) -> Iterator[PlacedRow]:
             yield number, _object(row, f"{file}: row {number}")
 
 
-def _iter_csv(file: Path, _: Collection[str] | None) -> Iterator[PlacedRow]:
+def _is_end(rest: str, *, is_array: bool, in_object: bool) -> bool:
+    """Whether what stands behind the last row closes what was opened; in an object other members may follow."""
+    if in_object:
+        return rest.startswith("]") and rest.endswith("}")
+    return rest == ("]" if is_array else "")
+
+
+def _iter_csv(file: Path, _: Collection[str] | None, *, delimiter: str) -> Iterator[PlacedRow]:
     csv.field_size_limit(_MAX_ROW_CHARS)
-    with file.open(encoding="utf-8-sig", newline="") as text:
+    with open_text(file) as text:
         # Spaces after a comma are no part of the field, and quotes after them are quotes.
-        reader = csv.DictReader(text, strict=True, skipinitialspace=True)
+        reader = csv.DictReader(text, strict=True, skipinitialspace=delimiter == ",", delimiter=delimiter)
         number = 0
         try:
             _refuse_repeated(file, reader.fieldnames or ())
@@ -151,7 +181,7 @@ def _iter_csv(file: Path, _: Collection[str] | None) -> Iterator[PlacedRow]:
                     raise InputError(f"{file}: row {number} has more fields than the header {reader.fieldnames}.")
                 yield number, row
         except csv.Error as error:
-            raise InputError(f"{file}: row {number + 1} is not CSV: {error}.") from error
+            raise InputError(f"{file}: row {number + 1} is not {format_of(file.name)[1:].upper()}: {error}.") from error
 
 
 def _refuse_repeated(file: Path, names: Collection[str]) -> None:
@@ -171,6 +201,9 @@ def _too_deep(where: str) -> InputError:
 
 
 def _object(row: Any, where: str) -> Row:
+    if isinstance(row, list) and row and all(isinstance(turn, dict) for turn in row):
+        # A row that is a list of turns has their places as column names, as it has in parquet.
+        return {str(place): turn for place, turn in enumerate(row)}
     if not isinstance(row, dict):
         raise InputError(f"{where} is {str(row)[:60]!r}, it must be an object of named fields.")
     return row

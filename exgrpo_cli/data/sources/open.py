@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exgrpo_cli.data.sources.files import SUFFIXES
+from exgrpo_cli.data.sources.formats import FORMATS, SUFFIXES, stem_of, suffix_of
 from exgrpo_cli.data.sources.hub import FetchProgress, HubId, fetch, parse_hub_id, read_card
 from exgrpo_cli.data.sources.splits import select_files
 from exgrpo_cli.errors import InputError
@@ -34,8 +34,8 @@ def hub_id_of(text: str) -> HubId:
     hub = parse_hub_id(text)
     if hub is None or text.lower().endswith(SUFFIXES) or text.startswith((".", "/", "~")):
         raise InputError(
-            f"{text} does not exist: a source is `arithmetic`, a {', '.join(SUFFIXES)} file, a folder, or a Hugging "
-            f"Face id (owner/name@revision:split)."
+            f"{text} does not exist: a source is `arithmetic`, a file ({FORMATS}), a folder, or a "
+            f"Hugging Face id (owner/name@revision:split)."
         )
     return hub
 
@@ -47,7 +47,7 @@ def default_name(text: str) -> str:
     if hub is not None:
         return "-".join([hub.repo.partition("/")[2], *(part.replace("/", "-") for part in hub.selectors)])
     path, selectors = local if local else (Path(text), ())
-    stem = path.resolve().name.removesuffix(path.suffix if path.is_file() else "")
+    stem = stem_of(path.resolve()) if path.is_file() else path.resolve().name
     return "-".join([stem, *(part.replace("/", "-") for part in selectors)])
 
 
@@ -77,9 +77,9 @@ def _split_local(text: str) -> tuple[Path, tuple[str, ...]] | None:
 
 
 def _open_file(path: Path) -> Source:
-    if path.suffix.lower() not in SUFFIXES:
-        raise InputError(f"{path} has the suffix {path.suffix!r}: questions are read from {', '.join(SUFFIXES)} files.")
-    return Source(name=path.stem, revision=None, split=None, files=(path,))
+    if not suffix_of(path.name):
+        raise InputError(f"{path} has the suffix {path.suffix!r}: questions are read from {FORMATS} files.")
+    return Source(name=stem_of(path), revision=None, split=None, files=(path,))
 
 
 def _open_folder(folder: Path, selectors: Sequence[str]) -> Source:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from exgrpo_cli.data.sources.files import SUFFIXES
+from exgrpo_cli.data.sources.formats import FORMATS, suffix_of
 from exgrpo_cli.errors import InputError, nearest
 
 _SPLIT_WORDS = {
@@ -54,7 +54,7 @@ def select_files(where: str, paths: Sequence[str], card: Mapping[str, Any], sele
     if not data:
         scripts = [path for path in paths if path.endswith(".py")]
         hint = f" Its loading script {scripts[0]} is not run; try {where}@refs/convert/parquet." if scripts else ""
-        raise InputError(f"{where} has no {', '.join(SUFFIXES)} files: there are no questions to read.{hint}")
+        raise InputError(f"{where} has no {FORMATS} files: there are no questions to read.{hint}")
     if len(selectors) == 1 and selectors[0] in data:
         return Selection(config="default", split="file", files=(selectors[0],))
     configs = _configs_of_card(where, data, card) or _configs_of_names(data)
@@ -69,7 +69,7 @@ def select_files(where: str, paths: Sequence[str], card: Mapping[str, Any], sele
 def _is_data(path: str) -> bool:
     parts = PurePosixPath(path).parts
     hidden = any(part.startswith((".", "_")) for part in parts)
-    return path.lower().endswith(SUFFIXES) and not hidden and parts[-1] != "dataset_infos.json"
+    return bool(suffix_of(path)) and not hidden and parts[-1] != "dataset_infos.json"
 
 
 def _configs_of_card(where: str, data: Sequence[str], card: Mapping[str, Any]) -> dict[str, Splits]:
@@ -156,7 +156,7 @@ def _choose_split(where: str, splits: Splits, selectors: list[str]) -> str:
 
 
 def _check_formats(where: str, files: Sequence[str]) -> None:
-    suffixes = sorted({PurePosixPath(path).suffix.lower() for path in files})
+    suffixes = sorted({suffix_of(path) for path in files})
     if len(suffixes) > 1:
         raise InputError(f"{where} mixes {' and '.join(suffixes)} files: name one of them, for example {files[0]}.")
 
@@ -164,7 +164,7 @@ def _check_formats(where: str, files: Sequence[str]) -> None:
 def _check_shards(where: str, files: Sequence[str]) -> None:
     shards: dict[tuple[str, int], int] = {}
     for path in files:
-        match = _SHARD.fullmatch(path.rpartition(".")[0])
+        match = _SHARD.fullmatch(path[: -len(suffix_of(path))])
         if match:
             key = (match.group(1), int(match.group(3)))
             shards[key] = shards.get(key, 0) + 1
