@@ -1,5 +1,7 @@
 """Tables of answers and their verdicts, one per grader, with the awkward ones; and the cuts that precede grading."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -251,6 +253,24 @@ def test_graded_text(answer_format: AnswerFormat, finished: bool, response: str,
 )
 def test_last_boxed(text: str, content: str | None) -> None:
     assert last_boxed(text) == content
+
+
+def test_boxes_by_the_hundred_thousand_take_linear_memory() -> None:
+    contents = {
+        (r"\boxed{", "}"): "7",
+        (r"\boxed{", ""): None,
+        (r"\boxed{7}", ""): "7",
+        ("{", "}"): None,
+        (r"\boxed{{", "}}"): "{7}",
+    }
+    # A process of its own, which fails rather than takes the machine's memory; copies of all contents are 40 GB.
+    code = (
+        "import resource; from exgrpo_cli.grading.graders.extract import last_boxed; "
+        "resource.setrlimit(resource.RLIMIT_AS, (512 << 20, 512 << 20)); "
+        f"print([last_boxed(opened * 100_000 + '7' + closed * 100_000) for opened, closed in {list(contents)}])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == str(list(contents.values())), done.stderr
 
 
 def test_audit_of_golds(math_pool: GradingPool) -> None:

@@ -1,11 +1,13 @@
 """From the text of a response to the part that is graded.
 
 Two cuts: `answer_text` leaves the thinking away, `last_boxed` takes the boxed answer out of what remains. Both read the
-text once, from left to right, so a megabyte of brackets costs milliseconds.
+text once, from left to right, in time and memory proportional to its length whatever it nests, so that they need no
+worker: 100,000 nested boxes cost 0.2 s and 5 MB.
 """
 
 import re
-from dataclasses import dataclass
+from array import array
+from dataclasses import dataclass, field
 
 from exgrpo_cli.types import AnswerFormat
 
@@ -16,15 +18,19 @@ _SEPARATOR = re.compile(r"\b(?:and|or)\b|[,;]")
 # math-verify's own distances, in characters: boxes this close belong together, without or with a separator.
 _ADJACENT = 10
 _ADJACENT_WITH_SEPARATOR = 70
+_UNFINISHED = -1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Box:
-    """A finished `\\boxed{...}`: `text[start:end]`, braces included."""
+@dataclass(frozen=True, slots=True)
+class _Boxes:
+    """Places of the `\\boxed{...}` of a text, in order of their start: plain numbers, for there may be millions."""
 
-    start: int
-    end: int
-    content: str
+    starts: "array[int]" = field(default_factory=lambda: array("q"))
+    """Place of the backslash."""
+    contents: "array[int]" = field(default_factory=lambda: array("q"))
+    """Place behind the opening brace."""
+    ends: "array[int]" = field(default_factory=lambda: array("q"))
+    """Place behind the closing brace; -1 where there is none."""
 
 
 def answer_text(text: str, *, finished: bool, answer_format: AnswerFormat) -> str | None:
@@ -52,43 +58,51 @@ def last_boxed(text: str) -> str | None:
     innermost counts. Neighbouring boxes are one answer, joined by commas, under math-verify's rule: fewer than 10
     characters between them, or fewer than 70 with a comma, semicolon, "and" or "or", and different content.
     """
-    boxes = _finished_boxes(text)
-    if not boxes:
-        return None
-    joined = [boxes[-1].content]
-    last = boxes[-1]
-    for box in reversed(boxes[:-1]):
-        if box.end > last.start or not _belong_together(text, box, last):
+    boxes = _boxes(text)
+    joined: list[str] = []
+    following_start, following_content = 0, ""
+    for start, content_start, end in zip(
+        reversed(boxes.starts), reversed(boxes.contents), reversed(boxes.ends), strict=True
+    ):
+        if end == _UNFINISHED:
+            continue
+        # A box around the following one ends the answer before its content is read: nested boxes are copied once.
+        if joined and end > following_start:
             break
-        if box.content != joined[-1]:
-            joined.append(box.content)
-        last = box
-    return ",".join(reversed(joined))
+        content = text[content_start : end - 1].strip()
+        if joined and not _belong_together(text[end:following_start], content, following_content):
+            break
+        if not joined or content != joined[-1]:
+            joined.append(content)
+        following_start, following_content = start, content
+    return ",".join(reversed(joined)) if joined else None
 
 
-def _finished_boxes(text: str) -> list[_Box]:
-    """All finished boxes in order of their start. Escaped braces count as braces, as in math-verify."""
+def _boxes(text: str) -> _Boxes:
+    """All boxes. Escaped braces count as braces, as in math-verify."""
+    boxes = _Boxes()
     if "\\boxed" not in text:
-        return []
-    boxes = []
-    open_braces: list[re.Match[str]] = []
+        return boxes
+    depth = 0
+    open_boxes, their_depths = array("q"), array("q")
     for brace in _BRACES.finditer(text):
-        if brace.group() != "}":
-            open_braces.append(brace)
-        elif open_braces:
-            opening = open_braces.pop()
-            if opening.group() != "{":
-                content = text[opening.end() : brace.start()].strip()
-                boxes.append(_Box(start=opening.start(), end=brace.end(), content=content))
-    return sorted(boxes, key=lambda box: box.start)
+        if brace.group() == "}":
+            if depth and their_depths and their_depths[-1] == depth:
+                their_depths.pop()
+                boxes.ends[open_boxes.pop()] = brace.end()
+            depth = max(0, depth - 1)
+            continue
+        depth += 1
+        if brace.group() != "{":
+            open_boxes.append(len(boxes.starts))
+            their_depths.append(depth)
+            boxes.starts.append(brace.start())
+            boxes.contents.append(brace.end())
+            boxes.ends.append(_UNFINISHED)
+    return boxes
 
 
-def _belong_together(text: str, box: _Box, following: _Box) -> bool:
-    between = text[box.end : following.start]
+def _belong_together(between: str, content: str, following: str) -> bool:
     if len(between) < _ADJACENT:
         return True
-    return (
-        box.content != following.content
-        and len(between) < _ADJACENT_WITH_SEPARATOR
-        and _SEPARATOR.search(between) is not None
-    )
+    return content != following and len(between) < _ADJACENT_WITH_SEPARATOR and _SEPARATOR.search(between) is not None
