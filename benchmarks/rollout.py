@@ -22,8 +22,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from exgrpo_cli.algo.batching import MiniBatch, TrainingRow
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
+from exgrpo_cli.config.sections.optim import OptimSettings
 from exgrpo_cli.engines.hf.generator import HFGenerator
-from exgrpo_cli.engines.policy.optimizer import OptimizerSettings
 from exgrpo_cli.engines.policy.plain import TorchPolicy
 from exgrpo_cli.types import RolloutRequest, SamplingParams, TokenSequence
 
@@ -105,8 +105,7 @@ def measure(num_questions: int, repeats: int) -> dict[str, float]:
         model,
         temperature=1.0,
         objective=ObjectiveSettings(),
-        optimizer=OptimizerSettings(learning_rate=1e-6),
-        micro_batch_tokens=4096,
+        optim=OptimSettings(microbatch_tokens=4096),
     )
     rows = tuple(training_rows(num_questions, np.random.default_rng(0)))
     batch = MiniBatch(rows=rows, num_rollouts=len(rows), max_response_tokens=MAX_TOKENS, clip=False)

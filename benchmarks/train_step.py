@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from exgrpo_cli.algo.batching import MiniBatch, TrainingRow
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
-from exgrpo_cli.engines.policy.optimizer import OptimizerSettings
+from exgrpo_cli.config.sections.optim import OptimSettings
 from exgrpo_cli.engines.policy.plain import TorchPolicy
 from exgrpo_cli.machine.shapes import Shape, preset_config, shape_of
 from exgrpo_cli.types import TokenSequence
@@ -141,8 +141,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         build(config, dtype, device),
         temperature=1.0,
         objective=ObjectiveSettings(),
-        optimizer=OptimizerSettings(learning_rate=1e-6),
-        micro_batch_tokens=arguments.microbatch_tokens,
+        optim=OptimSettings(microbatch_tokens=arguments.microbatch_tokens),
         gradient_checkpointing=arguments.gradient_checkpointing,
     )
     rate = reachable_rate(device, dtype)

@@ -33,7 +33,7 @@ def deepspeed_updates(ranks: Ranks, folder: Path, stage: int, dtype: torch.dtype
     from small_policy import TEMPERATURE, build_model, minibatch, sequences
 
     from exgrpo_cli.config.sections.objective import ObjectiveSettings
-    from exgrpo_cli.engines.policy.optimizer import OptimizerSettings
+    from exgrpo_cli.config.sections.optim import OptimSettings
     from exgrpo_cli.engines.policy.sharded import DeepSpeedPolicy
 
     def policy(**bounds: float) -> DeepSpeedPolicy:
@@ -41,9 +41,7 @@ def deepspeed_updates(ranks: Ranks, folder: Path, stage: int, dtype: torch.dtype
             build_model(dtype),
             temperature=TEMPERATURE,
             objective=ObjectiveSettings(),
-            optimizer=OptimizerSettings(learning_rate=1e-3, **bounds),
-            zero_stage=stage,
-            micro_batch_tokens=24,
+            optim=OptimSettings(learning_rate=1e-3, zero_stage=stage, microbatch_tokens=24, **bounds),
             ranks=ranks,
         )
 
@@ -75,7 +73,7 @@ def deepspeed_updates(ranks: Ranks, folder: Path, stage: int, dtype: torch.dtype
     except InputError as error:
         refused = str(error)
     # The gradient of a mini-batch is far above this bound.
-    bounded = policy(skip_grad_norm=1e-3)
+    bounded = policy(skip_norm=1e-3)
     before = taken(bounded)
     skipped = bounded.update(minibatch())
     unmoved = all(torch.equal(weight, before[name]) for name, weight in bounded.named_weights())
@@ -100,7 +98,7 @@ def deepspeed_memory(ranks: Ranks, folder: Path, stage: int, dtype: torch.dtype)
     from transformers import AutoModelForCausalLM, Qwen2Config
 
     from exgrpo_cli.config.sections.objective import ObjectiveSettings
-    from exgrpo_cli.engines.policy.optimizer import OptimizerSettings
+    from exgrpo_cli.config.sections.optim import OptimSettings
     from exgrpo_cli.engines.policy.sharded import DeepSpeedPolicy
 
     sizes = {"vocab_size": 2000, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 2}
@@ -110,8 +108,7 @@ def deepspeed_memory(ranks: Ranks, folder: Path, stage: int, dtype: torch.dtype)
         model,
         temperature=1.0,
         objective=ObjectiveSettings(),
-        optimizer=OptimizerSettings(learning_rate=1e-3),
-        zero_stage=stage,
+        optim=OptimSettings(learning_rate=1e-3, zero_stage=stage),
         ranks=ranks,
     )
     # Moments come with the first update.

@@ -1,6 +1,7 @@
 """A small policy, twelve rows and a mini-batch of them, for the tests of engines and ranks."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -9,7 +10,7 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from exgrpo_cli.algo.batching import MiniBatch, TrainingRow
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
-from exgrpo_cli.engines.policy.optimizer import OptimizerSettings
+from exgrpo_cli.config.sections.optim import OptimSettings
 from exgrpo_cli.engines.policy.plain import TorchPolicy
 from exgrpo_cli.types import TokenSequence
 
@@ -17,8 +18,8 @@ TEMPERATURE = 0.8
 VOCAB = 50
 # With epsilon far above the gradients AdamW's first step is -lr * gradient / epsilon: the change of the weights shows
 # the gradient itself, where its usual sign-like step would hide its size. The clip and skip bounds are out of reach.
-LINEAR = OptimizerSettings(
-    learning_rate=1.0, epsilon=1e3, weight_decay=0.0, max_grad_norm=1e9, skip_grad_norm=1e9
+LINEAR = OptimSettings(
+    learning_rate=1.0, epsilon=1e3, weight_decay=0.0, grad_clip=1e9, skip_norm=1e9
 )  # fmt: skip
 
 
@@ -31,9 +32,12 @@ def build_model(dtype: torch.dtype = torch.float64, *, tied: bool = True) -> Pre
     return Qwen2ForCausalLM(config).to(dtype)
 
 
-def build_policy(model: PreTrainedModel, **settings: object) -> TorchPolicy:
-    chosen = {"objective": ObjectiveSettings(), "optimizer": LINEAR, "micro_batch_tokens": 64, **settings}
-    return TorchPolicy(model, temperature=TEMPERATURE, **chosen)  # type: ignore[arg-type]
+def build_policy(
+    model: PreTrainedModel, *, optim: OptimSettings = LINEAR, microbatch_tokens: int = 64, **settings: object
+) -> TorchPolicy:
+    chosen = {"objective": ObjectiveSettings(), **settings}
+    optim = replace(optim, microbatch_tokens=microbatch_tokens)
+    return TorchPolicy(model, temperature=TEMPERATURE, optim=optim, **chosen)  # type: ignore[arg-type]
 
 
 def sequences() -> list[TokenSequence]:

@@ -14,7 +14,6 @@ from exgrpo_cli.config.settings import Config
 from exgrpo_cli.console.reporter import Reporter
 from exgrpo_cli.data.prompts import Template, answer_format, check_prompt_lengths, choose_template, encode
 from exgrpo_cli.data.stream import QuestionStream
-from exgrpo_cli.engines.policy.optimizer import OptimizerSettings
 from exgrpo_cli.engines.policy.plain import TorchPolicy
 from exgrpo_cli.engines.protocols import Policy
 from exgrpo_cli.errors import InputError
@@ -131,22 +130,11 @@ def sampling_backbone(config: Config, backbone: Backbone) -> Backbone:
 
 def make_policy(config: Config, backbone: Backbone, ranks: Ranks) -> Policy:
     """The training engine with this run's objective and optimizer."""
-    optim = config.optim
+    optim = replace(config.optim, horizon=config.optim.horizon or config.run.steps)
     shared: dict[str, Any] = dict(
         temperature=config.rollout.temperature,
         objective=config.objective,
-        optimizer=OptimizerSettings(
-            learning_rate=optim.learning_rate,
-            betas=(optim.beta1, optim.beta2),
-            weight_decay=optim.weight_decay,
-            schedule=optim.schedule,
-            warmup_updates=optim.warmup_steps * optim.minibatches,
-            horizon_updates=(optim.horizon or config.run.steps) * optim.minibatches,
-            final_fraction=optim.final_fraction,
-            max_grad_norm=optim.grad_clip,
-            skip_grad_norm=optim.skip_norm,
-        ),
-        micro_batch_tokens=optim.microbatch_tokens,
+        optim=optim,
         gradient_checkpointing=config.backbone.gradient_checkpointing,
         ranks=ranks,
     )
@@ -154,7 +142,7 @@ def make_policy(config: Config, backbone: Backbone, ranks: Ranks) -> Policy:
         return TorchPolicy(backbone.model, **shared)
     from exgrpo_cli.engines.policy.sharded import DeepSpeedPolicy
 
-    return DeepSpeedPolicy(backbone.model, zero_stage=optim.zero_stage, offload=optim.offload, **shared)
+    return DeepSpeedPolicy(backbone.model, **shared)
 
 
 def open_shared_buffer(

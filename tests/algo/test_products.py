@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from exgrpo_cli.algo import products
 from exgrpo_cli.algo.products import BLOCK_ROWS, COARSE_ROWS, FEWEST_ROWS, linear, product, transposed_product
-from exgrpo_cli.engines.model.causal_lm import ProductLinear, use_products
+from exgrpo_cli.engines.model.product_linear import ProductLinear, use_products
 
 ROWS = [1, FEWEST_ROWS - 1, FEWEST_ROWS, FEWEST_ROWS + 1, 2 * COARSE_ROWS, 2 * COARSE_ROWS + 1, BLOCK_ROWS, 2500]
 
@@ -83,3 +84,16 @@ def test_only_plain_linear_layers_change_and_their_weights_keep_their_names():
     assert [type(layer) for layer in model] == [ProductLinear, Scaled]
     assert list(model.state_dict()) == names
     torch.testing.assert_close(model(inputs), before)
+
+
+@pytest.mark.parametrize("name", ["Qwen2", "Llama"])
+def test_the_layers_of_the_published_backbones_are_plain_linear_ones(name):
+    """What `product_linear` counts on, of transformers and of torch: seven matrices and the head."""
+    sizes = {"vocab_size": 16, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    config = getattr(transformers, f"{name}Config")(**sizes, num_attention_heads=2, num_key_value_heads=1)
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+
+    use_products(model)
+
+    assert [type(layer) for layer in model.modules() if isinstance(layer, nn.Linear)] == 8 * [ProductLinear]
+    assert not torch.backends.mkldnn.is_available() or hasattr(torch.ops.mkldnn, "_linear_pointwise")

@@ -18,7 +18,8 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel, Qwen2
 
 from exgrpo_cli.algo.batching import MiniBatch, TrainingRow, packed_batches, rank_shares
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
-from exgrpo_cli.engines.policy.optimizer import OptimizerSettings, learning_rate_at
+from exgrpo_cli.config.sections.optim import OptimSettings
+from exgrpo_cli.engines.policy.optimizer import learning_rate_at
 from exgrpo_cli.engines.policy.packing import pack
 from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.types import TokenSequence
@@ -90,13 +91,13 @@ def test_gradient_equals_autograd_over_full_logits(clip: bool, tied: bool, entro
 def test_micro_batches_and_order_do_not_move_the_update() -> None:
     objective = ObjectiveSettings(entropy_coefficient=0.3, kl_coefficient=0.1)
     batch = minibatch()
-    whole = change_by_update(batch, objective=objective, micro_batch_tokens=10_000)
+    whole = change_by_update(batch, objective=objective, microbatch_tokens=10_000)
     assert whole.abs().mean() > 1e-6
-    single = change_by_update(batch, objective=objective, micro_batch_tokens=1)
+    single = change_by_update(batch, objective=objective, microbatch_tokens=1)
     torch.testing.assert_close(single, whole, rtol=1e-6, atol=1e-10)
     shuffled = replace(batch, rows=tuple(batch.rows[index] for index in np.random.default_rng(2).permutation(12)))
     torch.testing.assert_close(
-        change_by_update(shuffled, objective=objective, micro_batch_tokens=40), whole, rtol=1e-6, atol=1e-10
+        change_by_update(shuffled, objective=objective, microbatch_tokens=40), whole, rtol=1e-6, atol=1e-10
     )
 
 
@@ -142,7 +143,7 @@ def test_zero_advantage_rows_count_in_n_only() -> None:
 
 def test_a_minibatch_of_zero_advantages_is_an_update_of_zero_gradient() -> None:
     model = build_model()
-    policy = build_policy(model, optimizer=replace(LINEAR, epsilon=1e-8, learning_rate=1e-3))
+    policy = build_policy(model, optim=replace(LINEAR, epsilon=1e-8, learning_rate=1e-3))
     policy.update(minibatch())
     before = weights(model)
     idle = minibatch(rows=tuple(replace(row, advantage=0.0) for row in minibatch().rows))
@@ -162,15 +163,15 @@ def test_kl_penalty_pulls_back_to_the_initial_weights() -> None:
 def test_saved_and_loaded_policy_goes_on_bit_for_bit(tmp_path: Path) -> None:
     batch = minibatch()
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        optimizer = OptimizerSettings(
-            learning_rate=1e-3, schedule="linear", warmup_updates=1, horizon_updates=4, skip_grad_norm=1e9
+        optimizer = OptimSettings(
+            learning_rate=1e-3, schedule="linear", warmup_steps=1, horizon=4, minibatches=1, skip_norm=1e9
         )
-        straight = build_policy(build_model(dtype), optimizer=optimizer)
+        straight = build_policy(build_model(dtype), optim=optimizer)
         straight.update(batch)
         straight.save(tmp_path / str(dtype))
         resumed_model = build_model(dtype)
         torch.nn.init.zeros_(resumed_model.model.norm.weight)
-        resumed = build_policy(resumed_model, optimizer=optimizer)
+        resumed = build_policy(resumed_model, optim=optimizer)
         resumed.load(tmp_path / str(dtype))
         reports = [policy.update(batch) for policy in (straight, resumed)]
         assert reports[0] == reports[1] and reports[0].metrics["optim/learning_rate"] == 1e-3
@@ -188,30 +189,30 @@ def test_loading_another_backbone_is_refused(tmp_path: Path) -> None:
 
 def test_an_update_of_bad_gradient_is_skipped_and_counted() -> None:
     model = build_model()
-    policy = build_policy(model, optimizer=replace(LINEAR, skip_grad_norm=1e-6))
+    policy = build_policy(model, optim=replace(LINEAR, skip_norm=1e-6))
     before = weights(model)
     broken = minibatch(rows=(replace(minibatch().rows[0], advantage=math.nan),))
     reports = [policy.update(minibatch()), policy.update(broken)]
     assert [report.applied for report in reports] == [False, False]
     assert [report.skip_reason for report in reports] == ["gradient norm above 1e-06", "non-finite gradient"]
     assert torch.equal(weights(model), before)
-    assert (policy.weight_version, policy.consecutive_skips, policy.num_updates) == (0, 2, 2)
+    assert (policy.weight_version, policy.consecutive_skips, policy.counters.num_updates) == (0, 2, 2)
     healthy = build_policy(model)
-    healthy.consecutive_skips = 2
+    healthy.counters.consecutive_skips = 2
     assert healthy.update(minibatch()).applied and healthy.consecutive_skips == 0 and healthy.weight_version == 1
 
 
 def test_clipping_scales_the_gradient_to_the_bound() -> None:
     plain = change_by_update(minibatch())
     norm = build_policy(build_model()).update(minibatch()).grad_norm
-    clipped = change_by_update(minibatch(), optimizer=replace(LINEAR, max_grad_norm=norm / 2))
+    clipped = change_by_update(minibatch(), optim=replace(LINEAR, grad_clip=norm / 2))
     torch.testing.assert_close(clipped, plain / 2, rtol=1e-3, atol=1e-9)
 
 
 def test_bfloat16_weights_keep_float32_masters() -> None:
     # A step of 1e-6 is lost in most bfloat16 weights of 0.2 (1e-3 apart); 31 steps move many more of them.
     model = build_model(torch.bfloat16)
-    policy = build_policy(model, optimizer=OptimizerSettings(learning_rate=1e-6, weight_decay=0.0, skip_grad_norm=1e9))
+    policy = build_policy(model, optim=OptimSettings(learning_rate=1e-6, weight_decay=0.0, skip_norm=1e9))
     batch = minibatch()
     before = weights(model).float()
     policy.update(batch)
@@ -225,7 +226,7 @@ def test_bfloat16_weights_keep_float32_masters() -> None:
 
 def test_bfloat16_gradients_of_micro_batches_add_up() -> None:
     norms = [
-        build_policy(build_model(torch.bfloat16), micro_batch_tokens=tokens).update(minibatch()).grad_norm
+        build_policy(build_model(torch.bfloat16), microbatch_tokens=tokens).update(minibatch()).grad_norm
         for tokens in (1, 10_000)
     ]
     assert norms[0] == pytest.approx(norms[1], rel=0.02)
@@ -233,7 +234,7 @@ def test_bfloat16_gradients_of_micro_batches_add_up() -> None:
 
 def test_a_positive_advantage_raises_the_log_probs_of_its_tokens() -> None:
     sequence = sequences()[1]
-    policy = build_policy(build_model(), optimizer=OptimizerSettings(learning_rate=1e-3))
+    policy = build_policy(build_model(), optim=OptimSettings(learning_rate=1e-3))
     (before,) = policy.score([sequence])
     row = TrainingRow(sequence=sequence, advantage=1.0, behaviour_logprobs=before.logprobs, replayed=False)
     policy.update(MiniBatch(rows=(row,), num_rollouts=1, max_response_tokens=12, clip=True))
@@ -262,16 +263,16 @@ def test_named_weights_hold_tied_tensors_under_each_name() -> None:
 
 
 def test_schedules_by_hand() -> None:
-    linear = OptimizerSettings(
-        learning_rate=1.0, schedule="linear", warmup_updates=2, horizon_updates=6, final_fraction=0.2
+    linear = OptimSettings(
+        learning_rate=1.0, schedule="linear", warmup_steps=1, horizon=3, minibatches=2, final_fraction=0.2
     )
     # Warm-up 1/2, 1; then from 1 at update 2 down to 0.2 at update 6, in steps of 0.2.
     expected = [0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2]
     assert [learning_rate_at(linear, update) for update in range(8)] == pytest.approx(expected)
-    constant = OptimizerSettings(learning_rate=2.0, warmup_updates=4)
+    constant = OptimSettings(learning_rate=2.0, warmup_steps=4, minibatches=1)
     assert [learning_rate_at(constant, update) for update in range(6)] == [0.5, 1.0, 1.5, 2.0, 2.0, 2.0]
-    with pytest.raises(InputError, match="linear schedule ends at update 0, within the warm-up of 0"):
-        OptimizerSettings(learning_rate=1.0, schedule="linear")
+    with pytest.raises(InputError, match="linear schedule ends at step 4, within the warm-up of 4"):
+        OptimSettings(schedule="linear", horizon=4, warmup_steps=4)
 
 
 def test_models_whose_log_probs_would_be_wrong_are_refused() -> None:

@@ -1,6 +1,7 @@
 """The DeepSpeed policy on two processes against the torch policy on one."""
 
 import base64
+import inspect
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ from two_ranks import TORCHRUN, agents, free_port, two_ranks
 
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.resolve import to_toml
-from exgrpo_cli.engines.policy.optimizer import OptimizerSettings
+from exgrpo_cli.config.sections.optim import OptimSettings
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.machine.memory import memory_plan
 from exgrpo_cli.machine.shapes import Shape
@@ -67,7 +68,7 @@ def gaps_to_the_plain_policy(results: dict[str, Any], dtype: torch.dtype) -> tup
     the plain policy's gradient norms."""
     model = build_model(dtype)
     before = {name: weight.clone().float() for name, weight in model.state_dict().items()}
-    policy = build_policy(model, optimizer=OptimizerSettings(learning_rate=1e-3))
+    policy = build_policy(model, optim=OptimSettings(learning_rate=1e-3))
     norms = [policy.update(minibatch()).grad_norm for _ in range(5)]
     after = {name: weight.float() for name, weight in model.state_dict().items()}
 
@@ -169,6 +170,25 @@ def test_a_rank_killed_on_one_host_ends_the_other_host(small_config, tmp_path: P
     assert all(process.returncode for process in hosts)
     assert "one of them has ended or hangs" in left
     assert "go on with --resume" in left
+
+
+def test_the_names_inside_deepspeed_that_are_patched_are_there() -> None:
+    """Each of the three optimizers has, and calls, the method whose place its bounded norm takes."""
+    pytest.importorskip("deepspeed")
+    from deepspeed import ops
+    from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+    from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+    from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+
+    from exgrpo_cli.engines.policy.deepspeed_patches import SHARED_MEMORY_EXTENSION
+
+    def step_calls(optimizer: type, name: str) -> bool:
+        return callable(getattr(optimizer, name)) and f"self.{name}(" in inspect.getsource(optimizer)
+
+    assert step_calls(DeepSpeedZeroOptimizer, "scaled_global_norm")
+    assert step_calls(DeepSpeedZeroOptimizer_Stage3, "_get_norm_groups")
+    assert step_calls(BF16_Optimizer, "get_grads_for_norm")
+    assert SHARED_MEMORY_EXTENSION in ops.__compatible_ops__
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from exgrpo_cli.backbones.load import load_folder
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
-from exgrpo_cli.engines.policy.optimizer import OptimizerSettings
+from exgrpo_cli.config.sections.optim import OptimSettings
 from exgrpo_cli.engines.policy.plain import TorchPolicy
 from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams, StopReason, TokenSequence
@@ -36,7 +36,7 @@ def policy(vllm_backbone: Path) -> TorchPolicy:
         backbone.model,
         temperature=TEMPERATURE,
         objective=ObjectiveSettings(),
-        optimizer=OptimizerSettings(learning_rate=1e-3),
+        optim=OptimSettings(learning_rate=1e-3),
     )
 
 

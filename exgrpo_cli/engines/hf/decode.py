@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from exgrpo_cli.engines.hf.attention import decoding_calls
 from exgrpo_cli.engines.hf.cache import SlotCache
 from exgrpo_cli.engines.hf.prefill import StartingRows, WaitingRow, WaitingRows
 from exgrpo_cli.engines.hf.slots import AttentionChunk, attention_chunks, regroup, widened
-from exgrpo_cli.engines.model.attention import decoding_calls
 from exgrpo_cli.engines.model.causal_lm import CausalLM
 from exgrpo_cli.engines.sampling import sample_tokens
 from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams, StopReason

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from exgrpo_cli.engines.hf.attention import GROUPED_DECODING
 from exgrpo_cli.engines.hf.decode import DecodeBatch
 from exgrpo_cli.engines.hf.prefill import WaitingRow
 from exgrpo_cli.engines.hf.weights import take_weights
-from exgrpo_cli.engines.model.attention import GROUPED_DECODING, use_attention
-from exgrpo_cli.engines.model.causal_lm import split_causal_lm, use_products
+from exgrpo_cli.engines.model.attention import use_attention
+from exgrpo_cli.engines.model.causal_lm import split_causal_lm
+from exgrpo_cli.engines.model.product_linear import use_products
 from exgrpo_cli.engines.protocols import Score
 from exgrpo_cli.engines.sampling import check_sampling
 from exgrpo_cli.errors import InputError

@@ -3,11 +3,9 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
-from exgrpo_cli.algo.products import linear
 from exgrpo_cli.errors import InputError
 
 PROBE_TOKENS = 8
@@ -26,20 +24,6 @@ class CausalLM:
     @property
     def device(self) -> torch.device:
         return self.head.weight.device
-
-
-class ProductLinear(nn.Linear):
-    """A linear layer that multiplies by `algo.products`; parameters, names and results are those of nn.Linear."""
-
-    def forward(self, inputs: Float[Tensor, "*batch ins"]) -> Float[Tensor, "*batch outs"]:
-        return linear(inputs, self.weight, self.bias)
-
-
-def use_products(model: nn.Module) -> None:
-    """Let the plain linear layers of `model` multiply by `algo.products`, in place; subclasses keep their own way."""
-    for module in model.modules():
-        if type(module) is nn.Linear:
-            module.__class__ = ProductLinear
 
 
 def split_causal_lm(model: PreTrainedModel) -> CausalLM:

@@ -1,7 +1,5 @@
 """A policy's weights and optimizer state on disk, restored bit for bit."""
 
-import json
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -13,23 +11,10 @@ from exgrpo_cli.errors import RunError
 
 WEIGHTS_FILE = "weights.safetensors"
 OPTIMIZER_FILE = "optimizer.pt"
-STATE_FILE = "policy.json"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PolicyState:
-    """The counters of a policy."""
-
-    weight_version: int
-    num_updates: int
-    """Updates tried, applied or skipped: the position in the learning-rate schedule."""
-    consecutive_skips: int
-
-
-def save_policy(
-    folder: Path, model: nn.Module, masters: MasterWeights, optimizer: torch.optim.Optimizer, state: PolicyState
-) -> None:
-    """Write weights, optimizer state and counters into `folder`, which is created.
+def save_policy(folder: Path, model: nn.Module, masters: MasterWeights, optimizer: torch.optim.Optimizer) -> None:
+    """Write weights and optimizer state into `folder`, which is created.
 
     What is stored of a trainable weight is its master, from which the model's own is rounded again when loaded; tied
     weights are stored once.
@@ -38,13 +23,10 @@ def save_policy(
     tensors = {name: tensor.detach().contiguous() for name, tensor in _stored(model, masters).items()}
     save_file(tensors, folder / WEIGHTS_FILE)
     torch.save(optimizer.state_dict(), folder / OPTIMIZER_FILE)
-    (folder / STATE_FILE).write_text(json.dumps(asdict(state)) + "\n")
 
 
 @torch.no_grad()
-def load_policy(
-    folder: Path, model: nn.Module, masters: MasterWeights, optimizer: torch.optim.Optimizer
-) -> PolicyState:
+def load_policy(folder: Path, model: nn.Module, masters: MasterWeights, optimizer: torch.optim.Optimizer) -> None:
     """Restore what `save_policy` wrote; raises RunError when it was written for another model."""
     saved, own = load_file(folder / WEIGHTS_FILE), _stored(model, masters)
     if saved.keys() != own.keys():
@@ -62,7 +44,6 @@ def load_policy(
         tensor.copy_(saved[name])
     masters.publish()
     optimizer.load_state_dict(torch.load(folder / OPTIMIZER_FILE, map_location="cpu", weights_only=True))
-    return PolicyState(**json.loads((folder / STATE_FILE).read_text()))
 
 
 def _stored(model: nn.Module, masters: MasterWeights) -> dict[str, Tensor]:

@@ -19,8 +19,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from exgrpo_cli.algo.batching import micro_batches
-from exgrpo_cli.engines.model.attention import PACKED_CAUSAL, AttentionBlock, AttentionLayout, use_attention
+from exgrpo_cli.algo.logprobs import token_logprobs
+from exgrpo_cli.engines.model.attention import use_attention
 from exgrpo_cli.engines.model.causal_lm import CausalLM
+from exgrpo_cli.engines.policy.attention import PACKED_CAUSAL, AttentionBlock, AttentionLayout
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.types import TokenSequence
 
@@ -91,6 +93,14 @@ def response_hidden(parts: CausalLM, batch: PackedBatch) -> Float[Tensor, "token
         )
     # An embedding look-up, for its backward pass: many times faster on a CPU than that of index_select.
     return F.embedding(batch.predicting, output.last_hidden_state[0])
+
+
+def packed_scores(
+    parts: CausalLM, batch: PackedBatch, temperature: float
+) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
+    """Log-probs and entropies of the response tokens, of softmax(logits / temperature), in nats."""
+    hidden = response_hidden(parts, batch)
+    return token_logprobs(hidden, parts.head.weight, batch.targets, temperature=temperature)
 
 
 @torch.no_grad()

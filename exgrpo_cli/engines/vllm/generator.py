@@ -128,6 +128,7 @@ class VLLMGenerator:
 
     def _run(self, prompts: Sequence[tuple[np.ndarray, "vllm.SamplingParams"]]) -> Iterator[tuple[int, Any]]:
         """Hand all prompts to the engine and yield (position, its one output) as each ends."""
+        from vllm import RequestOutput
         from vllm.inputs.engine import tokens_input
         from vllm.sampling_params import RequestOutputKind
 
@@ -142,7 +143,7 @@ class VLLMGenerator:
                 waiting[name] = position
             while waiting:
                 for result in engine.step():
-                    if result.finished:
+                    if isinstance(result, RequestOutput) and result.finished:
                         yield waiting.pop(result.request_id), result.outputs[0]
         finally:
             # Interrupted or failed: nothing of these requests may linger in the next call.

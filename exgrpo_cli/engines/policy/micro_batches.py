@@ -1,0 +1,189 @@
+"""Scores and accumulated gradients of any number of rows, micro-batch by micro-batch, whatever steps the optimizer.
+
+Under several ranks each takes its share of the rows, and the results are put together again.
+
+Axes: tokens = response tokens of a micro-batch, one row after the other.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from exgrpo_cli.algo.batching import MiniBatch, TrainingRow, packed_batches, rank_shares
+from exgrpo_cli.algo.diagnostics import ObjectiveSums
+from exgrpo_cli.algo.objective import Denominators, TokenTargets, denominators, micro_batch_loss, objective_sums
+from exgrpo_cli.config.sections.objective import ObjectiveSettings
+from exgrpo_cli.engines.model.attention import use_attention
+from exgrpo_cli.engines.model.causal_lm import CausalLM, split_causal_lm
+from exgrpo_cli.engines.policy.attention import PACKED_CAUSAL
+from exgrpo_cli.engines.policy.packing import PackedBatch, pack, packed_scores
+from exgrpo_cli.ranks.ranks import Ranks
+from exgrpo_cli.types import TokenScores, TokenSequence
+
+Forward = Callable[[PackedBatch], tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]]
+"""Log-probs and entropies of the response tokens of a micro-batch: the one code path of scoring and training."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Accumulated:
+    """The gradient of a mini-batch is in place; this is what else came of it, over all ranks."""
+
+    loss: float
+    sums: ObjectiveSums | None
+    """Diagnostics; None where no row has a gradient."""
+    num_tokens: int
+    """Response tokens with a gradient."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MicroBatches:
+    """How a policy runs rows through its model."""
+
+    parts: CausalLM
+    reference: CausalLM | None
+    """The frozen model of the KL penalty."""
+    objective: ObjectiveSettings
+    temperature: float
+    token_budget: int
+    """Most inputs of a micro-batch; a longer row is a micro-batch of its own."""
+    forward: Forward
+    backward: Callable[[Float[Tensor, ""]], None]
+    """Adds the gradient of a micro-batch's share of the loss to those of the weights."""
+    device: torch.device
+    ranks: Ranks
+    lockstep: bool
+    """Whether a pass is a collective: every rank then runs as many as the busiest, with gradient zero at the end."""
+
+    @torch.no_grad()
+    def score(self, sequences: Sequence[TokenSequence]) -> list[TokenScores]:
+        """Log-probs and entropies of all rows in their order, on every rank."""
+        shares = rank_shares(sequences, self.ranks.world_size)
+        own = [sequences[index] for index in shares[self.ranks.rank]]
+        scores: dict[int, TokenScores] = {}
+        for batch in self._passes(own):
+            rows = [own[index] for index in batch] or [sequences[0]]
+            logprobs, entropies = self.forward(pack(rows, self.device))
+            if batch:
+                counts = [len(row.response_ids) for row in rows]
+                scores.update(zip(batch, split_scores(logprobs, entropies, counts), strict=True))
+        return gather_scores(self.ranks, shares, [scores[index] for index in range(len(own))])
+
+    def accumulate(self, batch: MiniBatch) -> Accumulated:
+        """Add up the gradient of this rank's share of `batch`; the rest of the result is of all ranks."""
+        rows = rows_with_gradient(batch, self.objective)
+        share = rank_shares([row.sequence for row in rows], self.ranks.world_size)[self.ranks.rank]
+        own = [rows[index] for index in share]
+        totals = batch_denominators(batch, self.objective)
+        loss, sums = torch.zeros((), device=self.device), None
+        # With no gradient in any row Adam's momentum still moves the weights: one empty pass makes its zeros.
+        for micro in self._passes([row.sequence for row in own], at_least=1):
+            if micro:
+                part, part_sums = self._loss([own[index] for index in micro], totals, clip=batch.clip)
+                sums = part_sums if sums is None else sums + part_sums
+                loss = loss + part.detach()
+            else:
+                part = self._zero_loss(batch)
+            # Gradient checkpointing runs the layers once more in here, with whatever attention is set.
+            with use_attention(self.parts, PACKED_CAUSAL):
+                self.backward(part)
+        total, whole = gather_sums(self.ranks, float(loss), sums)
+        return Accumulated(loss=total, sums=whole, num_tokens=sum(row.num_tokens for row in rows))
+
+    def _passes(self, own: Sequence[TokenSequence], at_least: int = 0) -> list[list[int]]:
+        """The micro-batches of this rank's rows; in lockstep with empty ones behind, as many on every rank."""
+        batches = packed_batches(own, self.token_budget)
+        if not self.lockstep:
+            return batches
+        busiest = max([at_least, *self.ranks.gather(len(batches))])
+        return batches + [[] for _ in range(busiest - len(batches))]
+
+    def _loss(
+        self, rows: Sequence[TrainingRow], totals: Denominators, *, clip: bool
+    ) -> tuple[Float[Tensor, ""], ObjectiveSums]:
+        """A micro-batch's part of the loss of its mini-batch, and of the diagnostics."""
+        packed = pack([row.sequence for row in rows], self.device)
+        logprobs, entropies = self.forward(packed)
+        reference = None
+        if self.reference is not None:
+            with torch.no_grad():
+                reference, _ = packed_scores(self.reference, packed, self.temperature)
+        targets = token_targets(rows, logprobs)
+        loss = micro_batch_loss(
+            logprobs, entropies, reference, targets, clip=clip, settings=self.objective, denominators=totals
+        )
+        return loss, objective_sums(logprobs, entropies, reference, targets, clip=clip, settings=self.objective)
+
+    def _zero_loss(self, batch: MiniBatch) -> Float[Tensor, ""]:
+        """A pass beside another rank's: every weight takes part, with gradient zero."""
+        shortest = min((row.sequence for row in batch.rows), key=lambda sequence: len(sequence.response_ids))
+        logprobs, _ = self.forward(pack([shortest], self.device))
+        return logprobs.sum() * 0.0
+
+
+def rows_with_gradient(batch: MiniBatch, objective: ObjectiveSettings) -> list[TrainingRow]:
+    """All rows, or only those of non-zero advantage where no other term of the loss reads the rest."""
+    if objective.entropy_coefficient or objective.kl_coefficient:
+        return list(batch.rows)
+    return [row for row in batch.rows if row.advantage != 0]
+
+
+def batch_denominators(batch: MiniBatch, objective: ObjectiveSettings) -> Denominators:
+    """Denominators over the whole mini-batch, whichever rank and micro-batch a row goes to."""
+    return denominators(
+        objective,
+        num_rollouts=batch.num_rollouts,
+        max_response_tokens=batch.max_response_tokens,
+        num_tokens=batch.num_tokens,
+        num_fresh_tokens=sum(row.num_tokens for row in batch.rows if not row.replayed),
+    )
+
+
+def token_targets(rows: Sequence[TrainingRow], logprobs: Float[Tensor, " tokens"]) -> TokenTargets:
+    """Advantage, behaviour log-prob and kind of every token, where and as precise as `logprobs`."""
+    counts = [row.num_tokens for row in rows]
+    device, dtype = logprobs.device, logprobs.dtype
+    return TokenTargets(
+        advantages=torch.from_numpy(np.concatenate([row.token_advantages for row in rows])).to(device, dtype),
+        behaviour_logprobs=torch.from_numpy(np.concatenate([row.behaviour_logprobs for row in rows])).to(device, dtype),
+        replayed=torch.from_numpy(np.repeat([row.replayed for row in rows], counts)).to(device),
+    )
+
+
+def split_scores(
+    logprobs: Float[Tensor, " tokens"], entropies: Float[Tensor, " tokens"], counts: Sequence[int]
+) -> list[TokenScores]:
+    """The scores of each row, `counts` tokens long."""
+    ends = np.cumsum(counts)[:-1]
+    parts = (np.split(values.float().cpu().numpy(), ends) for values in (logprobs, entropies))
+    return [TokenScores(logprobs=own.copy(), entropies=entropy.copy()) for own, entropy in zip(*parts, strict=True)]
+
+
+def gather_scores(ranks: Ranks, shares: Sequence[Sequence[int]], own: Sequence[TokenScores]) -> list[TokenScores]:
+    """Scores of all rows in their order, from each rank's scores of its share."""
+    scores: dict[int, TokenScores] = {}
+    for share, part in zip(shares, ranks.gather(list(own)), strict=True):
+        scores.update(zip(share, part, strict=True))
+    return [scores[index] for index in range(len(scores))]
+
+
+def gather_sums(ranks: Ranks, loss: float, sums: ObjectiveSums | None) -> tuple[float, ObjectiveSums | None]:
+    """Loss and diagnostics of the whole mini-batch, added in the order of ranks."""
+    if ranks.world_size == 1:
+        return loss, sums
+    total, whole = 0.0, None
+    for part, own in ranks.gather((loss, sums.on_host() if sums is not None else None)):
+        total += part
+        if own is not None:
+            whole = own if whole is None else whole + own
+    return total, whole
+
+
+def frozen_copy(model: PreTrainedModel) -> CausalLM:
+    """The reference of the KL penalty: the weights as they are now."""
+    return split_causal_lm(copy.deepcopy(model).eval().requires_grad_(False))
