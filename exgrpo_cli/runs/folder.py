@@ -73,6 +73,12 @@ class RunFolder:
     def write_json(self, path: Path, value: Mapping[str, Any]) -> None:
         write_atomic(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
+    def metrics_lines(self) -> Iterator[dict[str, Any]]:
+        """The steps of `metrics.jsonl`, first to last; none before the first step."""
+        if self.metrics.is_file():
+            with self.metrics.open(encoding="utf-8") as lines:
+                yield from map(json.loads, lines)
+
     def append_metrics(self, values: Mapping[str, Any]) -> None:
         """One step's line, "step" first, on disk when this returns."""
         _append(self.metrics, [values])

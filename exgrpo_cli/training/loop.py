@@ -44,12 +44,14 @@ class StepResult:
     notes: tuple[str, ...]
 
 
-def run_step(parts: Parts, state: RunState, step: int) -> StepResult | None:
+def run_step(parts: Parts, state: RunState, step: int, clock: Clock | None = None) -> StepResult | None:
     """Train one step and advance `state`; None when every question is retired and nothing is left to train on.
+
+    `clock` times the phases; a new one where none is given.
 
     Raises RunError after too many consecutive skipped updates.
     """
-    config, clock = parts.config, Clock()
+    config, clock = parts.config, clock or Clock()
     mixed = config.replay.enabled and state.is_mixed(step, config.replay.start_threshold)
 
     with clock.phase("replay"):

@@ -7,8 +7,8 @@ groups; `tokens/trained` alone counts replayed tokens.
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -24,15 +24,19 @@ PHASES = ("rollout", "reward", "replay", "logprobs", "update", "sync")
 class Clock:
     """Seconds spent in each phase of a step."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: Callable[[str], AbstractContextManager[Any]] = nullcontext) -> None:
+        """`watch` is entered with the name of each phase while that phase lasts."""
+        self._watch = watch
         self._started = time.perf_counter()
         self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        """Work that counts into `seconds[name]`."""
         started = time.perf_counter()
         try:
-            yield
+            with self._watch(name):
+                yield
         finally:
             self.seconds[name] += time.perf_counter() - started
 

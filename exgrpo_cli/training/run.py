@@ -1,6 +1,7 @@
 """A whole run: questions and backbone in, validation, the steps, the exported model, the summary and the plots."""
 
 import dataclasses
+import math
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -27,11 +28,14 @@ from exgrpo_cli.plots import save_all
 from exgrpo_cli.ranks.ranks import ALONE, Ranks
 from exgrpo_cli.runs.ending import Ending
 from exgrpo_cli.runs.folder import RunFolder, write_atomic, writing
+from exgrpo_cli.runs.watchdog import Watchdog
 from exgrpo_cli.training.assemble import assemble, choose_device, make_pool
 from exgrpo_cli.training.checkpoint import export_weights, latest_step, load_checkpoint, save_checkpoint
 from exgrpo_cli.training.checkpoint import folder_name as checkpoint_name
 from exgrpo_cli.training.groups import Group
+from exgrpo_cli.training.guards import Guards
 from exgrpo_cli.training.loop import run_step, sync
+from exgrpo_cli.training.metrics import Clock
 from exgrpo_cli.training.parts import Parts
 from exgrpo_cli.training.run_questions import (
     RunQuestions,
@@ -41,6 +45,7 @@ from exgrpo_cli.training.run_questions import (
     stored_questions,
 )
 from exgrpo_cli.training.state import RunState
+from exgrpo_cli.training.time_limit import TimeLimit
 from exgrpo_cli.training.trackers import Tracker, open_trackers, require_trackers
 from exgrpo_cli.training.validation import validate
 from exgrpo_cli.types import Question
@@ -60,6 +65,9 @@ class Session:
     stopper: Stopper
     since: float
     """Moment up to which wall time has been counted into the state."""
+    watchdog: Watchdog
+    guards: Guards
+    time_limit: TimeLimit
     validated: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Scores on the held-out questions by step, as far as this process measured them between the steps."""
 
@@ -68,7 +76,8 @@ class Session:
         """Work outside the steps, counted as a phase of its own."""
         started = time.perf_counter()
         try:
-            yield
+            with self.watchdog.phase(name):
+                yield
         finally:
             self.state.add_seconds(name, time.perf_counter() - started)
 
@@ -78,20 +87,29 @@ class Session:
         self.since = now
 
     def save(self) -> None:
+        started = time.perf_counter()
         with self.timed("checkpoint"):
             self.count_wall_time()
             save_checkpoint(
                 self.folder.checkpoints, self.parts, self.state, keep=self.parts.config.run.keep_checkpoints
             )
+        self.time_limit.count_save(time.perf_counter() - started)
 
 
 def train(
-    config: Config, path: Path, *, resume: bool = False, reporter: Reporter, ranks: Ranks = ALONE
+    config: Config,
+    path: Path,
+    *,
+    resume: bool = False,
+    reporter: Reporter,
+    ranks: Ranks = ALONE,
+    time_limit: TimeLimit | None = None,
 ) -> dict[str, Any]:
     """Train in the run folder `path` and return what its `summary.json` holds.
 
     Under several ranks each of them calls this; rank 0 alone writes the folder, but for the shards of a sharded
-    optimizer, and speaks through `reporter`. Raises InputError before work starts, RunError when the work stops under
+    optimizer, and speaks through `reporter`. With a `time_limit` the run saves and stops before it is over, as after a
+    stop signal. Raises InputError before work starts, RunError when the work stops under
     way, and Interrupted after a stop signal, with the state saved.
     """
     started = ranks.local_world_size if ranks.world_size > 1 else 0
@@ -99,13 +117,19 @@ def train(
     require_extras(config)
     torch.set_num_threads(config.run.threads)
     ranks.connect(choose_device(config.run.device, ranks.local_rank), timedelta(minutes=config.run.rank_timeout))
+    time_limit = time_limit or TimeLimit(seconds=math.inf)
     path = ranks.from_main(lambda: path)
     with Stopper() as stopper, ExitStack() as stack:
         folder = ranks.from_main(lambda: RunFolder.existing(path) if resume else RunFolder.create(path))
         ranks.from_main(lambda: stack.enter_context(folder.locked()))
+        watchdog = Watchdog(path, rank=ranks.rank, seconds=60 * config.run.phase_timeout)
+        stack.enter_context(watchdog)
         try:
             speaker = reporter if ranks.is_main else SilentReporter()
-            session = open_session(config, folder, stopper, speaker, stack, ranks, is_new=not resume)
+            with watchdog.phase("setup"):
+                session = open_session(
+                    config, folder, stopper, speaker, stack, ranks, watchdog, time_limit, is_new=not resume
+                )
         except BaseException:
             if ranks.is_main and not folder.config.exists():
                 shutil.rmtree(path)
@@ -113,9 +137,10 @@ def train(
         try:
             run(session)
         except KeyboardInterrupt:
+            reason = "the time limit is near: " if time_limit.is_near else ""
             raise Interrupted(
-                f"stopped after step {latest_step(folder.checkpoints) or 0} of {config.run.steps}, state saved; "
-                f"go on with: exgrpo train --resume --output {path}"
+                f"{reason}stopped after step {latest_step(folder.checkpoints) or 0} of {config.run.steps}, state "
+                f"saved; go on with: exgrpo train --resume --output {path}"
             ) from None
         return finish(session)
 
@@ -161,6 +186,8 @@ def open_session(
     reporter: Reporter,
     stack: ExitStack,
     ranks: Ranks,
+    watchdog: Watchdog,
+    time_limit: TimeLimit,
     *,
     is_new: bool,
 ) -> Session:
@@ -195,6 +222,9 @@ def open_session(
         reporter=reporter,
         stopper=stopper,
         since=started,
+        watchdog=watchdog,
+        guards=Guards(folder.metrics_lines() if ranks.is_main else ()),
+        time_limit=time_limit,
     )
     state.add_seconds("setup", time.perf_counter() - started)
     return session
@@ -242,14 +272,15 @@ def run(session: Session) -> None:
             )
             note_score(session, state.heldout_before, "before training")
     while state.step < config.run.steps and not state.finished.is_final:
-        result = run_step(session.parts, state, state.step + 1)
+        result = run_step(session.parts, state, state.step + 1, Clock(session.watchdog.phase))
         if result is None:
             state.finished = Ending.ALL_RETIRED
             session.reporter.note(f"all questions are retired after step {state.step}: training ends")
             break
-        for note in result.notes:
-            session.reporter.note(note)
         line = result.line
+        for note in (*result.notes, *session.guards.check(line, result.groups)):
+            session.reporter.note(note)
+        session.time_limit.count_step(line["time/step"])
         if config.validation.every and state.step % config.validation.every == 0 and session.heldout:
             line |= validation_metrics(session)
         if session.parts.ranks.is_main:
@@ -258,7 +289,7 @@ def run(session: Session) -> None:
         for tracker in session.trackers:
             tracker.log(line)
         session.reporter.step(line, config.run.steps)
-        stopping = session.parts.ranks.any(session.stopper.requested)
+        stopping = session.parts.ranks.any(session.stopper.requested or session.time_limit.is_near)
         due = state.step % config.run.save_every == 0 or state.step == config.run.steps
         if due or state.best_step == state.step or stopping:
             session.save()

@@ -24,6 +24,9 @@ class RunSettings:
     """Ranks to start on this host; 0 is one per visible GPU (one on a CPU)."""
     rank_timeout: float = 60.0
     """Minutes that ranks wait for one of them before the run ends: more than their rollouts end apart."""
+    phase_timeout: float = 120.0
+    """Minutes a phase (rollout, update, sync, validation, ...) may last before the run ends with the stacks of all its
+    ranks in `stacks/`; 0 waits for ever."""
     save_every: int = 25
     """Steps between checkpoints; the last step is always saved."""
     keep_checkpoints: int = 2
@@ -37,6 +40,8 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         require_positive("run", self, "steps", "rank_timeout", "save_every")
-        require_non_negative("run", self, "seed", "nproc", "threads", "keep_checkpoints", "samples_per_step")
+        require_non_negative(
+            "run", self, "seed", "nproc", "threads", "phase_timeout", "keep_checkpoints", "samples_per_step"
+        )
         for name in self.log:
             require_known("run.log", name, ("tensorboard", "wandb"))

@@ -1,0 +1,162 @@
+"""Guards: what a person would want to be told while a run goes wrong without an error.
+
+Each guard looks at the journal lines of a run, fires once when its condition has held for so many steps in a row, and
+is armed again when the condition ends. Nothing here changes a run.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from exgrpo_cli.training.groups import Group
+from exgrpo_cli.types import Verdict
+
+Line = Mapping[str, Any]
+SAMPLE_CHARS = 300
+FIRST_STEPS = 3
+"""Steps whose mean entropy is what a collapse is measured against."""
+COLLAPSED = 0.1
+"""Share of the first entropy below which a policy that is mostly wrong counts as collapsed."""
+CUT_OFF = 0.5
+"""Share of responses at the length limit that is worth a word."""
+SKIPPED = 0.25
+"""Share of skipped updates, over a guard's steps, that is worth a word."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Guard:
+    """One condition on the journal lines of successive steps."""
+
+    name: str
+    after: int
+    """Steps in a row for which the condition must hold."""
+    holds: Callable[["Guards", Line], bool]
+    message: str
+    """What it means and what usually causes it; `{after}` and the keys of the journal line are filled in."""
+    with_sample: bool = False
+    """Whether the shares of verdicts and a response help to find the cause."""
+
+
+class Guards:
+    """The state of all guards of a run: how long each condition has held."""
+
+    def __init__(self, lines: Iterable[Line] = ()) -> None:
+        """`lines` are the steps that a resumed run has behind it: they count, and nothing is said of them again."""
+        self._held = dict.fromkeys((guard.name for guard in GUARDS), 0)
+        self._first_entropies: list[float] = []
+        for line in lines:
+            self._count(line)
+
+    @property
+    def first_entropy(self) -> float:
+        """Mean token entropy (nats) of the run's first steps; NaN before any."""
+        return float(np.mean(self._first_entropies)) if self._first_entropies else float("nan")
+
+    def check(self, line: Line, groups: Sequence[Group]) -> list[str]:
+        """What is to be said after the step with this journal line and these groups; mostly nothing."""
+        return [_sentence(guard, line, groups) for guard in self._count(line)]
+
+    def _count(self, line: Line) -> list[Guard]:
+        if len(self._first_entropies) < FIRST_STEPS and "policy/entropy" in line:
+            self._first_entropies.append(line["policy/entropy"])
+        fired = []
+        for guard in GUARDS:
+            self._held[guard.name] = self._held[guard.name] + 1 if guard.holds(self, line) else 0
+            if self._held[guard.name] == guard.after:
+                fired.append(guard)
+        return fired
+
+
+def _no_reward(guards: Guards, line: Line) -> bool:
+    return line.get("verdict/correct", 0) == 0
+
+
+def _no_mixed_group(guards: Guards, line: Line) -> bool:
+    return line.get("batch/solve_all", 0.0) + line.get("batch/solve_none", 0.0) >= 1.0
+
+
+def _collapsed(guards: Guards, line: Line) -> bool:
+    certain = line.get("policy/entropy", float("inf")) < COLLAPSED * guards.first_entropy
+    return certain and line.get("batch/pass_at_1", 1.0) < 0.5
+
+
+def _cut_off(guards: Guards, line: Line) -> bool:
+    return line.get("length/clipped", 0.0) >= CUT_OFF
+
+
+def _skipping(guards: Guards, line: Line) -> bool:
+    skipped, applied = line.get("optim/updates_skipped", 0), line.get("optim/updates_applied", 0)
+    return skipped > 0 and skipped >= SKIPPED * (skipped + applied)
+
+
+GUARDS = (
+    Guard(
+        name="no reward",
+        after=3,
+        holds=_no_reward,
+        message="no rollout of the last {after} steps earned a reward, so nothing is learned; usual causes: a prompt "
+        "template that does not fit the backbone (data.template), an answer without the box that is asked for "
+        "(data.require_box), responses cut off (rollout.max_response_tokens, rollout.require_eos), questions that are "
+        "too hard",
+        with_sample=True,
+    ),
+    Guard(
+        name="no mixed group",
+        after=20,
+        holds=_no_mixed_group,
+        message="in {after} steps no fresh group had both right and wrong answers, so every advantage was 0; usual "
+        "causes: questions that are all too hard or all too easy (data.train), too few rollouts a question "
+        "(rollout.group_size)",
+        with_sample=True,
+    ),
+    Guard(
+        name="entropy collapse",
+        after=5,
+        holds=_collapsed,
+        message="the policy is certain of wrong answers: entropy {policy/entropy:.4f} nats a token, less than a tenth "
+        "of the first steps', at a pass rate of {batch/pass_at_1:.3f}; usual causes: a learning rate that is too high "
+        "(optim.learning_rate), no entropy bonus (objective.entropy_coefficient)",
+        with_sample=True,
+    ),
+    Guard(
+        name="cut off",
+        after=3,
+        holds=_cut_off,
+        message="{length/clipped:.0%} of the responses reach rollout.max_response_tokens and are cut off; usual "
+        "causes: a limit that is too low for the task, a policy that no longer ends its answers",
+        with_sample=True,
+    ),
+    Guard(
+        name="skipped updates",
+        after=3,
+        holds=_skipping,
+        message="updates have been skipped in {after} steps in a row ({optim/skip_reason}); usual causes: "
+        "optim.learning_rate too high, optim.skip_norm too low for objective.loss_scale",
+    ),
+)
+
+
+def _sentence(guard: Guard, line: Line, groups: Sequence[Group]) -> str:
+    text = f"step {line['step']}: " + guard.message.format(after=guard.after, **line)
+    return f"{text}. {_verdict_shares(line)}. {_sample(groups)}" if guard.with_sample else text
+
+
+def _verdict_shares(line: Line) -> str:
+    counts = {verdict.value: line.get(f"verdict/{verdict.value.replace(' ', '_')}", 0) for verdict in Verdict}
+    total = max(1, sum(counts.values()))
+    return "Verdicts: " + ", ".join(f"{name} {count / total:.0%}" for name, count in counts.items() if count)
+
+
+def _sample(groups: Sequence[Group]) -> str:
+    """A response that is not right, to the question with its gold answer; of the step's first such group."""
+    for group in groups:
+        for member in group.fresh:
+            if member.verdict is not Verdict.CORRECT:
+                text = member.text if len(member.text) <= SAMPLE_CHARS else member.text[:SAMPLE_CHARS] + " ..."
+                return (
+                    f"One response ({member.verdict.value}, gold {group.question.answer!r}) to "
+                    f"{group.question.prompt[-1].content[:SAMPLE_CHARS]!r}: {text!r}"
+                )
+    return "Every response was right"

@@ -1,0 +1,87 @@
+"""Guards: when each one speaks, that it speaks once, and what a resumed run still knows."""
+
+import re
+
+import pytest
+
+from exgrpo_cli.console.reporter import SilentReporter
+from exgrpo_cli.training.guards import Guards
+from exgrpo_cli.training.run import train
+
+HEALTHY = {
+    "batch/pass_at_1": 0.4,
+    "batch/solve_all": 0.25,
+    "batch/solve_none": 0.25,
+    "policy/entropy": 0.3,
+    "length/clipped": 0.0,
+    "verdict/correct": 4,
+    "verdict/wrong": 6,
+    "optim/updates_applied": 2,
+    "optim/updates_skipped": 0,
+}
+
+
+def said(*changes: dict, guards: Guards | None = None) -> dict[int, list[str]]:
+    """What is said at each step, by step; each step is a healthy one with its changes."""
+    guards = guards or Guards()
+    lines = [{"step": number, **HEALTHY, **change} for number, change in enumerate(changes, start=1)]
+    return {line["step"]: notes for line in lines if (notes := guards.check(line, []))}
+
+
+def test_a_healthy_run_is_left_alone():
+    assert said(*[{}] * 50) == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "after", "words"),
+    [
+        ({"verdict/correct": 0, "verdict/wrong": 3, "verdict/no_answer": 1}, 3, "wrong 75%, no answer 25%"),
+        ({"batch/solve_all": 0.5, "batch/solve_none": 0.5}, 20, "no fresh group had both right and wrong answers"),
+        ({"length/clipped": 0.5}, 3, "50% of the responses reach rollout.max_response_tokens"),
+        ({"optim/updates_skipped": 1, "optim/updates_applied": 3, "optim/skip_reason": "x"}, 3, r"in a row \(x\)"),
+    ],
+)
+def test_a_guard_speaks_once_when_its_condition_has_lasted_and_again_after_a_break(change, after, words):
+    notes = said(*[change] * (after + 30))
+    assert list(notes) == [after]
+    (note,) = notes[after]
+    assert note.startswith(f"step {after}: ")
+    assert re.search(words, note)
+    assert list(said(*[change] * after, {}, *[change] * after)) == [after, 2 * after + 1]
+    assert said(*[change] * (after - 1), {}, *[change] * (after - 1)) == {}
+
+
+def test_certainty_is_a_collapse_only_where_the_answers_are_wrong():
+    certain, right = {"policy/entropy": 0.029}, {"policy/entropy": 0.029, "batch/pass_at_1": 0.9}
+    # The first three steps have 0.3 nats a token on average: a tenth is 0.03.
+    assert list(said({}, {}, {}, *[certain] * 10)) == [8]
+    assert said({}, {}, {}, *[right] * 10) == {}
+    assert said({}, {}, {}, *[{"policy/entropy": 0.031}] * 10) == {}
+
+
+def test_a_resumed_run_counts_the_steps_behind_it_and_says_nothing_twice():
+    empty = {**HEALTHY, "verdict/correct": 0}
+    behind = [{"step": number, **empty} for number in (1, 2)]
+    assert list(said({"verdict/correct": 0}, guards=Guards(behind))) == [1]
+    assert said({"verdict/correct": 0}, guards=Guards([*behind, {"step": 3, **empty}])) == {}
+
+
+class Listener(SilentReporter):
+    """Keeps what a run says."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def test_a_run_whose_answers_are_all_cut_off_says_so_with_verdicts_and_a_response(small_config, tmp_path):
+    listener = Listener()
+    config = small_config("rollout.max_response_tokens=2", "run.steps=4", "replay.enabled=false")
+    train(config, tmp_path / "run", reporter=listener)
+    told = [note for note in listener.notes if note.startswith("step ") and "usual causes" in note]
+    assert len(told) == 2
+    assert told[0].startswith("step 3: no rollout of the last 3 steps earned a reward")
+    assert "Verdicts: no answer 100%. One response (no answer, gold " in told[0]
+    assert told[1].startswith("step 3: 100% of the responses reach rollout.max_response_tokens")

@@ -1,0 +1,61 @@
+"""Limits of time: of a whole process, which saves before it is over, and of a phase, which ends a run that hangs."""
+
+import subprocess
+import sys
+
+import pytest
+
+from exgrpo_cli.config.resolve import to_toml
+from exgrpo_cli.console.reporter import SilentReporter
+from exgrpo_cli.errors import InputError, Interrupted
+from exgrpo_cli.training.run import train
+from exgrpo_cli.training.time_limit import TimeLimit
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("3h50m", 13_800), ("45m", 2_700), ("90s", 90), ("1d12h", 129_600), ("1d2h3m4s", 93_784), (" 2h ", 7_200)],
+)
+def test_durations(text, seconds):
+    assert TimeLimit.parse(text).seconds == seconds
+
+
+@pytest.mark.parametrize("text", ["", "3", "50m3h", "-1h", "0m", "1.5h", "3 hours"])
+def test_other_texts_are_refused_with_the_text_and_an_example(text):
+    with pytest.raises(InputError, match=r"is no length of time: write it like 3h50m") as refused:
+        TimeLimit.parse(text)
+    assert repr(text) in str(refused.value)
+
+
+def test_a_limit_is_near_when_the_longest_step_and_a_checkpoint_would_not_fit():
+    limit = TimeLimit(seconds=1000.0)
+    assert not limit.is_near
+    limit.count_step(500.0)
+    limit.count_step(300.0)
+    assert not limit.is_near
+    # 500 for a step and twice 250 for the checkpoint leave nothing.
+    limit.count_save(250.0)
+    assert limit.is_near
+
+
+def test_a_run_near_its_limit_saves_stops_and_goes_on(small_config, tmp_path):
+    run, config = tmp_path / "run", small_config("run.steps=3", "run.save_every=3")
+    with pytest.raises(Interrupted, match="the time limit is near: stopped after step 1 of 3, state saved"):
+        train(config, run, reporter=SilentReporter(), time_limit=TimeLimit(seconds=0.001))
+    assert (run / "checkpoints" / "latest").read_text().strip() == "step-000001"
+    assert train(config, run, resume=True, reporter=SilentReporter())["steps"] == 3
+
+
+@pytest.mark.engines
+def test_a_phase_that_never_ends_stops_the_run_with_its_name_and_stacks(small_config, tmp_path):
+    (tmp_path / "hanging.py").write_text("import time\n\ndef metric(candidates, rng):\n    time.sleep(600)\n")
+    config = small_config(
+        "replay.metric=python:hanging:metric", "replay.start_threshold=0", "run.phase_timeout=0.3", "run.steps=9"
+    )
+    (tmp_path / "settings.toml").write_text(to_toml(config))
+    command = [sys.executable, "-m", "exgrpo_cli.commands", "train", "--quiet"]
+    command += ["--config", "settings.toml", "--output", "run"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250)
+    assert ended.returncode == 1
+    assert "exgrpo: rank 0 has been in phase 'replay' for" in ended.stderr
+    assert "hanging.py" in (tmp_path / "run" / "stacks" / "rank-0.txt").read_text()
