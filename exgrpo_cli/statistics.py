@@ -1,7 +1,8 @@
-"""Statistics of a score: avg@k with its interval, pass@k, detectable and paired differences.
+"""Statistics of a score: avg@k with its interval, pass@k, detectable and paired differences; means over seeds.
 
-Questions are the sampling unit throughout. The k samples of a question share its difficulty, so treating them as
-independent would make intervals far too narrow; every interval and test here resamples whole questions.
+Questions are the sampling unit of a score. The k samples of a question share its difficulty, so treating them as
+independent would make intervals far too narrow; every interval and test of a score resamples whole questions. Of a
+study the seeds are the unit, and its intervals and tests are Student's.
 """
 
 import math
@@ -11,6 +12,7 @@ from statistics import NormalDist
 
 import numpy as np
 from jaxtyping import Float64, Int
+from scipy.special import stdtr, stdtrit
 
 CONFIDENCE = 0.95
 POWER = 0.8
@@ -42,19 +44,27 @@ class PairedDifference:
     questions: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interval:
+    """A mean over seeds with its 95 % interval; low and high are the mean where there is one seed."""
+
+    mean: float
+    low: float
+    high: float
+
+
 def avg_at_k(correct: Int[np.ndarray, " questions"], samples: int, rng: np.random.Generator) -> Score:
     """Mean pass rate and its 95 % interval, from the number of correct samples per question.
 
-    At k=1 the interval is Wilson's. Otherwise it is the bootstrap over questions; where all questions have the same
-    count there is nothing to resample, and Wilson's interval with one trial per question (samples of a question
-    fully correlated, the most cautious reading) takes its place.
+    At k=1 the interval is Wilson's, otherwise the bootstrap over questions, widened to allow for unlike questions that
+    these do not show (`_with_unseen`): near 0 and 1 there is little or nothing to resample.
     """
     questions = _num_questions(correct)
     value = float(correct.mean()) / samples
-    if samples == 1 or correct.min() == correct.max():
+    if samples == 1:
         low, high = wilson(value * questions, questions)
     else:
-        low, high = bootstrap_interval(correct / samples, rng)
+        low, high = _with_unseen(bootstrap_interval(correct / samples, rng), value, questions, smallest=0.0)
     return Score(value=value, low=low, high=high, samples=samples, questions=questions)
 
 
@@ -92,10 +102,25 @@ def bootstrap_interval(
     questions = _num_questions(values)
     if questions == 1:
         return float(values[0]), float(values[0])
-    t = student_t_quantile((1 + CONFIDENCE) / 2, questions - 1)
+    t = float(stdtrit(questions - 1, (1 + CONFIDENCE) / 2))
     tail = NormalDist().cdf(-math.sqrt(questions / (questions - 1)) * t)
     low, high = np.quantile(_bootstrap_means(values, rng, resamples), [tail, 1 - tail])
     return float(low), float(high)
+
+
+def _with_unseen(
+    interval: tuple[float, float], value: float, questions: int, *, smallest: float
+) -> tuple[float, float]:
+    """The interval, at least as wide as a share of questions unlike those seen would make it.
+
+    The share is Wilson's upper end at 0 of n: n questions without an exception do not rule out that many. Counted with
+    the smallest value (0 of a rate, -1 of a difference) it gives the lower end, with the largest, 1, the upper one.
+    None right of n is therefore never a wider interval than one right; far from the ends the bootstrap is wider still.
+    """
+    unseen = wilson(0.0, questions)[1]
+    low, high = min(interval[0], value - unseen * (value - smallest)), max(interval[1], value + unseen * (1 - value))
+    # Rounding could leave ends such as 1 + 1e-16.
+    return max(smallest, low), min(1.0, high)
 
 
 def _bootstrap_means(
@@ -106,22 +131,6 @@ def _bootstrap_means(
     distinct, counts = np.unique(values, return_counts=True)
     drawn = rng.multinomial(len(values), counts / len(values), size=resamples)
     return (drawn @ distinct) / len(values)
-
-
-def student_t_quantile(probability: float, degrees: int) -> float:
-    """Quantile of Student's t: exact at 1 and 2 degrees, else Abramowitz & Stegun 26.7.5 (within 0.5 % at 0.975)."""
-    if degrees == 1:
-        return math.tan(math.pi * (probability - 0.5))
-    if degrees == 2:
-        return (2 * probability - 1) / math.sqrt(2 * probability * (1 - probability))
-    z = NormalDist().inv_cdf(probability)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + sum(term / degrees**power for power, term in enumerate(terms, start=1))
 
 
 def pass_at_k(correct: Int[np.ndarray, " questions"], samples: int, k: int) -> float:
@@ -183,13 +192,13 @@ def compare_paired(
     """
     # Pass rates are multiples of 1/k: without rounding, equal differences could differ in their last bit.
     differences = np.round(second - first, 12)
+    value = float(differences.mean())
     if differences.min() == differences.max():
-        value, unseen = float(differences[0]), wilson(0.0, _num_questions(differences))[1]
-        low, high = value - unseen * (value + 1), value + unseen * (1 - value)
+        low, high = _with_unseen((value, value), value, len(differences), smallest=-1.0)
     else:
         low, high = bootstrap_interval(differences, rng, resamples=resamples)
     return PairedDifference(
-        value=float(differences.mean()),
+        value=value,
         low=low,
         high=high,
         p_value=_sign_flip_p_value(differences, rng, resamples),
@@ -208,6 +217,28 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, p_values[place] * (len(p_values) - rank)))
         adjusted[place] = largest
     return adjusted
+
+
+def t_interval(
+    values: Sequence[float], *, bounds: tuple[float, float] = (-math.inf, math.inf), confidence: float = CONFIDENCE
+) -> Interval:
+    """Student's t interval of the mean: mean +- t(n - 1) * s / sqrt(n), s with n - 1 in the denominator.
+
+    What reaches beyond `bounds`, those of the values themselves (0 and 1 of a rate), is cut off.
+    """
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return Interval(mean=mean, low=mean, high=mean)
+    half = float(stdtrit(len(values) - 1, 0.5 + confidence / 2) * np.std(values, ddof=1) / math.sqrt(len(values)))
+    return Interval(mean=mean, low=max(bounds[0], mean - half), high=min(bounds[1], mean + half))
+
+
+def t_test(differences: Sequence[float]) -> float | None:
+    """Two-sided p-value of the hypothesis that the mean difference is 0; None where fewer than two or all alike."""
+    if len(differences) < 2 or np.std(differences) == 0:
+        return None
+    t = float(np.mean(differences) / (np.std(differences, ddof=1) / math.sqrt(len(differences))))
+    return float(2 * stdtr(len(differences) - 1, -abs(t)))
 
 
 def _sign_flip_p_value(

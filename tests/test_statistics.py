@@ -17,7 +17,8 @@ from exgrpo_cli.statistics import (
     mean_of_scores,
     pass_at_k,
     smallest_detectable_difference,
-    student_t_quantile,
+    t_interval,
+    t_test,
     wilson,
 )
 
@@ -47,11 +48,34 @@ def test_wilson_has_a_width_at_the_ends():
     assert wilson(30.0, 30) == (pytest.approx(30 / (30 + z2)), 1.0)
 
 
-@pytest.mark.parametrize("count", [0, 7, 32])
+@pytest.mark.parametrize("count", [0, 8, 32])
 def test_questions_all_alike_do_not_get_an_interval_without_width(count):
-    score = avg_at_k(np.full(30, count), 32, rng())
-    assert (score.low, score.high) == pytest.approx(wilson(30 * count / 32, 30))
-    assert score.high - score.low > 0.1
+    """Of 30 questions alike, Wilson's 0.1135 may be unlike them: none of those solved, or all."""
+    score, unseen = avg_at_k(np.full(30, count), 32, rng()), wilson(0, 30)[1]
+    assert unseen == pytest.approx(0.1135, abs=1e-4)
+    rate = count / 32
+    assert (score.low, score.high) == pytest.approx((rate * (1 - unseen), rate + unseen * (1 - rate)))
+
+
+@pytest.mark.parametrize(("questions", "samples"), [(10, 2), (30, 32), (100, 4), (500, 4)])
+def test_none_right_is_never_a_wider_interval_than_one_right(questions, samples):
+    """0 of 400 used to give [0, 0.037] and 1 of 400 [0, 0.0075]."""
+    counts, widths = np.zeros(questions, dtype=np.int64), []
+    for position in range(6):
+        score = avg_at_k(counts, samples, rng())
+        assert 0 <= score.low <= score.value <= score.high <= 1
+        widths.append(score.high - score.low)
+        mirrored = avg_at_k(samples - counts, samples, rng())
+        assert (mirrored.low, mirrored.high) == pytest.approx((1 - score.high, 1 - score.low), abs=0.01)
+        counts[position] = 1
+    assert widths[0] == pytest.approx(wilson(0, questions)[1])
+    assert min(widths[1:]) >= widths[0] - 1e-12
+
+
+def test_far_from_the_ends_the_interval_is_the_bootstraps():
+    counts = rng(1).binomial(4, rng(2).beta(1, 1, size=200))
+    score = avg_at_k(counts, 4, rng())
+    assert (score.low, score.high) == bootstrap_interval(counts / 4, rng())
 
 
 def test_bootstrap_interval_equals_the_enumerated_one():
@@ -87,9 +111,27 @@ def test_mean_of_scores_by_hand():
     assert mean_of_scores([(0.3, 0.2, 0.5)]) == pytest.approx((0.3, 0.2, 0.5))
 
 
-@pytest.mark.parametrize("degrees", [1, 2, 3, 5, 29, 499])
-def test_student_t_quantile(degrees):
-    assert student_t_quantile(0.975, degrees) == pytest.approx(stats.t.ppf(0.975, degrees), rel=5e-3)
+def test_t_interval_by_hand():
+    # Mean 0.6, s = 0.1, t(2) = 4.302653 at 97.5 %: half a width of 0.430265 / sqrt(3) = 0.248414.
+    interval = t_interval([0.5, 0.6, 0.7])
+    assert (interval.mean, interval.low, interval.high) == pytest.approx((0.6, 0.351586, 0.848414), abs=1e-6)
+    one = t_interval([0.5])
+    assert (one.mean, one.low, one.high) == (0.5, 0.5, 0.5)
+
+
+def test_a_t_interval_of_rates_stays_between_0_and_1():
+    """0.96 +- 0.172: as a rate, up to 1 alone."""
+    above = t_interval([0.9, 0.98, 1.0], bounds=(0.0, 1.0))
+    assert above.high == 1.0 and above.low == pytest.approx(t_interval([0.9, 0.98, 1.0]).low)
+    assert t_interval([0.0, 0.1], bounds=(0.0, 1.0)).low == 0.0
+
+
+def test_t_test_by_hand():
+    # Mean 2, s = 1: t = 2 sqrt(3), and with 2 degrees p = 1 - t / sqrt(t^2 + 2).
+    t = 2 * math.sqrt(3)
+    assert t_test([1.0, 2.0, 3.0]) == pytest.approx(1 - t / math.sqrt(t**2 + 2))
+    assert t_test([1.0]) is None
+    assert t_test([1.0, 1.0]) is None
 
 
 def test_pass_at_k_equals_the_share_of_subsets_with_a_success():

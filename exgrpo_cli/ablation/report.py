@@ -5,7 +5,6 @@ questions. The difference to the baseline is paired by seed, whose question orde
 """
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,25 +12,18 @@ from typing import Any
 
 import numpy as np
 from rich.table import Table
-from scipy.special import stdtr, stdtrit
 
 from exgrpo_cli.ablation.study import Study, StudyRun
+from exgrpo_cli.files import read_json_lines, write_json, write_text
 from exgrpo_cli.plots.ablation import ArmCurve, ArmResult, arm_comparison, arm_curves
 from exgrpo_cli.plots.style import save
-from exgrpo_cli.runs.folder import read_json_lines, write_atomic
+from exgrpo_cli.statistics import Interval, t_interval, t_test
 
 MEASURE = "held-out pass@1"
+RATE = (0.0, 1.0)
+"""Where a rate can be."""
 CURVE_POINTS = 30
 """Points of a learning curve."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Interval:
-    """A mean over seeds with its 95 % interval; low and high are the mean where there is one seed."""
-
-    mean: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,8 +125,8 @@ def report_study(study: Study) -> StudyReport:
         if after_by_seed(summaries, arm.name)
     )
     report = StudyReport(name=study.name, baseline=study.baseline, arms=arms)
-    write_atomic(study.folder / "results.json", json.dumps(report.to_json(), indent=2) + "\n")
-    write_atomic(study.folder / "report.md", f"# {study.name}: {MEASURE}\n\n{report.markdown()}")
+    write_json(study.folder / "results.json", report.to_json())
+    write_text(study.folder / "report.md", f"# {study.name}: {MEASURE}\n\n{report.markdown()}")
     plot_study(study, report)
     return report
 
@@ -158,30 +150,13 @@ def report_arm(
         name=name,
         seeds=dict(sorted(after.items())),
         before=float(np.mean([figures["heldout"]["before"]["pass_at_1"] for figures in own])),
-        score=t_interval(list(after.values())),
-        difference=t_interval(differences) if differences else None,
+        score=t_interval(list(after.values()), bounds=RATE),
+        difference=t_interval(differences, bounds=(-1.0, 1.0)) if differences else None,
         p_value=t_test(differences),
         wall_seconds=float(np.mean([figures["wall_seconds"]["total"] for figures in own])),
         tokens_generated=float(np.mean([figures["tokens"]["generated"] for figures in own])),
         tokens_trained=float(np.mean([figures["tokens"]["trained"] for figures in own])),
     )
-
-
-def t_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
-    """Student's t interval of the mean: mean +- t(n - 1) * s / sqrt(n), s with n - 1 in the denominator."""
-    mean = float(np.mean(values))
-    if len(values) < 2:
-        return Interval(mean=mean, low=mean, high=mean)
-    half = float(stdtrit(len(values) - 1, 0.5 + confidence / 2) * np.std(values, ddof=1) / math.sqrt(len(values)))
-    return Interval(mean=mean, low=mean - half, high=mean + half)
-
-
-def t_test(differences: Sequence[float]) -> float | None:
-    """Two-sided p-value that the mean difference is 0; None where fewer than two or all alike."""
-    if len(differences) < 2 or np.std(differences) == 0:
-        return None
-    t = float(np.mean(differences) / (np.std(differences, ddof=1) / math.sqrt(len(differences))))
-    return float(2 * stdtr(len(differences) - 1, -abs(t)))
 
 
 def plot_study(study: Study, report: StudyReport) -> list[Path]:
@@ -221,11 +196,11 @@ def arm_curve(name: str, runs: Sequence[StudyRun]) -> ArmCurve:
         for step, values in own.items():
             by_stretch.setdefault(step, []).append(float(np.mean(values)))
     steps = sorted(by_stretch)
-    intervals = [t_interval(by_stretch[step]) for step in steps]
+    intervals = [t_interval(by_stretch[step], bounds=RATE) for step in steps]
     return ArmCurve(
         name=name,
         steps=steps,
         mean=[interval.mean for interval in intervals],
-        low=[max(0.0, interval.low) for interval in intervals],
-        high=[min(1.0, interval.high) for interval in intervals],
+        low=[interval.low for interval in intervals],
+        high=[interval.high for interval in intervals],
     )

@@ -3,7 +3,6 @@
 Finished runs are not run again, unfinished ones go on from their newest checkpoint.
 """
 
-import json
 import os
 import shutil
 import signal
@@ -19,8 +18,9 @@ from exgrpo_cli.config.resolve import to_toml
 from exgrpo_cli.console.reporter import Reporter
 from exgrpo_cli.console.signals import Stopper
 from exgrpo_cli.errors import InputError, Interrupted, RunError
+from exgrpo_cli.files import last_json_line, write_text
 from exgrpo_cli.machine.threads import choose_threads
-from exgrpo_cli.runs.folder import RunFolder, write_atomic
+from exgrpo_cli.runs.folder import RunFolder
 
 POLL_SECONDS = 0.5
 
@@ -116,7 +116,7 @@ def start(run: StudyRun, reporter: Reporter) -> Started:
     if run.state == "new" and run.folder.exists():
         clear_torn(run.folder)
     settings = run.folder.with_name(f"{run.folder.name}.toml")
-    write_atomic(settings, to_toml(run.config))
+    write_text(settings, to_toml(run.config))
     with log_path(run).open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "exgrpo_cli.ablation.worker", str(settings), str(run.folder), str(os.getpid())],
@@ -161,10 +161,5 @@ def last_line(path: Path) -> str:
 
 def steps_done(folder: Path) -> int:
     """Steps a run has written, from the last whole line of its journal."""
-    path = folder / "metrics.jsonl"
-    if not path.is_file():
-        return 0
-    with path.open("rb") as journal:
-        journal.seek(max(0, path.stat().st_size - 16384))
-        lines = [line for line in journal.read().split(b"\n")[:-1] if line.startswith(b'{"step"')]
-    return int(json.loads(lines[-1])["step"]) if lines else 0
+    line = last_json_line(folder / "metrics.jsonl")
+    return int(line["step"]) if line else 0

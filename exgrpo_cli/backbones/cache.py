@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import platformdirs
 from filelock import FileLock
 
 from exgrpo_cli.errors import InputError
+from exgrpo_cli.files import whole_folder
 
 _MANIFEST = "manifest.json"
 _CHUNK_BYTES = 1 << 20
@@ -52,12 +52,9 @@ def cached_folder(
         if folder.exists():
             notice(f"{folder} is built again: {damage}")
             shutil.rmtree(folder)
-        for leftover in root.glob(f"{folder.name}.building-*"):
-            shutil.rmtree(leftover)
-        partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.building-", dir=root))
-        build(partial)
-        _write_manifest(partial, key)
-        partial.rename(folder)
+        with whole_folder(folder) as partial:
+            build(partial)
+            _write_manifest(partial, key)
     return folder
 
 

@@ -1,14 +1,14 @@
 """Writing a trained model as a Hugging Face folder that loads as in any model card."""
 
 import json
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from exgrpo_cli.files import whole_folder
 
 SHARD_BYTES = 2**31
 """Weights held at once, and the size of a file, where they come one by one."""
@@ -49,29 +49,23 @@ def export_model(
     An existing `folder` is replaced only after the new one is complete. `weights` are written instead of the model's
     own, in several files, with at most SHARD_BYTES of them in memory.
     """
-    partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
-    for leftover in folder.parent.glob(f".{folder.name}.partial-*"):
-        shutil.rmtree(leftover)
-    partial.mkdir(parents=True)
-    if weights is None:
-        model.save_pretrained(partial)
-    else:
-        model.config.save_pretrained(partial)
-        write_shards(weights, partial, stored={name for name, _ in model.named_parameters()})
-    tokenizer.save_pretrained(partial)
-    GenerationConfig(
-        do_sample=True,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        eos_token_id=list(eos_ids),
-        pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos_ids[0],
-    ).save_pretrained(partial)
-    if card is not None:
-        (partial / "README.md").write_text(card, encoding="utf-8")
-    if folder.exists():
-        shutil.rmtree(folder)
-    partial.rename(folder)
+    with whole_folder(folder) as partial:
+        if weights is None:
+            model.save_pretrained(partial)
+        else:
+            model.config.save_pretrained(partial)
+            write_shards(weights, partial, stored={name for name, _ in model.named_parameters()})
+        tokenizer.save_pretrained(partial)
+        GenerationConfig(
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            eos_token_id=list(eos_ids),
+            pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos_ids[0],
+        ).save_pretrained(partial)
+        if card is not None:
+            (partial / "README.md").write_text(card, encoding="utf-8")
 
 
 def write_shards(weights: Iterator[tuple[str, Tensor]], folder: Path, *, stored: set[str]) -> None:

@@ -13,8 +13,9 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
+from exgrpo_cli.files import publish, stage
 from exgrpo_cli.ledger.catalogue import read_catalogue
-from exgrpo_cli.ledger.parts import PartInfo, part_path, schema_with_metadata, stage, sync_folder, write_parquet
+from exgrpo_cli.ledger.parts import PartInfo, part_path, schema_with_metadata, write_parquet
 from exgrpo_cli.ledger.reader import read_rows
 from exgrpo_cli.ledger.schemas import BODIES, SCHEMAS, TABLES, LedgerIdentity
 
@@ -70,8 +71,7 @@ def _merge(folder: Path, table: str, identity: LedgerIdentity, run: Sequence[Par
         else:
             write_parquet(file, read_rows(table, run, SCHEMAS[table].names).replace_schema_metadata(schema.metadata))
 
-    stage(path, write).replace(path)
-    sync_folder(path.parent)
+    publish(stage(path, write), path)
     for part in run:
         part.name.path.unlink()
     return len(run) - 1

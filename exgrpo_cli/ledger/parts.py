@@ -6,9 +6,8 @@ uses the merged one.
 """
 
 import json
-import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,6 @@ from exgrpo_cli.errors import first_line
 from exgrpo_cli.ledger.schemas import BODIES, METADATA_KEY, SCHEMAS, TABLES, LedgerIdentity
 
 _NAME = re.compile(r"part-(\d{8})-(\d{8})\.(?:parquet|arrow)")
-_TEMPORARY_SUFFIX = ".tmp"
 _DICTIONARY_BYTES = 16 << 20
 """46,000 question ids must fit one Parquet dictionary, or the column falls back to plain strings and opens slowly."""
 
@@ -90,37 +88,7 @@ def list_parts(folder: Path, table: str) -> tuple[list[PartName], list[PartName]
 
 def list_unfinished(folder: Path, table: str) -> list[Path]:
     """Files whose writer died, or is still writing."""
-    return sorted((folder / table).glob(f".part-*{_TEMPORARY_SUFFIX}"))
-
-
-def temporary_path(path: Path) -> Path:
-    return path.with_name(f".{path.name}{_TEMPORARY_SUFFIX}")
-
-
-def stage(path: Path, write: Callable[[BinaryIO], None]) -> Path:
-    """Write a part under its temporary name, down to the disk; `temporary.replace(path)` then makes it visible.
-
-    Raises OSError (a full disk, say), leaving no temporary file behind.
-    """
-    temporary = temporary_path(path)
-    try:
-        with temporary.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    return temporary
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames in a folder survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    return sorted((folder / table).glob(".part-*"))
 
 
 def schema_with_metadata(table: str, identity: LedgerIdentity, commits: Sequence[Commit]) -> pa.Schema:

@@ -4,8 +4,9 @@ import warnings
 from pathlib import Path
 
 from exgrpo_cli.errors import InputError
+from exgrpo_cli.files import sync_folder
 from exgrpo_cli.ledger.catalogue import Catalogue, read_catalogue
-from exgrpo_cli.ledger.parts import PartName, list_parts, list_unfinished, sync_folder
+from exgrpo_cli.ledger.parts import PartName, list_parts, list_unfinished
 from exgrpo_cli.ledger.reader import LedgerWarning
 from exgrpo_cli.ledger.schemas import EVENTS, TABLES
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 from filelock import FileLock, Timeout
 
 from exgrpo_cli.errors import InputError, RunError
+from exgrpo_cli.files import partial_path, publish, stage
 from exgrpo_cli.ledger.bodies import Body, BodyBuffer
 from exgrpo_cli.ledger.parts import (
     Commit,
@@ -19,9 +20,6 @@ from exgrpo_cli.ledger.parts import (
     PartName,
     part_path,
     schema_with_metadata,
-    stage,
-    sync_folder,
-    temporary_path,
     write_parquet,
 )
 from exgrpo_cli.ledger.schemas import BODIES, EVENTS, SCHEMAS, TABLES, TRAJECTORIES, LedgerIdentity
@@ -138,14 +136,11 @@ def _publish(jobs: Mapping[Path, Callable[[BinaryIO], None]]) -> None:
         # At once, for a disk syncs several files in little more time than one.
         with ThreadPoolExecutor(len(jobs)) as pool:
             staged = dict(zip(jobs, pool.map(stage, jobs.keys(), jobs.values()), strict=True))
-        for path in others:
-            staged[path].replace(path)
-            sync_folder(path.parent)
-        staged[last].replace(last)
-        sync_folder(last.parent)
+        for path in (*others, last):
+            publish(staged[path], path)
     except BaseException:
         for path in jobs:
-            temporary_path(path).unlink(missing_ok=True)
+            partial_path(path).unlink(missing_ok=True)
         raise
 
 

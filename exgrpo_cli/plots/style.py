@@ -8,8 +8,11 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from exgrpo_cli.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -174,9 +177,7 @@ def save(figure: "Figure", folder: Path, name: str, formats: Sequence[str] = ("p
     with styled():
         for suffix in formats:
             path = folder / f"{name}.{suffix}"
-            partial = folder / f".{name}.partial.{suffix}"
-            figure.savefig(partial, format=suffix, **_SAVING[suffix])
-            partial.replace(path)
+            write_whole(path, partial(figure.savefig, format=suffix, **_SAVING[suffix]))
             paths.append(path)
             # The layout is in inches, hence that of the next format too; working it out is half of the time.
             figure.set_layout_engine("none")

@@ -15,6 +15,7 @@ from jaxtyping import Bool
 
 from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.errors import InputError
+from exgrpo_cli.files import write_text
 from exgrpo_cli.ledger.catalogue import Catalogue, read_catalogue
 from exgrpo_cli.ledger.compaction import FEWEST, compact
 from exgrpo_cli.ledger.reader import read_identity
@@ -74,9 +75,7 @@ class ExperienceBuffer:
         try:
             writer = LedgerWriter(folder, identity, lock, WARM_START_STEP, dict.fromkeys(TABLES, 0))
             buffer = cls(folder, writer, rules, question_ids, read_catalogue(folder))
-            temporary = folder / f".{IDENTITY_FILE}.tmp"
-            temporary.write_text(identity.to_json())
-            temporary.replace(folder / IDENTITY_FILE)
+            write_text(folder / IDENTITY_FILE, identity.to_json())
         except BaseException:
             lock.release()
             raise

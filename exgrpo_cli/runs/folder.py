@@ -1,7 +1,5 @@
 """The run folder: one writer, files written then renamed, `metrics.jsonl` and `samples/` cut back on resume."""
 
-import json
-import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +10,7 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from exgrpo_cli.errors import InputError, RunError
+from exgrpo_cli.files import append_json_lines, read_json_lines, write_json_lines
 
 
 class RunFolder:
@@ -70,53 +69,26 @@ class RunFolder:
         finally:
             lock.release()
 
-    def write_json(self, path: Path, value: Mapping[str, Any]) -> None:
-        write_atomic(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
-
     def metrics_lines(self) -> Iterator[dict[str, Any]]:
         """The steps of `metrics.jsonl`, first to last; none before the first step."""
         if self.metrics.is_file():
-            with self.metrics.open(encoding="utf-8") as lines:
-                yield from map(json.loads, lines)
+            yield from read_json_lines(self.metrics)
 
     def append_metrics(self, values: Mapping[str, Any]) -> None:
         """One step's line, "step" first, on disk when this returns."""
-        _append(self.metrics, [values])
+        append_json_lines(self.metrics, [values])
 
     def append_samples(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Some of a step's rollouts in `samples/step-000001.jsonl`."""
-        _append(self.samples / f"step-{step:06d}.jsonl", rows)
+        append_json_lines(self.samples / f"step-{step:06d}.jsonl", rows)
 
     def cut_back(self, step: int) -> None:
         """Drop metrics and samples after `step`, so that a resumed run writes them again."""
         if self.metrics.exists():
-            kept = [line for line in read_json_lines(self.metrics) if line["step"] <= step]
-            write_atomic(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
+            write_json_lines(self.metrics, [line for line in read_json_lines(self.metrics) if line["step"] <= step])
         for path in self.samples.glob("step-*.jsonl"):
             if int(path.stem.removeprefix("step-")) > step:
                 path.unlink()
-
-
-def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Objects of a JSON-lines file; a last line that was torn by a kill is left out."""
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            if line.endswith("\n"):
-                yield json.loads(line)
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Write `text` beside `path`, flush it to the disk, and rename it into place."""
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    try:
-        with partial.open("w", encoding="utf-8") as out:
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise RunError(f"{path} cannot be written: {error.strerror}. What was there before is unchanged.") from error
 
 
 @contextmanager
@@ -135,16 +107,4 @@ def writing(path: Path) -> Iterator[None]:
         raise RunError(
             f"{path} cannot be written ({reason}; {free / 2**20:.0f} MiB free). Earlier checkpoints are whole: free "
             "some space, then go on with --resume."
-        ) from error
-
-
-def _append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    try:
-        with path.open("a", encoding="utf-8") as out:
-            for row in rows:
-                out.write(json.dumps(row, allow_nan=False) + "\n")
-    except OSError as error:
-        raise RunError(
-            f"{path} cannot be written: {error.strerror}. What was there before is unchanged: free space, then go on "
-            "with --resume."
         ) from error

@@ -1,6 +1,5 @@
 """The step metrics of a run as columns: metrics.jsonl, finished or still growing."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from exgrpo_cli.errors import InputError
+from exgrpo_cli.files import read_json_lines
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -66,19 +66,11 @@ def read_metrics(run: Path) -> RunMetrics:
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     by_step: dict[int, dict[str, Any]] = {}
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            by_step[int(row["step"])] = row
-        except (ValueError, KeyError, TypeError):
-            if number == len(lines):
-                break  # no newline yet: the run is writing it
-            raise InputError(
-                f"{path}, line {number} is not a JSON object with a step: {line[:60]!r}. Remove the line or restore it."
-            ) from None
+    for number, row in enumerate(read_json_lines(path), start=1):
+        step = row.get("step")
+        if not isinstance(step, int):
+            raise InputError(f"{path}, line {number} has no step but {step!r}. Remove the line or restore it.")
+        by_step[step] = row
     return [by_step[step] for step in sorted(by_step)]
 
 

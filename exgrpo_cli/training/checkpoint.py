@@ -5,7 +5,6 @@ and `state.json` (loop state, stream position, generators). `latest` and `best` 
 """
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +14,8 @@ import numpy as np
 
 from exgrpo_cli.backbones.export import export_model
 from exgrpo_cli.errors import InputError, RunError
-from exgrpo_cli.runs.folder import write_atomic, writing
+from exgrpo_cli.files import begin_folder, finish_folder, remove_partials, write_text
+from exgrpo_cli.runs.folder import writing
 from exgrpo_cli.training.parts import Parts
 from exgrpo_cli.training.state import RunState
 
@@ -35,28 +35,20 @@ def save_checkpoint(checkpoints: Path, parts: Parts, state: RunState, *, keep: i
     Raises RunError when the disk is full; what was there stays.
     """
     name = folder_name(state.step)
-    partial = checkpoints / f".{name}.partial"
-
-    def begin() -> None:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
 
     def complete() -> None:
-        write_atomic(partial / "state.json", json.dumps(snapshot(parts, state)))
-        sync_tree(partial)
-        if (checkpoints / name).exists():
-            shutil.rmtree(checkpoints / name)
-        partial.rename(checkpoints / name)
+        (partial / "state.json").write_text(json.dumps(snapshot(parts, state)), encoding="utf-8")
+        finish_folder(partial, checkpoints / name)
         point_at(checkpoints, name, state, keep=keep)
 
     try:
         with writing(checkpoints / name):
-            parts.ranks.from_main(begin)
+            partial = parts.ranks.from_main(lambda: begin_folder(checkpoints / name))
             parts.policy.save(partial / "policy")
             export_weights(parts, partial / "model")
             parts.ranks.from_main(complete)
     except RunError:
-        shutil.rmtree(partial, ignore_errors=True)
+        remove_partials(checkpoints)
         raise
     parts.buffer.compact(complete_steps(checkpoints))
 
@@ -74,9 +66,9 @@ def export_weights(parts: Parts, folder: Path, *, card: str | None = None) -> No
 
 def point_at(checkpoints: Path, name: str, state: RunState, *, keep: int) -> None:
     """Name the new checkpoint the latest, and the best where it is, then drop old ones."""
-    write_atomic(checkpoints / "latest", name + "\n")
+    write_text(checkpoints / "latest", name + "\n")
     if state.best_step == state.step:
-        write_atomic(checkpoints / "best", name + "\n")
+        write_text(checkpoints / "best", name + "\n")
     drop_old(checkpoints, keep=keep, best=state.best_step)
 
 
@@ -123,14 +115,3 @@ def latest_step(checkpoints: Path) -> int | None:
     """Step of the newest complete checkpoint; None when there is none yet."""
     steps = complete_steps(checkpoints)
     return steps[-1] if steps else None
-
-
-def sync_tree(folder: Path) -> None:
-    """Flush every file below `folder` to the disk, so that the rename that follows never names lost data."""
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)

@@ -20,6 +20,7 @@ from exgrpo_cli.console.reporter import Reporter, SilentReporter
 from exgrpo_cli.console.signals import Stopper
 from exgrpo_cli.engines.vllm.start import require_vllm
 from exgrpo_cli.errors import InputError, Interrupted, RunError
+from exgrpo_cli.files import write_json, write_text
 from exgrpo_cli.machine.environment import describe_environment, peak_memory_bytes
 from exgrpo_cli.machine.run_plan import settle_ranks
 from exgrpo_cli.machine.survey import survey_machine
@@ -27,7 +28,7 @@ from exgrpo_cli.machine.threads import choose_threads
 from exgrpo_cli.plots import save_all
 from exgrpo_cli.ranks.ranks import ALONE, Ranks
 from exgrpo_cli.runs.ending import Ending
-from exgrpo_cli.runs.folder import RunFolder, write_atomic, writing
+from exgrpo_cli.runs.folder import RunFolder, writing
 from exgrpo_cli.runs.watchdog import Watchdog
 from exgrpo_cli.training.assemble import assemble, choose_device, make_pool
 from exgrpo_cli.training.checkpoint import export_weights, latest_step, load_checkpoint, save_checkpoint
@@ -234,7 +235,7 @@ def describe_run(config: Config, folder: RunFolder, questions: RunQuestions, ran
     """Put on disk what a new run is made of."""
     store_questions(folder.data, config, questions)
     environment = describe_environment(config, questions.train_hash) | {"ranks": ranks.world_size}
-    folder.write_json(folder.path / "environment.json", environment)
+    write_json(folder.path / "environment.json", environment)
 
 
 def begin_writing(config: Config, folder: RunFolder, state: RunState) -> None:
@@ -242,7 +243,7 @@ def begin_writing(config: Config, folder: RunFolder, state: RunState) -> None:
     folder.cut_back(state.step)
     if state.step >= config.run.steps and folder.summary.exists():
         raise InputError(f"{folder.path} has finished its {state.step} steps: raise --steps to go on.")
-    write_atomic(folder.config, to_toml(config))
+    write_text(folder.config, to_toml(config))
 
 
 def warm_start(config: Config, parts: Parts, reporter: Reporter, *, is_new: bool) -> None:
@@ -329,7 +330,7 @@ def finish(session: Session) -> dict[str, Any]:
             session.count_wall_time()
             summary = summarise(session, after)
             if parts.ranks.is_main:
-                folder.write_json(folder.summary, summary)
+                write_json(folder.summary, summary)
                 if parts.config.run.plots:
                     draw_plots(folder)
     except KeyboardInterrupt:

@@ -21,9 +21,9 @@ from exgrpo_cli.data.question_file.questions import (
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.evaluation.benchmarks.presets import load_benchmark
 from exgrpo_cli.evaluation.benchmarks.questions import benchmark_questions
+from exgrpo_cli.files import write_json
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.presets import preset_names
-from exgrpo_cli.runs.folder import write_atomic
 from exgrpo_cli.types import Question
 
 # A larger question file is linked instead of copied: 100 MB (interface of the run folder).
@@ -104,7 +104,7 @@ def store_questions(folder: Path, config: Config, questions: RunQuestions) -> No
         if path.is_file() and path.stat().st_size > LINK_ABOVE_BYTES:
             (folder / f"{name}.parquet").symlink_to(path.resolve())
             digest = {"source": str(path.resolve()), "sha256": file_hash(path)}
-            write_atomic(folder / f"{name}.json", json.dumps(digest, indent=2) + "\n")
+            write_json(folder / f"{name}.json", digest)
         else:
             write_questions(folder / f"{name}.parquet", kept, {"made_by": "train", "data": source})
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import InputError
+from exgrpo_cli.files import write_text
 
 WANDB_PROJECT = "exgrpo"
 """Unless WANDB_PROJECT says otherwise."""
@@ -79,7 +80,7 @@ class WandbTracker:
         folder.mkdir(exist_ok=True)
         id_file = folder / "run-id"
         if not id_file.exists():
-            id_file.write_text(uuid.uuid4().hex + "\n")
+            write_text(id_file, uuid.uuid4().hex + "\n")
         try:
             self._run = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", WANDB_PROJECT),

@@ -1,7 +1,6 @@
 """Studies: which arms, which runs, what is run again, and what is concluded."""
 
 import json
-import math
 import os
 import signal
 import threading
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from exgrpo_cli.ablation.arms import method_arms, metric_arms, sampler_arms, vary_arms, with_baseline
-from exgrpo_cli.ablation.report import report_study, t_interval, t_test
+from exgrpo_cli.ablation.report import report_study
 from exgrpo_cli.ablation.schedule import failure_reason, last_line, log_path, run_study, start
 from exgrpo_cli.ablation.study import Study, plan_study
 from exgrpo_cli.console.reporter import SilentReporter
@@ -76,24 +75,6 @@ def test_the_metric_study_has_twelve_runs(tmp_path: Path) -> None:
     assert plan["runs"][0]["folder"] == str(tmp_path / "metric-ent" / "ent-min" / "seed-0")
     seeds = {run.seed: run.config.run.seed for run in study.runs}
     assert seeds == {0: 0, 1: 1, 2: 2}
-
-
-def test_t_interval_by_hand() -> None:
-    """0.5, 0.6, 0.7: mean 0.6, s = 0.1, t(2, 97.5 %) = 4.3027, half width 4.3027 * 0.1 / sqrt(3) = 0.24842."""
-    interval = t_interval([0.5, 0.6, 0.7])
-    assert interval.mean == pytest.approx(0.6)
-    assert interval.high - interval.mean == pytest.approx(0.24842, abs=1e-4)
-    assert interval.mean - interval.low == pytest.approx(0.24842, abs=1e-4)
-    one = t_interval([0.5])
-    assert (one.low, one.high) == (0.5, 0.5)
-
-
-def test_t_test_by_hand() -> None:
-    """Differences 1, 2, 3: t = 2 / (1 / sqrt(3)) = 3.4641 on 2 degrees; p = 1 - t / sqrt(t^2 + 2) = 0.0742."""
-    t = 2 * math.sqrt(3)
-    assert t_test([1.0, 2.0, 3.0]) == pytest.approx(1 - t / math.sqrt(t**2 + 2))
-    assert t_test([1.0]) is None
-    assert t_test([1.0, 1.0]) is None
 
 
 @pytest.fixture(scope="module")

@@ -247,16 +247,16 @@ def test_two_processes_build_once(tmp_path):
 def test_a_killed_build_leaves_nothing_that_looks_finished(tmp_path):
     builder = start_builder(tmp_path, 60.0)
     deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("thing-*.building-*/one")):
+    while not list(tmp_path.glob(".thing-*.partial-*/one")):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     builder.send_signal(signal.SIGKILL)
     builder.communicate()
-    assert [path for path in tmp_path.glob("thing-*") if path.is_dir() and "building" not in path.name] == []
+    assert [path for path in tmp_path.glob("thing-*") if path.is_dir()] == []
     output, _ = start_builder(tmp_path, 0.0).communicate(timeout=60)
     folder = Path(output.strip())
     assert (folder / "two").read_text() == "2"
-    assert [path for path in tmp_path.glob("thing-*") if path.is_dir()] == [folder]
+    assert [path for path in tmp_path.glob("*thing-*") if path.is_dir()] == [folder]
 
 
 def test_the_cache_folder_follows_the_environment(tmp_path, monkeypatch):

@@ -172,7 +172,7 @@ def test_a_killed_preparation_leaves_the_old_output_and_the_next_one_starts_clea
     assert output.read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.parquet", "set.jsonl", "small.jsonl"]
     # What a kill during the write itself leaves behind is cleared once it is too old to be anybody's.
-    abandoned, current = tmp_path / ".out.parquet.abandoned.part", tmp_path / ".out.parquet.current.part"
+    abandoned, current = tmp_path / ".out.parquet.partial-1", tmp_path / ".out.parquet.partial-2"
     for part in (abandoned, current):
         part.write_text("half")
     os.utime(abandoned, (0, 0))

@@ -188,7 +188,10 @@ def test_a_write_that_fails_leaves_what_was_there_and_is_one_line(tmp_path):
     write_questions(path, [question()], {})
     before = path.read_bytes()
     done = subprocess.run([sys.executable, "-c", FULL_DISK, str(path)], capture_output=True, text=True)
-    assert done.stderr.strip() == f"{path} cannot be written: File too large. Choose another --output."
+    assert done.stderr.strip() == (
+        f"{path} cannot be written: File too large. What was there before is unchanged: make room, or choose another "
+        "place."
+    )
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 

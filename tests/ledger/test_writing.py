@@ -20,14 +20,14 @@ from exgrpo_cli.replay.buffer import ExperienceBuffer
 
 def test_a_step_that_was_being_written_is_ignored_and_cleared(ledger: Path) -> None:
     part(ledger, "events", 10).unlink()
-    (ledger / "trajectories" / ".part-00000011-00000011.parquet.tmp").write_bytes(b"half")
+    (ledger / "trajectories" / ".part-00000011-00000011.parquet.partial-1").write_bytes(b"half")
     with pytest.warns(LedgerWarning, match="not complete .*; 1 unfinished files ignored"):
         assert LedgerReader(ledger).last_step == 9
     with pytest.warns(LedgerWarning, match="1 unfinished files of a stopped run removed"):
         buffer = reopen(ledger, 9)
     buffer.close()
     assert LedgerReader(ledger).last_step == 9
-    assert not list(ledger.rglob("*.tmp"))
+    assert not list(ledger.rglob(".part-*"))
 
 
 def test_resuming_drops_later_steps_and_goes_on_as_if_they_had_not_been(ledger: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_full_disk_stops_the_step_and_keeps_the_others(ledger: Path, limit_kib
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         reader = LedgerReader(ledger)
-    assert reader.last_step == 11 and not list(ledger.rglob("*.tmp"))
+    assert reader.last_step == 11 and not list(ledger.rglob(".part-*"))
     assert len(reader.bodies(range(22))) == 22
     reopen(ledger, 11).close()
 

@@ -1,8 +1,6 @@
 """The run folder's files: whole or not there, cut back on resume; thread choice; stop signals."""
 
-import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -11,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from exgrpo_cli.console.signals import Stopper
-from exgrpo_cli.errors import InputError, RunError
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.files import read_json_lines
 from exgrpo_cli.machine.threads import choose_threads
-from exgrpo_cli.runs.folder import RunFolder, read_json_lines, write_atomic
+from exgrpo_cli.runs.folder import RunFolder
 
 
 def test_cutting_back_drops_later_steps_and_a_torn_line(tmp_path: Path) -> None:
@@ -56,23 +55,6 @@ def test_a_folder_that_cannot_be_locked_is_named(tmp_path: Path) -> None:
         pass
 
 
-def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
-    """A file size limit of 4 KiB stands for a full disk: the kernel refuses the write in the middle."""
-    path = tmp_path / "summary.json"
-    write_atomic(path, "old")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
-        with pytest.raises(RunError, match=r"cannot be written: File too large. What was there before is unchanged"):
-            write_atomic(path, "x" * 100_000)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, previous)
-    assert path.read_text() == "old"
-    assert [child.name for child in tmp_path.iterdir()] == ["summary.json"]
-
-
 @pytest.mark.parametrize(("requested", "cores", "expected"), [(0, 1, 1), (0, 2, 1), (0, 16, 8), (3, 2, 3)])
 def test_threads_are_half_the_cores_unless_asked_for(requested: int, cores: int, expected: int) -> None:
     assert choose_threads(requested, cores) == expected
@@ -109,11 +91,3 @@ def test_the_plain_reporter_writes_lines_that_hold_the_figures() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == ""
     assert done.stderr.splitlines() == ["warm start: 1/10", "step 1/2  mixed  pass@1 0.250  buffered 3"]
-
-
-def test_json_files_refuse_nan(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "run")
-    with pytest.raises(ValueError, match="JSON"):
-        folder.write_json(folder.summary, {"value": float("nan")})
-    folder.write_json(folder.summary, {"value": 1.5})
-    assert json.loads(folder.summary.read_text()) == {"value": 1.5}

@@ -5,23 +5,19 @@ is. Rows are counted from 1 in messages. The content hash is over the canonical 
 keeps it through either layout and any compression.
 """
 
-import contextlib
-import glob
 import json
-import os
-import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from exgrpo_cli.data.question_file.identity import content_hash, question_id, same_content
 from exgrpo_cli.data.question_file.rows import SCHEMAS, FileLayout, check_types, layout_of, to_question, to_row
-from exgrpo_cli.errors import InputError, RunError
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.files import write_whole
 from exgrpo_cli.types import Question
 
 __all__ = [
@@ -40,8 +36,6 @@ METADATA_KEY = b"exgrpo"
 MADE_BY_PREPARE = "prepare"
 # Rows decoded at once: a whole row group of long prompts need not fit in memory as Python objects.
 _BATCH_ROWS = 1024
-# Writing a question file takes seconds.
-_ABANDONED_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,42 +95,14 @@ def write_questions(
     """
     own = {**metadata, "content_hash": content_hash(questions)}
     schema = SCHEMAS[layout].with_metadata({METADATA_KEY: json.dumps(own, ensure_ascii=False).encode()})
-    temporary = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _clear_abandoned(path)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-        os.close(handle)
-        temporary = Path(name)
-        with pq.ParquetWriter(temporary, schema) as writer:
+
+    def write(file: BinaryIO) -> None:
+        with pq.ParquetWriter(file, schema) as writer:
             for start in range(0, len(questions), _BATCH_ROWS):
                 rows = [to_row(index, questions[index], layout) for index in range(start, len(questions))[:_BATCH_ROWS]]
                 writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=schema))
-        temporary.chmod(0o666 & ~_umask())
-        temporary.replace(path)
-    except OSError as error:
-        # Arrow wraps the system's reason in words of its own.
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise RunError(f"{path} cannot be written: {reason}. Choose another --output.") from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
 
-
-def _clear_abandoned(path: Path) -> None:
-    """Remove what a killed write left behind; a younger part may be another process's."""
-    for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
-        # The other process may finish, and its part vanish, at any moment.
-        with contextlib.suppress(FileNotFoundError):
-            if time.time() - part.stat().st_mtime > _ABANDONED_SECONDS:
-                part.unlink()
-
-
-def _umask() -> int:
-    # mkstemp makes private files; a question file is as readable as any other file of the user.
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    write_whole(path, write)
 
 
 def _open(path: Path) -> pq.ParquetFile:

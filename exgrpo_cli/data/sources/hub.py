@@ -7,7 +7,6 @@ taken for the whole.
 """
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,6 +16,7 @@ from typing import Any
 
 from exgrpo_cli.data.sources.splits import Selection, select_files
 from exgrpo_cli.errors import InputError, RunError, first_line
+from exgrpo_cli.files import write_text
 
 _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[^:@]+))?(?P<rest>(:[^:]+)*)")
 _CARD = "README.md"
@@ -158,11 +158,8 @@ def _listing_file(hub: HubId, commit: str) -> Path:
 
 def _note_listing(file: Path, paths: Sequence[str]) -> None:
     # A cache that others keep and that cannot be written to was filled by them.
-    with suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(f".{os.getpid()}.part")
-        part.write_text(json.dumps(paths), encoding="utf-8")
-        part.replace(file)
+    with suppress(RunError):
+        write_text(file, json.dumps(paths))
 
 
 def read_card(file: Path) -> Mapping[str, Any]:

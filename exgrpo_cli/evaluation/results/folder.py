@@ -12,10 +12,10 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from exgrpo_cli.errors import InputError, RunError
+from exgrpo_cli.errors import InputError
 from exgrpo_cli.evaluation.results.records import QuestionRecord, Sample
 from exgrpo_cli.evaluation.results.stamp import MAY_DIFFER_ON_RESUME, Stamp, differences
-from exgrpo_cli.files import json_line, write_json, write_json_lines, write_text
+from exgrpo_cli.files import append_json_lines, drop_torn_line, read_json_lines, write_json, write_json_lines
 from exgrpo_cli.types import Message, Question, StopReason, Verdict
 
 
@@ -109,15 +109,16 @@ class ResultsFolder:
 
     def asked(self) -> list[AskedQuestion]:
         """The questions in their order."""
-        return [_asked(row) for row in self._rows(self._questions)]
+        return [_asked(row) for row in read_json_lines(self._questions)]
 
     def records(self) -> dict[str, QuestionRecord]:
         """Finished questions by id, without a torn last line; raises InputError for any other damage."""
-        if self._lock.is_locked:
-            self._drop_torn_line()
+        if self._lock.is_locked and self._records.exists():
+            drop_torn_line(self._records)
         questions = {item.question.id: item.question for item in self.asked()}
         records: dict[str, QuestionRecord] = {}
-        for number, row in enumerate(self._rows(self._records), start=1):
+        rows = read_json_lines(self._records) if self._records.exists() else ()
+        for number, row in enumerate(rows, start=1):
             try:
                 samples = tuple(_sample(values) for values in row["samples"])
                 records[row["question_id"]] = QuestionRecord(question=questions[row["question_id"]], samples=samples)
@@ -130,15 +131,7 @@ class ResultsFolder:
 
         Raises RunError where the disk is full; what was there stays readable.
         """
-        lines = "".join(json_line(_record_row(record)) for record in records)
-        try:
-            with self._records.open("a", encoding="utf-8") as file:
-                file.write(lines)
-        except OSError as error:
-            raise RunError(
-                f"{self._records} cannot be written: {error.strerror or error}. Finished questions are kept; make room "
-                "and run the same command again."
-            ) from error
+        append_json_lines(self._records, map(_record_row, records))
 
     def rewrite(self, records: Iterable[QuestionRecord]) -> None:
         """Replace all records."""
@@ -152,26 +145,6 @@ class ResultsFolder:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-    def _drop_torn_line(self) -> None:
-        if not self._records.exists():
-            return
-        text = self._records.read_bytes()
-        if text and not text.endswith(b"\n"):
-            whole = text[: text.rfind(b"\n") + 1]
-            write_text(self._records, whole.decode())
-
-    def _rows(self, path: Path) -> Iterable[dict[str, Any]]:
-        if not path.exists():
-            return
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if path == self._records and not line.endswith(b"\n"):
-                    return
-                try:
-                    yield json.loads(line)
-                except ValueError as error:
-                    raise InputError(f"{path}: line {number} is not JSON ({error}): remove it.") from error
 
 
 def _question_row(asked: AskedQuestion) -> dict[str, Any]:

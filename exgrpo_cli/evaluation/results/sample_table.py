@@ -43,7 +43,7 @@ def write_samples(
         rows[f"verdict_{name}"] = _verdicts(regraded)
         kinds[f"verdict_{name}"] = pa.string()
     table = pa.table(rows, schema=pa.schema(list(kinds.items())))
-    write_whole(path, lambda partial: pq.write_table(table, partial, compression="zstd"))
+    write_whole(path, lambda file: pq.write_table(table, file, compression="zstd"))
 
 
 def _verdicts(records: Sequence[QuestionRecord]) -> list[str]:
