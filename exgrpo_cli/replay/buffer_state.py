@@ -12,12 +12,13 @@ import pyarrow as pa
 
 from exgrpo_cli.ledger.bodies import Body, BodyStore
 from exgrpo_cli.ledger.catalogue import Catalogue
+from exgrpo_cli.ledger.columns import NO_BUCKET
 from exgrpo_cli.ledger.parts import PartInfo
 from exgrpo_cli.ledger.reader import read_rows
 from exgrpo_cli.ledger.schemas import BODIES, EVENTS, Event
 from exgrpo_cli.ledger.writer import LedgerWriter
 from exgrpo_cli.replay.question_states import BucketKey, QuestionStates
-from exgrpo_cli.replay.rebuild import NEVER, NO_BUCKET, rebuild
+from exgrpo_cli.replay.rebuild import NEVER, rebuild
 from exgrpo_cli.replay.trajectory_index import TrajectoryIndex
 from exgrpo_cli.replay.visits import Success, Visit
 

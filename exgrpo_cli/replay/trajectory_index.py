@@ -12,7 +12,7 @@ from jaxtyping import Int32, Int64
 from exgrpo_cli.replay.selection import Candidates
 
 _NONE = -1
-EVICTED = -1
+NO_QUESTION = -1
 """Stands for the question of a trajectory that is no longer live."""
 
 ROW = np.dtype(

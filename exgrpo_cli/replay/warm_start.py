@@ -17,6 +17,7 @@ from jaxtyping import Int64
 from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.ledger.bodies import BodyBuffer
+from exgrpo_cli.ledger.columns import NO_BUCKET
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ledger.schemas import (
     EVENTS,
@@ -28,9 +29,9 @@ from exgrpo_cli.ledger.schemas import (
     Event,
     LedgerIdentity,
 )
-from exgrpo_cli.replay.rebuild import NO_BUCKET, StoredState, rebuild
+from exgrpo_cli.replay.rebuild import StoredState, rebuild
 from exgrpo_cli.replay.rules import EVICTIONS
-from exgrpo_cli.replay.trajectory_index import EVICTED, TrajectoryIndex
+from exgrpo_cli.replay.trajectory_index import NO_QUESTION, TrajectoryIndex
 
 _BATCH = 1024
 """Trajectories per record batch: 16 MB in memory at 2,000 tokens each."""
@@ -126,14 +127,14 @@ def _within_limit(
     if not rules.max_per_question:
         return wanted
     rows = rows.copy()
-    rows["question"][np.setdiff1d(np.arange(len(rows)), wanted)] = EVICTED
+    rows["question"][np.setdiff1d(np.arange(len(rows)), wanted)] = NO_QUESTION
     index = TrajectoryIndex(len(ids), rows)
     for question in np.flatnonzero(index.counts() > rules.max_per_question).tolist():
         while index.count(question) > rules.max_per_question:
             candidates = index.candidates(question, ids[question])
             position = EVICTIONS[rules.eviction](candidates, index.hashes(candidates.trajectory_ids))
             index.evict(int(candidates.trajectory_ids[position]))
-    return np.array([i for i in wanted.tolist() if index.question_of(i) != EVICTED], dtype=np.int64)
+    return np.array([i for i in wanted.tolist() if index.question_of(i) != NO_QUESTION], dtype=np.int64)
 
 
 def _require_known(needed: list[str], known: Collection[str], source: Path) -> None:

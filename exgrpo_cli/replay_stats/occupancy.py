@@ -9,17 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int64
 
+from exgrpo_cli.ledger.columns import COLLECTED, EVICTED, NO_BUCKET, READMITTED, RETIRED, SELECTED, EventColumns
 from exgrpo_cli.ledger.schemas import WARM_START_STEP
-from exgrpo_cli.replay_stats.record import (
-    COLLECTED,
-    EVICTED,
-    NO_BUCKET,
-    READMITTED,
-    RETIRED,
-    SELECTED,
-    EventColumns,
-    RunRecord,
-)
+from exgrpo_cli.replay_stats.record import RunRecord
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,14 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from exgrpo_cli.errors import InputError, nearest
-from exgrpo_cli.replay_stats.record import (
-    KINDS,
-    NO_BUCKET,
-    QUESTIONS_FILE,
-    READMITTED,
-    RETIRED,
-    RunRecord,
-)
+from exgrpo_cli.ledger.columns import KINDS, NO_BUCKET, READMITTED, RETIRED
+from exgrpo_cli.replay_stats.record import QUESTIONS_FILE, RunRecord
 from exgrpo_cli.replay_stats.replays import Replays
 from exgrpo_cli.replay_stats.responses import response_texts
 

@@ -6,7 +6,7 @@ Questions are numbered once for all tables, so that everything downstream is int
 
 import tomllib
 import warnings
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,21 +17,23 @@ from jaxtyping import Bool, Float64, Int64
 from exgrpo_cli.config.resolve import resolve
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import InputError
+from exgrpo_cli.ledger.columns import (
+    EVENT_COLUMNS,
+    EventColumns,
+    decode_events,
+    encoded_words,
+    flat,
+    floats,
+    integers,
+    question_numbers,
+)
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
-from exgrpo_cli.ledger.schemas import DRAWS, EVENTS, SCORES, TRAJECTORIES, Event
+from exgrpo_cli.ledger.schemas import DRAWS, EVENTS, SCORES, TRAJECTORIES
 from exgrpo_cli.runs.metrics import RunMetrics, read_metrics
 
 LEDGER_FOLDER = "replay"
 CONFIG_FILE = "config.toml"
 QUESTIONS_FILE = Path("data") / "train.parquet"
-
-KINDS = tuple(Event)
-COLLECTED, MOVED, SELECTED, RETIRED, EVICTED, READMITTED = (
-    KINDS.index(kind)
-    for kind in (Event.COLLECTED, Event.MOVED, Event.SELECTED, Event.RETIRED, Event.EVICTED, Event.READMITTED)
-)
-NO_BUCKET = -1
-"""Stands for the null bucket of a question that is in none."""
 
 # A score's question is that of its trajectory, so that the longest table needs no text column.
 _COLUMNS = {
@@ -46,7 +48,7 @@ _COLUMNS = {
         "nll",
     ),
     SCORES: ("step", "trajectory_id", "weight_version", "entropy", "nll", "chosen"),
-    EVENTS: ("step", "event", "question_id", "trajectory_id", "bucket", "num_members"),
+    EVENTS: EVENT_COLUMNS,
     DRAWS: ("step", "bucket", "num_members", "num_questions", "probability", "num_drawn"),
 }
 
@@ -89,27 +91,6 @@ class ScoreColumns:
     entropy: Float64[np.ndarray, " scores"]
     nll: Float64[np.ndarray, " scores"]
     chosen: Bool[np.ndarray, " scores"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EventColumns:
-    """What happened to questions and trajectories, in order."""
-
-    step: Int64[np.ndarray, " events"]
-    kind: Int64[np.ndarray, " events"]
-    """Index into KINDS."""
-    question: Int64[np.ndarray, " events"]
-    trajectory_id: Int64[np.ndarray, " events"]
-    """-1 where the event concerns the question alone."""
-    bucket: Int64[np.ndarray, " events"]
-    """The question's bucket after the event, NO_BUCKET for none."""
-    num_members: Int64[np.ndarray, " events"]
-    """Rollouts a success count is over: K, or K - 1 where fresh members alone count; -1 where no count was made."""
-
-    def of(self, kind: int) -> "EventColumns":
-        """The rows of one kind."""
-        keep = self.kind == kind
-        return EventColumns(**{field.name: getattr(self, field.name)[keep] for field in fields(self)})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,7 +167,7 @@ def read_run(run: Path) -> RunRecord:
     training_ids = _training_ids(run)
     question_ids = _all_ids(training_ids, tables[EVENTS], tables[TRAJECTORIES])
     trajectories = _trajectories(tables[TRAJECTORIES], question_ids)
-    events = _events(tables[EVENTS], question_ids)
+    events = decode_events(tables[EVENTS], question_ids)
     logged = int(metrics.steps[-1]) if len(metrics.steps) else 0
     return RunRecord(
         run=run,
@@ -221,83 +202,40 @@ def _training_ids(run: Path) -> pa.Array:
     path = run / QUESTIONS_FILE
     if not path.is_file():
         return pa.array([], pa.string())
-    return _flat(pq.read_table(path, columns=["id"]).column("id"))
+    return flat(pq.read_table(path, columns=["id"]).column("id"))
 
 
 def _all_ids(training_ids: pa.Array, *tables: pa.Table) -> pa.Array:
-    named = [training_ids.cast(pa.string()), *(_words(table.column("question_id"))[0] for table in tables)]
+    named = [training_ids.cast(pa.string()), *(encoded_words(table.column("question_id"))[0] for table in tables)]
     return pc.unique(pa.concat_arrays(named))
 
 
 def _trajectories(table: pa.Table, question_ids: pa.Array) -> TrajectoryColumns:
-    ids = _integers(table, "trajectory_id")
+    ids = integers(table, "trajectory_id")
     order = np.argsort(ids, kind="stable")
     return TrajectoryColumns(
         trajectory_id=ids[order],
-        question=_numbered(table, question_ids)[order],
-        step_born=_integers(table, "step_born")[order],
-        weight_version=_integers(table, "weight_version")[order],
-        success_count=_integers(table, "k")[order],
-        num_tokens=_integers(table, "num_tokens")[order],
-        entropy=_floats(table, "entropy")[order],
-        nll=_floats(table, "nll")[order],
+        question=question_numbers(table, question_ids)[order],
+        step_born=integers(table, "step_born")[order],
+        weight_version=integers(table, "weight_version")[order],
+        success_count=integers(table, "k")[order],
+        num_tokens=integers(table, "num_tokens")[order],
+        entropy=floats(table, "entropy")[order],
+        nll=floats(table, "nll")[order],
     )
 
 
 def _scores(table: pa.Table, trajectories: TrajectoryColumns) -> ScoreColumns:
     return ScoreColumns(
-        step=_integers(table, "step"),
-        row=trajectories.rows_of(_integers(table, "trajectory_id")),
-        weight_version=_integers(table, "weight_version"),
-        entropy=_floats(table, "entropy"),
-        nll=_floats(table, "nll"),
-        chosen=np.asarray(_flat(table.column("chosen")).to_numpy(zero_copy_only=False), dtype=bool),
-    )
-
-
-def _events(table: pa.Table, question_ids: pa.Array) -> EventColumns:
-    words, numbers = _words(table.column("event"))
-    unknown = sorted(set(words.to_pylist()) - set(KINDS))
-    if unknown:
-        raise InputError(f"the ledger holds events of the unknown kind {unknown[0]!r}: a newer version wrote it.")
-    kinds = np.array([KINDS.index(word) for word in words.to_pylist()], dtype=np.int64)
-    return EventColumns(
-        step=_integers(table, "step"),
-        kind=kinds[numbers],
-        question=_numbered(table, question_ids),
-        trajectory_id=_integers(table, "trajectory_id"),
-        bucket=_integers(table, "bucket"),
-        num_members=_integers(table, "num_members"),
+        step=integers(table, "step"),
+        row=trajectories.rows_of(integers(table, "trajectory_id")),
+        weight_version=integers(table, "weight_version"),
+        entropy=floats(table, "entropy"),
+        nll=floats(table, "nll"),
+        chosen=np.asarray(flat(table.column("chosen")).to_numpy(zero_copy_only=False), dtype=bool),
     )
 
 
 def _draws(table: pa.Table) -> DrawColumns:
     names = ("step", "bucket", "num_members", "num_questions", "num_drawn")
-    return DrawColumns(probability=_floats(table, "probability"), **{name: _integers(table, name) for name in names})
-
-
-def _numbered(table: pa.Table, question_ids: pa.Array) -> Int64[np.ndarray, " rows"]:
-    words, numbers = _words(table.column("question_id"))
-    return pc.index_in(words, value_set=question_ids).to_numpy(zero_copy_only=False).astype(np.int64)[numbers]
-
-
-def _words(column: pa.ChunkedArray) -> tuple[pa.Array, Int64[np.ndarray, " rows"]]:
-    """The distinct words of a dictionary-encoded column, and the number of each row's word."""
-    encoded = _flat(column)
-    return encoded.dictionary.cast(pa.string()), encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-
-
-def _integers(table: pa.Table, name: str) -> Int64[np.ndarray, " rows"]:
-    """The column as int64, -1 where it is null."""
-    return pc.fill_null(_flat(table.column(name)).cast(pa.int64()), -1).to_numpy(zero_copy_only=False)
-
-
-def _floats(table: pa.Table, name: str) -> Float64[np.ndarray, " rows"]:
-    """The column as float64, NaN where it is null."""
-    return _flat(table.column(name)).cast(pa.float64()).to_numpy(zero_copy_only=False)
-
-
-def _flat(column: pa.ChunkedArray) -> pa.Array:
-    """One contiguous array; `combine_chunks` of a column without chunks is one of length 0."""
-    combined = column.combine_chunks()
-    return combined if isinstance(combined, pa.Array) else pa.concat_arrays(combined.chunks)
+    return DrawColumns(probability=floats(table, "probability"), **{name: integers(table, name) for name in names})

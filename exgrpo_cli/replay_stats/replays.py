@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from exgrpo_cli.replay_stats.record import EVICTED, SELECTED, RunRecord
+from exgrpo_cli.ledger.columns import EVICTED, SELECTED
+from exgrpo_cli.replay_stats.record import RunRecord
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,18 +14,12 @@ from jaxtyping import Float64, Int64
 from exgrpo_cli.config.names import DIRECTIONS
 from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.errors import InputError, nearest
+from exgrpo_cli.ledger.columns import EVICTED, NO_BUCKET, READMITTED, RETIRED, SELECTED
 from exgrpo_cli.replay.question_states import BucketKey, QuestionStates
 from exgrpo_cli.replay.sampling import Sampler, check_draw, resolve_sampler
 from exgrpo_cli.replay.selection import Candidates, Metric, choose, resolve_metric
 from exgrpo_cli.replay_stats.entropy import draw_numbers
-from exgrpo_cli.replay_stats.record import (
-    EVICTED,
-    NO_BUCKET,
-    READMITTED,
-    RETIRED,
-    SELECTED,
-    RunRecord,
-)
+from exgrpo_cli.replay_stats.record import RunRecord
 
 REPETITIONS = 4
 """Draws by the other sampler at each step; their mean is reported."""
