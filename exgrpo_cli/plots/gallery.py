@@ -1,9 +1,9 @@
 """All figures of a run folder, drawn and saved."""
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.plots import replay
@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 PLOTS_FOLDER = "plots"
 
 
-def save_all(run: Path, output: Path | None = None) -> list[Path]:
+def save_all(run: Path, output: Path | None = None, *, heldout: Mapping[str, Any] | None = None) -> list[Path]:
     """Draw every figure that the run has data for, as PNG and SVG in `output` (RUN/plots); return their paths.
 
-    A run without replay gets its learning curve and diagnostics only. Raises InputError for a folder that is no run.
+    `heldout` are the scores before and after training, where summary.json does not tell them yet. A run without replay
+    gets its learning curve and diagnostics only. Raises InputError for a folder that is no run, RunError where a
+    figure cannot be written.
     """
     folder = output or run / PLOTS_FOLDER
-    paths = [path for name, figure in training_figures(run) for path in save(figure, folder, name)]
+    paths = [path for name, figure in training_figures(run, heldout) for path in save(figure, folder, name)]
     if read_config(run).replay.enabled and (run / LEDGER_FOLDER).is_dir():
         paths += save_replay(summarise(run), folder)
     return paths
@@ -75,10 +77,10 @@ def save_reports(reports: Sequence[RunReport], folders: Sequence[Path]) -> list[
     return paths
 
 
-def training_figures(run: Path) -> Iterator[tuple[str, "Figure"]]:
-    """Name and figure of what needs the step metrics alone."""
+def training_figures(run: Path, heldout: Mapping[str, Any] | None = None) -> Iterator[tuple[str, "Figure"]]:
+    """Name and figure of what needs the step metrics alone; `heldout` as for `save_all`."""
     metrics = read_metrics(run)
-    yield "learning", learning_curve(metrics, heldout_scores(run, metrics))
+    yield "learning", learning_curve(metrics, heldout_scores(run, metrics, heldout))
     yield "diagnostics", policy_diagnostics(metrics)
 
 

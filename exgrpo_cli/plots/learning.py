@@ -1,9 +1,10 @@
 """The learning curve: success on the training stream, on replayed questions, and on held-out ones."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,20 +37,22 @@ class HeldoutScore:
     high: float
 
 
-def heldout_scores(run: Path, metrics: RunMetrics) -> dict[str, list[HeldoutScore]]:
+def heldout_scores(
+    run: Path, metrics: RunMetrics, ends: Mapping[str, Any] | None = None
+) -> dict[str, list[HeldoutScore]]:
     """Held-out scores by benchmark name, in order of steps.
 
-    From the step keys `val/<name>`, `val/<name>/low` and `/high`, and from summary.json once the run has ended, whose
-    scores before and after training are of the one benchmark that the run validated on.
+    From the step keys `val/<name>`, `val/<name>/low` and `/high`, and from `ends`, or else summary.json once the run
+    has ended, whose scores before and after training are of the one benchmark that the run validated on.
     """
     names = [name for name in metrics.names("val/") if not name.endswith(("/low", "/high"))]
     scores = {name.removeprefix("val/"): _logged(metrics, name) for name in names}
-    ends = _ends(run, int(metrics.steps[-1]) if len(metrics.steps) else 0)
-    if ends:
+    own = _ends(run, int(metrics.steps[-1]) if len(metrics.steps) else 0, ends)
+    if own:
         name = next(iter(scores), "held-out")
-        known = {score.step for score in ends}
+        known = {score.step for score in own}
         scores[name] = sorted(
-            [*ends, *(s for s in scores.get(name, []) if s.step not in known)], key=lambda score: score.step
+            [*own, *(s for s in scores.get(name, []) if s.step not in known)], key=lambda score: score.step
         )
     return scores
 
@@ -63,14 +66,14 @@ def _logged(metrics: RunMetrics, name: str) -> list[HeldoutScore]:
     ]
 
 
-def _ends(run: Path, last_step: int) -> list[HeldoutScore]:
+def _ends(run: Path, last_step: int, heldout: Mapping[str, Any] | None) -> list[HeldoutScore]:
     path = run / SUMMARY_FILE
-    if not path.is_file():
-        return []
-    figures = json.loads(path.read_text(encoding="utf-8"))
-    # A run that was lengthened goes on past the step its summary was written at.
-    last_step = figures.get("steps", last_step)
-    heldout = figures.get("heldout") or {}
+    if heldout is None:
+        if not path.is_file():
+            return []
+        figures = json.loads(path.read_text(encoding="utf-8"))
+        # A run that was lengthened goes on past the step its summary was written at.
+        last_step, heldout = figures.get("steps", last_step), figures.get("heldout") or {}
     return [
         HeldoutScore(
             step=step,

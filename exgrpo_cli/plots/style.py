@@ -172,7 +172,6 @@ _SAVING: dict[str, dict[str, Any]] = {
 
 def save(figure: "Figure", folder: Path, name: str, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
     """Write `name` into `folder` in each of `formats` (png, svg, pdf), whole or not at all; return the paths."""
-    folder.mkdir(parents=True, exist_ok=True)
     paths = []
     with styled():
         for suffix in formats:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from exgrpo_cli.errors import InputError
-from exgrpo_cli.replay_stats.questions import QuestionText, question_texts
 from exgrpo_cli.ledger.columns import NO_BUCKET, SELECTED
+from exgrpo_cli.replay_stats.questions import QuestionText, question_texts
 from exgrpo_cli.replay_stats.record import RunRecord
 from exgrpo_cli.replay_stats.responses import response_texts
 

@@ -19,7 +19,7 @@ from exgrpo_cli.config.settings import Config
 from exgrpo_cli.console.reporter import Reporter, SilentReporter
 from exgrpo_cli.console.signals import Stopper
 from exgrpo_cli.engines.vllm.start import require_vllm
-from exgrpo_cli.errors import InputError, Interrupted, RunError
+from exgrpo_cli.errors import InputError, Interrupted
 from exgrpo_cli.files import write_json, write_text
 from exgrpo_cli.machine.environment import describe_environment, peak_memory_bytes
 from exgrpo_cli.machine.run_plan import settle_ranks
@@ -330,29 +330,15 @@ def finish(session: Session) -> dict[str, Any]:
             session.count_wall_time()
             summary = summarise(session, after)
             if parts.ranks.is_main:
-                write_json(folder.summary, summary)
                 if parts.config.run.plots:
-                    draw_plots(folder)
+                    save_all(folder.path, heldout=summary["heldout"])
+                # Last of all: a run with a summary counts as finished.
+                write_json(folder.summary, summary)
     except KeyboardInterrupt:
         raise Interrupted(
             f"stopped after the last step, state saved; go on with: exgrpo train --resume --output {folder.path}"
         ) from None
     return summary
-
-
-def draw_plots(folder: RunFolder) -> None:
-    """Draw `plots/`; where that is cut short the summary goes, for with it the run would count as finished."""
-    try:
-        save_all(folder.path)
-    except KeyboardInterrupt:
-        folder.summary.unlink()
-        raise
-    except OSError as error:
-        folder.summary.unlink()
-        raise RunError(
-            f"{folder.plots} cannot be written: {error.strerror}. Free space, then `exgrpo train --resume --output "
-            f"{folder.path}`."
-        ) from error
 
 
 def note_score(session: Session, score: dict[str, Any], when: str) -> None:

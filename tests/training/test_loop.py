@@ -19,9 +19,8 @@ from exgrpo_cli.config.settings import Config
 from exgrpo_cli.console.reporter import SilentReporter, make_reporter
 from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.ledger.reader import LedgerReader
-from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.training.resume import is_finished, resumed_config
-from exgrpo_cli.training.run import draw_plots, train
+from exgrpo_cli.training.run import train
 from exgrpo_cli.training.state import RunState
 
 
@@ -296,23 +295,48 @@ def test_a_run_goes_on_when_steps_are_raised(small_config, tmp_path: Path) -> No
     assert_same_weights(tmp_path / "cut", tmp_path / "whole")
 
 
-def test_a_run_whose_plots_were_not_drawn_is_not_finished(finished_run: Path, tmp_path: Path) -> None:
-    """A file where the plots go stands for a full disk: the summary goes too, so that --resume ends the run."""
+KILLED_WHILE_DRAWING = """
+import os, signal, sys
+from exgrpo_cli.commands import main
+from exgrpo_cli.plots import gallery
+
+whole = gallery.save
+
+def killed(figure, folder, name):
+    if name == "diagnostics":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return whole(figure, folder, name)
+
+gallery.save = killed
+main(["train", "--resume", "--quiet", "--output", sys.argv[1]])
+"""
+
+
+def test_a_run_that_is_killed_while_its_plots_are_drawn_is_not_finished(finished_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(finished_run, run)
     summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").unlink()
     shutil.rmtree(run / "plots")
-    (run / "plots").write_text("")
-    with pytest.raises(RunError, match=r"plots cannot be written: File exists"):
-        draw_plots(RunFolder(run))
+    killed = subprocess.run([sys.executable, "-c", KILLED_WHILE_DRAWING, str(run)], capture_output=True)
+    assert killed.returncode == -signal.SIGKILL
+    assert [path.name for path in sorted((run / "plots").iterdir())] == ["learning.png", "learning.svg"]
+    assert not is_finished(run)
+
+    shutil.rmtree(run / "plots")
+    (run / "plots").write_text("")  # stands for a full disk
+    with pytest.raises(RunError, match=r"plots/learning.png cannot be written: File exists"):
+        train(resumed_config(run), run, resume=True, reporter=SilentReporter())
     assert not is_finished(run)
 
     (run / "plots").unlink()
     again = train(resumed_config(run), run, resume=True, reporter=SilentReporter())
     assert again["heldout"] == summary["heldout"]
     assert is_finished(run)
-    names = sorted(path.name for path in (finished_run / "plots").iterdir())
-    assert sorted(path.name for path in (run / "plots").iterdir()) == names
+    for name in sorted(path.name for path in (finished_run / "plots").iterdir()):
+        assert (run / "plots" / name).is_file(), name
+        if name.startswith("learning"):
+            assert (run / "plots" / name).read_bytes() == (finished_run / "plots" / name).read_bytes()
     assert_same_weights(run, finished_run)
 
 
