@@ -6,7 +6,8 @@ from typing import Any
 
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import InputError
-from exgrpo_cli.machine.memory import GIB, MemoryPlan, StepTokens, fewest_gpus, memory_plan, step_tokens
+from exgrpo_cli.machine.disk import DiskPlan, disk_plan, size
+from exgrpo_cli.machine.memory import MemoryPlan, StepTokens, fewest_gpus, memory_plan, step_tokens
 from exgrpo_cli.machine.shapes import Shape, backbone_shape
 from exgrpo_cli.machine.survey import Machine
 from exgrpo_cli.presets import preset_names
@@ -27,6 +28,8 @@ class RunPlan:
     the run is."""
     on_gpu: bool
     """Whether `memory` is that of GPUs."""
+    disk: DiskPlan | None
+    """None where the shape is."""
     tokens: StepTokens
     missing: tuple[str, ...]
     """What this machine lacks, one line each."""
@@ -43,6 +46,7 @@ class RunPlan:
             "updates": self.config.run.steps * self.config.optim.minibatches,
             "parameters": parameters,
             "memory": memory,
+            "disk": None if self.disk is None else asdict(self.disk),
             "per_step_at_most": asdict(self.tokens),
             "missing": list(self.missing),
         }
@@ -58,8 +62,17 @@ class RunPlan:
             f"one step   {config.rollout.questions_per_step} questions x {config.rollout.group_size} rollouts = "
             f"{tokens.rollouts}; at most {tokens.generated:,} tokens generated, {tokens.trained:,} trained",
             *self._memory_lines(),
+            *self._disk_lines(),
         ]
         return lines + [f"missing    {line}" for line in self.missing]
+
+    def _disk_lines(self) -> list[str]:
+        if self.disk is None:
+            return []
+        plan = self.disk
+        checkpoints = f"{plan.num_checkpoints} checkpoints of {size(plan.checkpoint)}, model {size(plan.model)}"
+        experience = f", experience at most {size(plan.experience)}" if plan.experience else ""
+        return [f"disk       {checkpoints}{experience}"]
 
     def _memory_lines(self) -> list[str]:
         if self.memory is None:
@@ -78,12 +91,12 @@ class RunPlan:
             "driver and framework": plan.context,
         }
         lines = [f"memory     {device}, at most:"]
-        lines += [f"           {_size(size):>9}  {name}" for name, size in parts.items() if size]
-        lines.append(f"           {_size(plan.update_peak):>9}  peak during the update")
-        lines.append(f"           {_size(plan.rollout_peak):>9}  peak during rollouts")
+        lines += [f"           {size(size):>9}  {name}" for name, size in parts.items() if size]
+        lines.append(f"           {size(plan.update_peak):>9}  peak during the update")
+        lines.append(f"           {size(plan.rollout_peak):>9}  peak during rollouts")
         if plan.optimizer_on_host:
             lines.append(
-                f"           {_size(plan.optimizer_on_host):>9}  optimizer and gradients in main memory, per rank"
+                f"           {size(plan.optimizer_on_host):>9}  optimizer and gradients in main memory, per rank"
             )
         return lines
 
@@ -103,6 +116,7 @@ def plan_run(config: Config, machine: Machine, *, num_ranks: int = 0) -> RunPlan
         shape=shape,
         memory=memory,
         on_gpu=on_gpu,
+        disk=None if shape is None else disk_plan(config, shape),
         tokens=step_tokens(config),
         missing=(*_missing_devices(config, machine, shape, memory), *_missing_packages(config, machine)),
     )
@@ -168,7 +182,7 @@ def _short_of(needed: int, available: int, what: str) -> list[str]:
     if needed <= available:
         return []
     return [
-        f"{_size(needed)} of {what}, there are {_size(available)}: lower optim.microbatch_tokens, "
+        f"{size(needed)} of {what}, there are {size(available)}: lower optim.microbatch_tokens, "
         "use more ranks, or set optim.engine=deepspeed with optim.zero_stage=3"
     ]
 
@@ -186,7 +200,3 @@ def _missing_packages(config: Config, machine: Machine) -> list[str]:
 
 def _parameters(shape: Shape | None) -> str:
     return "size unknown" if shape is None else f"{shape.num_parameters:,} parameters"
-
-
-def _size(size: int) -> str:
-    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / 2**20:.1f} MiB"

@@ -21,8 +21,10 @@ from exgrpo_cli.console.signals import Stopper
 from exgrpo_cli.engines.vllm.start import require_vllm
 from exgrpo_cli.errors import InputError, Interrupted
 from exgrpo_cli.files import write_json, write_text
+from exgrpo_cli.machine.disk import disk_plan, require_disk
 from exgrpo_cli.machine.environment import describe_environment, peak_memory_bytes
 from exgrpo_cli.machine.run_plan import settle_ranks
+from exgrpo_cli.machine.shapes import backbone_shape
 from exgrpo_cli.machine.survey import survey_machine
 from exgrpo_cli.machine.threads import choose_threads
 from exgrpo_cli.plots import save_all
@@ -121,6 +123,8 @@ def train(
     time_limit = time_limit or TimeLimit(seconds=math.inf)
     path = ranks.from_main(lambda: path)
     with Stopper() as stopper, ExitStack() as stack:
+        if not resume:
+            ranks.from_main(lambda: check_disk(config, path))
         folder = ranks.from_main(lambda: RunFolder.existing(path) if resume else RunFolder.create(path))
         ranks.from_main(lambda: stack.enter_context(folder.locked()))
         watchdog = Watchdog(path, rank=ranks.rank, seconds=60 * config.run.phase_timeout)
@@ -167,6 +171,13 @@ def pin_choices(config: Config, ranks: Ranks) -> Config:
         warmup_steps = min(optim.warmup_steps, config.run.steps // 2)
         optim = dataclasses.replace(optim, horizon=config.run.steps, warmup_steps=warmup_steps)
     return dataclasses.replace(config, run=run, optim=optim)
+
+
+def check_disk(config: Config, path: Path) -> None:
+    """Raise InputError where the run folder's disk has no room for what the run certainly writes."""
+    shape = backbone_shape(config.backbone, config.tiny)
+    if shape is not None:
+        require_disk(disk_plan(config, shape), path)
 
 
 def require_extras(config: Config) -> None:

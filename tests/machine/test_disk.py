@@ -1,0 +1,51 @@
+"""The disk plan: its parts by arithmetic and against what a run leaves; a disk that is too small is refused."""
+
+import shutil
+
+import pytest
+
+from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.console.reporter import SilentReporter
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.machine.disk import disk_plan, require_disk
+from exgrpo_cli.machine.shapes import backbone_shape
+from exgrpo_cli.training.run import train
+
+
+def plan_of(config):
+    return disk_plan(config, backbone_shape(config.backbone, config.tiny))
+
+
+def test_parts_by_arithmetic():
+    assignments = ["run.steps=100", "run.save_every=10", "run.keep_checkpoints=2", "validation.every=10"]
+    config = build_config(backbone="qwen-math-1.5b", assignments=assignments)
+    shape, plan = backbone_shape(config.backbone, config.tiny), plan_of(config)
+    # bfloat16 model; float32 masters and two moments.
+    assert plan.model == 2 * shape.num_parameters
+    assert plan.checkpoint == (4 + 8 + 2) * shape.num_parameters
+    # Two kept, the best one, one being written.
+    assert plan.num_checkpoints == 4
+    assert plan.experience == 100 * 128 * 8 * 8192 * 8
+    kept = build_config(backbone="tiny", assignments=["run.steps=100", "run.save_every=30", "run.keep_checkpoints=0"])
+    # After steps 30, 60, 90 and 100, and one being written; the best one only where validation looks for it.
+    assert plan_of(kept).num_checkpoints == 5 + (kept.validation.every > 0)
+
+
+def test_the_plan_covers_what_a_run_leaves(small_config, tmp_path):
+    config = small_config("run.steps=2", "run.save_every=1")
+    train(config, tmp_path / "run", reporter=SilentReporter())
+    plan = plan_of(config)
+    sizes = {path: path.stat().st_size for path in (tmp_path / "run").rglob("*.safetensors")}
+    sizes |= {path: path.stat().st_size for path in (tmp_path / "run").rglob("optimizer.pt")}
+    assert 0.5 * plan.certain < sum(sizes.values()) < 1.1 * plan.certain
+
+
+def test_a_disk_that_is_too_small_is_refused_before_the_folder_is_made(small_config, tmp_path, monkeypatch):
+    config = small_config()
+    real = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: real._replace(free=1000))
+    with pytest.raises(InputError, match=r"run will take .* MiB for \d checkpoints and the model, and .* has 0.0 MiB"):
+        train(config, tmp_path / "run", reporter=SilentReporter())
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: real)
+    require_disk(plan_of(config), tmp_path / "not" / "there" / "yet")
