@@ -7,9 +7,11 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.ranks.ranks import RANK_TIMEOUT, Ranks
 
@@ -140,6 +142,33 @@ def recorded_run(ranks: Ranks, folder: Path) -> None:
     torch.save(gradients, folder / f"gradients-{ranks.rank}.pt")
 
 
+def buffer_exchanges(ranks: Ranks, folder: Path) -> None:
+    """A step of 2 and one of 12 drawn questions: how often ranks exchange, and what they get."""
+    from small_buffer import fill, open_buffer, replay_step
+
+    from exgrpo_cli.training.ranked_buffer import RankedBuffer
+
+    results = {}
+    for num in (2, 12):
+        own = open_buffer(folder / str(num)) if ranks.is_main else None
+        buffer = RankedBuffer(own, ReplaySettings(), ranks)
+        fill(buffer)
+        exchange = torch.distributed.broadcast_object_list
+        calls = []
+
+        def counted(*arguments: Any, exchange: Any = exchange, calls: list[int] = calls, **options: Any) -> None:
+            calls.append(1)
+            exchange(*arguments, **options)
+
+        torch.distributed.broadcast_object_list = counted
+        chosen = replay_step(buffer, num)
+        torch.distributed.broadcast_object_list = exchange
+        results[num] = (len(calls), chosen, sorted(buffer.retired), buffer.counts)
+        if own is not None:
+            own.close()
+    (folder / f"rank-{ranks.rank}.pkl").write_bytes(pickle.dumps(results))
+
+
 def main(job: str, folder: Path) -> None:
     torch.set_num_threads(1)
     ranks = Ranks.of_environment()
@@ -156,6 +185,8 @@ def main(job: str, folder: Path) -> None:
         elif job.startswith("memory"):
             stage, dtype = job.removeprefix("memory").split("-")
             deepspeed_memory(ranks, folder, int(stage), getattr(torch, dtype))
+        elif job == "buffer":
+            buffer_exchanges(ranks, folder)
         elif job == "refuse" and ranks.rank == 1:
             raise InputError("rank 1 refuses")
         elif job == "hang" and ranks.rank == 1:

@@ -54,8 +54,8 @@ class WarmStartReport:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Experience:
-    """Rows of step 0, and the report about them."""
+class ForeignExperience:
+    """What another run brings: rows of step 0, and the report about them."""
 
     tables: dict[str, pa.Table]
     num_bodies: int
@@ -81,7 +81,7 @@ def read_experience(
     rules: ReplaySettings,
     max_response_tokens: int,
     with_retired: bool,
-) -> Experience:
+) -> ForeignExperience:
     """What a run of this identity and these rules can take over from the ledger in `source`.
 
     Raises InputError where tokenizer, template or K differ, or where a question to be taken over is unknown.
@@ -99,7 +99,7 @@ def read_experience(
     kept = _within_limit(state.rows, short, ids, rules)
     retired = np.flatnonzero(state.retired) if with_retired else np.empty(0, dtype=np.int64)
     buffered = np.unique(owner[kept][state.success_counts[owner[kept]] != NO_BUCKET])
-    return Experience(
+    return ForeignExperience(
         tables={
             TRAJECTORIES: _trajectories(reader, kept),
             EVENTS: _events(ids, state, kept, retired),

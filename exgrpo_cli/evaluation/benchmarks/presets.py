@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
+class BenchmarkSource:
     """Where a benchmark's questions are and what its columns mean."""
 
     dataset: str
@@ -74,7 +74,7 @@ class Benchmark:
     name: str
     title: str
     """Column head in tables."""
-    source: Source
+    source: BenchmarkSource
     protocol: Protocol
 
 
@@ -100,7 +100,7 @@ def load_benchmark(name: str) -> Benchmark:
     return Benchmark(
         name=name,
         title=preset["about"]["title"],
-        source=_read(Source, preset.get("source", {}), f"{where}: source"),
+        source=_read(BenchmarkSource, preset.get("source", {}), f"{where}: source"),
         protocol=_read(Protocol, preset.get("protocol", {}), f"{where}: protocol"),
     )
 
@@ -124,7 +124,7 @@ def own_benchmark(name: str) -> Benchmark:
     """A benchmark of the user's own questions, all rows of a file given with `--data`."""
     if name in preset_names("benchmarks"):
         raise InputError(f"{name!r} is the name of a shipped benchmark: rename the question file.")
-    return Benchmark(name=name, title=name, source=Source(dataset=""), protocol=Protocol())
+    return Benchmark(name=name, title=name, source=BenchmarkSource(dataset=""), protocol=Protocol())
 
 
 def benchmark_title(name: str) -> str:

@@ -1,0 +1,86 @@
+"""A run under way: its parts, its folder, and who is told of it."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from exgrpo_cli.console.reporter import Reporter
+from exgrpo_cli.console.signals import Stopper
+from exgrpo_cli.runs.folder import RunFolder
+from exgrpo_cli.runs.watchdog import Watchdog
+from exgrpo_cli.training.checkpoint import save_checkpoint
+from exgrpo_cli.training.guards import Guards
+from exgrpo_cli.training.parts import Parts
+from exgrpo_cli.training.state import RunState
+from exgrpo_cli.training.time_limit import TimeLimit
+from exgrpo_cli.training.trackers import Tracker
+from exgrpo_cli.training.validation import validate
+from exgrpo_cli.types import Question
+
+
+@dataclass(kw_only=True, slots=True)
+class ActiveRun:
+    """A run under way."""
+
+    folder: RunFolder
+    parts: Parts
+    state: RunState
+    heldout: tuple[Question, ...]
+    trackers: Sequence[Tracker]
+    """Of rank 0 alone."""
+    reporter: Reporter
+    stopper: Stopper
+    since: float
+    """Moment up to which wall time has been counted into the state."""
+    watchdog: Watchdog
+    guards: Guards
+    time_limit: TimeLimit
+    validated: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Scores on the held-out questions by step, as far as this process measured them between the steps."""
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Work outside the steps, counted as a phase of its own."""
+        started = time.perf_counter()
+        try:
+            with self.watchdog.phase(name):
+                yield
+        finally:
+            self.state.add_seconds(name, time.perf_counter() - started)
+
+    def count_wall_time(self) -> None:
+        now = time.perf_counter()
+        self.state.add_seconds("total", now - self.since)
+        self.since = now
+
+    def save(self) -> None:
+        started = time.perf_counter()
+        with self.timed("checkpoint"):
+            self.count_wall_time()
+            save_checkpoint(
+                self.folder.checkpoints, self.parts, self.state, keep=self.parts.config.run.keep_checkpoints
+            )
+        self.time_limit.count_save(time.perf_counter() - started)
+
+
+def note_score(run: ActiveRun, score: dict[str, Any], when: str) -> None:
+    run.reporter.note(
+        f"held-out pass@1 {when}: {score['pass_at_1']:.3f} [{score['low']:.3f}, {score['high']:.3f}] "
+        f"over {score['questions']} questions"
+    )
+
+
+def validation_metrics(run: ActiveRun) -> dict[str, float | int]:
+    """`val/<benchmark>` of the current weights; remembers the best step."""
+    state = run.state
+    name = Path(run.parts.config.data.heldout).stem
+    with run.timed("validation"):
+        score = validate(run.parts, run.heldout, run.reporter.progress, f"held-out, step {state.step}")
+    note_score(run, score, f"after step {state.step}")
+    run.validated[state.step] = score
+    if score["pass_at_1"] > state.best_score:
+        state.best_score, state.best_step = score["pass_at_1"], state.step
+    return {f"val/{name}": score["pass_at_1"], f"val/{name}/low": score["low"], f"val/{name}/high": score["high"]}

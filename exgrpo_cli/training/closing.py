@@ -1,0 +1,82 @@
+"""Everything after the last step: held-out score, exported model, plots, summary."""
+
+from typing import Any
+
+from exgrpo_cli.backbones.export import model_card
+from exgrpo_cli.errors import Interrupted
+from exgrpo_cli.files import write_json
+from exgrpo_cli.machine.environment import peak_memory_bytes
+from exgrpo_cli.plots import save_all
+from exgrpo_cli.runs.folder import writing
+from exgrpo_cli.training.active_run import ActiveRun, note_score
+from exgrpo_cli.training.checkpoint import export_weights
+from exgrpo_cli.training.validation import validate
+
+
+def finish(run: ActiveRun) -> dict[str, Any]:
+    """Held-out score after training, exported model, plots, summary."""
+    folder, parts, state = run.folder, run.parts, run.state
+    try:
+        with run.stopper.immediate():
+            after = run.validated.get(state.step, {})
+            if run.heldout and not after:
+                with run.timed("validation"):
+                    after = validate(parts, run.heldout, run.reporter.progress, "held-out, after")
+                note_score(run, after, f"after {state.step} steps")
+            with run.timed("export"), writing(folder.model):
+                export_run_model(run, after)
+            run.count_wall_time()
+            summary = summarise(run, after)
+            if parts.ranks.is_main:
+                if parts.config.run.plots:
+                    save_all(folder.path, heldout=summary["heldout"])
+                # Last of all: a run with a summary counts as finished.
+                write_json(folder.summary, summary)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"stopped after the last step, state saved; go on with: exgrpo train --resume --output {folder.path}"
+        ) from None
+    return summary
+
+
+def export_run_model(run: ActiveRun, after: dict[str, Any]) -> None:
+    """The final weights as `model/`, with a card that says what made them."""
+    config, parts = run.parts.config, run.parts
+    example = next(iter(parts.questions.values())).prompt[-1].content
+    score = f" Held-out pass@1: {after['pass_at_1']:.3f}." if after else ""
+    card = model_card(
+        title=f"{config.backbone.name} trained with {config.run.method}",
+        description=(
+            f"Backbone {config.backbone.source!r}, {run.state.step} steps of {config.run.method} on "
+            f"{config.data.train!r} (arXiv 2510.02245), seed {config.run.seed}.{score}"
+        ),
+        folder=str(run.folder.model),
+        example=example,
+        max_new_tokens=config.rollout.max_response_tokens,
+    )
+    export_weights(parts, run.folder.model, card=card)
+
+
+def summarise(run: ActiveRun, after: dict[str, Any]) -> dict[str, Any]:
+    """The final figures (`summary.json`)."""
+    parts, state = run.parts, run.state
+    counts, replay = parts.buffer.counts, parts.config.replay
+    return {
+        "steps": state.step,
+        "finished": state.finished,
+        "method": parts.config.run.method,
+        "backbone": parts.config.backbone.name,
+        "seed": parts.config.run.seed,
+        "heldout": {"before": state.heldout_before, "after": after},
+        "tokens": {"generated": state.tokens_generated, "trained": state.tokens_trained},
+        "updates": {"applied": state.updates_applied, "skipped": state.updates_skipped},
+        "wall_seconds": {name: round(seconds, 3) for name, seconds in sorted(state.seconds.items())},
+        "peak_memory_bytes": max(parts.ranks.gather(peak_memory_bytes())),
+        "mixed_from_step": state.first_mixed_step(replay.start_threshold) if replay.enabled else None,
+        "replay": {
+            "questions": counts.num_questions,
+            "trajectories": counts.num_trajectories,
+            "retired": counts.num_retired,
+            "used": state.replayed,
+        },
+    }

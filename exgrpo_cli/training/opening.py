@@ -1,0 +1,164 @@
+"""Everything up to the first step: choices pinned, extras required, parts assembled, state restored."""
+
+import dataclasses
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from exgrpo_cli.config.resolve import to_toml
+from exgrpo_cli.config.settings import Config
+from exgrpo_cli.console.reporter import Reporter
+from exgrpo_cli.console.signals import Stopper
+from exgrpo_cli.engines.vllm.start import require_vllm
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.files import write_json, write_text
+from exgrpo_cli.machine.disk import disk_plan, require_disk
+from exgrpo_cli.machine.environment import describe_environment
+from exgrpo_cli.machine.shapes import backbone_shape
+from exgrpo_cli.machine.threads import choose_threads
+from exgrpo_cli.ranks.ranks import Ranks
+from exgrpo_cli.runs.folder import RunFolder
+from exgrpo_cli.runs.watchdog import Watchdog
+from exgrpo_cli.training.active_run import ActiveRun
+from exgrpo_cli.training.assemble import assemble, choose_device, make_pool
+from exgrpo_cli.training.checkpoint import folder_name as checkpoint_name
+from exgrpo_cli.training.checkpoint import latest_step, load_checkpoint
+from exgrpo_cli.training.guards import Guards
+from exgrpo_cli.training.loop import sync
+from exgrpo_cli.training.parts import Parts
+from exgrpo_cli.training.run_questions import (
+    RunQuestions,
+    check_answers,
+    load_questions,
+    store_questions,
+    stored_questions,
+)
+from exgrpo_cli.training.state import RunState
+from exgrpo_cli.training.time_limit import TimeLimit
+from exgrpo_cli.training.trackers import open_trackers, require_trackers
+
+
+def pin_choices(config: Config, ranks: Ranks) -> Config:
+    """Settings that say "choose" replaced by the choice, so that `config.toml` repeats the run.
+
+    Raises InputError for several ranks that nobody has started.
+    """
+    if config.run.nproc > 1 and ranks.world_size == 1:
+        raise InputError(
+            f"run.nproc = {config.run.nproc}, but this process is the only rank: start it with `exgrpo train --nproc "
+            f"{config.run.nproc}` or torchrun."
+        )
+    run = dataclasses.replace(
+        config.run,
+        nproc=ranks.local_world_size,
+        threads=choose_threads(config.run.threads, processes=ranks.local_world_size),
+        device="cuda" if choose_device(config.run.device).type == "cuda" else "cpu",
+    )
+    optim = config.optim
+    if optim.schedule != "constant" and optim.horizon == 0:
+        warmup_steps = min(optim.warmup_steps, config.run.steps // 2)
+        optim = dataclasses.replace(optim, horizon=config.run.steps, warmup_steps=warmup_steps)
+    return dataclasses.replace(config, run=run, optim=optim)
+
+
+def check_disk(config: Config, path: Path) -> None:
+    """Raise InputError where the run folder's disk has no room for what the run certainly writes."""
+    shape = backbone_shape(config.backbone, config.tiny)
+    if shape is not None:
+        require_disk(disk_plan(config, shape), path)
+
+
+def require_extras(config: Config) -> None:
+    """Raise InputError naming the extra to install for the first engine or tracker whose package is not there."""
+    if config.rollout.engine == "vllm":
+        require_vllm(config.run.device)
+    if config.optim.engine == "deepspeed":
+        from exgrpo_cli.engines.policy.sharded import require_deepspeed
+
+        require_deepspeed(torch.device(config.run.device))
+    require_trackers(config.run.log)
+
+
+def open_run(
+    config: Config,
+    folder: RunFolder,
+    stopper: Stopper,
+    reporter: Reporter,
+    stack: ExitStack,
+    ranks: Ranks,
+    watchdog: Watchdog,
+    time_limit: TimeLimit,
+    *,
+    is_new: bool,
+) -> ActiveRun:
+    """Everything up to the first step; a new run's folder gets its `config.toml` last, when all else is in place."""
+    started = time.perf_counter()
+    with stopper.immediate():
+        questions = ranks.from_main(
+            lambda: load_questions(config, reporter) if is_new else stored_questions(folder.data)
+        )
+        pool = stack.enter_context(make_pool(config))
+        if is_new:
+            ranks.from_main(lambda: check_answers(config, pool, questions.train))
+        parts = assemble(config, folder, questions, pool, reporter, stack, ranks)
+        if is_new:
+            ranks.from_main(lambda: describe_run(config, folder, questions, ranks))
+        step = ranks.from_main(lambda: latest_step(folder.checkpoints))
+        if step is None:
+            state = RunState()
+            warm_start(config, parts, reporter, is_new=is_new)
+        else:
+            state = load_checkpoint(folder.checkpoints / checkpoint_name(step), parts)
+        sync(parts)
+        names = config.run.log if ranks.is_main else ()
+        trackers = stack.enter_context(open_trackers(names, config, folder.path, step=state.step))
+        ranks.from_main(lambda: begin_writing(config, folder, state))
+    run = ActiveRun(
+        folder=folder,
+        parts=parts,
+        state=state,
+        trackers=trackers,
+        heldout=questions.heldout,
+        reporter=reporter,
+        stopper=stopper,
+        since=started,
+        watchdog=watchdog,
+        guards=Guards(folder.metrics_lines() if ranks.is_main else ()),
+        time_limit=time_limit,
+    )
+    state.add_seconds("setup", time.perf_counter() - started)
+    return run
+
+
+def describe_run(config: Config, folder: RunFolder, questions: RunQuestions, ranks: Ranks) -> None:
+    """Put on disk what a new run is made of."""
+    store_questions(folder.data, config, questions)
+    environment = describe_environment(config, questions.train_hash) | {"ranks": ranks.world_size}
+    write_json(folder.path / "environment.json", environment)
+
+
+def begin_writing(config: Config, folder: RunFolder, state: RunState) -> None:
+    """Bring the folder to the step the run goes on from; raises InputError where no step is left."""
+    folder.cut_back(state.step)
+    if state.step >= config.run.steps and folder.summary.exists():
+        raise InputError(f"{folder.path} has finished its {state.step} steps: raise --steps to go on.")
+    write_text(folder.config, to_toml(config))
+
+
+def warm_start(config: Config, parts: Parts, reporter: Reporter, *, is_new: bool) -> None:
+    """Fill the buffer from another run's ledger, where the settings name one."""
+    if not (config.replay.warm_start and config.replay.keeps_buffer and is_new):
+        return
+    report = parts.buffer.warm_start(
+        Path(config.replay.warm_start) / "replay",
+        max_response_tokens=config.rollout.max_response_tokens,
+        with_retired=config.replay.warm_start_retired,
+    )
+    over_limit = f", {report.num_over_limit} by replay.max_per_question" if config.replay.max_per_question else ""
+    reporter.note(
+        f"experience from {config.replay.warm_start}: {report.num_trajectories} trajectories of "
+        f"{report.num_questions} questions, {report.num_retired} retired; {report.num_too_long} left out as too long"
+        f"{over_limit}"
+    )
