@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from exgrpo_cli.evaluation.compare.comparison import Comparison
     from exgrpo_cli.evaluation.service import EvaluationPlan, EvaluationReport, EvaluationRequest
+    from exgrpo_cli.statistics import Score
 
 PIPE_WIDTH = 120
 """Columns of a table that does not go to a terminal."""
@@ -24,7 +25,10 @@ PIPE_WIDTH = 120
 def evaluate(
     benchmarks: Annotated[
         list[str] | None,
-        typer.Argument(metavar="BENCHMARK", help="arithmetic, aime24, math500, ..., or paper; folders with --compare."),
+        typer.Argument(
+            metavar="BENCHMARK",
+            help="arithmetic, aime24, math500, ...; paper, paper-id or paper-ood; folders with --compare.",
+        ),
     ] = None,
     model: Annotated[
         str | None,
@@ -44,7 +48,11 @@ def evaluate(
         int | None, typer.Option(min=1, help="New tokens at most.", show_default="the benchmark's, mostly 8192")
     ] = None,
     template: Annotated[
-        str | None, typer.Option(help="Prompt template.", show_default="the run's, else the model's own")
+        str | None,
+        typer.Option(
+            help="Prompt template.",
+            show_default="a run's or a backbone preset's own; else the chat template of the model or the server",
+        ),
     ] = None,
     grader: Annotated[
         list[str] | None, typer.Option(help="Second grader: math, choice, exact or python:module:function; repeatable.")
@@ -80,6 +88,7 @@ def evaluate(
     Examples:
       exgrpo evaluate arithmetic
       exgrpo evaluate aime24 math500 --model Qwen/Qwen2.5-Math-1.5B
+      exgrpo evaluate paper-id --samples 32 --model runs/mine
       exgrpo evaluate --compare results/aime24-before results/aime24-after
       exgrpo evaluate --compare results/a results/b results/c --output figures
     """
@@ -144,17 +153,21 @@ def _print_plan(plan: "EvaluationPlan", json: bool) -> None:
 
 def _show(report: "EvaluationReport", json: bool, quiet: bool) -> None:
     """The score on stdout, the plot and the tables in the results folder."""
-    from exgrpo_cli.evaluation.compare.tables import terminal_table
+    from exgrpo_cli.evaluation.compare.terminal_tables import score_table
 
     scores = [
         (report.model, {**result, "value": result["avg_at_k"], "samples": result["k"]}, report.titles[name])
         for name, result in report.results.items()
     ]
     _plot(scores, report.folder)
+    _plot_curves(
+        [(report.model, report.titles[name], result["pass_at_k"]) for name, result in report.results.items()],
+        report.folder,
+    )
     if json:
         print_json(report.to_json())
     else:
-        _console().print(terminal_table(report.model, report.results, report.titles, report.averages))
+        _console().print(score_table(report.model, report.results, report.titles, report.averages))
     talk(f"results in {report.folder}", quiet=quiet)
 
 
@@ -182,12 +195,14 @@ def _compare(folders: Sequence[Path], output: Path | None, *, json: bool, quiet:
         _plot(
             [(*pair, comparison.benchmark) for pair in zip(names, map(asdict, comparison.scores), strict=True)], output
         )
+        curves = zip(names, map(_points, comparison.curves), strict=True)
+        _plot_curves([(model, comparison.benchmark, points) for model, points in curves], output)
     print_json(comparison.to_json()) if json else _print_comparison(comparison)
 
 
 def _compare_models(folders: Sequence[Path], output: Path | None, *, json: bool, quiet: bool) -> None:
-    from exgrpo_cli.evaluation.compare.comparison_table import comparison_table
     from exgrpo_cli.evaluation.compare.side_by_side import side_by_side
+    from exgrpo_cli.evaluation.compare.terminal_tables import comparison_table
     from exgrpo_cli.evaluation.scoring import write_tables
     from exgrpo_cli.files import write_json
 
@@ -205,6 +220,9 @@ def _compare_models(folders: Sequence[Path], output: Path | None, *, json: bool,
                 if (model, name) in scores
             ],
             output,
+        )
+        _plot_curves(
+            [(model, compared.titles[name], _points(curve)) for (model, name), curve in compared.curves.items()], output
         )
     if json:
         print_json(compared.to_json())
@@ -224,7 +242,7 @@ def _console() -> "Console":
 
 def _plot(scores: Sequence[tuple[str, Mapping[str, Any], str]], folder: Path) -> None:
     """(model, score with its interval, benchmark) as a figure, `accuracy` in three formats."""
-    from exgrpo_cli.evaluation.compare.tables import measure
+    from exgrpo_cli.evaluation.compare.terminal_tables import measure
     from exgrpo_cli.plots.evaluation import BenchmarkScore, accuracy_by_benchmark
     from exgrpo_cli.plots.style import save
 
@@ -241,6 +259,28 @@ def _plot(scores: Sequence[tuple[str, Mapping[str, Any], str]], folder: Path) ->
     save(accuracy_by_benchmark(points), folder, "accuracy", formats=("png", "svg", "pdf"))
 
 
+def _points(curve: "Mapping[int, Score]") -> dict[str, Any]:
+    return {str(k): asdict(score) for k, score in curve.items()}
+
+
+def _plot_curves(curves: Sequence[tuple[str, str, Mapping[str, Mapping[str, float]]]], folder: Path) -> None:
+    """(model, benchmark, pass@k by k) as a figure, `pass-at-k` in three formats; nothing where k is 1 throughout."""
+    from exgrpo_cli.plots.coverage import PassCurve, pass_at_k_curves
+    from exgrpo_cli.plots.style import save
+
+    drawn = [
+        PassCurve(
+            model=model,
+            benchmark=benchmark,
+            points={int(k): (found["value"], found["low"], found["high"]) for k, found in by_k.items()},
+        )
+        for model, benchmark, by_k in curves
+        if len(by_k) > 1
+    ]
+    if drawn:
+        save(pass_at_k_curves(drawn), folder, "pass-at-k", formats=("png", "svg", "pdf"))
+
+
 def _print_comparison(comparison: "Comparison") -> None:
     difference = comparison.difference
     typer.echo(
@@ -248,6 +288,11 @@ def _print_comparison(comparison: "Comparison") -> None:
         f"95 % interval {100 * difference.low:+.1f} to {100 * difference.high:+.1f}, p = {difference.p_value:.4f}, "
         f"{difference.questions} questions paired"
     )
+    for k, at_k in comparison.pass_at_k.items():
+        typer.echo(
+            f"  pass@{k}: {100 * at_k.value:+.1f} points, 95 % interval {100 * at_k.low:+.1f} to "
+            f"{100 * at_k.high:+.1f}, p = {at_k.p_value:.4f}"
+        )
     for flip in comparison.flips:
         text = " ".join(flip.text.split())
         typer.echo(f"  {flip.first:.2f} -> {flip.second:.2f}  {flip.question_id}  {text[:80]}")

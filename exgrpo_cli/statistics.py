@@ -138,11 +138,39 @@ def pass_at_k(correct: Int[np.ndarray, " questions"], samples: int, k: int) -> f
 
     Raises ValueError where k exceeds the number of samples: pass@k cannot be estimated from fewer.
     """
+    return float(pass_at_k_by_question(correct, samples, k).mean())
+
+
+def pass_at_k_by_question(
+    correct: Int[np.ndarray, " questions"], samples: int, k: int
+) -> Float64[np.ndarray, " questions"]:
+    """Unbiased estimate, for each question, of the chance that one of k samples is correct; raises as `pass_at_k`."""
     if not 1 <= k <= samples:
         raise ValueError(f"pass@{k} cannot be estimated from {samples} samples: use k from 1 to {samples}.")
     _num_questions(correct)
-    by_count = np.array([1 - math.comb(samples - c, k) / math.comb(samples, k) for c in range(samples + 1)])
-    return float(by_count[correct].mean())
+    subsets = math.comb(samples, k)
+    by_count = np.array([(subsets - math.comb(samples - c, k)) / subsets for c in range(samples + 1)])
+    return np.asarray(by_count[correct])
+
+
+def pass_at_k_score(correct: Int[np.ndarray, " questions"], samples: int, k: int, rng: np.random.Generator) -> Score:
+    """pass@k with its 95 % interval over questions; the k samples of a question are never treated as independent.
+
+    The bootstrap over questions, as for avg@k. At k = `samples` a question counts whole or not at all, and the interval
+    is Wilson's, as it is where all questions have the same estimate. `Score.samples` is k.
+    """
+    values = pass_at_k_by_question(correct, samples, k)
+    if k == samples or values.min() == values.max():
+        low, high = wilson(float(values.sum()), len(values))
+    else:
+        low, high = bootstrap_interval(values, rng)
+    return Score(value=float(values.mean()), low=low, high=high, samples=k, questions=len(values))
+
+
+def pass_at_ks(samples: int) -> list[int]:
+    """The k at which pass@k is told: 1, 2, 4, ... and the number of samples itself."""
+    powers = [2**power for power in range(samples.bit_length())]
+    return powers if powers[-1] == samples else [*powers, samples]
 
 
 def majority_share(groups: Int[np.ndarray, " samples"], correct_group: int) -> float:

@@ -16,6 +16,8 @@ from exgrpo_cli.statistics import (
     majority_share,
     mean_of_scores,
     pass_at_k,
+    pass_at_k_score,
+    pass_at_ks,
     smallest_detectable_difference,
     t_interval,
     t_test,
@@ -150,6 +152,28 @@ def test_pass_at_1_is_the_average():
     assert pass_at_k(counts, 8, 1) == pytest.approx(avg_at_k(counts, 8, rng()).value)
 
 
+def test_the_interval_of_pass_at_k_takes_whole_questions():
+    # 40 questions, half always and half never solved in 8 samples: pass@k is 1/2 at every k, and as uncertain as 40
+    # coin tosses, however many samples each question has.
+    counts = np.array([8, 0] * 20)
+    for k in (1, 2, 4):
+        score = pass_at_k_score(counts, 8, k, rng())
+        assert (score.value, score.samples, score.questions) == (0.5, k, 40)
+        assert score.high - score.low == pytest.approx(2 * 1.96 * 0.5 / 40**0.5, rel=0.12)
+    # At k = n a question counts whole or not at all: Wilson's interval, as of 20 in 40.
+    whole = pass_at_k_score(counts, 8, 8, rng())
+    assert (whole.low, whole.high) == wilson(20, 40)
+
+
+def test_pass_at_k_without_spread_has_a_width():
+    # Every question the same: nothing to resample. 0 of 30 has Wilson's upper end.
+    assert pass_at_k_score(np.zeros(30, dtype=int), 32, 4, rng()).high == wilson(0, 30)[1]
+
+
+def test_the_k_of_a_curve():
+    assert [pass_at_ks(samples) for samples in (1, 2, 6, 32)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8, 16, 32]]
+
+
 def test_pass_at_k_refuses_more_than_was_sampled():
     with pytest.raises(ValueError, match="pass@9 cannot be estimated from 8 samples: use k from 1 to 8"):
         pass_at_k(np.array([1]), 8, 9)
@@ -250,6 +274,23 @@ def test_interval_coverage(questions, samples, difficulty):
         score = avg_at_k(counts, samples, draws)
         hits += score.low <= truth <= score.high
     print(f"{questions} questions x {samples}, beta({a}, {b}): coverage {hits / trials:.3f}")
+    assert 0.925 <= hits / trials <= 0.985
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("k", [2, 8, 32])
+@pytest.mark.parametrize("difficulty", [(0.3, 0.7), (0.5, 4.0)])
+def test_the_interval_of_pass_at_k_covers(k, difficulty):
+    """As above, with 60 questions of 32 samples; E[1 - (1 - p)^k] of a beta(a, b) p is 1 - B(a, b + k) / B(a, b)."""
+    from scipy.special import betaln
+
+    a, b = difficulty
+    truth = 1 - math.exp(betaln(a, b + k) - betaln(a, b))
+    draws, hits, trials = rng(9), 0, 1_000
+    for _ in range(trials):
+        score = pass_at_k_score(draws.binomial(32, draws.beta(a, b, size=60)), 32, k, draws)
+        hits += score.low <= truth <= score.high
+    print(f"pass@{k} of 60 questions x 32, beta({a}, {b}): coverage {hits / trials:.3f}")
     assert 0.925 <= hits / trials <= 0.985
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from exgrpo_cli.config.sections.grading import GradingSettings
 from exgrpo_cli.errors import InputError
-from exgrpo_cli.evaluation.compare.tables import Rows, latex, markdown
+from exgrpo_cli.evaluation.compare.paper_table import Rows, latex, markdown
 from exgrpo_cli.evaluation.results.folder import ResultsFolder
 from exgrpo_cli.evaluation.results.majority import majority_at_k
 from exgrpo_cli.evaluation.results.metrics import summarise

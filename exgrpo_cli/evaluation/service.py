@@ -17,7 +17,7 @@ from exgrpo_cli.evaluation.benchmarks.presets import (
     load_suite,
     own_benchmark,
 )
-from exgrpo_cli.evaluation.compare.tables import average, table_columns
+from exgrpo_cli.evaluation.compare.paper_table import averages_of, table_columns
 from exgrpo_cli.evaluation.progress import EvaluationProgress
 from exgrpo_cli.evaluation.results.folder import ResultsFolder
 from exgrpo_cli.evaluation.results.stored import results_in
@@ -26,7 +26,7 @@ from exgrpo_cli.files import write_json
 
 if TYPE_CHECKING:
     from exgrpo_cli.evaluation.asking.askers import Asker
-    from exgrpo_cli.evaluation.session import Session
+    from exgrpo_cli.evaluation.session import BenchmarkSession
 
 RESULTS = Path("results")
 MOST_GRADING_WORKERS = 8
@@ -91,8 +91,8 @@ class EvaluationReport:
     results: Mapping[str, Mapping[str, Any]]
     """Benchmark to what its `results.json` holds."""
     titles: Mapping[str, str]
-    averages: Mapping[str, Mapping[str, float]]
-    """`value`, `low` and `high` of each, of a suite evaluated whole."""
+    averages: Mapping[str, Mapping[str, Any]]
+    """`value`, `low`, `high` and `benchmarks` of each, by the name of the set it is over."""
     folder: Path
     """Where the tables are."""
 
@@ -167,9 +167,9 @@ def _open_asker(plan: EvaluationPlan, note: Callable[[str], None]) -> "Asker":
     )
 
 
-def _prepare_all(plan: EvaluationPlan, asker: "Asker", note: Callable[[str], None]) -> list["Session"]:
+def _prepare_all(plan: EvaluationPlan, asker: "Asker", note: Callable[[str], None]) -> list["BenchmarkSession"]:
     """Every benchmark; where some cannot be asked, one error that names them and those that can."""
-    sessions: list[Session] = []
+    sessions: list[BenchmarkSession] = []
     failed: dict[str, InputError] = {}
     for benchmark in plan.suite.benchmarks:
         try:
@@ -188,10 +188,12 @@ def _prepare_all(plan: EvaluationPlan, asker: "Asker", note: Callable[[str], Non
     ) from first
 
 
-def _prepare(plan: EvaluationPlan, benchmark: Benchmark, asker: "Asker", note: Callable[[str], None]) -> "Session":
+def _prepare(
+    plan: EvaluationPlan, benchmark: Benchmark, asker: "Asker", note: Callable[[str], None]
+) -> "BenchmarkSession":
     from exgrpo_cli.data.question_file.choices import options_of
     from exgrpo_cli.evaluation.benchmarks.questions import benchmark_questions
-    from exgrpo_cli.evaluation.session import Session
+    from exgrpo_cli.evaluation.session import BenchmarkSession
 
     questions = benchmark_questions(benchmark, plan.request.data)
     if not benchmark.source.dataset and all(options_of(question) for question in questions.questions):
@@ -209,7 +211,7 @@ def _prepare(plan: EvaluationPlan, benchmark: Benchmark, asker: "Asker", note: C
             f"{benchmark.name}: at most {prepared.max_tokens} new tokens instead of {benchmark.protocol.max_tokens}: "
             "the longest prompt and they fill the model's window"
         )
-    return Session(
+    return BenchmarkSession(
         benchmark=benchmark,
         questions=questions,
         prepared=prepared,
@@ -218,7 +220,7 @@ def _prepare(plan: EvaluationPlan, benchmark: Benchmark, asker: "Asker", note: C
     )
 
 
-def _run(plan: EvaluationPlan, session: "Session", asker: "Asker", *, quiet: bool) -> dict[str, Any]:
+def _run(plan: EvaluationPlan, session: "BenchmarkSession", asker: "Asker", *, quiet: bool) -> dict[str, Any]:
     name, total = session.benchmark.name, len(session.questions.questions)
     folder = ResultsFolder.create(plan.folders[name], session.stamp(asker), session.asked)
     with folder, open_pool(session.benchmark.protocol.grader, grading_workers()) as pool:
@@ -287,12 +289,11 @@ def _report(
     model: str, results: Mapping[str, Mapping[str, Any]], averages: Mapping[str, tuple[str, ...]], folder: Path
 ) -> EvaluationReport:
     titles = {name: benchmark_title(name) for name in results}
-    values = {name: average(results, members) for name, members in averages.items()}
     report = EvaluationReport(
         model=model,
         results=results,
         titles=titles,
-        averages={name: value for name, value in values.items() if value is not None},
+        averages=averages_of(results, averages),
         folder=folder,
     )
     folder.mkdir(parents=True, exist_ok=True)

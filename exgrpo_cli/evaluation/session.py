@@ -16,7 +16,7 @@ from exgrpo_cli.types import Question, SamplingParams
 
 
 @runtime_checkable
-class Progress(Protocol):
+class QuestionProgress(Protocol):
     """Told of finished questions."""
 
     def found(self, records: Sequence[QuestionRecord]) -> None:
@@ -33,7 +33,7 @@ class Progress(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Session:
+class BenchmarkSession:
     """A benchmark prepared for a model."""
 
     benchmark: Benchmark
@@ -81,7 +81,7 @@ class Session:
             "environment": environment(),
         }
 
-    def run(self, folder: ResultsFolder, pool: GradingPool, progress: Progress) -> None:
+    def run(self, folder: ResultsFolder, pool: GradingPool, progress: QuestionProgress) -> None:
         """Ask what the folder does not hold yet, and put each finished question, or fixed batch, on disk at once."""
         finished = folder.records()
         batches = self._batches()
@@ -100,7 +100,9 @@ class Session:
         questions, size = self.questions.questions, self.batch_questions or len(self.questions.questions)
         return [questions[start : start + size] for start in range(0, len(questions), size)]
 
-    def _ask(self, batch: Sequence[Question], folder: ResultsFolder, pool: GradingPool, progress: Progress) -> None:
+    def _ask(
+        self, batch: Sequence[Question], folder: ResultsFolder, pool: GradingPool, progress: QuestionProgress
+    ) -> None:
         protocol = self.benchmark.protocol
         fixed = self.batch_questions is not None
 

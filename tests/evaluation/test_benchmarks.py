@@ -11,8 +11,9 @@ import pytest
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.evaluation.benchmarks.presets import (
     Benchmark,
+    BenchmarkSource,
     Protocol,
-    Source,
+    averages_over,
     load_benchmark,
     load_suite,
     own_benchmark,
@@ -39,12 +40,15 @@ def write_rows(path: Path, rows: list[dict[str, object]]) -> Path:
 
 def choice_benchmark(seed: int = 0) -> Benchmark:
     return Benchmark(
-        name="quiz", title="Quiz", source=Source(dataset=""), protocol=Protocol(grader="choice", shuffle_seed=seed)
+        name="quiz",
+        title="Quiz",
+        source=BenchmarkSource(dataset=""),
+        protocol=Protocol(grader="choice", shuffle_seed=seed),
     )
 
 
 def test_every_preset_loads():
-    assert set(preset_names("benchmarks")) == {*MEMBERS, "arithmetic", "paper"}
+    assert set(preset_names("benchmarks")) == {*MEMBERS, "arithmetic", "paper", "paper-id", "paper-ood"}
     for name in (*MEMBERS, "arithmetic"):
         load_benchmark(name)
 
@@ -61,6 +65,43 @@ def test_paper_is_the_nine_with_two_averages():
     suite = load_suite(("paper",))
     assert tuple(benchmark.name for benchmark in suite.benchmarks) == MEMBERS
     assert suite.averages == {"in-distribution": MEMBERS[:6], "out-of-distribution": MEMBERS[6:]}
+
+
+def test_the_halves_of_the_paper_are_suites_of_their_own():
+    for name, members, group in (
+        ("paper-id", MEMBERS[:6], "in-distribution"),
+        ("paper-ood", MEMBERS[6:], "out-of-distribution"),
+    ):
+        suite = load_suite((name,))
+        assert tuple(benchmark.name for benchmark in suite.benchmarks) == members
+        assert (suite.name, suite.averages) == (name, {group: members})
+    assert load_suite(("paper-id", "paper-ood")).averages == load_suite(("paper",)).averages
+
+
+@pytest.mark.parametrize(
+    ("names", "averages"),
+    [
+        (("aime24",), {}),
+        (("math500", "aime24"), {"aime24+math500": ("aime24", "math500")}),
+        # A group that is whole keeps its name, the other is named by what there is of it.
+        (
+            (*MEMBERS[:6], "arc-c", "mmlu-pro"),
+            {"in-distribution": MEMBERS[:6], "arc-c+mmlu-pro": ("arc-c", "mmlu-pro")},
+        ),
+        # One of each group, or a benchmark of neither: one average over all of them.
+        (("aime24", "arc-c"), {"aime24+arc-c": ("aime24", "arc-c")}),
+        (("arithmetic", "aime24", "amc"), {"arithmetic+aime24+amc": ("arithmetic", "aime24", "amc")}),
+    ],
+)
+def test_averages_are_over_whatever_was_run(names, averages):
+    assert averages_over(names) == averages
+    assert load_suite(names).averages == averages
+
+
+def test_without_network_and_data_the_message_names_the_way_out(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(InputError, match=r"aime24: HuggingFaceH4/aime_2024@main is not in the cache .* --data FILE"):
+        benchmark_questions(load_benchmark("aime24"))
 
 
 def test_benchmarks_named_twice_are_evaluated_once():

@@ -26,7 +26,7 @@ from exgrpo_cli.evaluation.results.folder import ResultsFolder
 from exgrpo_cli.evaluation.runner import sample_seeds
 from exgrpo_cli.evaluation.scoring import open_pool, score_folder
 from exgrpo_cli.evaluation.service import EvaluationRequest, evaluate, plan_evaluation
-from exgrpo_cli.evaluation.session import Session
+from exgrpo_cli.evaluation.session import BenchmarkSession
 from exgrpo_cli.types import SamplingParams, StopReason
 
 PARAMS = SamplingParams(temperature=0.6, top_p=1.0, max_new_tokens=64)
@@ -115,14 +115,16 @@ def right_for_even_seeds(path: str, body: dict[str, Any], before: int) -> Reply:
     return completion(f"It is \\boxed{{{number + 1 + body['seed'] % 2}}}.")
 
 
-def session_of(benchmark: Benchmark, data: Path, endpoint: Endpoint) -> tuple[EndpointAsker, Session]:
+def session_of(benchmark: Benchmark, data: Path, endpoint: Endpoint) -> tuple[EndpointAsker, BenchmarkSession]:
     asker = EndpointAsker(endpoint)
     questions = benchmark_questions(benchmark, data)
     prepared = asker.prepare(benchmark, questions.questions, fits_window=True)
-    return asker, Session(benchmark=benchmark, questions=questions, prepared=prepared, seed=0, batch_questions=None)
+    return asker, BenchmarkSession(
+        benchmark=benchmark, questions=questions, prepared=prepared, seed=0, batch_questions=None
+    )
 
 
-def run_session(asker: EndpointAsker, session: Session, path: Path) -> dict[str, Any]:
+def run_session(asker: EndpointAsker, session: BenchmarkSession, path: Path) -> dict[str, Any]:
     total = len(session.questions.questions)
     with ResultsFolder.create(path, session.stamp(asker), session.asked) as folder, open_pool("math", 1) as pool:
         session.run(folder, pool, EvaluationProgress("sums", total, quiet=True))

@@ -6,71 +6,28 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from stored_results import NONE, RIGHT, WRONG, question, record, stamp, stored
 
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.evaluation.compare.comparison import compare_folders
-from exgrpo_cli.evaluation.compare.tables import average, latex, markdown, table_columns, terminal_table
+from exgrpo_cli.evaluation.compare.paper_table import average, latex, markdown, table_columns
+from exgrpo_cli.evaluation.compare.terminal_tables import score_table
 from exgrpo_cli.evaluation.results.folder import AskedQuestion, ResultsFolder
 from exgrpo_cli.evaluation.results.majority import majority_at_k
-from exgrpo_cli.evaluation.results.records import Evaluation, QuestionRecord, Sample
-from exgrpo_cli.evaluation.results.stamp import Stamp, differences, grader_version
+from exgrpo_cli.evaluation.results.records import Evaluation, QuestionRecord
+from exgrpo_cli.evaluation.results.stamp import differences, grader_version
 from exgrpo_cli.evaluation.scoring import open_pool, rescore, score_folder
 from exgrpo_cli.evaluation.service import rescore_folders
 from exgrpo_cli.grading import GradingPool
-from exgrpo_cli.types import AnswerFormat, Message, Question, StopReason, Verdict
+from exgrpo_cli.types import AnswerFormat, Question, Verdict
 
 WHOLE = AnswerFormat(opens_think=False, requires_box=False, require_eos=False)
-RIGHT, WRONG, NONE = Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER
 
 
 @pytest.fixture(scope="module")
 def pool():
     with open_pool("math", 1) as pool:
         yield pool
-
-
-def question(number: int, answer: str = "4", level: str | None = None) -> Question:
-    prompt = (Message(role="user", content=f"Question {number}?"),)
-    return Question(id=f"q{number}", prompt=prompt, answer=answer, source="made", level=level)
-
-
-def record(asked: Question, *answers: tuple[str, Verdict]) -> QuestionRecord:
-    samples = tuple(
-        Sample(
-            member=member,
-            seed=member,
-            text=f"So \\boxed{{{text}}}" if text else "I do not know",
-            num_tokens=10,
-            stop_reason=StopReason.EOS,
-            logprob=-1.5,
-            verdict=verdict,
-        )
-        for member, (text, verdict) in enumerate(answers)
-    )
-    return QuestionRecord(question=asked, samples=samples)
-
-
-def stamp(samples: int, **values: object) -> Stamp:
-    made: Stamp = {
-        "benchmark": {"name": "made", "questions": 4, "content_hash": "c0ffee"},
-        "model": {"name": "a", "hash": "1"},
-        "prompt": {"template": "chat", "opens_think": False, "requires_box": False, "requires_eos": False},
-        "sampling": {"samples": samples, "temperature": 0.6, "seed": 0},
-        "grader": {"name": "math", "version": "math-verify 0.0"},
-        "engine": {"name": "hf"},
-        "environment": {"cores": 2},
-    }
-    for name, value in values.items():
-        section, key = name.split("__")
-        made[section][key] = value
-    return made
-
-
-def stored(path: Path, records: list[QuestionRecord], **values: object) -> Path:
-    asked = [AskedQuestion(question=r.question, prompt_text="Q", options=None) for r in records]
-    with ResultsFolder.create(path, stamp(len(records[0].samples), **values), asked) as folder:
-        folder.append(records)
-    return path
 
 
 def test_majority_groups_equivalent_answers(pool: GradingPool):
@@ -248,7 +205,7 @@ def result(value: float, k: int = 1) -> dict[str, object]:
         "high": value + 0.1,
         "questions": 30,
         "smallest_detectable_difference": 0.25,
-        "pass_at": {"1": value, str(k): value},
+        "pass_at_k": {str(at): {"value": value + 0.2, "low": value + 0.15, "high": value + 0.28} for at in (1, k)},
         "maj_at_k": value,
         "mean_tokens": 1234.4,
         "share_clipped": 0.05,
@@ -283,9 +240,10 @@ def test_terminal_table_says_what_the_score_can_show():
     from rich.console import Console
 
     console, results = Console(width=120, record=True, file=io.StringIO()), {"x": result(0.4, k=32)}
-    console.print(terminal_table("m", results, {"x": "AIME24"}, {"in": {"value": 0.4, "low": 0.31, "high": 0.52}}))
+    console.print(score_table("m", results, {"x": "AIME24"}, {"in": {"value": 0.4, "low": 0.31, "high": 0.52}}))
     text = console.export_text()
     assert "AIME24 avg@32" in text and "30.0 to 50.0" in text and "±25.0" in text
+    assert "60.0  55.0 to 68.0" in text
     assert text.splitlines()[-1].split() == ["Avg.", "in", "40.0", "31.0", "to", "52.0"]
 
 
@@ -305,4 +263,8 @@ def test_figures_of_an_evaluation():
         "easy": {"avg_at_k": 1.0, "questions": 1},
         "hard": {"avg_at_k": 0.0, "questions": 1},
     }
-    assert summary["pass_at"] == {"1": 0.5, "2": 0.5}
+    # One of two questions solved: Wilson's interval of 1 in 2 at the largest k, the bootstrap's at k = 1.
+    at_two = summary["pass_at_k"]["2"]
+    assert at_two == pytest.approx({"value": 0.5, "low": 0.0945, "high": 0.9055}, abs=1e-4)
+    first = summary["pass_at_k"]["1"]
+    assert (first["value"], first["low"], first["high"]) == (0.5, summary["low"], summary["high"])

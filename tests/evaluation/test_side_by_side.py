@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_evaluation_scoring import RIGHT, WRONG, question, record, stored
+from stored_results import RIGHT, WRONG, question, record, stored
 
 from exgrpo_cli.commands import run
 from exgrpo_cli.errors import InputError
@@ -72,21 +72,63 @@ def test_the_command_writes_tables_and_a_figure(tmp_path, capsys):
         "accuracy.png",
         "accuracy.svg",
         "comparison.json",
+        "pass-at-k.pdf",
+        "pass-at-k.png",
+        "pass-at-k.svg",
         "table.md",
         "table.tex",
     ]
     assert (output / "accuracy.pdf").read_bytes().startswith(b"%PDF")
     drawn = (output / "accuracy.svg").read_text()
     assert all(text in drawn for text in ("a_50%", "other", "AIME24", "MATH-500", "avg@4"))
-    assert "| a_50% | 50.0† | 62.5 |" in (output / "table.md").read_text()
+    assert "| a_50% | 50.0† | 62.5 | **56.2** |" in (output / "table.md").read_text()
     table = (output / "table.tex").read_text()
-    assert "a\\_50\\% & 50.0\\textsuperscript{\\dag{}} & 62.5 \\\\" in table
+    assert "a\\_50\\% & 50.0\\textsuperscript{\\dag{}} & 62.5 & \\textbf{56.2} \\\\" in table
     written = json.loads((output / "comparison.json").read_text())
     assert written["models"] == ["base", "a_50%", "other"]
     (first, second) = written["benchmarks"]["aime24"]["comparisons"]
     assert (first["first"], first["second"], first["difference"]) == ("base", "a_50%", 0.375)
     assert second["p_holm"] >= second["p_value"]
     assert written["benchmarks"]["math500"]["scores"]["other"]["value"] == 0.625
+    assert written["averages"]["other"]["aime24+math500"]["benchmarks"] == ["aime24", "math500"]
+    curves = (output / "pass-at-k.svg").read_text()
+    assert all(text in curves for text in ("a_50%", "other", "AIME24", "MATH-500", "pass@k (%)"))
+
+
+def test_coverage_is_compared_beside_the_mean(tmp_path, capsys):
+    """Two models of the same mean: one solves each question now and then, the other half of them always."""
+    wide = result(tmp_path / "wide", "aime24", "wide", [2] * 16)
+    deep = result(tmp_path / "deep", "aime24", "deep", [4, 0] * 8)
+    assert run(["evaluate", "--compare", str(wide), str(deep), "--json", "--output", str(tmp_path / "out")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["difference"], found["p_value"]) == (0.0, 1.0)
+    # pass@4 of 2 in 4 is 1, of 4 and 0 in 4 it is 1 and 0: half of the questions, 8 of 16, are lost.
+    at_four = found["pass_at_k"]["4"]
+    assert at_four["difference"] == -0.5 and at_four["high"] < 0
+    # Eight differences of one sign out of 2^8 assignments, two-sided: 2/256 = 0.0078, within what 10,000 draws tell.
+    assert at_four["p_value"] == pytest.approx(2 / 256, abs=0.004)
+    # pass@2: 1 - 1/6 against 1 and 0, mean 5/6 - 1/2.
+    assert found["pass_at_k"]["2"]["difference"] == pytest.approx(1 / 2 - 5 / 6)
+    assert (tmp_path / "out" / "pass-at-k.png").exists()
+    assert run(["evaluate", "--compare", str(wide), str(deep)]) == 0
+    assert "  pass@4: -50.0 points, 95 % interval" in capsys.readouterr().out
+
+
+def test_coverage_in_the_table_of_several_models(tmp_path, capsys):
+    for model, successes in (("base", [2] * 16), ("deep", [4, 0] * 8), ("same", [2] * 16)):
+        result(tmp_path / model / "aime24", "aime24", model, successes)
+    folders = [str(tmp_path / model) for model in ("base", "deep", "same")]
+    assert run(["evaluate", "--compare", *folders]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    start = next(place for place, line in enumerate(lines) if line[:2] == ["AIME24", "pass@4"])
+    assert lines[start][2:4] == ["base", "100.0"]
+    assert lines[start + 1][:2] == ["deep", "50.0"] and lines[start + 1][5] == "-50.0"
+    compared = side_by_side([tmp_path / model for model in ("base", "deep", "same")])
+    made = compared.comparisons["deep", "aime24"]
+    # Two comparisons of pass@4 make their own family: the smaller p-value is doubled.
+    assert made.pass_p_holm == pytest.approx(2 * made.comparison.pass_at_k[4].p_value)
+    assert made.p_holm == 1.0
+    assert compared.to_json()["benchmarks"]["aime24"]["pass_at_k"]["deep"]["4"]["value"] == 0.5
 
 
 def test_json_is_one_object(tmp_path, capsys):
@@ -208,7 +250,7 @@ def test_scoring_a_common_table_again_leaves_each_benchmark_its_own(tmp_path):
     }
     (common / "results.json").write_text(json.dumps(entries))
     assert run(["evaluate", "--rescore", "--output", str(common), "--json"]) == 0
-    assert json.loads((common / "results.json").read_text()).keys() == {"aime24", "math500"}
+    assert json.loads((common / "results.json").read_text()).keys() == {"aime24", "math500", "averages"}
     assert json.loads((tmp_path / "aime24-m" / "results.json").read_text())["questions"] == 16
     assert (common / "table.md").read_text().startswith("| Model | AIME24 | MATH-500 |")
     assert (common / "accuracy.pdf").exists()

@@ -106,18 +106,14 @@ def load_benchmark(name: str) -> Benchmark:
 
 
 def load_suite(names: tuple[str, ...]) -> Suite:
-    """Benchmarks by name, suites spelled out; the averages are those of a suite that is named alone."""
-    if len(names) == 1:
-        preset = load_preset("benchmarks", names[0])
-        if "suite" in preset:
-            benchmarks = tuple(load_benchmark(member) for member in _members(preset))
-            averages = {name: tuple(members) for name, members in preset["suite"]["averages"].items()}
-            return Suite(name=names[0], benchmarks=benchmarks, averages=averages)
+    """Benchmarks by name, suites spelled out, with the averages over them."""
     spelled_out: dict[str, None] = {}
     for name in names:
         preset = load_preset("benchmarks", name)
         spelled_out.update(dict.fromkeys(_members(preset) if "suite" in preset else [name]))
-    return Suite(name="-".join(names), benchmarks=tuple(map(load_benchmark, spelled_out)), averages={})
+    return Suite(
+        name="-".join(names), benchmarks=tuple(map(load_benchmark, spelled_out)), averages=averages_over(spelled_out)
+    )
 
 
 def own_benchmark(name: str) -> Benchmark:
@@ -132,18 +128,29 @@ def benchmark_title(name: str) -> str:
     return load_benchmark(name).title if name in preset_names("benchmarks") else name
 
 
-def averages_over(names: Collection[str]) -> Mapping[str, tuple[str, ...]]:
-    """The averages of the shipped suite that is made up of exactly these benchmarks; none where there is none."""
-    suites = (
-        averages for averages in _suites() if set(names) == {name for group in averages.values() for name in group}
-    )
-    return next(suites, {})
+def averages_over(names: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Averages over any set of benchmarks: name of the average to its members; none for a single benchmark.
+
+    The groups of a shipped suite where the benchmarks make up nothing but such groups, each whole or in part, and one
+    average over all otherwise. A part is named by its members, as `aime24+math500`.
+    """
+    if len(names) < 2:
+        return {}
+    for suite in _suites():
+        parts = {group: [name for name in members if name in names] for group, members in suite.items()}
+        found = {group: members for group, members in parts.items() if members}
+        if sum(map(len, found.values())) == len(names) and all(len(members) > 1 for members in found.values()):
+            whole = {
+                group: group if len(suite[group]) == len(found[group]) else "+".join(found[group]) for group in found
+            }
+            return {whole[group]: tuple(members) for group, members in found.items()}
+    return {"+".join(names): tuple(names)}
 
 
 def in_suite_order(names: Collection[str]) -> list[str]:
     """Benchmarks of a shipped suite in its order, then the others as they come."""
     known = [name for averages in _suites() for members in averages.values() for name in members]
-    return [*(name for name in known if name in names), *(name for name in names if name not in known)]
+    return list(dict.fromkeys([*(name for name in known if name in names), *names]))
 
 
 def _suites() -> list[dict[str, tuple[str, ...]]]:

@@ -11,7 +11,7 @@ from exgrpo_cli.data.layouts.recognise import Layout, NamedFields, recognise
 from exgrpo_cli.data.question_file.questions import content_hash, question_id
 from exgrpo_cli.data.sources.files import column_names, iter_rows
 from exgrpo_cli.data.sources.open import Source, open_source
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.evaluation.benchmarks.choices import shuffle_choices
 from exgrpo_cli.evaluation.benchmarks.presets import Benchmark
 from exgrpo_cli.types import Question
@@ -44,7 +44,7 @@ def benchmark_questions(
     if data is None and benchmark.source.dataset == "arithmetic":
         return _arithmetic()
     if data is None:
-        source = open_source(benchmark.source.text, progress)
+        source = _fetched(benchmark, progress)
         rows = list(_questions(source, benchmark))
         origin = f"{benchmark.source.dataset}@{source.revision}"
     else:
@@ -52,6 +52,16 @@ def benchmark_questions(
         rows = _select(data, list(_questions(source, benchmark)), benchmark)
         origin = str(data)
     return _asked(benchmark, rows, origin)
+
+
+def _fetched(benchmark: Benchmark, progress: FetchProgress) -> Source:
+    try:
+        return open_source(benchmark.source.text, progress)
+    except (InputError, RunError) as error:
+        raise InputError(
+            f"{benchmark.name}: {error} Or name a file of its questions: --data FILE "
+            "(of prepare: --decontaminate FILE)."
+        ) from error
 
 
 def _arithmetic() -> BenchmarkQuestions:

@@ -1,18 +1,19 @@
 """Two results of the same benchmark: the paired difference, and the questions that flipped."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int64
 
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.evaluation.results.metrics import BOOTSTRAP_SEED
 from exgrpo_cli.evaluation.results.records import Evaluation, QuestionRecord
 from exgrpo_cli.evaluation.results.stamp import MAY_DIFFER_IN_COMPARISON, Stamp, differences
 from exgrpo_cli.evaluation.results.stored import stored_result
-from exgrpo_cli.statistics import PairedDifference, Score, compare_paired
+from exgrpo_cli.statistics import PairedDifference, Score, compare_paired, pass_at_k_by_question, pass_at_ks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +37,10 @@ class Comparison:
     second: str
     scores: tuple[Score, Score]
     difference: PairedDifference
+    pass_at_k: Mapping[int, PairedDifference]
+    """Of pass@k at each k above 1, paired by question as well."""
+    curves: tuple[Mapping[int, Score], Mapping[int, Score]]
+    """pass@k of both."""
     flips: tuple[Flip, ...]
     """Pass rates on different sides of one half, the largest changes first."""
     notes: tuple[str, ...]
@@ -53,6 +58,10 @@ class Comparison:
             "high": difference.high,
             "p_value": difference.p_value,
             "questions": difference.questions,
+            "pass_at_k": {
+                str(k): {"difference": at_k.value, "low": at_k.low, "high": at_k.high, "p_value": at_k.p_value}
+                for k, at_k in self.pass_at_k.items()
+            },
             "gained": [flip.question_id for flip in self.flips if flip.second > flip.first],
             "lost": [flip.question_id for flip in self.flips if flip.second < flip.first],
             "notes": list(self.notes),
@@ -86,7 +95,7 @@ def compare_records(stamps: list[Stamp], records: list[dict[str, QuestionRecord]
     pairs = [(one[question_id], other[question_id]) for question_id in one]
     samples = stamps[0]["sampling"]["samples"]
     evaluations = [Evaluation(records=tuple(group), samples=samples) for group in zip(*pairs, strict=True)]
-    rates = np.array([[a.pass_rate, b.pass_rate] for a, b in pairs])
+    first, second = (evaluation.correct for evaluation in evaluations)
     flips = [
         Flip(question_id=a.question.id, text=a.question.prompt[-1].content, first=a.pass_rate, second=b.pass_rate)
         for a, b in pairs
@@ -97,7 +106,17 @@ def compare_records(stamps: list[Stamp], records: list[dict[str, QuestionRecord]
         first=stamps[0]["model"]["name"],
         second=stamps[1]["model"]["name"],
         scores=(evaluations[0].score(BOOTSTRAP_SEED), evaluations[1].score(BOOTSTRAP_SEED)),
-        difference=compare_paired(rates[:, 0], rates[:, 1], np.random.default_rng(BOOTSTRAP_SEED)),
+        difference=_paired(first, second, samples, 1),
+        pass_at_k={k: _paired(first, second, samples, k) for k in pass_at_ks(samples)[1:]},
+        curves=(evaluations[0].pass_at_k(BOOTSTRAP_SEED), evaluations[1].pass_at_k(BOOTSTRAP_SEED)),
         flips=tuple(sorted(flips, key=lambda flip: -abs(flip.second - flip.first))),
         notes=tuple(differences(*stamps, may_differ=("environment.", "model."))),
     )
+
+
+def _paired(
+    first: Int64[np.ndarray, " questions"], second: Int64[np.ndarray, " questions"], samples: int, k: int
+) -> PairedDifference:
+    """Second minus first in pass@k, from the correct samples of each question; k = 1 is the difference in avg@k."""
+    one, other = (pass_at_k_by_question(correct, samples, k) for correct in (first, second))
+    return compare_paired(one, other, np.random.default_rng(BOOTSTRAP_SEED))

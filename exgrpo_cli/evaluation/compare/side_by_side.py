@@ -1,7 +1,7 @@
 """Several models on several benchmarks: every score, and each model's paired difference from the first.
 
-Asking many questions at once finds differences by chance: p-values are also given adjusted by Holm's method over all
-comparisons of the table.
+Asking many questions at once finds differences by chance: p-values are also given adjusted by Holm's method, those of
+avg@k over all comparisons of the table, and those of pass@k, at the largest k of each benchmark, over all of theirs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from typing import Any
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.evaluation.benchmarks.presets import averages_over, benchmark_title, in_suite_order
 from exgrpo_cli.evaluation.compare.comparison import Comparison, compare_records, unlike_protocols
-from exgrpo_cli.evaluation.compare.tables import Column, Rows, average, table_columns
+from exgrpo_cli.evaluation.compare.paper_table import Column, Rows, averages_of, table_columns
 from exgrpo_cli.evaluation.results.metrics import BOOTSTRAP_SEED
 from exgrpo_cli.evaluation.results.records import Evaluation
 from exgrpo_cli.evaluation.results.stamp import MAY_DIFFER_IN_COMPARISON, differences
@@ -30,6 +30,12 @@ class AdjustedComparison:
     comparison: Comparison
     p_holm: float
     """p-value adjusted for all comparisons made together."""
+    pass_p_holm: float | None
+    """The same of pass@k at the largest k; None where k is 1."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The comparison with its adjusted p-values."""
+        return {**self.comparison.to_json(), "p_holm": self.p_holm, "pass_p_holm": self.pass_p_holm}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,12 +48,14 @@ class SideBySide:
     """Benchmark to its column head, in the order of the columns."""
     scores: Mapping[tuple[str, str], Score]
     """By model and benchmark; absent where a model was not evaluated."""
+    curves: Mapping[tuple[str, str], Mapping[int, Score]]
+    """pass@k by k, for the same models and benchmarks."""
     comparisons: Mapping[tuple[str, str], AdjustedComparison]
     """By model and benchmark, where both it and the first model were evaluated."""
 
     @property
     def averages(self) -> Mapping[str, tuple[str, ...]]:
-        """Those of the shipped suite that these benchmarks make up."""
+        """Over the benchmarks that were evaluated, by name of the set."""
         return averages_over(self.titles)
 
     @property
@@ -83,22 +91,24 @@ class SideBySide:
         benchmarks = {
             name: {
                 "scores": {m: asdict(self.scores[m, name]) for m in self.models if (m, name) in self.scores},
-                "comparisons": [
-                    {**self.comparisons[m, name].comparison.to_json(), "p_holm": self.comparisons[m, name].p_holm}
+                "pass_at_k": {
+                    m: {str(k): asdict(score) for k, score in self.curves[m, name].items()}
                     for m in self.models
-                    if (m, name) in self.comparisons
+                    if (m, name) in self.curves
+                },
+                "comparisons": [
+                    self.comparisons[m, name].to_json() for m in self.models if (m, name) in self.comparisons
                 ],
             }
             for name in self.titles
         }
         return {"models": list(self.models), "benchmarks": benchmarks, "averages": self.average_scores()}
 
-    def average_scores(self) -> dict[str, dict[str, dict[str, float]]]:
-        """Average to its `value`, `low` and `high`, for every model that has one."""
-        values: dict[str, dict[str, dict[str, float]]] = {}
+    def average_scores(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """Average to its `value`, `low`, `high` and `benchmarks`, for every model that has one."""
+        values: dict[str, dict[str, dict[str, Any]]] = {}
         for model in self.models:
-            found = {key: average(self._results(model), members) for key, members in self.averages.items()}
-            values[model] = {key: value for key, value in found.items() if value is not None}
+            values[model] = averages_of(self._results(model), self.averages)
         return {model: found for model, found in values.items() if found}
 
 
@@ -121,25 +131,35 @@ def side_by_side(paths: Sequence[Path]) -> SideBySide:
     for name in names:
         _require_like_protocols([model for model in models if name in model.by_benchmark], name)
     scores: dict[tuple[str, str], Score] = {}
+    curves: dict[tuple[str, str], Mapping[int, Score]] = {}
     comparisons: dict[tuple[str, str], Comparison] = {}
     for name in names:
-        _compare_on(name, models, scores, comparisons)
-    adjusted = holm([comparison.difference.p_value for comparison in comparisons.values()])
+        _compare_on(name, models, scores, curves, comparisons)
     return SideBySide(
         models=tuple(model.label for model in models),
         titles={name: benchmark_title(name) for name in names},
         scores=scores,
-        comparisons={
-            key: AdjustedComparison(comparison=comparison, p_holm=p)
-            for (key, comparison), p in zip(comparisons.items(), adjusted, strict=True)
-        },
+        curves=curves,
+        comparisons=_adjusted(comparisons),
     )
+
+
+def _adjusted(comparisons: Mapping[tuple[str, str], Comparison]) -> dict[tuple[str, str], AdjustedComparison]:
+    means = holm([comparison.difference.p_value for comparison in comparisons.values()])
+    at_most = {key: max(made.pass_at_k) for key, made in comparisons.items() if made.pass_at_k}
+    coverage = holm([comparisons[key].pass_at_k[k].p_value for key, k in at_most.items()])
+    by_key = dict(zip(at_most, coverage, strict=True))
+    return {
+        key: AdjustedComparison(comparison=comparison, p_holm=p, pass_p_holm=by_key.get(key))
+        for (key, comparison), p in zip(comparisons.items(), means, strict=True)
+    }
 
 
 def _compare_on(
     name: str,
     models: Sequence[ModelResults],
     scores: dict[tuple[str, str], Score],
+    curves: dict[tuple[str, str], Mapping[int, Score]],
     comparisons: dict[tuple[str, str], Comparison],
 ) -> None:
     """Add one benchmark's scores and differences; its samples are read here and let go again."""
@@ -151,6 +171,7 @@ def _compare_on(
         records = result.records()
         evaluation = Evaluation(records=tuple(records.values()), samples=result.stamp["sampling"]["samples"])
         scores[model.label, name] = evaluation.score(BOOTSTRAP_SEED)
+        curves[model.label, name] = evaluation.pass_at_k(BOOTSTRAP_SEED)
         if model is first:
             baseline = (result.stamp, records)
         elif baseline is not None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from exgrpo_cli.evaluation.results.records import Evaluation, QuestionRecord
-from exgrpo_cli.statistics import RESAMPLES, pass_at_k, smallest_detectable_difference
+from exgrpo_cli.statistics import RESAMPLES, smallest_detectable_difference
 
 BOOTSTRAP_SEED = 0
 
@@ -23,8 +23,9 @@ def summarise(evaluation: Evaluation) -> dict[str, Any]:
         "low": score.low,
         "high": score.high,
         "questions": score.questions,
-        "pass_at": {
-            str(k): pass_at_k(evaluation.correct, evaluation.samples, k) for k in _powers_of_two(evaluation.samples)
+        "pass_at_k": {
+            str(k): {"value": at_k.value, "low": at_k.low, "high": at_k.high}
+            for k, at_k in evaluation.pass_at_k(BOOTSTRAP_SEED).items()
         },
         "smallest_detectable_difference": smallest_detectable_difference(evaluation.correct, evaluation.samples),
         "mean_tokens": evaluation.mean_tokens,
@@ -33,11 +34,6 @@ def summarise(evaluation: Evaluation) -> dict[str, Any]:
         "by_level": _by_level(evaluation.records),
         "interval": _interval_method(evaluation),
     }
-
-
-def _powers_of_two(samples: int) -> list[int]:
-    powers = [2**power for power in range(samples.bit_length())]
-    return powers if powers[-1] == samples else [*powers, samples]
 
 
 def _by_level(records: Sequence[QuestionRecord]) -> dict[str, dict[str, float]]:

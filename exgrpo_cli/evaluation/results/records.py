@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64
 
-from exgrpo_cli.statistics import Score, avg_at_k
+from exgrpo_cli.statistics import Score, avg_at_k, pass_at_k_score, pass_at_ks
 from exgrpo_cli.types import Question, StopReason, Verdict
 
 
@@ -57,6 +57,13 @@ class Evaluation:
     def score(self, seed: int = 0) -> Score:
         """avg@k with its 95 % interval; `seed` is the bootstrap's."""
         return avg_at_k(self.correct, self.samples, np.random.default_rng(seed))
+
+    def pass_at_k(self, seed: int = 0) -> dict[int, Score]:
+        """pass@k with its 95 % interval for k = 1, 2, 4, ... up to the number of samples; `seed` is the bootstrap's."""
+        return {
+            k: pass_at_k_score(self.correct, self.samples, k, np.random.default_rng(seed))
+            for k in pass_at_ks(self.samples)
+        }
 
     @property
     def all_samples(self) -> list[Sample]:

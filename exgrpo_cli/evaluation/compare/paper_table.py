@@ -1,10 +1,8 @@
-"""Scores as rows of a paper's table: Markdown, LaTeX, and a table for the terminal."""
+"""Scores as rows of a paper's table, in Markdown and LaTeX."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from rich.table import Table
 
 from exgrpo_cli.statistics import mean_of_scores
 
@@ -38,7 +36,7 @@ def table_columns(
     """
     if not averages:
         return [_benchmark_column(name, title, results.get(name, {})) for name, title in titles.items()]
-    columns = []
+    columns: list[Column] = []
     for members in averages.values():
         columns += [_benchmark_column(name, titles[name], results.get(name, {})) for name in members]
         found = average(results, members) or dict.fromkeys(("value", "low", "high"))
@@ -52,6 +50,14 @@ def average(results: Mapping[str, Mapping[str, Any]], members: Sequence[str]) ->
         return None
     scores = [(results[name]["avg_at_k"], results[name]["low"], results[name]["high"]) for name in members]
     return dict(zip(("value", "low", "high"), mean_of_scores(scores), strict=True))
+
+
+def averages_of(
+    results: Mapping[str, Mapping[str, Any]], averages: Mapping[str, Sequence[str]]
+) -> dict[str, dict[str, Any]]:
+    """Every average whose members are all there: `value`, `low`, `high`, and the `benchmarks` it is over."""
+    values = {name: (average(results, members), members) for name, members in averages.items()}
+    return {name: {**found, "benchmarks": list(members)} for name, (found, members) in values.items() if found}
 
 
 Rows = Sequence[tuple[str, Sequence[Column]]]
@@ -81,41 +87,6 @@ def latex(rows: Rows, footnote: str = "") -> str:
     body = [line if line == "\\midrule" else line + " \\\\" for line in lines]
     parts = [f"\\begin{{tabular}}{{l{layout}}}", "\\toprule", *body, "\\bottomrule", "\\end{tabular}"]
     return "\n".join([f"% {footnote}", *parts] if footnote else parts) + "\n"
-
-
-def terminal_table(
-    model: str,
-    results: Mapping[str, Mapping[str, Any]],
-    titles: Mapping[str, str],
-    averages: Mapping[str, Mapping[str, float]],
-) -> Table:
-    """One row per benchmark with everything a reader needs to judge the score, then the averages."""
-    table = Table(title=model, title_justify="left", box=None, padding=(0, 2, 0, 0))
-    heads = ("benchmark", "score", "95 % interval", "shows from", "pass@k", "maj@k", "tokens", "cut off", "questions")
-    for head in heads:
-        table.add_column(head, justify="left" if head == "benchmark" else "right")
-    for name, result in results.items():
-        k = result["k"]
-        table.add_row(
-            f"{titles[name]} {measure(k)}",
-            _percent(result["avg_at_k"]),
-            f"{100 * result['low']:.1f} to {100 * result['high']:.1f}",
-            f"±{100 * result['smallest_detectable_difference']:.1f}",
-            _percent(result["pass_at"][str(k)]) if k > 1 else "",
-            _percent(result["maj_at_k"]) if k > 1 else "",
-            f"{result['mean_tokens']:.0f}",
-            _percent(result["share_clipped"]),
-            str(result["questions"]),
-        )
-    for name, found in averages.items():
-        interval = f"{100 * found['low']:.1f} to {100 * found['high']:.1f}"
-        table.add_row(f"Avg. {name}", _percent(found["value"]), interval)
-    return table
-
-
-def measure(samples: int) -> str:
-    """What a score over `samples` samples per question is called."""
-    return f"avg@{samples}" if samples > 1 else "pass@1"
 
 
 def _benchmark_column(name: str, head: str, result: Mapping[str, Any]) -> Column:
