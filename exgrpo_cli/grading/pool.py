@@ -94,6 +94,10 @@ class GradingPool:
         """Whether each gold can serve: CORRECT, UNPARSABLE_GOLD, or WRONG where it does not verify against itself."""
         return self._settled([self._route.audit(gold) for gold in golds])
 
+    def reads_in_part(self, golds: Sequence[str]) -> list[bool]:
+        """Whether each gold, of those that are unparsable, has a part that the grader would take for all of it."""
+        return [verdict is Verdict.CORRECT for verdict in self._settled([self._route.in_part(gold) for gold in golds])]
+
     def close(self) -> None:
         """End the workers; what is still pending raises RunError."""
         self._closed = True

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from exgrpo_cli.grading.graders.choice import answered_letter, grade_choice, named_letter
+from exgrpo_cli.grading.graders.comparison import compare_texts
 from exgrpo_cli.grading.graders.exact import grade_exact
 from exgrpo_cli.grading.graders.extract import answer_text, last_boxed
-from exgrpo_cli.grading.graders.plain import plain_number, same_plain_number
+from exgrpo_cli.grading.graders.notation import in_box, plain_notation, same_text
+from exgrpo_cli.grading.graders.plain import plain_number
 from exgrpo_cli.grading.workers.messages import Task
 from exgrpo_cli.types import AnswerFormat, Verdict
 
@@ -37,6 +39,8 @@ class Route:
     audit: Callable[[str], Verdict | Task]
     same: Callable[[str, str, tuple[str, ...] | None], Verdict | Task]
     """Whether two graded texts give the same answer, to a question with these options: CORRECT where they do."""
+    in_part: Callable[[str], Verdict | Task] = lambda gold: Verdict.WRONG
+    """Whether only a part of a gold would be read, which is CORRECT."""
 
 
 def route_item(route: Route, item: GradingItem) -> Verdict | Task:
@@ -52,6 +56,12 @@ def math_route(*, max_answer_chars: int, compares_plain_numbers: bool) -> Route:
     """
     by_options = choice_route(max_answer_chars=max_answer_chars)
 
+    def compare(gold: str, answer: str) -> Verdict | Task:
+        compared = compare_texts(gold, answer, compares_plain_numbers=compares_plain_numbers)
+        if compared.is_same is not None:
+            return Verdict.CORRECT if compared.is_same else Verdict.WRONG
+        return Task(gold=in_box(compared.gold), answer=in_box(compared.answer))
+
     def grade(item: GradingItem, text: str) -> Verdict | Task:
         if item.options is not None:
             return by_options.grade(item, text)
@@ -59,26 +69,30 @@ def math_route(*, max_answer_chars: int, compares_plain_numbers: bool) -> Route:
         answer = text if boxed is None else boxed
         if not answer or len(answer) > max_answer_chars:
             return Verdict.NO_ANSWER
-        gold = _gold_content(item.gold)
-        if boxed is not None and compares_plain_numbers:
-            same = same_plain_number(gold, boxed)
-            if same is not None:
-                return Verdict.CORRECT if same else Verdict.WRONG
-        return Task(gold=_in_box(gold), answer=text if boxed is None else _in_box(boxed))
+        gold, answer = _gold_content(item.gold), plain_notation(answer)
+        if boxed is None:
+            return Verdict.CORRECT if same_text(gold, answer) else Task(gold=in_box(gold), answer=text)
+        return compare(gold, answer) if answer else Verdict.NO_ANSWER
 
     def audit(gold: str) -> Verdict | Task:
         content = _gold_content(gold)
         if compares_plain_numbers and plain_number(content) is not None:
             return Verdict.CORRECT
-        return Task(gold=_in_box(content), answer="", audits_gold=True)
+        return Task(gold=in_box(content), answer="", audits_gold=True)
 
     def same(first: str, second: str, options: tuple[str, ...] | None) -> Verdict | Task:
         if options is not None:
             return by_options.same(first, second, options)
+        boxes = last_boxed(first), last_boxed(second)
+        if boxes[0] is not None and boxes[1] is not None:
+            return compare(plain_notation(boxes[0]), plain_notation(boxes[1]))
         # What a worker calls the gold may be a whole text too: the answer is found in it as in any other.
         return Task(gold=_found_in(first), answer=_found_in(second))
 
-    return Route(grade=grade, audit=audit, same=same)
+    def in_part(gold: str) -> Task:
+        return Task(gold=in_box(_gold_content(gold)), answer="", audits_gold=True, asks_for_part=True)
+
+    return Route(grade=grade, audit=audit, same=same, in_part=in_part)
 
 
 def choice_route(*, max_answer_chars: int) -> Route:
@@ -132,14 +146,9 @@ def custom_route() -> Route:
 
 def _gold_content(gold: str) -> str:
     boxed = last_boxed(gold)
-    return gold.strip() if boxed is None else boxed
+    return plain_notation(gold if boxed is None else boxed)
 
 
 def _found_in(text: str) -> str:
     boxed = last_boxed(text)
-    return text if boxed is None else _in_box(boxed)
-
-
-def _in_box(content: str) -> str:
-    """The form in which math-verify finds LaTeX: without a box or dollars it reads numbers only."""
-    return rf"\boxed{{{content}}}"
+    return text if boxed is None else in_box(plain_notation(boxed))

@@ -78,15 +78,13 @@ def check_golds(questions: Sequence[Question], pool: GradingPool) -> None:
 
     A gold the verifier cannot finish is refused as well: no answer to it could ever be graded.
     """
-    verdicts = pool.verify_gold([question.answer for question in questions])
-    bad = [
-        (question, verdict) for question, verdict in zip(questions, verdicts, strict=True) if verdict in _GOLD_REASONS
-    ]
+    reasons = _gold_reasons(questions, pool)
+    bad = [(question, reason) for question, reason in zip(questions, reasons, strict=True) if reason is not None]
     if bad:
-        question, verdict = bad[0]
+        question, reason = bad[0]
         raise InputError(
             f"{len(bad)} of {len(questions)} gold answers cannot be verified, the first being {question.answer!r} of "
-            f"question {question.id}: {_GOLD_REASONS[verdict]}. Run `exgrpo prepare` on the file to leave them out."
+            f"question {question.id}: {reason}. Run `exgrpo prepare` on the file to leave them out."
         )
 
 
@@ -98,14 +96,25 @@ def drop_bad_golds(
     for start in range(0, len(questions), _CHUNK):
         progress(start, len(questions), "verifying gold answers")
         chunk = questions[start : start + _CHUNK]
-        verdicts = pool.verify_gold([question.answer for question in chunk])
-        for question, verdict in zip(chunk, verdicts, strict=True):
-            if verdict in _GOLD_REASONS:
-                tally.add(_GOLD_REASONS[verdict], f"{question.id}: {question.answer}")
-            else:
+        for question, reason in zip(chunk, _gold_reasons(chunk, pool), strict=True):
+            if reason is None:
                 kept.append(question)
+            else:
+                tally.add(reason, f"{question.id}: {question.answer}")
     progress(len(questions), len(questions), "verifying gold answers")
     return kept
+
+
+def _gold_reasons(questions: Sequence[Question], pool: GradingPool) -> list[str | None]:
+    """What is wrong with the gold of each question; None where nothing is."""
+    golds = [question.answer for question in questions]
+    reasons = [_GOLD_REASONS.get(verdict) for verdict in pool.verify_gold(golds)]
+    unparsable = [place for place, reason in enumerate(reasons) if reason == _GOLD_REASONS[Verdict.UNPARSABLE_GOLD]]
+    parts = pool.reads_in_part([golds[place] for place in unparsable])
+    for place, is_part in zip(unparsable, parts, strict=True):
+        if is_part:
+            reasons[place] = "gold is read only in part"
+    return reasons
 
 
 def drop_contaminated(

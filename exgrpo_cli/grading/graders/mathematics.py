@@ -12,8 +12,10 @@ from math_verify import parse, verify
 
 from exgrpo_cli.grading.graders import two_stage
 from exgrpo_cli.grading.graders.disproof import surely_differ
+from exgrpo_cli.grading.graders.notation import in_box
 from exgrpo_cli.types import Verdict
 
+_BOX = r"\boxed{"
 # One of each construct that common answers have: the grammar's tables are built while parsing, and a table built before
 # the workers are forked is built once.
 _WARM_UP = (
@@ -50,13 +52,8 @@ def prepare() -> None:
     logging.disable(logging.CRITICAL)
     two_stage.install()
     for gold, answer in _WARM_UP:
-        grade(boxed(gold), boxed(gold))
-        grade(boxed(gold), boxed(answer))
-
-
-def boxed(content: str) -> str:
-    """The form in which math-verify finds LaTeX: without a box or dollars it reads numbers only."""
-    return rf"\boxed{{{content}}}"
+        grade(in_box(gold), in_box(gold))
+        grade(in_box(gold), in_box(answer))
 
 
 def grade(gold: str, answer: str) -> Verdict:
@@ -70,6 +67,11 @@ def grade(gold: str, answer: str) -> Verdict:
     if surely_differ(gold_values[0], answer_values[0]):
         return Verdict.WRONG
     return Verdict.CORRECT if verify(gold_values, answer_values, timeout_seconds=None) else Verdict.WRONG
+
+
+def reads_in_part(gold: str) -> bool:
+    """Whether math-verify, left to itself, would read a part of a gold that it cannot read as a whole."""
+    return any(not isinstance(value, str) for value in parse(gold, parsing_timeout=None))
 
 
 def audit(gold: str) -> Verdict:
@@ -86,5 +88,11 @@ def audit(gold: str) -> Verdict:
 
 @lru_cache(maxsize=1024)
 def _parsed(text: str) -> list[Any]:
-    """math-verify's reading: expressions and their text; empty where it finds neither. Not to be changed by callers."""
-    return parse(text, parsing_timeout=None)
+    """math-verify's reading: expressions and their text; empty where it finds neither. Not to be changed by callers.
+
+    A box is read as a whole or not at all: where its LaTeX does not parse, math-verify goes on to look for any number
+    in it, and takes 2/3 for what `\\frac{1}{3}E_1+\\frac{2}{3}E_2` says.
+    """
+    if not text.startswith(_BOX):
+        return parse(text, parsing_timeout=None)
+    return parse(text, parsing_timeout=None, extraction_mode="first_match")

@@ -10,6 +10,8 @@ class Task(NamedTuple):
     answer: str
     audits_gold: bool = False
     """Check whether the gold verifies against itself; there is no answer."""
+    asks_for_part: bool = False
+    """Check instead whether a part of the gold would be read."""
 
     @property
     def judged(self) -> str:

@@ -233,6 +233,8 @@ def task_runner(grader: str) -> Callable[[Task], Verdict]:
         mathematics.prepare()
 
         def run_math(task: Task) -> Verdict:
+            if task.asks_for_part:
+                return Verdict.CORRECT if mathematics.reads_in_part(task.gold) else Verdict.WRONG
             return mathematics.audit(task.gold) if task.audits_gold else mathematics.grade(task.gold, task.answer)
 
         return run_math

@@ -1,0 +1,46 @@
+"""Roots that are listed more than once: math-verify reads a list as a set and loses how often."""
+
+import re
+from collections import Counter
+
+from exgrpo_cli.grading.graders.plain import plain_number
+
+_SEPARATOR = re.compile(r"\\text\s*\{\s*,?\s*(?:and|or)\s*\}|\b(?:and|or)\b|[,;]|\\[{}]|[()\[\]{}]")
+_OPENING, _CLOSING = frozenset(("(", "[", "{", r"\{")), frozenset((")", "]", "}", r"\}"))
+_NAME = re.compile(r"[A-Za-z](?:_\{?[0-9A-Za-z]\}?)?\s*=\s*")
+
+
+def loses_roots(gold: str, answer: str) -> bool:
+    """Whether the gold lists something more than once, and the answer does not list it just as often.
+
+    Of a list without braces or brackets, `1, 1, 2`; a set in braces counts nothing twice. Where what the two list
+    cannot be matched by its text or its value, only how often things occur is compared.
+    """
+    golds = Counter(map(_key, _items(gold)))
+    if max(golds.values()) == 1:
+        return False
+    answers = Counter(map(_key, _items(answer)))
+    if golds.keys() == answers.keys():
+        return golds != answers
+    return sorted(golds.values()) != sorted(answers.values())
+
+
+def _items(text: str) -> list[str]:
+    """What stands between commas, "and" and "or" outside all brackets."""
+    items, depth, start = [], 0, 0
+    for match in _SEPARATOR.finditer(text):
+        if match[0] in _OPENING:
+            depth += 1
+        elif match[0] in _CLOSING:
+            depth -= 1
+        elif depth == 0:
+            items.append(text[start : match.start()])
+            start = match.end()
+    items.append(text[start:])
+    return [item.strip() for item in items if item.strip()] or [""]
+
+
+def _key(item: str) -> object:
+    text = "".join(_NAME.sub("", item, count=1).split())
+    value = plain_number(text)
+    return text if value is None else value

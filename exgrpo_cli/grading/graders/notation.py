@@ -1,0 +1,215 @@
+r"""Answers as people write them, brought to the notation that math-verify reads; what they say stays the same.
+
+A full stop after the answer, a thin space between thousands, bold print, an integer written as 142.0, a square root in
+Unicode: math-verify reads all of these as something else or not at all. Every rule is a regular expression that is
+linear in the length of the text, so that no worker is needed.
+"""
+
+import re
+from functools import lru_cache
+
+_FONTS = (
+    "text|textbf|textit|textrm|textsf|texttt|textnormal|emph|mathbf|mathrm|mathit|mathsf|mathtt|mathnormal|"
+    "boldsymbol|bm|pmb|bold|mbox|hbox|underline|ensuremath"
+)
+_NUMERAL_IN_FONT = re.compile(rf"\\(?:{_FONTS})\s*(?:\{{\s*([^{{}}A-Za-z\\]*[0-9][^{{}}A-Za-z\\]*?)\s*\}}|\s?([0-9]))")
+_WHOLE_IN_FONT = re.compile(
+    r"\\(?:textbf|mathbf|boldsymbol|bm|pmb|bold|underline|ensuremath|mathrm|mathit|mbox|text)\s*\{"
+)
+_BOLD = re.compile(r"\\(?:boldsymbol|bm|pmb|bold)(?![A-Za-z])")
+_TEXT = re.compile(r"\\(?:hbox|emph)(?![A-Za-z])")
+# A letter on its own is a quantity, unless it may be a unit: math-verify drops what stands in \mathrm{} at the end.
+_LETTER_IN_FONT = re.compile(
+    r"\\(?:mathbf|boldsymbol|bm|pmb|bold|mathit)\s*\{([A-Za-z])\}|"
+    r"\\mathrm\s*\{([abeijknpqruvwxyz])\}|\\(?:text|textit)\s*\{([ie])\}"
+)
+_ANNOUNCEMENT = re.compile(r"\\(?:text|mbox|textrm|mathrm)\s*\{[^{}]*\b(?:is|are|equals|answer)\s*:?\s*\}\s*:?\s*")
+_COLOUR = re.compile(r"\\(?:textcolor|color)\s*\{[^{}]*\}")
+_STYLE = re.compile(
+    r"\\(?:displaystyle|textstyle|scriptstyle|normalsize|small|large|Large|LARGE|huge|Huge|bfseries|bf|rm|it|"
+    r"limits|nolimits)(?![A-Za-z])"
+)
+_DELIMITER = re.compile(r"(?<!\\)\\[()\[\]]|\\?\$|(?<!\\)\*\*(?=.)|(?<=.)\*\*$")
+_BRACKET_SIZE = re.compile(r"\\(?:left|right|[bB]igg?[lrm]?)\s*(?=[()\[\]|]|\\[{}|])")
+_THOUSANDS = re.compile(
+    r"(?<![0-9.])([0-9]{1,3})((?:(?:\\[,;: ]|\{,\}|\{\\,\}|~|\\thinspace\s|(?:,\s*)?\\!\s*)[0-9]{3})+)(?![0-9])"
+)
+_SPACED_THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?")
+_SPACE = re.compile(r"(?<!\\)\\[,;: \n]|~|\\(?:quad|qquad|enspace|thinspace)(?![A-Za-z])|\\[hv]space\*?\s*\{[^{}]*\}")
+_NEGATIVE_SPACE = re.compile(r"(?<!\\)\\!")
+_FRACTION = re.compile(r"\\(?:d|t|c|nice|s)frac(?![A-Za-z])")
+_LAST_MARK = re.compile(r"(?:(?<![.\\])\.{1,2}|(?<!\\)[,;:]|\\text\s*\{\s*[.,;:]?\s*\})\s*$")
+_IDLE_POINT = re.compile(r"(?<=[0-9])(?<!\.)\.(?=[/\s}),:;\\]|$)")
+_INTEGRAL_FLOAT = re.compile(r"(?<![0-9.A-Za-z_])([0-9]+)\.0+(?![0-9.])")
+_BARE_POINT = re.compile(r"(?<![0-9.])\.(?=[0-9])")
+_REPEATING = re.compile(
+    r"(?<![0-9.])([0-9]{0,15})\.([0-9]{0,15})\\(?:overline|bar|dot)\s*(?:\{([0-9]{1,15})\}|([0-9]))"
+)
+_WORD = re.compile(r"[A-Za-z]{2}|^\(?[A-Za-z]\)?$")
+_MIXED = re.compile(r"([+-]?[0-9]+)\s+([0-9]+)/([0-9]+)")
+_SPACED_MIXED = re.compile(r"(?<![0-9A-Za-z.}])([0-9]+)\s+(?=\\frac\s*\{?[0-9])")
+_ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|([0-9]+|[A-Za-z]))")
+_RAISED = re.compile(r"[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+")
+_LOWERED = re.compile(r"[₀₁₂₃₄₅₆₇₈₉]+")
+_SAME_MEANING = (
+    (re.compile(r"\\varnothing(?![A-Za-z])"), r"\\emptyset"),
+    (re.compile(r"\\leq?slant(?![A-Za-z])"), r"\\le"),
+    (re.compile(r"\\geq?slant(?![A-Za-z])"), r"\\ge"),
+    (re.compile(r"\\log_\s*(?:\{\s*e\s*\}|e)(?![A-Za-z])"), r"\\ln"),
+    (re.compile(r"\\lbrace(?![A-Za-z])"), r"\\{"),
+    (re.compile(r"\\rbrace(?![A-Za-z])"), r"\\}"),
+    (re.compile(r"\\langle(?![A-Za-z])"), "("),
+    (re.compile(r"\\rangle(?![A-Za-z])"), ")"),
+    (re.compile(r"\^\s*\{?\s*\\(?:degree|deg)(?![A-Za-z])\s*\}?|\\(?:degree|deg)(?![A-Za-z])"), r"^\\circ"),
+)
+_DIGITS_RAISED = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
+_DIGITS_LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
+_FULL_WIDTH = {code + 0xFEE0: chr(code) for code in range(0x21, 0x7F)}
+_CHARACTERS = str.maketrans(
+    {
+        **{chr(code): text for code, text in _FULL_WIDTH.items()},
+        **dict.fromkeys("−–﹣", "-"),
+        **dict.fromkeys("\u00a0\u2009\u202f", r"\,"),
+        "×": r"\times ",
+        "·": r"\cdot ",
+        "⋅": r"\cdot ",
+        "÷": r"\div ",
+        "∞": r"\infty ",
+        "≤": r"\le ",
+        "≥": r"\ge ",
+        "≠": r"\ne ",
+        "±": r"\pm ",
+        "∪": r"\cup ",
+        "∩": r"\cap ",
+        "∈": r"\in ",
+        "∅": r"\emptyset ",
+        "π": r"\pi ",
+        "°": r"^\circ ",
+        "½": r"\frac{1}{2}",
+        "⅓": r"\frac{1}{3}",
+        "⅔": r"\frac{2}{3}",
+        "¼": r"\frac{1}{4}",
+        "¾": r"\frac{3}{4}",
+        "⅕": r"\frac{1}{5}",
+        "⅖": r"\frac{2}{5}",
+        "⅗": r"\frac{3}{5}",
+        "⅘": r"\frac{4}{5}",
+        "⅙": r"\frac{1}{6}",
+        "⅚": r"\frac{5}{6}",
+        "⅛": r"\frac{1}{8}",
+        "⅜": r"\frac{3}{8}",
+        "⅝": r"\frac{5}{8}",
+        "⅞": r"\frac{7}{8}",
+    }
+)
+_MAX_PASSES = 4
+
+
+@lru_cache(maxsize=8192)
+def plain_notation(content: str) -> str:
+    """The content of a box, or a gold, in the notation that math-verify reads."""
+    text = _in_ascii(content)
+    # A full stop behind bold print hides that all of it is bold: what one pass takes away may show more.
+    for _ in range(_MAX_PASSES):
+        simpler = _simplified(text)
+        if simpler == text:
+            break
+        text = simpler
+    return text
+
+
+def _simplified(text: str) -> str:
+    text = _ANNOUNCEMENT.sub("", _without_wrappers(text), count=1)
+    text = _with_plain_spaces(_FRACTION.sub(r"\\frac", text))
+    for pattern, replacement in _SAME_MEANING:
+        text = pattern.sub(replacement, text)
+    return _with_plain_numbers(text.strip()).strip()
+
+
+def same_text(first: str, second: str) -> bool:
+    """Whether two texts in plain notation differ in white space alone, where it says nothing: not between digits."""
+    return _without_idle_spaces(first) == _without_idle_spaces(second)
+
+
+def in_box(content: str) -> str:
+    """The form in which math-verify finds LaTeX and reads all of it; without a box or dollars it reads numbers only.
+
+    It cuts an answer off at the first `\\text{}` where the end is a closing brace, whatever stands between. Here words
+    at the very end go, where anything is left, and a space behind the last brace keeps the rest.
+    """
+    head = _LAST_WORDS.sub("", content).rstrip()
+    content = head or content
+    return rf"\boxed{{{content}\,}}" if _WORDS_THEN_BRACE.search(content) else rf"\boxed{{{content}}}"
+
+
+_LAST_WORDS = re.compile(
+    r"\\(?:text|mbox|textrm|mathrm|textbf|textit|mathit|mathbf)\s*\{[^{}]*\}(?:\^(?:[0-9]|\{[0-9]\}))?$"
+)
+_WORDS_THEN_BRACE = re.compile(r"\\(?:text|mbox|math(?:rm|it|bf))[^{}]*\{[^{}]*\}.*\}$", re.DOTALL)
+
+
+def _without_idle_spaces(text: str) -> str:
+    return re.sub(r"(?<![0-9])\s+|\s+(?![0-9])", "", text)
+
+
+def _in_ascii(text: str) -> str:
+    if text.isascii():
+        return text
+    text = _ROOT.sub(lambda match: rf"\sqrt{{{match[1] or match[2] or match[3] or ''}}}", text)
+    text = _RAISED.sub(lambda match: f"^{{{match[0].translate(_DIGITS_RAISED)}}}", text)
+    text = _LOWERED.sub(lambda match: f"_{{{match[0].translate(_DIGITS_LOWERED)}}}", text)
+    return text.translate(_CHARACTERS)
+
+
+def _without_wrappers(text: str) -> str:
+    text = _STYLE.sub("", _COLOUR.sub("", _DELIMITER.sub("", text)))
+    text = _unwrapped(_NUMERAL_IN_FONT.sub(lambda match: match[1] or match[2], text.strip()))
+    text = _TEXT.sub(r"\\text", _BOLD.sub(r"\\mathbf", text))
+    return _BRACKET_SIZE.sub("", _LETTER_IN_FONT.sub(lambda match: match[1] or match[2] or match[3], text))
+
+
+def _unwrapped(text: str) -> str:
+    """The inside of one font command or pair of braces around everything, unless it is words alone."""
+    match = _WHOLE_IN_FONT.match(text)
+    opening = match.end() - 1 if match else 0
+    if text[opening : opening + 1] != "{" or _closing(text, opening) != len(text) - 1:
+        return text
+    inside = text[opening + 1 : -1].strip()
+    is_mathematics = match is None or any(char in inside for char in "\\0123456789^_=+<>") or not _WORD.search(inside)
+    return inside if inside and is_mathematics else text
+
+
+def _closing(text: str, opening: int) -> int | None:
+    depth = 0
+    for place in range(opening, len(text)):
+        if text[place] == "{":
+            depth += 1
+        elif text[place] == "}":
+            depth -= 1
+            if depth == 0:
+                return place
+    return None
+
+
+def _with_plain_spaces(text: str) -> str:
+    text = _THOUSANDS.sub(lambda match: match[1] + re.sub("[^0-9]", "", match[2]), text)
+    text = _NEGATIVE_SPACE.sub("", _SPACE.sub(" ", text))
+    return text.replace(" ", "") if _SPACED_THOUSANDS.fullmatch(text.strip()) else text
+
+
+def _with_plain_numbers(text: str) -> str:
+    while text and (shorter := _LAST_MARK.sub("", text)) != text:
+        text = shorter.rstrip()
+    text = _IDLE_POINT.sub("", _REPEATING.sub(_as_fraction, text))
+    text = _SPACED_MIXED.sub(r"\1", _BARE_POINT.sub("0.", _INTEGRAL_FLOAT.sub(r"\1", text)))
+    mixed = _MIXED.fullmatch(text)
+    if mixed:
+        text = rf"{mixed[1]}\frac{{{mixed[2]}}}{{{mixed[3]}}}"
+    return text[1:].lstrip() if text.startswith("+") else text
+
+
+def _as_fraction(match: "re.Match[str]") -> str:
+    """0.1\\overline{6} as 15/90: the digits without their repetition taken from those with one, over 9...90...0."""
+    whole, fixed, repeated = match[1] or "0", match[2], match[3] or match[4]
+    numerator = int(whole + fixed + repeated) - int(whole + fixed)
+    return rf"\frac{{{numerator}}}{{{'9' * len(repeated)}{'0' * len(fixed)}}}"

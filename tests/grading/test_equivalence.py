@@ -1,0 +1,143 @@
+"""Golds against many ways to write them: a table of our own, held against math-verify too, and rewritings at random."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from grading_cases import CASES
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exgrpo_cli.grading import GradingItem, GradingPool
+from exgrpo_cli.types import AnswerFormat, Verdict
+
+BOXED = AnswerFormat(opens_think=False, requires_box=True, require_eos=False)
+DIFFERENCES = Path(__file__).parents[2] / "docs" / "grading-differences.md"
+TABLE = [
+    (kind, gold, answer, is_right)
+    for kind, rows in CASES.items()
+    for gold, right, wrong in rows
+    for answer, is_right in [*((each, True) for each in right), *((each, False) for each in wrong)]
+]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[GradingPool]:
+    with GradingPool(
+        grader="math", workers=1, deadline_seconds=30, memory_bytes=512 << 20, max_answer_chars=2000
+    ) as opened:
+        yield opened
+
+
+def verdicts(pool: GradingPool, pairs: list[tuple[str, str]]) -> list[Verdict]:
+    return pool.grade(
+        [
+            GradingItem(gold=gold, response=rf"so \boxed{{{answer}}}", finished=True, answer_format=BOXED)
+            for gold, answer in pairs
+        ]
+    )
+
+
+def test_the_table_is_graded_as_it_says(pool: GradingPool) -> None:
+    assert len(TABLE) >= 400 and len({(gold, answer) for _, gold, answer, _ in TABLE}) == len(TABLE)
+    found = verdicts(pool, [(gold, answer) for _, gold, answer, _ in TABLE])
+    otherwise = [
+        (kind, gold, answer, verdict.value)
+        for (kind, gold, answer, is_right), verdict in zip(TABLE, found, strict=True)
+        if (verdict is Verdict.CORRECT) is not is_right
+    ]
+    assert otherwise == []
+
+
+def test_where_math_verify_says_otherwise_is_written_down() -> None:
+    text = DIFFERENCES.read_text(encoding="utf-8")
+    if f"math-verify {version('math-verify')} " not in text:
+        pytest.skip("docs/grading-differences.md was written for another version of math-verify")
+    program = Path(__file__).parents[1] / "grading_differences.py"
+    done = subprocess.run(
+        [sys.executable, program],
+        env={**os.environ, "PYTHONHASHSEED": "0"},
+        capture_output=True,
+        check=True,
+        timeout=120,
+    )
+    assert [line for line in text.splitlines() if line.endswith(("right |", "wrong |"))] == json.loads(done.stdout)
+
+
+# A gold in the notation of a data set, with its other notations as functions of its text.
+INTEGERS = st.integers(-999_999, 999_999)
+FRACTIONS = st.builds(Fraction, st.integers(-99, 99).filter(bool), st.integers(2, 60)).filter(
+    lambda value: value.denominator > 1
+)
+
+
+def grouped(text: str, separator: str) -> str:
+    return f"{int(text):,}".replace(",", separator) if text.lstrip("-").isdigit() else text
+
+
+EQUIVALENCES: dict[str, Callable[[str], str]] = {
+    "as it is": lambda text: text,
+    "full stop": lambda text: f"{text}.",
+    "bold": lambda text: rf"\mathbf{{{text}}}",
+    "bold text": lambda text: rf"\textbf{{{text}}}",
+    "bold symbol": lambda text: rf"\boldsymbol{{{text}}}",
+    "dollars": lambda text: f"${text}$",
+    "parentheses of TeX": lambda text: rf"\({text}\)",
+    "display style": lambda text: rf"\displaystyle {text}",
+    "colour": lambda text: rf"\color{{red}}{{{text}}}",
+    "braces": lambda text: f"{{{text}}}",
+    "quad": lambda text: rf"{text}\quad",
+    "option's letter": lambda text: rf"\textbf{{(B) }}{text}",
+    "a unit": lambda text: rf"{text}\text{{ cm}}",
+    "minus of print": lambda text: text.replace("-", "−"),
+    "thin spaces": lambda text: grouped(text, r"\,"),
+    "braced commas": lambda text: grouped(text, "{,}"),
+    "commas": lambda text: grouped(text, ","),
+    "integral float": lambda text: f"{text}.00" if text.lstrip("-").isdigit() else text,
+    "big fraction": lambda text: text.replace(r"\frac", r"\dfrac"),
+    "big brackets": lambda text: text.replace("(", r"\left(").replace(")", r"\right)"),
+    "spaces": lambda text: text.replace(",", " , ").replace("+", " + "),
+    "name": lambda text: f"x = {text}",
+}
+PERTURBATIONS: dict[str, Callable[[str], str]] = {
+    "one more": lambda text: rf"{text}+1",
+    "doubled": lambda text: rf"2\cdot({text})",
+    "another digit": lambda text: f"{text}7" if text[-1].isdigit() else f"7{text}",
+    "ten times": lambda text: rf"({text})\cdot 10",
+    "other list": lambda text: f"{text}, 12345",
+    "a fraction of it": lambda text: rf"\frac{{{text}}}{{3}}",
+}
+NUMBERS = st.one_of(
+    INTEGERS.map(str),
+    FRACTIONS.map(lambda value: rf"\frac{{{value.numerator}}}{{{value.denominator}}}"),
+    st.builds(lambda root, times: rf"{times}\sqrt{{{root}}}", st.sampled_from([2, 3, 5, 7]), st.integers(2, 40)),
+    st.builds(lambda times: rf"{times}\pi", st.integers(2, 90)),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    gold=NUMBERS,
+    first=st.sampled_from(sorted(EQUIVALENCES)),
+    second=st.sampled_from(["as it is", "full stop", "bold", "dollars", "quad", "braces", "display style"]),
+)
+def test_a_gold_rewritten_is_correct(pool: GradingPool, gold: str, first: str, second: str) -> None:
+    answer = EQUIVALENCES[second](EQUIVALENCES[first](gold))
+    assert verdicts(pool, [(gold, answer)]) == [Verdict.CORRECT], answer
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    gold=NUMBERS.filter(lambda text: text != "0"),
+    perturbation=st.sampled_from(sorted(PERTURBATIONS)),
+    rewriting=st.sampled_from(sorted(EQUIVALENCES.keys() - {"thin spaces", "braced commas", "commas"})),
+)
+def test_a_gold_changed_is_wrong(pool: GradingPool, gold: str, perturbation: str, rewriting: str) -> None:
+    answer = EQUIVALENCES[rewriting](PERTURBATIONS[perturbation](gold))
+    assert verdicts(pool, [(gold, answer)]) == [Verdict.WRONG], answer
