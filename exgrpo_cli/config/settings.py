@@ -39,6 +39,11 @@ class Config:
                 f"replay.lower_bound = {self.replay.lower_bound} and replay.upper_bound = {self.replay.upper(k)} leave "
                 "no success count between them: trajectories are stored when lower_bound < k <= upper_bound."
             )
+        if self.objective.baseline == "history" and self.replay.enabled:
+            raise InputError(
+                "objective.baseline = 'history' contradicts replay.enabled = true: a replayed success is no "
+                "visit of the current policy; set replay.enabled = false, or use baseline 'group'."
+            )
         if self.optim.minibatches > self.rollout.questions_per_step:
             raise InputError(
                 f"optim.minibatches = {self.optim.minibatches} exceeds rollout.questions_per_step = "

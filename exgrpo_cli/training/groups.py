@@ -51,6 +51,11 @@ class Group:
         return len(self.fresh) + (self.replayed is not None)
 
     @property
+    def is_mixed(self) -> bool:
+        """Whether some members are right and some are not: without that a group's mean teaches nothing."""
+        return 0 < self.success_count < self.num_members
+
+    @property
     def verifier_failed(self) -> bool:
         return any(member.verdict.is_verifier_failure for member in self.fresh)
 

@@ -5,10 +5,13 @@ Where we depart from the released code: `docs/algorithm.md`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from exgrpo_cli.algo.advantages import centred_advantages, normalised_advantages
 from exgrpo_cli.algo.batching import split_minibatches
+from exgrpo_cli.algo.history import SuccessHistory, history_advantages, normalised_history_advantages
+from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.engines.protocols import UpdateReport
 from exgrpo_cli.errors import RunError
 from exgrpo_cli.training.experience import (
@@ -19,7 +22,7 @@ from exgrpo_cli.training.experience import (
     readmit,
     record_visits,
 )
-from exgrpo_cli.training.groups import Group
+from exgrpo_cli.training.groups import Advantage, Group
 from exgrpo_cli.training.metrics import (
     Clock,
     batch_metrics,
@@ -57,19 +60,18 @@ def run_step(parts: Parts, state: RunState, step: int, clock: Clock | None = Non
     with clock.phase("replay"):
         readmit(parts, step)
         experience = draw_experience(parts, step) if mixed else NOTHING
-    notes = [*experience.notes]
-    wanted = config.rollout.questions_per_step - len(experience.replayed)
-    fresh_ids = parts.stream.take(wanted, retired=parts.buffer.retired, experiential=frozenset(experience.replayed))
-    if not fresh_ids and not experience.replayed:
+    rolled = roll_out(parts, state, step, experience, clock)
+    groups = rolled.groups
+    if not groups:
         return None
-    if len(fresh_ids) < wanted:
-        notes.append(f"step {step}: only {len(fresh_ids)} of {wanted} fresh questions are left unretired")
+    notes = [*experience.notes, *rolled.notes]
 
-    groups = roll_out(parts, state, fresh_ids, experience, clock)
     with clock.phase("replay"):
         record_visits(parts, groups, step, collecting=mixed or config.replay.collect_before_start)
+    if config.objective.baseline == "history":
+        state.count_successes(groups, config.objective.history_discount)
     with clock.phase("update"):
-        reports = update(parts, groups, clip=not mixed or config.objective.clip_in_mixed_phase)
+        reports = update(parts, state, rolled.trained, clip=not mixed or config.objective.clip_in_mixed_phase)
     notes += [f"step {step}: an update was skipped: {report.skip_reason}" for report in reports if not report.applied]
     with clock.phase("sync"):
         sync(parts)
@@ -82,6 +84,7 @@ def run_step(parts: Parts, state: RunState, step: int, clock: Clock | None = Non
         step,
         "mixed" if mixed else "on-policy",
         batch_metrics(groups),
+        rolled.metrics,
         experience.metrics if config.replay.enabled else {},
         buffer_metrics(parts.buffer.counts) if config.replay.keeps_buffer else {},
         logprob_gap(groups),
@@ -91,15 +94,23 @@ def run_step(parts: Parts, state: RunState, step: int, clock: Clock | None = Non
         clock.metrics(),
     )
     advance(state, step, groups, experience, line, clock)
-    return StepResult(line=line, groups=tuple(groups), notes=tuple(notes))
+    return StepResult(line=line, groups=groups, notes=tuple(notes))
 
 
-def update(parts: Parts, groups: Sequence[Group], *, clip: bool) -> list[UpdateReport]:
-    """M optimizer updates on whole groups; advantages and denominators are fixed for the step."""
+def advantage_of(question_id: str, settings: ObjectiveSettings, state: RunState) -> Advantage:
+    """From the rewards of a question's group to its advantages."""
+    normalised = settings.advantage == "normalised"
+    if settings.baseline == "history":
+        history = state.history.get(question_id, SuccessHistory())
+        return partial(normalised_history_advantages if normalised else history_advantages, history=history)
+    return normalised_advantages if normalised else centred_advantages
+
+
+def update(parts: Parts, state: RunState, groups: Sequence[Group], *, clip: bool) -> list[UpdateReport]:
+    """M optimizer updates on whole groups, none without a group; advantages and denominators are fixed for the step."""
     config = parts.config
-    advantage = centred_advantages if config.objective.advantage == "mean" else normalised_advantages
     minibatches = split_minibatches(
-        [group.rows(advantage) for group in groups],
+        [group.rows(advantage_of(group.question.id, config.objective, state)) for group in groups],
         num_minibatches=config.optim.minibatches,
         max_response_tokens=config.rollout.max_response_tokens,
         clip=clip,

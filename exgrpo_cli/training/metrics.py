@@ -116,9 +116,10 @@ def update_metrics(reports: Sequence[UpdateReport]) -> dict[str, float | int | s
         series = [report.metrics[name] for report in reports if name in report.metrics]
         values[name] = max(series) if name.endswith("_max") else float(np.mean(series))
     skipped = [report for report in reports if not report.applied]
+    if reports:
+        values["optim/grad_norm"] = float(np.mean([report.grad_norm for report in reports]))
+        values["optim/loss"] = float(np.mean([report.loss for report in reports]))
     values |= {
-        "optim/grad_norm": float(np.mean([report.grad_norm for report in reports])),
-        "optim/loss": float(np.mean([report.loss for report in reports])),
         "optim/updates_applied": len(reports) - len(skipped),
         "optim/updates_skipped": len(skipped),
         "tokens/trained": sum(report.num_tokens for report in reports),

@@ -4,6 +4,7 @@ K rollouts for a fresh question, K - 1 for an experiential one.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.data.question_file.choices import options_of
@@ -14,22 +15,82 @@ from exgrpo_cli.training.groups import Group
 from exgrpo_cli.training.metrics import Clock
 from exgrpo_cli.training.parts import Parts
 from exgrpo_cli.training.state import RunState
-from exgrpo_cli.types import GradedRollout, Rollout, RolloutRequest, SamplingParams, StopReason, TokenSequence
+from exgrpo_cli.types import (
+    GradedRollout,
+    Rollout,
+    RolloutRequest,
+    SamplingParams,
+    StopReason,
+    TokenSequence,
+    Verdict,
+)
 
 
-def roll_out(
-    parts: Parts, state: RunState, fresh_ids: Sequence[str], experience: Experience, clock: Clock
-) -> list[Group]:
-    """The step's groups, experiential ones first, each rollout graded and scored under pi_old."""
-    requests = rollout_requests(parts, state, [*experience.replayed, *fresh_ids], experience)
-    with clock.phase("rollout"):
-        rollouts = parts.generator.generate(requests, sampling_params(parts.config))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRollouts:
+    """What a step has rolled out, and what of it is trained."""
+
+    groups: tuple[Group, ...]
+    """All of them, experiential ones first, each rollout graded and scored under pi_old."""
+    trained: tuple[Group, ...]
+    """Those that make up the step's N."""
+    metrics: dict[str, float | int]
+    notes: tuple[str, ...]
+    """What the user should hear of."""
+
+
+def roll_out(parts: Parts, state: RunState, step: int, experience: Experience, clock: Clock) -> StepRollouts:
+    """Roll out the experiential questions and as many fresh ones as the step has room for.
+
+    With `rollout.max_rounds` above 1 fresh questions are drawn again, as many as mixed groups are missing, until there
+    are enough or the rounds are over (dynamic sampling, arXiv 2503.14476); fresh groups that are not mixed then stay
+    out of N. Without any question left there is no group.
+    """
+    settings = parts.config.rollout
+    wanted = missing = settings.questions_per_step - len(experience.replayed)
+    requests: list[RolloutRequest] = []
+    graded: list[list[GradedRollout]] = []
+    notes: list[str] = []
+    rounds = 0
+    while rounds < settings.max_rounds and (missing or not rounds):
+        drawn = {*experience.replayed, *(request.question_id for request in requests)}
+        fresh_ids = parts.stream.take(missing, retired=parts.buffer.retired, experiential=drawn)
+        question_ids = fresh_ids if rounds else [*experience.replayed, *fresh_ids]
+        if len(fresh_ids) < missing and question_ids:
+            notes.append(f"step {step}: only {len(fresh_ids)} of {missing} fresh questions are left unretired")
+        if not question_ids:
+            break
+        asked = rollout_requests(parts, state, question_ids, experience)
+        with clock.phase("rollout"):
+            rollouts = parts.generator.generate(asked, sampling_params(parts.config))
+        with clock.phase("reward"):
+            graded += grade(parts, asked, rollouts)
+        requests += asked
+        rounds += 1
+        missing = wanted - sum(
+            is_mixed(members)
+            for request, members in zip(requests, graded, strict=True)
+            if request.question_id not in experience.replayed
+        )
+    if not requests:
+        return StepRollouts(groups=(), trained=(), metrics={}, notes=())
     with clock.phase("sync"):
         parts.generator.sleep()
-    with clock.phase("reward"):
-        graded = grade(parts, requests, rollouts)
     with clock.phase("logprobs"):
-        return score_groups(parts, requests, graded, experience)
+        groups = tuple(score_groups(parts, requests, graded, experience))
+    if settings.max_rounds == 1:
+        return StepRollouts(groups=groups, trained=groups, metrics={}, notes=tuple(notes))
+    if missing:
+        notes.append(
+            f"step {step}: {wanted - missing} of {wanted} fresh groups are mixed after {rounds} rounds, and trained"
+        )
+    trained = tuple(group for group in groups if group.replayed is not None or group.is_mixed)
+    return StepRollouts(groups=groups, trained=trained, metrics={"rollout/rounds": rounds}, notes=tuple(notes))
+
+
+def is_mixed(members: Sequence[GradedRollout]) -> bool:
+    """Whether some of a fresh question's rollouts are right and some are not."""
+    return 0 < sum(member.verdict is Verdict.CORRECT for member in members) < len(members)
 
 
 def sampling_params(config: Config) -> SamplingParams:

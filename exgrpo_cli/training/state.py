@@ -1,12 +1,15 @@
 """What a run remembers from step to step, apart from weights and buffer; saved in every checkpoint as JSON."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
+from exgrpo_cli.algo.history import SuccessHistory
 from exgrpo_cli.runs.ending import Ending
+from exgrpo_cli.training.groups import Group
 
 RNG_NAMES = ("stream", "draw", "choice", "minibatch", "readmit")
 """One generator per use, so that what one use draws never moves another."""
@@ -30,6 +33,8 @@ class RunState:
     """Why training ended."""
     visits: Counter[str] = field(default_factory=Counter)
     """How often each question was rolled out: part of its rollouts' seeds."""
+    history: dict[str, SuccessHistory] = field(default_factory=dict)
+    """Discounted successes and failures by question, where they are the baseline of rewards."""
     tokens_generated: int = 0
     tokens_trained: int = 0
     replayed: int = 0
@@ -41,6 +46,13 @@ class RunState:
     heldout_before: dict[str, Any] = field(default_factory=dict)
     best_score: float = -1.0
     best_step: int = -1
+
+    def count_successes(self, groups: Sequence[Group], discount: float) -> None:
+        """Take a step's visits into the questions' histories; a failure of the verifier changes nothing."""
+        for group in groups:
+            if not group.verifier_failed:
+                before = self.history.get(group.question.id, SuccessHistory())
+                self.history[group.question.id] = before.after(group.num_fresh_correct, len(group.fresh), discount)
 
     def add_seconds(self, phase: str, seconds: float) -> None:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
@@ -59,4 +71,6 @@ class RunState:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "RunState":
-        return cls(**values | {"visits": Counter(values["visits"]), "finished": Ending(values["finished"])})
+        history = {question: SuccessHistory(*counts) for question, counts in values.get("history", {}).items()}
+        restored = {"visits": Counter(values["visits"]), "finished": Ending(values["finished"]), "history": history}
+        return cls(**values | restored)

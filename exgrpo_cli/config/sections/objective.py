@@ -13,6 +13,10 @@ class ObjectiveSettings:
 
     advantage: Literal["mean", "normalised"] = "mean"
     """`mean`: r - mean(r) (Dr.GRPO); `normalised`: divided by the group's standard deviation as well (GRPO)."""
+    baseline: Literal["group", "history"] = "group"
+    """What rewards are compared with: the group's mean, or the question's own discounted pass rate over its visits."""
+    history_discount: float = 0.5
+    """d of the baseline `history`: what an older visit counts, beside the next one."""
     clip_low: float = 0.2
     clip_high: float = 0.2
     clip_in_mixed_phase: bool = False
@@ -34,6 +38,8 @@ class ObjectiveSettings:
 
     def __post_init__(self) -> None:
         require_positive("objective", self, "shaping_beta", "loss_scale", "tis_cap")
+        valid = 0 < self.history_discount <= 1
+        require(valid, "objective.history_discount", self.history_discount, "a number above 0, at most 1")
         require_non_negative("objective", self, "clip_low", "clip_high", "kl_coefficient")
         finite = math.isfinite(self.entropy_coefficient)
         require(finite, "objective.entropy_coefficient", self.entropy_coefficient, "a finite number")

@@ -16,6 +16,8 @@ class RolloutSettings:
     """K: rollouts per question."""
     questions_per_step: int = 32
     """B: questions per step, fresh and experiential together."""
+    max_rounds: int = 1
+    """Rounds of fresh questions a step draws until B of its fresh groups are mixed; then only those train. 1 is off."""
     temperature: float = 1.0
     """T: every log-prob and entropy of training is of softmax(logits / T)."""
     top_p: float = 1.0
@@ -36,7 +38,14 @@ class RolloutSettings:
 
     def __post_init__(self) -> None:
         require_positive(
-            "rollout", self, "temperature", "questions_per_step", "max_response_tokens", "max_rows", "tensor_parallel"
+            "rollout",
+            self,
+            "temperature",
+            "questions_per_step",
+            "max_rounds",
+            "max_response_tokens",
+            "max_rows",
+            "tensor_parallel",
         )
         require(self.group_size >= 2, "rollout.group_size", self.group_size, "at least 2: advantages need a group")
         require(self.top_p == 1.0, "rollout.top_p", self.top_p, "1.0: the ratios of a truncated policy are undefined")

@@ -1,0 +1,135 @@
+"""Dynamic sampling and the baseline of a question's own past, through the real loop with verdicts given by hand."""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from exgrpo_cli.algo.batching import MiniBatch
+from exgrpo_cli.algo.history import SuccessHistory, normalised_history_advantages
+from exgrpo_cli.console.reporter import SilentReporter
+from exgrpo_cli.engines.policy.plain import TorchPolicy
+from exgrpo_cli.engines.protocols import UpdateReport
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.grading import GradingItem, GradingPool
+from exgrpo_cli.training.run import train
+from exgrpo_cli.types import Verdict
+
+K = 8
+ON_POLICY = (
+    "replay.enabled=false", "replay.retirement=false", f"rollout.group_size={K}", "optim.minibatches=1",
+    "data.heldout=", "run.plots=false",
+)  # fmt: skip
+
+
+class Notes(SilentReporter):
+    """Keeps what a run says."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[MiniBatch]:
+    """The mini-batches that the policy is given."""
+    seen: list[MiniBatch] = []
+    update = TorchPolicy.update
+
+    def note(policy: TorchPolicy, batch: MiniBatch) -> UpdateReport:
+        seen.append(batch)
+        return update(policy, batch)
+
+    monkeypatch.setattr(TorchPolicy, "update", note)
+    return seen
+
+
+def give_verdicts(monkeypatch: pytest.MonkeyPatch, rounds: Sequence[Sequence[int | None]]) -> None:
+    """Each call of the graders finds so many of K right, group by group; None: all of them time out."""
+    calls: Iterator[Sequence[int | None]] = iter(rounds)
+    check_answers = GradingPool.grade
+
+    def grade(pool: GradingPool, items: Sequence[GradingItem]) -> list[Verdict]:
+        if len(items) % K:
+            return check_answers(pool, items)
+        counts = next(calls)
+        assert len(items) == K * len(counts)
+        verdicts: list[Verdict] = []
+        for count in counts:
+            right = 0 if count is None else count
+            others = Verdict.TIMEOUT if count is None else Verdict.WRONG
+            verdicts += [Verdict.CORRECT] * right + [others] * (K - right)
+        return verdicts
+
+    monkeypatch.setattr(GradingPool, "grade", grade)
+
+
+def journal(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_rounds_draw_what_is_missing_until_the_batch_is_full(
+    small_config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: list[MiniBatch]
+) -> None:
+    """B = 4: rounds of 4, 2 and 1 question yield 2, 1 and 1 mixed groups: 7 groups are generated, 4 trained."""
+    give_verdicts(monkeypatch, [[3, K, 0, 5], [0, 1], [7], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
+    config = small_config(
+        *ON_POLICY, "arithmetic.num_train=30", "rollout.questions_per_step=4", "rollout.max_rounds=3", "run.steps=2"
+    )
+    reporter = Notes()
+    summary = train(config, tmp_path / "run", reporter=reporter)
+    first, second = journal(tmp_path / "run")
+    assert (first["rollout/rounds"], first["batch/questions"]) == (3, 7)
+    assert first["batch/pass_at_1"] == pytest.approx((3 + 8 + 0 + 5 + 0 + 1 + 7) / 56)
+    [batch] = batches
+    assert (batch.num_rollouts, len(batch.rows)) == (4 * K, 4 * K)
+    # Mixed groups in the order drawn: k = 3, 5, 1, 7 of 8.
+    right = sorted(sum(row.advantage > 0 for row in batch.rows[at : at + K]) for at in range(0, 4 * K, K))
+    assert right == [1, 3, 5, 7]
+    # All of step 2 is wrong, in all its rounds: nothing is trained, and every visit counts.
+    assert (second["rollout/rounds"], second["batch/questions"], second["tokens/trained"]) == (3, 12, 0)
+    assert second["optim/updates_applied"] == second["optim/updates_skipped"] == 0
+    assert "step 2: 0 of 4 fresh groups are mixed after 3 rounds, and trained" in reporter.lines
+    assert summary["tokens"]["generated"] == first["tokens/generated"] + second["tokens/generated"]
+    state = json.loads((tmp_path / "run" / "checkpoints" / "step-000002" / "state.json").read_text())["state"]
+    assert sum(state["visits"].values()) == 19
+
+
+def test_the_baseline_of_a_questions_own_past(
+    small_config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: list[MiniBatch]
+) -> None:
+    """d = 1/2. S = 2: p = 2.5 / 9 = .278; then S = 8: p = 9.25 / 12.5 = .74; a failing verifier changes nothing."""
+    give_verdicts(monkeypatch, [[2, 2], [8, 8], [None, None]])
+    config = small_config(
+        *ON_POLICY, "arithmetic.num_train=2", "rollout.questions_per_step=2", "objective.baseline=history",
+        "objective.history_discount=0.5", "run.steps=2", "run.save_every=1",
+    )  # fmt: skip
+    train(config, tmp_path / "run", reporter=SilentReporter())
+    longer = small_config(
+        *ON_POLICY, "arithmetic.num_train=2", "rollout.questions_per_step=2", "objective.baseline=history",
+        "objective.history_discount=0.5", "run.steps=3", "run.save_every=1",
+    )  # fmt: skip
+    train(longer, tmp_path / "run", resume=True, reporter=SilentReporter())
+    advantages = [[row.advantage for row in batch.rows] for batch in batches]
+    np.testing.assert_allclose(advantages[0], ([1 - 2.5 / 9] * 2 + [-2.5 / 9] * 6) * 2, rtol=1e-12)
+    np.testing.assert_allclose(advantages[1], [1 - 9.25 / 12.5] * 16, rtol=1e-12)
+    np.testing.assert_allclose(advantages[2], [-9.25 / 12.5] * 16, rtol=1e-12)
+    state = json.loads((tmp_path / "run" / "checkpoints" / "step-000003" / "state.json").read_text())["state"]
+    assert list(state["history"].values()) == [[9.25, 3.25]] * 2
+
+
+def test_normalised_by_the_spread_that_the_past_promises() -> None:
+    """p = 1/5: (1 - .2) / .4 and -.2 / .4, less the constant that keeps them finite."""
+    found = normalised_history_advantages(np.array([1.0, 0.0]), SuccessHistory(1.0, 4.0))
+    np.testing.assert_allclose(found, [2.0, -0.5], rtol=1e-5)
+    assert math.isclose(SuccessHistory().after(2, 8, 0.75).pass_rate, 2.75 / 9.5)
+
+
+def test_a_past_of_replayed_successes_is_refused(small_config) -> None:
+    with pytest.raises(InputError, match=r"objective.baseline = 'history' contradicts replay.enabled = true"):
+        small_config("objective.baseline=history")
