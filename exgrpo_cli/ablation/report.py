@@ -27,6 +27,30 @@ CURVE_POINTS = 30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Coverage:
+    """Held-out pass@k of one arm after training, at one k above 1, over its finished seeds."""
+
+    seeds: dict[int, float]
+    """Value by seed."""
+    score: Interval
+    difference: Interval | None
+    """To the baseline, paired by seed; None for the baseline itself and where no seed is common."""
+    p_value: float | None
+    """Two-sided t-test of the paired difference; None with fewer than two common seeds."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The figure as `results.json` has it."""
+        return {
+            "mean": self.score.mean,
+            "low": self.score.low,
+            "high": self.score.high,
+            "seeds": {str(seed): value for seed, value in self.seeds.items()},
+            "difference": asdict(self.difference) if self.difference else None,
+            "p_value": self.p_value,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ArmReport:
     """One arm over its finished seeds."""
 
@@ -40,6 +64,8 @@ class ArmReport:
     """To the baseline, paired by seed; None for the baseline itself and where no seed is common."""
     p_value: float | None
     """Two-sided t-test of the paired difference; None with fewer than two common seeds."""
+    pass_at_k: dict[int, Coverage]
+    """By k, from 2 up; empty where validation took one sample a question."""
     wall_seconds: float
     tokens_generated: float
     tokens_trained: float
@@ -55,6 +81,7 @@ class ArmReport:
             "before": self.before,
             "difference": asdict(self.difference) if self.difference else None,
             "p_value": self.p_value,
+            "pass_at_k": {str(k): found.to_json() for k, found in self.pass_at_k.items()},
             "wall_seconds": self.wall_seconds,
             "tokens": {"generated": self.tokens_generated, "trained": self.tokens_trained},
         }
@@ -75,35 +102,47 @@ class StudyReport:
     def table(self) -> Table:
         """The arms as a rich table."""
         table = Table(title=f"{self.name}: {MEASURE}, mean and 95 % interval over seeds")
-        for name in ("arm", "seeds", "before", "after", "95 %", f"minus {self.baseline}", "p", "s/run"):
+        for name in self.heads():
             table.add_column(name, justify="left" if name == "arm" else "right")
         for arm in self.arms:
             table.add_row(*cells(arm))
         return table
 
+    def heads(self) -> list[str]:
+        """Heads of the columns of `cells`: pass@k at the largest k stands last, where there is one above 1."""
+        minus = f"minus {self.baseline}"
+        largest = {max(arm.pass_at_k) for arm in self.arms if arm.pass_at_k}
+        coverage = [text for k in largest for text in (f"pass@{k}", minus, "p")]
+        return ["arm", "seeds", "before", "after", "95 %", minus, "p", "s/run", *coverage]
+
     def markdown(self) -> str:
         """The arms as a Markdown table."""
-        header = ["arm", "seeds", "before", "after", "95 %", f"minus {self.baseline}", "p", "s/run"]
-        rows = [header, ["---"] * len(header), *(cells(arm) for arm in self.arms)]
+        rows = [self.heads(), ["---"] * len(self.heads()), *(cells(arm) for arm in self.arms)]
         return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
 
 
 def cells(arm: ArmReport) -> list[str]:
     """One arm as the cells of a table row."""
     several = len(arm.seeds) > 1
-    difference = ""
-    if arm.difference is not None:
-        difference = f"{arm.difference.mean:+.3f}" + (f" {span(arm.difference)}" if several else "")
+    coverage = arm.pass_at_k[max(arm.pass_at_k)] if arm.pass_at_k else None
     return [
         arm.name,
         str(len(arm.seeds)),
         f"{arm.before:.3f}",
         f"{arm.score.mean:.3f}",
         span(arm.score) if several else "one seed",
-        difference,
-        "" if arm.p_value is None else f"{arm.p_value:.3f}",
+        *_difference(arm.difference, arm.p_value, several=several),
         f"{arm.wall_seconds:.0f}",
+        *([] if coverage is None else [f"{coverage.score.mean:.3f}"]),
+        *([] if coverage is None else _difference(coverage.difference, coverage.p_value, several=several)),
     ]
+
+
+def _difference(difference: Interval | None, p_value: float | None, *, several: bool) -> list[str]:
+    if difference is None:
+        return ["", ""]
+    interval = f" {span(difference)}" if several else ""
+    return [f"{difference.mean:+.3f}{interval}", "" if p_value is None else f"{p_value:.3f}"]
 
 
 def span(interval: Interval) -> str:
@@ -118,11 +157,8 @@ def report_study(study: Study) -> StudyReport:
         for run in study.runs
         if run.state == "finished"
     }
-    baseline = after_by_seed(summaries, study.baseline)
     arms = tuple(
-        report_arm(arm.name, summaries, baseline, is_baseline=arm.name == study.baseline)
-        for arm in study.arms
-        if after_by_seed(summaries, arm.name)
+        report_arm(arm.name, summaries, study.baseline) for arm in study.arms if after_by_seed(summaries, arm.name)
     )
     report = StudyReport(name=study.name, baseline=study.baseline, arms=arms)
     write_json(study.folder / "results.json", report.to_json())
@@ -138,13 +174,12 @@ def after_by_seed(summaries: dict[tuple[str, int], Any], arm: str) -> dict[int, 
     }
 
 
-def report_arm(
-    name: str, summaries: dict[tuple[str, int], Any], baseline: dict[int, float], *, is_baseline: bool
-) -> ArmReport:
-    """One arm's figures over its seeds, and its paired difference from `baseline` (held-out pass@1 by seed)."""
+def report_arm(name: str, summaries: dict[tuple[str, int], Any], baseline_arm: str) -> ArmReport:
+    """One arm's figures over its seeds, and its paired difference from the arm `baseline_arm`."""
+    baseline = after_by_seed(summaries, baseline_arm)
     own = [figures for (arm, _), figures in summaries.items() if arm == name]
     after = after_by_seed(summaries, name)
-    common = [] if is_baseline else sorted(after.keys() & baseline.keys())
+    common = [] if name == baseline_arm else sorted(after.keys() & baseline.keys())
     differences = [after[seed] - baseline[seed] for seed in common]
     return ArmReport(
         name=name,
@@ -153,10 +188,33 @@ def report_arm(
         score=t_interval(list(after.values()), bounds=RATE),
         difference=t_interval(differences, bounds=(-1.0, 1.0)) if differences else None,
         p_value=t_test(differences),
+        pass_at_k=coverage_of(name, summaries, baseline_arm),
         wall_seconds=float(np.mean([figures["wall_seconds"]["total"] for figures in own])),
         tokens_generated=float(np.mean([figures["tokens"]["generated"] for figures in own])),
         tokens_trained=float(np.mean([figures["tokens"]["trained"] for figures in own])),
     )
+
+
+def coverage_of(name: str, summaries: dict[tuple[str, int], Any], baseline_arm: str) -> dict[int, Coverage]:
+    """Held-out pass@k after training at each k above 1 that every finished run of the study has."""
+    curves = {key: figures["heldout"]["after"].get("pass_at_k", {}) for key, figures in summaries.items()}
+    found: dict[int, Coverage] = {}
+    for k in sorted(int(k) for k in set.intersection(*map(set, curves.values())) - {"1"}):
+        values = {key: curve[str(k)]["value"] for key, curve in curves.items()}
+        own = {seed: value for (arm, seed), value in sorted(values.items()) if arm == name}
+        pairs = (
+            []
+            if name == baseline_arm
+            else [(own[s], values[baseline_arm, s]) for s in own if (baseline_arm, s) in values]
+        )
+        differences = [mine - other for mine, other in pairs]
+        found[k] = Coverage(
+            seeds=own,
+            score=t_interval(list(own.values()), bounds=RATE),
+            difference=t_interval(differences, bounds=(-1.0, 1.0)) if differences else None,
+            p_value=t_test(differences),
+        )
+    return found
 
 
 def plot_study(study: Study, report: StudyReport) -> list[Path]:

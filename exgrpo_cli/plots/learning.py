@@ -45,7 +45,7 @@ def heldout_scores(
     From the step keys `val/<name>`, `val/<name>/low` and `/high`, and from `ends`, or else summary.json once the run
     has ended, whose scores before and after training are of the one benchmark that the run validated on.
     """
-    names = [name for name in metrics.names("val/") if not name.endswith(("/low", "/high"))]
+    names = [name for name in metrics.names("val/") if name.count("/") == 1]
     scores = {name.removeprefix("val/"): _logged(metrics, name) for name in names}
     own = _ends(run, int(metrics.steps[-1]) if len(metrics.steps) else 0, ends)
     if own:

@@ -83,4 +83,11 @@ def validation_metrics(run: ActiveRun) -> dict[str, float | int]:
     run.validated[state.step] = score
     if score["pass_at_1"] > state.best_score:
         state.best_score, state.best_step = score["pass_at_1"], state.step
-    return {f"val/{name}": score["pass_at_1"], f"val/{name}/low": score["low"], f"val/{name}/high": score["high"]}
+    coverage = {
+        f"val/{name}/pass_at_{k}{end}": found[part]
+        for k, found in score["pass_at_k"].items()
+        if k != "1"
+        for end, part in (("", "value"), ("/low", "low"), ("/high", "high"))
+    }
+    ends = {f"val/{name}/low": score["low"], f"val/{name}/high": score["high"]}
+    return {f"val/{name}": score["pass_at_1"], **ends, **coverage}

@@ -19,7 +19,8 @@ def validate(
 ) -> dict[str, Any]:
     """pass@1 of the current weights on `questions` with its 95 % interval.
 
-    Returns {`pass_at_1`, `low`, `high`, `questions`, `samples`, `mean_tokens`, `clipped`}.
+    Returns {`pass_at_1`, `low`, `high`, `pass_at_k`, `questions`, `samples`, `mean_tokens`, `clipped`}; `pass_at_k` is
+    {k: {`value`, `low`, `high`}} for k = 1, 2, 4, ... up to the samples of a question.
     """
     settings = parts.config.validation
     together = parts.config.rollout.tensor_parallel
@@ -54,6 +55,10 @@ def validate(
         "pass_at_1": score.value,
         "low": score.low,
         "high": score.high,
+        "pass_at_k": {
+            str(k): {"value": at_k.value, "low": at_k.low, "high": at_k.high}
+            for k, at_k in evaluation.pass_at_k().items()
+        },
         "questions": len(questions),
         "samples": settings.samples,
         "mean_tokens": evaluation.mean_tokens,

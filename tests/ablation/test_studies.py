@@ -124,6 +124,13 @@ def test_a_study_runs_compares_and_is_not_run_again(study_of, tmp_path: Path) ->
     assert report["arms"]["ent:min"]["difference"]["mean"] == pytest.approx(difference)
     row = next(line for line in (tmp_path / "small" / "report.md").read_text().splitlines() if "ent:min" in line)
     assert f"| one seed | {difference:+.3f} |" in row  # one seed has no interval, nor has its difference
+    # Two samples a question in these runs: coverage is pass@2, compared as pass@1 is.
+    coverage = {name: found["pass_at_k"]["2"]["value"] for name, found in after.items()}
+    compared = report["arms"]["ent:min"]["pass_at_k"]
+    assert set(compared) == {"2"} and compared["2"]["seeds"] == {"0": coverage["ent:min"]}
+    assert compared["2"]["difference"]["mean"] == pytest.approx(coverage["ent:min"] - coverage["on-policy"])
+    assert coverage["ent:min"] >= after["ent:min"]["pass_at_1"]
+    assert "| pass@2 | minus on-policy | p |" in (tmp_path / "small" / "report.md").read_text()
     expected = {"results.json", "report.md", "ablation.png", "ablation.svg", "curves.png", "curves.svg"}
     assert expected <= {path.name for path in (tmp_path / "small").iterdir()}
 

@@ -79,6 +79,8 @@ def test_the_run_folder_holds_what_the_interface_promises(finished_run: Path) ->
     for when in ("before", "after"):
         score = summary["heldout"][when]
         assert score["low"] <= score["pass_at_1"] <= score["high"]
+        curve = [score["pass_at_k"][str(k)]["value"] for k in (1, 2)]
+        assert curve[0] == pytest.approx(score["pass_at_1"]) and curve[0] <= curve[1]
         assert score["questions"] == 20
     assert summary["tokens"]["generated"] == sum(line["tokens/generated"] for line in metrics(finished_run))
     assert {path.suffix for path in (finished_run / "plots").iterdir()} == {".png", ".svg"}
