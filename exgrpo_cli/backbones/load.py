@@ -1,9 +1,9 @@
 """From backbone settings to a loaded model and tokenizer: the built-in tiny one, a local folder, or a hub id."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import (
@@ -136,6 +136,27 @@ def load_backbone(
     return load_folder(locate(settings, tiny, progress), device, settings)
 
 
+def pin_dtype(settings: BackboneSettings, tiny: TinySettings, *, on_gpu: bool) -> BackboneSettings:
+    """`settings` with the precision that "auto" comes to; asks the hub for config.json where only that can say.
+
+    Raises InputError where `locate` does, or config.json cannot be read.
+    """
+    if settings.dtype != "auto":
+        return settings
+    if not on_gpu:
+        return replace(settings, dtype="float32")
+    folder = locate(settings, tiny, weights=False)
+    try:
+        return replace(settings, dtype=_declared_dtype(AutoConfig.from_pretrained(folder)))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder} has no usable config.json: {first_line(error)}") from error
+
+
+def _declared_dtype(config: Any) -> Literal["float32", "bfloat16"]:
+    """The precision a model was saved in, half precision as bfloat16; float32 where its config does not say."""
+    return "bfloat16" if config.dtype in (torch.bfloat16, torch.float16) else "float32"
+
+
 def load_folder(folder: Path, device: torch.device, settings: BackboneSettings | None = None) -> Backbone:
     """Load a local Hugging Face folder, `settings` overriding precision, rope base and window where given."""
     settings = settings or BackboneSettings()
@@ -146,8 +167,11 @@ def load_folder(folder: Path, device: torch.device, settings: BackboneSettings |
             config.rope_parameters["rope_theta"] = settings.rope_theta
         if settings.max_position_embeddings:
             config.max_position_embeddings = settings.max_position_embeddings
+        dtype = settings.dtype
+        if dtype == "auto":
+            dtype = _declared_dtype(config) if device.type == "cuda" else "float32"
         model = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=getattr(torch, settings.dtype), attn_implementation="sdpa"
+            folder, config=config, dtype=getattr(torch, dtype), attn_implementation="sdpa"
         )
     except (OSError, ValueError) as error:
         raise InputError(f"{folder} has no model that transformers can load: {first_line(error)}") from error

@@ -8,7 +8,7 @@ from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.machine.disk import DiskPlan, disk_plan, size
 from exgrpo_cli.machine.memory import MemoryPlan, StepTokens, fewest_gpus, memory_plan, step_tokens
-from exgrpo_cli.machine.shapes import Shape, backbone_shape
+from exgrpo_cli.machine.shapes import Shape, backbone_shape, with_dtype
 from exgrpo_cli.machine.survey import Machine
 from exgrpo_cli.presets import preset_names
 
@@ -55,7 +55,8 @@ class RunPlan:
         """The plan for people, one fact a line."""
         config, tokens = self.config, self.tokens
         lines = [
-            f"backbone   {config.backbone.name} ({config.backbone.source}), {_parameters(self.shape)}",
+            f"backbone   {config.backbone.name} ({config.backbone.source}), {_parameters(self.shape)}, in "
+            f"{config.backbone.dtype}",
             f"engines    rollouts {config.rollout.engine}, training {config.optim.engine}",
             f"run        {config.run.steps} steps of {config.optim.minibatches} updates, on {config.data.train}; "
             f"checkpoints every {config.run.save_every} steps",
@@ -108,6 +109,7 @@ def plan_run(config: Config, machine: Machine, *, num_ranks: int = 0) -> RunPlan
     """
     shape = backbone_shape(config.backbone, config.tiny)
     on_gpu = runs_on_gpu(config, machine) or needs_gpu(config)
+    config = with_dtype(config, on_gpu=on_gpu)
     memory = None
     if shape is not None:
         memory = memory_plan(shape, config, gpus=_rank_count(shape, config, machine, num_ranks), on_gpu=on_gpu)

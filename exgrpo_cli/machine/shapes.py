@@ -3,12 +3,13 @@
 Nothing is downloaded: a preset carries its shape, the tiny backbone its settings, a folder its `config.json`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from exgrpo_cli.backbones.gguf import gguf_config, is_gguf
 from exgrpo_cli.config.sections.backbone import BackboneSettings, TinySettings
+from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.presets import load_preset, preset_names
 
@@ -36,6 +37,16 @@ def backbone_shape(backbone: BackboneSettings, tiny: TinySettings) -> Shape | No
     """
     config = _local_config(backbone, tiny)
     return None if config is None else shape_of(config)
+
+
+def with_dtype(config: Config, *, on_gpu: bool) -> Config:
+    """`config` with the precision that `backbone.dtype = "auto"` comes to; as it is where the model is not here."""
+    from exgrpo_cli.backbones.load import pin_dtype
+
+    backbone = config.backbone
+    if backbone.dtype != "auto" or (on_gpu and _local_config(backbone, config.tiny) is None):
+        return config
+    return replace(config, backbone=pin_dtype(backbone, config.tiny, on_gpu=on_gpu))
 
 
 def shape_of(config: Any) -> Shape:

@@ -12,6 +12,9 @@ from safetensors import SafetensorError
 from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.files import append_json_lines, read_json_lines, write_json_lines
 
+TORCH_WRITES = ("PytorchStreamWriter", "inline_container", "file write failed", "No space left on device")
+"""One of these is in what torch says when it cannot write a file."""
+
 
 class RunFolder:
     """Paths and files of one run (see `docs/run-folder.md`)."""
@@ -95,13 +98,16 @@ class RunFolder:
 def writing(path: Path) -> Iterator[None]:
     """Weights are being written to `path`: whatever the disk refuses ends in one RunError.
 
-    torch reports a full disk as a RuntimeError and safetensors as an error of its own.
+    torch reports a full disk as a RuntimeError and safetensors as an error of its own. A RuntimeError that is not about
+    a file (memory of a GPU, a lost rank) is passed on as it is.
     """
     try:
         yield
     except RunError:
         raise
     except (OSError, RuntimeError, SafetensorError) as error:
+        if isinstance(error, RuntimeError) and not any(word in str(error) for word in TORCH_WRITES):
+            raise
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         free = shutil.disk_usage(path.parent).free
         raise RunError(

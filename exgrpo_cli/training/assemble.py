@@ -49,6 +49,14 @@ def choose_device(requested: str, local_rank: int = 0) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
+def take_device(requested: str, local_rank: int) -> torch.device:
+    """`choose_device`, made the one that unnamed allocations and collectives of this process use."""
+    device = choose_device(requested, local_rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
 def make_pool(config: Config) -> GradingPool:
     settings = config.grading
     return GradingPool(

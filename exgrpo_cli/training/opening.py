@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from exgrpo_cli.backbones.load import pin_dtype
 from exgrpo_cli.config.resolve import to_toml
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.console.reporter import Reporter
@@ -60,7 +61,8 @@ def pin_choices(config: Config, ranks: Ranks) -> Config:
     if optim.schedule != "constant" and optim.horizon == 0:
         warmup_steps = min(optim.warmup_steps, config.run.steps // 2)
         optim = dataclasses.replace(optim, horizon=config.run.steps, warmup_steps=warmup_steps)
-    return dataclasses.replace(config, run=run, optim=optim)
+    backbone = pin_dtype(config.backbone, config.tiny, on_gpu=run.device == "cuda")
+    return dataclasses.replace(config, run=run, optim=optim, backbone=backbone)
 
 
 def check_disk(config: Config, path: Path) -> None:

@@ -12,8 +12,9 @@ from exgrpo_cli.grading import GradingItem
 from exgrpo_cli.seeds import rollout_seed
 from exgrpo_cli.training.experience import Experience
 from exgrpo_cli.training.groups import Group
-from exgrpo_cli.training.metrics import Clock
+from exgrpo_cli.training.metrics import Clock, logprob_gap
 from exgrpo_cli.training.parts import Parts
+from exgrpo_cli.training.staleness import require_current_weights, require_small_gap
 from exgrpo_cli.training.state import RunState
 from exgrpo_cli.types import (
     GradedRollout,
@@ -44,7 +45,8 @@ def roll_out(parts: Parts, state: RunState, step: int, experience: Experience, c
 
     With `rollout.max_rounds` above 1 fresh questions are drawn again, as many as mixed groups are missing, until there
     are enough or the rounds are over (dynamic sampling, arXiv 2503.14476); fresh groups that are not mixed then stay
-    out of N. Without any question left there is no group.
+    out of N. Without any question left there is no group. Raises RunError where the generator did not sample with the
+    policy's weights.
     """
     settings = parts.config.rollout
     wanted = missing = settings.questions_per_step - len(experience.replayed)
@@ -78,6 +80,8 @@ def roll_out(parts: Parts, state: RunState, step: int, experience: Experience, c
         parts.generator.sleep()
     with clock.phase("logprobs"):
         groups = tuple(score_groups(parts, requests, graded, experience))
+    require_current_weights(groups, parts.policy.weight_version)
+    require_small_gap(logprob_gap(groups), parts.config.backbone.dtype)
     if settings.max_rounds == 1:
         return StepRollouts(groups=groups, trained=groups, metrics={}, notes=tuple(notes))
     if missing:

@@ -21,7 +21,7 @@ from exgrpo_cli.runs.ending import Ending
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.runs.watchdog import Watchdog
 from exgrpo_cli.training.active_run import ActiveRun, note_score, validation_metrics
-from exgrpo_cli.training.assemble import choose_device
+from exgrpo_cli.training.assemble import take_device
 from exgrpo_cli.training.checkpoint import latest_step
 from exgrpo_cli.training.closing import finish
 from exgrpo_cli.training.groups import Group
@@ -49,10 +49,13 @@ def train(
     way, and Interrupted after a stop signal, with the state saved.
     """
     started = ranks.local_world_size if ranks.world_size > 1 else 0
+    asked = config.backbone.dtype
     config = pin_choices(settle_ranks(config, survey_machine(), started), ranks)
+    if asked == "auto" and config.run.device == "cuda" and ranks.is_main:
+        reporter.note(f"backbone.dtype = {config.backbone.dtype}, as the config.json of {config.backbone.name} says")
     require_extras(config)
     torch.set_num_threads(config.run.threads)
-    ranks.connect(choose_device(config.run.device, ranks.local_rank), timedelta(minutes=config.run.rank_timeout))
+    ranks.connect(take_device(config.run.device, ranks.local_rank), timedelta(minutes=config.run.rank_timeout))
     time_limit = time_limit or TimeLimit(seconds=math.inf)
     path = ranks.from_main(lambda: path)
     with Stopper() as stopper, ExitStack() as stack:

@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from exgrpo_cli.engines.hf import prefill, slots
+from exgrpo_cli.engines.hf.attention import DecodingCall, grouped_decoding
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.engines.sampling import row_uniforms, sample_tokens
 from exgrpo_cli.errors import InputError, RunError
@@ -279,3 +280,20 @@ def test_what_cannot_be_sampled_is_refused() -> None:
     windowed = MistralForCausalLM(MistralConfig(**{**SHAPE, "sliding_window": 8}))
     with pytest.raises(InputError, match="sliding_attention layers"):
         HFGenerator(windowed)
+
+
+def test_scores_of_a_bfloat16_model_are_not_rounded_to_bfloat16() -> None:
+    """Scores of about 80, as large key biases make them: in bfloat16 they are exact to 0.5 alone.
+
+    Against float64 from the same bfloat16 queries, keys and values: 16 columns, softmax by hand.
+    """
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, 2, size, 16, generator=generator).bfloat16() for size in (1, 16, 16))
+    query, key = query + 8, key + 2
+    mask = torch.zeros(2, 2, 1, 16)
+    calls = (DecodingCall(lists=slice(0, 4), columns=slice(0, 16), mask=mask.flatten(0, 1)),)
+    ours, _ = grouped_decoding(torch.nn.Identity(), query, key, value, mask, 0.25, calls=calls)
+    scores = 0.25 * query.double() @ key.double().transpose(2, 3)
+    assert float(scores.abs().max()) > 60
+    expected = (scores.softmax(-1) @ value.double()).transpose(1, 2)
+    torch.testing.assert_close(ours.double(), expected, rtol=0, atol=0.02)

@@ -14,13 +14,14 @@ import pytest
 import torch
 from small_policy import LINEAR, TEMPERATURE, VOCAB, build_model, build_policy, minibatch, sequences, weights
 from torch import Tensor
-from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen2Model
 
 from exgrpo_cli.algo.batching import MiniBatch, TrainingRow, packed_batches, rank_shares
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.optim import OptimSettings
+from exgrpo_cli.engines.model.causal_lm import split_causal_lm
 from exgrpo_cli.engines.policy.optimizer import learning_rate_at
-from exgrpo_cli.engines.policy.packing import pack
+from exgrpo_cli.engines.policy.packing import pack, prove_packing
 from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.types import TokenSequence
 
@@ -296,3 +297,23 @@ def test_models_whose_log_probs_would_be_wrong_are_refused() -> None:
         build_policy(biased)
     with pytest.raises(InputError, match="no separate body and linear head"):
         build_policy(build_model().model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_that_ignores_position_ids_is_refused(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in bfloat16, whose roundings are larger than what its positions change; random numbers stay as they were."""
+    state = torch.get_rng_state()
+    prove_packing(split_causal_lm(build_model(dtype)))
+    forward = Qwen2Model.forward
+    monkeypatch.setattr(Qwen2Model, "forward", lambda self, *args, position_ids=None, **kw: forward(self, *args, **kw))
+    with pytest.raises(InputError, match="must take its positions from position_ids"):
+        prove_packing(split_causal_lm(build_model(dtype)))
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    monkeypatch.undo()
+    model = build_model(dtype)
+    torch.manual_seed(1)
+    prove_packing(split_causal_lm(model))
+    assert torch.equal(torch.rand(3), expected)
+    torch.set_rng_state(state)

@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from exgrpo_cli.console.signals import Stopper
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.files import read_json_lines
 from exgrpo_cli.machine.threads import choose_threads
-from exgrpo_cli.runs.folder import RunFolder
+from exgrpo_cli.runs.folder import RunFolder, writing
 
 
 def test_cutting_back_drops_later_steps_and_a_torn_line(tmp_path: Path) -> None:
@@ -91,3 +92,14 @@ def test_the_plain_reporter_writes_lines_that_hold_the_figures() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == ""
     assert done.stderr.splitlines() == ["warm start: 1/10", "step 1/2  mixed  pass@1 0.250  buffered 3"]
+
+
+def test_torch_on_a_full_disk_is_one_line_and_other_errors_stay_what_they_are(tmp_path: Path) -> None:
+    """Running out of GPU memory while weights are gathered is a RuntimeError as well, and no full disk."""
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    with pytest.raises(RunError, match=r"weights cannot be written \(.*free some space"), writing(tmp_path / "weights"):
+        torch.save({"weight": torch.zeros(100_000)}, "/dev/full")
+    for error in (torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("NCCL communicator was aborted")):
+        with pytest.raises(type(error), match=str(error)), writing(tmp_path / "weights"):
+            raise error

@@ -16,8 +16,10 @@ class BackboneSettings:
     """`tiny` (built in), a local Hugging Face folder, or a hub id."""
     revision: str = "main"
     """Hub revision."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the forward and backward passes; master weights and optimizer state are float32."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of the forward and backward passes; master weights and optimizer state are float32.
+
+    "auto" is float32 on a CPU, and on a GPU what the model's config.json says, half precision as bfloat16."""
     rope_theta: float = 0.0
     """Overrides the model's rope base; 0 keeps it."""
     max_position_embeddings: int = 0

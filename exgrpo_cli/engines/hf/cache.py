@@ -124,9 +124,10 @@ class SlotCache(Cache):
             # Zeros, not garbage: a masked column has weight 0, and 0 times the NaN of uninitialised memory is NaN.
             layer.keys = keys.new_zeros((*shape, keys.shape[3]))
             layer.values = values.new_zeros((*shape, values.shape[3]))
-        self._hidden = torch.finfo(prompts.keys[0].dtype).min
-        # Added to attention scores: 0 at the columns of a row, the lowest number elsewhere.
-        self._mask = prompts.keys[0].new_zeros(shape)
+        # Added to attention scores, which are at least float32: 0 at the columns of a row, the lowest number elsewhere.
+        wide = torch.promote_types(prompts.keys[0].dtype, torch.float32)
+        self._hidden = torch.finfo(wide).min
+        self._mask = prompts.keys[0].new_zeros(shape, dtype=wide)
         self._place()
 
     def _widen(self, columns: int) -> None:

@@ -59,7 +59,7 @@ class HFGenerator:
             weight_version=self.weight_version,
         )
         # Set once, not once a step: transformers checks its config at every change.
-        with use_attention(self._parts, GROUPED_DECODING):
+        with use_attention(self._parts.body, GROUPED_DECODING):
             while batch.num_waiting or batch.num_rows:
                 ended = batch.admit() if batch.num_waiting and batch.num_rows < batch.max_rows else batch.step()
                 for row, rollout in ended:

@@ -135,7 +135,7 @@ class WaitingRows:
             padded[row, : len(prompt)] = prompt
         device = self._parts.device
         cache = DynamicCache(config=self._parts.model.config)
-        with use_attention(self._parts, self._attention):
+        with use_attention(self._parts.body, self._attention):
             hidden = self._parts.body(
                 input_ids=torch.from_numpy(padded).to(device), past_key_values=cache, use_cache=True
             ).last_hidden_state

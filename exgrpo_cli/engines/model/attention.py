@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch import nn
+from transformers import PreTrainedModel
 
-from exgrpo_cli.engines.model.causal_lm import CausalLM
 from exgrpo_cli.errors import InputError
 
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
@@ -13,9 +13,9 @@ UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 
 
 @contextmanager
-def use_attention(parts: CausalLM, name: str) -> Iterator[None]:
-    """Run the body with attention `name`, and with its own again afterwards: the config is shared by all its layers."""
-    config = parts.body.config
+def use_attention(body: PreTrainedModel, name: str) -> Iterator[None]:
+    """Run `body` with attention `name`, and with its own again afterwards: the config is shared by all its layers."""
+    config = body.config
     own = config._attn_implementation
     config._attn_implementation = name
     try:

@@ -90,7 +90,7 @@ class MicroBatches:
             else:
                 part = self._zero_loss(batch)
             # Gradient checkpointing runs the layers once more in here, with whatever attention is set.
-            with use_attention(self.parts, PACKED_CAUSAL):
+            with use_attention(self.parts.body, PACKED_CAUSAL):
                 self.backward(part)
         total, whole = gather_sums(self.ranks, float(loss), sums)
         return Accumulated(loss=total, sums=whole, num_tokens=sum(row.num_tokens for row in rows))

@@ -9,6 +9,7 @@ Axes: packed = inputs of the micro-batch, tokens = response tokens of all rows o
 block times its longest row, hidden = model width.
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
+from transformers import PreTrainedModel
 
 from exgrpo_cli.algo.batching import micro_batches
 from exgrpo_cli.algo.logprobs import token_logprobs
@@ -30,6 +32,8 @@ BLOCK_PADDING = 0.1
 """Pad cells allowed in an attention block: more blocks would cost more calls than they save."""
 BLOCK_CELLS = 2**18
 """Largest attention block."""
+PROVED_LAYERS, PROVED_TOKENS = 2, 16
+"""Of a narrow model, copied to prove packing."""
 PACKING_ROUNDINGS = 512
 """Roundings by which packed and plain hidden states may differ: many layers, two orders of summation."""
 
@@ -85,12 +89,14 @@ def pack(sequences: Sequence[TokenSequence], device: torch.device) -> PackedBatc
 def response_hidden(parts: CausalLM, batch: PackedBatch) -> Float[Tensor, "tokens hidden"]:
     """Hidden states that predict the response tokens.
 
-    Where the body recomputes its layers in the backward pass, run that under `use_attention(parts, PACKED_CAUSAL)` too.
+    Where the body recomputes its layers in the backward pass, that runs under `use_attention(..., PACKED_CAUSAL)` too.
     """
-    with use_attention(parts, PACKED_CAUSAL):
-        output = parts.body(
-            input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, layout=batch.layout
-        )
+    return _packed_hidden(parts.body, batch)
+
+
+def _packed_hidden(body: PreTrainedModel, batch: PackedBatch) -> Float[Tensor, "tokens hidden"]:
+    with use_attention(body, PACKED_CAUSAL):
+        output = body(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, layout=batch.layout)
     # An embedding look-up, for its backward pass: many times faster on a CPU than that of index_select.
     return F.embedding(batch.predicting, output.last_hidden_state[0])
 
@@ -105,15 +111,19 @@ def packed_scores(
 
 @torch.no_grad()
 def prove_packing(parts: CausalLM) -> None:
-    """Run two short rows of one prompt packed and alone; raises InputError where the hidden states differ."""
+    """Run two short rows of one prompt packed and alone; raises InputError where the hidden states differ.
+
+    In float32 or wider, where a difference stands out from rounding: of a narrower model two layers are copied.
+    """
     if parts.head.weight.is_meta:
         return
+    body = parts.body if torch.finfo(parts.head.weight.dtype).bits >= 32 else _first_layers(parts.body)
     ids = np.arange(8, dtype=np.int32) % parts.head.weight.shape[0]
     rows = [TokenSequence(prompt_ids=ids[:3], response_ids=ids[3 : 3 + length]) for length in (3, 5)]
-    packed = response_hidden(parts, pack(rows, parts.device)).split([3, 5])
+    packed = _packed_hidden(body, pack(rows, parts.device)).split([3, 5])
     for row, hidden in zip(rows, packed, strict=True):
         alone = torch.from_numpy(np.concatenate([row.prompt_ids, row.response_ids]).astype(np.int64)).to(parts.device)
-        expected = parts.body(input_ids=alone[None], use_cache=False).last_hidden_state[0, len(row.prompt_ids) - 1 : -1]
+        expected = body(input_ids=alone[None], use_cache=False).last_hidden_state[0, len(row.prompt_ids) - 1 : -1]
         tolerance = PACKING_ROUNDINGS * torch.finfo(hidden.dtype).eps * max(1.0, float(expected.abs().max()))
         gap = float((hidden - expected).abs().max())
         if not gap <= tolerance:
@@ -121,6 +131,21 @@ def prove_packing(parts: CausalLM) -> None:
                 f"{type(parts.model).__name__} gives other hidden states (by {gap:.3g}) when rows are packed; "
                 f"it must take its positions from position_ids; use another backbone."
             )
+
+
+def _first_layers(body: PreTrainedModel) -> PreTrainedModel:
+    """A float32 copy of the first layers of `body`, with the embeddings of a few tokens."""
+    config = copy.deepcopy(body.config)
+    config.num_hidden_layers = min(PROVED_LAYERS, config.num_hidden_layers)
+    config.vocab_size, config.pad_token_id = min(PROVED_TOKENS, config.vocab_size), None
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[: config.num_hidden_layers]
+    # Initialising draws random numbers, which nothing else may notice.
+    with torch.random.fork_rng(devices=[]):
+        small: PreTrainedModel = torch.nn.Module.float(type(body)(config))
+    for name, weight in small.named_parameters():
+        weight.copy_(body.get_parameter(name)[: weight.shape[0]])
+    return torch.nn.Module.to(small, body.device).eval()
 
 
 def _attention_layout(rows: Sequence[np.ndarray], num_packed: int, device: torch.device) -> AttentionLayout:

@@ -139,8 +139,9 @@ class LocalAsker:
 
     @property
     def _dtype(self) -> Literal["float32", "bfloat16"]:
-        if self._choice.run is not None:
-            return self._choice.config.backbone.dtype
+        of_run = self._choice.config.backbone.dtype
+        if self._choice.run is not None and of_run != "auto":
+            return of_run
         return "bfloat16" if self._device.type == "cuda" else "float32"
 
     def _room(self, question_id: str, prompt_tokens: int, benchmark: Benchmark, *, fits_window: bool) -> int:

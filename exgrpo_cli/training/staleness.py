@@ -1,0 +1,35 @@
+"""Whether the rollouts of a step were sampled by the policy that trains on them: a missed sync stops the run."""
+
+from collections.abc import Mapping, Sequence
+
+from exgrpo_cli.errors import RunError
+from exgrpo_cli.training.groups import Group
+
+MAX_MEAN_GAPS = {"float32": 1e-3, "bfloat16": 0.05}
+"""Largest mean |log pi_trainer - log pi_engine| over the fresh tokens of a step.
+
+Rounding alone gave 1e-6 in float32, and in bfloat16 0.005, or 0.017 of a model with large key biases; a missed sync of
+the tiny backbone 0.125."""
+
+
+def require_current_weights(groups: Sequence[Group], weight_version: int) -> None:
+    """Raise RunError for a rollout that was sampled with other weights than version `weight_version`."""
+    for group in groups:
+        for member in group.fresh:
+            if member.rollout.weight_version != weight_version:
+                raise RunError(
+                    f"a rollout of question {group.question.id} was sampled with version "
+                    f"{member.rollout.weight_version} of the weights, the policy has version {weight_version}: the "
+                    "rollout engine missed a sync. Go on with --resume, which hands it the weights again."
+                )
+
+
+def require_small_gap(metrics: Mapping[str, float | int], dtype: str) -> None:
+    """Raise RunError where the engine's log-probs differ from the trainer's by more than rounding in `dtype`."""
+    gap, bound = metrics.get("policy/logprob_gap_mean", 0.0), MAX_MEAN_GAPS[dtype]
+    if not gap <= bound:
+        raise RunError(
+            f"the rollout engine's log-probs differ from the trainer's by {gap:.3g} a token, bound {bound:g} in "
+            f"{dtype}: it sampled with other weights, or computes the model otherwise. Go on with --resume, which "
+            "hands it the weights again; if it comes back, use another rollout.engine."
+        )
