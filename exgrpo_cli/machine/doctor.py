@@ -207,8 +207,7 @@ def examine_engines(packages: Sequence[Package], machine: Machine) -> tuple[Engi
 
 def examine_backbones(machine: Machine) -> tuple[BackboneFit, ...]:
     """Every backbone preset against this machine's GPUs, or, without any, against its main memory."""
-    from exgrpo_cli.machine.memory import fewest_gpus, memory_plan
-    from exgrpo_cli.machine.run_plan import REFERENCE_GPU_BYTES
+    from exgrpo_cli.machine.memory import REFERENCE_GPU_BYTES, fewest_gpus, memory_plan
     from exgrpo_cli.machine.shapes import backbone_shape
 
     fits = []
@@ -217,8 +216,8 @@ def examine_backbones(machine: Machine) -> tuple[BackboneFit, ...]:
         shape = backbone_shape(config.backbone, config.tiny)
         assert shape is not None, f"preset {name} carries its shape"
         gpus = 0 if config.run.device == "cpu" else len(machine.gpus)
-        peak = memory_plan(shape, config, gpus=max(1, gpus), on_gpu=gpus > 0).peak
         room = min(gpu.memory_bytes for gpu in machine.gpus) if gpus else machine.memory_bytes
+        peak = memory_plan(shape, config, gpus=max(1, gpus), on_gpu=gpus > 0, gpu_bytes=room).peak
         enough = fewest_gpus(shape, config, gpu_memory_bytes=REFERENCE_GPU_BYTES) or 0
         fits.append(BackboneFit(name=name, fits=peak <= room, peak_bytes=peak, gpus=gpus, gpus_of_80_gb=enough))
     return tuple(fits)

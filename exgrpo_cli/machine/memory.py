@@ -1,9 +1,12 @@
 """The memory plan: what a run needs on each GPU, part by part, before anything is loaded.
 
-An estimate from the shape alone. Weights, gradients and optimizer state are exact counts; activations are the tensors
-that autograd keeps in a decoder layer with fused attention (no token-by-token matrix); the rest is named below.
+An estimate from the shape and what is asked for. Weights, gradients and optimizer state are exact counts; activations
+are the tensors that autograd keeps in a decoder layer with fused attention (no token-by-token matrix); the rest is
+named below. On a GPU a vLLM engine takes its fraction of the card while it is awake, whatever it needs; the fraction is
+lowered where the trainer, with the optimizer state that the first update makes, leaves less.
 """
 
+import math
 from dataclasses import dataclass
 
 from exgrpo_cli.algo.logprobs import TILE_ELEMENTS
@@ -13,6 +16,12 @@ from exgrpo_cli.machine.shapes import Shape
 GIB = 2**30
 CONTEXT_BYTES = 2 * GIB
 """CUDA context, communication buffers and what the allocator cannot hand out again."""
+REFERENCE_GPU_BYTES = 80 * 10**9
+"""The GPU that is planned for when this machine has none: 80 GB, as in the published runs."""
+ENGINE_STEP_TOKENS = 8192
+"""Tokens of one step of a vLLM engine, which it makes room for at its start."""
+SAMPLING_TENSORS = 4
+"""Float32 tensors of rows x vocabulary alive while tokens are drawn."""
 TILE_TENSORS = 5
 """Tensors of one logits tile alive at the peak of the log-prob's backward pass, in float32."""
 GATHERED = 10**9
@@ -41,22 +50,30 @@ class MemoryPlan:
     rollout_weights: int
     """The rollout engine's own copy; 0 where it shares the trainer's."""
     kv_cache: int
-    """Keys and values of one group (vllm) or of all rows decoded at once (hf), each at full length."""
+    """Keys and values of one group, the least that vllm should have, or of all rows that hf decodes at once, each at
+    full length."""
+    sampling: int
+    """The rollout engine's activations and logits."""
+    gpu_memory_fraction: float
+    """Of a GPU, for a vllm engine while it is awake: the setting, or what fits beside the trainer; 0 elsewhere."""
+    rollout_engine: int
+    """All that the rollout engine takes while awake: that fraction, or weights, cache and sampling."""
+    engine_asleep: int
+    """What of it stays during the update: vllm's CPU build gives nothing back."""
     context: int
     """Driver and framework; 0 on a CPU."""
     kv_bytes_per_token: int
 
     @property
     def update_peak(self) -> int:
-        """During the update; a colocated vllm engine sleeps then."""
-        resident = self.weights + self.copies + self.gradients + self.optimizer + self.context
-        return resident + self.activations + self.logprobs + (0 if self.rollout_weights else self.kv_cache)
+        """During the update; the rollout engine sleeps, or has freed its cache."""
+        resident = self.weights + self.copies + self.gradients + self.optimizer + self.context + self.engine_asleep
+        return resident + self.activations + self.logprobs
 
     @property
     def rollout_peak(self) -> int:
-        """During rollouts: the trainer's weights and optimizer state stay where they are."""
-        resident = self.weights + self.copies + self.optimizer + self.context
-        return resident + self.rollout_weights + self.kv_cache
+        """During rollouts from step 2 on: the trainer's weights and optimizer state stay where they are."""
+        return self.weights + self.copies + self.optimizer + self.context + self.rollout_engine
 
     @property
     def peak(self) -> int:
@@ -73,31 +90,93 @@ class StepTokens:
     """Prompt and response tokens through one forward and backward pass."""
 
 
-def memory_plan(shape: Shape, config: Config, *, gpus: int, on_gpu: bool = True) -> MemoryPlan:
-    """Memory of one of `gpus` ranks; `on_gpu` false is the same on a CPU, without a driver's share."""
+def memory_plan(
+    shape: Shape,
+    config: Config,
+    *,
+    gpus: int,
+    on_gpu: bool = True,
+    gpu_bytes: int = REFERENCE_GPU_BYTES,
+    longest_prompt: int | None = None,
+) -> MemoryPlan:
+    """Memory of one of `gpus` ranks, each on a GPU of `gpu_bytes`; `on_gpu` false is the same on a CPU.
+
+    `longest_prompt` is in tokens; None is the limit of the settings.
+    """
     width, stage = _width(config), _stage(config)
     whole = shape.num_parameters * width
-    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
-    tokens = max(config.optim.microbatch_tokens, longest)
+    longest = (longest_prompt or config.data.max_prompt_tokens) + config.rollout.max_response_tokens
+    tokens = min(max(config.optim.microbatch_tokens, longest), trained_rows(config, gpus) * longest)
     state, on_host = optimizer_bytes(shape, config, gpus)
     kv_bytes = 2 * shape.num_layers * shape.kv_size * width
     vllm = config.rollout.engine == "vllm"
     parallel = config.rollout.tensor_parallel if vllm else 1
-    rows = config.rollout.group_size if vllm else config.rollout.max_rows
+    rows = min(config.rollout.max_rows, config.rollout.group_size if vllm else asked_rows(config, gpus))
+    weights = min(whole, whole // gpus + GATHERED * width) if stage == 3 else whole
+    copies = whole * ((config.objective.kl_coefficient > 0) + (stage == 3 and not vllm))
+    context = CONTEXT_BYTES if on_gpu else 0
+    engine_weights, kv_cache = (whole // parallel if vllm else 0), rows * longest * kv_bytes // parallel
+    sampling = sampling_bytes(shape, config, rows, width)
+    least = engine_weights + kv_cache + sampling
+    fraction = 0.0
+    if vllm and on_gpu:
+        free = gpu_bytes - weights - copies - state - context
+        fraction = affordable_fraction(config.rollout.gpu_memory_fraction, free / gpu_bytes, least / gpu_bytes)
     return MemoryPlan(
         gpus=gpus,
-        weights=min(whole, whole // gpus + GATHERED * width) if stage == 3 else whole,
-        copies=whole * ((config.objective.kl_coefficient > 0) + (stage == 3 and not vllm)),
+        weights=weights,
+        copies=copies,
         gradients=gradient_bytes(shape, config, gpus),
         optimizer=state,
         optimizer_on_host=on_host,
         activations=activation_bytes(shape, tokens, width, checkpointing=config.backbone.gradient_checkpointing),
         logprobs=TILE_TENSORS * min(TILE_ELEMENTS, tokens * shape.vocab_size) * 4,
-        rollout_weights=whole // parallel if vllm else 0,
-        kv_cache=rows * longest * kv_bytes // parallel,
-        context=CONTEXT_BYTES if on_gpu else 0,
+        rollout_weights=engine_weights,
+        kv_cache=kv_cache,
+        sampling=sampling,
+        gpu_memory_fraction=fraction,
+        rollout_engine=int(fraction * gpu_bytes) if fraction else least,
+        engine_asleep=least if vllm and not on_gpu else 0,
+        context=context,
         kv_bytes_per_token=kv_bytes,
     )
+
+
+def affordable_fraction(wanted: float, free: float, least: float) -> float:
+    """Share of a GPU for an engine that needs `least` of it, where `free` is left: `wanted`, or as much as fits.
+
+    In whole percents where it is lowered. Where not even `least` is free it is no less than that, so that the plan says
+    by how much the GPU is too small.
+    """
+    if wanted <= free:
+        return wanted
+    return min(wanted, max(math.floor(100 * free) / 100, least))
+
+
+def asked_rows(config: Config, gpus: int) -> int:
+    """Most rollouts asked of one of `gpus` ranks at once: those of a step, or of the held-out questions."""
+    rollout, validation = config.rollout, config.validation
+    of_step = -(-rollout.questions_per_step // gpus) * rollout.group_size
+    if not config.data.heldout:
+        return of_step
+    known = config.arithmetic.num_heldout if config.data.heldout == "arithmetic" else rollout.max_rows * gpus
+    questions = min(known, validation.max_questions or known)
+    return max(of_step, -(-questions // gpus) * validation.samples)
+
+
+def trained_rows(config: Config, gpus: int) -> int:
+    """Rows of a mini-batch on one of `gpus` ranks: at most one above the mean."""
+    groups = -(-config.rollout.questions_per_step // config.optim.minibatches)
+    return -(-groups * config.rollout.group_size // gpus) + (gpus > 1)
+
+
+def sampling_bytes(shape: Shape, config: Config, rows: int, width: int) -> int:
+    """Activations and logits of the rollout engine; a vllm engine makes room for its largest step and all its rows."""
+    if config.rollout.engine == "hf":
+        return SAMPLING_TENSORS * rows * shape.vocab_size * 4
+    step = max(ENGINE_STEP_TOKENS, config.rollout.max_rows)
+    layer = (4 * shape.hidden_size + 2 * shape.ffn_size) * width
+    return step * layer + SAMPLING_TENSORS * config.rollout.max_rows * shape.vocab_size * 4
 
 
 def gradient_bytes(shape: Shape, config: Config, gpus: int) -> int:
@@ -172,5 +251,5 @@ def step_tokens(config: Config) -> StepTokens:
 def fewest_gpus(shape: Shape, config: Config, *, gpu_memory_bytes: int) -> int | None:
     """Smallest power of two of such GPUs on which the plan fits, or None up to LARGEST_GPU_COUNT."""
     counts = [2**power for power in range(LARGEST_GPU_COUNT.bit_length())]
-    fits = (gpus for gpus in counts if memory_plan(shape, config, gpus=gpus).peak <= gpu_memory_bytes)
-    return next(fits, None)
+    plans = (memory_plan(shape, config, gpus=gpus, gpu_bytes=gpu_memory_bytes) for gpus in counts)
+    return next((plan.gpus for plan in plans if plan.peak <= gpu_memory_bytes), None)

@@ -7,13 +7,17 @@ from typing import Any
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.machine.disk import DiskPlan, disk_plan, size
-from exgrpo_cli.machine.memory import MemoryPlan, StepTokens, fewest_gpus, memory_plan, step_tokens
+from exgrpo_cli.machine.memory import (
+    REFERENCE_GPU_BYTES,
+    MemoryPlan,
+    StepTokens,
+    fewest_gpus,
+    memory_plan,
+    step_tokens,
+)
 from exgrpo_cli.machine.shapes import Shape, backbone_shape, with_dtype
 from exgrpo_cli.machine.survey import Machine
 from exgrpo_cli.presets import preset_names
-
-REFERENCE_GPU_BYTES = 80 * 10**9
-"""The GPU that counts are given for when this machine has none: 80 GB, as in the published runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,6 +80,7 @@ class RunPlan:
         return [f"disk       {checkpoints}{experience}"]
 
     def _memory_lines(self) -> list[str]:
+        config = self.config
         if self.memory is None:
             return ["memory     unknown: the model's config is not in the local cache"]
         plan = self.memory
@@ -89,10 +94,18 @@ class RunPlan:
             "log-prob tiles": plan.logprobs,
             "rollout engine weights": plan.rollout_weights,
             "key-value cache": plan.kv_cache,
+            "sampling": plan.sampling,
             "driver and framework": plan.context,
         }
         lines = [f"memory     {device}, at most:"]
-        lines += [f"           {size(size):>9}  {name}" for name, size in parts.items() if size]
+        lines += [f"           {size(taken):>9}  {name}" for name, taken in parts.items() if taken]
+        if plan.gpu_memory_fraction:
+            asked = config.rollout.gpu_memory_fraction
+            note = "" if plan.gpu_memory_fraction == asked else f", {asked:g} asked for"
+            lines.append(
+                f"           {size(plan.rollout_engine):>9}  rollout engine while awake: "
+                f"{plan.gpu_memory_fraction:.2f} of the GPU (rollout.gpu_memory_fraction{note})"
+            )
         lines.append(f"           {size(plan.update_peak):>9}  peak during the update")
         lines.append(f"           {size(plan.rollout_peak):>9}  peak during rollouts")
         if plan.optimizer_on_host:
@@ -102,17 +115,25 @@ class RunPlan:
         return lines
 
 
-def plan_run(config: Config, machine: Machine, *, num_ranks: int = 0) -> RunPlan:
+def plan_run(config: Config, machine: Machine, *, num_ranks: int = 0, longest_prompt: int | None = None) -> RunPlan:
     """Plan `config` on `machine`, one of the hosts that share `num_ranks`; 0 where it is the only one.
+
+    Before the questions are read `longest_prompt`, in tokens, is None: the plan is then that of the longest prompt the
+    settings allow, and what is missing is what the shortest would lack too.
 
     Raises InputError when a local backbone folder has no usable config.json.
     """
     shape = backbone_shape(config.backbone, config.tiny)
     on_gpu = runs_on_gpu(config, machine) or needs_gpu(config)
     config = with_dtype(config, on_gpu=on_gpu)
-    memory = None
+    memory = at_least = None
     if shape is not None:
-        memory = memory_plan(shape, config, gpus=_rank_count(shape, config, machine, num_ranks), on_gpu=on_gpu)
+        ranks = _rank_count(shape, config, machine, num_ranks)
+        gpu_bytes = _smallest_gpu(machine) if runs_on_gpu(config, machine) else REFERENCE_GPU_BYTES
+        memory, at_least = (
+            memory_plan(shape, config, gpus=ranks, on_gpu=on_gpu, gpu_bytes=gpu_bytes, longest_prompt=prompt)
+            for prompt in (longest_prompt, longest_prompt or 1)
+        )
     return RunPlan(
         config=config,
         shape=shape,
@@ -120,7 +141,7 @@ def plan_run(config: Config, machine: Machine, *, num_ranks: int = 0) -> RunPlan
         on_gpu=on_gpu,
         disk=None if shape is None else disk_plan(config, shape),
         tokens=step_tokens(config),
-        missing=(*_missing_devices(config, machine, shape, memory), *_missing_packages(config, machine)),
+        missing=(*_missing_devices(config, machine, shape, at_least), *_missing_packages(config, machine)),
     )
 
 
@@ -128,6 +149,14 @@ def require_runnable(plan: RunPlan) -> None:
     """Raise InputError naming all that is missing; call before any work starts."""
     if plan.missing:
         raise InputError(f"this machine cannot run {plan.config.backbone.name}: {'; '.join(plan.missing)}.")
+
+
+def with_engine_fraction(plan: RunPlan) -> Config:
+    """The plan's configuration with the share of a GPU that the vllm engine can have beside the trainer."""
+    rollout, memory = plan.config.rollout, plan.memory
+    if memory is None or not memory.gpu_memory_fraction:
+        return plan.config
+    return replace(plan.config, rollout=replace(rollout, gpu_memory_fraction=memory.gpu_memory_fraction))
 
 
 def settle_ranks(config: Config, machine: Machine, started: int = 0) -> Config:
@@ -174,10 +203,13 @@ def _missing_devices(config: Config, machine: Machine, shape: Shape | None, memo
         return []
     ranks, on_host = max(1, config.run.nproc), memory.optimizer_on_host
     if runs_on_gpu(config, machine):
-        smallest = min(gpu.memory_bytes for gpu in machine.gpus)
-        missing = _short_of(memory.peak, smallest, "memory on each GPU")
+        missing = _short_of(memory.peak, _smallest_gpu(machine), "memory on each GPU")
         return missing + _short_of(ranks * on_host, machine.memory_bytes, "main memory for what is offloaded")
     return _short_of(ranks * (memory.peak + on_host), machine.memory_bytes, "main memory")
+
+
+def _smallest_gpu(machine: Machine) -> int:
+    return min(gpu.memory_bytes for gpu in machine.gpus)
 
 
 def _short_of(needed: int, available: int, what: str) -> list[str]:

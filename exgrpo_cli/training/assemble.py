@@ -19,6 +19,8 @@ from exgrpo_cli.engines.protocols import Policy
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.ledger.schemas import LedgerIdentity
+from exgrpo_cli.machine.run_plan import plan_run, require_runnable, with_engine_fraction
+from exgrpo_cli.machine.survey import survey_machine
 from exgrpo_cli.ranks.ranks import Ranks
 from exgrpo_cli.replay.buffer import ExperienceBuffer
 from exgrpo_cli.replay.protocol import Buffer, NoBuffer
@@ -96,9 +98,10 @@ def assemble(
     everything = [*questions.train, *questions.heldout]
     check_prompt_lengths(template, everything, backbone.tokenizer, max_tokens=config.data.max_prompt_tokens)
     check_window(config, backbone)
+    prompts = {question.id: encode(template, question, backbone.tokenizer) for question in everything}
+    config = plan_memory(config, max(map(len, prompts.values())), ranks, reporter)
     sampled = sampling_backbone(config, backbone)
     policy = make_policy(config, backbone, ranks)
-    prompts = {question.id: encode(template, question, backbone.tokenizer) for question in everything}
     generator = make_generator(config, sampled, prompts, device, ranks)
     stack.callback(generator.close)
     rngs = make_generators(config.run.seed)
@@ -116,6 +119,20 @@ def assemble(
         rngs=rngs,
         ranks=ranks,
     )
+
+
+def plan_memory(config: Config, longest_prompt: int, ranks: Ranks, reporter: Reporter) -> Config:
+    """`config` with the share of a GPU that a vllm engine can have; raises InputError where the run does not fit."""
+    plan = plan_run(config, survey_machine(), num_ranks=ranks.world_size, longest_prompt=longest_prompt)
+    require_runnable(plan)
+    planned = with_engine_fraction(plan)
+    fraction = planned.rollout.gpu_memory_fraction
+    if fraction != config.rollout.gpu_memory_fraction:
+        reporter.note(
+            f"rollout.gpu_memory_fraction = {fraction:.2f} instead of {config.rollout.gpu_memory_fraction:g}: what the "
+            "trainer leaves of the GPU, and enough for the cache of one group"
+        )
+    return planned
 
 
 def check_window(config: Config, backbone: Backbone) -> None:

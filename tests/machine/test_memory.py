@@ -124,13 +124,17 @@ def test_parts_of_a_small_plan_by_hand():
     kv_per_token = 2 * 2 * 4 * 2  # keys and values, 2 layers, 4 numbers, 2 bytes
     assert plan.kv_bytes_per_token == kv_per_token
     assert plan.kv_cache == 5 * 32 * kv_per_token  # 5 rows of 10 + 22 tokens
+    assert plan.sampling == 4 * 5 * 32 * 4  # four float32 tensors of 5 rows and 32 tokens of vocabulary
+    assert plan.rollout_engine == plan.kv_cache + plan.sampling
     # One sequence is longer than the micro-batch budget of 16, so 32 tokens are the least there can be.
     layer = 4 * 8 * 2 + 2 * 8 * 4 + (2 * 8 + 2 * 4) * 2 + 4 * 16 * 2
     assert plan.activations == 2 * layer * 32
     assert plan.logprobs == 5 * 32 * 32 * 4
     assert plan.context == CONTEXT_BYTES
-    resident = plan.weights + plan.gradients + plan.optimizer + plan.context + plan.kv_cache
-    assert plan.update_peak == resident + plan.activations + plan.logprobs
+    resident = plan.weights + plan.optimizer + plan.context
+    assert plan.rollout_peak == resident + plan.rollout_engine
+    # The cache lives for one call of the generator.
+    assert plan.update_peak == resident + plan.gradients + plan.activations + plan.logprobs
     assert plan.peak == max(plan.update_peak, plan.rollout_peak)
 
 
@@ -215,3 +219,54 @@ def test_tokens_of_a_step():
     """128 questions x 8 rollouts = 1,024; each at most 8,192 tokens after a prompt of 1,024."""
     tokens = step_tokens(build_config(backbone="qwen-math-7b"))
     assert (tokens.rollouts, tokens.generated, tokens.trained) == (1024, 8_388_608, 9_437_184)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "card", "fraction"),
+    # Resident beside an awake engine, in GB, with 2.1 for the driver: 1.5B 3.1 + 18.5 + 2.1 = 23.8 of 40; llama-8b on
+    # four cards 16.1 + 24.1 + 2.1 = 42.3 of 80. Half of either card is no longer free.
+    [("qwen-math-1.5b", 1, 40, 0.40), ("llama-8b", 4, 80, 0.47), ("qwen-math-1.5b", 1, 80, 0.5)],
+)
+def test_vllm_takes_its_fraction_of_the_card_or_what_is_left(name, gpus, card, fraction):
+    config = build_config(backbone=name, assignments=["rollout.gpu_memory_fraction=0.5"])
+    plan = memory_plan(shape_of(preset_config(name)), config, gpus=gpus, gpu_bytes=card * GIGA)
+    assert plan.gpu_memory_fraction == fraction
+    assert plan.rollout_engine == int(fraction * (card * GIGA)) > plan.rollout_weights + plan.kv_cache + plan.sampling
+    assert plan.rollout_peak == plan.weights + plan.optimizer + plan.context + plan.rollout_engine <= card * GIGA
+
+
+def test_an_engine_that_does_not_fit_beside_the_trainer_is_planned_at_what_it_needs():
+    plan = memory_plan(
+        shape_of(preset_config("llama-8b")), build_config(backbone="llama-8b"), gpus=2, gpu_bytes=80 * GIGA
+    )
+    assert plan.rollout_peak > 80 * GIGA
+    assert plan.rollout_engine >= plan.rollout_weights + plan.kv_cache + plan.sampling - 1
+
+
+def test_a_small_run_of_a_135_million_model_is_planned_at_what_it_asks():
+    """4 questions x 8 rollouts of 96 tokens: planned at 47 GiB before, for 512 rows and 16,384 tokens a micro-batch."""
+    shape = Shape(
+        num_parameters=134_515_008, num_layers=30, hidden_size=576, ffn_size=1536, query_size=576, kv_size=192,
+        vocab_size=49152,
+    )  # fmt: skip
+    small = ['data.heldout=""', "rollout.questions_per_step=4", "data.max_prompt_tokens=1024"]
+    config = build_config(assignments=small)
+    plan = memory_plan(shape, config, gpus=1, on_gpu=False, longest_prompt=24)
+    assert plan.kv_cache == 32 * 120 * 2 * 30 * 192 * 4
+    # Two mini-batches of 16 rows of 120 tokens.
+    assert plan.activations == 30 * layer_activation_bytes(shape, 4) * 16 * 120
+    assert plan.peak < 6 * 2**30
+    # 600 held-out questions with 4 samples each fill all 512 rows.
+    validated = memory_plan(shape, build_config(assignments=small[1:]), gpus=1, on_gpu=False, longest_prompt=24)
+    assert validated.kv_cache == 16 * plan.kv_cache
+    assert memory_plan(shape, config, gpus=1, on_gpu=False).kv_cache == plan.kv_cache * 1120 // 120
+
+
+def test_vllm_on_a_cpu_keeps_its_memory_during_the_update():
+    plan = memory_plan(SMALL, build_config(assignments=["rollout.engine=vllm"]), gpus=1, on_gpu=False)
+    assert plan.gpu_memory_fraction == 0
+    assert plan.engine_asleep == plan.rollout_engine == plan.rollout_weights + plan.kv_cache + plan.sampling
+    assert (
+        plan.update_peak - plan.engine_asleep
+        == plan.weights + plan.gradients + plan.optimizer + plan.activations + (plan.logprobs)
+    )

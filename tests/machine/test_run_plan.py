@@ -4,7 +4,7 @@ import pytest
 
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.errors import InputError
-from exgrpo_cli.machine.run_plan import plan_run, require_runnable, settle_ranks
+from exgrpo_cli.machine.run_plan import plan_run, require_runnable, settle_ranks, with_engine_fraction
 from exgrpo_cli.machine.survey import Gpu, Machine, usable_memory
 
 GIB = 2**30
@@ -74,13 +74,15 @@ def test_more_ranks_than_gpus_are_refused():
 def test_the_memory_of_a_rank_is_planned_over_the_ranks_of_all_hosts():
     """Two hosts of eight: each rank holds a sixteenth of what is sharded, and this host's memory only its own eight."""
     config = build_config(assignments=["optim.engine=deepspeed", "optim.zero_stage=3", "run.nproc=8"])
-    one, two = plan_run(config, LAPTOP), plan_run(config, LAPTOP, num_ranks=16)
+    one, two = (plan_run(config, LAPTOP, num_ranks=ranks, longest_prompt=99) for ranks in (0, 16))
     assert one.memory is not None and two.memory is not None
     assert (one.memory.gpus, two.memory.gpus) == (8, 16)
     assert two.memory.optimizer == one.memory.optimizer // 2
     room = Machine(cores=2, memory_bytes=8 * two.memory.peak, gpus=())
-    assert not [line for line in plan_run(config, room, num_ranks=16).missing if "main memory" in line]
-    assert [line for line in plan_run(config, room).missing if "main memory" in line]
+    assert not [
+        line for line in plan_run(config, room, num_ranks=16, longest_prompt=99).missing if "main memory" in line
+    ]
+    assert [line for line in plan_run(config, room, longest_prompt=99).missing if "main memory" in line]
 
 
 def test_a_model_of_unknown_shape_is_planned_without_memory():
@@ -97,3 +99,24 @@ def test_a_container_limit_below_the_memory_counts(tmp_path):
     assert usable_memory(limit) == 1048576
     limit.write_text("max\n")
     assert usable_memory(limit) == usable_memory(tmp_path / "none") > 1048576
+
+
+def test_what_is_refused_before_the_questions_are_read_lacks_memory_for_any_prompt():
+    """A limit of 200,000 tokens, where the prompts have 20: planned at the limit, and refused once they are known."""
+    config = build_config(assignments=["data.max_prompt_tokens=200000"])
+    plan = plan_run(config, LAPTOP)
+    assert plan.memory.peak > LAPTOP.memory_bytes
+    assert plan.missing == ()
+    assert plan_run(config, LAPTOP, longest_prompt=20).memory.peak < GIB
+    long = plan_run(config, LAPTOP, longest_prompt=200_000)
+    assert "of main memory, there are 8.0 GiB" in long.missing[0]
+
+
+def test_the_fraction_of_a_small_gpu_is_lowered_and_said():
+    config = build_config(backbone="qwen-math-1.5b", assignments=["rollout.gpu_memory_fraction=0.5"])
+    machine = Machine(cores=16, memory_bytes=256 * GIB, gpus=(Gpu(name="A100", memory_bytes=40 * 10**9),))
+    plan = plan_run(config, machine, longest_prompt=300)
+    assert with_engine_fraction(plan).rollout.gpu_memory_fraction == 0.4
+    assert any("0.40 of the GPU (rollout.gpu_memory_fraction, 0.5 asked for)" in line for line in plan.lines())
+    on_cpu = plan_run(build_config(), LAPTOP)
+    assert with_engine_fraction(on_cpu) == on_cpu.config
