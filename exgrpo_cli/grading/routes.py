@@ -4,10 +4,16 @@ Without an answer there is nothing to parse; plain numbers, letters and exact te
 in their length. Only math-verify and users' own functions can hang, so only they need a worker.
 """
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from exgrpo_cli.grading.graders.choice import answered_letter, grade_choice, named_letter
+from exgrpo_cli.grading.graders.choice import (
+    answered_letter,
+    ends_in_demanded_form,
+    grade_choice,
+    named_letter,
+)
 from exgrpo_cli.grading.graders.comparison import compare_texts
 from exgrpo_cli.grading.graders.exact import grade_exact
 from exgrpo_cli.grading.graders.extract import answer_text, last_boxed
@@ -15,6 +21,8 @@ from exgrpo_cli.grading.graders.notation import in_box, plain_notation, same_tex
 from exgrpo_cli.grading.graders.plain import plain_number
 from exgrpo_cli.grading.workers.messages import Task
 from exgrpo_cli.types import AnswerFormat, Verdict
+
+_OPTIONS_LETTER = re.compile(r"[A-J]")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +53,11 @@ class Route:
 
 def route_item(route: Route, item: GradingItem) -> Verdict | Task:
     """The verdict on a response, or the task that will give it."""
-    text = answer_text(item.response, finished=item.finished, answer_format=item.answer_format)
+    answer_format = item.answer_format
+    if item.options is not None and answer_format.requires_box and ends_in_demanded_form(item.response):
+        # The question asks for this line, whatever the template asks for.
+        answer_format = replace(answer_format, requires_box=False)
+    text = answer_text(item.response, finished=item.finished, answer_format=answer_format)
     return Verdict.NO_ANSWER if text is None else route.grade(item, text)
 
 
@@ -71,7 +83,11 @@ def math_route(*, max_answer_chars: int, compares_plain_numbers: bool) -> Route:
             return Verdict.NO_ANSWER
         gold, answer = _gold_content(item.gold), plain_notation(answer)
         if boxed is None:
-            return Verdict.CORRECT if same_text(gold, answer) else Task(gold=in_box(gold), answer=text)
+            if same_text(gold, answer):
+                return Verdict.CORRECT
+            if _OPTIONS_LETTER.fullmatch(gold) and answered_letter(text, None, max_answer_chars) is not None:
+                return by_options.grade(item, text)
+            return Task(gold=in_box(gold), answer=text)
         return compare(gold, answer) if answer else Verdict.NO_ANSWER
 
     def audit(gold: str) -> Verdict | Task:
@@ -102,11 +118,11 @@ def choice_route(*, max_answer_chars: int) -> Route:
         return grade_choice(item.gold, text, options=item.options, max_answer_chars=max_answer_chars)
 
     def audit(gold: str) -> Verdict:
-        return Verdict.UNPARSABLE_GOLD if named_letter(gold, None) is None else Verdict.CORRECT
+        return Verdict.UNPARSABLE_GOLD if named_letter(gold, None, is_numbered=True) is None else Verdict.CORRECT
 
     def same(first: str, second: str, options: tuple[str, ...] | None) -> Verdict:
-        letter = answered_letter(first, options, max_answer_chars)
-        is_same = letter is not None and letter == answered_letter(second, options, max_answer_chars)
+        letters = [answered_letter(text, options, max_answer_chars, is_numbered=True) for text in (first, second)]
+        is_same = letters[0] is not None and letters[0] == letters[1]
         return Verdict.CORRECT if is_same else Verdict.WRONG
 
     return Route(grade=grade, audit=audit, same=same)

@@ -145,6 +145,32 @@ CHOICE = [
     ("C", r"\boxed{E}", NO_ANSWER),
     ("C", "I answered this before.", NO_ANSWER),
     ("E", r"\boxed{A}", UNPARSABLE),
+    ("C", "C is correct.", CORRECT),
+    ("C", "Rome is in Italy, so (C) is the right answer.", CORRECT),
+    ("C", "I compare them one by one.\nHence option C.", CORRECT),
+    ("C", "Hence choice (C), since Rome is in Italy.", CORRECT),
+    ("C", "Option A is wrong.\nOption C is correct.", CORRECT),
+    ("C", "The answer is clear: C is correct.", CORRECT),
+    ("A", "Answer: A is correct", CORRECT),
+    ("C", "B is correct.", WRONG),
+    ("C", "A is not correct.", NO_ANSWER),
+    ("C", "Either option B or option C.", NO_ANSWER),
+    ("c", "ANSWER: C", CORRECT),
+    ("(c)", "c", CORRECT),
+    # Options that are numbered; a letter names the same one by its place.
+    ("3", "ANSWER: 3", CORRECT),
+    ("3", r"\boxed{3}", CORRECT),
+    ("3", r"\boxed{(3)}", CORRECT),
+    ("3", "The answer is (3) because Rome is in Italy.", CORRECT),
+    ("3", "ANSWER: C", CORRECT),
+    ("3", "3) Rome", CORRECT),
+    ("3", "Rome", CORRECT),
+    ("3", "2", WRONG),
+    ("3", "ANSWER: B", WRONG),
+    ("3", "ANSWER: 5", NO_ANSWER),
+    ("3", "ANSWER: 3.5", NO_ANSWER),
+    ("5", "5", UNPARSABLE),
+    ("C", "3", NO_ANSWER),
     ("C", "x " * 5000 + "\nAnswer: C", CORRECT),
     ("C", "answer: " + "C" * 5000, NO_ANSWER),
 ]
@@ -191,6 +217,30 @@ def test_choice_without_known_options_goes_by_letters_alone() -> None:
     with open_pool("choice") as pool:
         items = [item("J", r"\boxed{J}"), item("C", r"\boxed{C) anything}"), item("C", "Rome")]
         assert pool.grade(items) == [CORRECT, CORRECT, NO_ANSWER]
+
+
+def test_numbered_options_that_are_numbers_are_meant_by_their_label() -> None:
+    numbers = ("30", "3", "1", "2")
+    with open_pool("choice") as pool:
+        items = [item("3", response, options=numbers) for response in ("ANSWER: 3", "ANSWER: 2", "3) 1", "30", "C")]
+        assert pool.grade(items) == [CORRECT, WRONG, CORRECT, WRONG, CORRECT]
+        lettered = [item("B", response, options=numbers) for response in ("3", "B. 3", "ANSWER: 2")]
+        assert pool.grade(lettered) == [CORRECT, CORRECT, WRONG]
+
+
+def test_the_line_that_a_choice_question_demands_counts_without_a_box(math_pool: GradingPool) -> None:
+    responses = {
+        "so\nANSWER: C": CORRECT,
+        "so\n**Answer: B**": WRONG,
+        "so it is C": NO_ANSWER,
+        "Answer: C\nor not": NO_ANSWER,
+    }
+    items = [item("C", response, options=CAPITALS, answer_format=BOXED) for response in responses]
+    assert math_pool.grade(items) == list(responses.values())
+    # Without options a template that asks for a box wants one.
+    assert math_pool.grade([item("C", "ANSWER: C", answer_format=BOXED)]) == [NO_ANSWER]
+    # A gold that is a letter and no more, as of a file whose options were not recognised.
+    assert math_pool.grade([item("C", "ANSWER: C"), item("C", "The answer is (B).")]) == [CORRECT, WRONG]
 
 
 def test_math_grades_a_question_with_options_by_them(math_pool: GradingPool) -> None:

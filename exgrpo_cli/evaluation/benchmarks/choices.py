@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from exgrpo_cli.data.question_file.choices import LETTERS, format_choices, options_of
+from exgrpo_cli.data.question_file.choices import find_choices
 from exgrpo_cli.data.question_file.questions import question_id
 from exgrpo_cli.types import Message, Question
 
@@ -22,22 +22,21 @@ class ChoiceQuestion:
 
 
 def shuffle_choices(question: Question, seed: int) -> ChoiceQuestion | None:
-    """The question with its options in another order and the gold letter moved along.
+    """The question with its options in another order and the gold's label moved along.
 
     The order depends on the seed and the question's text, not on its place in the file. None where the options cannot
-    be told from the text, or the gold is not one of their letters: such a question is asked as it is.
+    be told from the text, or the gold is not one of their labels: such a question is asked as it is.
     """
-    asked = question.prompt[-1].content
-    options = options_of(question)
-    if options is None:
+    choices = find_choices(question.prompt[-1].content)
+    place = None if choices is None else choices.place_of(question.answer)
+    if choices is None or place is None:
         return None
-    order = _order(seed, asked, len(options))
-    shuffled = tuple(options[index] for index in order)
-    text = format_choices(asked.rpartition("\n\n")[0], shuffled)
-    prompt = (*question.prompt[:-1], Message(role="user", content=text))
-    answer = LETTERS[order.index(LETTERS.index(question.answer))]
+    order = _order(seed, choices.text, len(choices.options))
+    prompt = (*question.prompt[:-1], Message(role="user", content=choices.reordered(order)))
+    answer = choices.labels[order.index(place)]
     return ChoiceQuestion(
-        question=replace(question, id=question_id(prompt, answer), prompt=prompt, answer=answer), options=shuffled
+        question=replace(question, id=question_id(prompt, answer), prompt=prompt, answer=answer),
+        options=tuple(choices.options[index] for index in order),
     )
 
 

@@ -7,55 +7,73 @@ from exgrpo_cli.types import Verdict
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
+_LONGEST_LINE = 200
+_LONGEST_STATEMENT = 2000
+
 _FONT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 _MARKUP = re.compile(r"[*$`_]|\\[()\[\]]|\\(?=[ ,;!])")
-# The letter alone, in brackets, or before its option's text: "C", "(C)", "Option C", "C.", "C) Paris", "C: Paris".
-_LETTER = re.compile(r"(?i:(?:option|choice)\s+)?[(\[]?([A-Za-z])(?:[)\]]|[.:](?=\s|$)|$)[.:)]?\s*(.*)", re.DOTALL)
+# The label alone, in brackets, or before its option's text: "C", "(C)", "Option C", "C.", "C) Paris", "C: Paris".
+_LETTER = re.compile(
+    r"(?i:(?:option|choice)\s+)?[(\[]?([A-Za-z]|[1-9])(?:[)\]]|[.:](?=\s|$)|$)[.:)]?\s*(.*)", re.DOTALL
+)
 _ANNOUNCED = re.compile(
     r"\b(?:answer|correct (?:option|choice))\b(?:\s+is\b)?\s*[:：=-]?\s*(?:\b(?:option|choice|letter)\b\s*)?",
     re.IGNORECASE,
 )
-_NAMED_FIRST = re.compile(r"[(\[]?([A-Z])(?![A-Za-z0-9'’])")
+_NAMED_FIRST = re.compile(r"[(\[]?([A-Z]|[1-9])(?![A-Za-z0-9'’])(?!\.[0-9])")
+_STATED = re.compile(
+    r"(?:\b(?:[Oo]ption|[Cc]hoice)\s+)?(?<![A-Za-z0-9])[(\[]?([A-Z]|[1-9])[)\]]?[.]?\s+is\s+(?:the\s+)?"
+    r"(?:correct|right|best)\b|\b(?:[Oo]ption|[Cc]hoice)\s+[(\[]?([A-Z]|[1-9])(?![A-Za-z0-9])"
+)
+_DEMANDED_LINE = re.compile(r"^\W*(?:final\s+)?answer\W+[A-Z1-9]\W*$", re.IGNORECASE)
 
 
 def grade_choice(gold: str, text: str, *, options: tuple[str, ...] | None, max_answer_chars: int) -> Verdict:
     """Compare the option that `text` names with the gold, which is a letter or the text of an option.
 
     The answer is looked for in this order: the box; the last line that says "answer" ("ANSWER: C", "the answer is
-    (C)"), and there after the last "answer" that names an option; the whole text, where it is nothing but a letter or
-    an option. Two options named at once are no answer.
+    (C)"), and there after the last "answer" that names an option; the whole text, where it is nothing but a label or
+    an option; the last line that says "C is correct" or "option C". Two options named at once are no answer.
+
+    Where the gold is a digit the options are numbered: 2 and B are the second of them. Else a digit names no option.
     """
-    gold_letter = named_letter(gold, options)
+    is_numbered = gold.strip().strip("()").isdigit()
+    gold_letter = named_letter(gold, options, is_numbered=is_numbered)
     if gold_letter is None:
         return Verdict.UNPARSABLE_GOLD
-    answer_letter = answered_letter(text, options, max_answer_chars)
+    answer_letter = answered_letter(text, options, max_answer_chars, is_numbered=is_numbered)
     if answer_letter is None:
         return Verdict.NO_ANSWER
     return Verdict.CORRECT if answer_letter == gold_letter else Verdict.WRONG
 
 
-def named_letter(text: str, options: tuple[str, ...] | None) -> str | None:
-    """Upper-case letter of the option that `text` is: a letter, an option's text, or both; None for anything else."""
+def ends_in_demanded_form(text: str) -> bool:
+    """Whether the last line is "ANSWER: C": what prompts of multiple-choice sets demand, in place of a box."""
+    return _DEMANDED_LINE.match(_without_markup(text.rstrip().rpartition("\n")[2][-_LONGEST_LINE:])) is not None
+
+
+def named_letter(text: str, options: tuple[str, ...] | None, *, is_numbered: bool = False) -> str | None:
+    """Upper-case letter of the option that `text` is: a label, an option's text, or both; None for anything else."""
     plain = _without_markup(text)
-    by_text = _letter_of_option(plain, options)
-    if by_text is not None:
-        return by_text
     match = _LETTER.fullmatch(plain)
-    if match is None:
-        return None
-    letter, rest = match.group(1).upper(), match.group(2)
-    if LETTERS.index(letter) >= len(options or LETTERS):
-        return None
-    if rest and options is not None and _letter_of_option(rest, options) != letter:
-        return None
-    return letter
+    letter = None if match is None else _letter(match.group(1), options, is_numbered=is_numbered)
+    if is_numbered and letter is not None and match is not None and not match.group(2):
+        # Of numbered options that are numbers themselves the label is meant.
+        return letter
+    by_text = _letter_of_option(plain, options)
+    if by_text is not None or letter is None or match is None:
+        return by_text
+    rest = match.group(2)
+    return None if rest and options is not None and _letter_of_option(rest, options) != letter else letter
 
 
-def answered_letter(text: str, options: tuple[str, ...] | None, max_answer_chars: int) -> str | None:
+def answered_letter(
+    text: str, options: tuple[str, ...] | None, max_answer_chars: int, *, is_numbered: bool = False
+) -> str | None:
     """Letter of the option that a graded text settles on; None where it names none, or several."""
     boxed = last_boxed(text)
     if boxed is not None:
-        return named_letter(boxed, options) if len(boxed) <= max_answer_chars else None
+        return named_letter(boxed, options, is_numbered=is_numbered) if len(boxed) <= max_answer_chars else None
     plain = _without_markup(text)
     line_end = None
     for announced in reversed(list(_ANNOUNCED.finditer(plain))):
@@ -66,25 +84,50 @@ def answered_letter(text: str, options: tuple[str, ...] | None, max_answer_chars
         if not rest.strip(" .:!"):
             continue
         if line_end not in (None, end):
-            return None
+            break
         line_end = end
-        letter = named_letter(rest.strip(" .:"), options) or _first_letter(rest, options)
+        letter = named_letter(rest.strip(" .:"), options, is_numbered=is_numbered)
+        letter = letter or _first_letter(rest, options, is_numbered=is_numbered)
         if letter is not None:
             return letter
-    return named_letter(text, options) if line_end is None and len(text) <= max_answer_chars else None
+    if line_end is None and len(text) <= max_answer_chars:
+        letter = named_letter(text, options, is_numbered=is_numbered)
+        if letter is not None:
+            return letter
+    return _stated_letter(plain, options, is_numbered=is_numbered)
 
 
-def _first_letter(line: str, options: tuple[str, ...] | None) -> str | None:
-    """The capital a line begins with, as in "C because ..."; not the article of "A good guess", nor "B or C"."""
+def _stated_letter(plain: str, options: tuple[str, ...] | None, *, is_numbered: bool) -> str | None:
+    """The one option that the last line with "C is correct" or "option C" names."""
+    lines = [line for line in plain[-_LONGEST_STATEMENT:].splitlines() if _STATED.search(line)]
+    if not lines:
+        return None
+    named = {_letter(found[0] or found[1], options, is_numbered=is_numbered) for found in _STATED.findall(lines[-1])}
+    return named.pop() if len(named) == 1 else None
+
+
+def _letter(label: str, options: tuple[str, ...] | None, *, is_numbered: bool) -> str | None:
+    """Letter of the option with this label; None where there are not so many, or a digit labels none."""
+    if label.isdigit() and not is_numbered:
+        return None
+    place = int(label) - 1 if label.isdigit() else LETTERS.index(label.upper())
+    return LETTERS[place] if place < len(options or LETTERS) else None
+
+
+def _first_letter(line: str, options: tuple[str, ...] | None, *, is_numbered: bool) -> str | None:
+    """The label a line begins with, as in "C because ..."; not the article of "A good guess", nor "B or C"."""
     match = _NAMED_FIRST.match(line)
     if match is None:
         return None
     rest = line[match.end() :].lstrip(" )].,:")
-    if re.match(r"(?:and|or|/|&)?\s*[(\[]?[A-Z]\b(?![A-Za-z'’])", rest):
+    if re.match(r"(?:and|or|/|&)?\s*[(\[]?(?:[A-Z]|[1-9])\b(?![A-Za-z'’])", rest):
         return None
-    letter = match.group(1)
-    is_article = letter in "AI" and re.match(r" [a-z]", line[match.end() :]) is not None
-    return None if is_article or LETTERS.index(letter) >= len(options or LETTERS) else letter
+    label = match.group(1)
+    is_article = label in "AI" and re.match(r" [a-z]", line[match.end() :]) is not None
+    # "A is correct" names an option all the same.
+    if is_article and not re.match(r" is (?:the )?(?:correct|right|best)\b", line[match.end() :]):
+        return None
+    return _letter(label, options, is_numbered=is_numbered)
 
 
 def _letter_of_option(text: str, options: tuple[str, ...] | None) -> str | None:
