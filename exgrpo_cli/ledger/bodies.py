@@ -7,16 +7,26 @@ no memory of its own. What is read are pages of the mapped files: they belong to
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Float32, Int32
 
-from exgrpo_cli.ledger.parts import PartInfo
+from exgrpo_cli.ledger.parts import DamagedBytes, PartInfo, reading
 from exgrpo_cli.ledger.schemas import BODIES, SCHEMAS
 
 Body = tuple[Int32[np.ndarray, " tokens"], Float32[np.ndarray, " tokens"]]
 """Token ids and behaviour log-probs of one trajectory."""
+
+
+CHECKSUMS = b"crc32"
+"""Key of a record batch's metadata: the CRC-32 of every body in it, eight hexadecimal digits each."""
+
+
+def checksum(token_ids: Int32[np.ndarray, " tokens"], logprobs: Float32[np.ndarray, " tokens"]) -> bytes:
+    """The CRC-32 of a body's token ids and then log-probs as they are stored, in hexadecimal digits."""
+    return b"%08x" % crc32(logprobs.data, crc32(token_ids.data))
 
 
 class BodyBuffer:
@@ -62,13 +72,20 @@ class BodyBuffer:
         self._offsets = [0]
 
 
+def write_bodies(sink: pa.ipc.RecordBatchFileWriter, batch: pa.RecordBatch) -> None:
+    """Add a record batch with the checksums of its bodies."""
+    columns = _columns(batch)
+    bodies = (_body(columns, row) for row in range(len(batch)))
+    sink.write_batch(batch, custom_metadata={CHECKSUMS: b"".join(checksum(*body) for body in bodies)})
+
+
 class BodyStore:
     """Bodies by trajectory id."""
 
     def __init__(self, parts: Iterable[PartInfo]) -> None:
         self._first_ids: list[int] = []
         self._places: list[tuple[Path, int]] = []
-        self._mapped: dict[Path, list[_Columns]] = {}
+        self._mapped: dict[Path, list[tuple[_Columns, bytes]]] = {}
         for part in parts:
             self.add(part)
 
@@ -79,7 +96,10 @@ class BodyStore:
             self._places.append((part.name.path, position))
 
     def read(self, trajectory_ids: Sequence[int]) -> list[Body]:
-        """Copies of the stored arrays, in the order of the ids, which must exist."""
+        """Copies of the stored arrays, in the order of the ids, which must exist.
+
+        Raises DamagedBytes naming the file and the trajectory whose checksum differs.
+        """
         return [self._read_one(int(trajectory_id)) for trajectory_id in trajectory_ids]
 
     def _read_one(self, trajectory_id: int) -> Body:
@@ -87,23 +107,41 @@ class BodyStore:
         path, batch = self._places[place]
         if path not in self._mapped:
             self._mapped[path] = _map_columns(path)
-        offsets, token_ids, logprobs = self._mapped[path][batch]
+        columns, checksums = self._mapped[path][batch]
         row = trajectory_id - self._first_ids[place]
-        begin, end = offsets[row], offsets[row + 1]
-        return token_ids[begin:end].copy(), logprobs[begin:end].copy()
+        body = _body(columns, row)
+        # Parts of older versions have no checksums.
+        if checksums and checksums[8 * row : 8 * row + 8] != checksum(*body):
+            raise DamagedBytes(f"{path}: trajectory {trajectory_id} is damaged (its checksum differs)")
+        return body
 
 
 _Columns = tuple[Int32[np.ndarray, " offsets"], Int32[np.ndarray, " values"], Float32[np.ndarray, " values"]]
 
 
-def _map_columns(path: Path) -> list[_Columns]:
-    """Offsets, token ids and log-probs of every record batch of a part, as views of the mapped file."""
+def _map_columns(path: Path) -> list[tuple[_Columns, bytes]]:
+    """Columns of every record batch of a part, as views of the mapped file, and its checksums, empty without any.
+
+    Raises DamagedBytes naming the file.
+    """
     views = []
     # The views keep the mapping alive; closing the file gives its descriptor back, of which a process has few.
-    with pa.memory_map(str(path)) as source:
+    with reading(str(path)), pa.memory_map(str(path)) as source:
         file = pa.ipc.open_file(source)
         for position in range(file.num_record_batches):
-            batch = file.get_batch(position)
-            token_ids, logprobs = batch.column("token_ids"), batch.column("behaviour_logprobs")
-            views.append((token_ids.offsets.to_numpy(), token_ids.values.to_numpy(), logprobs.values.to_numpy()))
+            batch, metadata = file.get_batch_with_custom_metadata(position)
+            batch.validate()
+            views.append((_columns(batch), (metadata or {}).get(CHECKSUMS, b"")))
     return views
+
+
+def _columns(batch: pa.RecordBatch) -> _Columns:
+    """Offsets, token ids and log-probs of a record batch, as views of its memory."""
+    token_ids, logprobs = batch.column("token_ids"), batch.column("behaviour_logprobs")
+    return token_ids.offsets.to_numpy(), token_ids.values.to_numpy(), logprobs.values.to_numpy()
+
+
+def _body(columns: _Columns, row: int) -> Body:
+    offsets, token_ids, logprobs = columns
+    begin, end = offsets[row], offsets[row + 1]
+    return token_ids[begin:end].copy(), logprobs[begin:end].copy()

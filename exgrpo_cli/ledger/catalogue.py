@@ -30,6 +30,13 @@ class Catalogue:
     dropped: str
     """What was left out and why; empty where nothing was."""
 
+    def up_to(self, step: int) -> "Catalogue":
+        """The catalogue after a cut at a `step` at which no part straddles."""
+        parts = {table: tuple(part for part in own if part.name.last_step <= step) for table, own in self.parts.items()}
+        commits = [commit for part in parts[EVENTS] for commit in part.commits if commit.step <= step]
+        totals = dict(commits[-1].totals) if commits else dict.fromkeys(TABLES, 0)
+        return Catalogue(parts=parts, totals=totals, last_step=step, dropped="")
+
 
 def read_catalogue(folder: Path) -> Catalogue:
     """List and check the parts of the ledger in `folder`, also while a run writes it."""

@@ -83,4 +83,6 @@ def _copy_bodies(file: BinaryIO, schema: pa.Schema, run: Sequence[PartInfo]) -> 
             with pa.memory_map(str(part.name.path)) as source:
                 stored = pa.ipc.open_file(source)
                 for position in range(stored.num_record_batches):
-                    sink.write_batch(stored.get_batch(position))
+                    # With the checksums of its bodies, where it has them: what was damaged before stays found out.
+                    batch, checksums = stored.get_batch_with_custom_metadata(position)
+                    sink.write_batch(batch, custom_metadata=checksums)

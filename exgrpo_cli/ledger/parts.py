@@ -102,7 +102,10 @@ def schema_with_metadata(table: str, identity: LedgerIdentity, commits: Sequence
 
 
 def write_parquet(file: BinaryIO, table: pa.Table) -> None:
-    pq.write_table(table, file, compression="zstd", dictionary_pagesize_limit=_DICTIONARY_BYTES)
+    """Write a table with a CRC-32 per page, which every reader of Parquet can check, and ours does."""
+    pq.write_table(
+        table, file, compression="zstd", dictionary_pagesize_limit=_DICTIONARY_BYTES, write_page_checksum=True
+    )
 
 
 def inspect_part(table: str, name: PartName) -> PartInfo:
@@ -168,8 +171,8 @@ def _commits(name: PartName, schema: pa.Schema) -> tuple[Commit, ...]:
 
 
 @contextmanager
-def reading() -> Iterator[None]:
-    """Raises DamagedBytes where what is read inside is no file of Arrow's or Parquet's.
+def reading(name: str = "") -> Iterator[None]:
+    """Raises DamagedBytes, beginning with `name`, where what is read inside is no file of Arrow's or Parquet's.
 
     To Arrow damaged bytes are invalid (a ValueError, like metadata that is no JSON), of an encoding it does not know,
     or end too soon: an OSError of its own, without a number. One with a number is the operating system's (no
@@ -180,4 +183,4 @@ def reading() -> Iterator[None]:
     except (ValueError, pa.ArrowNotImplementedError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise DamagedBytes(first_line(error)) from error
+        raise DamagedBytes(f"{name}: {first_line(error)}" if name else first_line(error)) from error

@@ -88,12 +88,18 @@ class LedgerReader:
         return self._retrying(read)
 
     def bodies(self, trajectory_ids: Sequence[int]) -> list[Body]:
-        """Token ids and behaviour log-probs, bit for bit as stored, in the order of the ids."""
+        """Token ids and behaviour log-probs, bit for bit as stored, in the order of the ids.
+
+        Raises InputError for an unknown id, and naming the file where one of them is damaged.
+        """
         known = self._catalogue.totals[BODIES]
         for trajectory_id in trajectory_ids:
             if not 0 <= trajectory_id < known:
                 raise InputError(f"{self.folder}: no trajectory {trajectory_id}; ids go from 0 to {known - 1}")
-        return self._retrying(lambda catalogue: BodyStore(catalogue.parts[BODIES]).read(trajectory_ids))
+        try:
+            return self._retrying(lambda catalogue: BodyStore(catalogue.parts[BODIES]).read(trajectory_ids))
+        except DamagedBytes as error:
+            raise InputError(f"{error}; restore the file from a copy") from error
 
     def _retrying(self, read: Callable[[Catalogue], _Result]) -> _Result:
         """Read by the catalogue; where a compaction has replaced parts since, by a new one."""
@@ -121,7 +127,8 @@ def read_rows(table: str, parts: Sequence[PartInfo], columns: Sequence[str], *, 
 def _read_part(table: str, part: PartInfo, columns: Sequence[str], encoded: Sequence[str]) -> pa.Table:
     """Raises InputError where the footer is whole but the pages are not, FileNotFoundError after a compaction."""
     try:
-        with reading(), pq.ParquetFile(part.name.path, read_dictionary=list(encoded)) as file:
+        path, checked = part.name.path, True  # parts of older versions have no checksums, which passes as well
+        with reading(), pq.ParquetFile(path, read_dictionary=list(encoded), page_checksum_verification=checked) as file:
             return file.read(columns=list(columns))
     except DamagedBytes as error:
         raise InputError(

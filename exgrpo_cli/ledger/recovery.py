@@ -6,27 +6,23 @@ from pathlib import Path
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.files import sync_folder
 from exgrpo_cli.ledger.catalogue import Catalogue, read_catalogue
-from exgrpo_cli.ledger.parts import PartName, list_parts, list_unfinished
-from exgrpo_cli.ledger.reader import LedgerWarning
-from exgrpo_cli.ledger.schemas import EVENTS, TABLES
+from exgrpo_cli.ledger.parts import list_parts, list_unfinished
+from exgrpo_cli.ledger.reader import LedgerWarning, read_rows
+from exgrpo_cli.ledger.schemas import BODIES, EVENTS, SCHEMAS, TABLES
 
 _COMMIT_FIRST = (EVENTS, *(table for table in TABLES if table != EVENTS))
 """Deleting a commit record first turns its step into one that was never finished, whatever comes between."""
 
 
-def cut_after(folder: Path, step: int) -> Catalogue:
-    """Delete what the ledger holds of later steps and return what remains.
+def check_cut(folder: Path, step: int) -> Catalogue:
+    """What a cut after `step` would leave of the ledger; deletes nothing.
 
-    Raises InputError, deleting nothing, where the ledger is not whole up to `step` or cannot be cut there. The caller
-    holds the writer lock.
+    Raises InputError where the ledger is not whole up to `step` or cannot be cut there.
     """
     catalogue = read_catalogue(folder)
-    later: dict[str, list[PartName]] = {}
     for table in TABLES:
-        current, _ = list_parts(folder, table)
-        later[table] = [name for name in current if name.last_step > step]
-        for name in later[table]:
-            if name.first_step <= step:
+        for name in list_parts(folder, table)[0]:
+            if name.first_step <= step < name.last_step:
                 raise InputError(
                     f"{name.path} holds steps {name.first_step} to {name.last_step} in one part and cannot be cut at "
                     f"step {step}; resume from a checkpoint at step {name.last_step} or later"
@@ -37,16 +33,43 @@ def cut_after(folder: Path, step: int) -> Catalogue:
             f"{': ' + catalogue.dropped if catalogue.dropped else ''}; "
             f"to resume from an earlier checkpoint, remove those after step {catalogue.last_step}"
         )
+    return catalogue.up_to(step)
+
+
+def cut_after(folder: Path, step: int) -> None:
+    """Delete what the ledger holds of later steps.
+
+    Raises InputError as `check_cut` does, deleting nothing then. The caller holds the writer lock.
+    """
+    check_cut(folder, step)
     unfinished = remove_leftovers(folder)
     if unfinished:
         warnings.warn(f"{folder}: {unfinished} unfinished files of a stopped run removed", LedgerWarning, stacklevel=3)
-    if not any(later.values()):
-        return catalogue
     for table in _COMMIT_FIRST:
-        for name in reversed(later[table]):
+        later = [name for name in list_parts(folder, table)[0] if name.last_step > step]
+        for name in reversed(later):
             name.path.unlink()
-        sync_folder(folder / table)
-    return read_catalogue(folder)
+        if later:
+            sync_folder(folder / table)
+
+
+def whole_until(folder: Path) -> tuple[int, str]:
+    """The last step up to which all tables can be read with their checksums right, and what is amiss after it.
+
+    Reads every table whole, bodies apart: those are checked one by one, as they are replayed.
+    """
+    catalogue = read_catalogue(folder)
+    last_step, problem = catalogue.last_step, catalogue.dropped
+    for table in TABLES:
+        for part in catalogue.parts[table] if table != BODIES else ():
+            if part.name.first_step > last_step:
+                break
+            try:
+                read_rows(table, [part], SCHEMAS[table].names)
+            except InputError as error:
+                last_step, problem = part.name.first_step - 1, str(error)
+                break
+    return last_step, problem
 
 
 def remove_leftovers(folder: Path) -> int:

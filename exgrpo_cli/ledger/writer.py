@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 
 from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.files import partial_path, publish, stage
-from exgrpo_cli.ledger.bodies import Body, BodyBuffer
+from exgrpo_cli.ledger.bodies import Body, BodyBuffer, write_bodies
 from exgrpo_cli.ledger.parts import (
     Commit,
     PartInfo,
@@ -149,7 +149,7 @@ def _write_bodies(
 ) -> None:
     with pa.ipc.new_file(file, schema) as sink:
         for batch in batches:
-            sink.write_batch(batch)
+            write_bodies(sink, batch)
             first_ids.append(batch.column(0)[0].as_py())
 
 

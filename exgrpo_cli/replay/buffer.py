@@ -19,7 +19,7 @@ from exgrpo_cli.files import write_text
 from exgrpo_cli.ledger.catalogue import Catalogue, read_catalogue
 from exgrpo_cli.ledger.compaction import FEWEST, compact
 from exgrpo_cli.ledger.reader import read_identity
-from exgrpo_cli.ledger.recovery import cut_after
+from exgrpo_cli.ledger.recovery import check_cut, cut_after
 from exgrpo_cli.ledger.schemas import (
     BODIES,
     DRAWS,
@@ -87,16 +87,18 @@ class ExperienceBuffer:
     ) -> "ExperienceBuffer":
         """The buffer as it was at the end of step `at_step`; what the ledger holds of later steps is deleted.
 
-        Raises InputError where the ledger is another run's, is being written, or is not whole up to that step; nothing
-        is deleted then.
+        Raises InputError where the ledger is another run's, is being written, is not whole up to that step or cannot be
+        read; nothing is deleted then.
         """
         identity.require_match(read_identity(folder), str(folder), RESUME_FIELDS)
         lock = lock_ledger(folder)
         try:
             create_folders(folder)
-            catalogue = cut_after(folder, at_step)
+            catalogue = check_cut(folder, at_step)
             writer = LedgerWriter(folder, identity, lock, at_step, catalogue.totals)
-            return cls(folder, writer, rules, question_ids, catalogue)
+            buffer = cls(folder, writer, rules, question_ids, catalogue)
+            cut_after(folder, at_step)
+            return buffer
         except BaseException:
             lock.release()
             raise

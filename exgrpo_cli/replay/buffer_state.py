@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from exgrpo_cli.errors import RunError
 from exgrpo_cli.ledger.bodies import Body, BodyStore
 from exgrpo_cli.ledger.catalogue import Catalogue
 from exgrpo_cli.ledger.columns import NO_BUCKET
-from exgrpo_cli.ledger.parts import PartInfo
+from exgrpo_cli.ledger.parts import DamagedBytes, PartInfo
 from exgrpo_cli.ledger.reader import read_rows
 from exgrpo_cli.ledger.schemas import BODIES, EVENTS, Event
 from exgrpo_cli.ledger.writer import LedgerWriter
@@ -49,8 +50,11 @@ class BufferState:
             self.questions.rest(question, int(until[question]))
 
     def bodies(self, trajectory_ids: Sequence[int]) -> list[Body]:
-        """Copies of stored bodies, flushed or not."""
-        stored = iter(self._bodies.read([i for i in trajectory_ids if not self._writer.is_pending(i)]))
+        """Copies of stored bodies, flushed or not. Raises RunError naming the file where one is damaged."""
+        try:
+            stored = iter(self._bodies.read([i for i in trajectory_ids if not self._writer.is_pending(i)]))
+        except DamagedBytes as error:
+            raise RunError(f"{error}; restore the file from a copy, then go on with --resume") from error
         return [self._writer.pending_body(i) if self._writer.is_pending(i) else next(stored) for i in trajectory_ids]
 
     def add_part(self, part: PartInfo) -> None:
