@@ -154,6 +154,8 @@ def _print_plan(plan: "EvaluationPlan", json: bool) -> None:
 def _show(report: "EvaluationReport", json: bool, quiet: bool) -> None:
     """The score on stdout, the plot and the tables in the results folder."""
     from exgrpo_cli.evaluation.compare.terminal_tables import score_table
+    from exgrpo_cli.plots.evaluation import accuracy_by_level, level_scores
+    from exgrpo_cli.plots.style import save
 
     scores = [
         (report.model, {**result, "value": result["avg_at_k"], "samples": result["k"]}, report.titles[name])
@@ -164,6 +166,8 @@ def _show(report: "EvaluationReport", json: bool, quiet: bool) -> None:
         [(report.model, report.titles[name], result["pass_at_k"]) for name, result in report.results.items()],
         report.folder,
     )
+    if levels := level_scores(report.results, report.titles):
+        save(accuracy_by_level(levels), report.folder, "accuracy-levels")
     if json:
         print_json(report.to_json())
     else:

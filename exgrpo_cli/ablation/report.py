@@ -14,16 +14,24 @@ import numpy as np
 from rich.table import Table
 
 from exgrpo_cli.ablation.study import Study, StudyRun
-from exgrpo_cli.files import read_json_lines, write_json, write_text
-from exgrpo_cli.plots.ablation import ArmCurve, ArmResult, arm_comparison, arm_curves
+from exgrpo_cli.files import write_json, write_text
+from exgrpo_cli.plots.ablation import (
+    ArmCurve,
+    ArmDifference,
+    ArmResult,
+    arm_comparison,
+    arm_curves,
+    arm_curves_by_tokens,
+    paired_differences,
+)
+from exgrpo_cli.plots.learning import generated_by, heldout_scores
 from exgrpo_cli.plots.style import save
+from exgrpo_cli.runs.metrics import read_metrics
 from exgrpo_cli.statistics import Interval, t_interval, t_test
 
 MEASURE = "held-out pass@1"
 RATE = (0.0, 1.0)
 """Where a rate can be."""
-CURVE_POINTS = 30
-"""Points of a learning curve."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -218,7 +226,8 @@ def coverage_of(name: str, summaries: dict[tuple[str, int], Any], baseline_arm: 
 
 
 def plot_study(study: Study, report: StudyReport) -> list[Path]:
-    """`ablation` (arms with intervals) and `curves` (batch pass@1 by step), as PNG and SVG."""
+    """Arms with intervals, paired differences and held-out curves by steps and by tokens, as PNG and SVG."""
+    baseline = next((arm.seeds for arm in report.arms if arm.name == study.baseline), {})
     results = [
         ArmResult(
             name=arm.name,
@@ -229,35 +238,46 @@ def plot_study(study: Study, report: StudyReport) -> list[Path]:
         )
         for arm in report.arms
     ]
+    differences = [
+        ArmDifference(
+            name=arm.name,
+            mean=arm.difference.mean,
+            low=arm.difference.low,
+            high=arm.difference.high,
+            seeds=[arm.seeds[seed] - baseline[seed] for seed in arm.seeds if seed in baseline],
+        )
+        for arm in report.arms
+        if arm.difference is not None
+    ]
     curves = [
         arm_curve(arm.name, [run for run in study.runs if run.arm.name == arm.name and run.seed in arm.seeds])
         for arm in report.arms
     ]
-    return [
-        *save(arm_comparison(results, baseline=study.baseline, measure=MEASURE), study.folder, "ablation"),
-        *save(arm_curves(curves, baseline=study.baseline, measure="batch pass@1"), study.folder, "curves"),
-    ]
+    figures = {
+        "ablation": arm_comparison(results, baseline=study.baseline, measure=MEASURE),
+        "differences": paired_differences(differences, baseline=study.baseline, measure=MEASURE),
+        "curves": arm_curves(curves, baseline=study.baseline, measure=MEASURE),
+        "curves-tokens": arm_curves_by_tokens(curves, baseline=study.baseline, measure=MEASURE),
+    }
+    return [path for name, figure in figures.items() for path in save(figure, study.folder, name)]
 
 
 def arm_curve(name: str, runs: Sequence[StudyRun]) -> ArmCurve:
-    """Batch pass@1 by step, mean over seeds with the t interval cut to 0..1.
-
-    Each seed is averaged over CURVE_POINTS stretches of steps first: single batches are noisier than seeds differ.
-    """
-    by_stretch: dict[int, list[float]] = {}
+    """Held-out pass@1 by step, mean over the seeds that were scored there, with the t interval cut to 0..1."""
+    by_step: dict[int, list[float]] = {}
+    tokens: dict[int, list[float]] = {}
     for run in runs:
-        lines = [line for line in read_json_lines(run.folder / "metrics.jsonl") if "batch/pass_at_1" in line]
-        width = max(1, run.config.run.steps // CURVE_POINTS)
-        own: dict[int, list[float]] = {}
-        for line in lines:
-            own.setdefault((line["step"] - 1) // width * width + (width + 1) // 2, []).append(line["batch/pass_at_1"])
-        for step, values in own.items():
-            by_stretch.setdefault(step, []).append(float(np.mean(values)))
-    steps = sorted(by_stretch)
-    intervals = [t_interval(by_stretch[step], bounds=RATE) for step in steps]
+        metrics = read_metrics(run.folder)
+        scores = next(iter(heldout_scores(run.folder, metrics).values()), [])
+        for score, generated in zip(scores, generated_by(metrics, [score.step for score in scores]), strict=True):
+            by_step.setdefault(score.step, []).append(score.value)
+            tokens.setdefault(score.step, []).append(generated)
+    steps = sorted(by_step)
+    intervals = [t_interval(by_step[step], bounds=RATE) for step in steps]
     return ArmCurve(
         name=name,
         steps=steps,
+        tokens=[float(np.mean(tokens[step])) for step in steps],
         mean=[interval.mean for interval in intervals],
         low=[interval.low for interval in intervals],
         high=[interval.high for interval in intervals],

@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from exgrpo_cli.plots.series import draw_series
-from exgrpo_cli.plots.style import CYCLE, FULL_WIDTH, new_figure, say_nothing_to_show, step_axis, styled
+from exgrpo_cli.plots.style import CYCLE, FULL_WIDTH, LINESTYLES, new_figure, say_nothing_to_show, step_axis, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from exgrpo_cli.replay_stats.summary import ReplaySummary
-
-LINESTYLES = ("-", "--", ":", "-.")
 
 
 def buffers_compared(labels: Sequence[str], summaries: "Sequence[ReplaySummary]") -> "Figure":

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float64
 
-from exgrpo_cli.plots.series import draw_series
+from exgrpo_cli.plots.series import draw_series, explain_smoothing
 from exgrpo_cli.plots.style import (
     BLACK,
     BLUE,
     FULL_WIDTH,
     ORANGE,
     VERMILION,
+    full_rows,
     logarithmic_axis,
     mark_phase_start,
     new_figure,
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 COLUMNS = 3
 PANEL_HEIGHT = 1.75
+LEAST_LOGGED = 0.1
+"""Share of the steps that must have logged a value: with fewer its panel is empty but for a corner."""
 LOGARITHMIC_SPAN = 20.0
 """Largest over smallest value: below, a logarithmic axis has too few labels to be read."""
 
@@ -92,30 +95,41 @@ PANELS = (
 
 
 def policy_diagnostics(metrics: RunMetrics) -> "Figure":
-    """One small panel for each diagnostic that the run logged; those it did not log are left out."""
-    shown = [panel for panel in PANELS if any(metrics.has(key) for key, _, _ in panel.keys)]
-    rows = max(1, -(-len(shown) // COLUMNS))
+    """One small panel for each diagnostic with something to see: what was hardly ever logged, or always 0, is not."""
+    shown = [panel for panel in PANELS if any(_has_something(metrics.series(key)) for key, _, _ in panel.keys)]
     with styled():
-        figure, panels = new_figure(rows, COLUMNS if shown else 1, width=FULL_WIDTH, height=PANEL_HEIGHT * rows)
         if not shown:
-            say_nothing_to_show(panels[0], "no step has finished yet")
+            figure, (axes,) = new_figure(width=FULL_WIDTH, height=PANEL_HEIGHT)
+            say_nothing_to_show(axes, "no step has finished yet")
             return figure
-        for axes, panel in zip(panels, shown, strict=False):
-            _draw(axes, panel, metrics)
-        for axes in panels[len(shown) :]:
-            axes.remove()
-        for axes in panels[: len(shown) - COLUMNS]:
+        figure, panels = full_rows(len(shown), COLUMNS, width=FULL_WIDTH, row_height=PANEL_HEIGHT)
+        windows = [_draw(axes, panel, metrics) for axes, panel in zip(panels, shown, strict=True)]
+        for axes in panels[: (len(shown) - 1) // COLUMNS * COLUMNS]:
             axes.set_xlabel("")
+        explain_smoothing(figure, max(windows))
         return figure
 
 
-def _draw(axes: "Axes", panel: Panel, metrics: RunMetrics) -> None:
+def _has_something(values: Float64[np.ndarray, " rows"]) -> bool:
+    return bool(np.nan_to_num(values).any() and np.isfinite(values).mean() >= LEAST_LOGGED)
+
+
+def _draw(axes: "Axes", panel: Panel, metrics: RunMetrics) -> int:
+    """Draw a panel; returns the steps that its averages are over."""
     axes.set_title(panel.title, loc="left")
-    drawn = [key for key, _, _ in panel.keys if metrics.has(key)]
-    for key, colour, label in panel.keys:
-        if key in drawn:
-            draw_series(axes, metrics.steps, metrics.series(key), colour=colour, label=label or None)
-    if panel.logarithmic and _spans_decades(np.concatenate([metrics.series(key) for key in drawn])):
+    drawn = [(key, colour, label) for key, colour, label in panel.keys if metrics.has(key)]
+    windows = [
+        draw_series(
+            axes,
+            metrics.steps,
+            metrics.series(key),
+            colour=colour,
+            label=label or None,
+            smooth=not key.endswith("_max"),
+        )
+        for key, colour, label in drawn
+    ]
+    if panel.logarithmic and _spans_decades(np.concatenate([metrics.series(key) for key, _, _ in drawn])):
         logarithmic_axis(axes)
     else:
         axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 4))
@@ -127,6 +141,7 @@ def _draw(axes: "Axes", panel: Panel, metrics: RunMetrics) -> None:
     mark_phase_start(axes, metrics.first_mixed_step)
     if panel.extra:
         panel.extra(axes, metrics)
+    return max(windows)
 
 
 def _spans_decades(values: Float64[np.ndarray, " values"]) -> bool:

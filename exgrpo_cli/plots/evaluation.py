@@ -1,8 +1,8 @@
-"""Accuracy by benchmark with 95 % intervals, several models side by side."""
+"""Figures of evaluations: accuracy by benchmark, by number of samples (pass@k) and by level of the questions."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from exgrpo_cli.plots.style import CYCLE, FULL_WIDTH, SINGLE_COLUMN, new_figure, styled
 
@@ -59,6 +59,66 @@ def accuracy_by_benchmark(scores: Sequence[BenchmarkScore]) -> "Figure":
         axes.grid(axis="x", visible=False)
         _legend(figure, axes, columns)
         return figure
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LevelScores:
+    """Accuracy by level of difficulty; shares from 0 to 1."""
+
+    label: str
+    levels: Sequence[str]
+    value: Sequence[float]
+    questions: Sequence[int]
+
+
+def level_scores(results: Mapping[str, Mapping[str, Any]], titles: Mapping[str, str]) -> list[LevelScores]:
+    """The `by_level` of each benchmark's object of `results.json`, where its questions have several levels."""
+    scores = []
+    for name, result in results.items():
+        by_level = result.get("by_level") or {}
+        levels = sorted(by_level, key=_numbers_first)
+        if len(levels) > 1:
+            scores.append(
+                LevelScores(
+                    label=titles.get(name, name),
+                    levels=levels,
+                    value=[by_level[level]["avg_at_k"] for level in levels],
+                    questions=[int(by_level[level]["questions"]) for level in levels],
+                )
+            )
+    return scores
+
+
+def accuracy_by_level(scores: Sequence[LevelScores]) -> "Figure":
+    """Accuracy against the level of the questions, with the number of questions below where there is one set."""
+    with styled():
+        figure, (axes,) = new_figure(width=SINGLE_COLUMN + 0.8, height=2.7)
+        levels = sorted({level for score in scores for level in score.levels}, key=_numbers_first)
+        for number, score in enumerate(scores):
+            axes.plot(
+                [levels.index(level) for level in score.levels],
+                [100 * value for value in score.value],
+                color=CYCLE[number % len(CYCLE)],
+                marker=MARKERS[(number + number // len(CYCLE)) % len(MARKERS)],
+                linestyle=":",
+                label=score.label,
+            )
+        counts = dict(zip(scores[0].levels, scores[0].questions, strict=True)) if len(scores) == 1 else {}
+        axes.set_xticks(range(len(levels)), [f"{level}\n({counts[level]})" if counts else level for level in levels])
+        axes.set_xlabel("level (questions)" if counts else "level")
+        axes.set_ylabel("accuracy (%)")
+        axes.set_ylim(0, 100)
+        axes.grid(visible=False, axis="x")
+        axes.legend(loc="best")
+        return figure
+
+
+def _numbers_first(level: str) -> tuple[int, float, str]:
+    """Sort key: levels that are numbers by their value, then words."""
+    try:
+        return (0, float(level), level)
+    except ValueError:
+        return (1, 0.0, level)
 
 
 def _draw_model(

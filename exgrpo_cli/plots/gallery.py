@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exgrpo_cli.errors import InputError
-from exgrpo_cli.plots import replay
+from exgrpo_cli.plots import buckets, replay
 from exgrpo_cli.plots.comparison import buffers_compared
 from exgrpo_cli.plots.diagnostics import policy_diagnostics
-from exgrpo_cli.plots.learning import heldout_scores, learning_curve
+from exgrpo_cli.plots.learning import accuracy_by_tokens, heldout_scores, learning_curve
 from exgrpo_cli.plots.style import save
+from exgrpo_cli.plots.what_if import what_if_figure
 from exgrpo_cli.replay_stats.record import LEDGER_FOLDER, read_config
 from exgrpo_cli.replay_stats.report import RunReport
 from exgrpo_cli.replay_stats.summary import ReplaySummary, summarise
@@ -71,6 +72,8 @@ def save_reports(reports: Sequence[RunReport], folders: Sequence[Path]) -> list[
     for report, folder in zip(reports, folders, strict=True):
         paths += [path for name, figure in training_figures(report.summary.run) for path in save(figure, folder, name)]
         paths += save_replay(report.summary, folder)
+        if report.sampler or report.metric:
+            paths += save(what_if_figure(report), folder, "replay-what-if")
     if len(reports) > 1:
         figure = buffers_compared([report.label for report in reports], [report.summary for report in reports])
         paths += save(figure, folders[0], "replay-comparison")
@@ -80,14 +83,19 @@ def save_reports(reports: Sequence[RunReport], folders: Sequence[Path]) -> list[
 def training_figures(run: Path, heldout: Mapping[str, Any] | None = None) -> Iterator[tuple[str, "Figure"]]:
     """Name and figure of what needs the step metrics alone; `heldout` as for `save_all`."""
     metrics = read_metrics(run)
-    yield "learning", learning_curve(metrics, heldout_scores(run, metrics, heldout))
+    scores = heldout_scores(run, metrics, heldout)
+    yield "learning", learning_curve(metrics, scores)
+    by_tokens = accuracy_by_tokens(metrics, scores)
+    if by_tokens is not None:
+        yield "learning-tokens", by_tokens
     yield "diagnostics", policy_diagnostics(metrics)
 
 
 def replay_figures(summary: ReplaySummary) -> Iterator[tuple[str, "Figure"]]:
     """Name and figure of everything about the experience buffer."""
-    yield "replay-buckets", replay.bucket_occupancy(summary)
-    yield "replay-questions", replay.question_states(summary)
+    yield "replay-buckets", buckets.bucket_occupancy(summary)
+    yield "replay-flow", buckets.bucket_flow(summary)
+    yield "replay-questions", buckets.question_states(summary)
     yield "replay-entropy", replay.entropy_of_choice(summary)
     yield "replay-age-reuse", replay.age_and_reuse(summary)
     yield "replay-entropy-by-bucket", replay.entropy_by_bucket(summary)

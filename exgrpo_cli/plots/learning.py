@@ -1,27 +1,30 @@
 """The learning curve: success on the training stream, on replayed questions, and on held-out ones."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from exgrpo_cli.plots.series import draw_series
+from exgrpo_cli.plots.series import FEW, draw_series, explain_smoothing
 from exgrpo_cli.plots.style import (
     BLACK,
     BLUE,
     ORANGE,
+    SINGLE_COLUMN,
     mark_phase_start,
     new_figure,
     say_nothing_to_show,
     step_axis,
     styled,
+    token_axis,
 )
 from exgrpo_cli.runs.metrics import RunMetrics
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SUMMARY_FILE = "summary.json"
@@ -95,31 +98,59 @@ def learning_curve(metrics: RunMetrics, heldout: dict[str, list[HeldoutScore]]) 
         if not (np.isfinite(batch).any() or heldout):
             say_nothing_to_show(axes, "no step has finished yet")
             return figure
-        draw_series(axes, metrics.steps, batch, colour=BLUE, label="fresh questions")
+        window = draw_series(axes, metrics.steps, batch, colour=BLUE, label="fresh questions")
         if np.isfinite(replayed).any():
             draw_series(axes, metrics.steps, replayed, colour=ORANGE, label="replayed questions (fresh rollouts)")
         for (name, scores), marker in zip(heldout.items(), "DosvP^X" * len(heldout), strict=False):
-            _heldout(axes, scores, marker, "held-out" if name == "held-out" else f"held-out: {name}")
+            places = [score.step for score in scores]
+            draw_heldout(axes, places, scores, marker, "held-out" if name == "held-out" else f"held-out: {name}")
         axes.set_ylabel("pass@1")
         axes.set_ylim(0, 1)
         step_axis(axes, last_step)
         axes.set_xlim(-0.02 * max(last_step, 1), 1.02 * max(last_step, 1))
         mark_phase_start(axes, metrics.first_mixed_step, label=True)
         figure.legend(loc="outside upper center", ncols=3)
+        explain_smoothing(figure, window)
         return figure
 
 
-def _heldout(axes: object, scores: list[HeldoutScore], marker: str, label: str) -> None:
-    steps = np.array([score.step for score in scores])
+def accuracy_by_tokens(metrics: RunMetrics, heldout: dict[str, list[HeldoutScore]]) -> "Figure | None":
+    """Held-out pass@1 against the tokens generated until then, the cost that methods share; None without scores."""
+    if not any(heldout.values()):
+        return None
+    with styled():
+        figure, (axes,) = new_figure(width=SINGLE_COLUMN, height=2.5)
+        for (name, scores), marker in zip(heldout.items(), "DosvP^X" * len(heldout), strict=False):
+            tokens = generated_by(metrics, [score.step for score in scores])
+            draw_heldout(axes, tokens, scores, marker, name)
+        axes.set_xlabel("tokens generated")
+        axes.set_ylabel("held-out pass@1")
+        axes.set_ylim(0, 1)
+        token_axis(axes)
+        axes.legend(loc="best")
+        return figure
+
+
+def generated_by(metrics: RunMetrics, steps: Sequence[int]) -> list[float]:
+    """Tokens generated up to and including each of `steps`."""
+    totals = np.concatenate([[0.0], np.nan_to_num(metrics.series("tokens/generated")).cumsum()])
+    return totals[np.searchsorted(metrics.steps, steps, side="right")].tolist()
+
+
+def draw_heldout(
+    axes: "Axes", places: Sequence[float], scores: Sequence[HeldoutScore], marker: str, label: str
+) -> None:
+    """Scores with their intervals at `places`; fewer than FEW are not joined by a line."""
     values = np.array([score.value for score in scores])
     below = np.array([np.nan_to_num(score.value - score.low) for score in scores]).clip(0)
     above = np.array([np.nan_to_num(score.high - score.value) for score in scores]).clip(0)
-    axes.errorbar(  # type: ignore[attr-defined]
-        steps,
+    axes.errorbar(
+        places,
         values,
         yerr=np.stack([below, above]),
         color=BLACK,
         marker=marker,
+        linestyle="-" if len(scores) >= FEW else "none",
         linewidth=0.9,
         elinewidth=0.9,
         capsize=2.5,

@@ -1,22 +1,21 @@
-"""Figures of the experience buffer: what it holds, what is drawn from it, how old and how often."""
+"""Figures of what was replayed: its entropy, its age, how often, and how it was drawn."""
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from exgrpo_cli.plots.series import draw_series
+from exgrpo_cli.plots.series import draw_series, explain_smoothing
 from exgrpo_cli.plots.style import (
     BLACK,
     BLUE,
     FULL_WIDTH,
-    GREEN,
     GREY,
     ORANGE,
     SINGLE_COLUMN,
     SKY,
     VERMILION,
-    brief_count,
     bucket_colours,
     logarithmic_axis,
     mark_phase_start,
@@ -25,77 +24,18 @@ from exgrpo_cli.plots.style import (
     step_axis,
     styled,
 )
+from exgrpo_cli.replay_stats.entropy import GROUPS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
-    from exgrpo_cli.replay_stats.entropy import EntropyGroup
+    from exgrpo_cli.replay_stats.entropy import EntropyGroup, EntropyWindow
     from exgrpo_cli.replay_stats.summary import ReplaySummary
 
 HISTOGRAM_BINS = 30
-
-
-def bucket_occupancy(summary: "ReplaySummary") -> "Figure":
-    """Questions per bucket after every step, stacked, few successes at the bottom."""
-    with styled():
-        figure, (axes,) = new_figure(width=FULL_WIDTH, height=2.9)
-        counts = summary.occupancy.in_bucket
-        occupied = np.flatnonzero(counts.any(axis=0))
-        if not len(occupied):
-            say_nothing_to_show(axes, "no question has entered the buffer yet")
-            return figure
-        buckets = range(int(occupied[0]), int(occupied[-1]) + 1)
-        size = summary.config.rollout.group_size
-        axes.stackplot(
-            np.arange(len(counts)),
-            [counts[:, bucket] for bucket in buckets],
-            labels=[f"{bucket} of {size}" for bucket in buckets],
-            colors=bucket_colours(len(buckets)),
-            linewidth=0.25,
-            edgecolor="white",
-        )
-        axes.set_ylabel("questions in the buffer")
-        axes.set_ylim(0, None)
-        step_axis(axes, summary.last_step)
-        mark_phase_start(axes, summary.first_mixed_step, label=True)
-        handles, labels = axes.get_legend_handles_labels()
-        axes.legend(
-            handles[::-1],
-            labels[::-1],
-            title="successes at\nthe last visit",
-            loc="center left",
-            bbox_to_anchor=(1.0, 0.5),
-        )
-        return figure
-
-
-def question_states(summary: "ReplaySummary") -> "Figure":
-    """Buffered, retired, tried and unseen questions after every step, stacked to the whole training set."""
-    with styled():
-        figure, (axes,) = new_figure(width=FULL_WIDTH, height=2.6)
-        now = summary.occupancy
-        layers = [("retired", now.retired, GREEN), ("buffered", now.buffered, BLUE)]
-        if now.visits_known:
-            layers += [("tried, nothing stored", now.tried, ORANGE), ("unseen", now.unseen, "#DDDDDD")]
-        elif summary.num_training_questions:
-            others = np.clip(summary.num_training_questions - now.retired - now.buffered, 0, None)
-            layers.append(("tried or unseen", others, "#DDDDDD"))
-        axes.stackplot(
-            np.arange(len(now.retired)),
-            [values for _, values, _ in layers],
-            labels=[name for name, _, _ in layers],
-            colors=[colour for _, _, colour in layers],
-            linewidth=0.25,
-            edgecolor="white",
-        )
-        axes.set_ylabel("questions")
-        axes.set_ylim(0, max(summary.num_training_questions, int((now.retired + now.buffered).max()), 1))
-        step_axis(axes, summary.last_step)
-        mark_phase_start(axes, summary.first_mixed_step, label=True)
-        handles, labels = axes.get_legend_handles_labels()
-        axes.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1.0, 0.5))
-        return figure
+DIFFICULTY_COLOURS = {"hard": VERMILION, "medium": ORANGE, "easy": SKY}
 
 
 def entropy_of_choice(summary: "ReplaySummary") -> "Figure":
@@ -108,7 +48,7 @@ def entropy_of_choice(summary: "ReplaySummary") -> "Figure":
             candidates.set_axis_off()
             return figure
         draw_series(entropies, steps, chosen.available, colour=VERMILION, label="available (mean of candidates)")
-        draw_series(entropies, steps, chosen.selected, colour=BLUE, label="replayed")
+        window = draw_series(entropies, steps, chosen.selected, colour=BLUE, label="replayed")
         entropies.set_ylabel("mean token entropy (nats)" if chosen.measured else "mean token entropy at birth (nats)")
         entropies.set_ylim(0, None)
         entropies.legend(loc="best")
@@ -118,6 +58,7 @@ def entropy_of_choice(summary: "ReplaySummary") -> "Figure":
         for axes in (entropies, candidates):
             step_axis(axes, summary.last_step)
             mark_phase_start(axes, summary.first_mixed_step)
+        explain_smoothing(figure, window)
         return figure
 
 
@@ -159,24 +100,54 @@ def age_and_reuse(summary: "ReplaySummary") -> "Figure":
 
 
 def entropy_by_bucket(summary: "ReplaySummary") -> "Figure":
-    """Entropy at birth of correct trajectories, by success count and by the paper's difficulty groups."""
+    """Entropy at birth of correct trajectories, within stretches of steps: by success count, and by difficulty.
+
+    Over a whole run hard questions' trajectories are older than easy ones' and entropies fall with the steps: the
+    pooled comparison (dashed) says more of time than of difficulty.
+    """
     with styled():
-        figure, (buckets, groups) = new_figure(1, 2, width=FULL_WIDTH, height=2.5)
-        if not summary.by_bucket:
+        figure, (buckets, groups) = new_figure(1, 2, width=FULL_WIDTH, height=2.9)
+        if not summary.entropy.by_bucket:
             say_nothing_to_show(buckets, "no trajectory has been stored yet")
             groups.set_axis_off()
             return figure
-        _boxes(buckets, summary.by_bucket, bucket_colours(len(summary.by_bucket)))
-        buckets.set_xlabel(f"successes of {summary.config.rollout.group_size} when sampled (trajectories)")
+        colours = bucket_colours(len(summary.entropy_windows))
+        for window, colour in zip(summary.entropy_windows, colours, strict=True):
+            _means_by_bucket(buckets, window, label=f"steps {window.steps}", color=colour, marker="o")
+        if len(summary.entropy_windows) > 1:
+            _means_by_bucket(buckets, summary.entropy, label="whole run", color=GREY, linestyle="--")
+        buckets.set_xlabel(f"successes of {summary.config.rollout.group_size} when sampled")
         buckets.set_ylabel("mean token entropy (nats)")
-        _boxes(
-            groups,
-            summary.by_difficulty,
-            [{"hard": VERMILION, "medium": ORANGE, "easy": SKY}[g.name] for g in summary.by_difficulty],
-        )
-        groups.set_xlabel("difficulty; hard: pass rate ≤ 1/4, easy: ≥ 3/4")
-        groups.sharey(buckets)
+        _whole_ticks(buckets)
+        buckets.legend(loc="best")
+        _difficulty_boxes(groups, summary.entropy_windows)
+        for axes in (buckets, groups):
+            axes.set_ylim(0, None)
+        note = "boxes 25-75 %, whiskers 5-95 %, diamonds means; hard: pass rate up to 1/4, easy: from 3/4"
+        figure.supxlabel(note, fontsize=6.5, color="#5A5A5A")
         return figure
+
+
+def _means_by_bucket(axes: "Axes", window: "EntropyWindow", **style: Any) -> None:
+    axes.plot([int(group.name) for group in window.by_bucket], [group.mean for group in window.by_bucket], **style)
+
+
+def _difficulty_boxes(axes: "Axes", windows: "Sequence[EntropyWindow]") -> None:
+    """Hard, medium and easy side by side in each stretch of steps, with the ratio of the means below."""
+    for number, window in enumerate(windows):
+        for group in window.by_difficulty:
+            place = number + 0.26 * (GROUPS.index(group.name) - 1)
+            _box(axes, place, group, DIFFICULTY_COLOURS[group.name])
+    ratios = ["" if math.isnan(w.hard_over_easy) else f"\nhard/easy {w.hard_over_easy:.2f}" for w in windows]
+    axes.set_xticks(
+        range(len(windows)),
+        [f"{w.steps}{ratio}" for w, ratio in zip(windows, ratios, strict=True)],
+        fontsize=6,
+    )
+    axes.set_xlim(-0.5, len(windows) - 0.5)
+    axes.set_xlabel("steps")
+    axes.grid(visible=False, axis="x")
+    axes.legend(handles=[_patch(colour, name) for name, colour in DIFFICULTY_COLOURS.items()], loc="best")
 
 
 def draws_against_promise(summary: "ReplaySummary") -> "Figure":
@@ -226,32 +197,29 @@ def _reuse_bars(axes: "Axes", reuse: np.ndarray) -> None:
     _whole_ticks(axes)
 
 
-def _boxes(axes: "Axes", groups: "tuple[EntropyGroup, ...]", colours: Sequence[Any]) -> None:
-    """Boxes from 25 to 75 % with the median, whiskers from 5 to 95 %, the mean as a diamond, the count in brackets."""
-    stats = [
-        {"med": q[2], "q1": q[1], "q3": q[3], "whislo": q[0], "whishi": q[4], "mean": group.mean, "fliers": []}
-        for group in groups
-        for q in (group.quantiles,)
-    ]
-    drawn = axes.bxp(
-        stats,
+def _box(axes: "Axes", place: float, group: "EntropyGroup", colour: str) -> None:
+    """A box from 25 to 75 % with the median, whiskers from 5 to 95 %, the mean as a diamond."""
+    low, lower, median, upper, high = group.quantiles
+    axes.bxp(
+        [{"med": median, "q1": lower, "q3": upper, "whislo": low, "whishi": high, "mean": group.mean, "fliers": []}],
+        positions=[place],
+        manage_ticks=False,
         showfliers=False,
         showmeans=True,
         patch_artist=True,
-        widths=0.6,
+        widths=0.22,
         medianprops={"color": "white", "linewidth": 1.2},
-        meanprops={"marker": "D", "markerfacecolor": BLACK, "markeredgecolor": "white", "markersize": 4},
+        meanprops={"marker": "D", "markerfacecolor": BLACK, "markeredgecolor": "white", "markersize": 3.5},
         whiskerprops={"linewidth": 0.7},
         capprops={"linewidth": 0.7},
-        boxprops={"linewidth": 0.4},
+        boxprops={"linewidth": 0.4, "facecolor": colour},
     )
-    for box, colour in zip(drawn["boxes"], colours, strict=True):
-        box.set_facecolor(colour)
-    axes.set_xticks(
-        range(1, len(groups) + 1), [f"{group.name}\n({brief_count(group.trajectories)})" for group in groups]
-    )
-    axes.grid(visible=False, axis="x")
-    axes.set_ylim(0, None)
+
+
+def _patch(colour: str, label: str) -> "Patch":
+    from matplotlib.patches import Patch
+
+    return Patch(facecolor=colour, label=label)
 
 
 def _whole_bins(largest: int) -> np.ndarray:

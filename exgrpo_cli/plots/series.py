@@ -7,12 +7,13 @@ from jaxtyping import Float64, Int64
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 SMOOTHED_FROM = 40
 """Values from which on a moving average is drawn over them."""
 WINDOWS_PER_RUN = 20
 FEW = 3
-"""Fewer values than this are drawn as dots: a line through them would be invisible or mislead."""
+"""Fewer values than this are drawn as dots: a line through them would tell of steps that nobody measured."""
 
 
 def draw_series(
@@ -24,16 +25,33 @@ def draw_series(
     label: str | None = None,
     smooth: bool = True,
     linestyle: str = "-",
-) -> None:
-    """Draw the finite values; many of them pale, with a centred moving average over 1/20 of the run on top."""
+) -> int:
+    """Draw the finite values; many of them thin, with a centred moving average over 1/20 of the run as a thick line.
+
+    Returns the steps that the average is over, 0 where there is none. Turn `smooth` off for maxima: the average of a
+    spike is a rectangle that nobody measured.
+    """
     known = np.isfinite(values)
     x, y = steps[known], values[known]
-    marker = "o" if 0 < len(x) < FEW else None
-    if not smooth or len(x) < SMOOTHED_FROM:
-        axes.plot(x, y, color=colour, label=label, marker=marker, linestyle=linestyle, clip_on=marker is None)
-        return
+    if len(x) < FEW:
+        axes.plot(x, y, color=colour, label=label, marker="o", linestyle="none", clip_on=False)
+        return 0
+    if len(x) < SMOOTHED_FROM:
+        axes.plot(x, y, color=colour, label=label, linestyle=linestyle)
+        return 0
+    if not smooth:
+        axes.plot(x, y, color=colour, label=label, linestyle=linestyle, linewidth=0.7)
+        return 0
+    half = max(3, len(x) // WINDOWS_PER_RUN) // 2
     axes.plot(x, y, color=colour, alpha=0.28, linewidth=0.7)
-    axes.plot(x, moving_average(y, max(3, len(x) // WINDOWS_PER_RUN)), color=colour, label=label, linestyle=linestyle)
+    axes.plot(x, moving_average(y, 2 * half), color=colour, label=label, linestyle=linestyle)
+    return 2 * half + 1
+
+
+def explain_smoothing(figure: "Figure", window: int) -> None:
+    """Say below the figure what thin and thick lines are, where an average was drawn."""
+    if window:
+        figure.supxlabel(f"thin: each step; thick: mean over {window} steps", fontsize=6.5, color="#5A5A5A")
 
 
 def moving_average(values: Float64[np.ndarray, " rows"], window: int) -> Float64[np.ndarray, " rows"]:

@@ -4,6 +4,7 @@ Figures are made through matplotlib's object interface with the Agg canvas: no w
 """
 
 import logging
+import math
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -104,6 +105,25 @@ def new_figure(rows: int = 1, columns: int = 1, *, width: float, height: float) 
     return figure, list(panels.flat)
 
 
+def full_rows(num: int, columns: int, *, width: float, row_height: float) -> "tuple[Figure, list[Axes]]":
+    """`num` panels, `columns` in a row; those of the last row share its whole width, so that no place stays empty."""
+    rows = max(1, -(-num // columns))
+    figure, _ = new_figure(width=width, height=row_height * rows)
+    figure.clear()
+    cells = math.lcm(*range(1, columns + 1))
+    grid = figure.add_gridspec(rows, cells)
+    panels = []
+    for row in range(rows):
+        here = min(columns, num - row * columns)
+        share = cells // here
+        panels += [figure.add_subplot(grid[row, place * share : (place + 1) * share]) for place in range(here)]
+    return figure, panels
+
+
+LINESTYLES = ("-", "--", ":", "-.")
+"""After a round of colours the next one."""
+
+
 def step_axis(axes: "Axes", last_step: int) -> None:
     """Label the horizontal axis as steps, on whole numbers, from 0 (before step 1) to the end."""
     from matplotlib.ticker import MaxNLocator
@@ -111,6 +131,14 @@ def step_axis(axes: "Axes", last_step: int) -> None:
     axes.set_xlabel("step")
     axes.set_xlim(0, max(last_step, 1))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+
+
+def token_axis(axes: "Axes") -> None:
+    """Counts of tokens on the horizontal axis in few characters."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda count, _: brief_count(int(count))))
 
 
 def mark_phase_start(axes: "Axes", step: int | None, *, label: bool = False) -> None:

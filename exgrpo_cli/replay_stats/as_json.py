@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from exgrpo_cli.replay_stats.entropy import EntropyGroup
+from exgrpo_cli.replay_stats.entropy import EntropyGroup, EntropyWindow
 from exgrpo_cli.replay_stats.questions import QuestionHistory
 from exgrpo_cli.replay_stats.step import StepReplay
 from exgrpo_cli.replay_stats.summary import ReplaySummary
@@ -39,8 +39,10 @@ def summary_json(summary: ReplaySummary) -> dict[str, Any]:
             "selected": finite(selection.mean_selected),
             "available": finite(selection.mean_available),
             "share_with_choice": finite(selection.share_with_choice),
-            "by_bucket": [_group(group) for group in summary.by_bucket],
-            "by_difficulty": [_group(group) for group in summary.by_difficulty],
+            "by_bucket": [_group(group) for group in summary.entropy.by_bucket],
+            "by_difficulty": [_group(group) for group in summary.entropy.by_difficulty],
+            "hard_over_easy": finite(summary.entropy.hard_over_easy),
+            "windows": [_window(window) for window in summary.entropy_windows],
         },
         "age": _spread(replays.age),
         "reuse": {
@@ -58,6 +60,14 @@ def summary_json(summary: ReplaySummary) -> dict[str, Any]:
             "degrees_of_freedom": summary.draws.degrees_of_freedom,
             "p_value": summary.draws.p_value,
             "buckets": [asdict(bucket) for bucket in summary.draws.buckets],
+        },
+        "flow": {
+            str(before): {
+                "after": {str(after): int(num) for after, num in enumerate(summary.flow.between[before]) if num},
+                "retired": int(summary.flow.retired[before]),
+                "dropped": int(summary.flow.dropped[before]),
+            }
+            for before in np.flatnonzero(summary.flow.visits).tolist()
         },
         "most_replayed": [asdict(question) for question in summary.most_replayed],
         "ratios": {
@@ -157,6 +167,16 @@ def finite(value: Any) -> Any:
 
 def _column(values: Iterable[float]) -> list[float | None]:
     return [finite(float(value)) for value in values]
+
+
+def _window(window: EntropyWindow) -> dict[str, Any]:
+    return {
+        "first_step": window.first_step,
+        "last_step": window.last_step,
+        "by_bucket": [_group(group) for group in window.by_bucket],
+        "by_difficulty": [_group(group) for group in window.by_difficulty],
+        "hard_over_easy": finite(window.hard_over_easy),
+    }
 
 
 def _group(group: EntropyGroup) -> dict[str, Any]:

@@ -4,6 +4,7 @@ The second is the paper's analysis of correct trajectories by difficulty group. 
 in nats. Axis `steps` runs from 0 to the last step; `draws` are (step, question) pairs whose candidates were measured.
 """
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,9 @@ HARD_BELOW = 0.25
 EASY_ABOVE = 0.75
 """Pass rates that bound the difficulty groups: hard (0, 1/4], medium, easy [3/4, 1)."""
 GROUPS = ("hard", "medium", "easy")
+WINDOWS = 4
+SHORTEST_WINDOW = 5
+"""Steps: with fewer there is one window."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +56,27 @@ class EntropyGroup:
     """5, 25, 50, 75 and 95 %."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EntropyWindow:
+    """Entropy at birth within a stretch of steps, which the falling entropy of the policy moves less than the run."""
+
+    first_step: int
+    last_step: int
+    by_bucket: tuple[EntropyGroup, ...]
+    by_difficulty: tuple[EntropyGroup, ...]
+
+    @property
+    def steps(self) -> str:
+        """As "6-54", or "6" where it is one step."""
+        return str(self.first_step) if self.first_step == self.last_step else f"{self.first_step}-{self.last_step}"
+
+    @property
+    def hard_over_easy(self) -> float:
+        """Mean entropy of hard over that of easy questions' trajectories; NaN without either."""
+        means = {group.name: group.mean for group in self.by_difficulty}
+        return means.get("hard", float("nan")) / means.get("easy", float("nan"))
+
+
 def draw_numbers(scores: ScoreColumns, question: Int64[np.ndarray, " scores"]) -> Int64[np.ndarray, " scores"]:
     """Number of the (step, question) draw each score belongs to, in order of step, then question."""
     span = int(question.max(initial=0)) + 1
@@ -82,21 +107,38 @@ def selection_entropy(record: RunRecord) -> SelectionEntropy:
     )
 
 
-def entropy_by_bucket(record: RunRecord) -> tuple[EntropyGroup, ...]:
-    """Entropy at birth for every success count that occurs, from few successes to many."""
-    counts, entropy = record.trajectories.success_count, record.trajectories.entropy
-    return tuple(_group(str(count), entropy[counts == count]) for count in np.unique(counts))
-
-
-def entropy_by_difficulty(record: RunRecord) -> tuple[EntropyGroup, ...]:
-    """Entropy at birth for the difficulty groups that occur."""
-    rates, entropy = record.trajectories.success_count / record.config.rollout.group_size, record.trajectories.entropy
-    inside = {
+def entropy_at_birth(record: RunRecord, first_step: int, last_step: int) -> EntropyWindow:
+    """Entropy of the trajectories born in the steps first..last, by success count and by the paper's difficulty."""
+    stored = record.trajectories
+    inside = (stored.step_born >= first_step) & (stored.step_born <= last_step)
+    counts, entropy = stored.success_count[inside], stored.entropy[inside]
+    rates = counts / record.config.rollout.group_size
+    difficulty = {
         "hard": rates <= HARD_BELOW,
         "medium": (rates > HARD_BELOW) & (rates < EASY_ABOVE),
         "easy": rates >= EASY_ABOVE,
     }
-    return tuple(_group(name, entropy[inside[name]]) for name in GROUPS if inside[name].any())
+    return EntropyWindow(
+        first_step=first_step,
+        last_step=last_step,
+        by_bucket=tuple(_group(str(count), entropy[counts == count]) for count in np.unique(counts)),
+        by_difficulty=tuple(_group(name, entropy[difficulty[name]]) for name in GROUPS if difficulty[name].any()),
+    )
+
+
+def entropy_windows(record: RunRecord) -> tuple[EntropyWindow, ...]:
+    """The run in up to WINDOWS stretches of equally many steps, from the first birth on; none without a birth.
+
+    Pooled over a run, hard questions' trajectories come mostly from its beginning, when every entropy is high: the
+    comparison by difficulty is fair within a stretch only.
+    """
+    born = record.trajectories.step_born
+    if not len(born):
+        return ()
+    first = int(born.min())
+    num = min(WINDOWS, max(1, (record.last_step - first + 1) // SHORTEST_WINDOW))
+    edges = np.linspace(first, record.last_step + 1, num + 1).round().astype(int).tolist()
+    return tuple(entropy_at_birth(record, begin, end - 1) for begin, end in itertools.pairwise(edges))
 
 
 def _group(name: str, entropy: Float64[np.ndarray, " trajectories"]) -> EntropyGroup:

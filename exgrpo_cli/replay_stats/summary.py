@@ -13,12 +13,13 @@ from jaxtyping import Float64, Int64
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.replay_stats.draws import DrawTest, draw_test
 from exgrpo_cli.replay_stats.entropy import (
-    EntropyGroup,
+    EntropyWindow,
     SelectionEntropy,
-    entropy_by_bucket,
-    entropy_by_difficulty,
+    entropy_at_birth,
+    entropy_windows,
     selection_entropy,
 )
+from exgrpo_cli.replay_stats.flow import BucketFlow, bucket_flow
 from exgrpo_cli.replay_stats.occupancy import OccupancyHistory, occupancy
 from exgrpo_cli.replay_stats.questions import ReplayedQuestion, most_replayed
 from exgrpo_cli.replay_stats.record import RunRecord, read_run
@@ -55,8 +56,11 @@ class ReplaySummary:
     """Mean age, in steps, of the trajectories that a step replayed."""
     shares: ReplayShares
     selection: SelectionEntropy
-    by_bucket: tuple[EntropyGroup, ...]
-    by_difficulty: tuple[EntropyGroup, ...]
+    entropy: EntropyWindow
+    """Entropy at birth over the whole run."""
+    entropy_windows: tuple[EntropyWindow, ...]
+    """The same within stretches of steps."""
+    flow: BucketFlow
     ratios: ImportanceRatios
     draws: DrawTest
     most_replayed: tuple[ReplayedQuestion, ...]
@@ -105,8 +109,9 @@ def summarise_record(record: RunRecord) -> ReplaySummary:
         age_over_time=mean_by_step(drawn.step, drawn.age, record.last_step),
         shares=replay_shares(record, drawn),
         selection=selection_entropy(record),
-        by_bucket=entropy_by_bucket(record),
-        by_difficulty=entropy_by_difficulty(record),
+        entropy=entropy_at_birth(record, 0, record.last_step),
+        entropy_windows=entropy_windows(record),
+        flow=bucket_flow(record),
         ratios=ImportanceRatios(
             steps=record.metrics.steps,
             mean=record.metrics.series("policy/ratio_replay"),

@@ -9,11 +9,12 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from exgrpo_cli.replay_stats.as_json import occupied
+from exgrpo_cli.replay_stats.entropy import GROUPS
 from exgrpo_cli.replay_stats.questions import QuestionHistory
 from exgrpo_cli.replay_stats.report import RunReport
 from exgrpo_cli.replay_stats.step import StepReplay
 from exgrpo_cli.replay_stats.summary import ReplaySummary
-from exgrpo_cli.replay_stats.what_if import MetricOutcome, SamplerOutcome, sampler_title
+from exgrpo_cli.replay_stats.what_if import MetricOutcome, SamplerOutcome, metric_title, sampler_title
 
 TIMES_SHOWN = 8
 """Rows of a table over time."""
@@ -35,6 +36,8 @@ def report_tables(reports: Sequence[RunReport]) -> Iterator[Table]:
         yield dynamics(summary)
         yield draws(summary)
         yield entropies(summary)
+        yield difficulty_windows(summary)
+        yield flow(summary)
         yield replayed_questions(summary)
     else:
         yield buckets_side_by_side(reports)
@@ -69,7 +72,7 @@ def _overview(summary: ReplaySummary) -> dict[str, str]:
     p_value = summary.draws.p_value
     return {
         "method": config.run.method,
-        "sampler, metric": f"{config.replay.sampler}, {config.replay.metric}:{config.replay.direction}",
+        "sampler, metric": f"{config.replay.sampler}, {metric_title(config.replay)}",
         "steps (mixed from)": f"{summary.last_step} ({_maybe(summary.first_mixed_step)})",
         "questions buffered": f"{summary.questions:,}",
         "retired": f"{summary.retired:,}",
@@ -154,11 +157,31 @@ def draws(summary: ReplaySummary) -> Table:
 def entropies(summary: ReplaySummary) -> Table:
     """Entropy at birth by bucket and difficulty."""
     table = _table("Entropy of trajectories at birth (nats)", "successes", "trajectories", "mean", "median", "5-95 %")
-    for group in (*summary.by_bucket, *summary.by_difficulty):
+    for group in (*summary.entropy.by_bucket, *summary.entropy.by_difficulty):
         low, _, median, _, high = group.quantiles
         table.add_row(
             group.name, f"{group.trajectories:,}", _number(group.mean), _number(median), f"{low:.3f}-{high:.3f}"
         )
+    return table
+
+
+def difficulty_windows(summary: ReplaySummary) -> Table:
+    """Mean entropy at birth by difficulty within stretches of steps, last over the whole run."""
+    table = _table("Entropy at birth by difficulty, within steps (nats)", "steps", *GROUPS, "hard / easy")
+    for window in (*summary.entropy_windows, summary.entropy):
+        means = {group.name: group.mean for group in window.by_difficulty}
+        steps = "all" if window is summary.entropy else window.steps
+        table.add_row(steps, *(_number(means.get(name)) for name in GROUPS), _number(window.hard_over_easy))
+    return table
+
+
+def flow(summary: ReplaySummary) -> Table:
+    """Where replay visits took questions: success count before, then after."""
+    shown = np.flatnonzero(summary.flow.visits + summary.flow.between.sum(axis=0)).tolist()
+    table = _table("Replay visits: successes before (rows), after", "", *map(str, shown), "retired", "dropped")
+    for before in np.flatnonzero(summary.flow.visits).tolist():
+        counts = (*summary.flow.between[before, shown], summary.flow.retired[before], summary.flow.dropped[before])
+        table.add_row(str(before), *(f"{count:,}" for count in counts))
     return table
 
 
@@ -200,12 +223,12 @@ def sampler_outcome(label: str, outcome: SamplerOutcome, summary: ReplaySummary)
 
 def metric_outcome(label: str, outcome: MetricOutcome, summary: ReplaySummary) -> Table:
     """Trajectories chosen by the run and by the other metric."""
-    other = f"{outcome.name}:{outcome.direction}"
+    other = outcome.title
     values = "" if outcome.measured else ", values at birth"
     table = _table(
         f"{label}: trajectories replayed, had the metric been {other}{values}",
         "mean of",
-        f"{summary.config.replay.metric}:{summary.config.replay.direction}",
+        metric_title(summary.config.replay),
         other,
     )
     for name in outcome.chosen:

@@ -70,6 +70,8 @@ class MetricOutcome:
 
     name: str
     direction: str
+    title: str
+    """Name and direction, as `--metric` writes them."""
     measured: bool
     """Whether the run measured its candidates; otherwise their values are those of birth."""
     draws: int
@@ -143,6 +145,11 @@ def _number(text: str, key: str, value: str) -> float:
 def sampler_title(policy: WhatIf | ReplaySettings) -> str:
     """The sampler's name, with mean and deviation where it is the normal one."""
     return f"normal({policy.mu:g}, {policy.sigma:g})" if policy.sampler == "normal" else policy.sampler
+
+
+def metric_title(policy: WhatIf | ReplaySettings) -> str:
+    """The metric with its direction, which a random choice has not."""
+    return policy.metric if policy.metric == "random" else f"{policy.metric}:{policy.direction}"
 
 
 def other_sampler(record: RunRecord, what_if: WhatIf, rng: np.random.Generator) -> SamplerOutcome:
@@ -246,6 +253,7 @@ def other_metric(record: RunRecord, what_if: WhatIf, rng: np.random.Generator) -
     return MetricOutcome(
         name=what_if.metric,
         direction=what_if.direction,
+        title=metric_title(what_if),
         measured=record.config.replay.needs_scores,
         draws=len(own),
         share_with_choice=float(choice.mean()) if len(choice) else float("nan"),

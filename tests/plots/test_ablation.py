@@ -5,7 +5,15 @@ from pathlib import Path
 
 import numpy as np
 
-from exgrpo_cli.plots.ablation import ArmCurve, ArmResult, arm_comparison, arm_curves
+from exgrpo_cli.plots.ablation import (
+    ArmCurve,
+    ArmDifference,
+    ArmResult,
+    arm_comparison,
+    arm_curves,
+    arm_curves_by_tokens,
+    paired_differences,
+)
 from exgrpo_cli.plots.style import save
 
 ARMS = [
@@ -36,13 +44,32 @@ def test_curves_have_a_band_and_skip_what_was_not_measured() -> None:
         ArmCurve(name="ent-min", steps=[0, 10, 20], mean=[0.3, nan, 0.6], low=[0.2, nan, nan], high=[0.4, nan, nan]),
     ]
     (axes,) = arm_curves(curves, baseline="on-policy", measure="pass@1").axes
-    assert [line.get_xdata().tolist() for line in axes.lines] == [[0, 10, 20], [0, 20]]
-    assert axes.lines[0].get_color() == "#000000"
-    assert len(axes.collections) == 2
+    [joined] = [line for line in axes.lines if line.get_linestyle() == "-"]
+    assert joined.get_xdata().tolist() == [0, 10, 20] and joined.get_color() == "#000000"
+    [lone] = axes.containers  # two points are not joined
+    np.testing.assert_allclose(lone.lines[0].get_ydata(), [0.3, 0.6])
+
+
+def test_differences_are_drawn_from_zero_with_their_seeds() -> None:
+    arms = [ArmDifference(name="ent-min", mean=-0.05, low=-0.08, high=-0.02, seeds=[-0.07, -0.05, -0.03])]
+    (axes,) = paired_differences(arms, baseline="on-policy", measure="held-out pass@1").axes
+    assert axes.get_xlabel() == "held-out pass@1 minus on-policy, same seeds (mean, 95 % interval, 3 seeds)"
+    assert 0 in {line.get_xdata()[0] for line in axes.lines if len(line.get_xdata()) == 2}
+    [bars] = axes.containers
+    np.testing.assert_allclose(bars.lines[2][0].get_segments()[0][:, 0], [-0.08, -0.02])
+
+
+def test_curves_against_tokens_lie_where_their_tokens_are() -> None:
+    curve = ArmCurve(
+        name="a", steps=[0, 5, 9], tokens=[0, 700, 900], mean=[0.1, 0.2, 0.3], low=[0.1, 0.2, 0.3], high=[0.1, 0.2, 0.3]
+    )
+    (axes,) = arm_curves_by_tokens([curve], baseline="a", measure="pass@1").axes
+    assert axes.lines[0].get_xdata().tolist() == [0, 700, 900]
 
 
 def test_a_study_that_has_nothing_yet_says_so() -> None:
-    for figure in (arm_comparison([], baseline="a", measure="m"), arm_curves([], baseline="a", measure="m")):
+    for draw in (arm_comparison, arm_curves, arm_curves_by_tokens, paired_differences):
+        figure = draw([], baseline="a", measure="m")
         (axes,) = figure.axes
         assert axes.texts[0].get_text().endswith("yet")
 

@@ -9,26 +9,34 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.colors import LogNorm
 
 from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.errors import InputError
+from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.plots import save_all
+from exgrpo_cli.plots.buckets import bucket_flow, bucket_occupancy
 from exgrpo_cli.plots.comparison import buffers_compared
 from exgrpo_cli.plots.diagnostics import policy_diagnostics
-from exgrpo_cli.plots.gallery import replay_figures, training_figures
-from exgrpo_cli.plots.learning import heldout_scores, learning_curve
-from exgrpo_cli.plots.replay import bucket_occupancy, draws_against_promise
+from exgrpo_cli.plots.gallery import replay_figures, save_reports, training_figures
+from exgrpo_cli.plots.learning import HeldoutScore, accuracy_by_tokens, heldout_scores, learning_curve
+from exgrpo_cli.plots.replay import draws_against_promise, entropy_by_bucket
 from exgrpo_cli.plots.series import moving_average
-from exgrpo_cli.plots.style import brief_count, bucket_colours, save
+from exgrpo_cli.plots.style import brief_count, bucket_colours, full_rows, save
+from exgrpo_cli.plots.what_if import what_if_figure
+from exgrpo_cli.replay_stats.report import report_runs
 from exgrpo_cli.replay_stats.summary import ReplaySummary, summarise
 from exgrpo_cli.runs.metrics import RunMetrics, read_metrics
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from synthetic_run import SyntheticRun, write_config, write_run
 
-TRAINING = {"learning", "diagnostics"}
+TRAINING = {"learning", "learning-tokens", "diagnostics"}
+ALWAYS = {"learning", "diagnostics"}
+"""Also of a run that has not been validated."""
 REPLAY = {
     "replay-buckets",
+    "replay-flow",
     "replay-questions",
     "replay-entropy",
     "replay-age-reuse",
@@ -86,7 +94,7 @@ def test_equal_figures_give_equal_files(run: Path, tmp_path: Path) -> None:
 def test_short_runs_are_drawn_without_a_warning(tmp_path: Path, spec: SyntheticRun) -> None:
     write_run(tmp_path / "run", spec)
     figures = dict([*training_figures(tmp_path / "run"), *replay_figures(summarise(tmp_path / "run"))])
-    assert set(figures) == TRAINING | REPLAY
+    assert set(figures) == (TRAINING if spec.finished else ALWAYS) | REPLAY
     for figure in figures.values():
         figure.canvas.draw()
 
@@ -96,7 +104,7 @@ def test_a_run_without_replay_gets_the_training_figures_only(tmp_path: Path) -> 
     line = {"step": 1, "phase": "on-policy", "batch/pass_at_1": 0.5, "optim/grad_norm": 0.4}
     (tmp_path / "grpo" / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     paths = save_all(tmp_path / "grpo")
-    assert names(paths, ".svg") == TRAINING
+    assert names(paths, ".svg") == ALWAYS
     assert "replayed" not in (tmp_path / "grpo" / "plots" / "diagnostics.svg").read_text()
 
 
@@ -104,7 +112,7 @@ def test_a_run_before_its_first_step_says_that_there_is_nothing(tmp_path: Path) 
     write_config(make(tmp_path / "new"), SyntheticRun())
     (tmp_path / "new" / "metrics.jsonl").write_text("")
     save_all(tmp_path / "new")
-    for name in TRAINING:
+    for name in ALWAYS:
         assert ">no step has finished yet<" in (tmp_path / "new" / "plots" / f"{name}.svg").read_text()
 
 
@@ -118,13 +126,105 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         save_all(tmp_path)
 
 
-def test_the_stack_of_buckets_ends_at_the_questions_there_are(summary: ReplaySummary) -> None:
-    (axes,) = bucket_occupancy(summary).axes
-    tops = [max(collection.get_paths()[0].vertices[:, 1]) for collection in axes.collections]
-    assert max(tops) == summary.occupancy.buffered.max()
+def test_the_heat_map_holds_the_questions_of_every_bucket_and_step(summary: ReplaySummary) -> None:
+    counts, draws, _ = bucket_occupancy(summary).axes
     occupied = np.flatnonzero(summary.occupancy.in_bucket.any(axis=0))
-    labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert labels == [f"{k} of 8" for k in range(occupied[-1], occupied[0] - 1, -1)]
+    shown = range(occupied[0], occupied[-1] + 1)
+    [image] = counts.collections
+    np.testing.assert_array_equal(image.get_array().filled(0), summary.occupancy.in_bucket[:, shown].T)
+    assert isinstance(image.norm, LogNorm)
+    drawn = {k: sum(row.drawn for row in summary.draws.buckets if row.bucket == k) for k in shown}
+    assert {round(bar.get_y() + bar.get_height() / 2): bar.get_width() for bar in draws.patches} == drawn
+
+
+def test_the_flow_between_buckets_follows_each_replayed_question(summary: ReplaySummary, run: Path) -> None:
+    ledger = LedgerReader(run / "replay")
+    expected: dict[tuple[int, object], int] = {}
+    latest: dict[tuple[int, str], tuple[str, object]] = {}
+    for row in ledger.events().to_pylist():
+        latest[row["step"], row["question_id"]] = (row["event"], row["bucket"])
+    for row in ledger.events().to_pylist():
+        if row["event"] == "selected":
+            event, bucket = latest[row["step"], row["question_id"]]
+            key = (row["bucket"], "retired" if event == "retired" else bucket)
+            expected[key] = expected.get(key, 0) + 1
+    flow = summary.flow
+    told = {(b, a): n for (b, a), n in np.ndenumerate(flow.between) if n}
+    told |= {(b, "retired"): n for b, n in enumerate(flow.retired) if n} | {
+        (b, None): n for b, n in enumerate(flow.dropped) if n
+    }
+    assert told == expected
+    (axes,) = bucket_flow(summary).axes
+    first = int(np.flatnonzero(flow.visits)[0])
+    row = [float(text.get_text().rstrip("%")) for text in axes.texts if text.get_position()[1] == 0.5]
+    assert sum(row) == pytest.approx(100, abs=5)
+    assert axes.get_yticklabels()[0].get_text() == f"{first} ({flow.visits[first]})"
+
+
+def test_entropy_is_compared_within_stretches_of_steps(summary: ReplaySummary, run: Path) -> None:
+    windows = summary.entropy_windows
+    assert len(windows) == 4 and windows[-1].last_step == 45
+    born = LedgerReader(run / "replay").trajectories().to_pylist()
+    assert all(second.first_step == first.last_step + 1 for first, second in itertools.pairwise(windows))
+    for window in windows:
+        inside = [row for row in born if window.first_step <= row["step_born"] <= window.last_step]
+        hard = np.mean([row["entropy"] for row in inside if row["k"] <= 2])
+        easy = np.mean([row["entropy"] for row in inside if row["k"] >= 6])
+        assert window.hard_over_easy == pytest.approx(hard / easy)
+        assert sum(group.trajectories for group in window.by_bucket) == len(inside)
+    figure = entropy_by_bucket(summary)
+    assert "whiskers 5-95 %" in figure.get_supxlabel()
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()][-1] == "whole run"
+
+
+def test_what_another_policy_would_have_drawn_is_a_figure(run: Path, tmp_path: Path) -> None:
+    reports = report_runs([run], what_if="sampler=linear,metric=random")
+    assert tmp_path / "replay-what-if.svg" in save_reports(reports, [tmp_path])
+    svg = (tmp_path / "replay-what-if.svg").read_text()
+    assert ">what if: linear<" in svg and ">what if: random<" in svg and ">run: ent:min<" in svg
+    bars = what_if_figure(reports[0]).axes[0].patches
+    assert sum(bar.get_height() for bar in bars[: len(bars) // 2]) == len(reports[0].summary.replays.step)
+
+
+def test_two_lone_points_are_not_joined_and_maxima_are_not_averaged() -> None:
+    few = RunMetrics(
+        steps=np.arange(1, 61),
+        mixed=np.zeros(60, dtype=bool),
+        columns={
+            "batch/pass_at_1": np.linspace(0.2, 0.6, 60),
+            "replay/pass_at_1": np.where(np.arange(60) < 2, 0.5, np.nan),
+            "policy/ratio_fresh": np.full(60, 1.0),
+            "policy/ratio_fresh_max": np.where(np.arange(60) == 30, 50.0, 2.0),
+            "policy/clip_fraction": np.where(np.arange(60) < 3, 0.1, np.nan),
+            "replay/ess": np.zeros(60),
+        },
+    )
+    ends = [HeldoutScore(step=step, value=0.5, low=0.4, high=0.6) for step in (0, 60)]
+    figure = learning_curve(few, {"arithmetic": ends})
+    [axes] = figure.axes
+    assert {
+        line.get_linestyle() for line in axes.lines if len(line.get_xdata()) == 2 and line.get_marker() in "oD"
+    } == {"None"}
+    assert figure.get_supxlabel() == "thin: each step; thick: mean over 3 steps"
+    [ratio] = policy_diagnostics(few).axes  # always 0, or logged in a corner only: no panel
+    assert [line.get_ydata().max() for line in ratio.lines] == [1.0, 1.0, 50.0]
+
+
+def test_accuracy_is_drawn_against_the_tokens_it_cost(run: Path) -> None:
+    metrics = read_metrics(run)
+    heldout = heldout_scores(run, metrics)
+    [axes] = accuracy_by_tokens(metrics, heldout).axes
+    generated = metrics.series("tokens/generated")
+    expected = [generated[: score.step].sum() for score in heldout["arithmetic"]]
+    assert axes.lines[0].get_xdata().tolist() == expected
+    assert accuracy_by_tokens(metrics, {}) is None
+
+
+def test_panels_leave_no_place_empty() -> None:
+    figure, panels = full_rows(5, 3, width=7, row_height=2)
+    figure.canvas.draw()
+    ends = [round(axes.get_position().x1, 2) for axes in panels]
+    assert len(panels) == 5 and ends[2] == ends[4]
 
 
 def test_the_learning_curve_shows_held_out_scores_with_their_intervals(run: Path) -> None:
@@ -210,8 +310,9 @@ class Blocker:
             raise ImportError(f"{name} is not installed")
 sys.meta_path.insert(0, Blocker())
 from pathlib import Path
-from exgrpo_cli.plots.gallery import replay_figures, training_figures
+from exgrpo_cli.plots.gallery import replay_figures, save_reports, training_figures
 from exgrpo_cli.plots.style import save
+from exgrpo_cli.replay_stats.report import report_runs
 from exgrpo_cli.replay_stats.summary import summarise
 figures = dict([*training_figures(Path(sys.argv[1])), *replay_figures(summarise(Path(sys.argv[1])))])
 save(figures["learning"], Path(sys.argv[2]), "learning")

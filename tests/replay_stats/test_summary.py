@@ -149,10 +149,10 @@ def test_entropy_chosen_against_available(small_run: Path) -> None:
 
 def test_entropy_by_bucket_and_difficulty(small_run: Path) -> None:
     summary = summarise(small_run)
-    groups = {group.name: (group.trajectories, round(group.mean, 6)) for group in summary.by_bucket}
+    groups = {group.name: (group.trajectories, round(group.mean, 6)) for group in summary.entropy.by_bucket}
     assert groups == {"1": (1, 0.8), "2": (2, 0.4), "3": (1, 0.4)}
     # 1 of 4 is hard, 2 of 4 medium, 3 of 4 easy.
-    difficulty = {group.name: group.trajectories for group in summary.by_difficulty}
+    difficulty = {group.name: group.trajectories for group in summary.entropy.by_difficulty}
     assert difficulty == {"hard": 1, "medium": 2, "easy": 1}
 
 
