@@ -19,6 +19,7 @@ from exgrpo_cli.commands.options import talk
 from exgrpo_cli.commands.prepare import prepare
 from exgrpo_cli.commands.presets import presets
 from exgrpo_cli.commands.replay_stats import replay_stats
+from exgrpo_cli.commands.report import report
 from exgrpo_cli.commands.train import train
 from exgrpo_cli.errors import EXIT_INTERRUPTED, EXIT_STOPPED, ExgrpoError, ToolkitWarning
 
@@ -47,6 +48,7 @@ app.command("replay-stats")(replay_stats)
 app.command()(evaluate)
 app.command("eval", hidden=True)(evaluate)
 app.command()(ablate)
+app.command()(report)
 app.command()(doctor)
 app.command()(presets)
 

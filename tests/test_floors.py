@@ -31,6 +31,7 @@ FLOORS = {
     "machine": 4,
     "training": 5,
     "ablation": 6,
+    "reports": 7,
     "commands": 8,
 }
 ENGINES_ONLY = ("vllm", "deepspeed")

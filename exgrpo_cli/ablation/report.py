@@ -7,8 +7,7 @@ questions. The difference to the baseline is paired by seed, whose question orde
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.table import Table
@@ -28,6 +27,9 @@ from exgrpo_cli.plots.learning import generated_by, heldout_scores
 from exgrpo_cli.plots.style import save
 from exgrpo_cli.runs.metrics import read_metrics
 from exgrpo_cli.statistics import Interval, t_interval, t_test
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MEASURE = "held-out pass@1"
 RATE = (0.0, 1.0)
@@ -160,6 +162,16 @@ def span(interval: Interval) -> str:
 
 def report_study(study: Study) -> StudyReport:
     """Compare the finished runs and write `results.json`, `report.md` and the plots into the study's folder."""
+    report = compare_runs(study)
+    write_json(study.folder / "results.json", report.to_json())
+    write_text(study.folder / "report.md", f"# {study.name}: {MEASURE}\n\n{report.markdown()}")
+    for name, figure in study_figures(study, report).items():
+        save(figure, study.folder, name)
+    return report
+
+
+def compare_runs(study: Study) -> StudyReport:
+    """Compare the finished runs of a study; nothing is written."""
     summaries = {
         (run.arm.name, run.seed): json.loads((run.folder / "summary.json").read_text())
         for run in study.runs
@@ -168,11 +180,7 @@ def report_study(study: Study) -> StudyReport:
     arms = tuple(
         report_arm(arm.name, summaries, study.baseline) for arm in study.arms if after_by_seed(summaries, arm.name)
     )
-    report = StudyReport(name=study.name, baseline=study.baseline, arms=arms)
-    write_json(study.folder / "results.json", report.to_json())
-    write_text(study.folder / "report.md", f"# {study.name}: {MEASURE}\n\n{report.markdown()}")
-    plot_study(study, report)
-    return report
+    return StudyReport(name=study.name, baseline=study.baseline, arms=arms)
 
 
 def after_by_seed(summaries: dict[tuple[str, int], Any], arm: str) -> dict[int, float]:
@@ -225,8 +233,8 @@ def coverage_of(name: str, summaries: dict[tuple[str, int], Any], baseline_arm: 
     return found
 
 
-def plot_study(study: Study, report: StudyReport) -> list[Path]:
-    """Arms with intervals, paired differences and held-out curves by steps and by tokens, as PNG and SVG."""
+def study_figures(study: Study, report: StudyReport) -> "dict[str, Figure]":
+    """Arms with intervals, paired differences, and held-out curves by steps and by tokens, by name."""
     baseline = next((arm.seeds for arm in report.arms if arm.name == study.baseline), {})
     results = [
         ArmResult(
@@ -253,13 +261,12 @@ def plot_study(study: Study, report: StudyReport) -> list[Path]:
         arm_curve(arm.name, [run for run in study.runs if run.arm.name == arm.name and run.seed in arm.seeds])
         for arm in report.arms
     ]
-    figures = {
+    return {
         "ablation": arm_comparison(results, baseline=study.baseline, measure=MEASURE),
         "differences": paired_differences(differences, baseline=study.baseline, measure=MEASURE),
         "curves": arm_curves(curves, baseline=study.baseline, measure=MEASURE),
         "curves-tokens": arm_curves_by_tokens(curves, baseline=study.baseline, measure=MEASURE),
     }
-    return [path for name, figure in figures.items() for path in save(figure, study.folder, name)]
 
 
 def arm_curve(name: str, runs: Sequence[StudyRun]) -> ArmCurve:

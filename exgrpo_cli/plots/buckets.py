@@ -124,8 +124,8 @@ def bucket_flow(summary: "ReplaySummary") -> "Figure":
         reached = np.flatnonzero(flow.between.any(axis=0))
         counts = np.column_stack([flow.between[np.ix_(before, reached)], flow.retired[before], flow.dropped[before]])
         names = [*map(str, reached), "retired", "dropped"]
-        used = counts.any(axis=0)
-        counts, names = counts[:, used], [name for name, kept in zip(names, used, strict=True) if kept]
+        used = np.flatnonzero(counts.sum(axis=0)).tolist()
+        counts, names = counts[:, used], [names[column] for column in used]
         shares = counts / counts.sum(axis=1, keepdims=True)
         axes.pcolormesh(shares, cmap=COLOUR_MAP, vmin=0, vmax=max(float(shares.max()), 0.5), rasterized=True)
         for (row, column), share in np.ndenumerate(shares):

@@ -1,4 +1,4 @@
-"""Figures of evaluations: accuracy by benchmark, by number of samples (pass@k) and by level of the questions."""
+"""Figures of evaluations: accuracy by benchmark and by level of the questions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -55,7 +55,10 @@ class Guards:
         return float(np.mean(self._first_entropies)) if self._first_entropies else float("nan")
 
     def check(self, line: Line, groups: Sequence[Group]) -> list[str]:
-        """What is to be said after the step with this journal line and these groups; mostly nothing."""
+        """What is to be said after the step with this journal line and these groups; mostly nothing.
+
+        Without groups, as when a journal is read later, no response is quoted.
+        """
         return [_sentence(guard, line, groups) for guard in self._count(line)]
 
     def _count(self, line: Line) -> list[Guard]:
@@ -140,7 +143,7 @@ GUARDS = (
 
 def _sentence(guard: Guard, line: Line, groups: Sequence[Group]) -> str:
     text = f"step {line['step']}: " + guard.message.format(after=guard.after, **line)
-    return f"{text}. {_verdict_shares(line)}. {_sample(groups)}" if guard.with_sample else text
+    return f"{text}. {_verdict_shares(line)}. {_sample(groups)}" if guard.with_sample and groups else text
 
 
 def _verdict_shares(line: Line) -> str:

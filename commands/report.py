@@ -1,0 +1,32 @@
+"""`exgrpo report`: the page of a run or a study."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from exgrpo_cli.commands.options import DebugOption, JsonOption, print_json
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="RUN|STUDY", help="Folder of a run or a study, finished or not.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", metavar="FILE", help="Where the page goes.", show_default="FOLDER/report.html"),
+    ] = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Write one self-contained page about a run or a study: results, figures, responses, settings, versions.
+
+    Needs neither a GPU nor a model nor the network; a running or broken run gets the page that its files allow.
+
+    \b
+    Examples:
+      exgrpo report runs/exgrpo-tiny
+      exgrpo report studies/metric-ent --output metric-ent.html
+    """
+    from exgrpo_cli.reports.report import write_report
+
+    path = write_report(folder, output)
+    print_json({"report": str(path)}) if json else typer.echo(str(path))

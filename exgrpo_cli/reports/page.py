@@ -1,0 +1,150 @@
+"""A page: titled sections of paragraphs, tables, figures and responses, rendered as one self-contained HTML file."""
+
+import io
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+from rich.table import Table as RichTable
+
+from exgrpo_cli.errors import ExgrpoError
+from exgrpo_cli.files import write_text
+from exgrpo_cli.plots.style import styled
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawn
+
+REPORT_FILE = "report.html"
+PIXELS_PER_INCH = 110
+"""Of a figure on a wide screen."""
+LEAST_SHARE = 0.62
+"""Of that width, to which a narrow screen shrinks it: below, its text cannot be read, and it is scrolled."""
+TEMPLATE_FILE = "page.html.j2"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Paragraph:
+    """Running text."""
+
+    kind = "paragraph"
+    text: str
+    warning: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Code:
+    """Something to copy, such as a command."""
+
+    kind = "code"
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableBlock:
+    """A table; the first column is text, the others are numbers unless `text_columns` says how many more are text."""
+
+    kind = "table"
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+    text_columns: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FigureBlock:
+    """A figure as SVG with a line about how to read it."""
+
+    kind = "figure"
+    name: str
+    svg: Markup
+    caption: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Response:
+    """A response of the policy with what is known about it."""
+
+    kind = "response"
+    question: str
+    answer: str
+    text: str
+    facts: str
+    good: bool
+
+
+Block = Paragraph | Code | TableBlock | FigureBlock | Response
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Section:
+    """A titled part of a page."""
+
+    title: str
+    blocks: Sequence[Block]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Page:
+    """A whole page."""
+
+    title: str
+    subtitle: str
+    sections: Sequence[Section]
+    footer: str
+
+
+def section(title: str, make: Callable[[], Iterator[Block]]) -> Section:
+    """What `make` gives, up to where a file that it needs is missing or broken, which is then said in its place."""
+    blocks: list[Block] = []
+    try:
+        for block in make():
+            blocks.append(block)
+    except (ExgrpoError, OSError, ValueError, KeyError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}" if not isinstance(error, ExgrpoError) else str(error)
+        blocks.append(Paragraph(text=f"Not shown: {reason}", warning=True))
+    return Section(title=title, blocks=blocks)
+
+
+def write_page(page: Page, path: Path) -> None:
+    """Write the page whole or not at all. Raises RunError where it cannot be written."""
+    source = files("exgrpo_cli.reports").joinpath(TEMPLATE_FILE).read_text(encoding="utf-8")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    write_text(path, environment.from_string(source).render(page=page))
+
+
+def figure_block(name: str, figure: "Drawn", caption: str) -> FigureBlock:
+    """The figure inline: as wide as the page lets it be up to its own size, and without metadata."""
+    text = io.StringIO()
+    with styled():
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    svg = text.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    width = PIXELS_PER_INCH * figure.get_figwidth()
+    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(
+        r'(<svg[^>]*?) width="[^"]*"',
+        rf'\1 style="max-width: {width:.0f}px; min-width: {LEAST_SHARE * width:.0f}px"',
+        svg,
+        count=1,
+    )
+    # Ids are counted anew in every figure, and one page has one space of ids.
+    svg = re.sub(r'\bid="', f'id="{name}-', svg)
+    svg = re.sub(r'(xlink:href="|url\()#', rf"\1#{name}-", svg)
+    return FigureBlock(name=name, svg=Markup(svg), caption=caption)
+
+
+def table_of(table: RichTable, *, text_columns: int = 1) -> TableBlock:
+    """A terminal's table on a page."""
+    columns = [[str(cell) for cell in column.cells] for column in table.columns]
+    return TableBlock(
+        header=[str(column.header) for column in table.columns],
+        rows=list(zip(*columns, strict=True)),
+        caption=" ".join(str(part) for part in (table.title, table.caption) if part),
+        text_columns=text_columns,
+    )

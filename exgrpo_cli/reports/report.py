@@ -1,0 +1,26 @@
+"""`report.html`: the page of a run or of a study, written into its folder."""
+
+from pathlib import Path
+
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.reports.page import REPORT_FILE, write_page
+from exgrpo_cli.reports.run_page import is_run, run_page
+from exgrpo_cli.reports.study_page import is_study, study_page
+
+
+def write_report(folder: Path, path: Path | None = None) -> Path:
+    """Write the page of a run or a study to `path` (FOLDER/report.html) and return where it is.
+
+    Raises InputError for a folder that is neither, RunError where the page cannot be written.
+    """
+    if not folder.is_dir():
+        raise InputError(f"{folder} is not a folder. Name the --output folder of a run or of a study.")
+    if is_run(folder):
+        page = run_page(folder)
+    elif is_study(folder):
+        page = study_page(folder)
+    else:
+        raise InputError(f"{folder} is neither a run (no config.toml) nor a study (no ARM/seed-N/config.toml).")
+    path = path or folder / REPORT_FILE
+    write_page(page, path)
+    return path

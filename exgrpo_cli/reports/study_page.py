@@ -1,0 +1,120 @@
+"""The page of a study: arms against the baseline, at equal steps and equal tokens, with each arm's ledger."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from exgrpo_cli.ablation.arms import BASELINE, Arm
+from exgrpo_cli.ablation.report import compare_runs, study_figures
+from exgrpo_cli.ablation.study import Study, StudyRun
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.replay_stats import tables
+from exgrpo_cli.replay_stats.record import LEDGER_FOLDER, read_config
+from exgrpo_cli.replay_stats.report import RunReport
+from exgrpo_cli.replay_stats.summary import summarise
+from exgrpo_cli.reports.page import Block, Code, Page, Paragraph, TableBlock, figure_block, section, table_of
+from exgrpo_cli.reports.run_page import differing_settings
+
+CAPTIONS = {
+    "ablation": "Held-out pass@1 after training: mean over seeds with its 95 % interval; circles are seeds.",
+    "differences": "The same seed with and without: an interval that leaves out 0 speaks for a difference.",
+    "curves": "Held-out pass@1 over the steps; bands are 95 % intervals over seeds.",
+    "curves-tokens": "The same against tokens generated: arms of equal steps differ in what they cost.",
+}
+
+
+def is_study(path: Path) -> bool:
+    """Whether the folder holds runs as ARM/seed-N."""
+    return any(path.glob("*/seed-*/config.toml"))
+
+
+def study_page(folder: Path) -> Page:
+    """The page of a study folder, finished, running or with broken runs."""
+    study, broken = read_study(folder)
+    finished = sum(run.state == "finished" for run in study.runs)
+    return Page(
+        title=f"Study {study.name}",
+        subtitle=f"{len(study.arms)} arms, {len(study.seeds)} seeds, against {study.baseline or 'no baseline'}: "
+        f"{finished} of {len(study.runs) + len(broken)} runs finished.",
+        sections=[
+            section("Result", lambda: _result(study)),
+            section("Runs", lambda: _runs(study, broken)),
+            section("Ledgers", lambda: _ledgers(study)),
+            section("Arms", lambda: _arms(study)),
+        ],
+        footer="Made by exgrpo report from the runs in this folder. Intervals are Student's t over seeds.",
+    )
+
+
+def read_study(folder: Path) -> tuple[Study, list[tuple[Path, str]]]:
+    """The study that the folder's runs make up, and the runs whose configuration cannot be read, with the reason.
+
+    An arm is named by its folder; the baseline is the on-policy one, where there is one.
+    """
+    runs, broken = [], []
+    for path in sorted(folder.glob("*/seed-*")):
+        if not path.is_dir():
+            continue
+        try:
+            config = read_config(path)
+            seed = int(path.name.removeprefix("seed-"))
+        except (InputError, ValueError) as error:
+            broken.append((path, str(error)))
+            continue
+        runs.append(
+            StudyRun(arm=Arm(name=path.parent.name, method=config.run.method), seed=seed, folder=path, config=config)
+        )
+    arms = tuple(dict.fromkeys(run.arm for run in runs))
+    study = Study(
+        name=folder.resolve().name,
+        folder=folder,
+        arms=tuple(sorted(arms, key=lambda arm: arm.name != BASELINE.name)),
+        seeds=tuple(sorted({run.seed for run in runs})),
+        runs=tuple(runs),
+        baseline=BASELINE.name if any(arm.name == BASELINE.name for arm in arms) else "",
+    )
+    return study, broken
+
+
+def _result(study: Study) -> Iterator[Block]:
+    report = compare_runs(study)
+    if not report.arms:
+        yield Paragraph(text="No run has finished yet.")
+        return
+    yield table_of(report.table())
+    for name, figure in study_figures(study, report).items():
+        yield figure_block(name, figure, CAPTIONS.get(name, ""))
+
+
+def _runs(study: Study, broken: list[tuple[Path, str]]) -> Iterator[Block]:
+    rows = [[run.arm.name, str(run.seed), run.state, str(run.config.run.steps)] for run in study.runs]
+    yield TableBlock(header=["arm", "seed", "state", "steps"], rows=rows)
+    for path, reason in broken:
+        yield Paragraph(text=f"{path.parent.name}/{path.name} cannot be read: {reason}", warning=True)
+    yield Paragraph(text="Each run has a page of its own: exgrpo report STUDY/ARM/seed-N.")
+
+
+def _ledgers(study: Study) -> Iterator[Block]:
+    reports = []
+    for run in study.runs:
+        if not (run.folder / LEDGER_FOLDER).is_dir():
+            continue
+        try:
+            reports.append(RunReport(label=f"{run.arm.name}/{run.seed}", summary=summarise(run.folder)))
+        except InputError as error:
+            yield Paragraph(text=f"{run.arm.name}, seed {run.seed}: {error}", warning=True)
+    if reports:
+        yield table_of(tables.overview(reports))
+    else:
+        yield Paragraph(text="No arm keeps a ledger.")
+
+
+def _arms(study: Study) -> Iterator[Block]:
+    for arm in study.arms:
+        run = next(run for run in study.runs if run.arm == arm)
+        rows = [row for row in differing_settings(run.config) if row[0] != "run.seed"]
+        if rows:
+            header = ["setting", "here", "preset"]
+            yield TableBlock(header=header, rows=rows, caption=f"{arm.name}: method {arm.method}", text_columns=3)
+        else:
+            yield Paragraph(text=f"{arm.name}: method {arm.method} as its preset has it.")
+    yield Code(text=f"exgrpo train --config {study.name}/ARM/seed-N/config.toml --output again")
