@@ -18,6 +18,7 @@ from exgrpo_cli.commands.options import (
     print_json,
     talk,
 )
+from exgrpo_cli.commands.report import write_page
 from exgrpo_cli.commands.train import lasting
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ def ablate(
         return
     report = _run(study, jobs, quiet)
     print_json(report.to_json()) if json else _print_report(report, study.folder)
+    write_page(study.folder, quiet=quiet)
 
 
 def _place(output: Path | None, name: str | None, default: str) -> tuple[Path, str]:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from exgrpo_cli.commands.options import DebugOption, JsonOption, print_json
+from exgrpo_cli.commands.options import DebugOption, JsonOption, print_json, talk
 
 
 def report(
@@ -30,3 +30,14 @@ def report(
 
     path = write_report(folder, output)
     print_json({"report": str(path)}) if json else typer.echo(str(path))
+
+
+def write_page(folder: Path, *, quiet: bool) -> None:
+    """The page that a run or a study ends with. Where it cannot be written a line says so: the work itself is done."""
+    from exgrpo_cli.errors import ExgrpoError
+    from exgrpo_cli.reports.report import write_report
+
+    try:
+        talk(f"report: {write_report(folder)}", quiet=quiet)
+    except ExgrpoError as error:
+        talk(f"exgrpo: no report: {error}")

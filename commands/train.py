@@ -23,6 +23,7 @@ from exgrpo_cli.commands.options import (
     print_json,
     talk,
 )
+from exgrpo_cli.commands.report import write_page
 
 if TYPE_CHECKING:
     from exgrpo_cli.config.settings import Config
@@ -112,6 +113,8 @@ def train(
         summary = _train(settings, run_folder, resume, quiet, ranks)
         if ranks is None or ranks.is_main:
             print_json(summary) if json else _print_result(summary, run_folder)
+            if settings.run.plots:
+                write_page(run_folder, quiet=quiet)
 
 
 def lasting(data: str | None) -> str | None:

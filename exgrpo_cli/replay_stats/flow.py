@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64
 
-from exgrpo_cli.replay_stats.record import NO_BUCKET, RETIRED, SELECTED, RunRecord
+from exgrpo_cli.ledger.columns import NO_BUCKET, RETIRED, SELECTED
+from exgrpo_cli.replay_stats.record import RunRecord
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

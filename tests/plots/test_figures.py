@@ -18,6 +18,7 @@ from exgrpo_cli.plots import save_all
 from exgrpo_cli.plots.buckets import bucket_flow, bucket_occupancy
 from exgrpo_cli.plots.comparison import buffers_compared
 from exgrpo_cli.plots.diagnostics import policy_diagnostics
+from exgrpo_cli.plots.evaluation import accuracy_by_level, level_scores
 from exgrpo_cli.plots.gallery import replay_figures, save_reports, training_figures
 from exgrpo_cli.plots.learning import HeldoutScore, accuracy_by_tokens, heldout_scores, learning_curve
 from exgrpo_cli.plots.replay import draws_against_promise, entropy_by_bucket
@@ -310,6 +311,7 @@ class Blocker:
             raise ImportError(f"{name} is not installed")
 sys.meta_path.insert(0, Blocker())
 from pathlib import Path
+from exgrpo_cli.plots.evaluation import accuracy_by_level, level_scores
 from exgrpo_cli.plots.gallery import replay_figures, save_reports, training_figures
 from exgrpo_cli.plots.style import save
 from exgrpo_cli.replay_stats.report import report_runs
@@ -332,3 +334,11 @@ def test_figures_need_no_torch_and_no_writable_home(run: Path, tmp_path: Path) -
     )
     assert (result.returncode, result.stdout, result.stderr) == (0, f"{len(TRAINING | REPLAY)}\n", "")
     assert (tmp_path / "plots" / "learning.png").is_file()
+
+
+def test_levels_come_in_the_order_of_their_numbers() -> None:
+    by_level = {level: {"avg_at_k": share, "questions": 5} for level, share in (("10", 0.1), ("2", 0.9), ("hard", 0.0))}
+    scores = level_scores({"a": {"by_level": by_level}, "b": {"by_level": {}}}, {"a": "Benchmark"})
+    (axes,) = accuracy_by_level(scores).axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["2\n(5)", "10\n(5)", "hard\n(5)"]
+    assert axes.lines[0].get_ydata().tolist() == [90.0, 10.0, 0.0]

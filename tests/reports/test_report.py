@@ -1,0 +1,170 @@
+"""`report.html`: self-contained, complete, honest about what is missing, and safe with hostile text."""
+
+import json
+import re
+import shutil
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from exgrpo_cli.commands import run as exgrpo
+from exgrpo_cli.reports.report import write_report
+from exgrpo_cli.reports.run_page import differing_settings, read_config
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from synthetic_run import SyntheticRun, write_config, write_run
+
+HOSTILE = "<script>alert(1)</script><img src='http://example.org/x.png'>"
+SECTIONS = [
+    "Result",
+    "Warnings",
+    "Learning",
+    "Verdicts and responses",
+    "Replay",
+    "Replayed trajectories",
+    "How to repeat it",
+    "Versions",
+]
+
+
+class Reader(HTMLParser):
+    """Tags, ids, addresses that a browser would load, and headings of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.loaded: list[str] = []
+        self.tags: set[str] = set()
+        self.headings: list[str] = []
+        self._in_heading = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self._in_heading = tag == "h2"
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value or "")
+            if name in ("src", "href", "xlink:href", "data", "action"):
+                self.loaded.append(value or "")
+
+    def handle_data(self, data: str) -> None:
+        if self._in_heading:
+            self.headings.append(data)
+            self._in_heading = False
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Thirty steps with samples, the last of them hostile."""
+    folder = tmp_path_factory.mktemp("reports") / "run"
+    write_run(folder, SyntheticRun(steps=30, num_questions=100, questions_per_step=8, mixed_from=4))
+    (folder / "samples").mkdir()
+    rows = [
+        {
+            "prompt": HOSTILE,
+            "answer": "7",
+            "text": HOSTILE,
+            "reward": reward,
+            "verdict": "correct" if reward else "wrong",
+            "num_tokens": 9,
+            "experiential": False,
+        }
+        for reward in (0.0, 1.0)
+    ]
+    (folder / "samples" / "step-000030.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_a_page_has_every_section_and_figure_and_loads_nothing(run: Path, tmp_path: Path) -> None:
+    text = write_report(run, tmp_path / "page.html").read_text()
+    page = Reader(text)
+    assert page.headings == SECTIONS
+    assert len(page.ids) == len(set(page.ids))
+    assert "script" not in page.tags and HOSTILE not in text
+    assert "&lt;script&gt;" in text
+    assert all(address.startswith(("#", "data:")) for address in page.loaded)
+    assert {address[1:] for address in page.loaded if address.startswith("#")} <= set(page.ids)
+    assert "default-src 'none'" in text
+    assert not re.search(r"url\((?!#)|@import|http-equiv=.refresh", text)
+    for name in ("learning", "diagnostics", "replay-buckets", "replay-flow", "replay-entropy-by-bucket"):
+        assert f'aria-label="{name}"' in text
+
+
+def test_settings_that_differ_from_the_presets_are_listed(run: Path) -> None:
+    changed = {name: (here, there) for name, here, there in differing_settings(read_config(run))}
+    assert changed["rollout.questions_per_step"] == ("8", "32")
+    assert "run.method" not in changed and "optim.horizon" not in changed
+
+
+def test_a_broken_or_young_run_gets_the_page_that_its_files_allow(run: Path, tmp_path: Path) -> None:
+    damages = {
+        "config.toml": "[run\n",
+        "metrics.jsonl": "{}\n{}\n",
+        "summary.json": '{"steps": 3',
+        "replay/ledger.json": "{",
+        "data/train.parquet": "PAR1",
+        "samples/step-000030.jsonl": '{"prompt": 1}\n',
+    }
+    for name, damaged in damages.items():
+        broken = tmp_path / name.replace("/", "-")
+        shutil.copytree(run, broken)
+        (broken / name).write_text(damaged)
+        page = Reader(write_report(broken).read_text())
+        assert {"Result", "Learning", "How to repeat it"} <= set(page.headings), name
+        assert "Not shown:" in (broken / "report.html").read_text() or name == "samples/step-000030.jsonl"
+    young = tmp_path / "young"
+    young.mkdir()
+    write_config(young, SyntheticRun())
+    assert "No step is on record." in write_report(young).read_text()
+
+
+def test_a_study_is_compared_on_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arm, replay in (("ent-min", True), ("on-policy", False)):
+        for seed in (0, 1):
+            folder = tmp_path / "study" / arm / f"seed-{seed}"
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            write_run(folder, SyntheticRun(steps=6, num_questions=60, questions_per_step=8, mixed_from=2, seed=seed))
+            finish(folder, 0.5 + 0.1 * replay + 0.01 * seed)
+            if not replay:
+                write_config(folder, SyntheticRun(steps=6), method="grpo", replay=False)
+                shutil.rmtree(folder / "replay")
+    (tmp_path / "study" / "on-policy" / "seed-2").mkdir()
+    (tmp_path / "study" / "on-policy" / "seed-2" / "config.toml").write_text("[run\n")
+    assert exgrpo(["report", str(tmp_path / "study"), "--json"]) == 0
+    text = Path(json.loads(capsys.readouterr().out)["report"]).read_text()
+    page = Reader(text)
+    assert page.headings == ["Result", "Runs", "Ledgers", "Arms"]
+    assert "4 of 5 runs finished" in text and "on-policy/seed-2 cannot be read" in text
+    assert "+0.100" in text and "ent-min/1" in text and "on-policy/1" not in text
+    for name in ("ablation", "differences", "curves", "curves-tokens"):
+        assert f'aria-label="{name}"' in text
+
+
+def finish(folder: Path, score: float) -> None:
+    """A summary.json as training writes it."""
+    heldout = {"pass_at_1": score, "low": score - 0.1, "high": score + 0.1, "questions": 50, "samples": 4}
+    summary = {
+        "steps": 6,
+        "finished": "steps reached",
+        "heldout": {"before": heldout | {"pass_at_1": 0.2}, "after": heldout},
+        "tokens": {"generated": 1000, "trained": 900},
+        "wall_seconds": {"total": 3.0, "update": 1.0},
+        "peak_memory_bytes": 2**30,
+        "replay": {"questions": 1, "trajectories": 1, "retired": 0, "used": 0},
+    }
+    (folder / "summary.json").write_text(json.dumps(summary))
+
+
+def test_what_is_neither_a_run_nor_a_study_is_one_line(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exgrpo(["report", str(tmp_path)]) == 2
+    assert "is neither a run (no config.toml) nor a study" in capsys.readouterr().err
+    assert exgrpo(["report", str(tmp_path / "nowhere")]) == 2
+    assert "is not a folder" in capsys.readouterr().err
+    assert exgrpo(["report", str(run), "--output", "/dev/null/page.html"]) == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "cannot be written" in err
