@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 def prepare(
     source: Annotated[
-        str, typer.Argument(help="arithmetic, a file, a folder, or a Hugging Face id (owner/name@revision:split).")
+        str,
+        typer.Argument(
+            help="arithmetic, word-problems, a file, a folder, or a Hugging Face id (owner/name@revision:split)."
+        ),
     ] = "arithmetic",
     output: OutputOption = None,
     layout: Annotated[Literal["canonical", "verl"], typer.Option(help="Layout of the output.")] = "canonical",
@@ -72,11 +75,13 @@ def prepare(
     """Turn any question set into one audited question file, by default data/<source>.parquet.
 
     Exact duplicates are folded; gold answers that do not verify against themselves, prompts over the token limit and
-    questions of evaluation benchmarks are left out and counted. `arithmetic` writes its held-out questions beside it.
+    questions of evaluation benchmarks are left out and counted. `arithmetic` and `word-problems`, which are built in,
+    write their held-out questions beside it.
 
     \b
     Examples:
       exgrpo prepare
+      exgrpo prepare word-problems
       exgrpo prepare openai/gsm8k:main --backbone qwen-math-1.5b --show 3
       exgrpo prepare questions.jsonl --question-field text --answer-field gold --output data/mine.parquet
       exgrpo prepare Elliott/Openr1-Math-46k-8192 --decontaminate aime24,math500
@@ -92,7 +97,12 @@ def prepare(
         option = "--show" if show else "--max-prompt-tokens"
         raise InputError(f"{option} counts tokens: name the tokenizer with --backbone, for example --backbone tiny.")
     layer = option_layer(
-        {"arithmetic.seed": seed, "grading.grader": grader, "data.max_prompt_tokens": max_prompt_tokens}
+        {
+            "arithmetic.seed": seed,
+            "word_problems.seed": seed,
+            "grading.grader": grader,
+            "data.max_prompt_tokens": max_prompt_tokens,
+        }
     )
     settings = build_config(backbone=backbone, config_file=config, options=layer, assignments=assignments or [])
     options = PrepareOptions(
@@ -103,6 +113,7 @@ def prepare(
         overlap_ngram=ngram,
         overlap_threshold=overlap,
         arithmetic=settings.arithmetic,
+        word_problems=settings.word_problems,
     )
     output = output or default_output(source)
     outputs = [output, *_heldout_beside(source, output)]
@@ -138,8 +149,10 @@ def prepare(
 
 
 def _heldout_beside(source: str, output: Path) -> list[Path]:
-    """Where the held-out questions go: `arithmetic` alone has some."""
-    return [output.with_stem(f"{output.stem}-heldout")] if source == "arithmetic" else []
+    """Where the held-out questions go: built-in sources alone have some."""
+    from exgrpo_cli.data.reading import BUILT_IN
+
+    return [output.with_stem(f"{output.stem}-heldout")] if source in BUILT_IN else []
 
 
 def _prompt_limit(settings: "Config", reporter: "Reporter") -> "PromptLimit":

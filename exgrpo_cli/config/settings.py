@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from exgrpo_cli.config.sections.backbone import BackboneSettings, TinySettings
-from exgrpo_cli.config.sections.data import ArithmeticSettings, DataSettings
+from exgrpo_cli.config.sections.data import ArithmeticSettings, DataSettings, WordProblemSettings
 from exgrpo_cli.config.sections.grading import GradingSettings
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.optim import OptimSettings
@@ -21,6 +21,7 @@ class Config:
     run: RunSettings = field(default_factory=RunSettings)
     data: DataSettings = field(default_factory=DataSettings)
     arithmetic: ArithmeticSettings = field(default_factory=ArithmeticSettings)
+    word_problems: WordProblemSettings = field(default_factory=WordProblemSettings)
     backbone: BackboneSettings = field(default_factory=BackboneSettings)
     tiny: TinySettings = field(default_factory=TinySettings)
     rollout: RolloutSettings = field(default_factory=RolloutSettings)

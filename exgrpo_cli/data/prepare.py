@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from exgrpo_cli import __version__
-from exgrpo_cli.config.sections.data import ArithmeticSettings
+from exgrpo_cli.config.sections.data import ArithmeticSettings, WordProblemSettings
 from exgrpo_cli.config.sections.grading import GradingSettings
 from exgrpo_cli.data.audit.checks import (
     Finding,
@@ -36,7 +36,15 @@ from exgrpo_cli.data.question_file.questions import (
     read_metadata,
     write_questions,
 )
-from exgrpo_cli.data.reading import ARITHMETIC, Reading, make_arithmetic, read_source
+from exgrpo_cli.data.reading import (
+    ARITHMETIC,
+    BUILT_IN,
+    WORD_PROBLEMS,
+    Reading,
+    make_arithmetic,
+    read_source,
+    word_problems,
+)
 from exgrpo_cli.data.sources.formats import stem_of, suffix_of
 from exgrpo_cli.data.sources.open import default_name, hub_id_of, is_local
 from exgrpo_cli.errors import InputError
@@ -76,8 +84,10 @@ class PrepareOptions:
     """Jaccard similarity from which two questions are reported as almost the same."""
     arithmetic: ArithmeticSettings = field(default_factory=ArithmeticSettings)
     """The built-in questions."""
+    word_problems: WordProblemSettings = field(default_factory=WordProblemSettings)
+    """The built-in word problems."""
     heldout: bool = False
-    """Of `arithmetic`: the held-out questions instead of the training ones."""
+    """Of a built-in source: the held-out questions instead of the training ones."""
 
     def __post_init__(self) -> None:
         if not 0 < self.overlap_threshold <= 1:
@@ -102,6 +112,8 @@ def prepare(source: str, output: Path, options: PrepareOptions, progress: Progre
     dropped, marked = Tally(), Tally()
     if source == ARITHMETIC:
         reading = make_arithmetic(options.arithmetic, heldout=options.heldout)
+    elif source == WORD_PROBLEMS:
+        reading = word_problems(options.word_problems, heldout=options.heldout)
     else:
         reading = read_source(source, options.fields, dropped, progress)
     questions = _audited(reading, options, dropped, marked, progress)
@@ -128,7 +140,7 @@ def prepare(source: str, output: Path, options: PrepareOptions, progress: Progre
 
 def check_source(source: str) -> None:
     """Raises InputError for a source that is neither built in, nor on disk, nor a hub id; nothing is fetched."""
-    if source != ARITHMETIC and not is_local(source):
+    if source not in BUILT_IN and not is_local(source):
         hub_id_of(source)
 
 
@@ -181,6 +193,11 @@ def _grading_pool(settings: GradingSettings, layout: str) -> GradingPool:
     )
 
 
+def _seed(source: str, options: PrepareOptions) -> int | None:
+    """Of a built-in source; None of any other."""
+    return {ARITHMETIC: options.arithmetic.seed, WORD_PROBLEMS: options.word_problems.seed}.get(source)
+
+
 def _levels(questions: Sequence[Question]) -> dict[str, int]:
     counts = Counter(question.level for question in questions if question.level is not None)
     return {level: counts[level] for level in sorted(counts)}
@@ -211,7 +228,7 @@ def _metadata(report: PrepareReport, options: PrepareOptions) -> dict[str, Any]:
             "overlap_ngram": options.overlap_ngram,
             "overlap_threshold": options.overlap_threshold,
             "near_threshold": options.near_threshold,
-            "seed": options.arithmetic.seed if report.source == ARITHMETIC else None,
+            "seed": _seed(report.source, options),
         },
         "counts": report.counts(),
         "dropped": {reason: finding.to_json() for reason, finding in report.dropped.items()},

@@ -1,11 +1,11 @@
 """A source as questions: rows converted by the layout they have, exact duplicates folded."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from exgrpo_cli.config.sections.data import ArithmeticSettings
+from exgrpo_cli.config.sections.data import ArithmeticSettings, WordProblemSettings
 from exgrpo_cli.data.arithmetic import make_questions
 from exgrpo_cli.data.audit.checks import Progress, Tally, one_line
 from exgrpo_cli.data.layouts.drafts import Draft, Layout, UnusableRow
@@ -13,10 +13,14 @@ from exgrpo_cli.data.layouts.recognise import NamedFields, recognise
 from exgrpo_cli.data.question_file.identity import question_id, same_content
 from exgrpo_cli.data.sources.files import Row, column_names, count_rows, iter_rows
 from exgrpo_cli.data.sources.open import Source, open_source
+from exgrpo_cli.data.word_problems import make_word_problems
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.types import Question
 
 ARITHMETIC = "arithmetic"
+WORD_PROBLEMS = "word-problems"
+BUILT_IN = (ARITHMETIC, WORD_PROBLEMS)
+"""Sources that the program makes itself, each with held-out questions."""
 _SAMPLE_ROWS = 20
 _PROGRESS_ROWS = 500
 
@@ -39,11 +43,19 @@ def make_arithmetic(settings: ArithmeticSettings, *, heldout: bool) -> Reading:
     split = make_questions(
         num_train=settings.num_train, num_heldout=settings.num_heldout, levels=settings.levels, seed=settings.seed
     )
-    questions = split.heldout if heldout else split.train
+    return _built_in(ARITHMETIC, split.heldout if heldout else split.train, heldout=heldout)
+
+
+def word_problems(settings: WordProblemSettings, *, heldout: bool) -> Reading:
+    """The built-in word problems for training, or the held-out ones."""
+    return _built_in(WORD_PROBLEMS, make_word_problems(settings, heldout=heldout), heldout=heldout)
+
+
+def _built_in(source: str, questions: Sequence[Question], *, heldout: bool) -> Reading:
     return Reading(
         questions=list(questions),
         layout="built-in",
-        source=ARITHMETIC,
+        source=source,
         revision=None,
         split="held-out" if heldout else "train",
         num_read=len(questions),

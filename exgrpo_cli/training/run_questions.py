@@ -18,6 +18,8 @@ from exgrpo_cli.data.question_file.questions import (
     read_questions,
     write_questions,
 )
+from exgrpo_cli.data.reading import WORD_PROBLEMS
+from exgrpo_cli.data.word_problems import make_word_problems
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.evaluation.benchmarks.presets import load_benchmark
 from exgrpo_cli.evaluation.benchmarks.questions import benchmark_questions
@@ -58,13 +60,15 @@ def load_questions(config: Config, reporter: Reporter) -> RunQuestions:
 
 
 def source_questions(config: Config, source: str, split: str, reporter: Reporter) -> list[Question]:
-    """Questions of `data.train` or `data.heldout`: `arithmetic`, a question file, a benchmark, or a hub id."""
+    """Questions of `data.train` or `data.heldout`: a built-in source, a question file, a benchmark, or a hub id."""
     if source == "arithmetic":
         settings = config.arithmetic
         made = make_questions(
             num_train=settings.num_train, num_heldout=settings.num_heldout, levels=settings.levels, seed=settings.seed
         )
         return made.train if split == "train" else made.heldout
+    if source == WORD_PROBLEMS:
+        return make_word_problems(config.word_problems, heldout=split != "train")
     if Path(source).exists():
         return list(read_questions(source).questions)
     if source in preset_names("benchmarks"):

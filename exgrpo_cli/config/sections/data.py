@@ -43,3 +43,25 @@ class ArithmeticSettings:
         require_non_negative("arithmetic", self, "seed")
         possible = min(self.levels, default=0) >= 1 and len(set(self.levels)) == len(self.levels)
         require(possible, "arithmetic.levels", self.levels, "levels of at least 1, each once")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WordProblemSettings:
+    """The word problems in plain English that the program makes (`word-problems`)."""
+
+    num_train: int = 4000
+    """Training questions."""
+    num_heldout: int = 400
+    """Held-out questions, disjoint from the training ones by construction."""
+    levels: tuple[int, ...] = (1, 2, 3, 4)
+    """Operations per question, in equal shares."""
+    seed: int = 0
+    """Seed of the question set; independent of run.seed, so that runs of several seeds share their questions."""
+
+    def __post_init__(self) -> None:
+        require_positive("word_problems", self, "num_train", "num_heldout")
+        require_non_negative("word_problems", self, "seed")
+        possible = min(self.levels, default=0) >= 1 and len(set(self.levels)) == len(self.levels)
+        require(
+            possible and max(self.levels) <= 4, "word_problems.levels", self.levels, "levels from 1 to 4, each once"
+        )

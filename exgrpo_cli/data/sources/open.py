@@ -34,7 +34,7 @@ def hub_id_of(text: str) -> HubId:
     hub = parse_hub_id(text)
     if hub is None or text.lower().endswith(SUFFIXES) or text.startswith((".", "/", "~")):
         raise InputError(
-            f"{text} does not exist: a source is `arithmetic`, a file ({FORMATS}), a folder, or a "
+            f"{text} does not exist: a source is `arithmetic`, `word-problems`, a file ({FORMATS}), a folder, or a "
             f"Hugging Face id (owner/name@revision:split)."
         )
     return hub
