@@ -82,6 +82,22 @@ def verl(source: str, system: bool = False) -> Callable[[str, str], dict[str, An
     return make
 
 
+def asked_in_text(source: str, label: str, request: str, *, labels: str = "ABCD", joint: str = "\n") -> Any:
+    """Options in the prompt itself, as the verl-layout files of multiple-choice benchmarks have them."""
+    make = verl(source)
+
+    def convert(question: str, options: Sequence[str], place: int) -> dict[str, Any]:
+        lines = joint.join(label.format(name, text) for name, text in zip(labels, options, strict=True))
+        return make(f"{question}\n\n{lines}{request}", labels[place])
+
+    return convert
+
+
+IN_A_LINE = (
+    "\n\nThink it over. The last line of your response has to be of the form ANSWER: C, with one of the letters."
+)
+
+
 def arc(question: str, options: Sequence[str], place: int, *, labels: str) -> dict[str, Any]:
     choices = {"text": options, "label": list(labels)}
     return {"id": question, "question": question, "choices": choices, "answerKey": labels[place]}
@@ -184,6 +200,24 @@ LAYOUTS = {
         ),
         known=OPTIONS_KNOWN,
     ),
+    "gpqa as the released code writes it": Layout(
+        file="set.parquet",
+        rows=choice_rows(asked_in_text("gpqa", "{}) {}", IN_A_LINE)),
+        known=OPTIONS_KNOWN,
+        benchmark="gpqa-diamond",
+    ),
+    "the same without the benchmark's name": Layout(
+        file="set.parquet", rows=choice_rows(asked_in_text("gpqa", "{}) {}", IN_A_LINE)), known=OPTIONS_KNOWN
+    ),
+    "options in brackets": Layout(
+        file="set.parquet", rows=choice_rows(asked_in_text("quiz", "({}) {}", "")), known=OPTIONS_KNOWN
+    ),
+    "arc in verl with digits": Layout(
+        file="set.parquet",
+        rows=choice_rows(asked_in_text("arc-c", "{}. {}", "", labels="1234")),
+        known=OPTIONS_KNOWN,
+        benchmark="arc-c",
+    ),
     "mmlu-pro": Layout(
         file="set.parquet",
         rows=choice_rows(
@@ -268,7 +302,9 @@ class Server:
 
 def answer_to(asked: str, answer: str) -> str:
     """The letter in front of the option with this text, in the form the question asks for; else the answer in a box."""
-    letters = re.findall(rf"(?:^|\s)\(?([A-Z])[.):]\s*{re.escape(answer)}\s*(?:$|\n|(?=\(?[A-Z][.):]))", asked, re.M)
+    letters = re.findall(
+        rf"(?:^|\s)\(?([A-Z1-9])[.):]\s*{re.escape(answer)}\s*(?:$|\n|(?=\(?[A-Z1-9][.):]))", asked, re.M
+    )
     if not letters:
         return f"It has to be \\boxed{{{answer}}}."
     assert len(letters) == 1, f"{answer!r} is not the text of one option in {asked!r}"
