@@ -17,15 +17,18 @@ from exgrpo_cli.grading.routes import (
     custom_route,
     exact_route,
     math_route,
+    oat_route,
     route_item,
 )
 from exgrpo_cli.grading.workers.messages import Task
 from exgrpo_cli.grading.workers.remote import RemoteGrader
 from exgrpo_cli.types import Verdict
 
-GRADERS = ("math", "choice", "exact", "python:module:function")
+GRADERS = ("math", "choice", "exact", "oat", "python:module:function")
 
 _MAX_CACHED_VERDICTS = 65_536
+_PATIENCE = 4
+_MOST_FAILURES = 32
 
 
 class GradingPool:
@@ -84,6 +87,29 @@ class GradingPool:
     def grade(self, items: Sequence[GradingItem]) -> list[Verdict]:
         """Verdicts on responses, in their order. Raises RunError as `submit` and its futures do."""
         return self._settled([route_item(self._route, item) for item in items])
+
+    def try_again(self, items: Sequence[GradingItem]) -> list[Verdict]:
+        """Verdicts on responses that timed out, one after the other, each with four times the deadline.
+
+        For the end of an evaluation, when nothing else is graded. An answer that fails again is not tried against
+        further golds, and after 32 failures nothing is: what never ends costs a bounded time.
+        """
+        failed: set[str] = set()
+        verdicts = []
+        for item in items:
+            decided = route_item(self._route, item)
+            if not isinstance(decided, Verdict):
+                decided = self._tried_again(decided, failed)
+            verdicts.append(decided)
+        return verdicts
+
+    def _tried_again(self, task: Task, failed: set[str]) -> Verdict:
+        if task.judged in failed or len(failed) >= _MOST_FAILURES:
+            return Verdict.TIMEOUT
+        verdict = self._future(task._replace(patience=_PATIENCE)).result()
+        if verdict.is_verifier_failure:
+            failed.add(task.judged)
+        return verdict
 
     def same_answer(self, pairs: Sequence[tuple[str, str]], options: tuple[str, ...] | None = None) -> list[bool]:
         """Whether the two graded texts of each pair give the same answer, the first one taken for the gold."""
@@ -159,6 +185,8 @@ def _route(grader: str, max_answer_chars: int, compares_plain_numbers: bool) -> 
         return choice_route(max_answer_chars=max_answer_chars)
     if grader == "exact":
         return exact_route(max_answer_chars=max_answer_chars)
+    if grader == "oat":
+        return oat_route(max_answer_chars=max_answer_chars)
     if grader.startswith(PREFIX):
         return custom_route()
     raise InputError(f"grading.grader is {grader!r}, which is not a grader.{nearest(grader, GRADERS)}")

@@ -16,7 +16,7 @@ from exgrpo_cli.grading.graders.choice import (
 )
 from exgrpo_cli.grading.graders.comparison import compare_texts
 from exgrpo_cli.grading.graders.exact import grade_exact
-from exgrpo_cli.grading.graders.extract import answer_text, last_boxed
+from exgrpo_cli.grading.graders.extract import answer_text, last_box, last_boxed
 from exgrpo_cli.grading.graders.notation import in_box, plain_notation, same_text
 from exgrpo_cli.grading.graders.plain import plain_number
 from exgrpo_cli.grading.workers.messages import Task
@@ -81,14 +81,15 @@ def math_route(*, max_answer_chars: int, compares_plain_numbers: bool) -> Route:
         answer = text if boxed is None else boxed
         if not answer or len(answer) > max_answer_chars:
             return Verdict.NO_ANSWER
-        gold, answer = _gold_content(item.gold), plain_notation(answer)
+        # An answer of nothing but marks is still an answer.
+        gold, answer = _gold_content(item.gold), plain_notation(answer) or answer
         if boxed is None:
             if same_text(gold, answer):
                 return Verdict.CORRECT
             if _OPTIONS_LETTER.fullmatch(gold) and answered_letter(text, None, max_answer_chars) is not None:
                 return by_options.grade(item, text)
             return Task(gold=in_box(gold), answer=text)
-        return compare(gold, answer) if answer else Verdict.NO_ANSWER
+        return compare(gold, answer)
 
     def audit(gold: str) -> Verdict | Task:
         content = _gold_content(gold)
@@ -140,6 +141,28 @@ def exact_route(*, max_answer_chars: int) -> Route:
     def same(first: str, second: str, options: tuple[str, ...] | None) -> Verdict:
         boxed = last_boxed(first)
         return grade_exact(first if boxed is None else boxed, second, max_answer_chars=max_answer_chars)
+
+    return Route(grade=grade, audit=audit, same=same)
+
+
+def oat_route(*, max_answer_chars: int) -> Route:
+    """The last box alone, in a worker; without one there is no answer."""
+
+    def content_of(text: str) -> str:
+        content = last_boxed(text) if r"\boxed" in text else text
+        return text.strip() if content is None else content
+
+    def grade(item: GradingItem, text: str) -> Verdict | Task:
+        answer = last_box(text)
+        if not answer or len(answer) > max_answer_chars:
+            return Verdict.NO_ANSWER
+        return Task(gold=content_of(item.gold), answer=answer)
+
+    def audit(gold: str) -> Verdict | Task:
+        return Task(gold=content_of(gold), answer=content_of(gold)) if gold.strip() else Verdict.UNPARSABLE_GOLD
+
+    def same(first: str, second: str, options: tuple[str, ...] | None) -> Verdict | Task:
+        return Task(gold=content_of(first), answer=content_of(second))
 
     return Route(grade=grade, audit=audit, same=same)
 

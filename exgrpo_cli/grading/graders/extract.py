@@ -14,6 +14,7 @@ from exgrpo_cli.types import AnswerFormat
 THINK_END = "</think>"
 
 _BRACES = re.compile(r"\\boxed\s*\{|[{}]")
+_BRACE = re.compile("[{}]")
 _SEPARATOR = re.compile(r"\b(?:and|or)\b|[,;]")
 # math-verify's own distances, in characters: boxes this close belong together, without or with a separator.
 _ADJACENT = 10
@@ -76,6 +77,19 @@ def last_boxed(text: str) -> str | None:
             joined.append(content)
         following_start, following_content = start, content
     return ",".join(reversed(joined)) if joined else None
+
+
+def last_box(text: str) -> str | None:
+    """Content of the last `\\boxed{}` alone; None where that one is not finished, whatever stands before it."""
+    start = text.rfind(r"\boxed{")
+    if start < 0 or start != text.rfind(r"\boxed"):
+        return None
+    depth = 0
+    for brace in _BRACE.finditer(text, start):
+        depth += 1 if brace.group() == "{" else -1
+        if depth == 0:
+            return text[start + len(r"\boxed{") : brace.start()]
+    return None
 
 
 def _boxes(text: str) -> _Boxes:

@@ -12,6 +12,8 @@ class Task(NamedTuple):
     """Check whether the gold verifies against itself; there is no answer."""
     asks_for_part: bool = False
     """Check instead whether a part of the gold would be read."""
+    patience: int = 1
+    """Times the deadline that it gets: above 1 for what is tried again, alone."""
 
     @property
     def judged(self) -> str:

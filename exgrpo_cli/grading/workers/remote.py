@@ -44,7 +44,7 @@ class RemoteGrader:
             "memory_bytes": memory_bytes,
         }
         # A grader of the user's own may print why it failed; math-verify's complaints about answers help nobody.
-        self._shows_stderr = grader != "math"
+        self._shows_stderr = grader.startswith("python:")
         self._begin()
 
     def _begin(self) -> None:

@@ -28,6 +28,9 @@ _WATCH_SECONDS = 0.02
 """How often a busy worker's memory and processor time are read; Python integers, the usual culprits, grow by far less
 than a cap in it."""
 _IDLE_SECONDS = 1.0
+_MOST_WALL_PER_DEADLINE = 4
+"""A deadline is of the worker's processor time, so that a busy machine is charged to no answer; one that waits instead
+of working ends after this many deadlines on the clock."""
 _LEAST_MEMORY_FOR_ANSWERS = 64 << 20
 _TASKS_PER_WORKER = 20_000
 """A worker is then replaced, before what sympy caches for good is charged to an innocent answer."""
@@ -41,7 +44,7 @@ class Worker:
     connection: Connection
     job: Job | None = None
     deadline: float = 0.0
-    """Moment, on the monotonic clock, at which it is killed if still busy."""
+    """Moment, on the monotonic clock, at which it is killed if still busy, however little it has worked."""
     cpu_limit: float = math.inf
     """Processor time of its own, in seconds, at which it is killed if still busy."""
     num_tasks: int = 0
@@ -125,8 +128,7 @@ class Supervisor:
             if worker.num_tasks >= _TASKS_PER_WORKER:
                 worker = self._replace(index)
             worker.job, worker.gold = job, job.task.gold
-            worker.deadline = time.monotonic() + self._deadline_seconds
-            self._limit_processor_time(worker, job)
+            self._limit_time(worker, job)
             worker.num_tasks += 1
             try:
                 worker.connection.send(job.task)
@@ -136,10 +138,14 @@ class Supervisor:
                 self._queue.push(job)
                 self._replace(index)
 
-    def _limit_processor_time(self, worker: Worker, job: Job) -> None:
-        """What a suspect may use from now on; no limit for the others."""
-        seconds = self._suspects.cpu_seconds(job.task.judged, self._deadline_seconds)
-        worker.cpu_limit = seconds if seconds == math.inf else (cpu_seconds(worker.pid) or 0.0) + seconds
+    def _limit_time(self, worker: Worker, job: Job) -> None:
+        """Deadlines of a job from now on: a suspect's is shorter, unless it is tried again with patience."""
+        deadline = self._deadline_seconds * job.task.patience
+        used = cpu_seconds(worker.pid)
+        worker.deadline = time.monotonic() + deadline * (1 if used is None else _MOST_WALL_PER_DEADLINE)
+        if job.task.patience == 1:
+            deadline = min(deadline, self._suspects.cpu_seconds(job.task.judged, deadline))
+        worker.cpu_limit = (used or 0.0) + deadline
 
     def _receive_verdict(self, worker: Worker) -> None:
         try:
@@ -174,7 +180,7 @@ class Supervisor:
             self._queue.put_last(job.task.judged)
             for other in self._workers:
                 if other.job is not None and other.job.task.judged == job.task.judged:
-                    self._limit_processor_time(other, other.job)
+                    self._limit_time(other, other.job)
             self._report(job, verdict)
 
     def _report(self, job: Job, verdict: Verdict) -> None:
@@ -216,7 +222,7 @@ class Supervisor:
 
 
 def _is_over_cpu_limit(worker: Worker) -> bool:
-    return worker.cpu_limit < math.inf and (cpu_seconds(worker.pid) or 0.0) > worker.cpu_limit
+    return (cpu_seconds(worker.pid) or 0.0) >= worker.cpu_limit
 
 
 def _kill(worker: Worker) -> None:
@@ -238,6 +244,12 @@ def task_runner(grader: str) -> Callable[[Task], Verdict]:
             return mathematics.audit(task.gold) if task.audits_gold else mathematics.grade(task.gold, task.answer)
 
         return run_math
+
+    if grader == "oat":
+        from exgrpo_cli.grading.graders import mathematics, oat
+
+        mathematics.prepare()
+        return lambda task: oat.grade(task.gold, task.answer)
 
     grade = custom.load(grader)
 

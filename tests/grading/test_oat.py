@@ -1,0 +1,65 @@
+"""The grader in the manner of Oat's: what it forgives beyond math-verify, and what it does not."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from exgrpo_cli.grading import GradingItem, GradingPool
+from exgrpo_cli.types import AnswerFormat, Verdict
+
+ANYWHERE = AnswerFormat(opens_think=False, requires_box=False, require_eos=False)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[GradingPool]:
+    with GradingPool(
+        grader="oat", workers=1, deadline_seconds=30, memory_bytes=512 << 20, max_answer_chars=2000
+    ) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(
+    ("gold", "response", "verdict"),
+    [
+        ("7", r"\boxed{7}", Verdict.CORRECT),
+        ("7", r"\boxed{8}", Verdict.WRONG),
+        # By text: units, names, fonts of fractions, per cent.
+        (r"\frac{3}{4}", r"\boxed{\dfrac34}", Verdict.CORRECT),
+        ("35", r"\boxed{35\%}", Verdict.CORRECT),
+        ("12", r"\boxed{12 \text{ apples}}", Verdict.CORRECT),
+        ("12", r"\boxed{12 miles}", Verdict.CORRECT),
+        ("9", r"\boxed{k = 9}", Verdict.CORRECT),
+        (r"90^\circ", r"\boxed{90}", Verdict.CORRECT),
+        ("3/8", r"\boxed{\frac{3}{8}}", Verdict.CORRECT),
+        # By sympy: tuples, sums, mixed numbers, millions; brackets count.
+        ("x+1", r"\boxed{1+x}", Verdict.CORRECT),
+        ("(2,5)", r"\boxed{( 2 , 5 )}", Verdict.CORRECT),
+        ("(2,5)", r"\boxed{(5,2)}", Verdict.WRONG),
+        ("(2,5]", r"\boxed{(2,5)}", Verdict.WRONG),
+        ("2000000", r"\boxed{2,000,000}", Verdict.CORRECT),
+        # By math-verify.
+        (r"\sqrt{12}", r"\boxed{2\sqrt{3}}", Verdict.CORRECT),
+        (r"\frac{1}{2}", r"\boxed{\frac{2}{4}}", Verdict.CORRECT),
+        # The last box alone; one that is not finished takes the answer away.
+        ("7", r"\boxed{7} and \boxed{8}", Verdict.WRONG),
+        ("7", r"\boxed{7} and \boxed{8", Verdict.NO_ANSWER),
+        ("7", "7", Verdict.NO_ANSWER),
+        (r"\boxed{7}", r"\boxed{7}", Verdict.CORRECT),
+    ],
+)
+def test_verdicts(pool: GradingPool, gold: str, response: str, verdict: Verdict) -> None:
+    item = GradingItem(gold=gold, response=response, finished=True, answer_format=ANYWHERE)
+    assert pool.grade([item]) == [verdict]
+
+
+def test_a_hostile_answer_is_killed_like_any_other() -> None:
+    with GradingPool(
+        grader="oat", workers=1, deadline_seconds=1, memory_bytes=512 << 20, max_answer_chars=2000
+    ) as pool:
+        tower = GradingItem(gold="7", response=r"\boxed{9^{9^{9^9}}}", finished=True, answer_format=ANYWHERE)
+        assert pool.grade([tower]) == [Verdict.TIMEOUT]
+
+
+def test_golds_and_pairs(pool: GradingPool) -> None:
+    assert pool.verify_gold(["7", r"\frac{1}{2}", " "]) == [Verdict.CORRECT, Verdict.CORRECT, Verdict.UNPARSABLE_GOLD]
+    assert pool.same_answer([(r"\boxed{0.5}", r"\boxed{\frac12}"), ("1", "2")]) == [True, False]
