@@ -154,6 +154,7 @@ def _print_plan(plan: "EvaluationPlan", json: bool) -> None:
 def _show(report: "EvaluationReport", json: bool, quiet: bool) -> None:
     """The score on stdout, the plot and the tables in the results folder."""
     from exgrpo_cli.evaluation.compare.terminal_tables import score_table
+    from exgrpo_cli.evaluation.scoring import ungraded
     from exgrpo_cli.plots.evaluation import accuracy_by_level, level_scores
     from exgrpo_cli.plots.style import save
 
@@ -172,6 +173,14 @@ def _show(report: "EvaluationReport", json: bool, quiet: bool) -> None:
         print_json(report.to_json())
     else:
         _console().print(score_table(report.model, report.results, report.titles, report.averages))
+    for name, result in report.results.items():
+        failures = ungraded(result)
+        if failures:
+            talk(f"{report.titles[name]}: {failures}", quiet=quiet)
+        for second, values in result.get("second_graders", {}).items():
+            both = f"{100 * values['avg_at_k']:.1f}, beside {100 * result['avg_at_k']:.1f}"
+            apart = f"{values['disagreements']} samples apart, listed in disagreements.jsonl"
+            talk(f"{report.titles[name]} by {second}: {both}; {apart}", quiet=quiet)
     talk(f"results in {report.folder}", quiet=quiet)
 
 

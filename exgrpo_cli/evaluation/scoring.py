@@ -1,6 +1,6 @@
 """From a finished results folder to its figures: score, maj@k, second graders, and the files people read."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,18 @@ from exgrpo_cli.evaluation.results.folder import ResultsFolder
 from exgrpo_cli.evaluation.results.majority import majority_at_k
 from exgrpo_cli.evaluation.results.metrics import summarise
 from exgrpo_cli.evaluation.results.records import Evaluation, QuestionRecord
-from exgrpo_cli.evaluation.results.regrade import Disagreement, disagreements, regrade, stamped_format
+from exgrpo_cli.evaluation.results.regrade import (
+    Disagreement,
+    disagreements,
+    regrade,
+    retry_timeouts,
+    stamped_format,
+)
 from exgrpo_cli.evaluation.results.sample_table import write_samples
 from exgrpo_cli.evaluation.results.stamp import Stamp, grader_version
 from exgrpo_cli.files import write_json, write_json_lines, write_text
 from exgrpo_cli.grading import GradingPool
+from exgrpo_cli.types import Verdict
 
 
 def open_pool(grader: str, workers: int) -> GradingPool:
@@ -42,6 +49,9 @@ def score_folder(
         raise InputError(f"{folder.path} holds {len(by_id)} of {len(asked)} questions: finish the evaluation first.")
     records = [by_id[item.question.id] for item in asked]
     answer_format = stamped_format(stamp)
+    if any(sample.verdict is Verdict.TIMEOUT for record in records for sample in record.samples):
+        records = retry_timeouts(records, asked, answer_format, pool)
+        folder.rewrite(records)
     evaluation = Evaluation(records=tuple(records), samples=stamp["sampling"]["samples"])
     result = summarise(evaluation)
     if evaluation.samples > 1:
@@ -76,6 +86,18 @@ def write_tables(folder: Path, rows: Rows, footnote: str = "") -> None:
     """`table.md` and `table.tex` beside the results."""
     write_text(folder / "table.md", markdown(rows, footnote))
     write_text(folder / "table.tex", latex(rows, footnote))
+
+
+def ungraded(result: Mapping[str, Any]) -> str:
+    """What the verifier failed on, to stand beside the score, in which it counts as wrong; empty where it never did."""
+    kinds = {
+        Verdict.TIMEOUT: "timed out",
+        Verdict.CRASHED: "crashed the verifier",
+        Verdict.UNPARSABLE_GOLD: "have a gold that does not parse",
+    }
+    verdicts = result["verdicts"]
+    counts = [f"{verdicts[verdict]} {text}" for verdict, text in kinds.items() if verdicts.get(verdict)]
+    return f"counted as wrong: {', '.join(counts)}" if counts else ""
 
 
 def _disagreements(

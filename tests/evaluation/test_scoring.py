@@ -16,7 +16,7 @@ from exgrpo_cli.evaluation.results.folder import AskedQuestion, ResultsFolder
 from exgrpo_cli.evaluation.results.majority import majority_at_k
 from exgrpo_cli.evaluation.results.records import Evaluation, QuestionRecord
 from exgrpo_cli.evaluation.results.stamp import differences, grader_version
-from exgrpo_cli.evaluation.scoring import open_pool, rescore, score_folder
+from exgrpo_cli.evaluation.scoring import open_pool, rescore, score_folder, ungraded
 from exgrpo_cli.evaluation.service import rescore_folders
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.types import AnswerFormat, Question, Verdict
@@ -67,6 +67,22 @@ def test_votes_for_an_option_are_grouped_by_its_letter():
         assert majority_at_k([asked], WHOLE, pool, options) == 0.0
         # Where the options are not known, nobody can tell that Rome is C: two votes each.
         assert majority_at_k([asked], WHOLE, pool, {}) == 0.5
+
+
+def test_time_outs_are_tried_again_before_the_score_and_kept(tmp_path, pool: GradingPool):
+    records = [record(question(1, answer="x+1"), ("1+x", Verdict.TIMEOUT), ("x", Verdict.TIMEOUT), ("1+x", WRONG))]
+    path = stored(tmp_path / "made", records)
+    with ResultsFolder.open(path) as folder:
+        result = score_folder(folder, pool, (), 1)
+        kept = [sample.verdict for sample in folder.records()["q1"].samples]
+    # What was not late stays as it was graded.
+    assert kept == [RIGHT, WRONG, WRONG] and result["avg_at_k"] == pytest.approx(1 / 3)
+
+
+def test_what_the_verifier_failed_on_stands_beside_the_score():
+    verdicts = {"correct": 3, "wrong": 1, "no answer": 0, "unparsable gold": 2, "timeout": 1, "crashed": 0}
+    assert ungraded({"verdicts": verdicts}) == "counted as wrong: 1 timed out, 2 have a gold that does not parse"
+    assert ungraded({"verdicts": dict.fromkeys(verdicts, 0)}) == ""
 
 
 def test_second_grader_and_its_disagreements(tmp_path, pool: GradingPool):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from exgrpo_cli.evaluation.results.folder import AskedQuestion
-from exgrpo_cli.evaluation.results.records import QuestionRecord
+from exgrpo_cli.evaluation.results.records import QuestionRecord, Sample
 from exgrpo_cli.evaluation.results.stamp import Stamp
 from exgrpo_cli.grading import GradingItem, GradingPool
 from exgrpo_cli.types import AnswerFormat, StopReason, Verdict
@@ -49,13 +49,7 @@ def regrade(
     """The same samples with the verdicts of `pool`'s grader."""
     options = {item.question.id: item.options for item in asked}
     items = [
-        GradingItem(
-            gold=record.question.answer,
-            response=sample.text,
-            finished=sample.stop_reason is StopReason.EOS,
-            answer_format=answer_format,
-            options=options[record.question.id],
-        )
+        _item(record, sample, answer_format, options[record.question.id])
         for record in records
         for sample in record.samples
     ]
@@ -64,6 +58,44 @@ def regrade(
         replace(record, samples=tuple(replace(sample, verdict=next(verdicts)) for sample in record.samples))
         for record in records
     ]
+
+
+def retry_timeouts(
+    records: Sequence[QuestionRecord],
+    asked: Sequence[AskedQuestion],
+    answer_format: AnswerFormat,
+    pool: GradingPool,
+) -> list[QuestionRecord]:
+    """The same samples; those that timed out are graded once more, one after the other and with more time."""
+    options = {item.question.id: item.options for item in asked}
+    late = [(record, sample) for record in records for sample in record.samples if sample.verdict is Verdict.TIMEOUT]
+    items = [_item(record, sample, answer_format, options[record.question.id]) for record, sample in late]
+    verdicts = {
+        (record.question.id, sample.member): verdict
+        for (record, sample), verdict in zip(late, pool.try_again(items), strict=True)
+    }
+    return [
+        replace(
+            record,
+            samples=tuple(
+                replace(sample, verdict=verdicts.get((record.question.id, sample.member), sample.verdict))
+                for sample in record.samples
+            ),
+        )
+        for record in records
+    ]
+
+
+def _item(
+    record: QuestionRecord, sample: Sample, answer_format: AnswerFormat, options: tuple[str, ...] | None
+) -> GradingItem:
+    return GradingItem(
+        gold=record.question.answer,
+        response=sample.text,
+        finished=sample.stop_reason is StopReason.EOS,
+        answer_format=answer_format,
+        options=options,
+    )
 
 
 def disagreements(
