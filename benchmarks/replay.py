@@ -25,7 +25,7 @@ import numpy as np
 from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.replay.buffer import ExperienceBuffer
-from exgrpo_cli.replay.visits import Success, Visit
+from exgrpo_cli.replay.visits import FreshRow, Visit
 
 GROUP_SIZE = 8
 NUM_QUESTIONS = 46_000
@@ -51,14 +51,14 @@ class Responses:
         self._tokens = rng.integers(0, 152_000, POOL_TOKENS, dtype=np.int32)
         self._logprobs = -rng.exponential(0.3, POOL_TOKENS).astype(np.float32)
 
-    def sample(self, num: int) -> Iterator[Success]:
+    def sample(self, num: int) -> Iterator[FreshRow]:
         """Lengths are gamma distributed (shape 2), as far spread as those of reasoning traces."""
         lengths = np.clip(self._rng.gamma(2.0, self._mean_tokens / 2, num), 16, MAX_TOKENS).astype(int)
         begins = self._rng.integers(0, POOL_TOKENS - MAX_TOKENS, num)
         entropies = self._rng.gamma(4.0, 0.1, num)
         for begin, length, entropy in zip(begins.tolist(), lengths.tolist(), entropies.tolist(), strict=True):
             logprobs = self._logprobs[begin : begin + length]
-            yield Success(
+            yield FreshRow(
                 token_ids=self._tokens[begin : begin + length],
                 behaviour_logprobs=logprobs,
                 entropy=entropy,
@@ -78,9 +78,9 @@ def visits(step: int, num_trajectories: int, questions: np.ndarray, responses: R
                 weight_version=step,
                 success_count=k,
                 num_fresh_successes=k,
-                experiential=False,
+                num_replayed=0,
                 verifier_failed=False,
-                successes=list(responses.sample(k)),
+                rows=list(responses.sample(k)),
             )
         )
         num_trajectories -= k

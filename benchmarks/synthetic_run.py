@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.replay.buffer import ExperienceBuffer
-from exgrpo_cli.replay.visits import Success, Visit
+from exgrpo_cli.replay.visits import FreshRow, Visit
 
 MEAN_TOKENS = 24
 VOCABULARY = 512
@@ -130,9 +130,9 @@ class _Simulation:
                 weight_version=step - 1,
                 success_count=k + experiential,
                 num_fresh_successes=k,
-                experiential=experiential,
+                num_replayed=int(experiential),
                 verifier_failed=False,
-                successes=successes,
+                rows=successes,
             )
             buffer.record_visit(visit, collecting=mixed)
         buffer.flush(step)
@@ -152,10 +152,10 @@ class _Simulation:
                 taken.append(question_id)
         return taken
 
-    def _success(self, question_id: str, step: int) -> Success:
+    def _success(self, question_id: str, step: int) -> FreshRow:
         length = max(4, int(self.rng.lognormal(math.log(MEAN_TOKENS), 0.4)))
         entropy = max(0.0, self.entropy(step) * (1 + 0.15 * self.difficulty[question_id]) * self.rng.lognormal(0, 0.35))
-        return Success(
+        return FreshRow(
             token_ids=self.rng.integers(0, VOCABULARY, length, dtype=np.int32),
             behaviour_logprobs=np.full(length, -entropy, dtype=np.float32),
             entropy=entropy,

@@ -9,6 +9,10 @@ from exgrpo_cli.commands.options import DebugOption, JsonOption, print_json
 if TYPE_CHECKING:
     from exgrpo_cli.presets import PresetKind
 
+GROUPS = {"baseline": "baselines", "exgrpo": "ExGRPO and its arms", "replay": "other replay methods"}
+"""What a method's `about.group` says, and what it is called in the list."""
+DEFAULT_GROUP = "exgrpo"
+
 
 def presets(
     name: Annotated[str | None, typer.Argument(help="A preset; without one, all are listed.")] = None,
@@ -38,13 +42,26 @@ def presets(
 
 
 def _listing() -> dict[str, dict[str, str]]:
-    """{kind: {name: title}}."""
+    """{kind: {name: title}}; methods in their groups: baselines, ExGRPO and its arms, other replay methods."""
     from exgrpo_cli.presets import KINDS, load_preset, preset_names
 
+    about = {kind: {name: load_preset(kind, name).get("about", {}) for name in preset_names(kind)} for kind in KINDS}
+    order = list(GROUPS)
     return {
-        kind: {name: load_preset(kind, name).get("about", {}).get("title", "") for name in preset_names(kind)}
-        for kind in KINDS
+        kind: {
+            name: known.get("title", "")
+            for name, known in sorted(
+                presets.items(), key=lambda item: order.index(item[1].get("group", DEFAULT_GROUP))
+            )
+        }
+        for kind, presets in about.items()
     }
+
+
+def _group(name: str) -> str:
+    from exgrpo_cli.presets import load_preset
+
+    return GROUPS[load_preset("methods", name).get("about", {}).get("group", DEFAULT_GROUP)]
 
 
 def _resolved(kind: "PresetKind", name: str) -> dict[str, Any]:
@@ -53,11 +70,15 @@ def _resolved(kind: "PresetKind", name: str) -> dict[str, Any]:
 
     from exgrpo_cli.config.layers import build_config
     from exgrpo_cli.config.resolve import to_toml
-    from exgrpo_cli.presets import preset_settings
+    from exgrpo_cli.presets import load_preset, preset_settings
 
     if kind == "benchmarks":
         return preset_settings(kind, name)
-    config = build_config(backbone=name) if kind == "backbones" else build_config(method=name)
+    if kind == "backbones":
+        config = build_config(backbone=name)
+    else:
+        needs_run = load_preset(kind, name).get("about", {}).get("needs_run", False)
+        config = build_config(method=name, options={"replay": {"warm_start": "RUN"}} if needs_run else None)
     return tomllib.loads(to_toml(config))
 
 
@@ -68,9 +89,14 @@ def _print_listing(listing: dict[str, dict[str, str]]) -> None:
     table = Table(box=None, padding=(0, 2))
     for column in ("kind", "name", "what it is"):
         table.add_column(column, no_wrap=column != "what it is")
+    shown = ""
     for kind, titles in listing.items():
         for index, (name, title) in enumerate(titles.items()):
-            table.add_row(kind if index == 0 else "", name, title)
+            heading = kind if index == 0 else ""
+            if kind == "methods" and _group(name) != shown:
+                shown = _group(name)
+                heading = f"methods: {shown}"
+            table.add_row(heading, name, title)
     Console(markup=False, highlight=False).print(table)
 
 

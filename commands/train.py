@@ -38,8 +38,14 @@ def train(
         str | None, typer.Option(help="Preset, model folder or hub id (owner/name).", show_default="tiny")
     ] = None,
     method: Annotated[
-        str | None, typer.Option(help="exgrpo, grpo or another method preset.", show_default="exgrpo")
+        str | None, typer.Option(help="exgrpo, grpo, another method preset, or a TOML file.", show_default="exgrpo")
     ] = None,
+    as_published: Annotated[
+        bool, typer.Option("--as-published", help="With what the method's paper changed besides its replay.")
+    ] = False,
+    allow_code: Annotated[
+        bool, typer.Option("--allow-code", help="Let a method's file run functions of yours (python:module:function).")
+    ] = False,
     data: Annotated[
         str | None, typer.Option(metavar="FILE", help="Training questions.", show_default="the backbone's")
     ] = None,
@@ -100,7 +106,9 @@ def train(
         }
     )
     with _this_rank() as ranks:
-        settings = _settings(resume, output, config, backbone, method, options, assignments or [])
+        settings = _settings(
+            resume, output, config, backbone, method, options, assignments or [], as_published, allow_code
+        )
         _require_replay(settings, replay_from)
         settings = _planned(settings, ranks, dry_run=dry_run, quiet=quiet, json=json)
         if dry_run:
@@ -152,6 +160,8 @@ def _settings(
     method: str | None,
     options: dict[str, dict[str, Any]],
     assignments: list[str],
+    as_published: bool,
+    allow_code: bool,
 ) -> "Config":
     from exgrpo_cli.config.layers import build_config
     from exgrpo_cli.errors import InputError
@@ -159,8 +169,16 @@ def _settings(
 
     if not resume:
         return build_config(
-            backbone=backbone, method=method, config_file=config, options=options, assignments=assignments
+            backbone=backbone,
+            method=method,
+            config_file=config,
+            options=options,
+            assignments=assignments,
+            as_published=as_published,
+            allow_code=allow_code,
         )
+    if as_published:
+        raise InputError("--resume goes on with the run's own configuration: leave --as-published out.")
     if output is None:
         newest = newest_unfinished(RUNS)
         hint = f"the newest unfinished one is {newest}: exgrpo train --resume --output {newest}"

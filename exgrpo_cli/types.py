@@ -4,6 +4,7 @@ Everything here is frozen, so that what was sampled is what is graded, stored an
 response without its prompt and without padding. Log-probs are always of softmax(logits / T), T the rollout temperature.
 """
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -130,7 +131,7 @@ class GradedRollout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trajectory:
-    """A correct rollout kept in the experience buffer: exactly the tokens and log-probs it was born with."""
+    """A rollout kept in the experience buffer: exactly the tokens and log-probs it was born with."""
 
     trajectory_id: int
     question_id: str
@@ -139,6 +140,9 @@ class Trajectory:
     """Log-probs under the policy that sampled it: the very array that served as pi_old when it was fresh."""
     step_born: int
     weight_version: int
+    reward: float = 1.0
+    advantage: float = math.nan
+    """Of birth, as its step trained on it; NaN where nobody noted it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,7 @@
 """Shipped presets: TOML files of settings for backbones, methods and benchmarks.
 
 A preset holds sections of settings and, for people and for the memory plan, one `[about]` table that is no setting.
+A method's `[published]` holds, section by section, what its paper changed besides its replay (`--as-published`).
 """
 
 import tomllib
@@ -10,6 +11,8 @@ from typing import Any, Literal, get_args
 from exgrpo_cli.errors import InputError, nearest
 
 PresetKind = Literal["backbones", "methods", "benchmarks"]
+NO_SETTINGS = ("about", "published")
+"""Tables of a preset that are no sections of settings."""
 KINDS: tuple[PresetKind, ...] = get_args(PresetKind)
 
 
@@ -35,7 +38,7 @@ def preset_settings(kind: PresetKind, name: str) -> dict[str, Any]:
 
     Raises InputError as `load_preset` does.
     """
-    return {section: values for section, values in load_preset(kind, name).items() if section != "about"}
+    return {section: values for section, values in load_preset(kind, name).items() if section not in NO_SETTINGS}
 
 
 def find_preset(name: str) -> PresetKind:

@@ -8,7 +8,7 @@ from small_ledger import IDENTITY, QUESTIONS, K
 from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.replay.buffer import ExperienceBuffer
 from exgrpo_cli.replay.protocol import Buffer
-from exgrpo_cli.replay.visits import Success, Visit
+from exgrpo_cli.replay.visits import FreshRow, Visit
 
 
 def open_buffer(folder: Path) -> ExperienceBuffer:
@@ -17,7 +17,7 @@ def open_buffer(folder: Path) -> ExperienceBuffer:
 
 def visit(question_id: str, k: int, step: int) -> Visit:
     successes = [
-        Success(
+        FreshRow(
             token_ids=np.array([step, member, int(question_id[1:])], dtype=np.int32),
             behaviour_logprobs=np.full(3, -0.5, dtype=np.float32),
             entropy=0.5,
@@ -27,7 +27,7 @@ def visit(question_id: str, k: int, step: int) -> Visit:
     ]
     return Visit(
         question_id=question_id, step=step, weight_version=step, success_count=k, num_fresh_successes=k,
-        experiential=False, verifier_failed=False, successes=successes,
+        num_replayed=0, verifier_failed=False, rows=successes,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from exgrpo_cli.ledger.parts import list_parts
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ledger.schemas import TABLES, LedgerIdentity
 from exgrpo_cli.replay.buffer import ExperienceBuffer
-from exgrpo_cli.replay.visits import Success, Visit
+from exgrpo_cli.replay.visits import FreshRow, Visit
 
 K = 4
 IDENTITY = LedgerIdentity(
@@ -21,6 +21,8 @@ IDENTITY = LedgerIdentity(
 )
 QUESTIONS = [f"q{number}" for number in range(20)]
 PARQUET = [table for table in TABLES if table != "bodies"]
+WRITTEN = [table for table in TABLES if table != "replays"]
+"""Tables that have rows here: no unit is drawn by priority."""
 
 
 def one_step(buffer: ExperienceBuffer, step: int, num_tokens: int = 3) -> None:
@@ -31,7 +33,7 @@ def one_step(buffer: ExperienceBuffer, step: int, num_tokens: int = 3) -> None:
         buffer.record_scores(step, candidates, 0)
         buffer.record_selected(step, [int(candidates.trajectory_ids[0])])
     successes = [
-        Success(
+        FreshRow(
             token_ids=np.full(num_tokens, 10 * step + member, dtype=np.int32),
             behaviour_logprobs=np.full(num_tokens, -0.5, dtype=np.float32),
             entropy=0.5,
@@ -46,9 +48,9 @@ def one_step(buffer: ExperienceBuffer, step: int, num_tokens: int = 3) -> None:
             weight_version=step,
             success_count=2,
             num_fresh_successes=2,
-            experiential=False,
+            num_replayed=0,
             verifier_failed=False,
-            successes=successes,
+            rows=successes,
         )
     )
     buffer.flush(step)

@@ -10,7 +10,7 @@ from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ledger.schemas import SCHEMAS, Event, LedgerIdentity
 from exgrpo_cli.replay.buffer import ExperienceBuffer
-from exgrpo_cli.replay.visits import Success, Visit
+from exgrpo_cli.replay.visits import FreshRow, Visit
 
 DOCS = Path(__file__).parents[1] / "docs"
 K = 4
@@ -37,7 +37,7 @@ def play(folder: Path, rules: ReplaySettings, num_steps: int) -> ExperienceBuffe
         for position in range(3):
             k = (step + position) % K
             successes = [
-                Success(
+                FreshRow(
                     token_ids=np.arange(step, step + 2 + member, dtype=np.int32),
                     behaviour_logprobs=np.full(2 + member, -0.5, dtype=np.float32),
                     entropy=0.1 * member + 0.01 * step,
@@ -52,9 +52,9 @@ def play(folder: Path, rules: ReplaySettings, num_steps: int) -> ExperienceBuffe
                     weight_version=step,
                     success_count=k,
                     num_fresh_successes=k,
-                    experiential=False,
+                    num_replayed=0,
                     verifier_failed=False,
-                    successes=successes,
+                    rows=successes,
                 )
             )
         buffer.flush(step)

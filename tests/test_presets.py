@@ -33,6 +33,23 @@ ARMS = {
         ("replay", "retirement"): False,
         ("objective", "clip_in_mixed_phase"): True,
     },
+    **{
+        name: {
+            ("replay", "enabled"): False,
+            ("replay", "retirement"): False,
+            ("objective", "clip_in_mixed_phase"): True,
+            **own,
+        }
+        for name, own in {
+            "dynamic-sampling": {("rollout", "max_rounds"): 10},
+            "dapo": {
+                ("rollout", "max_rounds"): 10,
+                ("objective", "clip_high"): 0.28,
+                ("objective", "aggregation"): "token-mean",
+            },
+            "dbb": {("objective", "baseline"): "history"},
+        }.items()
+    },
     "random": {("replay", "metric"): "random"},
     **{
         f"{metric}-{direction}": {("replay", "metric"): metric, ("replay", "direction"): direction}
@@ -64,11 +81,54 @@ def test_the_promised_backbones_are_there():
     ("backbone", "method"), list(itertools.product(preset_names("backbones"), preset_names("methods")))
 )
 def test_every_backbone_loads_with_every_method(backbone, method):
-    config = build_config(backbone=backbone, method=method)
+    config = build_config(backbone=backbone, method=method, options=pool_of(method))
     assert (config.backbone.name, config.run.method) == (backbone, method)
 
 
-@pytest.mark.parametrize("method", preset_names("methods"))
+OTHER_METHODS = [n for n in preset_names("methods") if load_preset("methods", n)["about"].get("group") == "replay"]
+
+
+def pool_of(method: str) -> dict[str, dict[str, object]]:
+    """The run that some methods replay from."""
+    needs = load_preset("methods", method)["about"].get("needs_run", False)
+    return {"replay": {"warm_start": "runs/pool"}} if needs else {}
+
+
+@pytest.mark.parametrize("method", OTHER_METHODS)
+def test_other_replay_methods_say_where_they_are_from_and_leave_the_base_alone(method):
+    """Clip bounds, aggregation, scale of advantages, optimizer, K, B: the study's, unless --as-published."""
+    about = load_preset("methods", method)["about"]
+    assert about["source"] and about["differs"] and about["title"]
+    changed = differences(build_config(method=method, options=pool_of(method)), build_config(method="exgrpo"))
+    replay_only = {"replay_surrogate", "replay_weight", "replay_denominator", "importance", "clip_in_mixed_phase"}
+    assert {name for section, name in changed if section == "objective"} <= replay_only
+    assert {section for section, _ in changed} <= {"replay", "objective", "run"}
+    published = load_preset("methods", method).get("published", {})
+    if not published:
+        with pytest.raises(InputError, match=rf"method {method} has no \[published\] table"):
+            build_config(method=method, options=pool_of(method), as_published=True)
+        return
+    applied = build_config(method=method, options=pool_of(method), as_published=True)
+    for section, values in published.items():
+        for key, value in values.items():
+            assert getattr(getattr(applied, section), key) == value
+
+
+def test_a_method_of_ones_own_is_a_file(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text("[replay]\nratio = 0.25\n[published.objective]\nclip_high = 0.28\n")
+    config = build_config(method=str(file), as_published=True)
+    assert (config.run.method, config.replay.ratio, config.objective.clip_high) == ("mine", 0.25, 0.28)
+    saved = tmp_path / "config.toml"
+    saved.write_text(to_toml(config))
+    assert build_config(config_file=saved) == config
+    file.write_text('[replay]\nmetric = "python:mine:f"\n')
+    with pytest.raises(InputError, match=r"runs code of yours \(replay.metric = 'python:mine:f'\): add --allow-code"):
+        build_config(method=str(file))
+    assert build_config(method=str(file), allow_code=True).replay.metric == "python:mine:f"
+
+
+@pytest.mark.parametrize("method", [name for name in preset_names("methods") if name not in OTHER_METHODS])
 def test_a_method_changes_what_its_arm_names_and_nothing_else(method):
     changed = differences(build_config(method=method), build_config(method="exgrpo"))
     changed.pop(("run", "method"), None)

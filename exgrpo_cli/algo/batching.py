@@ -1,7 +1,9 @@
 """From graded groups to mini-batches of whole groups, and from rows to micro-batches with few or no pad tokens."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float32, Float64
@@ -46,11 +48,16 @@ class MiniBatch:
 
     rows: tuple[TrainingRow, ...]
     num_rollouts: int
-    """N of the loss: K per group, replayed rows and zero-advantage groups included."""
+    """N of the loss: all rows, replayed ones and those of zero advantage included."""
     max_response_tokens: int
     """Response limit, the other factor of the constant denominator."""
     clip: bool
     """Whether fresh tokens take the PPO-clipped surrogate (on-policy phase) or -A w (mixed phase)."""
+
+    @property
+    def num_replayed(self) -> int:
+        """N of the replayed kind."""
+        return sum(row.replayed for row in self.rows)
 
     @property
     def num_tokens(self) -> int:
@@ -60,28 +67,51 @@ class MiniBatch:
 
 def split_minibatches(
     groups: Sequence[Sequence[TrainingRow]],
+    units: Sequence[Sequence[TrainingRow]] = (),
     *,
     num_minibatches: int,
     max_response_tokens: int,
     clip: bool,
     rng: np.random.Generator,
+    order: Literal["mixed", "first", "last"] = "mixed",
 ) -> list[MiniBatch]:
-    """Deal whole groups into mini-batches of equal size, each with the same share of experiential groups.
+    """Deal whole groups, and replayed units beside them, into mini-batches.
 
-    Both the number of groups and the number of experiential ones (those with a replayed row) differ by at most one
-    between mini-batches. With fewer groups than `num_minibatches` there are as many mini-batches as groups.
+    Mini-batches have the same share of experiential groups (those with a replayed row) and of units: the number of
+    groups, and that of experiential ones, differ by at most one. With fewer groups than `num_minibatches` there are as
+    many mini-batches as groups. With another `order` than "mixed" the units go before or after the groups, in
+    mini-batches of their own, as many as hold no more rows than the largest of groups.
     """
+
+    def batches(dealt: Sequence[Sequence[TrainingRow]], num: int) -> list[MiniBatch]:
+        return _dealt(dealt, num, max_response_tokens=max_response_tokens, clip=clip, rng=rng)
+
+    if order == "mixed" or not units or not groups:
+        return batches([*groups, *units], num_minibatches)
+    fresh = batches(groups, num_minibatches)
+    largest = max(len(batch.rows) for batch in fresh)
+    replayed = batches(units, math.ceil(sum(map(len, units)) / largest))
+    return [*replayed, *fresh] if order == "first" else [*fresh, *replayed]
+
+
+def _dealt(
+    groups: Sequence[Sequence[TrainingRow]],
+    num_minibatches: int,
+    *,
+    max_response_tokens: int,
+    clip: bool,
+    rng: np.random.Generator,
+) -> list[MiniBatch]:
     experiential = [index for index, group in enumerate(groups) if any(row.replayed for row in group)]
     fresh = [index for index, group in enumerate(groups) if not any(row.replayed for row in group)]
     # Dealt one after the other, fresh groups go on where the experiential ones ended: both counts stay within one.
     dealt = [*rng.permutation(experiential).astype(int).tolist(), *rng.permutation(fresh).astype(int).tolist()]
-    num_batches = min(num_minibatches, len(groups))
+    hands = min(num_minibatches, len(groups))
     batches = [
-        _minibatch([groups[index] for index in dealt[first::num_batches]], max_response_tokens, clip)
-        for first in range(num_batches)
+        _minibatch([groups[index] for index in dealt[hand::hands]], max_response_tokens, clip) for hand in range(hands)
     ]
-    # The first mini-batches hold the odd groups: which update gets them is drawn too.
-    return [batches[index] for index in rng.permutation(num_batches)]
+    # The first hands hold the odd groups: which update gets them is drawn too.
+    return [batches[index] for index in rng.permutation(hands)]
 
 
 def rank_shares(sequences: Sequence[TokenSequence], num_ranks: int) -> list[list[int]]:

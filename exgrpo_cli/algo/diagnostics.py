@@ -11,7 +11,17 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-SUM_KEYS = ("fresh", "replayed", "ratio_fresh", "ratio_replay", "square_replay", "clipped", "entropy", "divergence")
+SUM_KEYS = (
+    "fresh",
+    "replayed",
+    "ratio_fresh",
+    "ratio_replay",
+    "square_replay",
+    "clipped",
+    "entropy",
+    "divergence",
+    "clipped_replay",
+)
 MAX_KEYS = ("ratio_fresh", "ratio_replay")
 
 
@@ -25,6 +35,8 @@ class ObjectiveSums:
     """Whether the clip fraction has a meaning."""
     reference: bool
     """Whether the divergence has a meaning."""
+    clip_replay: bool = False
+    """Whether the clip fraction of replayed tokens has a meaning."""
 
     @classmethod
     def of_tokens(
@@ -36,6 +48,7 @@ class ObjectiveSums:
         replayed: Bool[Tensor, " tokens"],
         clip_bounds: tuple[float, float] | None,
         divergence: Float[Tensor, " tokens"] | None,
+        replay_clip_bounds: tuple[float, float] | None = None,
     ) -> "ObjectiveSums":
         """Sums over the tokens of one micro-batch.
 
@@ -45,20 +58,24 @@ class ObjectiveSums:
         ratio = log_ratio.double().exp()
         fresh_ratio, replayed_ratio = ratio.masked_fill(replayed, 0.0), ratio.masked_fill(~replayed, 0.0)
         zero = ratio.new_zeros(())
-        clipped = zero
-        if clip_bounds is not None:
-            low, high = clip_bounds
+
+        def num_clipped(bounds: tuple[float, float] | None, kind: Bool[Tensor, " tokens"]) -> Float64[Tensor, ""]:
+            if bounds is None:
+                return zero
+            low, high = bounds
             outside = ((ratio > high) & (advantages > 0)) | ((ratio < low) & (advantages < 0))
-            clipped = (outside & ~replayed).sum().double()
+            return (outside & kind).sum().double()
+
         sums = (
             (~replayed).sum().double(),
             replayed.sum().double(),
             fresh_ratio.sum(),
             replayed_ratio.sum(),
             replayed_ratio.square().sum(),
-            clipped,
+            num_clipped(clip_bounds, ~replayed),
             entropies.sum(dtype=torch.float64),
             zero if divergence is None else divergence.masked_fill(replayed, 0.0).sum(dtype=torch.float64),
+            num_clipped(replay_clip_bounds, replayed),
         )
         maxima = (fresh_ratio.amax(), replayed_ratio.amax()) if len(ratio) else (zero, zero)
         return cls(
@@ -66,6 +83,7 @@ class ObjectiveSums:
             maxima=torch.stack(maxima),
             clip=clip_bounds is not None,
             reference=divergence is not None,
+            clip_replay=replay_clip_bounds is not None,
         )
 
     def __add__(self, other: "ObjectiveSums") -> "ObjectiveSums":
@@ -74,6 +92,7 @@ class ObjectiveSums:
             maxima=torch.maximum(self.maxima, other.maxima),
             clip=self.clip,
             reference=self.reference,
+            clip_replay=self.clip_replay,
         )
 
     def on_host(self) -> "ObjectiveSums":
@@ -98,6 +117,8 @@ class ObjectiveSums:
         if replayed:
             metrics["policy/ratio_replay"] = total["ratio_replay"] / replayed
             metrics["policy/ratio_replay_max"] = largest["ratio_replay"]
+            if self.clip_replay:
+                metrics["policy/clip_fraction_replay"] = total["clipped_replay"] / replayed
             # (sum w)^2 / (n sum w^2): 1 when all replayed tokens weigh the same, 1/n when one outweighs the rest.
             if total["square_replay"]:
                 metrics["replay/ess"] = total["ratio_replay"] ** 2 / (replayed * total["square_replay"])

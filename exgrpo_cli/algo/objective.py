@@ -8,6 +8,11 @@ With w = pi_theta / pi_behaviour, all terms are to be minimised:
     fresh token, unclipped    -w A
     replayed token, shaped    -f(w*) A,  f(x) = x / (x + beta)
     replayed token, raw       -w* A
+    replayed token, clipped   as a fresh one, clipped
+    replayed token, likelihood    -log pi_theta
+
+The loss is S_fresh / D_fresh + c S_replay / D_replay, S the sums of these terms. `joint`: both D count all rows of the
+mini-batch, fresh and replayed. `own`: each counts the rows of its own kind.
 
 Source: arXiv 2510.02245, section 3.2; clipping arXiv 1707.06347, eq. 7. Differences to the authors' code: the entropy
 bonus is taken once per mini-batch, not once per micro-batch, and the constant denominator counts rollouts, so that
@@ -15,6 +20,7 @@ bonus is taken once per mini-batch, not once per micro-batch, and the constant d
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -30,7 +36,10 @@ class Denominators:
     """What the sums of a mini-batch are divided by: known before its first micro-batch, the same on every rank."""
 
     policy: float
-    """N * max_response_tokens, or the number of valid tokens for "token-mean"."""
+    """D_fresh: N * max_response_tokens, or the number of valid tokens for "token-mean"; N and tokens of all rows, or
+    with "own" of the fresh ones."""
+    replayed: float
+    """D_replay: the same of all rows, or with "own" of the replayed ones."""
     num_tokens: int
     """Valid tokens of the mini-batch over all ranks: of the entropy bonus."""
     num_fresh_tokens: int
@@ -47,12 +56,27 @@ class TokenTargets:
 
 
 def denominators(
-    settings: ObjectiveSettings, *, num_rollouts: int, max_response_tokens: int, num_tokens: int, num_fresh_tokens: int
+    settings: ObjectiveSettings,
+    *,
+    num_rollouts: int,
+    num_replayed: int,
+    max_response_tokens: int,
+    num_tokens: int,
+    num_fresh_tokens: int,
 ) -> Denominators:
-    """The denominators of one mini-batch; a mini-batch without tokens divides its zero sums by one."""
-    constant = float(num_rollouts * max_response_tokens)
+    """The denominators of one mini-batch of `num_rollouts` rows, `num_replayed` of them replayed.
+
+    What has no rows or tokens divides its zero sum by one.
+    """
+
+    def of(rows: int, tokens: int) -> float:
+        return max(1.0, float(rows * max_response_tokens if settings.aggregation == "constant" else tokens))
+
+    joint = of(num_rollouts, num_tokens)
+    own = settings.replay_denominator == "own"
     return Denominators(
-        policy=max(1.0, constant if settings.aggregation == "constant" else float(num_tokens)),
+        policy=of(num_rollouts - num_replayed, num_fresh_tokens) if own else joint,
+        replayed=of(num_replayed, num_tokens - num_fresh_tokens) if own else joint,
         num_tokens=max(1, num_tokens),
         num_fresh_tokens=max(1, num_fresh_tokens),
     )
@@ -83,6 +107,40 @@ def shaped_surrogate(
     return -torch.sigmoid(log_ratio - math.log(beta)) * advantages
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplayedTokens:
+    """What the surrogate of replayed tokens may look at; the tokens of the other kind carry log-ratio 0."""
+
+    logprobs: Float[Tensor, " tokens"]
+    log_ratio: Float[Tensor, " tokens"]
+    advantages: Float[Tensor, " tokens"]
+
+
+def _shaped(tokens: ReplayedTokens, settings: ObjectiveSettings) -> Float[Tensor, " tokens"]:
+    return shaped_surrogate(tokens.log_ratio, tokens.advantages, settings.shaping_beta)
+
+
+def _raw(tokens: ReplayedTokens, settings: ObjectiveSettings) -> Float[Tensor, " tokens"]:
+    return unclipped_surrogate(tokens.log_ratio, tokens.advantages)
+
+
+def _clipped(tokens: ReplayedTokens, settings: ObjectiveSettings) -> Float[Tensor, " tokens"]:
+    return clipped_surrogate(tokens.log_ratio, tokens.advantages, settings.clip_low, settings.clip_high)
+
+
+def _likelihood(tokens: ReplayedTokens, settings: ObjectiveSettings) -> Float[Tensor, " tokens"]:
+    """-log pi, whatever the advantage and the ratio."""
+    return -tokens.logprobs
+
+
+REPLAY_SURROGATES: dict[str, Callable[[ReplayedTokens, ObjectiveSettings], Float[Tensor, " tokens"]]] = {
+    "shaped": _shaped,
+    "raw": _raw,
+    "clipped": _clipped,
+    "likelihood": _likelihood,
+}
+
+
 def k3_divergence(
     logprobs: Float[Tensor, " tokens"], reference_logprobs: Float[Tensor, " tokens"]
 ) -> Float[Tensor, " tokens"]:
@@ -99,16 +157,16 @@ def policy_terms(
     # Masked before exp: an overflow among the tokens of the other kind, or of no advantage, times zero would be NaN.
     idle = targets.advantages == 0
     fresh_log_ratio = log_ratio.masked_fill(targets.replayed | idle, 0.0)
-    replayed_log_ratio = log_ratio.masked_fill(~targets.replayed | idle, 0.0)
     if clip:
         fresh = clipped_surrogate(fresh_log_ratio, targets.advantages, settings.clip_low, settings.clip_high)
     else:
         fresh = unclipped_surrogate(fresh_log_ratio, targets.advantages)
-    if settings.shaping:
-        replayed = shaped_surrogate(replayed_log_ratio, targets.advantages, settings.shaping_beta)
-    else:
-        replayed = unclipped_surrogate(replayed_log_ratio, targets.advantages)
-    return torch.where(targets.replayed, replayed, fresh)
+    tokens = ReplayedTokens(
+        logprobs=logprobs,
+        log_ratio=log_ratio.masked_fill(~targets.replayed | idle, 0.0),
+        advantages=targets.advantages,
+    )
+    return torch.where(targets.replayed, REPLAY_SURROGATES[settings.surrogate](tokens, settings), fresh)
 
 
 def micro_batch_loss(
@@ -123,10 +181,13 @@ def micro_batch_loss(
 ) -> Float[Tensor, ""]:
     """This micro-batch's share of the mini-batch loss: shares add up to it however the mini-batch is split.
 
-    loss_scale * sum(policy terms) / policy denominator - c_H * sum(H) / tokens + c_KL * sum(k3, fresh) / fresh tokens.
+    loss_scale * (S_fresh / D_fresh + c S_replay / D_replay) - c_H * sum(H) / tokens + c_KL * sum(k3) / fresh tokens.
     `reference_logprobs` is None only where the KL coefficient is 0.
     """
     terms = policy_terms(logprobs, targets, clip=clip, settings=settings)
+    # Both sums over D_fresh; the factor of replayed terms is exactly 1 where they share it and c is 1.
+    factor = settings.replay_weight * (denominators.policy / denominators.replayed)
+    terms = torch.where(targets.replayed, terms * factor, terms)
     loss = settings.loss_scale * terms.sum() / denominators.policy
     if settings.entropy_coefficient:
         loss = loss - settings.entropy_coefficient * entropies.sum() / denominators.num_tokens
@@ -147,11 +208,13 @@ def objective_sums(
     settings: ObjectiveSettings,
 ) -> ObjectiveSums:
     """The diagnostics of one micro-batch, to be added to those of the others."""
+    bounds = (1 - settings.clip_low, 1 + settings.clip_high)
     return ObjectiveSums.of_tokens(
         log_ratio=(logprobs - targets.behaviour_logprobs).detach(),
         entropies=entropies.detach(),
         advantages=targets.advantages,
         replayed=targets.replayed,
-        clip_bounds=(1 - settings.clip_low, 1 + settings.clip_high) if clip else None,
+        clip_bounds=bounds if clip else None,
+        replay_clip_bounds=bounds if settings.surrogate == "clipped" else None,
         divergence=None if reference_logprobs is None else k3_divergence(logprobs.detach(), reference_logprobs),
     )

@@ -3,13 +3,15 @@
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from exgrpo_cli.config.names import PREFIX
 from exgrpo_cli.config.resolve import Layer, parse_assignments, resolve
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import InputError, nearest
-from exgrpo_cli.presets import preset_names, preset_settings
+from exgrpo_cli.presets import load_preset, preset_names, preset_settings
 
 DEFAULT_BACKBONE = "tiny"
 DEFAULT_METHOD = "exgrpo"
@@ -25,8 +27,14 @@ def build_config(
     config_file: Path | None = None,
     options: Layer | None = None,
     assignments: Sequence[str] = (),
+    as_published: bool = False,
+    allow_code: bool = False,
 ) -> Config:
     """Resolve defaults < backbone preset < method preset < config file < options < `--set` into one Config.
+
+    `method` is a preset, or a TOML file of settings, whose name without suffix becomes the method's. `as_published`
+    adds what the method's paper changed besides its replay, the `[published]` table. `allow_code` lets a method's file
+    name functions to run (`python:module:function`).
 
     `backbone` is a preset, a local Hugging Face folder or a hub id; without one, the file's, then `tiny`. A folder or
     an id keeps the defaults of the settings, and its last path part becomes the backbone's name. `config_file` may be
@@ -36,16 +44,75 @@ def build_config(
     contradicts the one in the file.
     """
     file_layer = read_config(config_file) if config_file else {}
-    method = _agreed("--method", method, _in_layer(file_layer, "run", "method"), config_file) or DEFAULT_METHOD
+    chosen = read_method(method, allow_code=allow_code) if method is not None else None
+    in_file = _in_layer(file_layer, "run", "method")
+    name = _agreed("--method", chosen.name if chosen else None, in_file, config_file) or DEFAULT_METHOD
+    if chosen is None:
+        chosen = _method_of_file(name, file_layer)
     layers = [
         ("backbone", _backbone_layer(backbone, file_layer, config_file)),
-        (f"method preset {method}", {**preset_settings("methods", method)}),
-        ("method", {"run": {"method": method}}),
+        (f"method {name}", chosen.settings),
+        (f"published base of {name}", chosen.published_base() if as_published else {}),
+        ("method", {"run": {"method": name}}),
         (str(config_file), file_layer),
         ("options", options or {}),
         ("--set", _checked_assignments(assignments)),
     ]
     return resolve(layers)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Method:
+    """A method preset, or a file like one."""
+
+    name: str
+    settings: Layer
+    published: Layer
+    """What its paper changed besides its replay, by section."""
+
+    def published_base(self) -> Layer:
+        """Raises InputError where the method has none."""
+        if not self.published:
+            raise InputError(
+                f"--as-published: method {self.name} has no [published] table: its paper changes nothing besides its "
+                "replay. Leave the option out."
+            )
+        return self.published
+
+
+def read_method(method: str, *, allow_code: bool = False) -> Method:
+    """A method by the name of its preset, or by its file.
+
+    Raises InputError for an unknown preset, a file that cannot be read, and one that names functions to run, unless
+    `allow_code`.
+    """
+    if not method.endswith(".toml"):
+        return _split_method(method, load_preset("methods", method))
+    found = _split_method(Path(method).stem, read_config(Path(method)))
+    if found.name in preset_names("methods"):
+        raise InputError(f"--method {method}: a preset is called {found.name} too: give the file another name.")
+    functions = [
+        f"{section}.{key} = {value!r}"
+        for section, values in found.settings.items()
+        if isinstance(values, Mapping)
+        for key, value in values.items()
+        if isinstance(value, str) and value.startswith(PREFIX)
+    ]
+    if functions and not allow_code:
+        raise InputError(f"--method {method} runs code of yours ({', '.join(functions)}): add --allow-code to let it.")
+    return found
+
+
+def _split_method(name: str, content: Layer) -> Method:
+    settings = {section: values for section, values in content.items() if section not in ("about", "published")}
+    return Method(name=name, settings=settings, published=content.get("published", {}))
+
+
+def _method_of_file(name: str, file_layer: Layer) -> Method:
+    """The preset that a configuration names; none where it is of a method's file, and holds all of its settings."""
+    if name not in preset_names("methods") and {"replay", "objective"} <= set(file_layer):
+        return Method(name=name, settings={}, published={})
+    return read_method(name)
 
 
 def read_config(file: Path) -> dict[str, Any]:

@@ -1,14 +1,16 @@
 """Names of the built-in replay rules: settings, plug-ins, command line and the arms of a study read them here."""
 
-METRICS = ("ent", "ent-sum", "ppl", "length", "random")
+METRICS = ("ent", "ent-sum", "ppl", "length", "random", "reward", "age")
 """What orders the stored trajectories of a question."""
-UNSCORED_METRICS = ("length", "random")
+UNSCORED_METRICS = ("length", "random", "reward", "age")
 """Those that look at no measurement, so that no forward pass is needed for them."""
 DIRECTIONS = ("min", "max")
 """Whether the lowest or the highest of a metric is replayed."""
 SAMPLERS = ("normal", "linear", "linear-clip", "sqrt", "uniform")
 """How the weight of a question depends on its pass rate."""
-EVICTIONS = ("oldest", "highest-entropy", "longest", "random")
-"""Which trajectory leaves a question that holds as many as it may."""
+EVICTIONS = ("oldest", "highest-entropy", "longest", "random", "lowest-priority")
+"""What leaves a question or a store that holds as much as it may."""
+PRIORITIES = ("uniform", "latest", "advantage", "reward", "headroom", "signal")
+"""What a unit weighs where units are drawn by priority."""
 PREFIX = "python:"
 """What a function of the user starts with: `python:module:function`."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from exgrpo_cli.config.contradictions import require_consistent
 from exgrpo_cli.config.sections.backbone import BackboneSettings, TinySettings
 from exgrpo_cli.config.sections.data import ArithmeticSettings, DataSettings, WordProblemSettings
 from exgrpo_cli.config.sections.grading import GradingSettings
@@ -33,6 +34,7 @@ class Config:
 
     def __post_init__(self) -> None:
         k = self.rollout.group_size
+        require_consistent(self)
         if self.replay.upper_bound >= k and self.replay.retirement:
             raise InputError(f"replay.upper_bound = {self.replay.upper_bound} has no effect: K = {k} is retired.")
         if self.replay.lower_bound >= self.replay.upper(k):

@@ -60,7 +60,8 @@ def _read_once(folder: Path) -> Catalogue:
         table: tuple(part for part in listed[table] if commit is not None and part.name.first_step <= commit.step)
         for table in TABLES
     }
-    last_step, totals = (0, dict.fromkeys(TABLES, 0)) if commit is None else (commit.step, dict(commit.totals))
+    last_step = 0 if commit is None else commit.step
+    totals = {table: 0 if commit is None else commit.totals.get(table, 0) for table in TABLES}
     readable = [part for parts in listed.values() for part in parts]
     later = [part for part in readable if commit is None or part.name.last_step > last_step]
     if later:
@@ -121,8 +122,10 @@ def _num_kept(table: str, parts: list[PartInfo], commits: list[Commit]) -> tuple
         count = sums.rows_by(commit.step)
         if count is None:
             continue
-        if count != commit.totals.get(table):
-            return kept, f"{table} has {count} rows by step {commit.step} instead of {commit.totals.get(table)}"
+        # A table that the ledger's format does not have is not in its records.
+        promised = commit.totals.get(table, 0)
+        if count != promised:
+            return kept, f"{table} has {count} rows by step {commit.step} instead of {promised}"
         kept = position + 1
     return len(commits), ""
 

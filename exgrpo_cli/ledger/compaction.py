@@ -17,7 +17,7 @@ from exgrpo_cli.files import publish, stage
 from exgrpo_cli.ledger.catalogue import read_catalogue
 from exgrpo_cli.ledger.parts import PartInfo, part_path, schema_with_metadata, write_parquet
 from exgrpo_cli.ledger.reader import read_rows
-from exgrpo_cli.ledger.schemas import BODIES, SCHEMAS, TABLES, LedgerIdentity
+from exgrpo_cli.ledger.schemas import BODIES, TABLES, LedgerIdentity
 
 FEWEST = 8
 """Fewest parts worth a merge: each row is then rewritten at most log_8 of the run's length times."""
@@ -69,7 +69,7 @@ def _merge(folder: Path, table: str, identity: LedgerIdentity, run: Sequence[Par
         if table == BODIES:
             _copy_bodies(file, schema, run)
         else:
-            write_parquet(file, read_rows(table, run, SCHEMAS[table].names).replace_schema_metadata(schema.metadata))
+            write_parquet(file, read_rows(table, run, schema.names).replace_schema_metadata(schema.metadata))
 
     publish(stage(path, write), path)
     for part in run:

@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from exgrpo_cli.errors import first_line
-from exgrpo_cli.ledger.schemas import BODIES, METADATA_KEY, SCHEMAS, TABLES, LedgerIdentity
+from exgrpo_cli.ledger.schemas import BODIES, LEDGER_FORMAT, METADATA_KEY, LedgerIdentity, schema_of, tables_of
 
 _NAME = re.compile(r"part-(\d{8})-(\d{8})\.(?:parquet|arrow)")
 _DICTIONARY_BYTES = 16 << 20
@@ -96,9 +96,11 @@ def schema_with_metadata(table: str, identity: LedgerIdentity, commits: Sequence
     content = {
         "identity": json.loads(identity.to_json()),
         "totals": dict(commits[-1].totals) if commits else {},
-        "earlier": {commit.step: [commit.totals[name] for name in TABLES] for commit in commits[:-1]},
+        "earlier": {
+            commit.step: [commit.totals[name] for name in tables_of(identity.format)] for commit in commits[:-1]
+        },
     }
-    return SCHEMAS[table].with_metadata({METADATA_KEY: json.dumps(content).encode()})
+    return schema_of(table, identity.format).with_metadata({METADATA_KEY: json.dumps(content).encode()})
 
 
 def write_parquet(file: BinaryIO, table: pa.Table) -> None:
@@ -143,7 +145,7 @@ def _inspect_bodies(name: PartName) -> PartInfo:
 
 
 def _require_schema(table: str, name: PartName, schema: pa.Schema) -> None:
-    expected = SCHEMAS[table]
+    expected = schema_of(table, _format(schema))
     if schema.equals(expected):
         return
     for field in expected:
@@ -160,14 +162,24 @@ def _require_schema(table: str, name: PartName, schema: pa.Schema) -> None:
 
 
 def _commits(name: PartName, schema: pa.Schema) -> tuple[Commit, ...]:
-    content = json.loads((schema.metadata or {}).get(METADATA_KEY, b"{}"))
+    content = _content(schema)
     if not content.get("totals"):
         return ()
     earlier = [
-        Commit(step=int(step), totals=dict(zip(TABLES, counts, strict=True)))
+        Commit(step=int(step), totals=dict(zip(tables_of(_format(schema)), counts, strict=True)))
         for step, counts in content.get("earlier", {}).items()
     ]
     return (*earlier, Commit(step=name.last_step, totals=content["totals"]))
+
+
+def _content(schema: pa.Schema) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((schema.metadata or {}).get(METADATA_KEY, b"{}"))
+    return content
+
+
+def _format(schema: pa.Schema) -> int:
+    """Of the ledger that a part was written for."""
+    return int(_content(schema).get("identity", {}).get("format", LEDGER_FORMAT))
 
 
 @contextmanager

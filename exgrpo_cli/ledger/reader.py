@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -17,14 +18,17 @@ from exgrpo_cli.ledger.schemas import (
     BODIES,
     DRAWS,
     EVENTS,
+    REPLAYS,
     SCHEMAS,
     SCORES,
     TRAJECTORIES,
+    VISITS,
     LedgerIdentity,
 )
 from exgrpo_cli.ledger.writer import IDENTITY_FILE
 
-_STEP_COLUMN = {TRAJECTORIES: "step_born", SCORES: "step", DRAWS: "step", EVENTS: "step"}
+_STEP_COLUMN = {TRAJECTORIES: "step_born"}
+"""Of the tables that do not call it `step`."""
 _REPETITIVE = ("question_id", "event", "logprob_source")
 
 _Result = TypeVar("_Result")
@@ -66,6 +70,12 @@ class LedgerReader:
     def draws(self, columns: Sequence[str] | None = None) -> pa.Table:
         return self.table(DRAWS, columns)
 
+    def visits(self, columns: Sequence[str] | None = None) -> pa.Table:
+        return self.table(VISITS, columns)
+
+    def replays(self, columns: Sequence[str] | None = None) -> pa.Table:
+        return self.table(REPLAYS, columns)
+
     def events(self, columns: Sequence[str] | None = None) -> pa.Table:
         return self.table(EVENTS, columns)
 
@@ -75,7 +85,7 @@ class LedgerReader:
         With `dictionary` the columns that repeat few words come dictionary-encoded, each over one dictionary.
         """
         names = list(columns) if columns is not None else SCHEMAS[table].names
-        step = _STEP_COLUMN[table]
+        step = _STEP_COLUMN.get(table, "step")
         wanted = [*names, step] if step not in names else names
 
         def read(catalogue: Catalogue) -> pa.Table:
@@ -129,12 +139,41 @@ def _read_part(table: str, part: PartInfo, columns: Sequence[str], encoded: Sequ
     try:
         path, checked = part.name.path, True  # parts of older versions have no checksums, which passes as well
         with reading(), pq.ParquetFile(path, read_dictionary=list(encoded), page_checksum_verification=checked) as file:
-            return file.read(columns=list(columns))
+            stored = set(file.schema_arrow.names)
+            if stored.issuperset(columns):
+                return file.read(columns=list(columns))
+            return with_later_columns(file.read(columns=[*_BIRTH]), file.read(columns=[*stored & set(columns)]))
     except DamagedBytes as error:
         raise InputError(
             f"{part.name.path}: the rows of {table} in it are damaged ({error}); restore the file from a copy, or "
             f"delete it to use the steps before step {part.name.first_step}"
         ) from error
+
+
+_BIRTH = ("trajectory_id", "question_id", "step_born")
+
+
+def with_later_columns(births: pa.Table, rows: pa.Table) -> pa.Table:
+    """Trajectories of format 1 with the columns of format 2: all of them successes, of advantages that nobody noted.
+
+    The rows of one visit stand together, so the first of a run of equal question and step is the group's.
+    """
+    ids = births.column("trajectory_id").to_numpy()
+    question = births.column("question_id").combine_chunks().dictionary_encode()
+    question = question.combine_chunks() if isinstance(question, pa.ChunkedArray) else question
+    codes, steps = question.indices.to_numpy(), births.column("step_born").to_numpy()
+    begins = np.ones(len(ids), dtype=bool)
+    begins[1:] = (codes[1:] != codes[:-1]) | (steps[1:] != steps[:-1])
+    nobody = pa.nulls(len(ids), pa.float64())
+    later = {
+        "reward": pa.array(np.ones(len(ids))),
+        "advantage": nobody,
+        "priority": nobody,
+        "group_id": pa.array(ids[begins][np.cumsum(begins) - 1] if len(ids) else ids),
+    }
+    for name, values in later.items():
+        rows = rows.append_column(name, values)
+    return rows
 
 
 def _field(field: pa.Field, encoded: bool) -> pa.Field:

@@ -12,15 +12,18 @@ import pyarrow as pa
 
 from exgrpo_cli.errors import InputError
 
-LEDGER_FORMAT = 1
+LEDGER_FORMAT = 2
+"""Of new ledgers; those of format 1 are read, and runs that began in it go on in it."""
 METADATA_KEY = b"exgrpo"
 
 BODIES = "bodies"
 TRAJECTORIES = "trajectories"
 SCORES = "scores"
 DRAWS = "draws"
+VISITS = "visits"
+REPLAYS = "replays"
 EVENTS = "events"
-TABLES = (BODIES, TRAJECTORIES, SCORES, DRAWS, EVENTS)
+TABLES = (BODIES, TRAJECTORIES, SCORES, DRAWS, VISITS, REPLAYS, EVENTS)
 """In the order they are written. A part of events is the commit record of its steps, hence the last."""
 
 WARM_START_STEP = 0
@@ -63,6 +66,10 @@ SCHEMAS: dict[str, pa.Schema] = {
             _required("nll", pa.float64()),
             _required("logprob_source", pa.string()),
             _required("token_hash", pa.int64()),
+            pa.field("reward", pa.float64()),
+            pa.field("advantage", pa.float64()),
+            pa.field("priority", pa.float64()),
+            pa.field("group_id", pa.int64()),
         ]
     ),
     SCORES: pa.schema(
@@ -87,6 +94,31 @@ SCHEMAS: dict[str, pa.Schema] = {
             _required("num_drawn", pa.int32()),
         ]
     ),
+    VISITS: pa.schema(
+        [
+            _required("step", pa.int32()),
+            _required("question_id", pa.string()),
+            _required("k", pa.int32()),
+            _required("num_fresh_successes", pa.int32()),
+            _required("num_members", pa.int32()),
+            _required("verifier_failed", pa.bool_()),
+            pa.field("alpha", pa.float64()),
+            pa.field("beta", pa.float64()),
+        ]
+    ),
+    REPLAYS: pa.schema(
+        [
+            _required("step", pa.int32()),
+            _required("unit_id", pa.int64()),
+            _required("group_id", pa.int64()),
+            _required("priority", pa.float64()),
+            pa.field("probability", pa.float64()),
+            _required("weight", pa.float64()),
+            pa.field("drift", pa.float64()),
+            pa.field("headroom", pa.float64()),
+            _required("accepted", pa.bool_()),
+        ]
+    ),
     EVENTS: pa.schema(
         [
             _required("step", pa.int32()),
@@ -98,6 +130,23 @@ SCHEMAS: dict[str, pa.Schema] = {
         ]
     ),
 }
+
+
+_FORMAT_1 = {
+    TRAJECTORIES: pa.schema(list(SCHEMAS[TRAJECTORIES])[:10]),
+    **{table: SCHEMAS[table] for table in (BODIES, SCORES, DRAWS, EVENTS)},
+}
+_BY_FORMAT = {1: _FORMAT_1, 2: SCHEMAS}
+
+
+def tables_of(ledger_format: int) -> tuple[str, ...]:
+    """The tables of a format, in the order they are written."""
+    return tuple(table for table in TABLES if table in _BY_FORMAT[ledger_format])
+
+
+def schema_of(table: str, ledger_format: int) -> pa.Schema:
+    """Columns of a table as a format has them."""
+    return _BY_FORMAT[ledger_format][table]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,23 +163,25 @@ class LedgerIdentity:
     """Content hash of the question file."""
     logprob_source: str
     """Who computed the behaviour log-probs: "trainer" or "engine"."""
+    format: int = LEDGER_FORMAT
+    """Which tables and columns there are."""
 
     def to_json(self) -> str:
-        return json.dumps({"format": LEDGER_FORMAT, **asdict(self)}, indent=2)
+        return json.dumps({"format": self.format, **asdict(self)}, indent=2)
 
     @classmethod
     def from_json(cls, text: str, where: str) -> "LedgerIdentity":
         """Raises InputError where the text is not an identity of this ledger format."""
         try:
             values = json.loads(text)
-            ledger_format = values.pop("format")
-        except (ValueError, KeyError, AttributeError) as error:
+            ledger_format = values["format"]
+        except (ValueError, KeyError, TypeError) as error:
             raise InputError(
                 f"{where} does not say whose ledger this is ({error}); restore the file from a copy"
             ) from error
-        if ledger_format != LEDGER_FORMAT:
+        if ledger_format not in _BY_FORMAT:
             raise InputError(
-                f"{where}: ledger format {ledger_format}, this version reads {LEDGER_FORMAT}; "
+                f"{where}: ledger format {ledger_format}, this version reads {', '.join(map(str, _BY_FORMAT))}; "
                 "use the toolkit version that wrote it"
             )
         names = {field.name for field in fields(cls)}

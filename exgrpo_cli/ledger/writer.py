@@ -22,7 +22,7 @@ from exgrpo_cli.ledger.parts import (
     schema_with_metadata,
     write_parquet,
 )
-from exgrpo_cli.ledger.schemas import BODIES, EVENTS, SCHEMAS, TABLES, TRAJECTORIES, LedgerIdentity
+from exgrpo_cli.ledger.schemas import BODIES, EVENTS, TABLES, TRAJECTORIES, LedgerIdentity, schema_of, tables_of
 
 IDENTITY_FILE = "ledger.json"
 _LOCK_FILE = "writer.lock"
@@ -53,12 +53,14 @@ class LedgerWriter:
         self.last_step = last_step
         self.totals = dict(totals)
         self._lock = lock
-        self._rows: dict[str, list[dict[str, Any]]] = {table: [] for table in TABLES if table != BODIES}
+        self._tables = tables_of(identity.format)
+        self._rows: dict[str, list[dict[str, Any]]] = {table: [] for table in self._tables if table != BODIES}
         self._bodies = BodyBuffer()
 
     def append(self, table: str, row: dict[str, Any]) -> None:
-        """Add a row, all columns given, to what the next flush writes."""
-        self._rows[table].append(row)
+        """Add a row, all columns given, to what the next flush writes; what the format does not have is dropped."""
+        if table in self._rows:
+            self._rows[table].append(row)
 
     def append_trajectory(self, body: Body, row: dict[str, Any]) -> None:
         """Add a row of `trajectories` and its body; its id must be the next one."""
@@ -78,10 +80,10 @@ class LedgerWriter:
 
         Raises RunError where the disk refuses; earlier steps stay complete, and the pending rows stay pending.
         """
-        tables = {
-            table: pa.table({name: [row[name] for row in rows] for name in SCHEMAS[table].names}, schema=SCHEMAS[table])
-            for table, rows in self._rows.items()
-        }
+        tables = {}
+        for table, rows in self._rows.items():
+            schema = schema_of(table, self.identity.format)
+            tables[table] = pa.table({name: [row[name] for row in rows] for name in schema.names}, schema=schema)
         batches = (self._bodies.batch(self.totals[BODIES]) for _ in range(1))
         return self.write(step, tables, batches, len(self._bodies))
 
@@ -93,11 +95,11 @@ class LedgerWriter:
         first_step = min(self.last_step + 1, step)
         assert step > self.last_step or not any(self.totals.values())
         counts = {BODIES: num_bodies} | {table: len(rows) for table, rows in tables.items()}
-        totals = {table: self.totals[table] + counts[table] for table in TABLES}
+        totals = {table: self.totals[table] + counts[table] for table in self._tables}
         commit = Commit(step=step, totals=totals)
         first_ids: list[int] = []
         jobs: dict[Path, Callable[[BinaryIO], None]] = {}
-        for table in TABLES:
+        for table in self._tables:
             path = part_path(self.folder, table, first_step, step)
             schema = schema_with_metadata(table, self.identity, [commit] if table == EVENTS else [])
             if table == BODIES and num_bodies:

@@ -1,12 +1,14 @@
 """The experience buffer: the state machine of stored successes, buckets and retired questions (paper, section 3).
 
 Every change is an event of the ledger, and `open` rebuilds the state from the ledger alone, so a resumed run draws
-exactly as an uninterrupted one. Bodies live on disk; memory holds 48 bytes per trajectory.
+exactly as an uninterrupted one. Bodies live on disk; memory holds 76 bytes per trajectory, and up to 10 more where
+units are drawn from the whole store.
 """
 
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -32,12 +34,14 @@ from exgrpo_cli.ledger.schemas import (
 from exgrpo_cli.ledger.writer import IDENTITY_FILE, LedgerWriter, create_folders, lock_ledger
 from exgrpo_cli.replay import selection
 from exgrpo_cli.replay.buffer_state import BufferState
-from exgrpo_cli.replay.protocol import BufferCounts, Choice, Offer
+from exgrpo_cli.replay.priorities import PRIORITIES
+from exgrpo_cli.replay.protocol import BufferCounts, Choice, Offer, ReplayUnit
 from exgrpo_cli.replay.question_states import BucketKey, NamedQuestions
 from exgrpo_cli.replay.rules import EVICTIONS
 from exgrpo_cli.replay.sampling import Draw, check_draw, resolve_sampler
 from exgrpo_cli.replay.selection import Candidates, resolve_metric
-from exgrpo_cli.replay.visits import Success, Visit, VisitOutcome, counted, token_hash
+from exgrpo_cli.replay.units import DrawnUnit, ScannedUnit
+from exgrpo_cli.replay.visits import FreshRow, Visit, VisitOutcome, born_unit, counted, token_hash
 from exgrpo_cli.replay.warm_start import WarmStartReport, read_experience
 from exgrpo_cli.types import Trajectory
 
@@ -61,7 +65,9 @@ class ExperienceBuffer:
         self._sampler = resolve_sampler(rules.sampler, rules.mu, rules.sigma)
         self._metric = resolve_metric(rules.metric)
         self._evicts = EVICTIONS[rules.eviction]
-        self._state = BufferState(catalogue, writer, question_ids, rules.cooldown)
+        self._priority = PRIORITIES.get(rules.priority)
+        self._state = BufferState(catalogue, writer, question_ids, rules)
+        self._scanned: dict[int, DrawnUnit] = {}
 
     @classmethod
     def create(
@@ -90,7 +96,9 @@ class ExperienceBuffer:
         Raises InputError where the ledger is another run's, is being written, is not whole up to that step or cannot be
         read; nothing is deleted then.
         """
-        identity.require_match(read_identity(folder), str(folder), RESUME_FIELDS)
+        stored = read_identity(folder)
+        identity.require_match(stored, str(folder), RESUME_FIELDS)
+        identity = replace(identity, format=stored.format)
         lock = lock_ledger(folder)
         try:
             create_folders(folder)
@@ -120,7 +128,8 @@ class ExperienceBuffer:
         )
         self._writer.write(WARM_START_STEP, experience.tables, experience.bodies(), experience.num_bodies)
         catalogue = read_catalogue(self.folder)
-        self._state = BufferState(catalogue, self._writer, self._question_ids, self.rules.cooldown)
+        self._state = BufferState(catalogue, self._writer, self._question_ids, self.rules)
+        self._trim_store(WARM_START_STEP + 1)
         return experience.report
 
     def close(self) -> None:
@@ -161,8 +170,9 @@ class ExperienceBuffer:
 
     @property
     def index_nbytes(self) -> int:
-        """Memory of the index of trajectories."""
-        return self._state.index.nbytes
+        """Memory of the index of trajectories, and of the order that units are drawn by."""
+        units = self._state.units
+        return self._state.index.nbytes + (0 if units is None else units.nbytes)
 
     @property
     def counts(self) -> BufferCounts:
@@ -203,25 +213,66 @@ class ExperienceBuffer:
 
         Raises RunError where a custom sampler breaks its promises.
         """
-        candidates = tuple(self.candidates(question_id) for question_id in self.draw(num, step, rng).question_ids)
+        drawn = self.draw(num, step, rng).question_ids
+        return self._offered(tuple(self.candidates(question_id) for question_id in drawn), weight_version)
+
+    def offer_joining(self, question_ids: Sequence[str], step: int, weight_version: int) -> Offer:
+        """What those of the questions that hold enough rows have to offer for a join."""
+        self._begin(step)
+        candidates = []
+        for question_id in question_ids:
+            number = self._number(question_id)
+            if self._state.questions.is_drawable(number) and self._state.index.count(number) >= self.rules.min_stored:
+                candidates.append(self.candidates(question_id))
+        return self._offered(tuple(candidates), weight_version)
+
+    def _offered(self, candidates: tuple[Candidates, ...], weight_version: int) -> Offer:
         if not self.rules.needs_scores:
             return Offer(candidates=candidates)
         stale = [int(i) for each in candidates for i in each.trajectory_ids[self.stale(each, weight_version)]]
         return Offer(candidates=candidates, unmeasured=tuple(self.load(stale)))
 
     def choose_from(self, candidates: Sequence[Candidates], rng: np.random.Generator) -> Choice:
-        """One trajectory of each question, by the rules' metric and direction."""
-        positions = tuple(self.choose(each, rng) for each in candidates)
-        chosen = [int(each.trajectory_ids[at]) for each, at in zip(candidates, positions, strict=True)]
+        """The rows to replay of each question, by the rules' metric and direction."""
+        num, direction = self.rules.per_question, self.rules.direction
+        positions = tuple(
+            tuple(selection.choose_several(each, self._metric, direction, rng, num=num)) for each in candidates
+        )
+        chosen = [int(each.trajectory_ids[at]) for each, own in zip(candidates, positions, strict=True) for at in own]
         return Choice(positions=positions, trajectories=tuple(self.load(chosen)))
 
     def record_replay(self, step: int, candidates: Sequence[Candidates], choice: Choice | None) -> None:
         """Record what was measured of the candidates and which are replayed: none of them where `choice` is None."""
-        chosen = choice.positions if choice is not None else [None] * len(candidates)
-        for each, at in zip(candidates, chosen, strict=True):
-            self.record_scores(step, each, at)
+        chosen = choice.positions if choice is not None else [()] * len(candidates)
+        for each, positions in zip(candidates, chosen, strict=True):
+            self.record_scores(step, each, *positions)
         if choice is not None:
             self.record_selected(step, [trajectory.trajectory_id for trajectory in choice.trajectories])
+
+    def scan(self, num: int, step: int, rng: np.random.Generator) -> tuple[ReplayUnit, ...]:
+        """The next units in the order drawn, with their rows; those of earlier calls are left out until `end_scan`.
+
+        Raises RunError where a priority of the user's own breaks its promises.
+        """
+        assert self._state.units is not None
+        if not self._scanned:
+            self._begin(step)
+        drawn = self._state.units.draw(num, step, rng)
+        self._scanned |= {unit.unit_id: unit for unit in drawn}
+        members = [self._state.units.members(unit.unit_id) for unit in drawn]
+        rows = iter(self.load([trajectory_id for own in members for trajectory_id in own]))
+        return tuple(
+            ReplayUnit(drawn=unit, trajectories=tuple(next(rows) for _ in own))
+            for unit, own in zip(drawn, members, strict=True)
+        )
+
+    def end_scan(self, step: int, verdicts: Sequence[ScannedUnit]) -> None:
+        """Record what became of the units scanned, in their order."""
+        assert self._state.units is not None
+        for verdict in verdicts:
+            self._state.replay_unit(step, self._scanned[verdict.unit_id], verdict)
+        self._scanned = {}
+        self._state.units.end_draw()
 
     def record_visits(self, visits: Sequence[Visit], *, collecting: bool) -> None:
         """Record each visit of a step, in their order."""
@@ -289,16 +340,22 @@ class ExperienceBuffer:
                 behaviour_logprobs=logprobs,
                 step_born=step_born,
                 weight_version=version,
+                reward=reward,
+                advantage=advantage,
             )
-            for trajectory_id, (token_ids, logprobs), question, step_born, version in zip(
-                trajectory_ids, self._state.bodies(trajectory_ids), *births, strict=True
+            for trajectory_id, (token_ids, logprobs), question, step_born, version, reward, advantage in zip(
+                trajectory_ids,
+                self._state.bodies(trajectory_ids),
+                *births,
+                *self._state.index.outcomes(trajectory_ids),
+                strict=True,
             )
         ]
 
-    def record_scores(self, step: int, candidates: Candidates, chosen: int | None) -> None:
+    def record_scores(self, step: int, candidates: Candidates, *chosen: int) -> None:
         """One row per candidate of a question, as measured when it was chosen from.
 
-        `chosen` is the position of the one that is replayed, None where none is.
+        `chosen` are the positions of those that are replayed.
         """
         self._state.index.measure(
             candidates.trajectory_ids,
@@ -317,7 +374,7 @@ class ExperienceBuffer:
                     "entropy": float(candidates.entropy[position]),
                     "nll": float(candidates.nll[position]),
                     "num_tokens": int(candidates.num_tokens[position]),
-                    "chosen": position == chosen,
+                    "chosen": position in chosen,
                 },
             )
 
@@ -327,26 +384,29 @@ class ExperienceBuffer:
             self._state.select(step, trajectory_id)
 
     def record_visit(self, visit: Visit, *, collecting: bool = True) -> VisitOutcome:
-        """Retire the question, or store its successes and move its bucket to the latest success count.
+        """Retire the question, or store what is eligible and move its bucket to the latest success count.
 
         Without `collecting` (before the delayed start) nothing is stored; retirement is active all the same. A failure
-        of the verifier neither retires a question nor moves a bucket already set; its successes are stored.
+        of the verifier neither retires a question nor moves a bucket already set; its successes are stored, but with
+        store = all nothing is, for a reward that nobody gave would be replayed.
         """
         question = self._number(visit.question_id)
         assert not self._state.questions.is_retired(question), f"question {visit.question_id} was retired before"
         key = counted(visit, self.group_size, fresh_only=self.rules.count_fresh_only)
-        if self.rules.retirement and key.success_count == key.num_members and not visit.verifier_failed:
+        self._state.note_visit(visit, key)
+        retires = self.rules.retirement and key.success_count >= self.rules.retires_at(key.num_members)
+        if retires and not visit.verifier_failed:
             self._state.retire(visit.step, question)
             return VisitOutcome(retired=True, bucket=None, collected=(), num_duplicates=0, num_evicted=0)
         eligible = self.rules.lower_bound < key.success_count <= self.rules.upper(self.group_size)
-        new, num_duplicates = self._without_duplicates(question, visit.successes if collecting and eligible else ())
+        new, num_duplicates = self._to_store(question, visit) if collecting and eligible else ([], 0)
         bucket = self._state.questions.bucket(question)
         if bucket is None and new:
             self._state.enter(question, key)
         elif bucket not in (None, key) and not visit.verifier_failed:
             self._state.move(visit.step, question, key)
-        collected = tuple(self._state.collect(visit, question, success, fingerprint) for fingerprint, success in new)
-        num_evicted = self._trim(visit.step, question)
+        collected = self._collect(visit, question, new)
+        num_evicted = self._trim(visit.step, question) + self._trim_store(visit.step)
         bucket = self._state.questions.bucket(question)
         return VisitOutcome(
             retired=False,
@@ -355,6 +415,33 @@ class ExperienceBuffer:
             num_duplicates=num_duplicates,
             num_evicted=num_evicted,
         )
+
+    def _to_store(self, question: int, visit: Visit) -> tuple[list[tuple[int, FreshRow]], int]:
+        """Rows of an eligible visit that are stored, each with its fingerprint, and the number of duplicates."""
+        match self.rules.store:
+            case "successes":
+                return self._without_duplicates(question, [row for row in visit.rows if row.reward > 0])
+            case "all" if not visit.verifier_failed:
+                return [(token_hash(row.token_ids), row) for row in visit.rows], 0
+        return [], 0
+
+    def _collect(self, visit: Visit, question: int, new: Sequence[tuple[int, FreshRow]]) -> tuple[int, ...]:
+        """Store rows as one group, and let them be drawn."""
+        priorities = self._priorities(visit.step, [row for _, row in new])
+        collected: list[int] = []
+        for (fingerprint, row), priority in zip(new, priorities, strict=True):
+            group = collected[0] if collected else None
+            collected.append(self._state.collect(visit, question, row, fingerprint, group=group, priority=priority))
+        self._state.admit(collected)
+        return tuple(collected)
+
+    def _priorities(self, step: int, rows: Sequence[FreshRow]) -> list[float]:
+        """Of birth, one for each row; NaN where units are not drawn by priority, or by one of the user's own."""
+        if self._priority is None or not self.rules.draws_units or not rows:
+            return [math.nan] * len(rows)
+        if self.rules.draws_groups:
+            return [self._priority(born_unit(step, rows))] * len(rows)
+        return [self._priority(born_unit(step, [row])) for row in rows]
 
     def flush(self, step: int) -> None:
         """Make the step durable, also where nothing happened in it. Raises RunError where the disk refuses."""
@@ -381,10 +468,12 @@ class ExperienceBuffer:
             raise InputError(f"question {question_id} is not in the question file of this run")
         return self._state.questions.number(question_id)
 
-    def _without_duplicates(self, question: int, successes: Sequence[Success]) -> tuple[list[tuple[int, Success]], int]:
+    def _without_duplicates(
+        self, question: int, successes: Sequence[FreshRow]
+    ) -> tuple[list[tuple[int, FreshRow]], int]:
         """Successes that are not stored yet, each with its fingerprint, and the number of the others."""
         stored = self._state.index.by_hash(question) if successes else {}
-        new: list[tuple[int, Success]] = []
+        new: list[tuple[int, FreshRow]] = []
         for success in successes:
             fingerprint = token_hash(success.token_ids)
             like = [other.token_ids for known, other in new if known == fingerprint]
@@ -398,6 +487,19 @@ class ExperienceBuffer:
         excess = self._state.index.count(question) - self.rules.max_per_question if self.rules.max_per_question else 0
         for _ in range(excess):
             candidates = self._state.index.candidates(question, self._state.questions.ids[question])
+            if self._state.units is not None:
+                candidates = replace(candidates, priority=self._state.units.keys(candidates.trajectory_ids))
             position = self._evicts(candidates, self._state.index.hashes(candidates.trajectory_ids))
             self._state.evict(step, int(candidates.trajectory_ids[position]))
         return max(excess, 0)
+
+    def _trim_store(self, step: int) -> int:
+        """Evict units by the named rule until the store holds no more than its capacity; returns how many rows went."""
+        units, num = self._state.units, 0
+        if units is None:
+            return 0
+        for unit in units.excess():
+            for trajectory_id in units.members(unit):
+                self._state.evict(step, trajectory_id)
+                num += 1
+        return num

@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from exgrpo_cli.replay.selection import Candidates
+from exgrpo_cli.replay.units import DrawnUnit, ScannedUnit
 from exgrpo_cli.replay.visits import Visit
 from exgrpo_cli.replay.warm_start import WarmStartReport
 from exgrpo_cli.types import Trajectory
@@ -28,10 +29,19 @@ class Offer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """The trajectory to replay of each offered question."""
+    """The trajectories to replay of each offered question."""
 
-    positions: tuple[int, ...]
-    """Among the question's candidates."""
+    positions: tuple[tuple[int, ...], ...]
+    """For each question those among its candidates, best first."""
+    trajectories: tuple[Trajectory, ...]
+    """Of all questions, in that order."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplayUnit:
+    """A unit drawn from the whole store, with its rows."""
+
+    drawn: DrawnUnit
     trajectories: tuple[Trajectory, ...]
 
 
@@ -74,12 +84,24 @@ class Buffer(Protocol):
         """Draw up to `num` questions; what they offer is to be measured by weights of version `weight_version`."""
         ...
 
+    def offer_joining(self, question_ids: Sequence[str], step: int, weight_version: int) -> Offer:
+        """What those of the questions that hold enough stored rows offer to their own fresh groups."""
+        ...
+
     def choose_from(self, candidates: Sequence[Candidates], rng: np.random.Generator) -> Choice:
-        """One trajectory of each question, by the settings' metric and direction."""
+        """The trajectories to replay of each question, by the settings' metric and direction."""
         ...
 
     def record_replay(self, step: int, candidates: Sequence[Candidates], choice: Choice | None) -> None:
         """Record the measurements and the choice; None where the draw is given back and nothing is replayed."""
+        ...
+
+    def scan(self, num: int, step: int, rng: np.random.Generator) -> tuple[ReplayUnit, ...]:
+        """The next `num` units in the order drawn, from the whole store; fewer where it ends."""
+        ...
+
+    def end_scan(self, step: int, verdicts: Sequence[ScannedUnit]) -> None:
+        """Record which of the units scanned in this step are replayed."""
         ...
 
     def record_visits(self, visits: Sequence[Visit], *, collecting: bool) -> None:
@@ -109,6 +131,15 @@ class NoBuffer:
 
     def offer(self, num: int, step: int, weight_version: int, rng: np.random.Generator) -> Offer:
         return Offer()
+
+    def offer_joining(self, question_ids: Sequence[str], step: int, weight_version: int) -> Offer:
+        return Offer()
+
+    def scan(self, num: int, step: int, rng: np.random.Generator) -> tuple[ReplayUnit, ...]:
+        return ()
+
+    def end_scan(self, step: int, verdicts: Sequence[ScannedUnit]) -> None:
+        pass
 
     def choose_from(self, candidates: Sequence[Candidates], rng: np.random.Generator) -> Choice:
         assert not candidates

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Bool, Int32, Int64
+import pyarrow.compute as pc
+from jaxtyping import Bool, Float64, Int32, Int64
 
 from exgrpo_cli.ledger.columns import (
     EVENT_COLUMNS,
@@ -22,7 +23,7 @@ from exgrpo_cli.ledger.columns import (
     decode_events,
     question_numbers,
 )
-from exgrpo_cli.ledger.schemas import EVENTS, SCORES, TRAJECTORIES
+from exgrpo_cli.ledger.schemas import EVENTS, REPLAYS, SCORES, TRAJECTORIES
 from exgrpo_cli.replay.trajectory_index import NO_QUESTION, ROW
 
 NEVER = -1
@@ -43,6 +44,8 @@ class StoredState:
     retired: Bool[np.ndarray, " questions"]
     last_selected: Int32[np.ndarray, " questions"]
     """Step of the last replay; NEVER where there was none."""
+    headroom: Float64[np.ndarray, " trajectories"]
+    """Of the unit under each trajectory's number, as last measured; NaN where it was not."""
 
 
 def rebuild(read: ReadTable, question_ids: Sequence[str]) -> StoredState:
@@ -53,6 +56,16 @@ def rebuild(read: ReadTable, question_ids: Sequence[str]) -> StoredState:
     _apply_scores(rows, read)
     rows["question"][events.trajectory_id[events.kind == EVICTED]] = NO_QUESTION
 
+    replays = read(REPLAYS, ("unit_id", "headroom", "accepted"))
+    units, headroom = replays.column("unit_id").to_numpy(), np.full(len(rows), np.nan)
+    measured = pc.fill_null(replays.column("headroom"), np.nan).to_numpy()
+    latest = last_positions(units, len(rows), ~np.isnan(measured))
+    headroom[latest >= 0] = measured[latest[latest >= 0]]
+    accepted = units[replays.column("accepted").to_numpy(zero_copy_only=False)]
+    replayed = np.concatenate([events.trajectory_id[events.kind == SELECTED], accepted]).astype(np.int64)
+    uses = np.bincount(replayed, minlength=len(rows))
+    rows["uses"] = np.minimum(uses, np.iinfo(np.int16).max)
+
     last = last_positions(events.question, len(question_ids))
     selected, retired, readmitted = (
         last_positions(events.question, len(question_ids), events.kind == kind)
@@ -60,6 +73,7 @@ def rebuild(read: ReadTable, question_ids: Sequence[str]) -> StoredState:
     )
     return StoredState(
         rows=rows,
+        headroom=headroom,
         success_counts=_at(events.bucket, last, NO_BUCKET),
         num_members=_at(events.num_members, last, MISSING),
         retired=retired > readmitted,
@@ -89,12 +103,17 @@ def _born(read: ReadTable, known: pa.Array) -> np.ndarray:
         "num_tokens": "num_tokens",
         "born_version": "weight_version",
         "measured_version": "weight_version",
+        "success_count": "k",
     }
-    table = read(TRAJECTORIES, ("question_id", *dict.fromkeys(copied.values())))
+    valued = ("reward", "advantage", "priority")
+    table = read(TRAJECTORIES, ("question_id", "group_id", *valued, *dict.fromkeys(copied.values())))
     rows = np.zeros(len(table), dtype=ROW)
     for name, column in copied.items():
         rows[name] = table.column(column).to_numpy()
     rows["question"] = question_numbers(table, known)
+    for name in valued:
+        rows[name] = pc.fill_null(table.column(name), np.nan).to_numpy()
+    rows["group"] = table.column("group_id").to_numpy()
     return rows
 
 

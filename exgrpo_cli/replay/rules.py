@@ -32,9 +32,14 @@ def _random(candidates: Candidates, fingerprints: Int64[np.ndarray, " candidates
     return int(np.argmin(fingerprints))
 
 
+def _lowest_priority(candidates: Candidates, fingerprints: Int64[np.ndarray, " candidates"]) -> int:
+    return int(np.argmin(candidates.priority))
+
+
 EVICTIONS: dict[str, Eviction] = {
     "oldest": _oldest,
     "highest-entropy": _highest_entropy,
     "longest": _longest,
     "random": _random,
+    "lowest-priority": _lowest_priority,
 }

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int32, Int64
+from jaxtyping import Bool, Float32, Float64, Int32, Int64
 
 from exgrpo_cli.config.names import PREFIX
 from exgrpo_cli.errors import InputError, RunError, nearest
@@ -27,6 +27,8 @@ class Candidates:
         "entropy",
         "nll",
         "measured_version",
+        "reward",
+        "priority",
     )
 
     question_id: str
@@ -42,6 +44,9 @@ class Candidates:
     """Mean over its tokens of the negative log-likelihood, in nats, as last measured."""
     measured_version: Int32[np.ndarray, " candidates"]
     """Weight version of that measurement."""
+    reward: Float32[np.ndarray, " candidates"]
+    priority: Float64[np.ndarray, " candidates"]
+    """Of the unit drawn by priority that each belongs to; NaN where none is."""
 
     def __len__(self) -> int:
         return len(self.trajectory_ids)
@@ -92,12 +97,23 @@ def uniformly(candidates: Candidates, rng: np.random.Generator) -> Float64[np.nd
     return rng.random(len(candidates))
 
 
+def reward(candidates: Candidates, rng: np.random.Generator) -> Float64[np.ndarray, " candidates"]:
+    return candidates.reward.astype(np.float64)
+
+
+def youth(candidates: Candidates, rng: np.random.Generator) -> Float64[np.ndarray, " candidates"]:
+    """Orders as the age does, from the youngest: its age is the step of the draw less the step of its birth."""
+    return -candidates.step_born.astype(np.float64)
+
+
 METRICS: dict[str, Metric] = {
     "ent": mean_entropy,
     "ent-sum": total_entropy,
     "ppl": perplexity,
     "length": length,
     "random": uniformly,
+    "reward": reward,
+    "age": youth,
 }
 
 
@@ -115,6 +131,16 @@ def choose(candidates: Candidates, metric: Metric, direction: str, rng: np.rando
 
     Raises RunError where the metric does not give one finite score per candidate.
     """
+    return choose_several(candidates, metric, direction, rng, num=1)[0]
+
+
+def choose_several(
+    candidates: Candidates, metric: Metric, direction: str, rng: np.random.Generator, *, num: int
+) -> list[int]:
+    """Positions of the `num` candidates that `choose` would take one after the other; all of them, if fewer.
+
+    Raises RunError as `choose` does.
+    """
     scores = np.asarray(metric(candidates, rng), dtype=np.float64)
     if scores.shape != (len(candidates),):
         raise RunError(
@@ -127,4 +153,4 @@ def choose(candidates: Candidates, metric: Metric, direction: str, rng: np.rando
             f"replay.metric gave {scores[position]} for trajectory {candidates.trajectory_ids[position]} "
             f"of question {candidates.question_id}; scores must be finite"
         )
-    return int(np.argmin(scores) if direction == "min" else np.argmax(scores))
+    return np.argsort(scores if direction == "min" else -scores, kind="stable")[:num].tolist()

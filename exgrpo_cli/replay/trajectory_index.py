@@ -1,4 +1,4 @@
-"""The index: what memory keeps of every trajectory, 48 bytes each, in lists per question.
+"""The index: what memory keeps of every trajectory, 76 bytes each, in lists per question.
 
 Bodies stay on disk. A question's trajectories are linked newest first, so collecting, evicting and listing the
 candidates of a question cost what that question holds, whatever the size of the buffer.
@@ -7,7 +7,7 @@ candidates of a question cost what that question holds, whatever the size of the
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Int32, Int64
+from jaxtyping import Float64, Int32, Int64
 
 from exgrpo_cli.replay.selection import Candidates
 
@@ -26,9 +26,16 @@ ROW = np.dtype(
         ("born_version", np.int32),
         ("measured_version", np.int32),
         ("num_tokens", np.int32),
+        ("advantage", np.float64),
+        ("priority", np.float64),
+        ("reward", np.float32),
+        ("group", np.int32),
+        ("success_count", np.int16),
+        ("uses", np.int16),
     ]
 )
-"""`question` is -1 once evicted; `previous` is the question's next older trajectory, or -1."""
+"""`question` is -1 once evicted; `previous` is the question's next older trajectory, or -1.
+`group` is the first trajectory of the visit that stored it; `priority` is that of its unit, NaN where none has one."""
 
 
 class TrajectoryIndex:
@@ -72,6 +79,11 @@ class TrajectoryIndex:
         entropy: float,
         nll: float,
         token_hash: int,
+        reward: float,
+        advantage: float,
+        priority: float,
+        group: int,
+        success_count: int,
     ) -> int:
         """Append a trajectory, measured by the weights that sampled it, and return its id."""
         if self._size == len(self._rows):
@@ -89,6 +101,12 @@ class TrajectoryIndex:
             weight_version,
             weight_version,
             num_tokens,
+            advantage,
+            priority,
+            reward,
+            group,
+            success_count,
+            0,
         )
         self._head[question] = trajectory_id
         self._count[question] += 1
@@ -159,6 +177,67 @@ class TrajectoryIndex:
         self._rows["entropy"][trajectory_ids] = entropy
         self._rows["nll"][trajectory_ids] = nll
         self._rows["measured_version"][trajectory_ids] = measured_version
+
+    def group_of(self, trajectory_id: int) -> int:
+        """The first trajectory of the visit that stored this one."""
+        return int(self._rows["group"][trajectory_id])
+
+    def group_members(self, group: int) -> list[int]:
+        """The live trajectories of a visit, which stand together."""
+        group_of, question = self._rows["group"], self._rows["question"]
+        end = group
+        while end < self._size and group_of[end] == group:
+            end += 1
+        return (group + np.flatnonzero(question[group:end] != _NONE)).tolist()
+
+    def priorities(
+        self, trajectory_ids: Int64[np.ndarray, " some"]
+    ) -> tuple[Float64[np.ndarray, " some"], Float64[np.ndarray, " some"]]:
+        """Priority and step of birth of the units under these numbers."""
+        rows = self._rows[trajectory_ids]
+        return rows["priority"].copy(), rows["step_born"].astype(np.float64)
+
+    def set_priorities(
+        self, trajectory_ids: Int64[np.ndarray, " some"], priorities: Float64[np.ndarray, " some"]
+    ) -> None:
+        self._rows["priority"][trajectory_ids] = priorities
+
+    def use(self, trajectory_id: int) -> int:
+        """Count a replay; returns how many there have been."""
+        uses = min(int(self._rows["uses"][trajectory_id]) + 1, np.iinfo(np.int16).max)
+        self._rows["uses"][trajectory_id] = uses
+        return uses
+
+    def questions(self, trajectory_ids: Int64[np.ndarray, " some"]) -> list[int]:
+        return self._rows["question"][trajectory_ids].tolist()
+
+    def sums(self, units: Int64[np.ndarray, " some"], *, groups: bool) -> dict[str, np.ndarray]:
+        """What is known of units (rows, or groups under their first row), the sums and means over their rows."""
+        first = self._rows[units]
+        rewards, advantages, tokens = (
+            first["reward"].astype(np.float64),
+            np.abs(first["advantage"]),
+            first["num_tokens"],
+        )
+        if groups:
+            members = [self._rows[self.group_members(unit)] for unit in units.tolist()]
+            rewards = np.array([rows["reward"].mean(dtype=np.float64) for rows in members])
+            advantages = np.array([np.abs(rows["advantage"]).mean() for rows in members])
+            tokens = np.array([rows["num_tokens"].sum() for rows in members])
+        return {
+            "step": first["step_born"].astype(np.int64),
+            "version": first["born_version"].astype(np.int64),
+            "uses": first["uses"].astype(np.int64),
+            "k": first["success_count"].astype(np.int64),
+            "reward": rewards,
+            "advantage": advantages,
+            "tokens": tokens.astype(np.int64),
+        }
+
+    def outcomes(self, trajectory_ids: Sequence[int]) -> tuple[list[float], list[float]]:
+        """Reward and advantage of birth of some live trajectories."""
+        rows = self._rows[np.asarray(trajectory_ids, dtype=np.int64)]
+        return rows["reward"].tolist(), rows["advantage"].tolist()
 
     def births(self, trajectory_ids: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
         """Question, step and weight version at birth of some live trajectories."""

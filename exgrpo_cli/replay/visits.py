@@ -1,5 +1,6 @@
 """Visits: what a graded group tells the buffer about its question."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -7,12 +8,13 @@ from hashlib import sha256
 import numpy as np
 from jaxtyping import Float32, Int32
 
+from exgrpo_cli.replay.priorities import BornUnit
 from exgrpo_cli.replay.question_states import BucketKey
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Success:
-    """A fresh rollout with reward 1."""
+class FreshRow:
+    """A fresh rollout that its visit may store."""
 
     token_ids: Int32[np.ndarray, " tokens"]
     behaviour_logprobs: Float32[np.ndarray, " tokens"]
@@ -21,6 +23,9 @@ class Success:
     """Mean token entropy under the policy that sampled it, in nats; NaN where nobody measured it."""
     nll: float
     """Mean negative log-likelihood under that policy, in nats."""
+    reward: float = 1.0
+    advantage: float = math.nan
+    """As this step trains on it; NaN where nobody noted it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,15 +36,18 @@ class Visit:
     step: int
     weight_version: int
     success_count: int
-    """k over all K members, the replayed one included."""
+    """k over the members that count: all K where replayed rows stand in for some, else the fresh ones."""
     num_fresh_successes: int
-    """Successes among the fresh members: k, or k - 1 for an experiential group."""
-    experiential: bool
-    """One member of the group was replayed."""
+    """Successes among the fresh members."""
+    num_replayed: int
+    """Members of the group that stored rows stood in for."""
     verifier_failed: bool
     """A verdict was a timeout or a crash: k is then a lower bound."""
-    successes: Sequence[Success]
-    """The fresh ones."""
+    rows: Sequence[FreshRow]
+    """The fresh members; those without a reward may be left out where only successes are stored."""
+    alpha: float | None = None
+    beta: float | None = None
+    """What the question's history says of its pass rate after this visit, where a run keeps one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,10 +64,20 @@ class VisitOutcome:
 
 
 def counted(visit: Visit, group_size: int, *, fresh_only: bool) -> BucketKey:
-    """Successes that count, and out of how many: k of K, or with `fresh_only` k' of K-1 for an experiential group."""
-    if fresh_only and visit.experiential:
-        return BucketKey(visit.num_fresh_successes, group_size - 1)
+    """Successes that count, and out of how many: k of K, or with `fresh_only` k' of the fresh members."""
+    if fresh_only and visit.num_replayed:
+        return BucketKey(visit.num_fresh_successes, group_size - visit.num_replayed)
     return BucketKey(visit.success_count, group_size)
+
+
+def born_unit(step: int, rows: Sequence[FreshRow]) -> BornUnit:
+    """Rows of one visit as a unit that a priority is asked about."""
+    return BornUnit(
+        step=step,
+        rewards=np.array([row.reward for row in rows], dtype=np.float64),
+        advantages=np.array([row.advantage for row in rows], dtype=np.float64),
+        logprobs=[row.behaviour_logprobs for row in rows],
+    )
 
 
 def token_hash(token_ids: Int32[np.ndarray, " tokens"]) -> int:

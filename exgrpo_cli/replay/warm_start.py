@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from jaxtyping import Int64
+from jaxtyping import Float64, Int32, Int64
 
 from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.errors import InputError
@@ -20,15 +20,20 @@ from exgrpo_cli.ledger.bodies import BodyBuffer
 from exgrpo_cli.ledger.columns import NO_BUCKET
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ledger.schemas import (
+    DRAWS,
     EVENTS,
     FOREIGN_WEIGHTS,
+    REPLAYS,
     SCHEMAS,
+    SCORES,
     TRAJECTORIES,
+    VISITS,
     WARM_START_FIELDS,
     WARM_START_STEP,
     Event,
     LedgerIdentity,
 )
+from exgrpo_cli.replay.priorities import PRIORITIES, BornUnit
 from exgrpo_cli.replay.rebuild import StoredState, rebuild
 from exgrpo_cli.replay.rules import EVICTIONS
 from exgrpo_cli.replay.trajectory_index import NO_QUESTION, TrajectoryIndex
@@ -49,6 +54,8 @@ class WarmStartReport:
     num_retired: int
     num_too_long: int
     """Trajectories dropped for their length."""
+    num_incomplete: int
+    """Trajectories of groups whose other rows were not stored, left out where groups are drawn."""
     num_over_limit: int
     """Trajectories that `max_per_question` evicted."""
 
@@ -88,6 +95,7 @@ def read_experience(
     """
     reader = LedgerReader(source)
     identity.require_match(reader.identity, str(source), WARM_START_FIELDS)
+    _require_columns(reader.identity.format, rules, source)
     ids = sorted(set(pc.unique(reader.events(["question_id"]).column("question_id")).to_pylist()))
     state = rebuild(partial(reader.table, dictionary=True), ids)
     wanted = (state.success_counts != NO_BUCKET) | (state.retired & with_retired)
@@ -96,14 +104,15 @@ def read_experience(
     owner = state.rows["question"]
     stored = (owner >= 0) & wanted[owner]
     short = np.flatnonzero(stored & (state.rows["num_tokens"] <= max_response_tokens))
-    kept = _within_limit(state.rows, short, ids, rules)
+    whole = _whole_groups(state.rows, short, identity.group_size) if rules.draws_groups else short
+    kept = _within_limit(state.rows, whole, ids, rules)
     retired = np.flatnonzero(state.retired) if with_retired else np.empty(0, dtype=np.int64)
     buffered = np.unique(owner[kept][state.success_counts[owner[kept]] != NO_BUCKET])
     return ForeignExperience(
         tables={
-            TRAJECTORIES: _trajectories(reader, kept),
+            TRAJECTORIES: _trajectories(reader, kept, state.rows["group"][kept], rules),
             EVENTS: _events(ids, state, kept, retired),
-            **{table: SCHEMAS[table].empty_table() for table in ("scores", "draws")},
+            **{table: SCHEMAS[table].empty_table() for table in (SCORES, DRAWS, VISITS, REPLAYS)},
         },
         num_bodies=len(kept),
         source_ids=kept,
@@ -115,9 +124,29 @@ def read_experience(
             num_questions=len(buffered),
             num_retired=len(retired),
             num_too_long=int(stored.sum()) - len(short),
-            num_over_limit=len(short) - len(kept),
+            num_incomplete=len(short) - len(whole),
+            num_over_limit=len(whole) - len(kept),
         ),
     )
+
+
+def _require_columns(ledger_format: int, rules: ReplaySettings, source: Path) -> None:
+    """Raise InputError where the rules need what a ledger of format 1 did not keep."""
+    if ledger_format == 1 and (rules.store != "successes" or rules.draws_units):
+        setting = "composition" if rules.draws_units else "store"
+        raise InputError(
+            f"{source}: its format 1 kept neither failures nor advantages, which replay.{setting} = "
+            f"{getattr(rules, setting)!r} replays; name a run of this version, or use composition = 'replace' or "
+            "'join' with store = 'successes'"
+        )
+
+
+def _whole_groups(
+    rows: np.ndarray, wanted: Int64[np.ndarray, " wanted"], group_size: int
+) -> Int64[np.ndarray, " kept"]:
+    """The wanted trajectories of visits all of whose K rows are wanted."""
+    _, which, counts = np.unique(rows["group"][wanted], return_inverse=True, return_counts=True)
+    return wanted[counts[which] == group_size]
 
 
 def _within_limit(
@@ -146,17 +175,51 @@ def _require_known(needed: list[str], known: Collection[str], source: Path) -> N
         )
 
 
-def _trajectories(reader: LedgerReader, kept: Int64[np.ndarray, " trajectories"]) -> pa.Table:
+def _trajectories(
+    reader: LedgerReader,
+    kept: Int64[np.ndarray, " trajectories"],
+    groups: Int32[np.ndarray, " trajectories"],
+    rules: ReplaySettings,
+) -> pa.Table:
     table = reader.trajectories().take(pa.array(kept))
+    first, which = np.unique(groups, return_index=True, return_inverse=True)[1:]
+    group_ids = first.astype(np.int64)[which]
     replaced = {
         "trajectory_id": np.arange(len(kept), dtype=np.int64),
         "step_born": np.full(len(kept), WARM_START_STEP, dtype=np.int32),
         "weight_version": np.full(len(kept), FOREIGN_WEIGHTS, dtype=np.int32),
+        "group_id": group_ids,
+        "priority": pa.array(_priorities(reader, kept, group_ids, table, rules), from_pandas=True),
     }
     for name, values in replaced.items():
         position = table.schema.get_field_index(name)
         table = table.set_column(position, table.schema.field(name), pa.array(values))
     return table
+
+
+def _priorities(
+    reader: LedgerReader,
+    kept: Int64[np.ndarray, " trajectories"],
+    group_ids: Int64[np.ndarray, " trajectories"],
+    table: pa.Table,
+    rules: ReplaySettings,
+) -> Float64[np.ndarray, " trajectories"]:
+    """What each unit weighs by this run's rules; NaN where units are not drawn, or by a priority of the user's own."""
+    priorities = np.full(len(kept), np.nan)
+    if not rules.draws_units or rules.priority not in PRIORITIES:
+        return priorities
+    rewards, advantages = (table.column(name).to_numpy() for name in ("reward", "advantage"))
+    begins = np.flatnonzero(np.diff(group_ids, prepend=-1)) if rules.draws_groups else np.arange(len(kept))
+    for begin, end in zip(begins, np.append(begins[1:], len(kept)), strict=True):
+        bodies = reader.bodies(kept[begin:end].tolist()) if rules.priority == "headroom" else []
+        unit = BornUnit(
+            step=WARM_START_STEP,
+            rewards=rewards[begin:end],
+            advantages=advantages[begin:end],
+            logprobs=[logprobs for _, logprobs in bodies],
+        )
+        priorities[begin:end] = PRIORITIES[rules.priority](unit)
+    return priorities
 
 
 def _events(

@@ -46,6 +46,7 @@ _COLUMNS = {
         "num_tokens",
         "entropy",
         "nll",
+        "reward",
     ),
     SCORES: ("step", "trajectory_id", "weight_version", "entropy", "nll", "chosen"),
     EVENTS: EVENT_COLUMNS,
@@ -66,6 +67,7 @@ class TrajectoryColumns:
     entropy: Float64[np.ndarray, " trajectories"]
     """Mean token entropy under the policy that sampled it, in nats."""
     nll: Float64[np.ndarray, " trajectories"]
+    reward: Float64[np.ndarray, " trajectories"]
 
     def rows_of(self, trajectory_ids: Int64[np.ndarray, " ids"]) -> Int64[np.ndarray, " ids"]:
         """Row of each id; ids rise with the row. Raises InputError for an id that no row has."""
@@ -222,6 +224,7 @@ def _trajectories(table: pa.Table, question_ids: pa.Array) -> TrajectoryColumns:
         num_tokens=integers(table, "num_tokens")[order],
         entropy=floats(table, "entropy")[order],
         nll=floats(table, "nll")[order],
+        reward=floats(table, "reward")[order],
     )
 
 

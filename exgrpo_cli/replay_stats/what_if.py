@@ -280,6 +280,8 @@ def _choose(
         entropy=scores.entropy[rows],
         nll=scores.nll[rows],
         measured_version=scores.weight_version[rows].astype(np.int32),
+        reward=trajectories.reward[stored].astype(np.float32),
+        priority=np.full(len(rows), np.nan),
     )
     return choose(candidates, metric, direction, rng)
 

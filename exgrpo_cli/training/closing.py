@@ -72,7 +72,9 @@ def summarise(run: ActiveRun, after: dict[str, Any]) -> dict[str, Any]:
         "updates": {"applied": state.updates_applied, "skipped": state.updates_skipped},
         "wall_seconds": {name: round(seconds, 3) for name, seconds in sorted(state.seconds.items())},
         "peak_memory_bytes": max(parts.ranks.gather(peak_memory_bytes())),
-        "mixed_from_step": state.first_mixed_step(replay.start_threshold) if replay.enabled else None,
+        "mixed_from_step": (
+            state.first_mixed_step(replay.start_threshold, replay.warmup_steps) if replay.enabled else None
+        ),
         "replay": {
             "questions": counts.num_questions,
             "trajectories": counts.num_trajectories,

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from exgrpo_cli.algo.batching import TrainingRow
 from exgrpo_cli.engines.protocols import Policy
 from exgrpo_cli.replay.protocol import BufferCounts, Choice, Offer
 from exgrpo_cli.replay.selection import Candidates
-from exgrpo_cli.replay.visits import Success, Visit
-from exgrpo_cli.training.groups import Group, Replayed
+from exgrpo_cli.replay.visits import FreshRow, Visit
+from exgrpo_cli.training.groups import Advantage, Group, Replayed
 from exgrpo_cli.training.parts import Parts, Prompts
 from exgrpo_cli.types import TokenScores, TokenSequence, Trajectory, Verdict
 
@@ -25,11 +26,16 @@ Scores = Mapping[int, TokenScores]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Experience:
-    """What a step replays: one trajectory for each experiential question, in the order drawn."""
+    """What a step replays."""
 
-    replayed: dict[str, Replayed]
+    replayed: dict[str, tuple[Replayed, ...]]
+    """The stored rows that stand in for rollouts, by experiential question, in the order drawn."""
     metrics: dict[str, float | int]
     """`replay/*` keys of the draw."""
+    units: tuple[tuple[TrainingRow, ...], ...] = ()
+    """Units drawn from the whole store, each with the rows that it trains beside the step's groups."""
+    tokens_scored: int = 0
+    """Response tokens of stored rows that the current policy has scored."""
     notes: tuple[str, ...] = ()
     """What the user should hear of the draw."""
 
@@ -44,7 +50,7 @@ def readmit(parts: Parts, step: int) -> None:
 
 
 def draw_experience(parts: Parts, step: int) -> Experience:
-    """Draw the step's experiential questions and one trajectory of each.
+    """Draw the step's experiential questions and the trajectories to replay of each.
 
     With `objective.importance = "old"` ratios divide by this step's pi_old instead of the trajectory's own behaviour
     policy (an ablation of the paper). A draw whose effective sample size, as a share of its tokens, is below
@@ -55,33 +61,52 @@ def draw_experience(parts: Parts, step: int) -> Experience:
     offer = buffer.offer(num, step, policy.weight_version, parts.rngs["draw"])
     if not offer.candidates:
         return NOTHING
-    scores = score(policy, parts.prompts, offer.unmeasured)
-    candidates = with_measurements(offer, scores, policy.weight_version)
-    choice = buffer.choose_from(candidates, parts.rngs["choice"])
+    candidates, choice, scores = choose(parts, offer)
     metrics = draw_metrics(candidates, choice, step, measured=config.replay.needs_scores)
 
     from_old = config.objective.importance == "old"
-    current: list[TokenScores] = []
     if from_old or config.replay.ess_bound > 0:
-        missing = [trajectory for trajectory in choice.trajectories if trajectory.trajectory_id not in scores]
-        known = {**scores, **score(policy, parts.prompts, missing)}
-        current = [known[trajectory.trajectory_id] for trajectory in choice.trajectories]
+        scores = with_scores(parts, choice.trajectories, scores)
     if config.replay.ess_bound > 0:
-        ess = effective_sample_share(choice.trajectories, current)
+        ess = effective_sample_share(choice.trajectories, [scores[each.trajectory_id] for each in choice.trajectories])
         metrics["replay/ess_before"] = ess
         if ess < config.replay.ess_bound:
             buffer.record_replay(step, candidates, None)
             return given_back(step, ess, config.replay.ess_bound)
 
     buffer.record_replay(step, candidates, choice)
-    behaviour = [s.logprobs for s in current] if from_old else [t.behaviour_logprobs for t in choice.trajectories]
     return Experience(
-        replayed={
-            trajectory.question_id: Replayed(trajectory=trajectory, behaviour_logprobs=logprobs)
-            for trajectory, logprobs in zip(choice.trajectories, behaviour, strict=True)
-        },
+        replayed=by_question(choice.trajectories, scores if from_old else None),
         metrics=metrics,
+        tokens_scored=tokens_of(scores),
     )
+
+
+def choose(parts: Parts, offer: Offer) -> tuple[tuple[Candidates, ...], Choice, dict[int, TokenScores]]:
+    """Measure what is offered and choose from it; with the token scores that this took."""
+    scores = score(parts.policy, parts.prompts, offer.unmeasured)
+    candidates = with_measurements(offer, scores, parts.policy.weight_version)
+    return candidates, parts.buffer.choose_from(candidates, parts.rngs["choice"]), scores
+
+
+def with_scores(parts: Parts, trajectories: Sequence[Trajectory], scores: Scores) -> dict[int, TokenScores]:
+    """Scores under the current weights, those of the trajectories that were not scored yet added."""
+    missing = [trajectory for trajectory in trajectories if trajectory.trajectory_id not in scores]
+    return {**scores, **score(parts.policy, parts.prompts, missing)}
+
+
+def by_question(trajectories: Sequence[Trajectory], old: Scores | None) -> dict[str, tuple[Replayed, ...]]:
+    """Chosen trajectories of each question; ratios are to their own behaviour policy, or to `old` where given."""
+    chosen: dict[str, tuple[Replayed, ...]] = {}
+    for each in trajectories:
+        logprobs = each.behaviour_logprobs if old is None else old[each.trajectory_id].logprobs
+        replayed = Replayed(trajectory=each, behaviour_logprobs=logprobs)
+        chosen[each.question_id] = (*chosen.get(each.question_id, ()), replayed)
+    return chosen
+
+
+def tokens_of(scores: Scores) -> int:
+    return sum(len(each.logprobs) for each in scores.values())
 
 
 def given_back(step: int, ess: float, bound: float) -> Experience:
@@ -144,7 +169,7 @@ def draw_metrics(
         "replay/age_mean": float(np.mean([step - trajectory.step_born for trajectory in choice.trajectories])),
     }
     if measured:
-        selected = [group.entropy[at] for group, at in zip(candidates, choice.positions, strict=True)]
+        selected = [group.entropy[at] for group, own in zip(candidates, choice.positions, strict=True) for at in own]
         metrics["replay/entropy_selected"] = float(np.mean(selected))
         metrics["replay/entropy_available"] = float(np.mean(np.concatenate([group.entropy for group in candidates])))
     return metrics
@@ -155,9 +180,10 @@ def experiential_count(ratio: float, questions_per_step: int) -> int:
     return math.floor(round(ratio * questions_per_step, 9))
 
 
-def record_visits(parts: Parts, groups: Sequence[Group], step: int, *, collecting: bool) -> None:
+def record_visits(parts: Parts, groups: Sequence[Group], step: int, advantage: Advantage, *, collecting: bool) -> None:
     """Tell the buffer how each question went; it retires, moves and collects."""
-    collecting = collecting and parts.config.replay.enabled
+    replay = parts.config.replay
+    collecting = collecting and replay.enabled and replay.store != "none"
     visits = [
         Visit(
             question_id=group.question.id,
@@ -165,24 +191,32 @@ def record_visits(parts: Parts, groups: Sequence[Group], step: int, *, collectin
             weight_version=parts.policy.weight_version,
             success_count=group.success_count,
             num_fresh_successes=group.num_fresh_correct,
-            experiential=group.replayed is not None,
+            num_replayed=0 if group.joined else len(group.replayed),
             verifier_failed=group.verifier_failed,
-            successes=list(successes(group)) if collecting else [],
+            rows=list(fresh_rows(group, advantage(group.question.id), failures=replay.store == "all"))
+            if collecting
+            else [],
         )
         for group in groups
     ]
     parts.buffer.record_visits(visits, collecting=collecting)
 
 
-def successes(group: Group) -> Iterator[Success]:
-    """The group's correct fresh rollouts, with the log-probs of the policy that counts as their sampler."""
-    for member, scores, behaviour in zip(group.fresh, group.scores, group.behaviour_logprobs(), strict=True):
-        if member.verdict is Verdict.CORRECT:
-            yield Success(
+def fresh_rows(group: Group, advantage: Advantage, *, failures: bool) -> Iterator[FreshRow]:
+    """The group's correct fresh rollouts, or all of them, with the log-probs of the policy that counts as their sampler
+    and the advantages that this step trains on."""
+    advantages = group.advantages(advantage)[: len(group.fresh)].tolist()
+    for member, scores, behaviour, value in zip(
+        group.fresh, group.scores, group.behaviour_logprobs(), advantages, strict=True
+    ):
+        if failures or member.verdict is Verdict.CORRECT:
+            yield FreshRow(
                 token_ids=member.rollout.token_ids,
                 behaviour_logprobs=behaviour,
                 entropy=scores.mean_entropy,
                 nll=scores.mean_nll,
+                reward=member.reward,
+                advantage=value,
             )
 
 

@@ -9,11 +9,13 @@ from functools import partial
 from typing import Any
 
 from exgrpo_cli.algo.advantages import centred_advantages, normalised_advantages
-from exgrpo_cli.algo.batching import split_minibatches
+from exgrpo_cli.algo.batching import TrainingRow, split_minibatches
 from exgrpo_cli.algo.history import SuccessHistory, history_advantages, normalised_history_advantages
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
+from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.engines.protocols import UpdateReport
 from exgrpo_cli.errors import RunError
+from exgrpo_cli.training.composition import compose
 from exgrpo_cli.training.experience import (
     NOTHING,
     Experience,
@@ -30,11 +32,12 @@ from exgrpo_cli.training.metrics import (
     logprob_gap,
     pass_at_1,
     policy_entropy,
+    tokens_scored,
     truncation,
     update_metrics,
 )
 from exgrpo_cli.training.parts import Parts
-from exgrpo_cli.training.rollouts import roll_out
+from exgrpo_cli.training.rollouts import StepRollouts, roll_out
 from exgrpo_cli.training.state import RunState
 
 
@@ -55,23 +58,30 @@ def run_step(parts: Parts, state: RunState, step: int, clock: Clock | None = Non
     Raises RunError after too many consecutive skipped updates.
     """
     config, clock = parts.config, clock or Clock()
-    mixed = config.replay.enabled and state.is_mixed(step, config.replay.start_threshold)
+    mixed = config.replay.enabled and state.is_mixed(step, config.replay.start_threshold, config.replay.warmup_steps)
 
     with clock.phase("replay"):
         readmit(parts, step)
-        experience = draw_experience(parts, step) if mixed else NOTHING
+        replaces = mixed and config.replay.composition == "replace"
+        experience = draw_experience(parts, step) if replaces else NOTHING
     rolled = roll_out(parts, state, step, experience, clock)
     groups = rolled.groups
     if not groups:
         return None
     notes = [*experience.notes, *rolled.notes]
 
-    with clock.phase("replay"):
-        record_visits(parts, groups, step, collecting=mixed or config.replay.collect_before_start)
     if config.objective.baseline == "history":
         state.count_successes(groups, config.objective.history_discount)
+    advantage = partial(advantage_of, settings=config.objective, state=state)
+    with clock.phase("replay"):
+        if mixed:
+            groups, experience = compose(parts, groups, experience, step)
+        record_visits(parts, groups, step, advantage, collecting=mixed or config.replay.collect_before_start)
     with clock.phase("update"):
-        reports = update(parts, state, rolled.trained, clip=not mixed or config.objective.clip_in_mixed_phase)
+        clip = not mixed or config.objective.clip_in_mixed_phase
+        trained = [group for group in groups if trains(group, rolled, parts.config.replay, mixed=mixed)]
+        rows = [group.rows(advantage(group.question.id)) for group in trained]
+        reports = update(parts, rows, experience.units, clip=clip)
     notes += [f"step {step}: an update was skipped: {report.skip_reason}" for report in reports if not report.applied]
     with clock.phase("sync"):
         sync(parts)
@@ -91,13 +101,14 @@ def run_step(parts: Parts, state: RunState, step: int, clock: Clock | None = Non
         truncation(groups),
         update_metrics(reports),
         policy_entropy(groups),
+        {"tokens/scored": experience.tokens_scored + tokens_scored(groups)},
         clock.metrics(),
     )
     advance(state, step, groups, experience, line, clock)
     return StepResult(line=line, groups=groups, notes=tuple(notes))
 
 
-def advantage_of(question_id: str, settings: ObjectiveSettings, state: RunState) -> Advantage:
+def advantage_of(question_id: str, *, settings: ObjectiveSettings, state: RunState) -> Advantage:
     """From the rewards of a question's group to its advantages."""
     normalised = settings.advantage == "normalised"
     if settings.baseline == "history":
@@ -106,15 +117,27 @@ def advantage_of(question_id: str, settings: ObjectiveSettings, state: RunState)
     return normalised_advantages if normalised else centred_advantages
 
 
-def update(parts: Parts, state: RunState, groups: Sequence[Group], *, clip: bool) -> list[UpdateReport]:
-    """M optimizer updates on whole groups, none without a group; advantages and denominators are fixed for the step."""
+def trains(group: Group, rolled: StepRollouts, replay: ReplaySettings, *, mixed: bool) -> bool:
+    """Whether a group is part of the step's N."""
+    return group.question.id in rolled.trained and (group.is_mixed or not (mixed and replay.drops_unmixed))
+
+
+def update(
+    parts: Parts, groups: Sequence[Sequence[TrainingRow]], units: Sequence[Sequence[TrainingRow]], *, clip: bool
+) -> list[UpdateReport]:
+    """M optimizer updates on whole groups and replayed units, or M and those of the units alone (`replay.order`).
+
+    Advantages and denominators are fixed for the step.
+    """
     config = parts.config
     minibatches = split_minibatches(
-        [group.rows(advantage_of(group.question.id, config.objective, state)) for group in groups],
+        groups,
+        units,
         num_minibatches=config.optim.minibatches,
         max_response_tokens=config.rollout.max_response_tokens,
         clip=clip,
         rng=parts.rngs["minibatch"],
+        order=config.replay.order,
     )
     reports = []
     for minibatch in minibatches:
@@ -143,7 +166,7 @@ def advance(
     """Count the finished step into the run's state."""
     state.step = step
     state.visits.update(group.question.id for group in groups)
-    state.replayed += len(experience.replayed)
+    state.replayed += experience.metrics["replay/used"]
     state.tokens_generated += line["tokens/generated"]
     state.tokens_trained += line["tokens/trained"]
     state.updates_applied += line["optim/updates_applied"]

@@ -55,8 +55,8 @@ def pass_at_1(groups: Sequence[Group]) -> float:
 
 def batch_metrics(groups: Sequence[Group]) -> dict[str, float | int]:
     """Rewards, success and lengths of a step's groups, and verdict counts over all fresh rollouts."""
-    fresh = [group for group in groups if group.replayed is None]
-    experiential = [group for group in groups if group.replayed is not None]
+    fresh = [group for group in groups if not group.is_experiential]
+    experiential = [group for group in groups if group.is_experiential]
     members = [member for group in fresh for member in group.fresh]
     every = [member for group in groups for member in group.fresh]
     lengths = [len(member.rollout.token_ids) for member in members]
@@ -106,6 +106,11 @@ def policy_entropy(groups: Sequence[Group]) -> dict[str, float | int]:
     """Mean token entropy of pi_old over all fresh tokens; the updates may have left out rows without advantage."""
     entropies = [scores.entropies for group in groups for scores in group.scores]
     return {"policy/entropy": float(np.concatenate(entropies).mean(dtype=np.float64))} if entropies else {}
+
+
+def tokens_scored(groups: Sequence[Group]) -> int:
+    """Fresh response tokens, each scored once under pi_old."""
+    return sum(len(scores.logprobs) for group in groups for scores in group.scores)
 
 
 def update_metrics(reports: Sequence[UpdateReport]) -> dict[str, float | int | str]:

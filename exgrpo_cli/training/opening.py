@@ -159,6 +159,8 @@ def warm_start(config: Config, parts: Parts, reporter: Reporter, *, is_new: bool
         with_retired=config.replay.warm_start_retired,
     )
     over_limit = f", {report.num_over_limit} by replay.max_per_question" if config.replay.max_per_question else ""
+    if report.num_incomplete:
+        over_limit += f", {report.num_incomplete} of groups that were not kept whole"
     reporter.note(
         f"experience from {config.replay.warm_start}: {report.num_trajectories} trajectories of "
         f"{report.num_questions} questions, {report.num_retired} retired; {report.num_too_long} left out as too long"

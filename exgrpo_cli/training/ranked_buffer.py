@@ -13,8 +13,9 @@ import numpy as np
 from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.ranks.ranks import Ranks
 from exgrpo_cli.replay.buffer import ExperienceBuffer
-from exgrpo_cli.replay.protocol import BufferCounts, Choice, Offer
+from exgrpo_cli.replay.protocol import BufferCounts, Choice, Offer, ReplayUnit
 from exgrpo_cli.replay.selection import Candidates
+from exgrpo_cli.replay.units import ScannedUnit
 from exgrpo_cli.replay.visits import Visit
 from exgrpo_cli.replay.warm_start import WarmStartReport
 
@@ -56,6 +57,15 @@ class RankedBuffer:
 
     def offer(self, num: int, step: int, weight_version: int, rng: np.random.Generator) -> Offer:
         return self._asked(lambda own: own.offer(num, step, weight_version, rng))
+
+    def offer_joining(self, question_ids: Sequence[str], step: int, weight_version: int) -> Offer:
+        return self._asked(lambda own: own.offer_joining(question_ids, step, weight_version))
+
+    def scan(self, num: int, step: int, rng: np.random.Generator) -> tuple[ReplayUnit, ...]:
+        return self._asked(lambda own: own.scan(num, step, rng))
+
+    def end_scan(self, step: int, verdicts: Sequence[ScannedUnit]) -> None:
+        self._told(lambda own: own.end_scan(step, verdicts))
 
     def choose_from(self, candidates: Sequence[Candidates], rng: np.random.Generator) -> Choice:
         return self._asked(lambda own: own.choose_from(candidates, rng))

@@ -1,6 +1,6 @@
 """From questions to graded and scored groups: what is asked of the generator, the graders and the policy.
 
-K rollouts for a fresh question, K - 1 for an experiential one.
+K rollouts for a fresh question; for an experiential one as many fewer as stored rows stand in.
 """
 
 from collections.abc import Sequence
@@ -33,8 +33,8 @@ class StepRollouts:
 
     groups: tuple[Group, ...]
     """All of them, experiential ones first, each rollout graded and scored under pi_old."""
-    trained: tuple[Group, ...]
-    """Those that make up the step's N."""
+    trained: frozenset[str]
+    """Questions whose groups make up the step's N."""
     metrics: dict[str, float | int]
     notes: tuple[str, ...]
     """What the user should hear of."""
@@ -75,7 +75,7 @@ def roll_out(parts: Parts, state: RunState, step: int, experience: Experience, c
             if request.question_id not in experience.replayed
         )
     if not requests:
-        return StepRollouts(groups=(), trained=(), metrics={}, notes=())
+        return StepRollouts(groups=(), trained=frozenset(), metrics={}, notes=())
     with clock.phase("sync"):
         parts.generator.sleep()
     with clock.phase("logprobs"):
@@ -83,12 +83,13 @@ def roll_out(parts: Parts, state: RunState, step: int, experience: Experience, c
     require_current_weights(groups, parts.policy.weight_version)
     require_small_gap(logprob_gap(groups), parts.config.backbone.dtype)
     if settings.max_rounds == 1:
-        return StepRollouts(groups=groups, trained=groups, metrics={}, notes=tuple(notes))
+        every = frozenset(group.question.id for group in groups)
+        return StepRollouts(groups=groups, trained=every, metrics={}, notes=tuple(notes))
     if missing:
         notes.append(
             f"step {step}: {wanted - missing} of {wanted} fresh groups are mixed after {rounds} rounds, and trained"
         )
-    trained = tuple(group for group in groups if group.replayed is not None or group.is_mixed)
+    trained = frozenset(group.question.id for group in groups if group.replayed or group.is_mixed)
     return StepRollouts(groups=groups, trained=trained, metrics={"rollout/rounds": rounds}, notes=tuple(notes))
 
 
@@ -108,7 +109,7 @@ def sampling_params(config: Config) -> SamplingParams:
 def rollout_requests(
     parts: Parts, state: RunState, question_ids: Sequence[str], experience: Experience
 ) -> list[RolloutRequest]:
-    """K seeds for a fresh question, K-1 for an experiential one; keyed by (seed, question, visit, member)."""
+    """K seeds for a fresh question, fewer for an experiential one; keyed by (seed, question, visit, member)."""
     config = parts.config
     return [
         RolloutRequest(
@@ -116,7 +117,7 @@ def rollout_requests(
             prompt_ids=parts.prompts[question_id],
             seeds=tuple(
                 rollout_seed(config.run.seed, question_id, state.visits[question_id], member)
-                for member in range(config.rollout.group_size - (question_id in experience.replayed))
+                for member in range(config.rollout.group_size - len(experience.replayed.get(question_id, ())))
             ),
         )
         for question_id in question_ids
@@ -168,7 +169,8 @@ def score_groups(
             prompt_ids=request.prompt_ids,
             fresh=tuple(members),
             scores=tuple(next(scores) for _ in members),
-            replayed=experience.replayed.get(request.question_id),
+            replayed=experience.replayed.get(request.question_id, ()),
+            advantage_over=parts.config.replay.advantage_over,
             tis_cap=parts.config.objective.tis_cap if parts.config.rollout.logprobs == "engine" else None,
         )
         for request, members in zip(requests, graded, strict=True)

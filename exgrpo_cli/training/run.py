@@ -135,5 +135,5 @@ def samples(groups: tuple[Group, ...], count: int) -> Iterator[dict[str, Any]]:
                 "verdict": member.verdict.value,
                 "stop_reason": member.rollout.stop_reason.value,
                 "num_tokens": len(member.rollout.token_ids),
-                "experiential": group.replayed is not None,
+                "experiential": group.is_experiential,
             }

@@ -57,14 +57,17 @@ class RunState:
     def add_seconds(self, phase: str, seconds: float) -> None:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
 
-    def is_mixed(self, step: int, threshold: float) -> bool:
-        """Whether `step` replays: always with threshold 0, else every step after the one that exceeded it."""
-        return threshold == 0 or (0 <= self.start_exceeded_at < step)
+    def is_mixed(self, step: int, threshold: float, warmup_steps: int = 0) -> bool:
+        """Whether `step` replays: always with threshold 0, else every step after the one that exceeded it; never while
+        the run warms up."""
+        return step > warmup_steps and (threshold == 0 or (0 <= self.start_exceeded_at < step))
 
-    def first_mixed_step(self, threshold: float) -> int | None:
+    def first_mixed_step(self, threshold: float, warmup_steps: int = 0) -> int | None:
         """The first step that was mixed; None while none has been."""
-        first = 1 if threshold == 0 else self.start_exceeded_at + 1
-        return first if 1 <= first <= self.step else None
+        if threshold > 0 and self.start_exceeded_at < 0:
+            return None
+        first = max(warmup_steps, 0 if threshold == 0 else self.start_exceeded_at) + 1
+        return first if first <= self.step else None
 
     def to_json(self) -> dict[str, Any]:
         return {setting.name: getattr(self, setting.name) for setting in fields(self)}

@@ -1,6 +1,7 @@
 """The loss and its diagnostics, by hand and against slow references."""
 
 import math
+from typing import Literal
 
 import pytest
 import torch
@@ -18,9 +19,9 @@ from exgrpo_cli.algo.objective import (
     shaped_surrogate,
     unclipped_surrogate,
 )
-from exgrpo_cli.config.sections.objective import ObjectiveSettings
+from exgrpo_cli.config.sections.objective import Aggregation, ObjectiveSettings, Surrogate
 
-TOTALS = Denominators(policy=4.0, num_tokens=3, num_fresh_tokens=2)
+TOTALS = Denominators(policy=4.0, replayed=4.0, num_tokens=3, num_fresh_tokens=2)
 
 
 def logs(*values: float) -> Tensor:
@@ -156,10 +157,109 @@ def test_on_policy_gradient_is_reinforce() -> None:
 
 
 def test_denominators() -> None:
-    counts = {"num_rollouts": 16, "max_response_tokens": 72, "num_tokens": 500, "num_fresh_tokens": 400}
+    counts = {
+        "num_rollouts": 16,
+        "num_replayed": 4,
+        "max_response_tokens": 72,
+        "num_tokens": 500,
+        "num_fresh_tokens": 400,
+    }
     constant = denominators(ObjectiveSettings(), **counts)
     assert (constant.policy, constant.num_tokens, constant.num_fresh_tokens) == (16 * 72, 500, 400)
     assert denominators(ObjectiveSettings(aggregation="token-mean"), **counts).policy == 500
+    assert constant.replayed == constant.policy
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "fresh", "replayed"),
+    [
+        # 12 fresh and 4 replayed rows of at most 72 tokens; 400 fresh tokens and 100 replayed ones.
+        ("constant", 12 * 72, 4 * 72),
+        ("token-mean", 400, 100),
+    ],
+)
+def test_own_denominators_count_each_kind(aggregation: Aggregation, fresh: int, replayed: int) -> None:
+    settings = ObjectiveSettings(aggregation=aggregation, replay_denominator="own")
+    counts = {"num_rollouts": 16, "max_response_tokens": 72, "num_tokens": 500}
+    own = denominators(settings, num_replayed=4, num_fresh_tokens=400, **counts)
+    assert (own.policy, own.replayed) == (fresh, replayed)
+    # A kind without rows divides its zero sum by one.
+    assert denominators(settings, num_replayed=0, num_fresh_tokens=500, **counts).replayed == 1
+    assert denominators(settings, num_replayed=16, num_fresh_tokens=0, **counts).policy == 1
+
+
+def reference_gradient(surrogate: str, logprob: float, behaviour: float, advantage: float) -> float:
+    """d term / d log pi of one replayed token, from the definitions in float64."""
+    ratio = math.exp(logprob - behaviour)
+    match surrogate:
+        case "shaped":
+            return -advantage * 0.1 * ratio / (ratio + 0.1) ** 2
+        case "raw":
+            return -advantage * ratio
+        case "clipped":
+            cut = ratio > 1.3 if advantage > 0 else ratio < 0.8
+            return 0.0 if cut else -advantage * ratio
+        case "likelihood":
+            return -1.0
+    raise ValueError(surrogate)
+
+
+@pytest.mark.parametrize("denominator", ["joint", "own"])
+@pytest.mark.parametrize("aggregation", ["constant", "token-mean"])
+@pytest.mark.parametrize("surrogate", ["shaped", "raw", "clipped", "likelihood"])
+def test_gradients_of_replayed_tokens(
+    surrogate: Surrogate, aggregation: Aggregation, denominator: Literal["joint", "own"]
+) -> None:
+    """Three fresh rows and two replayed ones, a token each, c = 0.25, no row longer than 8 tokens."""
+    settings = ObjectiveSettings(
+        clip_low=0.2, clip_high=0.3, replay_surrogate=surrogate, replay_weight=0.25, aggregation=aggregation,
+        replay_denominator=denominator,
+    )  # fmt: skip
+    logprobs = logs(0.5, 0.4, 0.3, 0.6, 0.1).requires_grad_()
+    behaviour, advantages = logs(0.4, 0.4, 0.4, 0.4, 0.2), wide(1, -1, 0.5, 0.75, -0.25)
+    replayed = torch.tensor([False, False, False, True, True])
+    totals = denominators(
+        settings, num_rollouts=5, num_replayed=2, max_response_tokens=8, num_tokens=5, num_fresh_tokens=3
+    )
+    targets = TokenTargets(advantages=advantages, behaviour_logprobs=behaviour, replayed=replayed)
+    loss = micro_batch_loss(logprobs, wide(*[0] * 5), None, targets, clip=False, settings=settings, denominators=totals)
+    (grad,) = torch.autograd.grad(loss, logprobs)
+    rows = {"joint": (5, 5), "own": (3, 2)}[denominator]
+    fresh, replay = (count * (8 if aggregation == "constant" else 1) for count in rows)
+    expected = [
+        # Fresh: -A w, w = 5/4, 1, 3/4.
+        *(-a * w / fresh for a, w in ((1, 1.25), (-1, 1.0), (0.5, 0.75))),
+        *(
+            0.25 * reference_gradient(surrogate, math.log(p), math.log(past), a) / replay
+            for p, past, a in ((0.6, 0.4, 0.75), (0.1, 0.2, -0.25))
+        ),
+    ]
+    torch.testing.assert_close(grad, wide(*expected))
+
+
+def test_likelihood_moves_a_token_without_advantage_too() -> None:
+    logprobs = logs(0.5, 0.5).requires_grad_()
+    targets = TokenTargets(
+        advantages=wide(0, 0), behaviour_logprobs=logs(0.5, 1e-300), replayed=torch.tensor([False, True])
+    )
+    settings = ObjectiveSettings(replay_surrogate="likelihood", replay_weight=3.0)
+    loss = micro_batch_loss(logprobs, wide(0, 0), None, targets, clip=False, settings=settings, denominators=TOTALS)
+    (grad,) = torch.autograd.grad(loss, logprobs)
+    torch.testing.assert_close(grad, wide(0, -3 / 4))
+
+
+def test_shaping_off_is_the_older_name_of_raw() -> None:
+    assert ObjectiveSettings(shaping=False).surrogate == "raw"
+    assert ObjectiveSettings().surrogate == "shaped"
+
+
+def test_the_clip_fraction_of_replayed_tokens() -> None:
+    # Ratio 2 with A > 0 is cut off; the fresh tokens' own fraction stays theirs.
+    logprobs, entropies, targets = example()
+    settings = ObjectiveSettings(replay_surrogate="clipped")
+    metrics = objective_sums(logprobs, entropies, None, targets, clip=False, settings=settings).metrics()
+    assert metrics["policy/clip_fraction_replay"] == 1.0
+    assert "policy/clip_fraction" not in metrics
 
 
 def test_diagnostics_by_hand() -> None:

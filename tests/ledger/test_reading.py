@@ -7,12 +7,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from small_ledger import IDENTITY, PARQUET, SIX_STEPS, WHOLE, in_subprocess, num_rows, one_step, part, reopen
+from small_ledger import IDENTITY, PARQUET, SIX_STEPS, WHOLE, WRITTEN, in_subprocess, num_rows, one_step, part, reopen
 
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.ledger.catalogue import read_catalogue
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
-from exgrpo_cli.ledger.schemas import SCHEMAS, TABLES
+from exgrpo_cli.ledger.schemas import SCHEMAS
 
 
 def test_a_whole_ledger_reads_without_a_warning(ledger: Path) -> None:
@@ -31,7 +31,7 @@ def test_columns_can_be_named(ledger: Path) -> None:
     assert LedgerReader(ledger).events(["question_id", "step"]).column_names == ["question_id", "step"]
 
 
-@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("table", WRITTEN)
 def test_a_truncated_part_leaves_the_steps_before_it(ledger: Path, table: str) -> None:
     path = part(ledger, table, 7)
     path.write_bytes(path.read_bytes()[:-40])
@@ -48,7 +48,7 @@ def test_a_truncated_part_leaves_the_steps_before_it(ledger: Path, table: str) -
     assert num_rows(LedgerReader(ledger))["trajectories"] == 14
 
 
-@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("table", WRITTEN)
 def test_a_missing_part_leaves_the_steps_before_it(ledger: Path, table: str) -> None:
     part(ledger, table, 4).unlink()
     with pytest.warns(LedgerWarning, match="read up to step 3; .* left out"):
@@ -57,9 +57,9 @@ def test_a_missing_part_leaves_the_steps_before_it(ledger: Path, table: str) -> 
 
 def test_a_warning_counts_what_is_left_out(ledger: Path) -> None:
     part(ledger, "events", 9).unlink()
-    # Steps 9 and 10 have 2 bodies, 2 trajectories, 2 scores and 1 draw each, step 10 its 3 events.
+    # Steps 9 and 10 have 2 bodies, 2 trajectories, 2 scores, 1 draw and 1 visit each, step 10 its 3 events.
     with pytest.warns(
-        LedgerWarning, match="read up to step 8; 17 rows of steps 9 to 10 left out: events of steps 9-9 are missing"
+        LedgerWarning, match="read up to step 8; 19 rows of steps 9 to 10 left out: events of steps 9-9 are missing"
     ):
         LedgerReader(ledger)
 

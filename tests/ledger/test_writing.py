@@ -56,8 +56,8 @@ def test_folders_that_hold_no_ledger_or_hold_one_already(ledger: Path, tmp_path:
     (ledger / "ledger.json").write_text("{}")
     with pytest.raises(InputError, match="does not say whose ledger this is"):
         LedgerReader(ledger)
-    (ledger / "ledger.json").write_text(IDENTITY.to_json().replace('"format": 1', '"format": 99'))
-    with pytest.raises(InputError, match="ledger format 99, this version reads 1"):
+    (ledger / "ledger.json").write_text(IDENTITY.to_json().replace('"format": 2', '"format": 99'))
+    with pytest.raises(InputError, match="ledger format 99, this version reads 1, 2;"):
         LedgerReader(ledger)
 
 

@@ -11,7 +11,7 @@ from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.replay.buffer import ExperienceBuffer
-from exgrpo_cli.replay.visits import Success, Visit
+from exgrpo_cli.replay.visits import FreshRow, Visit
 
 K = 4
 IDENTITY = LedgerIdentity(
@@ -20,8 +20,8 @@ IDENTITY = LedgerIdentity(
 QUESTIONS = [f"q{number}" for number in range(12)]
 
 
-def success(*token_ids: int, entropy: float = 0.5) -> Success:
-    return Success(
+def success(*token_ids: int, entropy: float = 0.5) -> FreshRow:
+    return FreshRow(
         token_ids=np.array(token_ids, dtype=np.int32),
         behaviour_logprobs=-np.array(token_ids, dtype=np.float32) / 7,
         entropy=entropy,
@@ -33,7 +33,7 @@ def visit(
     question: str,
     k: int,
     step: int = 1,
-    successes: Sequence[Success] | None = None,
+    successes: Sequence[FreshRow] | None = None,
     *,
     experiential: bool = False,
     verifier_failed: bool = False,
@@ -48,9 +48,9 @@ def visit(
         weight_version=step - 1,
         success_count=k,
         num_fresh_successes=fresh,
-        experiential=experiential,
+        num_replayed=int(experiential),
         verifier_failed=verifier_failed,
-        successes=successes,
+        rows=successes,
     )
 
 
@@ -190,7 +190,7 @@ def test_counting_fresh_members_only(worlds: Worlds) -> None:
 def test_duplicates_keep_the_first_copy_and_its_logprobs(worlds: Worlds) -> None:
     buffer = worlds.create()
     first = success(1, 2, 3)
-    again = Success(
+    again = FreshRow(
         token_ids=first.token_ids.copy(), behaviour_logprobs=first.behaviour_logprobs - 1, entropy=0.1, nll=0.1
     )
     assert buffer.record_visit(visit("q1", 3, 1, [first, again, success(1, 2)])).num_duplicates == 1
@@ -209,7 +209,7 @@ def test_bodies_come_back_bit_for_bit(worlds: Worlds) -> None:
     # Every kind of float32, also those that arithmetic would change.
     logprobs = [rng.integers(0, 2**32, len(ids), dtype=np.uint32).view(np.float32) for ids in token_ids]
     stored = [
-        Success(token_ids=ids, behaviour_logprobs=values, entropy=0.1, nll=0.1)
+        FreshRow(token_ids=ids, behaviour_logprobs=values, entropy=0.1, nll=0.1)
         for ids, values in zip(token_ids, logprobs, strict=True)
     ]
     buffer.record_visit(visit("q7", 3, 1, stored))

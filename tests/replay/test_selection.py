@@ -20,6 +20,8 @@ def candidates(entropy: list[float], num_tokens: list[int], nll: list[float] | N
         entropy=np.array(entropy),
         nll=np.array(nll if nll is not None else entropy),
         measured_version=np.full(size, 4, dtype=np.int32),
+        reward=np.ones(size, dtype=np.float32),
+        priority=np.full(size, np.nan),
     )
 
 

@@ -16,7 +16,7 @@ from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.replay.buffer import ExperienceBuffer
-from exgrpo_cli.replay.visits import Success, Visit
+from exgrpo_cli.replay.visits import FreshRow, Visit
 
 K = 4
 QUESTIONS = tuple(f"q{number}" for number in range(5))
@@ -74,7 +74,7 @@ class Reference:
             self.bucket.pop(question, None)
             return
         if collecting and self.bounds[0] < k <= self.bounds[1]:
-            for success in visit.successes:
+            for success in visit.rows:
                 tokens = tuple(success.token_ids.tolist())
                 if tokens not in [entry[2] for entry in self.stored[question]]:
                     self.stored[question].append((self.next_id, visit.step, tokens))
@@ -165,10 +165,10 @@ class BufferMachine(RuleBasedStateMachine):
             weight_version=self.step - 1,
             success_count=k,
             num_fresh_successes=fresh,
-            experiential=experiential,
+            num_replayed=int(experiential),
             verifier_failed=verifier_failed,
-            successes=[
-                Success(
+            rows=[
+                FreshRow(
                     token_ids=np.arange(word + 1, dtype=np.int32),
                     behaviour_logprobs=np.full(word + 1, -0.1 * self.step, dtype=np.float32),
                     entropy=float(word),

@@ -10,7 +10,7 @@ from exgrpo_cli.errors import InputError
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
 from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.replay.buffer import ExperienceBuffer
-from exgrpo_cli.replay.visits import Success, Visit
+from exgrpo_cli.replay.visits import FreshRow, Visit
 
 K = 4
 SOURCE = LedgerIdentity(
@@ -29,10 +29,10 @@ def visit(question: str, k: int, step: int, lengths: list[int]) -> Visit:
         weight_version=step,
         success_count=k,
         num_fresh_successes=k,
-        experiential=False,
+        num_replayed=0,
         verifier_failed=False,
-        successes=[
-            Success(
+        rows=[
+            FreshRow(
                 token_ids=np.arange(step, step + length, dtype=np.int32),
                 behaviour_logprobs=np.linspace(-3, 0, length, dtype=np.float32),
                 entropy=length / 10,

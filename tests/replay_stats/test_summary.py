@@ -13,7 +13,7 @@ from exgrpo_cli.errors import InputError
 from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.plots.buckets import question_states
 from exgrpo_cli.replay.buffer import ExperienceBuffer
-from exgrpo_cli.replay.visits import Success, Visit
+from exgrpo_cli.replay.visits import FreshRow, Visit
 from exgrpo_cli.replay_stats.as_json import summary_json
 from exgrpo_cli.replay_stats.questions import question_history
 from exgrpo_cli.replay_stats.record import read_run
@@ -28,8 +28,8 @@ from synthetic_run import SyntheticRun, write_config, write_questions, write_run
 IDS = ["aaa1", "aab2", "bbb3", "ccc4"]
 
 
-def success(token: int, length: int, entropy: float) -> Success:
-    return Success(
+def success(token: int, length: int, entropy: float) -> FreshRow:
+    return FreshRow(
         token_ids=np.full(length, token, dtype=np.int32),
         behaviour_logprobs=np.full(length, -entropy, dtype=np.float32),
         entropy=entropy,
@@ -47,9 +47,9 @@ def visit(buffer: ExperienceBuffer, question: str, step: int, k: int, *, entropi
             weight_version=step - 1,
             success_count=k,
             num_fresh_successes=k - experiential,
-            experiential=experiential,
+            num_replayed=int(experiential),
             verifier_failed=False,
-            successes=successes,
+            rows=successes,
         )
     )
 

@@ -1,6 +1,7 @@
 """Groups: advantages over all members, rows, and what a batch's metrics count."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -67,7 +68,7 @@ def group(*verdicts: Verdict, replayed: bool = False) -> Group:
         prompt_ids=np.array([5, 6], dtype=np.int32),
         fresh=tuple(member(verdict) for verdict in verdicts),
         scores=tuple(scores() for _ in verdicts),
-        replayed=Replayed(trajectory=stored, behaviour_logprobs=stored.behaviour_logprobs) if replayed else None,
+        replayed=(Replayed(trajectory=stored, behaviour_logprobs=stored.behaviour_logprobs),) if replayed else (),
     )
 
 
@@ -79,9 +80,38 @@ def test_a_mixed_group_counts_the_replayed_success_in_its_mean() -> None:
     assert [row.replayed for row in rows] == [False, False, False, True]
     assert mixed.success_count == 2
     assert mixed.num_fresh_correct == 1
-    assert mixed.num_members == 4
     fresh = group(Verdict.WRONG, Verdict.NO_ANSWER, Verdict.CORRECT)
     np.testing.assert_allclose([row.advantage for row in fresh.rows(centred_advantages)], [-1 / 3, -1 / 3, 2 / 3])
+
+
+def stored_rows(*rewards: float) -> tuple[Replayed, ...]:
+    rows = [replace(trajectory(), reward=reward) for reward in rewards]
+    return tuple(Replayed(trajectory=row, behaviour_logprobs=row.behaviour_logprobs) for row in rows)
+
+
+def test_joined_rows_count_in_the_mean_and_not_in_k() -> None:
+    """K = 4, k = 1, two stored successes: rewards 1, 0, 0, 0, 1, 1 of mean 1/2: A is +1/2 three times, -1/2 three."""
+    fresh = group(Verdict.CORRECT, Verdict.WRONG, Verdict.WRONG, Verdict.WRONG)
+    joined = replace(fresh, replayed=stored_rows(1, 1), joined=True)
+    assert [row.advantage for row in joined.rows(centred_advantages)] == [0.5, -0.5, -0.5, -0.5, 0.5, 0.5]
+    assert joined.success_count == 1
+    assert not joined.is_experiential and joined.is_mixed
+
+
+def test_replayed_rows_have_advantages_of_their_own() -> None:
+    """Three of eight stored rows are right: 1 - 3/8 = .625 three times, -.375 five times; with all right zeros."""
+    fresh = replace(group(Verdict.CORRECT, Verdict.WRONG), joined=True, advantage_over="own")
+    three = replace(fresh, replayed=stored_rows(1, 1, 1, 0, 0, 0, 0, 0))
+    assert [row.advantage for row in three.rows(centred_advantages)] == [0.5, -0.5, *[0.625] * 3, *[-0.375] * 5]
+    every = replace(fresh, replayed=stored_rows(*[1] * 8))
+    assert [row.advantage for row in every.rows(centred_advantages)] == [0.5, -0.5, *[0.0] * 8]
+
+
+def test_several_stored_rows_stand_in_for_rollouts() -> None:
+    """K = 4: two fresh and two stored successes; k counts them, and the mean is over all four."""
+    several = replace(group(Verdict.CORRECT, Verdict.WRONG), replayed=stored_rows(1, 1))
+    assert several.success_count == 3 and several.is_experiential
+    assert [row.advantage for row in several.rows(centred_advantages)] == [0.25, -0.75, 0.25, 0.25]
 
 
 def test_the_replayed_row_keeps_its_own_behaviour_log_probs() -> None:

@@ -6,6 +6,9 @@ from typing import Literal
 
 from exgrpo_cli.config.checks import require, require_non_negative, require_positive
 
+Aggregation = Literal["constant", "token-mean"]
+Surrogate = Literal["shaped", "raw", "clipped", "likelihood"]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectiveSettings:
@@ -22,13 +25,19 @@ class ObjectiveSettings:
     clip_in_mixed_phase: bool = False
     """Keep the PPO clip on fresh tokens in the mixed phase."""
     shaping: bool = True
-    """Replayed tokens use f(w) = w / (w + beta); off uses the raw ratio w."""
+    """Off: the `shaped` surrogate reads as `raw`."""
     shaping_beta: float = 0.1
+    replay_surrogate: Surrogate = "shaped"
+    """Loss of a replayed token: -f(w) A with f(w) = w / (w + beta); -w A; PPO's clipped one; or -log pi."""
+    replay_weight: float = 1.0
+    """c: factor of the replayed tokens' part of the loss."""
+    replay_denominator: Literal["joint", "own"] = "joint"
+    """What fresh and replayed sums are divided by: all rows of the mini-batch, or each kind by its own rows."""
     importance: Literal["behaviour", "old"] = "behaviour"
     """Denominator of a replayed token's ratio: the policy that generated it, or this step's pi_old (an ablation)."""
     tis_cap: float = 2.0
     """With rollout.logprobs = "engine", fresh tokens weigh min(pi_old / pi_engine, tis_cap)."""
-    aggregation: Literal["constant", "token-mean"] = "constant"
+    aggregation: Aggregation = "constant"
     """`constant`: sum over tokens / (N * max_response_tokens); `token-mean`: / number of tokens."""
     loss_scale: float = 1.0
     """Multiplies the policy term; 64 gives the published clip, skip bound and entropy coefficient their meaning."""
@@ -36,8 +45,13 @@ class ObjectiveSettings:
     kl_coefficient: float = 0.0
     """k3 KL to the initial policy, fresh tokens only."""
 
+    @property
+    def surrogate(self) -> Surrogate:
+        """Of a replayed token."""
+        return self.replay_surrogate if self.shaping else "raw"
+
     def __post_init__(self) -> None:
-        require_positive("objective", self, "shaping_beta", "loss_scale", "tis_cap")
+        require_positive("objective", self, "shaping_beta", "replay_weight", "loss_scale", "tis_cap")
         valid = 0 < self.history_discount <= 1
         require(valid, "objective.history_discount", self.history_discount, "a number above 0, at most 1")
         require_non_negative("objective", self, "clip_low", "clip_high", "kl_coefficient")

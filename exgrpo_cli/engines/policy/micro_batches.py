@@ -130,7 +130,8 @@ def rows_with_gradient(batch: MiniBatch, objective: ObjectiveSettings) -> list[T
     """All rows, or only those of non-zero advantage where no other term of the loss reads the rest."""
     if objective.entropy_coefficient or objective.kl_coefficient:
         return list(batch.rows)
-    return [row for row in batch.rows if row.advantage != 0]
+    imitated = objective.surrogate == "likelihood"
+    return [row for row in batch.rows if row.advantage != 0 or (row.replayed and imitated)]
 
 
 def batch_denominators(batch: MiniBatch, objective: ObjectiveSettings) -> Denominators:
@@ -138,6 +139,7 @@ def batch_denominators(batch: MiniBatch, objective: ObjectiveSettings) -> Denomi
     return denominators(
         objective,
         num_rollouts=batch.num_rollouts,
+        num_replayed=batch.num_replayed,
         max_response_tokens=batch.max_response_tokens,
         num_tokens=batch.num_tokens,
         num_fresh_tokens=sum(row.num_tokens for row in batch.rows if not row.replayed),

@@ -1,0 +1,114 @@
+"""What units weigh, by hand."""
+
+import numpy as np
+import pytest
+
+from exgrpo_cli.config import names
+from exgrpo_cli.errors import RunError
+from exgrpo_cli.replay.priorities import (
+    PRIORITIES,
+    BornUnit,
+    StoredUnits,
+    bias_weights,
+    checked_priorities,
+    token_drift,
+    token_headroom,
+)
+
+
+def logs(*probabilities: float) -> np.ndarray:
+    return np.log(np.array(probabilities)).astype(np.float32)
+
+
+def group(rewards: list[float], logprobs: list[np.ndarray] | None = None, step: int = 3) -> BornUnit:
+    own = np.array(rewards, dtype=np.float64)
+    return BornUnit(
+        step=step,
+        rewards=own,
+        advantages=own - own.mean(),
+        logprobs=logprobs if logprobs is not None else [logs(0.5)] * len(rewards),
+    )
+
+
+def test_the_names_of_the_settings_are_those_implemented() -> None:
+    assert tuple(PRIORITIES) == names.PRIORITIES
+
+
+def test_headroom_is_what_each_token_can_still_move() -> None:
+    # A > 0: pi .2 and .6 leave .8 and .4; A < 0: pi .9 leaves .9. Mean over the three tokens: 2.1 / 3.
+    headroom = token_headroom([logs(0.2, 0.6), logs(0.9)], np.array([0.5, -0.5]))
+    assert headroom == pytest.approx(0.7, rel=1e-6)
+    # A row without advantage counts its tokens, at 0: 2.1 / 4.
+    rows = [logs(0.2, 0.6), logs(0.9), logs(0.3)]
+    assert token_headroom(rows, np.array([0.5, -0.5, 0.0])) == pytest.approx(2.1 / 4, rel=1e-6)
+
+
+def test_drift_is_the_mean_square_of_log_ratios() -> None:
+    # (0.01 + 0.04 + 0) / 3, over the tokens of both rows.
+    birth = [np.zeros(2, dtype=np.float32), np.zeros(1, dtype=np.float32)]
+    now = [np.array([0.1, -0.2], dtype=np.float32), np.zeros(1, dtype=np.float32)]
+    assert token_drift(now, birth) == pytest.approx(0.05 / 3, rel=1e-6)
+
+
+def test_headroom_moves_by_no_more_than_the_root_of_the_drift() -> None:
+    """|pi - pi'| <= |log pi - log pi'| for probabilities, and means of squares bound squares of means."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        birth = [np.log(rng.uniform(0.01, 1.0, rng.integers(1, 9))).astype(np.float32) for _ in range(4)]
+        now = [np.minimum(row + rng.normal(0, 0.3, len(row)), 0).astype(np.float32) for row in birth]
+        advantages = rng.normal(size=4)
+        moved = abs(token_headroom(now, advantages) - token_headroom(birth, advantages))
+        assert moved <= np.sqrt(token_drift(now, birth)) + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "rewards", "expected"),
+    [
+        ("uniform", [1, 0, 0, 0], 1.0),
+        ("latest", [1, 0, 0, 0], 3.0),
+        # |A| .75 and .25 three times.
+        ("advantage", [1, 0, 0, 0], 1.5 / 4 + 1e-6),
+        ("reward", [1, 0, 0, 0], 0.25 + 1e-6),
+        # k = 2: sum |A| 2, sd .577; k = 1: 1.5 and .5.
+        ("signal", [1, 1, 0, 0], 2 * np.sqrt(1 / 3)),
+        ("signal", [1, 0, 0, 0], 1.5 * 0.5),
+        ("signal", [0, 0, 0, 0], 0.0),
+    ],
+)
+def test_priorities_by_hand(name: str, rewards: list[float], expected: float) -> None:
+    assert PRIORITIES[name](group(rewards)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_bias_is_corrected_relative_to_the_rarest() -> None:
+    # (N P)^-0.4 over its maximum: N cancels.
+    probabilities = np.array([0.6457, 0.3543])
+    assert bias_weights(probabilities, 0.3543, 0.4) == pytest.approx([0.787, 1.0], abs=5e-4)
+
+
+def units(num: int) -> StoredUnits:
+    numbers = np.arange(num)
+    return StoredUnits(
+        ids=numbers,
+        question_ids=tuple(f"q{number}" for number in numbers),
+        advantage=numbers * 1.0,
+        reward=numbers * 1.0,
+        **dict.fromkeys(("step", "version", "uses", "k", "tokens"), numbers),
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "proportional", "message"),
+    [
+        ([1.0], True, r"gave priorities of shape \(1,\) for 2 units"),
+        ([1.0, np.nan], False, "gave nan for unit 1 of question q1"),
+        ([-1.0, 1.0], True, "gave -1.0 for unit 0 of question q0; priorities must be finite and at least 0"),
+        ([np.inf, 1.0], True, "gave inf for unit 0"),
+    ],
+)
+def test_a_priority_of_ones_own_must_keep_its_promises(given: list[float], proportional: bool, message: str) -> None:
+    with pytest.raises(RunError, match=message):
+        checked_priorities(given, units(2), "python:mine:f", proportional=proportional)
+
+
+def test_at_the_top_priorities_may_be_negative_and_minus_infinity_stays_out() -> None:
+    assert checked_priorities([-1, -np.inf], units(2), "python:mine:f", proportional=False).tolist() == [-1, -np.inf]

@@ -1,0 +1,269 @@
+"""Replay methods through the real loop, read back from the ledger: who was scanned, taken, weighted how.
+
+Everything is recomputed from what a run leaves on disk by the plain definitions of `docs/methods.md`.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from exgrpo_cli.config.resolve import to_toml
+from exgrpo_cli.config.settings import Config
+from exgrpo_cli.console.reporter import SilentReporter
+from exgrpo_cli.ledger.reader import LedgerReader
+from exgrpo_cli.presets import load_preset, preset_names
+from exgrpo_cli.training.run import train
+
+B, K, STEPS = 4, 4, 5
+SMALL = (
+    "arithmetic.levels=[2]",
+    "arithmetic.num_train=12",
+    "data.heldout=",
+    f"rollout.questions_per_step={B}",
+    f"rollout.group_size={K}",
+    f"run.steps={STEPS}",
+    "run.save_every=2",
+    "replay.start_threshold=0",
+)
+EARLY = {
+    "adv-per": ("replay.warmup_steps=1",),
+    "repo": ("replay.min_stored=4", "replay.per_question=4"),
+    "su01": ("replay.upper_bound=2", "replay.retire_at=3"),
+    "headroom-drift": ("replay.max_drift=0.5",),
+}
+"""What lets a method replay within a few steps of a few questions."""
+METHODS = [name for name in preset_names("methods") if load_preset("methods", name)["about"].get("group") == "replay"]
+OFTEN = ("headroom-drift", "fresh-per", "trl-refill", "repo")
+
+
+def journal(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def config_of(small_config) -> Callable[..., Config]:
+    return lambda method, *settings: small_config(*SMALL, *EARLY.get(method, ()), *settings, method=method)
+
+
+@pytest.fixture(scope="module")
+def run_of(config_of: Callable[..., Config], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A finished run of a method; each is made once."""
+    runs = tmp_path_factory.mktemp("methods")
+
+    def make(method: str) -> Path:
+        if not (runs / method).exists():
+            pool = (f"replay.warm_start={make('uniform-fifo')}",) if method == "rlep" else ()
+            train(config_of(method, *pool), runs / method, reporter=SilentReporter())
+        return runs / method
+
+    return make
+
+
+class Stored:
+    """The rows of a run's ledger, and the units they make."""
+
+    def __init__(self, run: Path, *, groups: bool) -> None:
+        self.reader = LedgerReader(run / "replay")
+        self.rows = self.reader.trajectories().to_pandas()
+        self.replays = self.reader.replays().to_pandas()
+        self.visits = self.reader.visits().to_pandas()
+        self.unit = self.rows.group_id if groups else self.rows.trajectory_id
+        self.logprobs = [logprobs for _, logprobs in self.reader.bodies(range(len(self.rows)))]
+
+    def priority(self, name: str, unit: int) -> float:
+        """Of birth, by the definition."""
+        rows = self.rows[self.unit == unit]
+        match name:
+            case "advantage":
+                return float((rows.advantage.abs() + 1e-6).mean())
+            case "reward":
+                return float((rows.reward + 1e-6).mean())
+            case "signal":
+                return float(rows.advantage.abs().sum() * rows.reward.std(ddof=1))
+            case "headroom":
+                left = [
+                    1 - np.exp(self.logprobs[row.trajectory_id].astype(float))
+                    if row.advantage > 0
+                    else np.exp(self.logprobs[row.trajectory_id].astype(float)) * (row.advantage < 0)
+                    for row in rows.itertuples()
+                ]
+                return float(np.concatenate(left).mean())
+            case "latest":
+                return float(rows.step_born.iloc[0])
+        return 1.0
+
+    def units_before(self, step: int) -> list[int]:
+        return sorted(self.unit[self.rows.step_born < step].unique().tolist())
+
+    def mixed_fresh(self, step: int) -> int:
+        """Fresh groups of a step that are neither all right nor all wrong."""
+        visits = self.visits[self.visits.step == step]
+        return int(((visits.num_fresh_successes > 0) & (visits.num_fresh_successes < K)).sum())
+
+
+def test_advantages_are_those_of_birth(run_of: Callable[[str], Path]) -> None:
+    """r - mean(r) over the K rows of a visit, whose successes are the visit's."""
+    stored = Stored(run_of("adv-per"), groups=True)
+    for _, rows in stored.rows.groupby("group_id"):
+        assert len(rows) == K
+        assert rows.advantage.tolist() == pytest.approx((rows.reward - rows.reward.mean()).tolist(), abs=1e-12)
+        visit = stored.visits[
+            (stored.visits.question_id == rows.question_id.iloc[0]) & (stored.visits.step == rows.step_born.iloc[0])
+        ]
+        assert visit.k.tolist() == [rows.reward.sum()]
+
+
+@pytest.mark.parametrize(
+    ("method", "priority", "exponent", "decay", "bias"),
+    [
+        ("adv-per", "advantage", 0.5, 0, 0),
+        ("fresh-per", "reward", 0.6, 500, 0.4),
+        ("uniform-fifo", "uniform", 1, 0, 0),
+        ("trl-refill", "signal", 1, 0, 0),
+    ],
+)
+def test_draws_follow_the_priorities_of_the_whole_store(
+    run_of: Callable[[str], Path], method: str, priority: str, exponent: float, decay: float, bias: float
+) -> None:
+    """P = p^e / sum over all units born before the step, p fading with age; weights (P_min / P)^b; none twice."""
+    stored = Stored(run_of(method), groups=method == "trl-refill")
+    born = stored.rows.groupby(stored.unit).step_born.first()
+    for step, scanned in stored.replays.groupby("step"):
+        units = stored.units_before(step)
+        aged = {
+            unit: stored.priority(priority, unit) * (np.exp(-(step - born[unit]) / decay) if decay else 1.0)
+            for unit in units
+        }
+        weights = {unit: value**exponent for unit, value in aged.items()}
+        total, least = sum(weights.values()), min(weights.values())
+        assert set(scanned.unit_id) <= set(units)
+        assert scanned.unit_id.is_unique and scanned.accepted.all()
+        for row in scanned.itertuples():
+            assert row.priority == pytest.approx(aged[row.unit_id], rel=1e-9)
+            assert row.probability == pytest.approx(weights[row.unit_id] / total, rel=1e-9)
+            assert row.weight == pytest.approx((least / weights[row.unit_id]) ** bias, rel=1e-9)
+    assert stored.replays.step.nunique() >= 2
+
+
+@pytest.mark.parametrize(
+    ("method", "ratio"), [("adv-per", 0.5), ("fresh-per", 1.0), ("uniform-fifo", 1.0), ("sft-successes", 0.25)]
+)
+def test_as_many_rows_are_appended_as_the_mixed_groups_say(
+    run_of: Callable[[str], Path], method: str, ratio: float
+) -> None:
+    """round(ratio * K * mixed fresh groups), or all there are."""
+    run = run_of(method)
+    stored = Stored(run, groups=False)
+    for line in journal(run):
+        wanted = round(ratio * K * stored.mixed_fresh(line["step"]))
+        there = len(stored.units_before(line["step"])) if line["phase"] == "mixed" else 0
+        assert line["replay/used"] == min(wanted, there)
+
+
+def test_refilled_groups_take_the_places_of_groups_that_are_not_mixed(run_of: Callable[[str], Path]) -> None:
+    """What trains are K tokens-rows per mixed fresh group and per stored one drawn, and nothing else."""
+    run = run_of("trl-refill")
+    stored = Stored(run, groups=True)
+    for line in journal(run):
+        step = line["step"]
+        missing = int((stored.visits.step == step).sum()) - stored.mixed_fresh(step)
+        assert line["replay/refilled"] == min(missing, len(stored.units_before(step)))
+        taken = stored.replays[stored.replays.step == step].unit_id
+        fresh = stored.rows[(stored.rows.step_born == step)]
+        replayed = stored.rows[stored.unit.isin(taken)]
+        # All mixed fresh groups are stored, so their tokens are known too.
+        assert len(fresh) == K * stored.mixed_fresh(step)
+        assert line["tokens/trained"] == fresh.num_tokens.sum() + replayed.num_tokens.sum()
+
+
+def test_groups_are_scanned_from_most_headroom_until_enough_have_not_drifted(run_of: Callable[[str], Path]) -> None:
+    """The order is by the last headroom measured, else that of birth; taken are those of drift within the bound."""
+    stored = Stored(run_of("headroom-drift"), groups=True)
+    headroom: dict[int, float] = {}
+    for step in range(1, STEPS + 1):
+        units = stored.units_before(step)
+        now = {unit: headroom.get(unit, stored.priority("headroom", unit)) for unit in units}
+        born = stored.rows.groupby("group_id").step_born.first()
+        order = sorted(units, key=lambda unit: (-now[unit], -born[unit], unit))
+        scanned = stored.replays[stored.replays.step == step]
+        assert scanned.unit_id.tolist() == order[: len(scanned)]
+        assert scanned.priority.tolist() == pytest.approx([now[unit] for unit in scanned.unit_id], rel=1e-9)
+        assert (scanned.accepted == (scanned.drift <= 0.5)).all()
+        # Half of B groups are wanted; the scan ends with the last of them, or with the store.
+        assert scanned.accepted.sum() <= B // 2
+        assert scanned.accepted.sum() == B // 2 or len(scanned) == len(units)
+        assert not len(scanned) or scanned.accepted.iloc[-1] or len(scanned) == len(units)
+        headroom |= dict(zip(scanned.unit_id, scanned.headroom, strict=True))
+        for row in scanned.itertuples():
+            assert abs(row.headroom - stored.priority("headroom", row.unit_id)) <= np.sqrt(row.drift) + 1e-5
+    assert stored.replays.accepted.sum() >= 2
+
+
+def test_joined_rows_are_the_best_of_their_question(run_of: Callable[[str], Path]) -> None:
+    """Four of those that a question holds, successes first, of equals the oldest; replay starts at its second visit."""
+    stored = Stored(run_of("repo"), groups=False)
+    scores = stored.reader.scores().to_pandas().merge(stored.rows[["trajectory_id", "reward"]], on="trajectory_id")
+    assert len(scores)
+    for (step, question), group in scores.groupby(["step", "question_id"]):
+        held = stored.rows[(stored.rows.question_id == question) & (stored.rows.step_born < step)]
+        assert sorted(group.trajectory_id) == sorted(held.trajectory_id)
+        best = group.sort_values(["reward", "trajectory_id"], ascending=[False, True]).head(4)
+        assert sorted(best.trajectory_id) == sorted(group[group.chosen].trajectory_id)
+
+
+def test_a_pool_is_replayed_and_nothing_is_stored(run_of: Callable[[str], Path]) -> None:
+    run = run_of("rlep")
+    stored = Stored(run, groups=False)
+    assert (stored.rows.step_born == 0).all() and (stored.rows.weight_version == -1).all()
+    assert journal(run)[0]["replay/used"] > 0
+
+
+@pytest.mark.parametrize("method", [pytest.param(m, marks=[] if m in OFTEN else pytest.mark.slow) for m in METHODS])
+def test_every_method_replays_and_resumes_after_a_kill(
+    method: str, run_of: Callable[[str], Path], config_of: Callable[..., Config], tmp_path: Path
+) -> None:
+    """Replays in two steps or more; killed after its third step, it ends as the uninterrupted run, bit for bit."""
+    whole, cut = run_of(method), tmp_path / "cut"
+    assert sum(line["replay/used"] > 0 for line in journal(whole)) >= 2
+    pool = (f"replay.warm_start={run_of('uniform-fifo')}",) if method == "rlep" else ()
+    config = config_of(method, *pool)
+    settings = tmp_path / "settings.toml"
+    settings.write_text(to_toml(config))
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED_IN_STEP_4, "--config", str(settings), "--output", str(cut)]
+    )
+    assert process.wait(timeout=300) == -signal.SIGKILL
+    assert len(journal(cut)) == 3
+    train(config, cut, resume=True, reporter=SilentReporter())
+    assert timeless(journal(cut)) == timeless(journal(whole))
+    ours, theirs = LedgerReader(cut / "replay"), LedgerReader(whole / "replay")
+    for table in ("trajectories", "scores", "visits", "replays", "events"):
+        assert ours.table(table).equals(theirs.table(table)), table
+    assert (cut / "model" / "model.safetensors").read_bytes() == (whole / "model" / "model.safetensors").read_bytes()
+
+
+KILLED_IN_STEP_4 = """
+import os, signal, sys
+from exgrpo_cli.commands import main
+from exgrpo_cli.training import run
+
+step = run.run_step
+
+def killed(parts, state, number, *rest, **options):
+    if number == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(parts, state, number, *rest, **options)
+
+run.run_step = killed
+main(["train", "--quiet", *sys.argv[1:]])
+"""
+
+
+def timeless(lines: list[dict]) -> list[dict]:
+    return [{key: value for key, value in line.items() if not key.startswith("time/")} for line in lines]
