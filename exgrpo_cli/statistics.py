@@ -156,15 +156,16 @@ def pass_at_k_by_question(
 def pass_at_k_score(correct: Int[np.ndarray, " questions"], samples: int, k: int, rng: np.random.Generator) -> Score:
     """pass@k with its 95 % interval over questions; the k samples of a question are never treated as independent.
 
-    The bootstrap over questions, as for avg@k. At k = `samples` a question counts whole or not at all, and the interval
-    is Wilson's, as it is where all questions have the same estimate. `Score.samples` is k.
+    Made as that of avg@k, with which it agrees at k = 1. At k = `samples` a question counts whole or not at all, and
+    the interval is Wilson's. `Score.samples` is k.
     """
     values = pass_at_k_by_question(correct, samples, k)
-    if k == samples or values.min() == values.max():
+    value = float(values.mean())
+    if k == samples:
         low, high = wilson(float(values.sum()), len(values))
     else:
-        low, high = bootstrap_interval(values, rng)
-    return Score(value=float(values.mean()), low=low, high=high, samples=k, questions=len(values))
+        low, high = _with_unseen(bootstrap_interval(values, rng), value, len(values), smallest=0.0)
+    return Score(value=value, low=low, high=high, samples=k, questions=len(values))
 
 
 def pass_at_ks(samples: int) -> list[int]:

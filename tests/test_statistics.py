@@ -170,6 +170,12 @@ def test_pass_at_k_without_spread_has_a_width():
     assert pass_at_k_score(np.zeros(30, dtype=int), 32, 4, rng()).high == wilson(0, 30)[1]
 
 
+def test_pass_at_1_has_the_interval_of_the_average():
+    counts = np.array([0] * 10 + [1] * 6 + [2] * 2 + [3] * 2)
+    one, mean = pass_at_k_score(counts, 4, 1, rng()), avg_at_k(counts, 4, rng())
+    assert (one.low, one.high) == pytest.approx((mean.low, mean.high))
+
+
 def test_the_k_of_a_curve():
     assert [pass_at_ks(samples) for samples in (1, 2, 6, 32)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8, 16, 32]]
 
