@@ -52,10 +52,15 @@ def choose_device(requested: str, local_rank: int = 0) -> torch.device:
 
 
 def take_device(requested: str, local_rank: int) -> torch.device:
-    """`choose_device`, made the one that unnamed allocations and collectives of this process use."""
+    """`choose_device`, made the one that unnamed allocations and collectives of this process use.
+
+    Attention on a GPU leaves cuDNN out, which builds a plan for every new shape, and the shapes of packed rows are new
+    at every micro-batch.
+    """
     device = choose_device(requested, local_rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        torch.backends.cuda.enable_cudnn_sdp(False)
     return device
 
 

@@ -45,7 +45,10 @@ def test_each_rank_makes_the_gpu_of_its_number_the_current_one(monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    cudnn: list[bool] = []
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", cudnn.append)
     assert take_device("auto", 3) == torch.device("cuda", 3)
     assert taken == [torch.device("cuda", 3)]
     assert take_device("cpu", 3) == torch.device("cpu")
     assert len(taken) == 1
+    assert cudnn == [False]
