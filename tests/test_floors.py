@@ -13,6 +13,7 @@ FLOORS = {
     "seeds": 0,
     "statistics": 0,
     "files": 0,
+    "manifest": 0,
     "config": 0,
     "presets": 0,
     "console": 0,

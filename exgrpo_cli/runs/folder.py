@@ -10,7 +10,7 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from exgrpo_cli.errors import InputError, RunError
-from exgrpo_cli.files import append_json_lines, read_json_lines, write_json_lines
+from exgrpo_cli.files import append_json_lines, read_json_lines, remove_partials, write_json_lines
 
 TORCH_WRITES = ("PytorchStreamWriter", "inline_container", "file write failed", "No space left on device")
 """One of these is in what torch says when it cannot write a file."""
@@ -33,7 +33,13 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path) -> "RunFolder":
-        """A new folder; raises InputError when `path` exists or cannot be written."""
+        """A new folder, also where one was killed while it was set up or an empty one stands.
+
+        Raises InputError when `path` holds anything else, is being set up by another process, or cannot be written.
+        """
+        if cls(path)._is_torn():
+            with cls(path).locked():
+                shutil.rmtree(path)
         if path.exists():
             is_run = cls(path).config.is_file()
             way_on = f", or `exgrpo train --resume --output {path}`" if is_run else "; it holds no run to go on with"
@@ -46,6 +52,19 @@ class RunFolder:
         for child in (folder.data, folder.checkpoints, folder.samples, folder.plots):
             child.mkdir()
         return folder
+
+    def _is_torn(self) -> bool:
+        """Whether nothing but a set-up has ever written here: the configuration, which comes last, is missing.
+
+        What a set-up fills carries its lock; without one, only empty folders are taken for its own.
+        """
+        folders = (self.data, self.replay, self.checkpoints, self.samples, self.plots)
+        known = {".lock", "environment.json", "stacks", "tensorboard", "wandb", *(folder.name for folder in folders)}
+        if not self.path.is_dir() or not {path.name for path in self.path.iterdir()} <= known:
+            return False
+        locked = (self.path / ".lock").is_file()
+        untouched = (self.checkpoints, self.samples, self.plots) if locked else self.path.iterdir()
+        return not any(path.is_file() or any(path.iterdir()) for path in untouched if path.exists())
 
     @classmethod
     def existing(cls, path: Path) -> "RunFolder":
@@ -90,8 +109,14 @@ class RunFolder:
         if self.metrics.exists():
             write_json_lines(self.metrics, [line for line in read_json_lines(self.metrics) if line["step"] <= step])
         for path in self.samples.glob("step-*.jsonl"):
-            if int(path.stem.removeprefix("step-")) > step:
+            number = path.stem.removeprefix("step-")
+            if number.isdecimal() and int(number) > step:
                 path.unlink()
+
+    def remove_partials(self) -> None:
+        """Remove what killed processes left half-written; the ledger clears up by itself. The caller holds the lock."""
+        for folder in (self.path, self.data, self.checkpoints, self.samples, self.plots):
+            remove_partials(folder)
 
 
 @contextmanager

@@ -19,13 +19,13 @@ from exgrpo_cli.engines.protocols import Policy
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.ledger.schemas import LedgerIdentity
+from exgrpo_cli.ledger.writer import IDENTITY_FILE
 from exgrpo_cli.machine.run_plan import plan_run, require_runnable, with_engine_fraction
 from exgrpo_cli.machine.survey import survey_machine
 from exgrpo_cli.ranks.ranks import Ranks
 from exgrpo_cli.replay.buffer import ExperienceBuffer
 from exgrpo_cli.replay.protocol import Buffer, NoBuffer
 from exgrpo_cli.runs.folder import RunFolder
-from exgrpo_cli.training.checkpoint import latest_step
 from exgrpo_cli.training.generators import make_generator
 from exgrpo_cli.training.parts import Parts
 from exgrpo_cli.training.ranked_buffer import RankedBuffer
@@ -83,17 +83,16 @@ def choose_run_template(config: Config, tokenizer: PreTrainedTokenizerBase) -> T
 
 def assemble(
     config: Config,
-    folder: RunFolder,
     questions: RunQuestions,
     pool: GradingPool,
     reporter: Reporter,
     stack: ExitStack,
     ranks: Ranks,
 ) -> Parts:
-    """Load the backbone and build engines, stream and a new experience buffer's place; `stack` closes them.
+    """Load the backbone and build engines and stream; `stack` closes them.
 
-    The buffer is opened by `open_buffer` once it is known whether the run is new. Raises InputError for a prompt over
-    the limit, a template the backbone cannot fill, or an engine that is not there.
+    The buffer comes last, by `open_shared_buffer`: opening an old one cuts its ledger. Raises InputError for a prompt
+    over the limit, a template the backbone cannot fill, or an engine that is not there.
     """
     device = choose_device(config.run.device, ranks.local_rank)
     with ranks.first_on_host():
@@ -120,7 +119,7 @@ def assemble(
         policy=policy,
         pool=RankedPool(pool, ranks) if ranks.world_size > 1 else pool,
         stream=QuestionStream([question.id for question in questions.train], rngs["stream"]),
-        buffer=open_shared_buffer(config, folder, questions, template, backbone, stack, ranks),
+        buffer=NoBuffer(),
         rngs=rngs,
         ranks=ranks,
     )
@@ -179,15 +178,18 @@ def open_shared_buffer(
     config: Config,
     folder: RunFolder,
     questions: RunQuestions,
-    template: Template,
     backbone: Backbone,
     stack: ExitStack,
     ranks: Ranks,
+    step: int | None,
 ) -> Buffer:
-    """The experience buffer as every rank sees it: rank 0 alone opens it; an empty one where nothing would use it."""
+    """The experience buffer as every rank sees it: rank 0 alone opens it; an empty one where nothing would use it.
+
+    An old one is as it stood after `step`, without one as before step 1.
+    """
     if not config.replay.keeps_buffer:
         return NoBuffer()
-    own = open_buffer(config, folder, questions, template, backbone, stack) if ranks.is_main else None
+    own = open_buffer(config, folder, questions, backbone, stack, step or 0) if ranks.is_main else None
     if ranks.world_size > 1:
         return RankedBuffer(own, config.replay, ranks)
     assert own is not None
@@ -198,21 +200,20 @@ def open_buffer(
     config: Config,
     folder: RunFolder,
     questions: RunQuestions,
-    template: Template,
     backbone: Backbone,
     stack: ExitStack,
+    step: int,
 ) -> ExperienceBuffer:
-    """The experience buffer, new or as it stood at the newest checkpoint."""
+    """The experience buffer, new or as it stood after `step`; what its ledger holds of later steps is deleted."""
     identity = LedgerIdentity(
         tokenizer_hash=tokenizer_hash(backbone.tokenizer),
-        template=template.name,
+        template=choose_run_template(config, backbone.tokenizer).name,
         group_size=config.rollout.group_size,
         questions_hash=questions.train_hash,
         logprob_source=config.rollout.logprobs,
     )
     question_ids = [question.id for question in questions.train]
-    if folder.replay.exists():
-        step = latest_step(folder.checkpoints) or 0
+    if (folder.replay / IDENTITY_FILE).exists():
         buffer = ExperienceBuffer.open(
             folder.replay, identity=identity, rules=config.replay, question_ids=question_ids, at_step=step
         )

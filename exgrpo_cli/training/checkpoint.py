@@ -1,10 +1,12 @@
 """Everything a resume needs, in one folder that appears only when it is complete.
 
-`checkpoints/step-000050/` holds `policy/` (weights and optimizer), `model/` (a Hugging Face folder of the same weights)
-and `state.json` (loop state, stream position, generators). `latest` and `best` are files that name a folder.
+`checkpoints/step-000050/` holds `policy/` (weights, optimizer), `model/` (a Hugging Face folder of the same weights),
+`state.json` (loop state, stream position, generators) and `manifest.json` (size and checksum of each file). `latest`
+and `best` are files that name a folder.
 """
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,9 +17,12 @@ import numpy as np
 from exgrpo_cli.backbones.export import export_model
 from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.files import begin_folder, finish_folder, remove_partials, write_text
+from exgrpo_cli.manifest import write_manifest
 from exgrpo_cli.runs.folder import writing
 from exgrpo_cli.training.parts import Parts
 from exgrpo_cli.training.state import RunState
+
+_NAME = re.compile(r"step-(\d{6,})")
 
 
 def folder_name(step: int) -> str:
@@ -25,8 +30,9 @@ def folder_name(step: int) -> str:
 
 
 def complete_steps(checkpoints: Path) -> list[int]:
-    """Steps with a complete checkpoint, ascending."""
-    return sorted(int(path.name.removeprefix("step-")) for path in checkpoints.glob("step-*") if path.is_dir())
+    """Steps with a complete checkpoint, ascending; folders with other names are somebody else's."""
+    found = ((path, _NAME.fullmatch(path.name)) for path in checkpoints.glob("step-*"))
+    return sorted(int(match[1]) for path, match in found if match and path.is_dir())
 
 
 def save_checkpoint(checkpoints: Path, parts: Parts, state: RunState, *, keep: int) -> None:
@@ -38,6 +44,7 @@ def save_checkpoint(checkpoints: Path, parts: Parts, state: RunState, *, keep: i
 
     def complete() -> None:
         (partial / "state.json").write_text(json.dumps(snapshot(parts, state)), encoding="utf-8")
+        write_manifest(partial)
         finish_folder(partial, checkpoints / name)
         point_at(checkpoints, name, state, keep=keep)
 
@@ -92,11 +99,17 @@ def load_checkpoint(folder: Path, parts: Parts) -> RunState:
 
     Raises InputError when the folder is not a whole checkpoint.
     """
-    saved = parts.ranks.from_main(lambda: read_state(folder / "state.json"))
+    path = folder / "state.json"
+    saved = parts.ranks.from_main(lambda: read_state(path))
     parts.policy.load(folder / "policy")
-    parts.stream.restore(saved["stream"])
-    restore_generators(parts.rngs, saved["generators"])
-    return RunState.from_json(saved["state"])
+    try:
+        parts.stream.restore(saved["stream"])
+        restore_generators(parts.rngs, saved["generators"])
+        return RunState.from_json(saved["state"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(
+            f"{path} does not hold what a checkpoint holds ({error!r}): resume from another checkpoint or start anew."
+        ) from error
 
 
 def read_state(path: Path) -> dict[str, Any]:

@@ -23,12 +23,13 @@ from exgrpo_cli.ranks.ranks import Ranks
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.runs.watchdog import Watchdog
 from exgrpo_cli.training.active_run import ActiveRun
-from exgrpo_cli.training.assemble import assemble, choose_device, make_pool
+from exgrpo_cli.training.assemble import assemble, choose_device, make_pool, open_shared_buffer
 from exgrpo_cli.training.checkpoint import folder_name as checkpoint_name
-from exgrpo_cli.training.checkpoint import latest_step, load_checkpoint
+from exgrpo_cli.training.checkpoint import load_checkpoint
 from exgrpo_cli.training.guards import Guards
 from exgrpo_cli.training.loop import sync
 from exgrpo_cli.training.parts import Parts
+from exgrpo_cli.training.resume_point import ResumePoint, find_resume_point, set_aside
 from exgrpo_cli.training.run_questions import (
     RunQuestions,
     check_answers,
@@ -98,25 +99,29 @@ def open_run(
     """Everything up to the first step; a new run's folder gets its `config.toml` last, when all else is in place."""
     started = time.perf_counter()
     with stopper.immediate():
+        point = ResumePoint() if is_new else ranks.from_main(lambda: find_resume_point(folder, config))
+        for note in point.notes:
+            reporter.note(note)
         questions = ranks.from_main(
-            lambda: load_questions(config, reporter) if is_new else stored_questions(folder.data)
+            lambda: load_questions(config, reporter) if is_new else stored_questions(folder.data, config)
         )
         pool = stack.enter_context(make_pool(config))
         if is_new:
             ranks.from_main(lambda: check_answers(config, pool, questions.train))
-        parts = assemble(config, folder, questions, pool, reporter, stack, ranks)
+        parts = assemble(config, questions, pool, reporter, stack, ranks)
         if is_new:
             ranks.from_main(lambda: describe_run(config, folder, questions, ranks))
-        step = ranks.from_main(lambda: latest_step(folder.checkpoints))
-        if step is None:
-            state = RunState()
-            warm_start(config, parts, reporter, is_new=is_new)
-        else:
-            state = load_checkpoint(folder.checkpoints / checkpoint_name(step), parts)
+        state = RunState()
+        if point.step is not None:
+            state = load_checkpoint(folder.checkpoints / checkpoint_name(point.step), parts)
         sync(parts)
         names = config.run.log if ranks.is_main else ()
         trackers = stack.enter_context(open_trackers(names, config, folder.path, step=state.step))
-        ranks.from_main(lambda: begin_writing(config, folder, state))
+        # Everything has been checked: from here on the folder changes.
+        buffer = open_shared_buffer(config, folder, questions, parts.backbone, stack, ranks, point.step)
+        parts = dataclasses.replace(parts, buffer=buffer)
+        warm_start(config, parts, reporter, is_new=is_new)
+        ranks.from_main(lambda: begin_writing(config, folder, point))
     run = ActiveRun(
         folder=folder,
         parts=parts,
@@ -141,11 +146,11 @@ def describe_run(config: Config, folder: RunFolder, questions: RunQuestions, ran
     write_json(folder.path / "environment.json", environment)
 
 
-def begin_writing(config: Config, folder: RunFolder, state: RunState) -> None:
-    """Bring the folder to the step the run goes on from; raises InputError where no step is left."""
-    folder.cut_back(state.step)
-    if state.step >= config.run.steps and folder.summary.exists():
-        raise InputError(f"{folder.path} has finished its {state.step} steps: raise --steps to go on.")
+def begin_writing(config: Config, folder: RunFolder, point: ResumePoint) -> None:
+    """Bring the folder to the step the run goes on from."""
+    set_aside(folder, point)
+    folder.remove_partials()
+    folder.cut_back(point.step or 0)
     write_text(folder.config, to_toml(config))
 
 

@@ -64,7 +64,10 @@ def is_finished(run_folder: Path) -> bool:
     summary = run_folder / "summary.json"
     if not summary.is_file():
         return False
-    done = json.loads(summary.read_text(encoding="utf-8"))
+    try:
+        done = json.loads(summary.read_text(encoding="utf-8"))
+    except ValueError:
+        return False
     wanted = read_config(run_folder / "config.toml").get("run", {}).get("steps", 0)
     return done["steps"] >= wanted or Ending(done.get("finished", "")).is_final
 

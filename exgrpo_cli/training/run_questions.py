@@ -1,6 +1,5 @@
 """The questions of a run: made, read or prepared before it starts, and kept in the run folder."""
 
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from exgrpo_cli.evaluation.benchmarks.presets import load_benchmark
 from exgrpo_cli.evaluation.benchmarks.questions import benchmark_questions
 from exgrpo_cli.files import write_json
 from exgrpo_cli.grading import GradingPool
+from exgrpo_cli.manifest import MANIFEST, file_digest, find_damage, write_manifest
 from exgrpo_cli.presets import preset_names
 from exgrpo_cli.types import Question
 
@@ -107,14 +107,22 @@ def store_questions(folder: Path, config: Config, questions: RunQuestions) -> No
         path = Path(source)
         if path.is_file() and path.stat().st_size > LINK_ABOVE_BYTES:
             (folder / f"{name}.parquet").symlink_to(path.resolve())
-            digest = {"source": str(path.resolve()), "sha256": file_hash(path)}
+            digest = {"source": str(path.resolve()), "sha256": file_digest(path)}
             write_json(folder / f"{name}.json", digest)
         else:
             write_questions(folder / f"{name}.parquet", kept, {"made_by": "train", "data": source})
+    write_manifest(folder)
 
 
-def stored_questions(folder: Path) -> RunQuestions:
-    """The questions of an existing run folder, for a resume."""
+def stored_questions(folder: Path, config: Config) -> RunQuestions:
+    """The questions of an existing run folder, for a resume. Raises InputError naming a file that is not as it was."""
+    damage = find_damage(folder)
+    if not damage and config.data.heldout and not (folder / MANIFEST).exists():
+        # Runs of older versions always kept their held-out questions.
+        path = folder / "heldout.parquet"
+        damage = "" if path.exists() else f"{path} is missing"
+    if damage:
+        raise InputError(f"{damage}: restore it from a copy, or start a new run.")
     train = read_stored(folder / "train.parquet")
     heldout = read_stored(folder / "heldout.parquet").questions if (folder / "heldout.parquet").exists() else ()
     return RunQuestions(train=train.questions, heldout=heldout, train_hash=train.content_hash)
@@ -123,11 +131,6 @@ def stored_questions(folder: Path) -> RunQuestions:
 def read_stored(path: Path) -> QuestionSet:
     """A question file of the run folder; a linked one must not have changed since."""
     digest = path.with_suffix(".json")
-    if digest.exists() and json.loads(digest.read_text())["sha256"] != file_hash(path):
+    if digest.exists() and json.loads(digest.read_text())["sha256"] != file_digest(path):
         raise InputError(f"{path.resolve()} has changed since the run began: restore it, or start a new run.")
     return read_questions(path)
-
-
-def file_hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

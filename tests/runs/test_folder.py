@@ -36,11 +36,29 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 def test_only_a_folder_that_holds_a_run_is_said_to_resume(tmp_path: Path) -> None:
     """A run that was killed while it was set up has no configuration, and --resume would refuse it."""
+    (tmp_path / "notes.txt").write_text("")
     with pytest.raises(InputError, match=r"exists: choose another --output; it holds no run to go on with"):
         RunFolder.create(tmp_path)
     (tmp_path / "config.toml").write_text("")
     with pytest.raises(InputError, match=r"exists: choose another --output, or `exgrpo train --resume --output"):
         RunFolder.create(tmp_path)
+
+
+def test_a_folder_that_was_killed_while_it_was_set_up_is_made_anew(tmp_path: Path) -> None:
+    """It has its lock and some questions, but no configuration; somebody else's files stay."""
+    folder = RunFolder.create(tmp_path / "run")
+    with folder.locked():
+        (folder.data / "train.parquet").write_text("half")
+        with pytest.raises(InputError, match="another process is training in it"):
+            RunFolder.create(tmp_path / "run")
+    again = RunFolder.create(tmp_path / "run")
+    assert again.checkpoints.is_dir() and list(again.data.iterdir()) == []
+
+    (again.data / "mine.parquet").write_text("never locked: not a set-up's")
+    with pytest.raises(InputError, match="it holds no run to go on with"):
+        RunFolder.create(tmp_path / "run")
+    (tmp_path / "empty").mkdir()
+    assert RunFolder.create(tmp_path / "empty").samples.is_dir()
 
 
 def test_a_folder_without_a_configuration_is_no_run(tmp_path: Path) -> None:

@@ -80,6 +80,11 @@ def _prove_linear_head(parts: CausalLM) -> None:
     own = parts.model(input_ids=tokens, use_cache=False).logits.double()
     ours = parts.head(parts.body(input_ids=tokens, use_cache=False).last_hidden_state).double()
     parts.model.train(was_training)
+    if not torch.isfinite(ours).all():
+        raise InputError(
+            f"{type(parts.model).__name__} gives logits that are NaN or infinite: its weights are damaged, or training "
+            "that made them diverged; use another checkpoint, or fetch the model again."
+        )
     # Rounding of the dtype, with room for another order of summation; soft-capping and scaling move logits far more.
     tolerance = 64 * torch.finfo(parts.head.weight.dtype).eps * max(1.0, float(ours.abs().max()))
     gap = float((own - ours).abs().max())

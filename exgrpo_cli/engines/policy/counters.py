@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from exgrpo_cli.config.sections.optim import OptimSettings
+from exgrpo_cli.engines.policy.files import reading_file
 from exgrpo_cli.engines.policy.micro_batches import Accumulated
 from exgrpo_cli.engines.policy.optimizer import learning_rate_at, skip_reason
 from exgrpo_cli.engines.protocols import UpdateReport
@@ -61,13 +62,15 @@ class UpdateCounters:
         (folder / STATE_FILE).write_text(json.dumps(others | counters) + "\n")
 
     def load(self, folder: Path) -> None:
-        """Take over what `save` wrote."""
-        saved = read_state(folder)
-        self.weight_version = saved["weight_version"]
-        self.num_updates = saved["num_updates"]
-        self.consecutive_skips = saved["consecutive_skips"]
+        """Take over what `save` wrote. Raises InputError where it cannot be read."""
+        with reading_file(folder / STATE_FILE):
+            saved = read_state(folder)
+            self.weight_version = int(saved["weight_version"])
+            self.num_updates = int(saved["num_updates"])
+            self.consecutive_skips = int(saved["consecutive_skips"])
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """Everything in the `policy.json` of `folder`."""
-    return dict(json.loads((folder / STATE_FILE).read_text()))
+    """Everything in the `policy.json` of `folder`. Raises InputError where it cannot be read."""
+    with reading_file(folder / STATE_FILE):
+        return dict(json.loads((folder / STATE_FILE).read_text()))

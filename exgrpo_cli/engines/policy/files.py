@@ -1,13 +1,17 @@
 """A policy's weights and optimizer state on disk, restored bit for bit."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from exgrpo_cli.engines.policy.master_weights import MasterWeights
-from exgrpo_cli.errors import RunError
+from exgrpo_cli.errors import InputError, RunError, first_line
 
 WEIGHTS_FILE = "weights.safetensors"
 OPTIMIZER_FILE = "optimizer.pt"
@@ -27,8 +31,13 @@ def save_policy(folder: Path, model: nn.Module, masters: MasterWeights, optimize
 
 @torch.no_grad()
 def load_policy(folder: Path, model: nn.Module, masters: MasterWeights, optimizer: torch.optim.Optimizer) -> None:
-    """Restore what `save_policy` wrote; raises RunError when it was written for another model."""
-    saved, own = load_file(folder / WEIGHTS_FILE), _stored(model, masters)
+    """Restore what `save_policy` wrote.
+
+    Raises RunError when it was written for another model, InputError naming a file that cannot be read.
+    """
+    own = _stored(model, masters)
+    with reading_file(folder / WEIGHTS_FILE):
+        saved = load_file(folder / WEIGHTS_FILE)
     if saved.keys() != own.keys():
         differing = sorted(saved.keys() ^ own.keys())
         raise RunError(
@@ -43,7 +52,29 @@ def load_policy(folder: Path, model: nn.Module, masters: MasterWeights, optimize
             )
         tensor.copy_(saved[name])
     masters.publish()
-    optimizer.load_state_dict(torch.load(folder / OPTIMIZER_FILE, map_location="cpu", weights_only=True))
+    with reading_file(folder / OPTIMIZER_FILE):
+        optimizer.load_state_dict(torch.load(folder / OPTIMIZER_FILE, map_location="cpu", weights_only=True))
+
+
+@contextmanager
+def reading_file(path: Path) -> Iterator[None]:
+    """Raises InputError naming the file where it is missing, cut short or damaged."""
+    try:
+        yield
+    except (
+        OSError,
+        SafetensorError,
+        RuntimeError,
+        UnpicklingError,
+        EOFError,
+        ValueError,
+        KeyError,
+        TypeError,
+    ) as error:
+        raise InputError(
+            f"{path} cannot be read ({first_line(error)}): restore it from a copy, or remove this checkpoint to resume "
+            "from the one before."
+        ) from error
 
 
 def _stored(model: nn.Module, masters: MasterWeights) -> dict[str, Tensor]:

@@ -1,0 +1,221 @@
+"""Resuming damaged runs: what is damaged is named, an older checkpoint takes over, and nothing is cut before that."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from exgrpo_cli.console.reporter import SilentReporter
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.files import read_json_lines
+from exgrpo_cli.ledger.reader import LedgerReader
+from exgrpo_cli.runs.folder import RunFolder
+from exgrpo_cli.training.resume import is_finished, resumed_config
+from exgrpo_cli.training.resume_point import find_resume_point
+from exgrpo_cli.training.run import train
+
+
+@pytest.fixture(scope="module")
+def cut_run(small_config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six steps with checkpoints of steps 2, 4 and 6, made to look as if it had been killed at the end of step 6."""
+    run = tmp_path_factory.mktemp("runs") / "cut"
+    train(
+        small_config("run.save_every=2", "run.keep_checkpoints=0", "replay.start_threshold=0"),
+        run,
+        reporter=SilentReporter(),
+    )
+    (run / "summary.json").unlink()
+    return run
+
+
+@pytest.fixture
+def run(cut_run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(cut_run, tmp_path / "run"))
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(run)): path.read_bytes()
+        for path in run.rglob("*")
+        if path.is_file() and path.name not in (".lock", "writer.lock")
+    }
+
+
+def point_of(run: Path):
+    return find_resume_point(RunFolder(run), resumed_config(run))
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+NEWEST = Path("checkpoints") / "step-000006"
+
+
+@pytest.mark.parametrize("damage", [flip, truncate, Path.unlink], ids=["flipped", "truncated", "missing"])
+@pytest.mark.parametrize(
+    "name",
+    ["policy/weights.safetensors", "policy/optimizer.pt", "policy/policy.json", "state.json", "model/config.json"],
+)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_takes_over(
+    run: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    damage(run / NEWEST / name)
+    point = point_of(run)
+    assert point.step == 4
+    [note] = point.notes
+    assert note.startswith("checkpoint of step 6 passed over, going on from step 4: ") and name in note
+
+
+def test_a_run_goes_on_from_the_older_checkpoint_as_if_it_had_been_the_newest(run: Path, cut_run: Path) -> None:
+    whole, told = contents(cut_run), []
+    flip(run / NEWEST / "policy" / "weights.safetensors")
+    reporter = SilentReporter()
+    reporter.note = told.append  # type: ignore[method-assign]
+    train(resumed_config(run), run, resume=True, reporter=reporter)
+    assert any("passed over, going on from step 4" in note for note in told)
+    again = contents(run)
+    assert again["model/model.safetensors"] == whole["model/model.safetensors"]
+    assert (run / "checkpoints" / "step-000006.damaged").is_dir() and (run / NEWEST / "manifest.json").is_file()
+    assert LedgerReader(run / "replay").scores().equals(LedgerReader(cut_run / "replay").scores())
+    assert is_finished(run)
+
+
+def test_a_damaged_part_of_the_ledger_leads_to_the_checkpoint_before_it(run: Path) -> None:
+    """Of the draws, which no resume reads: the report would fail on them."""
+    part = sorted((run / "replay" / "draws").glob("part-*"))[-1]
+    assert int(part.name[5:13]) > 4
+    content = bytearray(part.read_bytes())
+    content[30] ^= 1
+    part.write_bytes(content)
+    point = point_of(run)
+    assert point.step == 4 and part.name in point.notes[0] and "whole only up to step" in point.notes[0]
+
+
+def lose_replay(run: Path) -> None:
+    shutil.rmtree(run / "replay")
+
+
+def lose_checkpoints(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").mkdir()
+
+
+def lose_heldout(run: Path) -> None:
+    (run / "data" / "heldout.parquet").unlink()
+
+
+def lose_old_heldout(run: Path) -> None:
+    """An older version's folder, without a manifest."""
+    lose_heldout(run)
+    (run / "data" / "manifest.json").unlink()
+
+
+def flip_questions(run: Path) -> None:
+    flip(run / "data" / "train.parquet")
+
+
+def break_journal(run: Path) -> None:
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text(lines[0] + '{"step": 2, oops\n' + "".join(lines[2:]))
+
+
+def damage_every_checkpoint(run: Path) -> None:
+    for folder in (run / "checkpoints").glob("step-*"):
+        flip(folder / "policy" / "weights.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lose_replay, r"replay/ledger.json is missing, but the run keeps its experience there"),
+        (lose_checkpoints, r"checkpoints holds no checkpoint, but the run has made 6 steps and saves every 2"),
+        (lose_heldout, r"data/heldout.parquet is missing: restore it"),
+        (lose_old_heldout, r"data/heldout.parquet is missing: restore it"),
+        (flip_questions, r"data/train.parquet is damaged \(its checksum differs\)"),
+        (break_journal, r"metrics.jsonl, line 2 is not JSON"),
+        (
+            damage_every_checkpoint,
+            r"no checkpoint is whole: step 6: .*weights.safetensors is damaged.*step 4: .*step 2: ",
+        ),
+    ],
+)
+def test_a_run_that_cannot_go_on_is_refused_and_left_as_it_is(
+    run: Path, damage: Callable[[Path], None], message: str
+) -> None:
+    damage(run)
+    before = contents(run)
+    with pytest.raises(InputError, match=message):
+        train(resumed_config(run), run, resume=True, reporter=SilentReporter())
+    assert contents(run) == before
+
+
+def test_a_stray_folder_among_the_checkpoints_is_left_alone(run: Path) -> None:
+    for name in ("step-old", "step-000004 (copy)", "step-12"):
+        (run / "checkpoints" / name).mkdir()
+    assert point_of(run).step == 6
+
+
+def test_a_finished_run_is_refused_before_anything_is_written(run: Path) -> None:
+    (run / "summary.json").write_text(json.dumps({"steps": 6}))
+    with (run / "metrics.jsonl").open("a") as journal:
+        journal.write('{"step": 7, "to')
+    before = contents(run)
+    with pytest.raises(InputError, match=r"has finished its 6 steps: raise --steps to go on"):
+        train(resumed_config(run), run, resume=True, reporter=SilentReporter())
+    assert contents(run) == before
+
+
+def test_a_run_stopped_before_its_first_checkpoint_begins_anew(run: Path) -> None:
+    lose_checkpoints(run)
+    rows = list(read_json_lines(run / "metrics.jsonl"))
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
+    assert point_of(run).step is None
+
+
+def without_manifests(run: Path) -> None:
+    """As an older version left it."""
+    for path in [*run.glob("checkpoints/*/manifest.json"), run / "data" / "manifest.json"]:
+        path.unlink()
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.pt", "policy.json"])
+def test_without_a_manifest_what_cannot_be_read_is_named(run: Path, name: str) -> None:
+    without_manifests(run)
+    path = run / NEWEST / "policy" / name
+    path.write_bytes(path.read_bytes()[:30])
+    before = contents(run)
+    with pytest.raises(InputError, match=rf"policy/{name} cannot be read \(.*\): restore it from a copy, or remove"):
+        train(resumed_config(run), run, resume=True, reporter=SilentReporter())
+    assert contents(run) == before
+
+
+def test_without_a_manifest_a_run_is_resumed(run: Path, cut_run: Path) -> None:
+    without_manifests(run)
+    shutil.rmtree(run / NEWEST)
+    train(resumed_config(run), run, resume=True, reporter=SilentReporter())
+    assert contents(run)["model/model.safetensors"] == contents(cut_run)["model/model.safetensors"]
+
+
+def test_what_killed_processes_left_is_swept(run: Path) -> None:
+    leftovers = [
+        run / ".config.toml.partial-1",
+        run / "plots" / ".learning.png.partial-1",
+        run / "checkpoints" / ".step-000008.partial-1" / "policy" / "weights.safetensors",
+        run / "checkpoints" / ".step-000009.partial" / "state.json",
+        run / "replay" / "scores" / ".part-00000007-00000007.parquet.tmp",
+    ]
+    for path in leftovers:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("half")
+    with pytest.warns(match="1 unfinished files of a stopped run removed"):
+        train(resumed_config(run), run, resume=True, reporter=SilentReporter())
+    assert [path for path in run.rglob(".*partial*")] == [] and [path for path in run.rglob("*.tmp")] == []
