@@ -34,6 +34,7 @@ FLOORS = {
     "ablation": 6,
     "reports": 7,
     "commands": 8,
+    "start": 9,
 }
 ENGINES_ONLY = ("vllm", "deepspeed")
 # What is read, drawn or shown without a model stays quick to import.

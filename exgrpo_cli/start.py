@@ -1,0 +1,37 @@
+"""What the `exgrpo` command runs first: stop signals end it in one line from here on, imports and exit included."""
+
+import os
+import signal
+import sys
+from types import FrameType
+from typing import NoReturn
+
+_STOPPED = 130
+
+
+def main() -> NoReturn:
+    """Run the command line. Ends the process: with its exit code, or 130 after Ctrl-C or SIGTERM."""
+    # As Ctrl-C does it; whoever saves something on the way installs a handler of its own.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        from exgrpo_cli.commands import run
+
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:
+        sys.stderr.write("exgrpo: interrupted.\n")
+        code = _STOPPED
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    finally:
+        # Nothing is left to save: an impatient second Ctrl-C ends the process, threads or not.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _end_now)
+    sys.exit(code)
+
+
+def _end_now(number: int, frame: FrameType | None) -> NoReturn:
+    os._exit(_STOPPED)
+
+
+if __name__ == "__main__":
+    main()

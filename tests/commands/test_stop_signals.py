@@ -1,0 +1,58 @@
+"""Stop signals outside a run: while modules are imported, and while the process ends."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+WHILE_IMPORTING = """
+import sys, time
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            print("importing", flush=True)
+            time.sleep(60)
+
+sys.meta_path.insert(0, Slow())
+from exgrpo_cli.start import main
+main()
+"""
+
+WHILE_ENDING = """
+import sys, threading, time
+from exgrpo_cli import start
+import exgrpo_cli.commands
+
+def stopped(arguments):
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    print("ending", flush=True)
+    raise KeyboardInterrupt
+
+exgrpo_cli.commands.run = stopped
+start.main()
+"""
+
+
+def started(script: str, *, line: bytes) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == line
+    return process
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_the_first_imports_is_one_line(stop: signal.Signals) -> None:
+    process = started(WHILE_IMPORTING, line=b"importing\n")
+    process.send_signal(stop)
+    _, talk = process.communicate(timeout=60)
+    assert (process.returncode, talk) == (130, b"exgrpo: interrupted.\n")
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_while_threads_are_waited_for_ends_the_process(stop: signal.Signals) -> None:
+    process = started(WHILE_ENDING, line=b"ending\n")
+    assert process.stderr is not None and process.stderr.readline() == b"exgrpo: interrupted.\n"
+    process.send_signal(stop)
+    _, talk = process.communicate(timeout=60)
+    assert (process.returncode, talk) == (130, b"")
