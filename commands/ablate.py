@@ -39,6 +39,14 @@ def ablate(
     vary: Annotated[
         list[str] | None, typer.Option(metavar="SECTION.KEY=V1,V2", help="Values of one setting; repeatable.")
     ] = None,
+    equal: Annotated[
+        str | None,
+        typer.Option(
+            metavar="steps|generated|trained|seconds",
+            help="What every arm spends as the baseline does, seed by seed.",
+            show_default="generated with --methods, else steps",
+        ),
+    ] = None,
     seeds: Annotated[str, typer.Option(metavar="N|LIST", help="How many seeds, or which: 3, or 0,1,5.")] = "3",
     name: Annotated[str | None, typer.Option(help="Name of the study.", show_default="from the arms")] = None,
     jobs: Annotated[int, typer.Option(min=0, help="Runs at a time; 0 is what the cores carry, or one on a GPU.")] = 0,
@@ -82,6 +90,7 @@ def ablate(
         config_file=config,
         options=options,
         assignments=assignments or [],
+        equal=_equal(equal, with_methods=methods is not None),
     )
     if dry_run:
         _print_runs(study, json)
@@ -100,6 +109,17 @@ def _place(output: Path | None, name: str | None, default: str) -> tuple[Path, s
     if name is not None and name != output.name:
         raise InputError(f"--output {output} names the study {output.name!r}, --name {name!r}: leave one of them out.")
     return output.parent, output.name
+
+
+def _equal(text: str | None, *, with_methods: bool) -> str:
+    """What arms are equal in: methods differ in what a step costs, values of one setting hardly do."""
+    from exgrpo_cli.ablation.study import EQUAL
+    from exgrpo_cli.errors import InputError, nearest
+
+    chosen = text or ("generated" if with_methods else "steps")
+    if chosen not in EQUAL:
+        raise InputError(f"--equal {chosen!r} is not known.{nearest(chosen, EQUAL)}")
+    return chosen
 
 
 def _name_of(metric: str | None, sampler: str | None, methods: str | None, vary: list[str]) -> str:

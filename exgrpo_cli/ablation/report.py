@@ -79,7 +79,9 @@ class ArmReport:
     wall_seconds: float
     tokens_generated: float
     tokens_trained: float
-    """Means over seeds: arms of equal steps differ in what they cost."""
+    steps: float
+    updates: float
+    """Means over seeds: arms that are equal in one of these differ in the others. Updates are the applied ones."""
 
     def to_json(self) -> dict[str, Any]:
         """The arm as `results.json` has it."""
@@ -94,6 +96,8 @@ class ArmReport:
             "pass_at_k": {str(k): found.to_json() for k, found in self.pass_at_k.items()},
             "wall_seconds": self.wall_seconds,
             "tokens": {"generated": self.tokens_generated, "trained": self.tokens_trained},
+            "steps": self.steps,
+            "updates": self.updates,
         }
 
 
@@ -128,7 +132,21 @@ class StudyReport:
     def markdown(self) -> str:
         """The arms as a Markdown table."""
         rows = [self.heads(), ["---"] * len(self.heads()), *(cells(arm) for arm in self.arms)]
-        return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+        return markdown_table(rows)
+
+    def spending(self) -> str:
+        """What the arms spent, means over seeds, as a Markdown table."""
+        header = ["arm", "steps", "tokens generated", "tokens trained", "updates", "seconds"]
+        rows = []
+        for arm in self.arms:
+            totals = (arm.steps, arm.tokens_generated, arm.tokens_trained, arm.updates, arm.wall_seconds)
+            rows.append([arm.name, *(f"{total:,.0f}" for total in totals)])
+        return markdown_table([header, ["---"] * len(header), *rows])
+
+
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells, header and rule included, as Markdown."""
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
 
 
 def cells(arm: ArmReport) -> list[str]:
@@ -164,7 +182,8 @@ def report_study(study: Study) -> StudyReport:
     """Compare the finished runs and write `results.json`, `report.md` and the plots into the study's folder."""
     report = compare_runs(study)
     write_json(study.folder / "results.json", report.to_json())
-    write_text(study.folder / "report.md", f"# {study.name}: {MEASURE}\n\n{report.markdown()}")
+    text = f"# {study.name}: {MEASURE}\n\n{report.markdown()}\nEqual in {study.equal}.\n\n{report.spending()}"
+    write_text(study.folder / "report.md", text)
     for name, figure in study_figures(study, report).items():
         save(figure, study.folder, name)
     return report
@@ -208,6 +227,8 @@ def report_arm(name: str, summaries: dict[tuple[str, int], Any], baseline_arm: s
         wall_seconds=float(np.mean([figures["wall_seconds"]["total"] for figures in own])),
         tokens_generated=float(np.mean([figures["tokens"]["generated"] for figures in own])),
         tokens_trained=float(np.mean([figures["tokens"]["trained"] for figures in own])),
+        steps=float(np.mean([figures["steps"] for figures in own])),
+        updates=float(np.mean([figures["updates"]["applied"] for figures in own])),
     )
 
 

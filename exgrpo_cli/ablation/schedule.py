@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from exgrpo_cli.ablation.study import Study, StudyRun
+from exgrpo_cli.ablation.study import Study, StudyRun, budgeted, is_ready
 from exgrpo_cli.config.resolve import to_toml
 from exgrpo_cli.console.reporter import Reporter
 from exgrpo_cli.console.signals import Stopper
@@ -44,17 +44,24 @@ def run_study(study: Study, *, jobs: int, reporter: Reporter) -> None:
     Raises RunError after the others have ended when runs failed, Interrupted after a stop signal with all states saved.
     """
     make_writable(study.folder)
-    waiting = [run for run in study.runs if run.state != "finished"]
+    # The baseline first: its runs set the budgets of the others.
+    unfinished = [run for run in study.runs if run.state != "finished"]
+    waiting = sorted(unfinished, key=lambda run: study.equal != "steps" and run.arm.name != study.baseline)
     reporter.note(f"{len(study.runs)} runs, {len(study.runs) - len(waiting)} finished already")
-    jobs = jobs or default_jobs(study)
+    jobs = 1 if study.equal == "seconds" else jobs or default_jobs(study)
     started: list[Started] = []
     failed: list[Started] = []
     with Stopper() as stopper:
         try:
             with stopper.immediate():
                 while waiting or started:
-                    while waiting and len(started) < jobs:
-                        started.append(start(waiting.pop(0), reporter))
+                    ready = [run for run in waiting if is_ready(study, run)][: jobs - len(started)]
+                    for run in ready:
+                        waiting.remove(run)
+                        started.append(start(budgeted(study, run), reporter))
+                    if not started:
+                        reporter.note(f"{len(waiting)} runs wait for a baseline that failed")
+                        break
                     time.sleep(POLL_SECONDS)
                     failed += collect_ended(started, reporter)
         except KeyboardInterrupt:

@@ -3,19 +3,23 @@
 import json
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 from exgrpo_cli.ablation.arms import BASELINE, Arm, with_baseline
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.resolve import Layer, resolve
+from exgrpo_cli.config.sections.run import Budget
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.replay.sampling import resolve_sampler
 from exgrpo_cli.replay.selection import resolve_metric
 from exgrpo_cli.runs.ending import Ending
+from exgrpo_cli.training.metrics import PHASES
 
+EQUAL: tuple[str, ...] = get_args(Budget)
+"""What the arms of a study may be equal in."""
 CHOSEN_AT_START = frozenset({"run.threads", "run.device", "run.nproc", "optim.horizon", "optim.warmup_steps"})
 """Settings that a run pins when it starts: its `config.toml` may differ in them from what was asked for."""
 
@@ -58,6 +62,8 @@ class Study:
     seeds: tuple[int, ...]
     runs: tuple[StudyRun, ...]
     baseline: str
+    equal: str = "steps"
+    """What all arms of a seed spend alike: `steps`, or `generated` or `trained` tokens or `seconds` of the baseline."""
 
     def describe(self) -> dict[str, Any]:
         """The plan as JSON: what `--dry-run` prints."""
@@ -65,6 +71,7 @@ class Study:
             "name": self.name,
             "folder": str(self.folder),
             "baseline": self.baseline,
+            "equal": self.equal,
             "runs": [
                 {
                     "arm": run.arm.name,
@@ -88,6 +95,7 @@ def plan_study(
     config_file: Path | None = None,
     options: Layer | None = None,
     assignments: Sequence[str] = (),
+    equal: str = "steps",
 ) -> Study:
     """Resolve every run of the study in `root/name`.
 
@@ -112,10 +120,20 @@ def plan_study(
                 raise InputError("data.heldout is empty: a study compares held-out pass@1, so name held-out questions.")
             require_functions(config)
             run = StudyRun(arm=arm, seed=seed, folder=folder / arm.folder_name / f"seed-{seed}", config=config)
-            check_same_run(run)
             runs.append(run)
     baseline = next(arm.name for arm in every if arm.method == BASELINE.method and not arm.assignments)
-    return Study(name=name, folder=folder, arms=tuple(every), seeds=tuple(seeds), runs=tuple(runs), baseline=baseline)
+    study = Study(
+        name=name,
+        folder=folder,
+        arms=tuple(every),
+        seeds=tuple(seeds),
+        runs=tuple(runs),
+        baseline=baseline,
+        equal=equal,
+    )
+    for run in study.runs:
+        check_same_run(budgeted(study, run))
+    return study
 
 
 def require_functions(config: Config) -> None:
@@ -145,3 +163,29 @@ def differing_keys(first: Config, second: Config) -> set[str]:
         for setting in fields(getattr(first, section.name))
         if getattr(getattr(first, section.name), setting.name) != getattr(getattr(second, section.name), setting.name)
     }
+
+
+def is_ready(study: Study, run: StudyRun) -> bool:
+    """Whether the run's budget is known: with equal steps from the start, else once the baseline's run has finished."""
+    return study.equal == "steps" or run.arm.name == study.baseline or baseline_of(study, run).state == "finished"
+
+
+def budgeted(study: Study, run: StudyRun) -> StudyRun:
+    """The run with the budget that the baseline spent; itself for the baseline, with equal steps, or not ready."""
+    if study.equal == "steps" or run.arm.name == study.baseline or not is_ready(study, run):
+        return run
+    settings = replace(run.config.run, budget=cast(Budget, study.equal), budget_amount=spent(study, run))
+    return replace(run, config=replace(run.config, run=settings))
+
+
+def spent(study: Study, run: StudyRun) -> float:
+    """Tokens, or seconds in the phases of its steps, of the baseline's finished run with the seed of `run`."""
+    figures = json.loads((baseline_of(study, run).folder / "summary.json").read_text(encoding="utf-8"))
+    if study.equal == "seconds":
+        return float(sum(figures["wall_seconds"].get(phase, 0.0) for phase in PHASES))
+    return float(figures["tokens"][study.equal])
+
+
+def baseline_of(study: Study, run: StudyRun) -> StudyRun:
+    """The baseline's run with the same seed."""
+    return next(other for other in study.runs if other.arm.name == study.baseline and other.seed == run.seed)

@@ -53,6 +53,9 @@ class MiniBatch:
     """Response limit, the other factor of the constant denominator."""
     clip: bool
     """Whether fresh tokens take the PPO-clipped surrogate (on-policy phase) or -A w (mixed phase)."""
+    progress: float | None = None
+    """Share of the run's budget that was spent before this step, where the learning rate follows that; None where it
+    follows the number of updates."""
 
     @property
     def num_replayed(self) -> int:

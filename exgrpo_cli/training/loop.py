@@ -4,7 +4,7 @@ Where we depart from the released code: `docs/algorithm.md`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -81,7 +81,7 @@ def run_step(parts: Parts, state: RunState, step: int, clock: Clock | None = Non
         clip = not mixed or config.objective.clip_in_mixed_phase
         trained = [group for group in groups if trains(group, rolled, parts.config.replay, mixed=mixed)]
         rows = [group.rows(advantage(group.question.id)) for group in trained]
-        reports = update(parts, rows, experience.units, clip=clip)
+        reports = update(parts, state, rows, experience.units, clip=clip)
     notes += [f"step {step}: an update was skipped: {report.skip_reason}" for report in reports if not report.applied]
     with clock.phase("sync"):
         sync(parts)
@@ -123,7 +123,12 @@ def trains(group: Group, rolled: StepRollouts, replay: ReplaySettings, *, mixed:
 
 
 def update(
-    parts: Parts, groups: Sequence[Sequence[TrainingRow]], units: Sequence[Sequence[TrainingRow]], *, clip: bool
+    parts: Parts,
+    state: RunState,
+    groups: Sequence[Sequence[TrainingRow]],
+    units: Sequence[Sequence[TrainingRow]],
+    *,
+    clip: bool,
 ) -> list[UpdateReport]:
     """M optimizer updates on whole groups and replayed units, or M and those of the units alone (`replay.order`).
 
@@ -139,15 +144,23 @@ def update(
         rng=parts.rngs["minibatch"],
         order=config.replay.order,
     )
-    reports = []
+    progress, reports = spent_share(parts, state), []
     for minibatch in minibatches:
-        reports.append(parts.policy.update(minibatch))
+        reports.append(parts.policy.update(replace(minibatch, progress=progress)))
         if parts.policy.consecutive_skips >= config.optim.max_skipped:
             raise RunError(
                 f"{parts.policy.consecutive_skips} consecutive updates were skipped (last: {reports[-1].skip_reason}); "
                 "lower optim.learning_rate, or raise optim.skip_norm or optim.max_skipped."
             )
     return reports
+
+
+def spent_share(parts: Parts, state: RunState) -> float | None:
+    """Share of the run's budget that has been spent, the same on every rank; None where steps are counted."""
+    settings = parts.config.run
+    if settings.budget == "steps":
+        return None
+    return parts.ranks.from_main(lambda: state.spent(settings.budget)) / settings.budget_amount
 
 
 def sync(parts: Parts) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from exgrpo_cli.config.layers import build_config, read_config
 from exgrpo_cli.config.resolve import Layer, to_toml
+from exgrpo_cli.config.sections.run import BUDGET_STEPS
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.runs.ending import Ending
@@ -68,8 +69,9 @@ def is_finished(run_folder: Path) -> bool:
         done = json.loads(summary.read_text(encoding="utf-8"))
     except ValueError:
         return False
-    wanted = read_config(run_folder / "config.toml").get("run", {}).get("steps", 0)
-    return done["steps"] >= wanted or Ending(done.get("finished", "")).is_final
+    run = read_config(run_folder / "config.toml").get("run", {})
+    factor = 1 if run.get("budget", "steps") == "steps" else BUDGET_STEPS
+    return done["steps"] >= factor * run.get("steps", 0) or Ending(done.get("finished", "")).is_final
 
 
 def _last_written(run_folder: Path) -> float:

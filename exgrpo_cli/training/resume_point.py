@@ -80,7 +80,7 @@ def require_unfinished(folder: RunFolder, config: Config) -> None:
     except (ValueError, KeyError, TypeError):
         # It is written anew when the run ends.
         return
-    if done >= config.run.steps:
+    if done >= config.run.last_step:
         raise InputError(f"{folder.path} has finished its {done} steps: raise --steps to go on.")
 
 

@@ -25,7 +25,7 @@ from exgrpo_cli.training.assemble import take_device
 from exgrpo_cli.training.checkpoint import latest_step
 from exgrpo_cli.training.closing import finish
 from exgrpo_cli.training.groups import Group
-from exgrpo_cli.training.loop import run_step
+from exgrpo_cli.training.loop import run_step, spent_share
 from exgrpo_cli.training.metrics import Clock
 from exgrpo_cli.training.opening import check_disk, open_run, pin_choices, require_extras
 from exgrpo_cli.training.time_limit import TimeLimit
@@ -91,7 +91,8 @@ def run_steps(run: ActiveRun) -> None:
         with run.stopper.immediate(), run.timed("validation"):
             state.heldout_before = validate(run.parts, run.heldout, run.reporter.progress, "held-out, before")
             note_score(run, state.heldout_before, "before training")
-    while state.step < config.run.steps and not state.finished.is_final:
+    last_step = config.run.last_step
+    while state.step < last_step and not state.finished.is_final:
         result = run_step(run.parts, state, state.step + 1, Clock(run.watchdog.phase))
         if result is None:
             state.finished = Ending.ALL_RETIRED
@@ -109,11 +110,14 @@ def run_steps(run: ActiveRun) -> None:
         for tracker in run.trackers:
             tracker.log(line)
         run.reporter.step(line, config.run.steps)
+        share = spent_share(run.parts, state)
+        if share is not None and share >= 1:
+            state.finished = Ending.BUDGET_SPENT
         stopping = run.parts.ranks.any(run.stopper.requested or run.time_limit.is_near)
-        due = state.step % config.run.save_every == 0 or state.step == config.run.steps
+        due = state.step % config.run.save_every == 0 or state.step == last_step or state.finished.is_final
         if due or state.best_step == state.step or stopping:
             run.save()
-        if stopping and state.step < config.run.steps:
+        if stopping and state.step < last_step and not state.finished.is_final:
             raise KeyboardInterrupt
     if not state.finished.is_final:
         state.finished = Ending.STEPS_REACHED

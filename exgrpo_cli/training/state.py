@@ -10,6 +10,7 @@ import numpy as np
 from exgrpo_cli.algo.history import SuccessHistory
 from exgrpo_cli.runs.ending import Ending
 from exgrpo_cli.training.groups import Group
+from exgrpo_cli.training.metrics import PHASES
 
 RNG_NAMES = ("stream", "draw", "choice", "minibatch", "readmit")
 """One generator per use, so that what one use draws never moves another."""
@@ -53,6 +54,17 @@ class RunState:
             if not group.verifier_failed:
                 before = self.history.get(group.question.id, SuccessHistory())
                 self.history[group.question.id] = before.after(group.num_fresh_correct, len(group.fresh), discount)
+
+    def spent(self, budget: str) -> float:
+        """Tokens generated, tokens trained, or this rank's seconds in the phases of steps; steps for `steps`."""
+        match budget:
+            case "generated":
+                return self.tokens_generated
+            case "trained":
+                return self.tokens_trained
+            case "seconds":
+                return sum(self.seconds.get(phase, 0.0) for phase in PHASES)
+        return self.step
 
     def add_seconds(self, phase: str, seconds: float) -> None:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds

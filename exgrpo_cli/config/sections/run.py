@@ -1,9 +1,14 @@
 """The run as a whole: length, device, checkpoints, trackers."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
-from exgrpo_cli.config.checks import require_known, require_non_negative, require_positive
+from exgrpo_cli.config.checks import require, require_known, require_non_negative, require_positive
+
+Budget = Literal["steps", "generated", "trained", "seconds"]
+BUDGET_STEPS = 4
+"""Most steps of a run with another budget, as a multiple of `run.steps`: what hardly spends anything ends too."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,6 +21,12 @@ class RunSettings:
     """Seed of every random stream of the run: questions, rollouts, replay draws, mini-batch order."""
     steps: int = 150
     """Rollout batches to train on."""
+    budget: Budget = "steps"
+    """What the run may spend: `steps`, or tokens generated, tokens trained or seconds of training up to
+    `budget_amount`. The run ends with the step that reaches it, after 4 x steps at the latest, and the learning rate
+    follows the share that is spent."""
+    budget_amount: float = 0.0
+    """Tokens or seconds of the budget; 0 with `steps`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the policy lives; "auto" takes a GPU when one is visible."""
     threads: int = 0
@@ -43,5 +54,18 @@ class RunSettings:
         require_non_negative(
             "run", self, "seed", "nproc", "threads", "phase_timeout", "keep_checkpoints", "samples_per_step"
         )
+        require(
+            math.isfinite(self.budget_amount) and (self.budget_amount > 0) == (self.budget != "steps"),
+            "run.budget_amount",
+            self.budget_amount,
+            "0 with run.budget = 'steps', which run.steps counts"
+            if self.budget == "steps"
+            else f"an amount above 0 for run.budget = {self.budget!r}",
+        )
         for name in self.log:
             require_known("run.log", name, ("tensorboard", "wandb"))
+
+    @property
+    def last_step(self) -> int:
+        """Step after which the run ends, whatever is left of another budget."""
+        return self.steps if self.budget == "steps" else BUDGET_STEPS * self.steps

@@ -22,12 +22,16 @@ class UpdateCounters:
         self.num_updates = 0
         """Updates tried, applied or skipped: the position in the learning-rate schedule."""
         self.consecutive_skips = 0
+        self.progress: float | None = None
+        """Share of the run's budget spent, of the mini-batch at hand; None where the schedule counts updates."""
         self._settings = settings
 
     @property
     def learning_rate(self) -> float:
         """Of the update that comes next."""
-        return learning_rate_at(self._settings, self.num_updates)
+        if self.progress is None:
+            return learning_rate_at(self._settings, self.num_updates)
+        return learning_rate_at(self._settings, self.progress * self._settings.horizon * self._settings.minibatches)
 
     def skip_reason(self, grad_norm: float) -> str:
         """Why an update of this gradient norm, before clipping, must not be applied; empty when it may be."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from exgrpo_cli.config.sections.optim import OptimSettings
 
 
-def learning_rate_at(settings: OptimSettings, update: int) -> float:
+def learning_rate_at(settings: OptimSettings, update: float) -> float:
     """Learning rate of update number `update`, counted from 0 over applied and skipped updates alike.
 
     A linear rise over the warm-up, the first update at 1 / (its updates) of the peak; then flat, or a linear fall to

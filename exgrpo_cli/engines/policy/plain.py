@@ -84,6 +84,7 @@ class TorchPolicy:
         return self._micro_batches.score(sequences)
 
     def update(self, batch: MiniBatch) -> UpdateReport:
+        self.counters.progress = batch.progress
         self._optimizer.zero_grad(set_to_none=True)
         # transformers checkpoints a layer in training mode only; dropout is 0, so nothing else changes with it.
         self.model.train(self._checkpointing)

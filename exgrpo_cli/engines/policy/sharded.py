@@ -128,6 +128,7 @@ class DeepSpeedPolicy:
         return self._micro_batches.score(sequences)
 
     def update(self, batch: MiniBatch) -> UpdateReport:
+        self.counters.progress = batch.progress
         self._engine.train(self._checkpointing)
         accumulated = self._micro_batches.accumulate(batch)
         for group in self._engine.optimizer.param_groups:

@@ -1,0 +1,66 @@
+"""Arms that spend what the baseline spent with the same seed."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from exgrpo_cli.ablation.arms import metric_arms
+from exgrpo_cli.ablation.report import report_study
+from exgrpo_cli.ablation.schedule import run_study
+from exgrpo_cli.ablation.study import Study, budgeted, is_ready, plan_study
+from exgrpo_cli.console.reporter import SilentReporter
+
+
+def study_of(small_backbone: Path, root: Path, equal: str) -> Study:
+    return plan_study(
+        name="small", root=root, arms=metric_arms("random,length"), seeds=[0, 1], equal=equal,
+        assignments=[
+            "arithmetic.levels=[2]", "arithmetic.num_train=40", "arithmetic.num_heldout=4",
+            "rollout.questions_per_step=4", "replay.start_threshold=0", "run.steps=2", "run.threads=1",
+            "run.plots=false", "validation.samples=1", f"backbone.source={small_backbone}",
+        ],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("equal", "amount"), [("generated", 700.0), ("trained", 300.0), ("seconds", 6.5)])
+def test_a_budget_is_the_baselines_total_of_the_same_seed(
+    small_backbone: Path, tmp_path: Path, equal: str, amount: float
+) -> None:
+    """Seconds are those of the steps' phases: 4 of rollouts and 2.5 of updates, not the 9 with all around them."""
+    study = study_of(small_backbone, tmp_path, equal)
+    baseline = next(run for run in study.runs if run.arm.name == "on-policy" and run.seed == 1)
+    baseline.folder.mkdir(parents=True)
+    figures = {
+        "steps": 2,
+        "finished": "steps reached",
+        "tokens": {"generated": 700, "trained": 300},
+        "wall_seconds": {"rollout": 4.0, "update": 2.5, "total": 9.0},
+    }
+    (baseline.folder / "summary.json").write_text(json.dumps(figures))
+    for run in study.runs:
+        settings = budgeted(study, run).config.run
+        own = run.seed == 1 and run.arm.name != "on-policy"
+        assert (settings.budget, settings.budget_amount) == ((equal, amount) if own else ("steps", 0.0))
+        assert is_ready(study, run) == (run.seed == 1 or run.arm.name == "on-policy")
+
+
+@pytest.mark.slow
+def test_a_study_of_equal_budgets_runs_and_is_recognised(small_backbone: Path, tmp_path: Path) -> None:
+    study = study_of(small_backbone, tmp_path, "generated")
+    run_study(study, jobs=2, reporter=SilentReporter())
+    arms = report_study(study).to_json()["arms"]
+    for run in study.runs:
+        settings = tomllib.loads((run.folder / "config.toml").read_text())["run"]
+        generated = json.loads((run.folder / "summary.json").read_text())["tokens"]["generated"]
+        whole = tmp_path / "small" / "on-policy" / f"seed-{run.seed}" / "summary.json"
+        spent = json.loads(whole.read_text())["tokens"]["generated"]
+        if run.arm.name == "on-policy":
+            assert settings["budget"] == "steps"
+        else:
+            assert (settings["budget"], settings["budget_amount"]) == ("generated", spent)
+            assert generated >= spent
+    assert arms["random"]["steps"] >= arms["on-policy"]["steps"] == 2
+    assert "| random |" in (tmp_path / "small" / "report.md").read_text().split("Equal in generated.")[1]
+    assert {run.state for run in study_of(small_backbone, tmp_path, "generated").runs} == {"finished"}

@@ -1,0 +1,56 @@
+"""Budgets of a run, through the real loop: where it ends, and the learning rate on the way."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from exgrpo_cli.config.sections.run import RunSettings
+from exgrpo_cli.console.reporter import SilentReporter
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.training.resume import is_finished
+from exgrpo_cli.training.run import train
+
+PEAK = 1e-4
+
+
+def journal(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("budget", ["generated", "trained"])
+def test_a_run_ends_with_the_step_that_reaches_its_budget(small_config, tmp_path: Path, budget: str) -> None:
+    """Linear decay to 0 over the tokens: each step's updates run at peak * (1 - spent before the step / budget)."""
+    amount = {"generated": 2500.0, "trained": 1200.0}[budget]
+    config = small_config(
+        "data.heldout=", "run.plots=false", "rollout.questions_per_step=4", "optim.schedule=linear",
+        f"optim.learning_rate={PEAK}", "optim.warmup_steps=0", "optim.final_fraction=0", "run.steps=8",
+        f"run.budget={budget}", f"run.budget_amount={amount}",
+    )  # fmt: skip
+    run = tmp_path / "run"
+    summary = train(config, run, reporter=SilentReporter())
+    lines = journal(run)
+    spent = [line[f"tokens/{budget}"] for line in lines]
+    assert sum(spent[:-1]) < amount <= sum(spent) == summary["tokens"][budget]
+    assert summary["finished"] == "budget spent"
+    assert 1 < len(lines) < 32
+    for index, line in enumerate(lines):
+        assert line["optim/learning_rate"] == pytest.approx(PEAK * (1 - sum(spent[:index]) / amount), rel=1e-9)
+    assert (run / "checkpoints" / "latest").read_text().strip() == f"step-{len(lines):06d}"
+    assert is_finished(run)
+
+
+def test_what_spends_too_little_ends_after_four_times_its_steps(small_config, tmp_path: Path) -> None:
+    config = small_config(
+        "data.heldout=", "run.plots=false", "rollout.questions_per_step=2", "run.steps=1", "run.budget=seconds",
+        "run.budget_amount=1e9",
+    )  # fmt: skip
+    summary = train(config, tmp_path / "run", reporter=SilentReporter())
+    assert (summary["steps"], summary["finished"]) == (4, "steps reached")
+    assert is_finished(tmp_path / "run")
+
+
+@pytest.mark.parametrize(("budget", "amount"), [("steps", 5.0), ("generated", 0.0), ("seconds", -1.0)])
+def test_a_budget_without_its_amount_is_refused(budget: str, amount: float) -> None:
+    with pytest.raises(InputError, match=rf"run\.budget_amount = {amount} is out of range: use "):
+        RunSettings(budget=budget, budget_amount=amount)
