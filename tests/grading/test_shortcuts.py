@@ -1,17 +1,22 @@
 """Every shortcut agrees with math-verify, called plainly, wherever it decides."""
 
+import inspect
 import itertools
 import logging
 import math
 import random
+import re
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 import sympy
 from latex2sympy2_extended import latex2sympy2
 from math_verify import parse, parser, verify
 
+from exgrpo_cli.config.sections.grading import GradingSettings
 from exgrpo_cli.grading.graders import disproof, two_stage
 from exgrpo_cli.grading.graders.plain import plain_number, same_plain_number
 from exgrpo_cli.grading.workers.jobs import Job, JobQueue, Suspects
@@ -134,6 +139,22 @@ def test_two_stage_parsing_gives_the_same_expressions(monkeypatch: pytest.Monkey
     parser.extract_latex.cache_clear()
     two_stage.install()
     assert readings() == plainly
+
+
+def test_what_is_patched_is_there_in_these_versions() -> None:
+    # Changed by two_stage.install: should one of the names go, or take other arguments, that file is to be looked at.
+    assert callable(latex2sympy2._Latex2Sympy.create_parser)
+    plain = parser.parse_latex_cached.__wrapped__ if hasattr(parser.parse_latex_cached, "__wrapped__") else None
+    assert plain is not None and list(inspect.signature(plain).parameters) == ["latex"]
+    assert next(iter(inspect.signature(latex2sympy2._Latex2Sympy.create_parser).parameters)) == "self"
+    assert [version(name).rsplit(".", 1)[0] for name in two_stage.HOLDS_FOR] == list(two_stage.HOLDS_FOR.values())
+
+
+def test_the_documented_defaults_are_those_of_the_settings() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "grading.md").read_text(encoding="utf-8")
+    written = dict(re.findall(r"^\| `grading\.(\w+)` \| `?([^`|]+?)`? \|", text, re.MULTILINE))
+    settings = GradingSettings()
+    assert {name: str(getattr(settings, name)).removesuffix(".0") for name in written} == written
 
 
 def job(number: int, gold: str) -> Job:

@@ -10,13 +10,14 @@ class GradingSettings:
     """Verification of answers."""
 
     grader: str = "math"
-    """`math` (math-verify), `choice`, `exact`, or `python:module:function`."""
+    """`math` (math-verify), `choice`, `exact`, `oat`, or `python:module:function`."""
     workers: int = 1
     """Worker processes."""
     deadline_seconds: float = 5.0
-    """Time one answer may take before its worker is killed and the verdict is timeout."""
+    """Processor time one answer may take before its worker is killed and the verdict is timeout; four times that on the
+    clock."""
     memory_mb: int = 1024
-    """Address space a worker may use beyond its start, in MiB."""
+    """Resident memory that a worker may hold, its imports included, in MiB."""
     max_answer_chars: int = 2000
     """A longer answer is 'no answer' at once."""
 

@@ -12,6 +12,9 @@ from antlr4.atn.PredictionMode import PredictionMode
 from latex2sympy2_extended import latex2sympy2
 from math_verify import parser as math_verify_parser
 
+HOLDS_FOR = {"math-verify": "0.9", "latex2sympy2_extended": "1.11"}
+"""Versions whose internals `install` replaces: a method of the converter and a function of the parser's module."""
+
 _MAX_CACHED_READINGS = 1024
 
 
