@@ -35,7 +35,13 @@ def ablate(
         typer.Option(help="Trajectory metric: one is compared min, max and random; a comma list is exactly those."),
     ] = None,
     sampler: Annotated[str | None, typer.Option(help="Question samplers, comma list.")] = None,
-    methods: Annotated[str | None, typer.Option(help="Method presets, comma list.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Method presets or their files, comma list.")] = None,
+    replay_from: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Experience for the methods that store none of their own.")
+    ] = None,
+    allow_code: Annotated[
+        bool, typer.Option("--allow-code", help="Let a method's file run functions of yours (python:module:function).")
+    ] = False,
     vary: Annotated[
         list[str] | None, typer.Option(metavar="SECTION.KEY=V1,V2", help="Values of one setting; repeatable.")
     ] = None,
@@ -91,6 +97,8 @@ def ablate(
         options=options,
         assignments=assignments or [],
         equal=_equal(equal, with_methods=methods is not None),
+        replay_from=replay_from,
+        allow_code=allow_code,
     )
     if dry_run:
         _print_runs(study, json)

@@ -6,6 +6,7 @@ Every arm of a seed sees the same questions in the same order, since the questio
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from exgrpo_cli.config.names import DIRECTIONS, METRICS, PREFIX, SAMPLERS
 from exgrpo_cli.errors import InputError, nearest
@@ -18,7 +19,7 @@ class Arm:
 
     name: str
     method: str
-    """Method preset."""
+    """Method preset, or a method's file."""
     assignments: tuple[str, ...] = ()
     """`section.key=value` texts that set the arm apart."""
 
@@ -82,12 +83,15 @@ def sampler_arms(text: str) -> list[Arm]:
 
 
 def method_arms(text: str) -> list[Arm]:
-    """Arms of `--methods`: one method preset each."""
+    """Arms of `--methods`: one method preset each, or a method's file, which names the arm."""
     known = preset_names("methods")
+    arms = []
     for name in split_list("--methods", text):
-        if name not in known:
+        is_file = name.endswith(".toml")
+        if not is_file and name not in known:
             raise InputError(f"--methods: no method preset {name!r}.{nearest(name, known)}")
-    return [Arm(name=name, method=name) for name in split_list("--methods", text)]
+        arms.append(Arm(name=Path(name).stem if is_file else name, method=name))
+    return arms
 
 
 def vary_arms(text: str) -> list[Arm]:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from exgrpo_cli.ablation.arms import BASELINE, Arm, with_baseline
-from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.config.layers import build_config, read_method
 from exgrpo_cli.config.resolve import Layer, resolve
 from exgrpo_cli.config.sections.run import Budget
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import InputError
+from exgrpo_cli.replay.priorities import own_priority
 from exgrpo_cli.replay.sampling import resolve_sampler
 from exgrpo_cli.replay.selection import resolve_metric
 from exgrpo_cli.runs.ending import Ending
@@ -96,11 +97,14 @@ def plan_study(
     options: Layer | None = None,
     assignments: Sequence[str] = (),
     equal: str = "steps",
+    replay_from: Path | None = None,
+    allow_code: bool = False,
 ) -> Study:
     """Resolve every run of the study in `root/name`.
 
-    The arm's own settings are stronger than `assignments`. Raises InputError for no seeds, a bad setting, or a folder
-    that holds the run of another configuration.
+    Arms that store nothing replay the experience of the run `replay_from`; `allow_code` lets methods' files name
+    functions. The arm's own settings are stronger than `assignments`. Raises InputError for no seeds, a bad setting, or
+    a folder that holds the run of another configuration.
     """
     if not seeds or len(set(seeds)) != len(seeds):
         raise InputError(f"seeds {list(seeds)} must be at least one, each once.")
@@ -113,8 +117,13 @@ def plan_study(
                 backbone=backbone,
                 method=arm.method,
                 config_file=config_file,
-                options={**(options or {}), "run": {**(options or {}).get("run", {}), "seed": seed}},
+                options={
+                    **(options or {}),
+                    "run": {**(options or {}).get("run", {}), "seed": seed},
+                    **pool_of(arm, replay_from),
+                },
                 assignments=[*assignments, *arm.assignments],
+                allow_code=allow_code,
             )
             if not config.data.heldout:
                 raise InputError("data.heldout is empty: a study compares held-out pass@1, so name held-out questions.")
@@ -136,10 +145,19 @@ def plan_study(
     return study
 
 
+def pool_of(arm: Arm, replay_from: Path | None) -> dict[str, Layer]:
+    """The given run's experience, for an arm that stores nothing of its own."""
+    store = read_method(arm.method, allow_code=True).settings.get("replay", {}).get("store")
+    if replay_from is None or store != "none":
+        return {}
+    return {"replay": {"warm_start": str(replay_from.resolve())}}
+
+
 def require_functions(config: Config) -> None:
-    """The user's own metric and sampler must be there: the arm that needs them may start hours later."""
+    """The user's own metric, sampler and priority must be there: the arm that needs them may start hours later."""
     resolve_metric(config.replay.metric)
     resolve_sampler(config.replay.sampler, config.replay.mu, config.replay.sigma)
+    own_priority(config.replay.priority)
 
 
 def check_same_run(run: StudyRun) -> None:
