@@ -75,7 +75,7 @@ def test_reading_the_ledger(run: Path) -> None:
     code = "\n".join(blocks("ledger.md", "python")).replace("STEP = 40", "STEP = 9")
     exec(code, seen)
     reader = LedgerReader(run / "replay")
-    assert seen["trajectories"].to_dict("records") == reader.trajectories().to_pylist()
+    assert seen["trajectories"].equals(reader.trajectories().to_pandas())
     assert seen["bodies"].column("trajectory_id").to_pylist() == list(range(len(reader.trajectories())))
     assert seen["bodies"].column("token_ids")[0].as_py() == seen["token_ids"].tolist()
     assert seen["scores"].num_rows == 2 * 11 == len(reader.events().filter(expression("selected")))

@@ -194,8 +194,7 @@ class TrajectoryIndex:
         self, trajectory_ids: Int64[np.ndarray, " some"]
     ) -> tuple[Float64[np.ndarray, " some"], Float64[np.ndarray, " some"]]:
         """Priority and step of birth of the units under these numbers."""
-        rows = self._rows[trajectory_ids]
-        return rows["priority"].copy(), rows["step_born"].astype(np.float64)
+        return self._rows["priority"][trajectory_ids], self._rows["step_born"][trajectory_ids].astype(np.float64)
 
     def set_priorities(
         self, trajectory_ids: Int64[np.ndarray, " some"], priorities: Float64[np.ndarray, " some"]
