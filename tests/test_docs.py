@@ -136,7 +136,7 @@ def test_the_worked_example_draws_and_chooses(my_replay: Path, tmp_path: Path, s
 
 
 def test_the_commands_of_the_document_name_what_the_example_defines(my_replay: Path) -> None:
-    [commands] = blocks("custom-replay.md", "sh")
+    commands = "\n".join(blocks("custom-replay.md", "sh"))
     defined = set(re.findall(r"^def (\w+)", my_replay.read_text(), flags=re.MULTILINE))
     assert set(re.findall(r"python:my_replay:(\w+)", commands)) <= defined
 
