@@ -7,9 +7,10 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Any, TextIO
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
 from exgrpo_cli.commands.ablate import ablate
@@ -23,11 +24,36 @@ from exgrpo_cli.commands.report import report
 from exgrpo_cli.commands.train import train
 from exgrpo_cli.errors import EXIT_INTERRUPTED, EXIT_STOPPED, ExgrpoError, ToolkitWarning
 
+
+class Command(TyperCommand):
+    """A command whose help puts no type beside an option that is merely given or not."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """The parameters, flags without a metavar."""
+        return without_flag_types(super().get_params(ctx))
+
+
+class CommandGroup(TyperGroup):
+    """The same for the program itself."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """The parameters, flags without a metavar."""
+        return without_flag_types(super().get_params(ctx))
+
+
+def without_flag_types(parameters: list[Any]) -> list[Any]:
+    """The same parameters; "<bool>" beside a flag reads as if a value had to follow."""
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    return parameters
+
+
 app = typer.Typer(
+    cls=CommandGroup,
     name="exgrpo",
     help="Train language models by reinforcement learning that replays their own correct reasoning (ExGRPO).",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -42,15 +68,15 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
         raise typer.Exit()
 
 
-app.command()(prepare)
-app.command()(train)
-app.command("replay-stats")(replay_stats)
-app.command()(evaluate)
-app.command("eval", hidden=True)(evaluate)
-app.command()(ablate)
-app.command()(report)
-app.command()(doctor)
-app.command()(presets)
+app.command(cls=Command)(prepare)
+app.command(cls=Command)(train)
+app.command("replay-stats", cls=Command)(replay_stats)
+app.command(cls=Command)(report)
+app.command(cls=Command)(evaluate)
+app.command("eval", cls=Command, hidden=True)(evaluate)
+app.command(cls=Command)(ablate)
+app.command(cls=Command)(doctor)
+app.command(cls=Command)(presets)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -67,7 +93,8 @@ def run(arguments: list[str], commands: typer.Typer = app) -> int:
     except TyperException as error:
         # Without arguments the help has been printed, and there is nothing to add.
         if message := _one_line(error.format_message()).rstrip("."):
-            talk(f"exgrpo: {message}. See `{_help_line(arguments)}`.")
+            end = "" if message.endswith("?") else "."
+            talk(f"exgrpo: {message}{end} See `{_help_line(arguments)}`.")
         return error.exit_code
     except ExgrpoError as error:
         return _report(arguments, error, f"exgrpo: {_one_line(str(error))}", error.exit_code)

@@ -1,27 +1,102 @@
 """`exgrpo evaluate`: score a model on benchmarks, or compare two results."""
 
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from exgrpo_cli.commands.options import DebugOption, DryRunOption, JsonOption, QuietOption, print_json, talk
+from exgrpo_cli.commands.options import DryRunOption, Speech, print_json, talk, with_groups
 from exgrpo_cli.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from exgrpo_cli.evaluation.compare.comparison import Comparison
     from exgrpo_cli.evaluation.service import EvaluationPlan, EvaluationReport, EvaluationRequest
     from exgrpo_cli.statistics import Score
 
-PIPE_WIDTH = 120
-"""Columns of a table that does not go to a terminal."""
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions:
+    """The model and what differs from the benchmarks' own protocol; None leaves it to them."""
+
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Run folder (RUN@step-000050, RUN@best, RUN@latest), model folder, hub id or backbone preset.",
+            show_default="the newest finished run",
+        ),
+    ] = None
+    data: Annotated[Path | None, typer.Option(metavar="FILE", help="Questions instead of the benchmark's own.")] = None
+    samples: Annotated[
+        int | None, typer.Option(min=1, metavar="K", help="Samples per question.", show_default="the benchmark's")
+    ] = None
+    temperature: Annotated[float | None, typer.Option(help="T.", show_default="the benchmark's, mostly 0.6")] = None
+    top_p: Annotated[float | None, typer.Option("--top-p", help="Nucleus.", show_default="1")] = None
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="New tokens at most.", show_default="the benchmark's, mostly 8192")
+    ] = None
+    template: Annotated[
+        str | None,
+        typer.Option(
+            help="Prompt template.",
+            show_default="a run's or a backbone preset's own; else the chat template of the model or the server",
+        ),
+    ] = None
+    grader: Annotated[
+        list[str] | None, typer.Option(help="Second grader: math, choice, exact or python:module:function; repeatable.")
+    ] = None
+    engine: Annotated[Literal["hf", "vllm"], typer.Option(help="Engine of a model loaded here.")] = "hf"
+    tensor_parallel: Annotated[
+        int, typer.Option(min=1, metavar="N", help="GPUs that share one model, with --engine vllm.")
+    ] = 1
+    endpoint: Annotated[
+        str | None, typer.Option(metavar="URL", help="OpenAI-compatible server that serves --model.")
+    ] = None
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where the model is loaded.")] = "auto"
+    output: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Results folder.", show_default="results/<benchmark>-<model>")
+    ] = None
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the samples.")] = 0
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Fixed batches: resumed or not, bit for bit the same.")
+    ] = False
+
+    def protocol(self) -> dict[str, Any]:
+        """What replaces the presets' values."""
+        names = ("samples", "temperature", "top_p", "max_tokens", "template")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def request(self, benchmarks: Sequence[str]) -> "EvaluationRequest":
+        """The options as the core takes them."""
+        from exgrpo_cli.evaluation.service import EvaluationRequest
+        from exgrpo_cli.machine.threads import choose_threads
+
+        return EvaluationRequest(
+            benchmarks=tuple(benchmarks),
+            model=self.model,
+            output=self.output,
+            protocol=self.protocol(),
+            seed=self.seed,
+            engine=self.engine,
+            endpoint=self.endpoint,
+            data=self.data,
+            second_graders=tuple(self.grader or ()),
+            device=self.device,
+            threads=choose_threads(0),
+            deterministic=self.deterministic,
+            tensor_parallel=self.tensor_parallel,
+        )
+
+    def refuse_beside_compare(self) -> None:
+        """Raise InputError for an option that a comparison of finished results does not look at."""
+        for field in fields(self):
+            if field.name != "output" and getattr(self, field.name) not in (field.default, []):
+                refuse_beside_compare(field.name)
 
 
+@with_groups
 def evaluate(
     benchmarks: Annotated[
         list[str] | None,
@@ -30,57 +105,15 @@ def evaluate(
             help="arithmetic, aime24, math500, ...; paper, paper-id or paper-ood; folders with --compare.",
         ),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL",
-            help="Run folder (RUN@step-000050, RUN@best, RUN@latest), model folder, hub id or backbone preset.",
-            show_default="the newest finished run",
-        ),
-    ] = None,
-    data: Annotated[Path | None, typer.Option(metavar="FILE", help="Questions instead of the benchmark's own.")] = None,
-    samples: Annotated[
-        int | None, typer.Option(min=1, metavar="K", help="Samples per question.", show_default="the benchmark's")
-    ] = None,
-    temperature: Annotated[float | None, typer.Option(help="T.", show_default="the benchmark's, mostly 0.6")] = None,
-    top_p: Annotated[float | None, typer.Option("--top-p", help="Nucleus.", show_default="1")] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="New tokens at most.", show_default="the benchmark's, mostly 8192")
-    ] = None,
-    template: Annotated[
-        str | None,
-        typer.Option(
-            help="Prompt template.",
-            show_default="a run's or a backbone preset's own; else the chat template of the model or the server",
-        ),
-    ] = None,
-    grader: Annotated[
-        list[str] | None, typer.Option(help="Second grader: math, choice, exact or python:module:function; repeatable.")
-    ] = None,
-    engine: Annotated[Literal["hf", "vllm"], typer.Option(help="Engine of a model loaded here.")] = "hf",
-    tensor_parallel: Annotated[
-        int, typer.Option(min=1, metavar="N", help="GPUs that share one model, with --engine vllm.")
-    ] = 1,
-    endpoint: Annotated[
-        str | None, typer.Option(metavar="URL", help="OpenAI-compatible server that serves --model.")
-    ] = None,
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where the model is loaded.")] = "auto",
-    output: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Results folder.", show_default="results/<benchmark>-<model>")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the samples.")] = 0,
-    deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="Fixed batches: resumed or not, bit for bit the same.")
-    ] = False,
+    *,
+    options: EvaluateOptions,
+    speech: Speech,
     rescore: Annotated[bool, typer.Option("--rescore", help="Grade stored samples again, without a model.")] = False,
     compare: Annotated[
         bool,
         typer.Option("--compare", help="Compare stored results, question by question: --compare FOLDER FOLDER..."),
     ] = False,
     dry_run: DryRunOption = False,
-    quiet: QuietOption = False,
-    json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> None:
     """Score a model on benchmarks with intervals, resuming what was interrupted.
 
@@ -92,53 +125,31 @@ def evaluate(
       exgrpo evaluate --compare results/aime24-before results/aime24-after
       exgrpo evaluate --compare results/a results/b results/c --output figures
     """
-    from exgrpo_cli.evaluation.service import EvaluationRequest, rescore_stored
-    from exgrpo_cli.machine.threads import choose_threads
+    from exgrpo_cli.evaluation.service import rescore_stored
 
-    values = {
-        "samples": samples,
-        "temperature": temperature,
-        "top_p": top_p,
-        "max_tokens": max_tokens,
-        "template": template,
-    }
     if compare:
-        given = {**values, "model": model, "data": data, "grader": grader, "endpoint": endpoint, "rescore": rescore}
-        given |= {"engine": engine != "hf", "device": device != "auto", "tensor_parallel": tensor_parallel > 1}
-        given |= {"deterministic": deterministic, "dry_run": dry_run, "seed": seed}
-        _refuse_beside_compare([name for name, value in given.items() if value not in (None, [], 0)])
-        _compare([Path(folder) for folder in benchmarks or ()], output, json=json, quiet=quiet)
+        options.refuse_beside_compare()
+        for name, given in {"rescore": rescore, "dry_run": dry_run}.items():
+            if given:
+                refuse_beside_compare(name)
+        _compare([Path(folder) for folder in benchmarks or ()], options.output, json=speech.json, quiet=speech.quiet)
         return
-    request = EvaluationRequest(
-        benchmarks=tuple(benchmarks or ()),
-        model=model,
-        output=output,
-        protocol={name: value for name, value in values.items() if value is not None},
-        seed=seed,
-        engine=engine,
-        endpoint=endpoint,
-        data=data,
-        second_graders=tuple(grader or ()),
-        device=device,
-        threads=choose_threads(0),
-        deterministic=deterministic,
-        tensor_parallel=tensor_parallel,
-    )
-    report = rescore_stored(request) if rescore else _evaluate(request, dry_run=dry_run, json=json, quiet=quiet)
+    request = options.request(benchmarks or ())
+    report = rescore_stored(request) if rescore else _evaluate(request, speech, dry_run=dry_run)
     if report is not None:
-        _show(report, json, quiet)
+        _show(report, speech.json, speech.quiet)
 
 
-def _evaluate(request: "EvaluationRequest", *, dry_run: bool, json: bool, quiet: bool) -> "EvaluationReport | None":
+def _evaluate(request: "EvaluationRequest", speech: Speech, *, dry_run: bool) -> "EvaluationReport | None":
     from exgrpo_cli.evaluation.service import evaluate, plan_evaluation
 
     plan = plan_evaluation(request)
-    if request.model is None:
-        talk(f"model: the newest finished run, {plan.model}", quiet=quiet)
+    which = ", the newest finished run" if request.model is None else ""
+    talk(f"exgrpo: {', '.join(plan.folders)} with {plan.model}{which}", quiet=speech.quiet)
     if dry_run:
-        _print_plan(plan, json)
+        _print_plan(plan, speech.json)
         return None
-    return evaluate(plan, lambda text: talk(text, quiet=quiet), quiet=quiet)
+    return evaluate(plan, lambda text: talk(text, quiet=speech.quiet), quiet=speech.quiet)
 
 
 def _print_plan(plan: "EvaluationPlan", json: bool) -> None:
@@ -153,6 +164,7 @@ def _print_plan(plan: "EvaluationPlan", json: bool) -> None:
 
 def _show(report: "EvaluationReport", json: bool, quiet: bool) -> None:
     """The score on stdout, the plot and the tables in the results folder."""
+    from exgrpo_cli.console.tables import print_table
     from exgrpo_cli.evaluation.compare.terminal_tables import score_table
     from exgrpo_cli.evaluation.scoring import ungraded
     from exgrpo_cli.plots.evaluation import accuracy_by_level, level_scores
@@ -172,7 +184,7 @@ def _show(report: "EvaluationReport", json: bool, quiet: bool) -> None:
     if json:
         print_json(report.to_json())
     else:
-        _console().print(score_table(report.model, report.results, report.titles, report.averages))
+        print_table(score_table(report.model, report.results, report.titles, report.averages))
     for name, result in report.results.items():
         failures = ungraded(result)
         if failures:
@@ -184,10 +196,10 @@ def _show(report: "EvaluationReport", json: bool, quiet: bool) -> None:
     talk(f"results in {report.folder}", quiet=quiet)
 
 
-def _refuse_beside_compare(names: Sequence[str]) -> None:
-    if names:
-        option = names[0].replace("_", "-")
-        raise InputError(f"--{option} does nothing beside --compare, which reads finished results: leave it out.")
+def refuse_beside_compare(name: str) -> None:
+    """Raise InputError naming the option."""
+    option = name.replace("_", "-")
+    raise InputError(f"--{option} does nothing beside --compare, which reads finished results: leave it out.")
 
 
 def _compare(folders: Sequence[Path], output: Path | None, *, json: bool, quiet: bool) -> None:
@@ -214,6 +226,7 @@ def _compare(folders: Sequence[Path], output: Path | None, *, json: bool, quiet:
 
 
 def _compare_models(folders: Sequence[Path], output: Path | None, *, json: bool, quiet: bool) -> None:
+    from exgrpo_cli.console.tables import print_table
     from exgrpo_cli.evaluation.compare.side_by_side import side_by_side
     from exgrpo_cli.evaluation.compare.terminal_tables import comparison_table
     from exgrpo_cli.evaluation.scoring import write_tables
@@ -240,17 +253,11 @@ def _compare_models(folders: Sequence[Path], output: Path | None, *, json: bool,
     if json:
         print_json(compared.to_json())
     else:
-        _console().print(comparison_table(compared))
+        print_table(comparison_table(compared))
     where = f"figure and tables in {output}" if output else "with --output FOLDER, a figure and tables are written too"
     talk(where, quiet=quiet)
     for note in compared.notes:
         talk(f"note: {note}", quiet=quiet)
-
-
-def _console() -> "Console":
-    from rich.console import Console
-
-    return Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
 def _plot(scores: Sequence[tuple[str, Mapping[str, Any], str]], folder: Path) -> None:

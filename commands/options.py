@@ -1,8 +1,12 @@
 """Options that several commands share, and the two ways a command speaks: data to stdout, talk to stderr."""
 
+import inspect
 import json
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -15,12 +19,56 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any single setting; repeatable, strongest of all."),
 ]
-DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Print the resolved configuration and the plan, then stop.")
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the configuration and the plan, then stop.")]
+AllowCodeOption = Annotated[
+    bool, typer.Option("--allow-code", help="Let files of settings name your own functions (python:module:function).")
 ]
+
+
 QuietOption = Annotated[bool, typer.Option("--quiet", help="Errors only.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, everything else on stderr.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speech:
+    """How a command speaks."""
+
+    quiet: QuietOption = False
+    json: JsonOption = False
+    debug: DebugOption = False
+
+    def flags(self) -> list[str]:
+        """The same, for another process."""
+        return [f"--{field.name}" for field in fields(self) if getattr(self, field.name)]
+
+
+def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command take its options in groups: a parameter that is a dataclass becomes one option per field."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    parameters = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name in groups:
+            own = get_type_hints(groups[name], include_extras=True)
+            parameters += [_keyword(field.name, own[field.name], field.default) for field in fields(groups[name])]
+        else:
+            parameters.append(_keyword(name, hints[name], parameter.default))
+
+    @wraps(command)
+    def call(**values: Any) -> None:
+        made = {
+            name: kind(**{each.name: values.pop(each.name) for each in fields(kind)}) for name, kind in groups.items()
+        }
+        command(**values, **made)
+
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return call
+
+
+def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def option_layer(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -31,6 +79,11 @@ def option_layer(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
             section, key = name.split(".")
             layer.setdefault(section, {})[key] = value
     return layer
+
+
+def whole_path(data: str | None) -> str | None:
+    """A question file by its absolute path, so that the configuration means the same from any folder."""
+    return str(Path(data).resolve()) if data is not None and Path(data).exists() else data
 
 
 def print_json(value: Any) -> None:

@@ -1,6 +1,5 @@
 """`exgrpo replay-stats`: what the experience buffer of a run holds and what was drawn from it."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,9 +10,6 @@ from exgrpo_cli.commands.options import DebugOption, JsonOption, QuietOption, pr
 
 if TYPE_CHECKING:
     from exgrpo_cli.replay_stats.report import RunReport
-
-PIPE_WIDTH = 120
-"""Columns of a table that does not go to a terminal."""
 
 
 def replay_stats(
@@ -78,10 +74,8 @@ def replay_stats(
 
 
 def _print_tables(reports: "Sequence[RunReport]") -> None:
-    from rich.console import Console
-
+    from exgrpo_cli.console.tables import print_table
     from exgrpo_cli.replay_stats.tables import report_tables
 
-    console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
     for table in report_tables(reports):
-        console.print(table)
+        print_table(table)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, BinaryIO
 
 from exgrpo_cli.errors import InputError, RunError
@@ -60,6 +61,16 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
         publish(stage(path, write), path)
     except OSError as error:
         raise _cannot_write(path, error) from error
+
+
+def require_writable(path: Path) -> None:
+    """Raise InputError unless a new file could be written where `path` is to go; tried, since root may all but that."""
+    parent = next(folder for folder in path.absolute().parents if folder.exists())
+    try:
+        with TemporaryFile(dir=parent):
+            pass
+    except OSError as error:
+        raise InputError(f"--output {path} cannot be written: {parent}: {error.strerror}.") from error
 
 
 def write_text(path: Path, text: str) -> None:

@@ -35,6 +35,7 @@ FLOORS = {
     "reports": 7,
     "commands": 8,
     "start": 9,
+    "__main__": 10,
 }
 ENGINES_ONLY = ("vllm", "deepspeed")
 # What is read, drawn or shown without a model stays quick to import.

@@ -13,12 +13,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from exgrpo_cli.ablation.report import StudyReport, report_study
 from exgrpo_cli.ablation.study import Study, StudyRun, budgeted, is_ready
 from exgrpo_cli.config.resolve import to_toml
-from exgrpo_cli.console.reporter import Reporter
+from exgrpo_cli.console.reporter import Reporter, make_reporter
 from exgrpo_cli.console.signals import Stopper
 from exgrpo_cli.errors import InputError, Interrupted, RunError
 from exgrpo_cli.files import last_json_line, write_text
+from exgrpo_cli.machine.run_plan import plan_run, require_runnable, settle_ranks
+from exgrpo_cli.machine.survey import survey_machine
 from exgrpo_cli.machine.threads import choose_threads
 from exgrpo_cli.runs.folder import RunFolder
 
@@ -36,6 +39,18 @@ class Started:
     def label(self) -> str:
         """Arm and seed, as progress and errors name the run."""
         return f"{self.run.arm.name}, seed {self.run.seed}"
+
+
+def compare(study: Study, *, jobs: int, quiet: bool) -> StudyReport:
+    """Run what is not finished and compare the arms; raises as `run_study`, and InputError for a machine too small."""
+    machine = survey_machine()
+    require_runnable(plan_run(settle_ranks(study.runs[0].config, machine), machine))
+    reporter = make_reporter(quiet=quiet)
+    try:
+        run_study(study, jobs=jobs, reporter=reporter)
+    finally:
+        reporter.close()
+    return report_study(study)
 
 
 def run_study(study: Study, *, jobs: int, reporter: Reporter) -> None:

@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from exgrpo_cli.ablation.arms import BASELINE, Arm, with_baseline
+from exgrpo_cli.config.functions import check_functions
 from exgrpo_cli.config.layers import build_config, read_method
 from exgrpo_cli.config.resolve import Layer, resolve
 from exgrpo_cli.config.sections.run import Budget
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import InputError
-from exgrpo_cli.replay.priorities import own_priority
-from exgrpo_cli.replay.sampling import resolve_sampler
-from exgrpo_cli.replay.selection import resolve_metric
 from exgrpo_cli.runs.ending import Ending
 from exgrpo_cli.training.metrics import PHASES
 
@@ -125,9 +123,9 @@ def plan_study(
                 assignments=[*assignments, *arm.assignments],
                 allow_code=allow_code,
             )
-            if not config.data.heldout:
-                raise InputError("data.heldout is empty: a study compares held-out pass@1, so name held-out questions.")
-            require_functions(config)
+            if not config.data.has_heldout:
+                raise InputError("data.heldout = 'none': a study compares held-out pass@1, so name held-out questions.")
+            check_functions(config)
             run = StudyRun(arm=arm, seed=seed, folder=folder / arm.folder_name / f"seed-{seed}", config=config)
             runs.append(run)
     baseline = next(arm.name for arm in every if arm.method == BASELINE.method and not arm.assignments)
@@ -151,13 +149,6 @@ def pool_of(arm: Arm, replay_from: Path | None) -> dict[str, Layer]:
     if replay_from is None or store != "none":
         return {}
     return {"replay": {"warm_start": str(replay_from.resolve())}}
-
-
-def require_functions(config: Config) -> None:
-    """The user's own metric, sampler and priority must be there: the arm that needs them may start hours later."""
-    resolve_metric(config.replay.metric)
-    resolve_sampler(config.replay.sampler, config.replay.mu, config.replay.sigma)
-    own_priority(config.replay.priority)
 
 
 def check_same_run(run: StudyRun) -> None:

@@ -25,6 +25,7 @@ tags: [exgrpo, reinforcement-learning, rlvr]
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+# This folder, or wherever it was copied to.
 tokenizer = AutoTokenizer.from_pretrained("{folder}")
 model = AutoModelForCausalLM.from_pretrained("{folder}")
 messages = [{{"role": "user", "content": {example!r}}}]

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from exgrpo_cli.config.functions import USER_FUNCTIONS, origin
 from exgrpo_cli.config.names import PREFIX
 from exgrpo_cli.config.resolve import Layer, parse_assignments, resolve
+from exgrpo_cli.config.sections.data import DataSettings
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import InputError, nearest
 from exgrpo_cli.presets import load_preset, preset_names, preset_settings
@@ -40,25 +42,30 @@ def build_config(
     an id keeps the defaults of the settings, and its last path part becomes the backbone's name. `config_file` may be
     a run folder's `config.toml`: that holds every setting, so the result equals the configuration of that run.
 
-    Raises InputError for an unreadable file, an unknown preset, key or value, and for a backbone or a method that
-    contradicts the one in the file.
+    Raises InputError for an unreadable file, an unknown preset, key or value, for a backbone or a method that
+    contradicts the one in the file, and where the file, not the command line, names a function of the user and
+    `allow_code` is off: whoever wrote the file would choose what runs here.
     """
     file_layer = read_config(config_file) if config_file else {}
     chosen = read_method(method, allow_code=allow_code) if method is not None else None
     in_file = _in_layer(file_layer, "run", "method")
-    name = _agreed("--method", chosen.name if chosen else None, in_file, config_file) or DEFAULT_METHOD
+    name = _agreed("--method", chosen.name if chosen else None, in_file, config_file)
+    name = DEFAULT_METHOD if name is None else name
     if chosen is None:
         chosen = _method_of_file(name, file_layer)
+    given = [("options", options or {}), ("--set", _checked_assignments(assignments))]
     layers = [
         ("backbone", _backbone_layer(backbone, file_layer, config_file)),
         (f"method {name}", chosen.settings),
         (f"published base of {name}", chosen.published_base() if as_published else {}),
         ("method", {"run": {"method": name}}),
         (str(config_file), file_layer),
-        ("options", options or {}),
-        ("--set", _checked_assignments(assignments)),
+        *given,
     ]
-    return resolve(layers)
+    config = resolve(_with_own_heldout(layers))
+    if not allow_code:
+        _refuse_code(config_file, file_layer, [layer for _, layer in given])
+    return config
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,6 +161,29 @@ def _backbone_layer(backbone: str | None, file_layer: Layer, config_file: Path |
     source = str(folder.resolve()) if local else backbone
     _agreed("--backbone", source, _in_layer(file_layer, "backbone", "source"), config_file)
     return {"backbone": {"name": Path(source).name, "source": source}}
+
+
+def _refuse_code(file: Path | None, file_layer: Layer, given: Sequence[Layer]) -> None:
+    for setting in USER_FUNCTIONS:
+        section, key = setting.split(".")
+        value = _in_layer(file_layer, section, key) or ""
+        if value.startswith(PREFIX) and not any(key in layer.get(section, {}) for layer in given):
+            raise InputError(
+                f"{file}: {setting} = {value!r} would run code of {origin(setting, value)}. If you trust it, add "
+                "--allow-code."
+            )
+
+
+def _with_own_heldout(layers: list[tuple[str, Layer]]) -> list[tuple[str, Layer]]:
+    """Held-out questions belong to the training set they were named for: who changes the one alone gets `auto`."""
+    train, result = DataSettings().train, []
+    for name, layer in layers:
+        data = layer.get("data")
+        if isinstance(data, Mapping) and data.get("train", train) != train:
+            train = data["train"]
+            layer = {**layer, "data": {"heldout": "auto", **data}}
+        result.append((name, layer))
+    return result
 
 
 def _preset_backbone(name: str) -> dict[str, Any]:

@@ -12,5 +12,9 @@ EVICTIONS = ("oldest", "highest-entropy", "longest", "random", "lowest-priority"
 """What leaves a question or a store that holds as much as it may."""
 PRIORITIES = ("uniform", "latest", "advantage", "reward", "headroom", "signal")
 """What a unit weighs where units are drawn by priority."""
+GRADERS = ("math", "choice", "exact", "oat")
+"""How an answer is verified."""
+BUILT_IN = ("arithmetic", "word-problems")
+"""Question sources that the program makes itself, each with held-out questions."""
 PREFIX = "python:"
 """What a function of the user starts with: `python:module:function`."""

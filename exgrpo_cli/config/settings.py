@@ -47,6 +47,11 @@ class Config:
                 "objective.baseline = 'history' contradicts replay.enabled = true: a replayed success is no "
                 "visit of the current policy; set replay.enabled = false, or use baseline 'group'."
             )
+        if self.optim.schedule == "linear" and 0 < self.optim.horizon <= self.optim.warmup_steps:
+            raise InputError(
+                f"optim.horizon = {self.optim.horizon} ends the decay within optim.warmup_steps = "
+                f"{self.optim.warmup_steps}: raise the one or lower the other."
+            )
         if self.optim.minibatches > self.rollout.questions_per_step:
             raise InputError(
                 f"optim.minibatches = {self.optim.minibatches} exceeds rollout.questions_per_step = "

@@ -124,6 +124,8 @@ class LiveReporter:
             console=console,
         )
         self._tasks: dict[str, Any] = {}
+        self._finished: set[str] = set()
+        """Work that was said to be done, and may be reported as such many times."""
         self._live = Live(self._progress, console=console, refresh_per_second=4, transient=False)
         self._live.start()
 
@@ -132,10 +134,13 @@ class LiveReporter:
 
     def progress(self, done: int, total: int, what: str) -> None:
         if what not in self._tasks:
+            if done >= total and what in self._finished:
+                return
             self._tasks[what] = self._progress.add_task(what, total=total)
         self._progress.update(self._tasks[what], completed=done, total=total)
         if done >= total:
             self._progress.remove_task(self._tasks.pop(what))
+            self._finished.add(what)
             self.note(f"{what}: done")
 
     def step(self, line: Mapping[str, Any], total: int) -> None:

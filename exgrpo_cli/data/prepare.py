@@ -5,15 +5,15 @@ contamination, prompt length. The output appears when everything is done, under 
 preparation leaves nothing but the hub's cache, and the next one starts from that.
 """
 
-import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from exgrpo_cli import __version__
+from exgrpo_cli.config.names import BUILT_IN
 from exgrpo_cli.config.sections.data import ArithmeticSettings, WordProblemSettings
 from exgrpo_cli.config.sections.grading import GradingSettings
 from exgrpo_cli.data.audit.checks import (
@@ -38,16 +38,17 @@ from exgrpo_cli.data.question_file.questions import (
 )
 from exgrpo_cli.data.reading import (
     ARITHMETIC,
-    BUILT_IN,
     WORD_PROBLEMS,
     Reading,
     make_arithmetic,
     read_source,
     word_problems,
 )
-from exgrpo_cli.data.sources.formats import stem_of, suffix_of
+from exgrpo_cli.data.sources.formats import stem_of
 from exgrpo_cli.data.sources.open import default_name, hub_id_of, is_local
+from exgrpo_cli.data.split import heldout_beside, split_questions
 from exgrpo_cli.errors import InputError
+from exgrpo_cli.files import require_writable
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.types import Question
 
@@ -88,10 +89,14 @@ class PrepareOptions:
     """The built-in word problems."""
     heldout: bool = False
     """Of a built-in source: the held-out questions instead of the training ones."""
+    split: float | None = None
+    """Share of the questions that goes into a held-out file of its own beside the output."""
 
     def __post_init__(self) -> None:
         if not 0 < self.overlap_threshold <= 1:
             raise InputError(f"--overlap {self.overlap_threshold} is out of range: use a share above 0 and up to 1.")
+        if self.split is not None and not 0 < self.split < 1:
+            raise InputError(f"--split {self.split} is out of range: use a share between 0 and 1.")
         if self.overlap_ngram < 1:
             raise InputError(f"--ngram {self.overlap_ngram} is out of range: use a number of words of at least 1.")
 
@@ -99,6 +104,37 @@ class PrepareOptions:
 def default_output(source: str) -> Path:
     """Where the questions of a source go when nothing else is said."""
     return DATA_FOLDER / f"{default_name(source)}.parquet"
+
+
+def outputs_of(source: str, output: Path, options: PrepareOptions) -> list[Path]:
+    """The files that `prepare_files` writes; raises InputError where one cannot be, or a split is asked for twice."""
+    if source in BUILT_IN and options.split is not None:
+        raise InputError(f"--split does nothing here: {source} brings held-out questions of its own.")
+    two = source in BUILT_IN or options.split is not None
+    outputs = [output, heldout_beside(output)] if two else [output]
+    for path in outputs:
+        check_output(source, path)
+    return outputs
+
+
+def prepare_files(source: str, output: Path, options: PrepareOptions, progress: Progress) -> list[PrepareReport]:
+    """The question file and, of `arithmetic` and with `split`, the held-out one beside it; raises as `prepare`."""
+    outputs = outputs_of(source, output, options)
+    if source in BUILT_IN:
+        return [prepare(source, path, replace(options, heldout=path is not output), progress) for path in outputs]
+    report = prepare(source, output, options, progress)
+    if options.split is None:
+        return [report]
+    train, heldout = split_questions(report.questions, options.split)
+    parts = [
+        replace(report, output=path, questions=tuple(part), content_hash=content_hash(part), levels=_levels(part))
+        for path, part in zip(outputs, (train, heldout), strict=True)
+    ]
+    # The held-out file first: a training file that names it must find it.
+    for part in reversed(parts):
+        own = {"heldout": outputs[1].name} if part.output == output else {"heldout_of": output.name}
+        write_questions(part.output, part.questions, {**_metadata(part, options), **own}, options.layout)
+    return parts
 
 
 def prepare(source: str, output: Path, options: PrepareOptions, progress: Progress) -> PrepareReport:
@@ -134,7 +170,8 @@ def prepare(source: str, output: Path, options: PrepareOptions, progress: Progre
         levels=_levels(questions),
         seconds=time.perf_counter() - started,
     )
-    write_questions(output, questions, _metadata(report, options), options.layout)
+    if options.split is None:
+        write_questions(output, questions, _metadata(report, options), options.layout)
     return report
 
 
@@ -152,11 +189,9 @@ def check_output(source: str, output: Path) -> None:
         raise InputError(f"--output {output} is the source itself: name another file.")
     if output.exists() and not is_prepared(read_metadata(output)):
         raise InputError(f"--output {output} exists and was not made by `exgrpo prepare`: name another file.")
-    if suffix_of(output.name) not in ("", ".parquet"):
+    if output.suffix.lower() != ".parquet":
         raise InputError(f"--output {output} would be a parquet file: name it {stem_of(output)}.parquet.")
-    parent = next(folder for folder in output.absolute().parents if folder.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise InputError(f"--output {output} cannot be written: {parent} is not a writable folder.")
+    require_writable(output)
 
 
 def _audited(
@@ -228,6 +263,7 @@ def _metadata(report: PrepareReport, options: PrepareOptions) -> dict[str, Any]:
             "overlap_ngram": options.overlap_ngram,
             "overlap_threshold": options.overlap_threshold,
             "near_threshold": options.near_threshold,
+            "held_out_share": options.split,
             "seed": _seed(report.source, options),
         },
         "counts": report.counts(),

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from exgrpo_cli.config.names import BUILT_IN
 from exgrpo_cli.config.sections.data import ArithmeticSettings, WordProblemSettings
 from exgrpo_cli.data.arithmetic import make_questions
 from exgrpo_cli.data.audit.checks import Progress, Tally, one_line
@@ -17,10 +18,7 @@ from exgrpo_cli.data.word_problems import make_word_problems
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.types import Question
 
-ARITHMETIC = "arithmetic"
-WORD_PROBLEMS = "word-problems"
-BUILT_IN = (ARITHMETIC, WORD_PROBLEMS)
-"""Sources that the program makes itself, each with held-out questions."""
+ARITHMETIC, WORD_PROBLEMS = BUILT_IN
 _SAMPLE_ROWS = 20
 _PROGRESS_ROWS = 500
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from types import TracebackType
 
-from exgrpo_cli.config.names import PREFIX
+from exgrpo_cli.config.names import GRADERS, PREFIX
 from exgrpo_cli.errors import InputError, RunError, nearest
 from exgrpo_cli.grading.routes import (
     GradingItem,
@@ -23,8 +23,6 @@ from exgrpo_cli.grading.routes import (
 from exgrpo_cli.grading.workers.messages import Task
 from exgrpo_cli.grading.workers.remote import RemoteGrader
 from exgrpo_cli.types import Verdict
-
-GRADERS = ("math", "choice", "exact", "oat", "python:module:function")
 
 _MAX_CACHED_VERDICTS = 65_536
 _PATIENCE = 4
@@ -189,7 +187,9 @@ def _route(grader: str, max_answer_chars: int, compares_plain_numbers: bool) -> 
         return oat_route(max_answer_chars=max_answer_chars)
     if grader.startswith(PREFIX):
         return custom_route()
-    raise InputError(f"grading.grader is {grader!r}, which is not a grader.{nearest(grader, GRADERS)}")
+    raise InputError(
+        f"grading.grader is {grader!r}, which is not a grader.{nearest(grader, (*GRADERS, 'python:module:function'))}"
+    )
 
 
 def _check_positive(setting: str, value: float) -> None:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
+from exgrpo_cli.config.functions import load_function
 from exgrpo_cli.config.names import PREFIX
 from exgrpo_cli.errors import RunError
-from exgrpo_cli.replay.plugins import load_function
 
 SMALLEST = 1e-6
 """Added to advantages and rewards, so that what has none can still be drawn."""

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from exgrpo_cli.errors import InputError, RunError
-from exgrpo_cli.files import append_json_lines, read_json_lines, remove_partials, write_json_lines
+from exgrpo_cli.files import append_json_lines, read_json_lines, remove_partials, require_writable, write_json_lines
 
 TORCH_WRITES = ("PytorchStreamWriter", "inline_container", "file write failed", "No space left on device")
 """One of these is in what torch says when it cannot write a file."""
@@ -30,6 +30,7 @@ class RunFolder:
         self.plots = path / "plots"
         self.model = path / "model"
         self.summary = path / "summary.json"
+        self._made: list[Path] = []
 
     @classmethod
     def create(cls, path: Path) -> "RunFolder":
@@ -40,15 +41,14 @@ class RunFolder:
         if cls(path)._is_torn():
             with cls(path).locked():
                 shutil.rmtree(path)
-        if path.exists():
-            is_run = cls(path).config.is_file()
-            way_on = f", or `exgrpo train --resume --output {path}`" if is_run else "; it holds no run to go on with"
-            raise InputError(f"{path} exists: choose another --output{way_on}.")
+        cls.check_new(path)
+        absent = [parent for parent in path.parents if not parent.exists()]
         try:
             path.mkdir(parents=True)
         except OSError as error:
             raise InputError(f"{path} cannot be created ({error.strerror}): choose another --output.") from error
         folder = cls(path)
+        folder._made = absent
         for child in (folder.data, folder.checkpoints, folder.samples, folder.plots):
             child.mkdir()
         return folder
@@ -65,6 +65,22 @@ class RunFolder:
         locked = (self.path / ".lock").is_file()
         untouched = (self.checkpoints, self.samples, self.plots) if locked else self.path.iterdir()
         return not any(path.is_file() or any(path.iterdir()) for path in untouched if path.exists())
+
+    def discard(self) -> None:
+        """Remove the folder of a run that never began, and the folders that were made for it."""
+        shutil.rmtree(self.path)
+        for parent in self._made:
+            with suppress(OSError):
+                parent.rmdir()
+
+    @classmethod
+    def check_new(cls, path: Path) -> None:
+        """Raise InputError when `path` exists or could not be made."""
+        if path.exists() and not cls(path)._is_torn():
+            is_run = cls(path).config.is_file()
+            way_on = f", or `exgrpo train --resume --output {path}`" if is_run else "; it holds no run to go on with"
+            raise InputError(f"{path} exists: choose another --output{way_on}.")
+        require_writable(path)
 
     @classmethod
     def existing(cls, path: Path) -> "RunFolder":

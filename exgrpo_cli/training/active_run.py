@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from exgrpo_cli.console.reporter import Reporter
@@ -68,7 +67,8 @@ class ActiveRun:
 
 def note_score(run: ActiveRun, score: dict[str, Any], when: str) -> None:
     run.reporter.note(
-        f"held-out pass@1 {when}: {score['pass_at_1']:.3f} [{score['low']:.3f}, {score['high']:.3f}] "
+        f"held-out pass@1 ({run.parts.config.data.heldout_name}) {when}: "
+        f"{score['pass_at_1']:.3f} [{score['low']:.3f}, {score['high']:.3f}] "
         f"over {score['questions']} questions"
     )
 
@@ -76,7 +76,7 @@ def note_score(run: ActiveRun, score: dict[str, Any], when: str) -> None:
 def validation_metrics(run: ActiveRun) -> dict[str, float | int]:
     """`val/<benchmark>` of the current weights; remembers the best step."""
     state = run.state
-    name = Path(run.parts.config.data.heldout).stem
+    name = run.parts.config.data.heldout_name
     with run.timed("validation"):
         score = validate(run.parts, run.heldout, run.reporter.progress, f"held-out, step {state.step}")
     note_score(run, score, f"after step {state.step}")

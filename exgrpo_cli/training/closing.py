@@ -1,5 +1,6 @@
 """Everything after the last step: held-out score, exported model, plots, summary."""
 
+from pathlib import Path
 from typing import Any
 
 from exgrpo_cli.backbones.export import model_card
@@ -43,18 +44,26 @@ def export_run_model(run: ActiveRun, after: dict[str, Any]) -> None:
     """The final weights as `model/`, with a card that says what made them."""
     config, parts = run.parts.config, run.parts
     example = next(iter(parts.questions.values())).prompt[-1].content
-    score = f" Held-out pass@1: {after['pass_at_1']:.3f}." if after else ""
+    score = ""
+    if after:
+        interval = f"{after['pass_at_1']:.3f} [{after['low']:.3f}, {after['high']:.3f}]"
+        score = f" Held-out pass@1 on {after['questions']} questions of {config.data.heldout_name}: {interval}."
     card = model_card(
         title=f"{config.backbone.name} trained with {config.run.method}",
         description=(
-            f"Backbone {config.backbone.source!r}, {run.state.step} steps of {config.run.method} on "
-            f"{config.data.train!r} (arXiv 2510.02245), seed {config.run.seed}.{score}"
+            f"Backbone {shown_name(config.backbone.source)}, {run.state.step} steps of {config.run.method} on "
+            f"{shown_name(config.data.train)} (arXiv 2510.02245), seed {config.run.seed}.{score}"
         ),
-        folder=str(run.folder.model),
+        folder="model",
         example=example,
         max_new_tokens=config.rollout.max_response_tokens,
     )
     export_weights(parts, run.folder.model, card=card)
+
+
+def shown_name(source: str) -> str:
+    """A source as others may read it: a path of this machine by its last part alone."""
+    return Path(source).name if Path(source).is_absolute() else source
 
 
 def summarise(run: ActiveRun, after: dict[str, Any]) -> dict[str, Any]:
@@ -67,7 +76,7 @@ def summarise(run: ActiveRun, after: dict[str, Any]) -> dict[str, Any]:
         "method": parts.config.run.method,
         "backbone": parts.config.backbone.name,
         "seed": parts.config.run.seed,
-        "heldout": {"before": state.heldout_before, "after": after},
+        "heldout": {"set": parts.config.data.heldout_name, "before": state.heldout_before, "after": after},
         "tokens": {"generated": state.tokens_generated, "trained": state.tokens_trained},
         "updates": {"applied": state.updates_applied, "skipped": state.updates_skipped},
         "wall_seconds": {name: round(seconds, 3) for name, seconds in sorted(state.seconds.items())},

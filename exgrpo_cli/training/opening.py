@@ -40,6 +40,7 @@ from exgrpo_cli.training.run_questions import (
 from exgrpo_cli.training.state import RunState
 from exgrpo_cli.training.time_limit import TimeLimit
 from exgrpo_cli.training.trackers import open_trackers, require_trackers
+from exgrpo_cli.training.trust import remember_run
 
 
 def pin_choices(config: Config, ranks: Ranks) -> Config:
@@ -144,6 +145,7 @@ def describe_run(config: Config, folder: RunFolder, questions: RunQuestions, ran
     store_questions(folder.data, config, questions)
     environment = describe_environment(config, questions.train_hash) | {"ranks": ranks.world_size}
     write_json(folder.path / "environment.json", environment)
+    remember_run(folder.path, config)
 
 
 def begin_writing(config: Config, folder: RunFolder, point: ResumePoint) -> None:

@@ -1,7 +1,6 @@
 """A whole run: questions and backbone in, validation, the steps, the exported model, the summary and the plots."""
 
 import math
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
@@ -71,7 +70,7 @@ def train(
                 run = open_run(config, folder, stopper, speaker, stack, ranks, watchdog, time_limit, is_new=not resume)
         except BaseException:
             if ranks.is_main and not folder.config.exists():
-                shutil.rmtree(path)
+                folder.discard()
             raise
         try:
             run_steps(run)

@@ -1,23 +1,31 @@
 """The questions of a run: made, read or prepared before it starts, and kept in the run folder."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from exgrpo_cli.config.names import BUILT_IN
+from exgrpo_cli.config.sections.data import DataSettings
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.console.reporter import Reporter
 from exgrpo_cli.data.arithmetic import make_questions
-from exgrpo_cli.data.audit.checks import check_golds
+from exgrpo_cli.data.audit.checks import Tally, check_golds
+from exgrpo_cli.data.layouts.recognise import NamedFields
 from exgrpo_cli.data.prepare import PrepareOptions, check_source, default_output, prepare
 from exgrpo_cli.data.question_file.questions import (
     QuestionSet,
     content_hash,
     is_prepared,
+    is_question_file,
     read_metadata,
     read_questions,
     write_questions,
 )
-from exgrpo_cli.data.reading import WORD_PROBLEMS
+from exgrpo_cli.data.reading import WORD_PROBLEMS, read_source
+from exgrpo_cli.data.sources.open import is_local
+from exgrpo_cli.data.split import heldout_beside, split_questions
 from exgrpo_cli.data.word_problems import make_word_problems
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.evaluation.benchmarks.presets import load_benchmark
@@ -30,6 +38,8 @@ from exgrpo_cli.types import Question
 
 # A larger question file is linked instead of copied: 100 MB (interface of the run folder).
 LINK_ABOVE_BYTES = 100_000_000
+OWN_SHARE, OWN_MOST = 0.1, 500
+"""Held out of a training set that brings no held-out questions: a tenth, at most 500, seconds to minutes to ask."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,12 +53,12 @@ class RunQuestions:
 
 
 def load_questions(config: Config, reporter: Reporter) -> RunQuestions:
-    """The settings' questions: made, read, or prepared from the hub where no prepared file is there yet.
+    """The settings' questions: made, read, or prepared where they are not yet.
 
     Raises InputError naming the file, row and field that is wrong.
     """
     train = source_questions(config, config.data.train, "train", reporter)
-    heldout = source_questions(config, config.data.heldout, "heldout", reporter) if config.data.heldout else []
+    train, heldout = with_heldout(config, train, reporter)
     both = {question.id for question in train} & {question.id for question in heldout}
     if both:
         raise InputError(
@@ -59,8 +69,49 @@ def load_questions(config: Config, reporter: Reporter) -> RunQuestions:
     return RunQuestions(train=tuple(train), heldout=tuple(heldout[:limit]), train_hash=content_hash(train))
 
 
+def check_questions(config: Config, reporter: Reporter) -> None:
+    """Raise InputError for questions that `load_questions` would refuse; nothing is fetched, nothing is graded."""
+    data = config.data
+    for split, source in (("train", data.train), ("heldout", data.heldout)):
+        named = split == "train" or (data.has_heldout and data.heldout != "auto" and data.heldout_share is None)
+        if named and source not in BUILT_IN:
+            require_source(source, split)
+            if is_local(source) and not is_question_file(Path(source)):
+                read_source(source, NamedFields(), Tally(), reporter.progress)
+    if data.train in BUILT_IN or is_question_file(Path(data.train)):
+        heldout = data.heldout == "auto" or data.heldout_share is not None or is_question_file(Path(data.heldout))
+        load_questions(config if heldout else replace(config, data=replace(data, heldout="none")), reporter)
+
+
+def with_heldout(
+    config: Config, train: list[Question], reporter: Reporter
+) -> tuple[list[Question], Sequence[Question]]:
+    """The questions to train on and the held-out ones: none, a set of their own, or a part taken from the first."""
+    data = config.data
+    beside = heldout_beside(Path(data.train))
+    if not data.has_heldout:
+        return train, []
+    if data.heldout == "auto" and data.train in BUILT_IN:
+        return train, source_questions(config, data.train, "heldout", reporter)
+    if data.heldout == "auto" and is_split(Path(data.train)):
+        if not beside.is_file():
+            raise InputError(
+                f"{beside} is missing: `prepare --split` put the held-out questions of {data.train} there."
+            )
+        return train, source_questions(config, str(beside), "heldout", reporter)
+    if data.heldout != "auto" and data.heldout_share is None:
+        return train, source_questions(config, data.heldout, "heldout", reporter)
+    share, most = (OWN_SHARE, OWN_MOST) if data.heldout_share is None else (data.heldout_share, None)
+    kept, heldout = split_questions(train, share, most=most)
+    reporter.note(
+        f"held-out questions: {len(heldout)} of the {len(train)} of {data.train}, which are not trained on "
+        "(--heldout FILE, BENCHMARK, a share or none chooses others)"
+    )
+    return kept, heldout
+
+
 def source_questions(config: Config, source: str, split: str, reporter: Reporter) -> list[Question]:
-    """Questions of `data.train` or `data.heldout`: a built-in source, a question file, a benchmark, or a hub id."""
+    """Questions of `data.train` or `data.heldout`: built in, whatever `prepare` reads, or a benchmark."""
     if source == "arithmetic":
         settings = config.arithmetic
         made = make_questions(
@@ -69,19 +120,29 @@ def source_questions(config: Config, source: str, split: str, reporter: Reporter
         return made.train if split == "train" else made.heldout
     if source == WORD_PROBLEMS:
         return make_word_problems(config.word_problems, heldout=split != "train")
-    if Path(source).exists():
+    if is_question_file(Path(source)):
         return list(read_questions(source).questions)
+    if is_local(source):
+        return prepared_questions(config, source, reporter)
     if source in preset_names("benchmarks"):
         return list(benchmark_questions(load_benchmark(source)).questions)
     return list(read_questions(prepared_file(config, source, split, reporter)).questions)
 
 
+def prepared_questions(config: Config, source: str, reporter: Reporter) -> list[Question]:
+    """The questions of a local file or folder that is no question file, as `prepare` reads and audits them."""
+    with TemporaryDirectory(prefix="exgrpo-") as folder:
+        file = Path(folder) / "questions.parquet"
+        report = prepare(source, file, PrepareOptions(grading=config.grading), reporter.progress)
+    counts = report.counts()
+    dropped = "".join(f", {count} {reason}" for reason, count in counts["dropped"].items())
+    reporter.note(f"{source}: {counts['kept']} of {counts['read']} questions kept{dropped}")
+    return list(report.questions)
+
+
 def prepared_file(config: Config, source: str, split: str, reporter: Reporter) -> Path:
     """The file `prepare` makes of a hub id, made now when it is not there."""
-    try:
-        check_source(source)
-    except InputError as error:
-        raise InputError(f"data.{split}: {error}") from error
+    require_source(source, split)
     output = default_output(source)
     if not output.exists():
         reporter.note(f"preparing {source} as {output}")
@@ -89,15 +150,25 @@ def prepared_file(config: Config, source: str, split: str, reporter: Reporter) -
     return output
 
 
+def require_source(source: str, split: str) -> None:
+    """Raise InputError for a source that is neither on disk, nor a benchmark, nor a hub id; nothing is fetched."""
+    if source in preset_names("benchmarks"):
+        return
+    try:
+        check_source(source)
+    except InputError as error:
+        raise InputError(f"data.{split}: {error}") from error
+
+
 def check_answers(config: Config, pool: GradingPool, train: tuple[Question, ...]) -> None:
     """Every gold answer must verify against itself; what `prepare` has already checked is not checked again."""
     path = Path(config.data.train)
-    if path.is_file() and not is_prepared(read_metadata(path)):
+    if is_question_file(path) and not is_prepared(read_metadata(path)):
         check_golds(train, pool)
 
 
 def store_questions(folder: Path, config: Config, questions: RunQuestions) -> None:
-    """Write `train.parquet` and `heldout.parquet`; a file of over 100 MB is linked, its hash beside it."""
+    """Write `train.parquet` and `heldout.parquet`; a question file of over 100 MB is linked, its hash beside it."""
     for name, source, kept in (
         ("train", config.data.train, questions.train),
         ("heldout", config.data.heldout, questions.heldout),
@@ -105,7 +176,8 @@ def store_questions(folder: Path, config: Config, questions: RunQuestions) -> No
         if not kept:
             continue
         path = Path(source)
-        if path.is_file() and path.stat().st_size > LINK_ABOVE_BYTES:
+        whole = name == "heldout" or not takes_part(config.data)
+        if whole and is_question_file(path) and path.stat().st_size > LINK_ABOVE_BYTES:
             (folder / f"{name}.parquet").symlink_to(path.resolve())
             digest = {"source": str(path.resolve()), "sha256": file_digest(path)}
             write_json(folder / f"{name}.json", digest)
@@ -114,10 +186,21 @@ def store_questions(folder: Path, config: Config, questions: RunQuestions) -> No
     write_manifest(folder)
 
 
+def takes_part(data: DataSettings) -> bool:
+    """Whether the held-out questions are taken out of the training ones."""
+    own = data.heldout == "auto" and data.train not in BUILT_IN and not is_split(Path(data.train))
+    return own or data.heldout_share is not None
+
+
+def is_split(file: Path) -> bool:
+    """Whether `prepare --split` has put the held-out part of this question file beside it."""
+    return file.is_file() and "heldout" in read_metadata(file)
+
+
 def stored_questions(folder: Path, config: Config) -> RunQuestions:
     """The questions of an existing run folder, for a resume. Raises InputError naming a file that is not as it was."""
     damage = find_damage(folder)
-    if not damage and config.data.heldout and not (folder / MANIFEST).exists():
+    if not damage and config.data.has_heldout and not (folder / MANIFEST).exists():
         # Runs of older versions always kept their held-out questions.
         path = folder / "heldout.parquet"
         damage = "" if path.exists() else f"{path} is missing"

@@ -23,6 +23,7 @@ def test_the_promised_commands_are_there():
         "prepare",
         "train",
         "replay-stats",
+        "report",
         "evaluate",
         "eval",
         "ablate",

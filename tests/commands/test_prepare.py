@@ -172,5 +172,6 @@ def test_what_is_wrong_is_one_line_and_exit_2(folder, capsys, arguments, message
     assert run(["prepare", *arguments]) == 2
     captured = capsys.readouterr()
     lines = captured.err.strip().splitlines()
-    assert len(lines) == 1 and message in lines[0] and captured.out == ""
+    assert message in lines[-1] and captured.out == ""
+    assert all(line.startswith("exgrpo: reading ") for line in lines[:-1])
     assert not (folder / "data").exists()

@@ -1,6 +1,8 @@
 """`exgrpo train` from the command line: the plan, what is refused before work starts, and one real run."""
 
 import json
+import os
+import time
 import tomllib
 
 import pytest
@@ -53,9 +55,9 @@ def test_options_become_settings(capsys):
 
 
 def test_a_question_file_is_kept_by_its_absolute_path(tmp_path, capsys):
-    (tmp_path / "mine.parquet").touch()
-    assert run(["train", "--data", "mine.parquet", "--dry-run"]) == 0
-    assert tomllib.loads(capsys.readouterr().out)["data"]["train"] == str(tmp_path / "mine.parquet")
+    (tmp_path / "mine.csv").write_text("question,answer\n1 + 1,2\n2 + 2,4\n")
+    assert run(["train", "--data", "mine.csv", "--dry-run"]) == 0
+    assert tomllib.loads(capsys.readouterr().out)["data"]["train"] == str(tmp_path / "mine.csv")
 
 
 def test_a_published_backbone_without_a_gpu_is_refused_with_its_plan(tmp_path, capsys):
@@ -72,7 +74,7 @@ def test_a_published_backbone_without_a_gpu_is_refused_with_its_plan(tmp_path, c
     [
         (["--with-retired"], "--with-retired says what to take over from --replay-from RUN"),
         (["--replay-from", "nowhere"], "--replay-from nowhere has no replay/ folder"),
-        (["--resume"], "--resume needs the run as --output; none in runs/ is unfinished."),
+        (["--resume"], "--resume found no unfinished run in runs/: name one with --output."),
         (["--resume", "--output", "runs/none"], "runs/none is not a run folder"),
         (["--device", "cuda"], "no GPU is visible"),
         (["--config", "none.toml"], "cannot read the configuration none.toml: No such file or directory."),
@@ -91,14 +93,15 @@ def test_experience_for_a_method_that_replays_nothing_is_refused(tmp_path, capsy
     assert not (tmp_path / "runs").exists()
 
 
-def test_resume_alone_names_the_newest_unfinished_run(tmp_path, capsys):
-    folder = tmp_path / "runs" / "mine"
-    folder.mkdir(parents=True)
-    (folder / "config.toml").write_text(to_toml(build_config()))
-    assert run(["train", "--resume"]) == 2
-    assert "exgrpo train --resume --output runs/mine" in capsys.readouterr().err
-    assert run(["train", "--resume", "--output", "runs/mine", "--config", "x.toml"]) == 2
-    assert "leave --config x.toml out" in capsys.readouterr().err
+def test_resume_alone_takes_the_newest_unfinished_run(tmp_path, capsys):
+    for name, age in (("older", 100), ("newer", 0)):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "config.toml").write_text(to_toml(build_config()))
+        os.utime(folder / "config.toml", (time.time() - age, time.time() - age))
+    assert run(["train", "--resume", "--dry-run"]) == 0
+    assert run(["train", "--resume", "--config", "x.toml"]) == 2
+    assert "--resume goes on with runs/newer's own configuration: leave --config x.toml out" in capsys.readouterr().err
 
 
 def test_a_run_its_summary_its_table_and_its_sequel(small_config, tmp_path, capsys):

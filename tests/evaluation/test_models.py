@@ -97,7 +97,7 @@ def test_dry_run_names_benchmark_model_and_folder(tmp_path, app, monkeypatch):
     arguments = ["arithmetic", "aime24", "--samples", "8", "--dry-run", "--json"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
-    assert "the newest finished run, one" in result.stderr
+    assert "with one, the newest finished run" in result.stderr
     plan = json.loads(result.stdout)
     assert plan["model"]["name"] == "one"
     assert plan["benchmarks"]["aime24"]["folder"] == "results/aime24-one"

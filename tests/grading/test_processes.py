@@ -226,9 +226,9 @@ def test_users_grader_writes_nothing_to_stdout(user_graders: str, capfd: pytest.
 @pytest.mark.parametrize(
     ("grader", "message"),
     [
-        ("python:graders_of_mine", "is not of the form python:module:function"),
-        ("python:no_such_module:grade", "module 'no_such_module' cannot be imported"),
-        ("python:graders_of_mine:no_such", "module 'graders_of_mine' has no function 'no_such'"),
+        ("python:graders_of_mine", "write python:module:function"),
+        ("python:no_such_module:grade", "cannot import no_such_module"),
+        ("python:graders_of_mine:no_such", "graders_of_mine has no function no_such"),
     ],
 )
 def test_unusable_grader_is_refused_before_work_starts(user_graders: str, grader: str, message: str) -> None:

@@ -388,6 +388,6 @@ def test_the_exported_model_answers_as_in_its_card(finished_run: Path) -> None:
     """Run the card's own lines."""
     card = (finished_run / "model" / "README.md").read_text()
     code = card.split("```python\n")[1].split("```")[0]
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=finished_run, capture_output=True, text=True, check=True)
     assert "<think>" not in done.stdout.split("</think>")[-1]
     assert done.stdout.strip()

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from exgrpo_cli.config.checks import require_non_negative, require_positive
+from exgrpo_cli.config.checks import require, require_non_negative, require_positive
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,3 +49,9 @@ class TinySettings:
 
     def __post_init__(self) -> None:
         require_positive("tiny", self, *(f.name for f in fields(self) if f.name != "seed"))
+        require_non_negative("tiny", self, "seed")
+        head_size = self.hidden_size / self.num_heads
+        bound = f"a number that divides tiny.hidden_size = {self.hidden_size} into heads of an even size"
+        require(head_size % 2 == 0, "tiny.num_heads", self.num_heads, bound)
+        bound = f"a number that divides tiny.num_heads = {self.num_heads}"
+        require(self.num_heads % self.num_kv_heads == 0, "tiny.num_kv_heads", self.num_kv_heads, bound)

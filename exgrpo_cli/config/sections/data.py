@@ -1,9 +1,11 @@
 """Questions to train and validate on: the built-in arithmetic ones, or files."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from exgrpo_cli.config.checks import require, require_non_negative, require_positive
+from exgrpo_cli.config.names import BUILT_IN
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -11,9 +13,11 @@ class DataSettings:
     """Questions to train and validate on."""
 
     train: str = "arithmetic"
-    """`arithmetic`, a question file, or a data set id that `prepare` understands."""
-    heldout: str = "arithmetic"
-    """Held-out questions: `arithmetic`, a question file, a benchmark name, or empty for none."""
+    """`arithmetic`, `word-problems`, any file or folder that `prepare` reads, or a data set id."""
+    heldout: str = "auto"
+    """Held-out questions: `arithmetic`, a file, a benchmark name, a share such as 0.1 of the training questions, which
+    then leave the training set, or `none`. "auto" belongs to `train`: the arithmetic held-out questions, the part that
+    `prepare --split` put beside a file, or a tenth of the training questions, 500 at most."""
     template: str = "auto"
     """Prompt template; "auto" is the backbone's own chat template."""
     require_box: Literal["auto", "always", "never"] = "auto"
@@ -23,6 +27,33 @@ class DataSettings:
 
     def __post_init__(self) -> None:
         require_positive("data", self, "max_prompt_tokens")
+        share = self.heldout_share
+        bound = "a share of the training questions between 0 and 1, a file, a benchmark or none"
+        require(share is None or 0 < share < 1, "data.heldout", self.heldout, bound)
+
+    @property
+    def has_heldout(self) -> bool:
+        """Whether the run validates at all."""
+        return self.heldout not in ("", "none")
+
+    @property
+    def heldout_share(self) -> float | None:
+        """The share of the training questions that `heldout` asks for; None where it names a set."""
+        try:
+            return float(self.heldout)
+        except ValueError:
+            return None
+
+    @property
+    def heldout_name(self) -> str:
+        """What the held-out questions are called wherever a score of theirs is shown."""
+        if not self.has_heldout:
+            return "none"
+        if self.heldout == "auto" and self.train in BUILT_IN:
+            return self.train
+        if self.heldout == "auto" or self.heldout_share is not None:
+            return f"{Path(self.train).stem}-heldout"
+        return Path(self.heldout).stem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

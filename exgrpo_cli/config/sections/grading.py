@@ -2,7 +2,11 @@
 
 from dataclasses import dataclass
 
-from exgrpo_cli.config.checks import require_positive
+from exgrpo_cli.config.checks import require, require_known, require_positive
+from exgrpo_cli.config.names import GRADERS
+
+LEAST_MEMORY_MB = 256
+"""A grading worker holds up to about 150 MiB before any answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,4 +26,6 @@ class GradingSettings:
     """A longer answer is 'no answer' at once."""
 
     def __post_init__(self) -> None:
-        require_positive("grading", self, "workers", "deadline_seconds", "memory_mb", "max_answer_chars")
+        require_positive("grading", self, "workers", "deadline_seconds", "max_answer_chars")
+        require_known("grading.grader", self.grader, GRADERS, python=True)
+        require(self.memory_mb >= LEAST_MEMORY_MB, "grading.memory_mb", self.memory_mb, f"at least {LEAST_MEMORY_MB}")

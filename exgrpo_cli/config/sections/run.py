@@ -9,6 +9,9 @@ from exgrpo_cli.config.checks import require, require_known, require_non_negativ
 Budget = Literal["steps", "generated", "trained", "seconds"]
 BUDGET_STEPS = 4
 """Most steps of a run with another budget, as a multiple of `run.steps`: what hardly spends anything ends too."""
+MOST_STEPS = 10**9
+MOST_SEED = 2**63 - 1
+"""The generators of torch and numpy take 64 bits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +65,8 @@ class RunSettings:
             if self.budget == "steps"
             else f"an amount above 0 for run.budget = {self.budget!r}",
         )
+        require(self.steps <= MOST_STEPS, "run.steps", self.steps, f"at most {MOST_STEPS}")
+        require(self.seed <= MOST_SEED, "run.seed", self.seed, f"a whole number from 0 to {MOST_SEED}")
         for name in self.log:
             require_known("run.log", name, ("tensorboard", "wandb"))
 

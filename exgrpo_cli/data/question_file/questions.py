@@ -26,6 +26,7 @@ __all__ = [
     "QuestionSet",
     "content_hash",
     "is_prepared",
+    "is_question_file",
     "question_id",
     "read_metadata",
     "read_questions",
@@ -132,6 +133,15 @@ def read_metadata(path: Path) -> dict[str, Any]:
 def is_prepared(metadata: Mapping[str, Any]) -> bool:
     """Whether a file of this metadata was made by `prepare`, and so audited."""
     return metadata.get("made_by") == MADE_BY_PREPARE
+
+
+def is_question_file(path: Path) -> bool:
+    """Whether `path` is a parquet file in the canonical or the verl layout, by its columns."""
+    try:
+        layout_of(path, pq.read_schema(path))
+    except (pa.ArrowInvalid, OSError, InputError):
+        return False
+    return True
 
 
 def _iter_questions(path: Path, file: pq.ParquetFile, layout: FileLayout) -> Iterator[Question]:

@@ -1,0 +1,90 @@
+"""From what was asked for to a study: its arms, seeds, name and folder."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from exgrpo_cli.ablation.arms import Arm, method_arms, metric_arms, sampler_arms, vary_arms
+from exgrpo_cli.ablation.study import EQUAL, Study, plan_study
+from exgrpo_cli.config.checks import require_known
+from exgrpo_cli.config.resolve import Layer
+from exgrpo_cli.errors import InputError
+
+STUDIES = Path("studies")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyRequest:
+    """What was asked for; None leaves the choice to presets and defaults. Without an axis: the metric `ent`."""
+
+    metric: str | None = None
+    sampler: str | None = None
+    methods: str | None = None
+    vary: Sequence[str] = ()
+    seeds: str = "3"
+    """How many, or which: "3" or "0,1,5"."""
+    name: str | None = None
+    replay_from: Path | None = None
+    """Run whose experience the methods replay that store none of their own."""
+    equal: str | None = None
+    """What every arm spends as the baseline does; without one `generated` with methods, else `steps`."""
+    output: Path | None = None
+    """Folder of the study; its last part is the study's name."""
+    backbone: str | None = None
+    config_file: Path | None = None
+    options: Layer = field(default_factory=dict)
+    assignments: Sequence[str] = ()
+    allow_code: bool = False
+
+    def plan(self) -> Study:
+        """Every run of the study, resolved. Raises InputError naming what is unknown or contradictory."""
+        root, name = self._place()
+        return plan_study(
+            name=name,
+            root=root,
+            arms=self._arms(),
+            seeds=parse_seeds(self.seeds),
+            backbone=self.backbone,
+            config_file=self.config_file,
+            options=self.options,
+            assignments=self.assignments,
+            allow_code=self.allow_code,
+            equal=self._equal(),
+            replay_from=self.replay_from,
+        )
+
+    def _axes(self) -> list[tuple[str, str]]:
+        axes = {"metric": self.metric, "sampler": self.sampler, "methods": self.methods}
+        given = [(axis, text) for axis, text in axes.items() if text] + [("vary", text) for text in self.vary]
+        return given or [("metric", "ent")]
+
+    def _arms(self) -> list[Arm]:
+        makers = {"metric": metric_arms, "sampler": sampler_arms, "methods": method_arms, "vary": vary_arms}
+        return [arm for axis, text in self._axes() for arm in makers[axis](text)]
+
+    def _equal(self) -> str:
+        """What arms are equal in: methods differ in what a step costs, values of one setting hardly do."""
+        chosen = self.equal or ("generated" if self.methods is not None else "steps")
+        require_known("--equal", chosen, EQUAL)
+        return chosen
+
+    def _place(self) -> tuple[Path, str]:
+        """Folder of studies and name of this one."""
+        if self.output is None:
+            parts = [text if axis == "vary" else f"{axis}-{text}" for axis, text in self._axes()]
+            return STUDIES, self.name or re.sub(r"[^A-Za-z0-9._=-]+", "-", "-".join(parts))
+        if self.name is not None and self.name != self.output.name:
+            raise InputError(
+                f"--output {self.output} names the study {self.output.name!r}, --name {self.name!r}: "
+                "leave one of them out."
+            )
+        return self.output.parent, self.output.name
+
+
+def parse_seeds(text: str) -> list[int]:
+    """`3` as 0, 1, 2; `0,1,5` as it is. Raises InputError for anything else."""
+    try:
+        return [int(part) for part in text.split(",") if part.strip()] if "," in text else list(range(int(text)))
+    except ValueError as error:
+        raise InputError(f"--seeds {text!r} is neither a number of seeds nor a list such as 0,1,5.") from error

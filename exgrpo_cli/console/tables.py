@@ -1,0 +1,42 @@
+"""Tables on stdout: whole numbers at any width; where a table does not fit, its rows follow one another as lists."""
+
+import sys
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+PIPE_WIDTH = 120
+"""Columns of a table that does not go to a terminal."""
+_AMPLE = 10_000
+
+
+def stdout_console(width: int | None = None) -> Console:
+    """A console for data: nothing in it is markup; as wide as the terminal, or PIPE_WIDTH in a pipe."""
+    return Console(markup=False, highlight=False, width=width or (None if sys.stdout.isatty() else PIPE_WIDTH))
+
+
+def print_table(table: Table, console: Console | None = None) -> None:
+    """Print a table whose right-aligned columns, the numbers, keep to one line; too wide a one as lists of its rows."""
+    console = console or stdout_console()
+    for column in table.columns:
+        column.no_wrap = column.no_wrap or column.justify == "right"
+    # Measured with room to spare: in a narrow console no minimum is above its width.
+    least = console.measure(table, options=console.options.update(width=_AMPLE)).minimum
+    console.print(table if least <= console.width else as_lists(table))
+
+
+def as_lists(table: Table) -> RenderableType:
+    """Each row as lines of column name and value, one pair a line."""
+    names = [_plain(column.header) for column in table.columns]
+    wide = max((len(name) for name in names), default=0)
+    lines: list[Text] = [Text(_plain(table.title))] if table.title else []
+    for row in zip(*(list(column.cells) for column in table.columns), strict=True):
+        for name, cell in zip(names, row, strict=True):
+            lines.append(Text(f"{name:<{wide}}  {_plain(cell)}".strip(), overflow="fold"))
+        lines.append(Text(""))
+    return Group(*lines)
+
+
+def _plain(cell: object) -> str:
+    return cell.plain if isinstance(cell, Text) else str(cell)

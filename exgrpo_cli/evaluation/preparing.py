@@ -1,0 +1,194 @@
+"""Preparing as a user asks for it: the settings, tokenizer and benchmarks that the audit of a question set needs."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from exgrpo_cli.backbones.load import load_tokenizer
+from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.config.resolve import Layer
+from exgrpo_cli.config.settings import Config
+from exgrpo_cli.console.reporter import Reporter, make_reporter
+from exgrpo_cli.data.audit.checks import Tally, question_text
+from exgrpo_cli.data.audit.report import PrepareReport
+from exgrpo_cli.data.layouts.recognise import NamedFields
+from exgrpo_cli.data.prepare import (
+    PrepareOptions,
+    PromptLimit,
+    check_source,
+    default_output,
+    outputs_of,
+    prepare_files,
+)
+from exgrpo_cli.data.prompts import choose_template, encode, seen_text
+from exgrpo_cli.data.question_file.rows import FileLayout
+from exgrpo_cli.data.reading import read_source
+from exgrpo_cli.data.sources.formats import stem_of, suffix_of
+from exgrpo_cli.errors import InputError, Interrupted
+from exgrpo_cli.evaluation.benchmarks.presets import load_suite
+from exgrpo_cli.evaluation.benchmarks.questions import benchmark_questions
+from exgrpo_cli.types import Question
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrepareRequest:
+    """What was asked for; None leaves the choice to presets and defaults."""
+
+    source: str
+    output: Path | None = None
+    layout: FileLayout = "canonical"
+    fields: NamedFields = field(default_factory=NamedFields)
+    backbone: str | None = None
+    """Its tokenizer counts the tokens of prompts."""
+    show: int = 0
+    """Prompts to show as the backbone sees them."""
+    max_prompt_tokens: int | None = None
+    decontaminate: str | None = None
+    """Benchmarks or files whose questions are left out, comma list."""
+    overlap: float = 0.5
+    ngram: int = 8
+    split: float | None = None
+    config_file: Path | None = None
+    options: Layer = field(default_factory=dict)
+    assignments: Sequence[str] = ()
+    allow_code: bool = False
+
+    def plan(self) -> "PreparePlan":
+        """Everything that is known before a row is read; raises InputError for what cannot be read or written."""
+        options = dict(self.options)
+        if self.max_prompt_tokens is not None:
+            options["data"] = {"max_prompt_tokens": self.max_prompt_tokens}
+        if self.backbone is None and (self.show or self.max_prompt_tokens is not None):
+            option = "--show" if self.show else "--max-prompt-tokens"
+            raise InputError(
+                f"{option} counts tokens: name the tokenizer with --backbone, for example --backbone tiny."
+            )
+        settings = build_config(
+            backbone=self.backbone,
+            config_file=self.config_file,
+            options=options,
+            assignments=self.assignments,
+            allow_code=self.allow_code,
+        )
+        audit = PrepareOptions(
+            layout=self.layout,
+            fields=self.fields,
+            # The audit has the machine to itself, unlike grading beside a training rank.
+            grading=replace(settings.grading, workers=max(settings.grading.workers, os.cpu_count() or 1)),
+            overlap_ngram=self.ngram,
+            overlap_threshold=self.overlap,
+            arithmetic=settings.arithmetic,
+            word_problems=settings.word_problems,
+            split=self.split,
+        )
+        output = self.output or default_output(self.source)
+        check_source(self.source)
+        outputs_of(self.source, output, audit)
+        return PreparePlan(request=self, settings=settings, options=audit, output=output)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """What was written, and the first prompts as the backbone sees them."""
+
+    reports: Sequence[PrepareReport]
+    shown: list[dict[str, Any]]
+
+    def to_json(self) -> dict[str, Any]:
+        """The report of the output, with that of the held-out questions and the prompts where there are any."""
+        value = self.reports[0].to_json()
+        if len(self.reports) > 1:
+            value["heldout"] = self.reports[1].to_json()
+        return {**value, "shown": self.shown} if self.shown else value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparePlan:
+    """A preparation with everything looked up but the questions."""
+
+    request: PrepareRequest
+    settings: Config
+    options: PrepareOptions
+    output: Path
+
+    def to_json(self) -> dict[str, Any]:
+        """What `--dry-run` prints."""
+        request, options, data = self.request, self.options, self.settings.data
+        return {
+            "source": request.source,
+            "output": str(self.output),
+            "layout": options.layout,
+            "question_field": options.fields.question,
+            "answer_field": options.fields.answer,
+            "answer_pattern": options.fields.answer_pattern,
+            "grader": options.grading.grader,
+            "workers": options.grading.workers,
+            "backbone": request.backbone,
+            "template": data.template if request.backbone else None,
+            "max_prompt_tokens": data.max_prompt_tokens if request.backbone else None,
+            "decontaminate": request.decontaminate,
+            "overlap_ngram": options.overlap_ngram,
+            "overlap_threshold": options.overlap_threshold,
+            "split": options.split,
+            "seed": options.arithmetic.seed,
+        }
+
+    def run(self, *, quiet: bool) -> Prepared:
+        """Read, audit and write. Raises InputError and RunError as `prepare` does, Interrupted after Ctrl-C."""
+        request, reporter = self.request, make_reporter(quiet=quiet)
+        try:
+            limit = None if request.backbone is None else _prompt_limit(self.settings, reporter)
+            benchmarks = _benchmarks(request.decontaminate, reporter)
+            options = replace(self.options, prompt_limit=limit, benchmarks=benchmarks)
+            reports = prepare_files(request.source, self.output, options, reporter.progress)
+        except KeyboardInterrupt:
+            raise Interrupted(
+                f"stopped, {self.output} was not written; run the same command again: it starts over, "
+                f"files fetched whole from the hub are kept."
+            ) from None
+        finally:
+            reporter.close()
+        return Prepared(reports=reports, shown=_rendered(reports[0].questions[: request.show], limit))
+
+
+def _prompt_limit(settings: Config, reporter: Reporter) -> PromptLimit:
+
+    tokenizer = load_tokenizer(settings.backbone, settings.tiny, reporter.progress)
+    template = choose_template(settings.data.template, tokenizer)
+    return PromptLimit(template=template, tokenizer=tokenizer, max_tokens=settings.data.max_prompt_tokens)
+
+
+def _benchmarks(decontaminate: str | None, reporter: Reporter) -> dict[str, list[str]]:
+    """Question texts of each benchmark, by name or from a file or folder of any layout."""
+
+    texts: dict[str, list[str]] = {}
+    for name in filter(None, (part.strip() for part in (decontaminate or "").split(","))):
+        if Path(name).exists():
+            read = read_source(name, NamedFields(), Tally(), reporter.progress)
+            # Files of one name in different folders count as one benchmark.
+            texts.setdefault(stem_of(Path(name)), []).extend(question_text(question) for question in read.questions)
+            continue
+        if "/" in name or suffix_of(name):
+            raise InputError(f"--decontaminate {name} does not exist: name a benchmark, a question file or a folder.")
+        for benchmark in load_suite((name,)).benchmarks:
+            reporter.note(f"reading benchmark {benchmark.name}")
+            asked = benchmark_questions(benchmark).questions
+            texts[benchmark.name] = [question_text(question) for question in asked]
+    return texts
+
+
+def _rendered(questions: Sequence[Question], limit: PromptLimit | None) -> list[dict[str, Any]]:
+    """The first prompts as the backbone sees them."""
+
+    if limit is None:
+        return []
+    return [
+        {
+            "id": question.id,
+            "tokens": len(encode(limit.template, question, limit.tokenizer)),
+            "text": seen_text(limit.template, question, limit.tokenizer),
+        }
+        for question in questions
+    ]

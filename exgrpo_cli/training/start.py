@@ -1,0 +1,216 @@
+"""How a run begins: one configuration, folder and plan from what was asked for, then one process per rank."""
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from exgrpo_cli.config.checks import require_known
+from exgrpo_cli.config.functions import check_functions, named_functions, origin
+from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.config.resolve import Layer, to_toml
+from exgrpo_cli.config.sections.rollout import RolloutSettings
+from exgrpo_cli.config.settings import Config
+from exgrpo_cli.console.reporter import Reporter, SilentReporter, make_reporter
+from exgrpo_cli.data.prompts import TEMPLATES
+from exgrpo_cli.errors import InputError, ToolkitWarning
+from exgrpo_cli.machine.run_plan import RunPlan, plan_run, settle_ranks
+from exgrpo_cli.machine.survey import survey_machine
+from exgrpo_cli.training.resume import newest_unfinished, resumed_config
+from exgrpo_cli.training.time_limit import TimeLimit
+
+if TYPE_CHECKING:
+    from exgrpo_cli.ranks.ranks import Ranks
+
+RUNS = Path("runs")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRequest:
+    """What was asked for; None leaves the choice to presets and defaults."""
+
+    backbone: str | None = None
+    method: str | None = None
+    config_file: Path | None = None
+    options: Layer = field(default_factory=dict)
+    assignments: Sequence[str] = ()
+    output: Path | None = None
+    resume: bool = False
+    replay_from: Path | None = None
+    """Run whose ledger fills the buffer."""
+    with_retired: bool = False
+    as_published: bool = False
+    """With what the method's paper changed besides its replay."""
+    allow_code: bool = False
+    """Whether the file may name functions of the user."""
+
+    def options_layer(self) -> Layer:
+        """The options, with where the buffer's first experience comes from. Raises InputError where there is none."""
+        if self.replay_from is None:
+            if self.with_retired:
+                raise InputError("--with-retired says what to take over from --replay-from RUN: name the run.")
+            return self.options
+        if not (self.replay_from / "replay").is_dir():
+            raise InputError(
+                f"--replay-from {self.replay_from} has no replay/ folder: name the folder of an ExGRPO run."
+            )
+        warm = {"warm_start": str(self.replay_from.resolve()), "warm_start_retired": self.with_retired}
+        return {**self.options, "replay": {**self.options.get("replay", {}), **warm}}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunStart:
+    """A run about to begin, or to go on."""
+
+    config: Config
+    folder: Path
+    resume: bool
+
+    def line(self) -> str:
+        """What is said before anything slow happens."""
+        config = self.config
+        what = "going on with" if self.resume else f"{config.run.method} on {config.backbone.name},"
+        code = [f"; {name} = {value} from {origin(name, value)}" for name, value in named_functions(config).items()]
+        return f"exgrpo: {what} {self.folder}, {config.run.steps} steps{''.join(code)}"
+
+
+def plan_start(request: RunRequest) -> RunStart:
+    """The configuration and the folder of the run.
+
+    Raises InputError for anything unknown or contradictory, a folder that is taken, and for nothing to resume.
+    """
+    folder = request.output
+    if request.resume:
+        if folder is None:
+            folder = newest_unfinished(RUNS)
+        if folder is None:
+            raise InputError(f"--resume found no unfinished run in {RUNS}/: name one with --output.")
+        if request.config_file is not None:
+            raise InputError(
+                f"--resume goes on with {folder}'s own configuration: leave --config {request.config_file} out."
+            )
+        if request.as_published:
+            raise InputError("--resume goes on with the run's own configuration: leave --as-published out.")
+        config = resumed_config(
+            folder,
+            backbone=request.backbone,
+            method=request.method,
+            options=request.options_layer(),
+            assignments=request.assignments,
+            allow_code=request.allow_code,
+        )
+    else:
+        config = build_config(
+            backbone=request.backbone,
+            method=request.method,
+            config_file=request.config_file,
+            options=request.options_layer(),
+            assignments=request.assignments,
+            allow_code=request.allow_code,
+            as_published=request.as_published,
+        )
+        folder = folder or RUNS / f"{config.run.method}-{config.backbone.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    if request.replay_from is not None and not config.replay.enabled:
+        raise InputError(
+            f"--replay-from {request.replay_from} fills the experience buffer, but method {config.run.method!r} "
+            "replays nothing (replay.enabled = false): leave it out, or choose a method that replays."
+        )
+    warn_of_short_responses(config)
+    return RunStart(config=config, folder=folder, resume=request.resume)
+
+
+def warn_of_short_responses(config: Config) -> None:
+    """Warn where own questions meet the response limit that was chosen for the built-in arithmetic."""
+    limit = config.rollout.max_response_tokens
+    if (
+        config.data.train != "arithmetic"
+        and config.rollout.require_eos
+        and limit <= RolloutSettings().max_response_tokens
+    ):
+        warnings.warn(
+            f"rollout.max_response_tokens = {limit} is the limit of the built-in arithmetic: with rollout.require_eos "
+            f"every longer response to {config.data.train} earns 0. Raise it with --set rollout.max_response_tokens=N.",
+            ToolkitWarning,
+            stacklevel=2,
+        )
+
+
+def check_start(start: RunStart) -> None:
+    """Raise InputError for what the run itself would refuse: called where nothing is to be started."""
+    from exgrpo_cli.runs.folder import RunFolder
+    from exgrpo_cli.training.run_questions import check_questions
+
+    config = start.config
+    RunFolder.existing(start.folder) if start.resume else RunFolder.check_new(start.folder)
+    check_functions(config)
+    require_known("data.template", config.data.template, ("auto", *TEMPLATES))
+    if not start.resume:
+        check_questions(config, SilentReporter())
+
+
+@contextmanager
+def this_rank() -> Iterator["Ranks | None"]:
+    """This process as a rank, where torchrun or another launcher has started it as one."""
+    if "RANK" not in os.environ:
+        yield None
+        return
+    from exgrpo_cli.ranks.ranks import Ranks
+
+    ranks = Ranks.of_environment()
+    with ranks.together():
+        yield ranks
+
+
+def plan_on_machine(config: Config, ranks: "Ranks | None") -> RunPlan:
+    """The plan of `config` on this machine, its number of ranks settled."""
+    machine = survey_machine()
+    settled = settle_ranks(config, machine, 0 if ranks is None else ranks.local_world_size)
+    return plan_run(settled, machine, num_ranks=0 if ranks is None else ranks.world_size)
+
+
+def train_here(
+    start: RunStart, config: Config, ranks: "Ranks | None", *, quiet: bool, time_limit: TimeLimit | None = None
+) -> dict[str, Any]:
+    """Train in this process; returns what `summary.json` holds."""
+    from exgrpo_cli.ranks.ranks import ALONE
+    from exgrpo_cli.training.run import train
+
+    reporter: Reporter = make_reporter(quiet=quiet or not (ranks or ALONE).is_main)
+    try:
+        return train(
+            config,
+            start.folder,
+            resume=start.resume,
+            reporter=reporter,
+            ranks=ranks or ALONE,
+            time_limit=time_limit,
+        )
+    finally:
+        reporter.close()
+
+
+def train_in_ranks(start: RunStart, config: Config, flags: Sequence[str]) -> int:
+    """Run this command once per rank of this host; returns the exit code."""
+    from exgrpo_cli.ranks.launching import RankLauncher, quieten_gloo
+    from exgrpo_cli.training.assemble import choose_device
+
+    if "--debug" not in flags and choose_device(config.run.device).type == "cpu":
+        quieten_gloo(os.environ)
+    command = ["-m", "exgrpo_cli", "train", "--output", str(start.folder), *flags]
+    # This process was allowed to, and the file that follows is its own.
+    command += ["--allow-code"] if named_functions(config) else []
+    with TemporaryDirectory(prefix="exgrpo-") as folder:
+        if start.resume:
+            # All but these is the run's own.
+            command += ["--resume", "--steps", str(config.run.steps), "--set", f"optim.horizon={config.optim.horizon}"]
+            command += ["--set", f"run.rank_timeout={config.run.rank_timeout}", "--nproc", str(config.run.nproc)]
+        else:
+            file = Path(folder) / "config.toml"
+            file.write_text(to_toml(config), encoding="utf-8")
+            command += ["--config", str(file)]
+        return RankLauncher(command, config.run.nproc).run()

@@ -1,0 +1,71 @@
+"""Functions of the user named in a file run with --allow-code alone; runs started here go on without it."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from exgrpo_cli.commands import run
+from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.config.resolve import to_toml
+from exgrpo_cli.training.trust import remember_run
+
+EVIL = 'from pathlib import Path\n\nPath("was-here").touch()\n\n\ndef score(*given):\n    return given\n'
+
+
+@pytest.fixture
+def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Somebody's run, with their module beside it in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("EXGRPO_CACHE", str(tmp_path / "cache"))
+    # Each test has a module of this name in a folder of its own.
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "evil", raising=False)
+    (tmp_path / "evil.py").write_text(EVIL)
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    (folder / "config.toml").write_text(to_toml(build_config(assignments=["grading.grader=python:evil:score"])))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["train", "--resume", "--output", "theirs"],
+        ["train", "--config", "theirs/config.toml"],
+        ["ablate", "--config", "theirs/config.toml"],
+        ["prepare", "--config", "theirs/config.toml"],
+    ],
+)
+def test_code_of_a_file_is_refused_unseen(
+    foreign: Path, tmp_path: Path, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    if command[0] == "ablate":
+        text = (foreign / "config.toml").read_text().replace('method = "exgrpo"\n', "")
+        (foreign / "config.toml").write_text(text)
+    code = run(command)
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert code == 2
+    assert "grading.grader = 'python:evil:score' would run code of" in line
+    assert str(tmp_path / "evil.py") in line
+    assert "--allow-code" in line
+    assert not (tmp_path / "was-here").exists()
+
+
+def test_code_runs_where_it_is_allowed_or_typed(foreign: Path, tmp_path: Path) -> None:
+    assert run(["train", "--config", "theirs/config.toml", "--allow-code", "--dry-run"]) == 0
+    assert (tmp_path / "was-here").exists()
+    typed = ["--set", "grading.grader=python:evil:score"]
+    assert run(["train", "--config", "theirs/config.toml", *typed, "--dry-run"]) == 0
+
+
+def test_an_own_run_goes_on_as_long_as_its_functions_are_the_same(
+    foreign: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remember_run(foreign, build_config(assignments=["grading.grader=python:evil:score"]))
+    assert run(["train", "--resume", "--output", "theirs", "--dry-run"]) == 0
+    assert "grading.grader = python:evil:score from" not in capsys.readouterr().out
+    text = (foreign / "config.toml").read_text()
+    (foreign / "config.toml").write_text(text.replace("python:evil:score", "python:evil:other"))
+    assert run(["train", "--resume", "--output", "theirs", "--dry-run"]) == 2

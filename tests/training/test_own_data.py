@@ -1,0 +1,150 @@
+"""A user's own questions: validated on their own held-out part, read in any layout, refused before anything starts."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from exgrpo_cli.commands import run
+from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.console.reporter import SilentReporter
+from exgrpo_cli.data.question_file.questions import read_metadata, read_questions
+from exgrpo_cli.data.split import split_questions
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.training.run_questions import load_questions, store_questions
+from exgrpo_cli.types import Message, Question
+
+
+def question(text: str, answer: str) -> Question:
+    return Question(
+        id=f"{text}={answer}", prompt=(Message(role="user", content=text),), answer=answer, source="mine", level=None
+    )
+
+
+@pytest.fixture
+def raw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """40 own questions as JSON lines, in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    file = tmp_path / "mine.jsonl"
+    rows = [{"question": f"How much is {number} + {number}?", "answer": str(2 * number)} for number in range(40)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def of(data: Path | str, heldout: str | None = None) -> dict[str, dict[str, str]]:
+    return {"data": {"train": str(data)} | ({} if heldout is None else {"heldout": heldout})}
+
+
+def test_a_split_does_not_look_at_order_or_answers_and_keeps_one_question_on_one_side() -> None:
+    questions = [question(f"q {number}", "1") for number in range(50)]
+    train, heldout = split_questions(questions, 0.2)
+    assert (len(train), len(heldout)) == (40, 10)
+    assert {q.id for q in split_questions(questions[::-1], 0.2)[1]} == {q.id for q in heldout}
+    assert {q.id for q in split_questions(questions, 0.2, seed=1)[1]} != {q.id for q in heldout}
+    twice = [*questions, *(question(f"q  {number}", "2") for number in range(50))]
+    sides = split_questions(twice, 0.2)
+    assert not {q.prompt[0].content.split()[1] for q in sides[0]} & {q.prompt[0].content.split()[1] for q in sides[1]}
+    assert len(split_questions(questions, 0.5, most=3)[1]) == 3
+    with pytest.raises(InputError, match=r"1 questions cannot be split .* use more questions, or --heldout none"):
+        split_questions(questions[:1], 0.5)
+
+
+def test_own_data_are_validated_on_their_own_tenth_and_never_on_arithmetic(raw: Path) -> None:
+    config = build_config(options=of(raw))
+    questions = load_questions(config, SilentReporter())
+    assert (len(questions.train), len(questions.heldout)) == (36, 4)
+    assert {"How much is"} == {q.prompt[0].content[:11] for q in questions.heldout}
+    assert config.data.heldout_name == "mine-heldout"
+    # Who names a published backbone and own questions does not get that backbone's benchmark.
+    assert build_config(backbone="qwen-math-1.5b", options=of(raw)).data.heldout == "auto"
+    assert build_config(backbone="qwen-math-1.5b").data.heldout_name == "math500"
+    assert build_config().data.heldout_name == "arithmetic"
+
+
+@pytest.mark.parametrize(("heldout", "sizes", "name"), [("0.25", (30, 10), "mine-heldout"), ("none", (40, 0), "none")])
+def test_a_share_or_none_is_held_out(raw: Path, heldout: str, sizes: tuple[int, int], name: str) -> None:
+    config = build_config(options=of(raw, heldout))
+    questions = load_questions(config, SilentReporter())
+    assert (len(questions.train), len(questions.heldout)) == sizes
+    assert config.data.heldout_name == name
+
+
+def test_a_named_set_is_held_out_and_must_differ(raw: Path) -> None:
+    assert len(load_questions(build_config(options=of(raw, "arithmetic")), SilentReporter()).heldout) == 600
+    with pytest.raises(InputError, match=r"40 questions, .* held-out questions must not be trained on"):
+        load_questions(build_config(options=of(raw, str(raw))), SilentReporter())
+    with pytest.raises(InputError, match=r"data.heldout = '1.5' is out of range: use a share"):
+        build_config(options=of(raw, "1.5"))
+
+
+def test_prepare_keeps_its_split_in_the_files(raw: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["prepare", "mine.jsonl", "--split", "0.2", "--quiet"]) == 0
+    file = raw.parent / "data" / "mine.parquet"
+    beside = raw.parent / "data" / "mine-heldout.parquet"
+    assert (read_metadata(file)["heldout"], read_metadata(beside)["heldout_of"]) == (beside.name, file.name)
+    questions = load_questions(build_config(options=of(file)), SilentReporter())
+    assert questions.train == read_questions(file).questions
+    assert questions.heldout == read_questions(beside).questions
+    assert (len(questions.train), len(questions.heldout)) == (32, 8)
+    beside.unlink()
+    with pytest.raises(InputError, match=r"mine-heldout.parquet is missing: `prepare --split` put"):
+        load_questions(build_config(options=of(file)), SilentReporter())
+    assert run(["prepare", "--split", "0.2"]) == 2
+    assert "arithmetic brings held-out questions of its own" in capsys.readouterr().err
+
+
+def test_what_was_split_off_is_stored_apart(raw: Path, tmp_path: Path) -> None:
+    config = build_config(options=of(raw))
+    questions = load_questions(config, SilentReporter())
+    store_questions(tmp_path, config, questions)
+    assert read_questions(tmp_path / "train.parquet").questions == questions.train
+    assert read_questions(tmp_path / "heldout.parquet").questions == questions.heldout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data", "nowhere.jsonl"], "nowhere.jsonl does not exist"),
+        (["--data", "broken.jsonl"], "broken.jsonl has no known layout"),
+        (["--data", "mine.jsonl", "--heldout", "mine.jsonl"], None),
+        (["--heldout", "math501"], "data.heldout: math501"),
+        (["--output", "taken"], "taken exists: choose another --output"),
+        (["--output", "/proc/nowhere/run"], "/proc/nowhere/run cannot be written"),
+        (["--set", "data.template=chatty"], "data.template = 'chatty' is not known"),
+        (["--set", "replay.metric=python:nowhere:score"], "cannot import nowhere"),
+        (["--set", "grading.grader=python:nowhere:grade"], "cannot import nowhere"),
+        (["--set", "grading.grader=maths"], "grading.grader = 'maths' is not known"),
+        (["--set", "grading.memory_mb=1"], "grading.memory_mb = 1 is out of range: use at least 256"),
+        (["--set", "tiny.num_heads=3"], "tiny.num_heads = 3 is out of range"),
+        (["--set", "tiny.num_kv_heads=3"], "tiny.num_kv_heads = 3 is out of range"),
+        (["--steps", str(10**26)], "run.steps = 100000000000000000000000000 is out of range: use at most"),
+        (["--seed", str(10**22)], "run.seed = 10000000000000000000000 is out of range"),
+        (["--method", ""], "unknown method preset ''"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_run_refuses(
+    raw: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str | None
+) -> None:
+    (raw.parent / "broken.jsonl").write_text('{"a": 1}\n')
+    (raw.parent / "taken").mkdir()
+    code = run(["train", "--dry-run", *arguments])
+    lines = capsys.readouterr().err.strip().splitlines()
+    if message is not None:
+        assert code == 2
+        assert message in lines[-1]
+    assert not (raw.parent / "runs").exists()
+
+
+def test_a_dry_run_takes_what_the_run_takes(raw: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "--dry-run", "--data", "mine.jsonl"]) == 0
+    err = capsys.readouterr().err
+    assert "rollout.max_response_tokens = 96 is the limit of the built-in arithmetic" in err
+    assert run(["train", "--dry-run"]) == 0
+    assert "max_response_tokens" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("output", ["x.txt", "x", "/proc/nowhere/x.parquet"])
+def test_prepare_refuses_an_output_before_it_reads(raw: Path, capsys: pytest.CaptureFixture[str], output: str) -> None:
+    assert run(["prepare", "mine.jsonl", "--output", output]) == 2
+    assert capsys.readouterr().err.startswith(f"exgrpo: --output {output} ")
