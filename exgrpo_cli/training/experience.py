@@ -6,7 +6,7 @@ be given back (the effective-sample-size guard) and the step taken fresh instead
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -180,8 +180,10 @@ def experiential_count(ratio: float, questions_per_step: int) -> int:
     return math.floor(round(ratio * questions_per_step, 9))
 
 
-def record_visits(parts: Parts, groups: Sequence[Group], step: int, advantage: Advantage, *, collecting: bool) -> None:
-    """Tell the buffer how each question went; it retires, moves and collects."""
+def record_visits(
+    parts: Parts, groups: Sequence[Group], step: int, advantage: Callable[[str], Advantage], *, collecting: bool
+) -> None:
+    """Tell the buffer how each question went; it retires, moves and collects. `advantage` is by question."""
     replay = parts.config.replay
     collecting = collecting and replay.enabled and replay.store != "none"
     visits = [

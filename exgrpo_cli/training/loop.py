@@ -65,7 +65,7 @@ def run_step(parts: Parts, state: RunState, step: int, clock: Clock | None = Non
         replaces = mixed and config.replay.composition == "replace"
         experience = draw_experience(parts, step) if replaces else NOTHING
     rolled = roll_out(parts, state, step, experience, clock)
-    groups = rolled.groups
+    groups: Sequence[Group] = rolled.groups
     if not groups:
         return None
     notes = [*experience.notes, *rolled.notes]
@@ -105,7 +105,7 @@ def run_step(parts: Parts, state: RunState, step: int, clock: Clock | None = Non
         clock.metrics(),
     )
     advance(state, step, groups, experience, line, clock)
-    return StepResult(line=line, groups=groups, notes=tuple(notes))
+    return StepResult(line=line, groups=tuple(groups), notes=tuple(notes))
 
 
 def advantage_of(question_id: str, *, settings: ObjectiveSettings, state: RunState) -> Advantage:
@@ -179,7 +179,7 @@ def advance(
     """Count the finished step into the run's state."""
     state.step = step
     state.visits.update(group.question.id for group in groups)
-    state.replayed += experience.metrics["replay/used"]
+    state.replayed += int(experience.metrics["replay/used"])
     state.tokens_generated += line["tokens/generated"]
     state.tokens_trained += line["tokens/trained"]
     state.updates_applied += line["optim/updates_applied"]
