@@ -67,7 +67,7 @@ class Reference:
     def visit(self, visit: Visit, *, collecting: bool) -> None:
         question = visit.question_id
         k, members = visit.success_count, K
-        if self.fresh_only and visit.experiential:
+        if self.fresh_only and visit.num_replayed:
             k, members = visit.num_fresh_successes, K - 1
         if self.retirement and k == members and not visit.verifier_failed:
             self.retired.add(question)
