@@ -21,6 +21,7 @@ from exgrpo_cli.commands.prepare import prepare
 from exgrpo_cli.commands.presets import presets
 from exgrpo_cli.commands.replay_stats import replay_stats
 from exgrpo_cli.commands.report import report
+from exgrpo_cli.commands.sample import sample
 from exgrpo_cli.commands.train import train
 from exgrpo_cli.errors import EXIT_INTERRUPTED, EXIT_STOPPED, ExgrpoError, ToolkitWarning
 
@@ -72,6 +73,7 @@ app.command(cls=Command)(prepare)
 app.command(cls=Command)(train)
 app.command("replay-stats", cls=Command)(replay_stats)
 app.command(cls=Command)(report)
+app.command(cls=Command)(sample)
 app.command(cls=Command)(evaluate)
 app.command("eval", cls=Command, hidden=True)(evaluate)
 app.command(cls=Command)(ablate)

@@ -160,7 +160,19 @@ def _backbone_layer(backbone: str | None, file_layer: Layer, config_file: Path |
     # An absolute path, so that the configuration means the same model from any working directory.
     source = str(folder.resolve()) if local else backbone
     _agreed("--backbone", source, _in_layer(file_layer, "backbone", "source"), config_file)
-    return {"backbone": {"name": Path(source).name, "source": source}}
+    run = Path(source).parent
+    is_export = Path(source).name == "model" and (run / "config.toml").is_file()
+    return {
+        "backbone": {"name": run_label(run).replace("/", "-") if is_export else Path(source).name, "source": source}
+    }
+
+
+def run_label(run: Path) -> str:
+    """What a run is called: its folder's name, and of a run of a study `study/arm/seed-N`."""
+    run = run.resolve()
+    # A study keeps the settings of each run beside its folder.
+    in_study = run.with_name(f"{run.name}.toml").is_file()
+    return "/".join(run.parts[-3:]) if in_study else run.name
 
 
 def _refuse_code(file: Path | None, file_layer: Layer, given: Sequence[Layer]) -> None:

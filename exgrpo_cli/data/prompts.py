@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int32, Int64
 
+from exgrpo_cli.data.time_limit import Expired, time_limit
 from exgrpo_cli.errors import InputError, nearest
 from exgrpo_cli.types import AnswerFormat, Message, Question
 
@@ -27,6 +28,9 @@ THOUGHT_SOLUTION_SYSTEM = (
     "results like multiple choices or mathematical solutions."
 )
 _LENGTH_BATCH = 512
+TEMPLATE_SECONDS = 10.0
+TEMPLATE_CHARS = 1_000_000
+"""What the template of a stranger's tokenizer may take for one prompt, and write around it."""
 
 
 @runtime_checkable
@@ -192,13 +196,24 @@ def _chat_text(template: Template, messages: Sequence[Message], tokenizer: Token
     if template.system is not None:
         turns.insert(0, {"role": "system", "content": template.system})
     try:
-        text = str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+        with time_limit(TEMPLATE_SECONDS):
+            text = str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+    except Expired:
+        raise InputError(
+            f"The backbone's chat template is not done with a prompt after {TEMPLATE_SECONDS:g} s: use another "
+            "template (--set data.template=bare), or a backbone you trust."
+        ) from None
     except jinja2.TemplateError as error:
         roles = [turn["role"] for turn in turns]
         raise InputError(
             f"The backbone's chat template refuses a prompt with the roles {roles} ({error}): use another template "
             f"(--set data.template=bare)."
         ) from error
+    if len(text) > TEMPLATE_CHARS + sum(len(turn["content"]) for turn in turns):
+        raise InputError(
+            f"The backbone's chat template makes a prompt of {len(text):,} characters, over {TEMPLATE_CHARS:,} beyond "
+            "the question: use another template (--set data.template=bare), or a backbone you trust."
+        )
     if TEMPLATES[template.name].opens_think and not _is_think_open(text):
         return text + THINK
     return text

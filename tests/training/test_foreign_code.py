@@ -4,10 +4,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from exgrpo_cli.commands import run
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.resolve import to_toml
+from exgrpo_cli.engines.policy.files import reading_file
+from exgrpo_cli.errors import InputError
 from exgrpo_cli.training.trust import remember_run
 
 EVIL = 'from pathlib import Path\n\nPath("was-here").touch()\n\n\ndef score(*given):\n    return given\n'
@@ -69,3 +72,13 @@ def test_an_own_run_goes_on_as_long_as_its_functions_are_the_same(
     text = (foreign / "config.toml").read_text()
     (foreign / "config.toml").write_text(text.replace("python:evil:score", "python:evil:other"))
     assert run(["train", "--resume", "--output", "theirs", "--dry-run"]) == 2
+
+
+def test_nobody_is_told_to_load_code_from_a_checkpoint(tmp_path: Path) -> None:
+    """torch's own message advises `weights_only=False`, which would run whatever is in the file."""
+    file = tmp_path / "optimizer.pt"
+    torch.save({"state": run}, file)
+    with pytest.raises(InputError) as refused, reading_file(file):
+        torch.load(file, weights_only=True)
+    assert str(refused.value).startswith(f"{file} cannot be read (more than tensors is in it): restore it")
+    assert "weights_only" not in str(refused.value)

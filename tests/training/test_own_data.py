@@ -128,6 +128,7 @@ def test_a_dry_run_refuses_what_the_run_refuses(
 ) -> None:
     (raw.parent / "broken.jsonl").write_text('{"a": 1}\n')
     (raw.parent / "taken").mkdir()
+    (raw.parent / "taken" / "notes.txt").touch()
     code = run(["train", "--dry-run", *arguments])
     lines = capsys.readouterr().err.strip().splitlines()
     if message is not None:

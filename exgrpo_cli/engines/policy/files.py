@@ -71,8 +71,10 @@ def reading_file(path: Path) -> Iterator[None]:
         KeyError,
         TypeError,
     ) as error:
+        # What torch advises for such a file would run whatever code is in it.
+        reason = "more than tensors is in it" if isinstance(error, UnpicklingError) else first_line(error)
         raise InputError(
-            f"{path} cannot be read ({first_line(error)}): restore it from a copy, or remove this checkpoint to resume "
+            f"{path} cannot be read ({reason}): restore it from a copy, or remove this checkpoint to resume "
             "from the one before."
         ) from error
 

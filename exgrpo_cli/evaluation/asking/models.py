@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.config.layers import build_config, run_label
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import InputError, nearest
 from exgrpo_cli.presets import preset_names
@@ -77,7 +77,7 @@ def _of_run(run: Path, checkpoint: str) -> ModelChoice:
         folder = run / "checkpoints" / checkpoint / "model"
     if not (folder / "config.json").is_file():
         raise InputError(f"{run} has no model in {folder}: is the run finished? Checkpoints: {_listed(run)}.")
-    name = run.resolve().name + (f"@{checkpoint}" if checkpoint else "")
+    name = run_label(run) + (f"@{checkpoint}" if checkpoint else "")
     return ModelChoice(name=name, config=_settings(run, folder), run=run)
 
 
@@ -103,11 +103,12 @@ def _of_folder(folder: Path) -> ModelChoice:
     # The exported model of a run is asked as the run itself would be.
     parents = [parent for parent in (folder.resolve().parent, folder.resolve().parents[2]) if _is_run(parent)]
     if folder.name == "model" and parents:
-        return ModelChoice(name=parents[0].name, config=_settings(parents[0], folder), run=parents[0])
+        return ModelChoice(name=run_label(parents[0]), config=_settings(parents[0], folder), run=parents[0])
     return ModelChoice(name=folder.resolve().name, config=build_config(backbone=str(folder)), run=None)
 
 
 def _settings(run: Path, folder: Path) -> Config:
     # Weights as exported: the run's own overrides of rope base and window are in the exported config already.
     backbone = {"source": str(folder.resolve()), "rope_theta": 0.0, "max_position_embeddings": 0}
-    return build_config(config_file=run / "config.toml", options={"backbone": backbone})
+    # Whatever functions the run names: an evaluation calls none of them.
+    return build_config(config_file=run / "config.toml", options={"backbone": backbone}, allow_code=True)

@@ -1,0 +1,55 @@
+"""`exgrpo sample`: a few responses of a model to one question."""
+
+from typing import Annotated, Literal
+
+import typer
+
+from exgrpo_cli.commands.options import Speech, print_json, talk, with_groups
+
+
+@with_groups
+def sample(
+    model: Annotated[
+        str,
+        typer.Argument(metavar="RUN", help="Run (also RUN@best, RUN@step-000050), model folder, preset or hub id."),
+    ],
+    question: Annotated[str, typer.Argument(metavar="QUESTION", help="What to ask, in quotes.")],
+    *,
+    speech: Speech,
+    samples: Annotated[int, typer.Option(min=1, metavar="K", help="Responses.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0.01, help="T.")] = 1.0,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="New tokens at most.", show_default="the run's own limit, else 512"),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the responses.")] = 0,
+    engine: Annotated[Literal["hf", "vllm"], typer.Option(help="Engine.")] = "hf",
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where the model is loaded.")] = "auto",
+) -> None:
+    """Ask a model one question, as an evaluation would, and print what it answers.
+
+    \b
+    Examples:
+      exgrpo sample runs/exgrpo-tiny "Compute ((3 + 4) * 2)."
+      exgrpo sample runs/exgrpo-tiny@best "Compute (5 - 1)." --samples 4 --json
+    """
+    talk(f"exgrpo: asking {model}", quiet=speech.quiet)
+    from exgrpo_cli.evaluation.sample import sample as ask
+
+    sampled = ask(
+        model,
+        question,
+        samples=samples,
+        temperature=temperature,
+        max_tokens=max_tokens,
+        seed=seed,
+        engine=engine,
+        device=device,
+    )
+    if speech.json:
+        print_json(sampled.to_json())
+        return
+    talk(f"--- {sampled.model} was asked\n{sampled.prompt}", quiet=speech.quiet)
+    for number, response in enumerate(sampled.responses, start=1):
+        talk(f"--- {number}: {response.num_tokens} tokens, ends by {response.stop_reason}", quiet=speech.quiet)
+        typer.echo(response.text)

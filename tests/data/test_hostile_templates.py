@@ -1,0 +1,46 @@
+"""A chat template of a stranger's tokenizer can neither hang the program nor fill a prompt without end."""
+
+import time
+
+import pytest
+
+from exgrpo_cli.data import prompts
+from exgrpo_cli.data.time_limit import Expired, time_limit
+from exgrpo_cli.errors import InputError
+
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+FLOOD = "{% for a in range(99999) %}{{ 'a long line of text' }}{% endfor %}"
+
+
+def tokenizer(template: str):
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    made = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0}, unk_token="a")))
+    made.chat_template = template
+    return made
+
+
+def test_a_template_that_loops_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "TEMPLATE_SECONDS", 0.3)
+    started = time.monotonic()
+    with pytest.raises(InputError, match=r"chat template is not done with a prompt after 0.3 s: use another template"):
+        prompts.choose_template("chat", tokenizer(LOOP))
+    # The loop would take minutes; a loaded machine does not.
+    assert time.monotonic() - started < 60
+
+
+def test_a_template_that_floods_is_refused() -> None:
+    with pytest.raises(InputError, match=r"makes a prompt of 1,899,981 characters, over 1,000,000 beyond"):
+        prompts.choose_template("chat", tokenizer(FLOOD))
+
+
+def test_a_limit_that_is_not_reached_is_not_felt() -> None:
+    for _ in range(50):
+        with time_limit(0.05):
+            pass
+    time.sleep(0.1)
+    with pytest.raises(Expired), time_limit(0.05):
+        while True:
+            pass
