@@ -35,6 +35,7 @@ def sample(
     """
     talk(f"exgrpo: asking {model}", quiet=speech.quiet)
     from exgrpo_cli.evaluation.sample import sample as ask
+    from exgrpo_cli.machine.threads import choose_threads
 
     sampled = ask(
         model,
@@ -45,6 +46,7 @@ def sample(
         seed=seed,
         engine=engine,
         device=device,
+        threads=choose_threads(0),
     )
     if speech.json:
         print_json(sampled.to_json())

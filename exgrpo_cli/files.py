@@ -70,7 +70,9 @@ def require_writable(path: Path) -> None:
         with TemporaryFile(dir=parent):
             pass
     except OSError as error:
-        raise InputError(f"--output {path} cannot be written: {parent}: {error.strerror}.") from error
+        raise InputError(
+            f"--output {path} cannot be written: {parent} is not a writable folder ({error.strerror})."
+        ) from error
 
 
 def write_text(path: Path, text: str) -> None:

@@ -9,7 +9,6 @@ from exgrpo_cli.evaluation.asking.models import choose_model
 from exgrpo_cli.evaluation.asking.responses import Response, ResponseRequest
 from exgrpo_cli.evaluation.benchmarks.presets import Benchmark, own_benchmark
 from exgrpo_cli.evaluation.runner import sample_seeds
-from exgrpo_cli.machine.threads import choose_threads
 from exgrpo_cli.types import Message, Question, SamplingParams
 
 
@@ -37,6 +36,7 @@ def sample(
     seed: int,
     engine: str,
     device: str,
+    threads: int,
 ) -> Sampled:
     """Ask `question` of a run, a checkpoint (`RUN@best`), a model folder, a preset or a hub id.
 
@@ -50,7 +50,7 @@ def sample(
     asked = Question(
         id="question", prompt=(Message(role="user", content=question),), answer="", source="command line", level=None
     )
-    asker = LocalAsker(choice, engine=engine, device=device, threads=choose_threads(0), deterministic=False)
+    asker = LocalAsker(choice, engine=engine, device=device, threads=threads, deterministic=False)
     try:
         prepared = asker.prepare(_protocol(temperature, limit), [asked], fits_window=True)
         responses: dict[int, Response] = {}

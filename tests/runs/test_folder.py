@@ -30,7 +30,9 @@ def test_cutting_back_drops_later_steps_and_a_torn_line(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"file/run cannot be created \(Not a directory\): choose another --output"):
+    with pytest.raises(
+        InputError, match=r"file/run cannot be written: .*file is not a writable folder \(Not a directory\)"
+    ):
         RunFolder.create(tmp_path / "file" / "run")
 
 
