@@ -126,12 +126,13 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def drop_torn_line(path: Path) -> None:
-    """Cut off a last line without its end, so that the next one can be appended."""
+    """Cut off a last line without its end, so that the next one can be appended; a whole file is left untouched."""
     with path.open("r+b") as file:
-        end = file.seek(0, os.SEEK_END)
+        size = end = file.seek(0, os.SEEK_END)
         while end and _byte_before(file, end) != b"\n":
             end -= 1
-        file.truncate(end)
+        if end < size:
+            file.truncate(end)
 
 
 def last_json_line(path: Path) -> dict[str, Any] | None:

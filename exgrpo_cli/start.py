@@ -18,15 +18,20 @@ def main() -> NoReturn:
 
         code = run(sys.argv[1:])
     except KeyboardInterrupt:
+        _end_at_once_from_here_on()
         sys.stderr.write("exgrpo: interrupted.\n")
         code = _STOPPED
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     finally:
-        # Nothing is left to save: an impatient second Ctrl-C ends the process, threads or not.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, _end_now)
+        _end_at_once_from_here_on()
     sys.exit(code)
+
+
+def _end_at_once_from_here_on() -> None:
+    """Nothing is left to save: an impatient second Ctrl-C ends the process, threads or not."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _end_now)
 
 
 def _end_now(number: int, frame: FrameType | None) -> NoReturn:

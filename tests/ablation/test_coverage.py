@@ -11,6 +11,8 @@ def summary(pass_at_1: float, pass_at_4: float | None) -> dict[str, Any]:
     curve = {} if pass_at_4 is None else {"pass_at_k": {"1": {"value": pass_at_1}, "4": {"value": pass_at_4}}}
     return {
         "heldout": {"before": {"pass_at_1": 0.2}, "after": {"pass_at_1": pass_at_1, **curve}},
+        "steps": 3,
+        "updates": {"applied": 6, "skipped": 0},
         "wall_seconds": {"total": 60.0},
         "tokens": {"generated": 10, "trained": 20},
     }

@@ -63,7 +63,7 @@ def test_every_question_goes_through_and_is_stamped(tmp_path, model):
     assert result == report.results["sums"]
     assert (result["questions"], result["k"]) == (10, 3)
     assert sum(result["verdicts"].values()) == 30
-    assert set(result["pass_at"]) == {"1", "2", "3"}
+    assert set(result["pass_at_k"]) == {"1", "2", "3"}
     stamp = result["protocol"]
     assert stamp["sampling"] == {"samples": 3, "temperature": 0.6, "top_p": 1.0, "max_tokens": 12, "seed": 0}
     assert stamp["model"]["name"] == "random" and len(stamp["model"]["hash"]) == 32
