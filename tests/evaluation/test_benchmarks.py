@@ -205,7 +205,7 @@ def test_option_order_does_not_depend_on_the_place_in_the_file(tmp_path):
 
 
 def test_options_that_cannot_be_told_apart_are_asked_as_they_are(tmp_path):
-    path = write_rows(tmp_path / "quiz.parquet", [verl_row("quiz", "Colour? (a) red (b) blue", "B")])
+    path = write_rows(tmp_path / "quiz.parquet", [verl_row("quiz", "Colour? Either red, or blue", "B")])
     read = benchmark_questions(choice_benchmark(), path)
-    assert read.questions[0].prompt[-1].content == "Colour? (a) red (b) blue"
+    assert read.questions[0].prompt[-1].content == "Colour? Either red, or blue"
     assert read.options == {}

@@ -322,7 +322,12 @@ def test_a_run_that_is_killed_while_its_plots_are_drawn_is_not_finished(finished
     shutil.rmtree(run / "plots")
     killed = subprocess.run([sys.executable, "-c", KILLED_WHILE_DRAWING, str(run)], capture_output=True)
     assert killed.returncode == -signal.SIGKILL
-    assert [path.name for path in sorted((run / "plots").iterdir())] == ["learning.png", "learning.svg"]
+    assert [path.name for path in sorted((run / "plots").iterdir())] == [
+        "learning-tokens.png",
+        "learning-tokens.svg",
+        "learning.png",
+        "learning.svg",
+    ]
     assert not is_finished(run)
 
     shutil.rmtree(run / "plots")
