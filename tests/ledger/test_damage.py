@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from small_ledger import PARQUET, QUESTIONS, create, one_step, part, reopen
+from small_ledger import QUESTIONS, WRITTEN, create, one_step, part, reopen
 
 from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.errors import InputError, RunError
@@ -44,7 +44,7 @@ def flip_value(path: Path, column: str) -> None:
     flip(path, begin + chunk.total_compressed_size - 1)
 
 
-@pytest.mark.parametrize("table", PARQUET)
+@pytest.mark.parametrize("table", [table for table in WRITTEN if table != "bodies"])
 def test_no_flipped_bit_of_a_part_is_read_as_if_nothing_were_wrong(ledger: Path, table: str) -> None:
     """60 single bits of a part, one at a time: what is read is refused, cut short, or as it was written."""
     path, before = part(ledger, table, 8), LedgerReader(ledger).table(table)

@@ -222,7 +222,7 @@ def test_states_rebuilt_from_events_are_those_the_buffer_counted(tmp_path: Path,
     for name, rebuilt in logged.items():
         np.testing.assert_array_equal(rebuilt[1:], np.nan_to_num(metrics.series(name)), err_msg=name)
     now = summary.occupancy
-    assert now.visits_known == (not rules.readmit_every)
+    assert now.visits_known == (not rules.readmit_fraction)
     if now.visits_known:
         assert set((now.buffered + now.retired + now.tried + now.unseen).tolist()) == {200}
     assert len(summary.replays.step) == np.nansum(metrics.series("replay/used"))

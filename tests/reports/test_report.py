@@ -148,6 +148,7 @@ def finish(folder: Path, score: float) -> None:
     heldout = {"pass_at_1": score, "low": score - 0.1, "high": score + 0.1, "questions": 50, "samples": 4}
     summary = {
         "steps": 6,
+        "updates": {"applied": 6, "skipped": 0},
         "finished": "steps reached",
         "heldout": {"before": heldout | {"pass_at_1": 0.2}, "after": heldout},
         "tokens": {"generated": 1000, "trained": 900},
