@@ -85,7 +85,8 @@ class QuestionStates:
         ]
 
     def is_drawable(self, question: int) -> bool:
-        return self._bucket[question] is not None and self._rests_until[question] == _AWAKE
+        """Whether the question is in a bucket and does not rest after a replay."""
+        return self._bucket[question] is not None and bool(self._rests_until[question] == _AWAKE)
 
     def place(self, question: int, key: BucketKey | None) -> None:
         """Put a question into a bucket, or take it out of the buffer (None)."""

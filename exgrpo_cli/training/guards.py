@@ -143,7 +143,9 @@ GUARDS = (
 
 def _sentence(guard: Guard, line: Line, groups: Sequence[Group]) -> str:
     text = f"step {line['step']}: " + guard.message.format(after=guard.after, **line)
-    return f"{text}. {_verdict_shares(line)}. {_sample(groups)}" if guard.with_sample and groups else text
+    if not guard.with_sample:
+        return text
+    return ". ".join([text, _verdict_shares(line), *([_sample(groups)] if groups else [])])
 
 
 def _verdict_shares(line: Line) -> str:
