@@ -1,6 +1,5 @@
-"""GGUF files as backbones: what is refused, in one line; the real file is trained from in the engines tests."""
+"""GGUF files as backbones: what is taken for one, and what is refused in one line."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -33,8 +32,7 @@ def test_a_file_of_another_kind_is_no_backbone(tmp_path):
 
 
 def test_without_its_packages_the_line_says_what_to_install(not_a_gguf, monkeypatch, tiny_cache):
-    found = importlib.util.find_spec
-    monkeypatch.setattr("exgrpo_cli.backbones.gguf.find_spec", lambda name: None if name == "gguf" else found(name))
+    monkeypatch.setattr("exgrpo_cli.backbones.gguf.find_spec", lambda name: None if name == "gguf" else name)
     with pytest.raises(InputError, match=r"takes gguf: pip install 'exgrpo\[gguf\]'"):
         converted(not_a_gguf, print)
 
