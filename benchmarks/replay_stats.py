@@ -20,7 +20,7 @@ WORK = """
 import json, resource, sys, time
 from pathlib import Path
 begin, cpu = time.perf_counter(), time.process_time()
-from exgrpo_cli.replay_stats.report import report_json, report_runs
+from exgrpo_cli.replay_stats.output.report import report_json, report_runs
 from exgrpo_cli.plots.gallery import save_reports
 reports = report_runs([Path(sys.argv[1])], what_if=sys.argv[2])
 report_json(reports)

@@ -9,7 +9,7 @@ import typer
 from exgrpo_cli.commands.options import DebugOption, JsonOption, QuietOption, print_json, talk
 
 if TYPE_CHECKING:
-    from exgrpo_cli.replay_stats.report import RunReport
+    from exgrpo_cli.replay_stats.output.report import RunReport
 
 
 def replay_stats(
@@ -58,7 +58,7 @@ def replay_stats(
       exgrpo replay-stats runs/exgrpo-tiny --what-if sampler=linear,metric=ppl
     """
     from exgrpo_cli.plots.gallery import plot_folders, save_reports
-    from exgrpo_cli.replay_stats.report import report_json, report_runs
+    from exgrpo_cli.replay_stats.output.report import report_json, report_runs
 
     reports = report_runs(runs, step=step, question_id=question, what_if=what_if)
     if plots is None:
@@ -75,7 +75,7 @@ def replay_stats(
 
 def _print_tables(reports: "Sequence[RunReport]") -> None:
     from exgrpo_cli.console.tables import print_table
-    from exgrpo_cli.replay_stats.tables import report_tables
+    from exgrpo_cli.replay_stats.output.tables import report_tables
 
     for table in report_tables(reports):
         print_table(table)

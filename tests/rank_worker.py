@@ -146,7 +146,7 @@ def buffer_exchanges(ranks: Ranks, folder: Path) -> None:
     """A step of 2 and one of 12 drawn questions: how often ranks exchange, and what they get."""
     from small_buffer import fill, open_buffer, replay_step
 
-    from exgrpo_cli.training.ranked_buffer import RankedBuffer
+    from exgrpo_cli.training.step.ranked_buffer import RankedBuffer
 
     results = {}
     for num in (2, 12):

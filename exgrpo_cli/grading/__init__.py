@@ -1,6 +1,6 @@
 """From response text to verdict: graders and the killable workers that run them."""
 
-from exgrpo_cli.grading.graders.extract import answer_text, last_boxed
+from exgrpo_cli.grading.notation.extract import answer_text, last_boxed
 from exgrpo_cli.grading.pool import GradingPool
 from exgrpo_cli.grading.routes import GradingItem
 

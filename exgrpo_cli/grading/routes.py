@@ -16,9 +16,9 @@ from exgrpo_cli.grading.graders.choice import (
 )
 from exgrpo_cli.grading.graders.comparison import compare_texts
 from exgrpo_cli.grading.graders.exact import grade_exact
-from exgrpo_cli.grading.graders.extract import answer_text, last_box, last_boxed
-from exgrpo_cli.grading.graders.notation import in_box, plain_notation, same_text
 from exgrpo_cli.grading.graders.plain import plain_number
+from exgrpo_cli.grading.notation.extract import answer_text, last_box, last_boxed
+from exgrpo_cli.grading.notation.notation import in_box, plain_notation, same_text
 from exgrpo_cli.grading.workers.messages import Task
 from exgrpo_cli.types import AnswerFormat, Verdict
 

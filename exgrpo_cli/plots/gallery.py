@@ -12,8 +12,8 @@ from exgrpo_cli.plots.diagnostics import policy_diagnostics
 from exgrpo_cli.plots.learning import accuracy_by_tokens, heldout_scores, learning_curve
 from exgrpo_cli.plots.style import save
 from exgrpo_cli.plots.what_if import what_if_figure
+from exgrpo_cli.replay_stats.output.report import RunReport
 from exgrpo_cli.replay_stats.record import LEDGER_FOLDER, read_config
-from exgrpo_cli.replay_stats.report import RunReport
 from exgrpo_cli.replay_stats.summary import ReplaySummary, summarise
 from exgrpo_cli.runs.metrics import read_metrics
 

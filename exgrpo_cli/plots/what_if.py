@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from exgrpo_cli.replay_stats.report import RunReport
+    from exgrpo_cli.replay_stats.output.report import RunReport
     from exgrpo_cli.replay_stats.what_if import MetricOutcome, SamplerOutcome
 
 MEANS = {"entropy": "entropy of the chosen (nats)", "age": "age of the chosen (steps)"}

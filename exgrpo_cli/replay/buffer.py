@@ -32,15 +32,15 @@ from exgrpo_cli.ledger.schemas import (
     LedgerIdentity,
 )
 from exgrpo_cli.ledger.writer import IDENTITY_FILE, LedgerWriter, create_folders, lock_ledger
-from exgrpo_cli.replay import selection
 from exgrpo_cli.replay.buffer_state import BufferState
-from exgrpo_cli.replay.priorities import PRIORITIES
+from exgrpo_cli.replay.drawing import selection
+from exgrpo_cli.replay.drawing.priorities import PRIORITIES
+from exgrpo_cli.replay.drawing.sampling import Draw, check_draw, resolve_sampler
+from exgrpo_cli.replay.drawing.selection import Candidates, resolve_metric
+from exgrpo_cli.replay.drawing.units import DrawnUnit, ScannedUnit
+from exgrpo_cli.replay.eviction import EVICTIONS
 from exgrpo_cli.replay.protocol import BufferCounts, Choice, Offer, ReplayUnit
 from exgrpo_cli.replay.question_states import BucketKey, NamedQuestions
-from exgrpo_cli.replay.rules import EVICTIONS
-from exgrpo_cli.replay.sampling import Draw, check_draw, resolve_sampler
-from exgrpo_cli.replay.selection import Candidates, resolve_metric
-from exgrpo_cli.replay.units import DrawnUnit, ScannedUnit
 from exgrpo_cli.replay.visits import FreshRow, Visit, VisitOutcome, born_unit, counted, token_hash
 from exgrpo_cli.replay.warm_start import WarmStartReport, read_experience
 from exgrpo_cli.types import Trajectory

@@ -20,10 +20,10 @@ from exgrpo_cli.ledger.parts import DamagedBytes, PartInfo
 from exgrpo_cli.ledger.reader import read_rows
 from exgrpo_cli.ledger.schemas import BODIES, EVENTS, REPLAYS, VISITS, Event
 from exgrpo_cli.ledger.writer import LedgerWriter
+from exgrpo_cli.replay.drawing.units import DrawnUnit, ScannedUnit, UnitStore
 from exgrpo_cli.replay.question_states import BucketKey, QuestionStates
 from exgrpo_cli.replay.rebuild import NEVER, StoredState, rebuild
 from exgrpo_cli.replay.trajectory_index import TrajectoryIndex
-from exgrpo_cli.replay.units import DrawnUnit, ScannedUnit, UnitStore
 from exgrpo_cli.replay.visits import FreshRow, Visit
 
 

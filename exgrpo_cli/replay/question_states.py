@@ -12,8 +12,8 @@ from typing import NamedTuple, overload
 import numpy as np
 from jaxtyping import Bool, Int32
 
-from exgrpo_cli.replay.ranked_set import RankedSet
-from exgrpo_cli.replay.sampling import Bucket
+from exgrpo_cli.replay.drawing.ranked_set import RankedSet
+from exgrpo_cli.replay.drawing.sampling import Bucket
 
 _AWAKE = -1
 

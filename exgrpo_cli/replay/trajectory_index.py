@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float64, Int32, Int64
 
-from exgrpo_cli.replay.selection import Candidates
+from exgrpo_cli.replay.drawing.selection import Candidates
 
 _NONE = -1
 NO_QUESTION = -1

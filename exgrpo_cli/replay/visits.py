@@ -8,7 +8,7 @@ from hashlib import sha256
 import numpy as np
 from jaxtyping import Float32, Int32
 
-from exgrpo_cli.replay.priorities import BornUnit
+from exgrpo_cli.replay.drawing.priorities import BornUnit
 from exgrpo_cli.replay.question_states import BucketKey
 
 

@@ -33,9 +33,9 @@ from exgrpo_cli.ledger.schemas import (
     Event,
     LedgerIdentity,
 )
-from exgrpo_cli.replay.priorities import PRIORITIES, BornUnit
+from exgrpo_cli.replay.drawing.priorities import PRIORITIES, BornUnit
+from exgrpo_cli.replay.eviction import EVICTIONS
 from exgrpo_cli.replay.rebuild import StoredState, rebuild
-from exgrpo_cli.replay.rules import EVICTIONS
 from exgrpo_cli.replay.trajectory_index import NO_QUESTION, TrajectoryIndex
 
 _BATCH = 1024

@@ -15,9 +15,9 @@ from exgrpo_cli.config.names import DIRECTIONS
 from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.errors import InputError, nearest
 from exgrpo_cli.ledger.columns import EVICTED, NO_BUCKET, READMITTED, RETIRED, SELECTED
+from exgrpo_cli.replay.drawing.sampling import Sampler, check_draw, resolve_sampler
+from exgrpo_cli.replay.drawing.selection import Candidates, Metric, choose, resolve_metric
 from exgrpo_cli.replay.question_states import BucketKey, QuestionStates
-from exgrpo_cli.replay.sampling import Sampler, check_draw, resolve_sampler
-from exgrpo_cli.replay.selection import Candidates, Metric, choose, resolve_metric
 from exgrpo_cli.replay_stats.entropy import draw_numbers
 from exgrpo_cli.replay_stats.record import RunRecord
 

@@ -12,9 +12,9 @@ from exgrpo_cli.config.resolve import resolve
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.plots.gallery import replay_figures, training_figures
-from exgrpo_cli.replay_stats import tables
+from exgrpo_cli.replay_stats.output import tables
+from exgrpo_cli.replay_stats.output.report import RunReport
 from exgrpo_cli.replay_stats.record import LEDGER_FOLDER, RunRecord, read_config, read_run
-from exgrpo_cli.replay_stats.report import RunReport
 from exgrpo_cli.replay_stats.step import step_replay
 from exgrpo_cli.replay_stats.summary import summarise_record
 from exgrpo_cli.reports.page import (
@@ -31,7 +31,7 @@ from exgrpo_cli.reports.page import (
 )
 from exgrpo_cli.runs.folder import RunFolder, read_json_lines
 from exgrpo_cli.runs.metrics import RunMetrics, read_metrics
-from exgrpo_cli.training.guards import Guards
+from exgrpo_cli.training.step.guards import Guards
 
 RESPONSES_SHOWN = 3
 """Right ones, wrong ones, and replayed ones, each."""

@@ -7,9 +7,9 @@ from exgrpo_cli.ablation.arms import BASELINE, Arm
 from exgrpo_cli.ablation.report import compare_runs, study_figures
 from exgrpo_cli.ablation.study import Study, StudyRun
 from exgrpo_cli.errors import InputError
-from exgrpo_cli.replay_stats import tables
+from exgrpo_cli.replay_stats.output import tables
+from exgrpo_cli.replay_stats.output.report import RunReport
 from exgrpo_cli.replay_stats.record import LEDGER_FOLDER, read_config
-from exgrpo_cli.replay_stats.report import RunReport
 from exgrpo_cli.replay_stats.summary import summarise
 from exgrpo_cli.reports.page import Block, Code, Page, Paragraph, TableBlock, figure_block, section, table_of
 from exgrpo_cli.reports.run_page import differing_settings

@@ -10,10 +10,10 @@ from exgrpo_cli.console.reporter import Reporter
 from exgrpo_cli.console.signals import Stopper
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.runs.watchdog import Watchdog
-from exgrpo_cli.training.checkpoint import save_checkpoint
-from exgrpo_cli.training.guards import Guards
 from exgrpo_cli.training.parts import Parts
-from exgrpo_cli.training.state import RunState
+from exgrpo_cli.training.resuming.checkpoint import save_checkpoint
+from exgrpo_cli.training.resuming.state import RunState
+from exgrpo_cli.training.step.guards import Guards
 from exgrpo_cli.training.time_limit import TimeLimit
 from exgrpo_cli.training.trackers import Tracker
 from exgrpo_cli.training.validation import validate

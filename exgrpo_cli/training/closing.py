@@ -10,7 +10,7 @@ from exgrpo_cli.machine.environment import peak_memory_bytes
 from exgrpo_cli.plots import save_all
 from exgrpo_cli.runs.folder import writing
 from exgrpo_cli.training.active_run import ActiveRun, note_score
-from exgrpo_cli.training.checkpoint import export_weights
+from exgrpo_cli.training.resuming.checkpoint import export_weights
 from exgrpo_cli.training.validation import validate
 
 

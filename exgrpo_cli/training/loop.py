@@ -15,16 +15,6 @@ from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.engines.protocols import UpdateReport
 from exgrpo_cli.errors import RunError
-from exgrpo_cli.training.composition import compose
-from exgrpo_cli.training.experience import (
-    NOTHING,
-    Experience,
-    buffer_metrics,
-    draw_experience,
-    readmit,
-    record_visits,
-)
-from exgrpo_cli.training.groups import Advantage, Group
 from exgrpo_cli.training.metrics import (
     Clock,
     batch_metrics,
@@ -37,8 +27,18 @@ from exgrpo_cli.training.metrics import (
     update_metrics,
 )
 from exgrpo_cli.training.parts import Parts
-from exgrpo_cli.training.rollouts import StepRollouts, roll_out
-from exgrpo_cli.training.state import RunState
+from exgrpo_cli.training.resuming.state import RunState
+from exgrpo_cli.training.step.composition import compose
+from exgrpo_cli.training.step.experience import (
+    NOTHING,
+    Experience,
+    buffer_metrics,
+    draw_experience,
+    readmit,
+    record_visits,
+)
+from exgrpo_cli.training.step.groups import Advantage, Group
+from exgrpo_cli.training.step.rollouts import StepRollouts, roll_out
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from exgrpo_cli.engines.protocols import UpdateReport
-from exgrpo_cli.training.groups import Group
+from exgrpo_cli.training.step.groups import Group
 from exgrpo_cli.types import StopReason, Verdict
 
 PHASES = ("rollout", "reward", "replay", "logprobs", "update", "sync")

@@ -24,12 +24,13 @@ from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.runs.watchdog import Watchdog
 from exgrpo_cli.training.active_run import ActiveRun
 from exgrpo_cli.training.assemble import assemble, choose_device, make_pool, open_shared_buffer
-from exgrpo_cli.training.checkpoint import folder_name as checkpoint_name
-from exgrpo_cli.training.checkpoint import load_checkpoint
-from exgrpo_cli.training.guards import Guards
 from exgrpo_cli.training.loop import sync
 from exgrpo_cli.training.parts import Parts
-from exgrpo_cli.training.resume_point import ResumePoint, find_resume_point, set_aside
+from exgrpo_cli.training.resuming.checkpoint import folder_name as checkpoint_name
+from exgrpo_cli.training.resuming.checkpoint import load_checkpoint
+from exgrpo_cli.training.resuming.resume_point import ResumePoint, find_resume_point, set_aside
+from exgrpo_cli.training.resuming.state import RunState
+from exgrpo_cli.training.resuming.trust import remember_run
 from exgrpo_cli.training.run_questions import (
     RunQuestions,
     check_answers,
@@ -37,10 +38,9 @@ from exgrpo_cli.training.run_questions import (
     store_questions,
     stored_questions,
 )
-from exgrpo_cli.training.state import RunState
+from exgrpo_cli.training.step.guards import Guards
 from exgrpo_cli.training.time_limit import TimeLimit
 from exgrpo_cli.training.trackers import open_trackers, require_trackers
-from exgrpo_cli.training.trust import remember_run
 
 
 def pin_choices(config: Config, ranks: Ranks) -> Config:

@@ -12,7 +12,7 @@ from exgrpo_cli.data.stream import QuestionStream
 from exgrpo_cli.engines.protocols import Generator, Policy
 from exgrpo_cli.ranks.ranks import ALONE, Ranks
 from exgrpo_cli.replay.protocol import Buffer
-from exgrpo_cli.training.ranked_pool import AnyPool
+from exgrpo_cli.training.step.ranked_pool import AnyPool
 from exgrpo_cli.types import AnswerFormat, Question
 
 Prompts = Mapping[str, Int32[np.ndarray, " prompt_tokens"]]

@@ -21,7 +21,7 @@ from exgrpo_cli.data.prompts import TEMPLATES
 from exgrpo_cli.errors import InputError, ToolkitWarning
 from exgrpo_cli.machine.run_plan import RunPlan, plan_run, settle_ranks
 from exgrpo_cli.machine.survey import survey_machine
-from exgrpo_cli.training.resume import newest_unfinished, resumed_config
+from exgrpo_cli.training.resuming.resume import newest_unfinished, resumed_config
 from exgrpo_cli.training.time_limit import TimeLimit
 
 if TYPE_CHECKING:

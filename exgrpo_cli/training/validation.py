@@ -7,7 +7,7 @@ from exgrpo_cli.engines.ranked_generator import local_generator
 from exgrpo_cli.evaluation.results.records import Evaluation, QuestionRecord
 from exgrpo_cli.evaluation.runner import evaluate_questions
 from exgrpo_cli.training.parts import Parts
-from exgrpo_cli.training.ranked_pool import local_pool
+from exgrpo_cli.training.step.ranked_pool import local_pool
 from exgrpo_cli.types import Question, SamplingParams
 
 

@@ -25,7 +25,7 @@ from exgrpo_cli.plots.replay import draws_against_promise, entropy_by_bucket
 from exgrpo_cli.plots.series import moving_average
 from exgrpo_cli.plots.style import brief_count, bucket_colours, full_rows, save
 from exgrpo_cli.plots.what_if import what_if_figure
-from exgrpo_cli.replay_stats.report import report_runs
+from exgrpo_cli.replay_stats.output.report import report_runs
 from exgrpo_cli.replay_stats.summary import ReplaySummary, summarise
 from exgrpo_cli.runs.metrics import RunMetrics, read_metrics
 
@@ -314,7 +314,7 @@ from pathlib import Path
 from exgrpo_cli.plots.evaluation import accuracy_by_level, level_scores
 from exgrpo_cli.plots.gallery import replay_figures, save_reports, training_figures
 from exgrpo_cli.plots.style import save
-from exgrpo_cli.replay_stats.report import report_runs
+from exgrpo_cli.replay_stats.output.report import report_runs
 from exgrpo_cli.replay_stats.summary import summarise
 figures = dict([*training_figures(Path(sys.argv[1])), *replay_figures(summarise(Path(sys.argv[1])))])
 save(figures["learning"], Path(sys.argv[2]), "learning")

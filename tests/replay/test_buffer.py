@@ -384,7 +384,7 @@ def test_rules_that_cannot_work(worlds: Worlds, rules: dict[str, object], messag
 def test_unknown_question_and_bad_sampler(worlds: Worlds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sampler_of_mine.py").write_text(
         "import numpy as np\n"
-        "from exgrpo_cli.replay.sampling import QuestionDraw\n"
+        "from exgrpo_cli.replay.drawing.sampling import QuestionDraw\n"
         "def greedy(buckets, num, rng):\n"
         "    return QuestionDraw(question_ids=('q9',), probabilities=np.ones(len(buckets)))\n"
     )

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from exgrpo_cli.config import names
-from exgrpo_cli.replay.rules import EVICTIONS
-from exgrpo_cli.replay.sampling import resolve_sampler
-from exgrpo_cli.replay.selection import METRICS
+from exgrpo_cli.replay.drawing.sampling import resolve_sampler
+from exgrpo_cli.replay.drawing.selection import METRICS
+from exgrpo_cli.replay.eviction import EVICTIONS
 
 
 def test_every_metric_and_eviction_of_the_settings_is_implemented_and_no_other() -> None:

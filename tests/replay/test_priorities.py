@@ -5,7 +5,7 @@ import pytest
 
 from exgrpo_cli.config import names
 from exgrpo_cli.errors import RunError
-from exgrpo_cli.replay.priorities import (
+from exgrpo_cli.replay.drawing.priorities import (
     PRIORITIES,
     BornUnit,
     StoredUnits,

@@ -8,8 +8,8 @@ import pytest
 from scipy import stats
 
 from exgrpo_cli.errors import InputError, RunError
-from exgrpo_cli.replay.ranked_set import RankedSet
-from exgrpo_cli.replay.sampling import Bucket, QuestionDraw, check_draw, draw_by_weights, resolve_sampler
+from exgrpo_cli.replay.drawing.ranked_set import RankedSet
+from exgrpo_cli.replay.drawing.sampling import Bucket, QuestionDraw, check_draw, draw_by_weights, resolve_sampler
 
 
 def bucket(k: int, size: int, members: int = 8) -> Bucket:

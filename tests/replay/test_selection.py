@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from exgrpo_cli.errors import InputError, RunError
-from exgrpo_cli.replay.selection import METRICS, Candidates, choose, resolve_metric
+from exgrpo_cli.replay.drawing.selection import METRICS, Candidates, choose, resolve_metric
 
 
 def candidates(entropy: list[float], num_tokens: list[int], nll: list[float] | None = None) -> Candidates:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exgrpo_cli.replay.trees import FAN, OrderTree, SumTree
+from exgrpo_cli.replay.drawing.trees import FAN, OrderTree, SumTree
 
 
 def test_a_target_finds_the_unit_in_whose_part_of_the_sum_it_lies() -> None:

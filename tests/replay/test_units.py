@@ -10,7 +10,7 @@ from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.replay.buffer import ExperienceBuffer
-from exgrpo_cli.replay.units import ScannedUnit
+from exgrpo_cli.replay.drawing.units import ScannedUnit
 from exgrpo_cli.replay.visits import FreshRow, Visit
 
 K = 4

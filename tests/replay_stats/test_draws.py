@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from exgrpo_cli.replay.sampling import Bucket, draw_by_weights
+from exgrpo_cli.replay.drawing.sampling import Bucket, draw_by_weights
 from exgrpo_cli.replay_stats.draws import draw_test
 from exgrpo_cli.replay_stats.record import DrawColumns
 

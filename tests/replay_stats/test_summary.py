@@ -14,12 +14,12 @@ from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.plots.buckets import question_states
 from exgrpo_cli.replay.buffer import ExperienceBuffer
 from exgrpo_cli.replay.visits import FreshRow, Visit
-from exgrpo_cli.replay_stats.as_json import summary_json
+from exgrpo_cli.replay_stats.output.as_json import summary_json
+from exgrpo_cli.replay_stats.output.report import report_json, report_runs
+from exgrpo_cli.replay_stats.output.tables import overview
 from exgrpo_cli.replay_stats.questions import question_history
 from exgrpo_cli.replay_stats.record import read_run
-from exgrpo_cli.replay_stats.report import report_json, report_runs
 from exgrpo_cli.replay_stats.summary import ReplaySummary, summarise
-from exgrpo_cli.replay_stats.tables import overview
 from exgrpo_cli.runs.metrics import read_metrics
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))

@@ -154,7 +154,7 @@ def test_a_sampler_of_the_user_is_checked_as_in_training(
     monkeypatch.syspath_prepend(tmp_path)
     name = f"mine{abs(hash(body))}"
     (tmp_path / f"{name}.py").write_text(
-        "import numpy as np\nfrom exgrpo_cli.replay.sampling import QuestionDraw\n"
+        "import numpy as np\nfrom exgrpo_cli.replay.drawing.sampling import QuestionDraw\n"
         f"def draw(buckets, num, rng):\n    return {body}\n"
     )
     what_if = parse_what_if(f"sampler=python:{name}:draw", OWN)

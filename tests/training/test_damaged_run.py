@@ -12,8 +12,8 @@ from exgrpo_cli.errors import InputError
 from exgrpo_cli.files import read_json_lines
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.runs.folder import RunFolder
-from exgrpo_cli.training.resume import is_finished, resumed_config
-from exgrpo_cli.training.resume_point import find_resume_point
+from exgrpo_cli.training.resuming.resume import is_finished, resumed_config
+from exgrpo_cli.training.resuming.resume_point import find_resume_point
 from exgrpo_cli.training.run import train
 
 

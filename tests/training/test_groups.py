@@ -8,8 +8,6 @@ import pytest
 
 from exgrpo_cli.algo.advantages import centred_advantages
 from exgrpo_cli.engines.protocols import UpdateReport
-from exgrpo_cli.training.experience import effective_sample_share, experiential_count
-from exgrpo_cli.training.groups import Group, Replayed
 from exgrpo_cli.training.metrics import (
     batch_metrics,
     journal_line,
@@ -18,6 +16,8 @@ from exgrpo_cli.training.metrics import (
     truncation,
     update_metrics,
 )
+from exgrpo_cli.training.step.experience import effective_sample_share, experiential_count
+from exgrpo_cli.training.step.groups import Group, Replayed
 from exgrpo_cli.types import (
     GradedRollout,
     Message,

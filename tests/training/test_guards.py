@@ -5,8 +5,8 @@ import re
 import pytest
 
 from exgrpo_cli.console.reporter import SilentReporter
-from exgrpo_cli.training.guards import Guards
 from exgrpo_cli.training.run import train
+from exgrpo_cli.training.step.guards import Guards
 
 HEALTHY = {
     "batch/pass_at_1": 0.4,

@@ -8,7 +8,7 @@ from exgrpo_cli.console.reporter import SilentReporter
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.errors import RunError
 from exgrpo_cli.training.run import train
-from exgrpo_cli.training.staleness import require_small_gap
+from exgrpo_cli.training.step.staleness import require_small_gap
 
 
 def test_a_sync_that_never_came_stops_the_run(small_config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 import re
 
-from exgrpo_cli.grading.graders.extract import last_boxed
+from exgrpo_cli.grading.notation.extract import last_boxed
 from exgrpo_cli.types import Verdict
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

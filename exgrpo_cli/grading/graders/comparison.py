@@ -7,11 +7,11 @@ known to be wrong: equal texts that it cannot read, bases, units, repeated roots
 import re
 from dataclasses import dataclass
 
-from exgrpo_cli.grading.graders.lists import loses_roots
-from exgrpo_cli.grading.graders.notation import same_text
-from exgrpo_cli.grading.graders.numerals import same_based_number, same_value
 from exgrpo_cli.grading.graders.plain import plain_number, same_plain_number
-from exgrpo_cli.grading.graders.units import split_unit
+from exgrpo_cli.grading.notation.lists import loses_roots
+from exgrpo_cli.grading.notation.notation import same_text
+from exgrpo_cli.grading.notation.numerals import same_based_number, same_value
+from exgrpo_cli.grading.notation.units import split_unit
 
 _FONT = r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*"
 _LETTER = re.compile(rf"(?:{_FONT}\{{\s*)?\(?([A-J])\)?[.]?\s*\}}?")

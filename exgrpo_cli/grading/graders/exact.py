@@ -1,6 +1,6 @@
 """The `exact` grader: the answer equals the gold, character by character, after white space is evened out."""
 
-from exgrpo_cli.grading.graders.extract import last_boxed
+from exgrpo_cli.grading.notation.extract import last_boxed
 from exgrpo_cli.types import Verdict
 
 

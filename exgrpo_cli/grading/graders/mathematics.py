@@ -12,7 +12,7 @@ from math_verify import parse, verify
 
 from exgrpo_cli.grading.graders import two_stage
 from exgrpo_cli.grading.graders.disproof import surely_differ
-from exgrpo_cli.grading.graders.notation import in_box
+from exgrpo_cli.grading.notation.notation import in_box
 from exgrpo_cli.types import Verdict
 
 _BOX = r"\boxed{"

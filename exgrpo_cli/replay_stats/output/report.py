@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from exgrpo_cli.errors import InputError
-from exgrpo_cli.replay_stats.as_json import history_json, metric_json, sampler_json, step_json, summary_json
+from exgrpo_cli.replay_stats.output.as_json import history_json, metric_json, sampler_json, step_json, summary_json
 from exgrpo_cli.replay_stats.questions import QuestionHistory, question_history
 from exgrpo_cli.replay_stats.record import read_run
 from exgrpo_cli.replay_stats.step import StepReplay, step_replay

@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from exgrpo_cli.config.sections.replay import ReplaySettings
-from exgrpo_cli.replay.priorities import StoredUnits, bias_weights, checked_priorities, own_priority
+from exgrpo_cli.replay.drawing.priorities import StoredUnits, bias_weights, checked_priorities, own_priority
+from exgrpo_cli.replay.drawing.trees import OrderTree, SumTree
 from exgrpo_cli.replay.trajectory_index import TrajectoryIndex
-from exgrpo_cli.replay.trees import OrderTree, SumTree
 
 REFERENCE_RANGE = 300.0
 """Largest exponent of a weight: e^300 is finite, and what a unit of that age would weigh is not missed."""

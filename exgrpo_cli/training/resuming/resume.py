@@ -13,7 +13,7 @@ from exgrpo_cli.config.sections.run import BUDGET_STEPS
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.runs.ending import Ending
-from exgrpo_cli.training.trust import is_own_run
+from exgrpo_cli.training.resuming.trust import is_own_run
 
 MAY_CHANGE = ("run.steps", "run.nproc", "run.rank_timeout", "optim.horizon")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from exgrpo_cli.training.groups import Group
+from exgrpo_cli.training.step.groups import Group
 from exgrpo_cli.types import Verdict
 
 Line = Mapping[str, Any]

@@ -20,7 +20,7 @@ from exgrpo_cli.files import begin_folder, finish_folder, remove_partials, write
 from exgrpo_cli.manifest import write_manifest
 from exgrpo_cli.runs.folder import writing
 from exgrpo_cli.training.parts import Parts
-from exgrpo_cli.training.state import RunState
+from exgrpo_cli.training.resuming.state import RunState
 
 _NAME = re.compile(r"step-(\d{6,})")
 

@@ -8,10 +8,10 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from exgrpo_cli.replay_stats.as_json import occupied
 from exgrpo_cli.replay_stats.entropy import GROUPS
+from exgrpo_cli.replay_stats.output.as_json import occupied
+from exgrpo_cli.replay_stats.output.report import RunReport
 from exgrpo_cli.replay_stats.questions import QuestionHistory
-from exgrpo_cli.replay_stats.report import RunReport
 from exgrpo_cli.replay_stats.step import StepReplay
 from exgrpo_cli.replay_stats.summary import ReplaySummary
 from exgrpo_cli.replay_stats.what_if import MetricOutcome, SamplerOutcome, metric_title, sampler_title

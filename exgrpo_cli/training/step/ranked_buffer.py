@@ -13,9 +13,9 @@ import numpy as np
 from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.ranks.ranks import Ranks
 from exgrpo_cli.replay.buffer import ExperienceBuffer
+from exgrpo_cli.replay.drawing.selection import Candidates
+from exgrpo_cli.replay.drawing.units import ScannedUnit
 from exgrpo_cli.replay.protocol import BufferCounts, Choice, Offer, ReplayUnit
-from exgrpo_cli.replay.selection import Candidates
-from exgrpo_cli.replay.units import ScannedUnit
 from exgrpo_cli.replay.visits import Visit
 from exgrpo_cli.replay.warm_start import WarmStartReport
 

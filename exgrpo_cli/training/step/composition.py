@@ -1,7 +1,7 @@
 """What is replayed beside a step's fresh groups: a question's own stored rows, or units drawn from the whole store.
 
 All of it is chosen after the log-probs under pi_old and before this step's rows are stored, so that no step replays
-itself. What stands in for fresh rollouts is drawn before them: `training.experience`.
+itself. What stands in for fresh rollouts is drawn before them: `training.step.experience`.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,10 +10,11 @@ from dataclasses import replace
 import numpy as np
 
 from exgrpo_cli.algo.batching import TrainingRow
-from exgrpo_cli.replay.priorities import token_drift, token_headroom
+from exgrpo_cli.replay.drawing.priorities import token_drift, token_headroom
+from exgrpo_cli.replay.drawing.units import ScannedUnit
 from exgrpo_cli.replay.protocol import ReplayUnit
-from exgrpo_cli.replay.units import ScannedUnit
-from exgrpo_cli.training.experience import (
+from exgrpo_cli.training.parts import Parts
+from exgrpo_cli.training.step.experience import (
     NOTHING,
     Experience,
     Scores,
@@ -25,8 +26,7 @@ from exgrpo_cli.training.experience import (
     tokens_of,
     with_scores,
 )
-from exgrpo_cli.training.groups import Group, Replayed, replayed_row
-from exgrpo_cli.training.parts import Parts
+from exgrpo_cli.training.step.groups import Group, Replayed, replayed_row
 
 Composed = tuple[Sequence[Group], Experience]
 """A step's groups, and what is replayed with them."""

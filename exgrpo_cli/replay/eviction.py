@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Int64
 
-from exgrpo_cli.replay.selection import Candidates
+from exgrpo_cli.replay.drawing.selection import Candidates
 
 Eviction = Callable[[Candidates, Int64[np.ndarray, " candidates"]], int]
 """Candidates and the fingerprints of their tokens in, position of the one that goes out; of equals the oldest."""

@@ -13,7 +13,7 @@ from exgrpo_cli.ledger.recovery import whole_until
 from exgrpo_cli.ledger.writer import IDENTITY_FILE
 from exgrpo_cli.manifest import find_damage
 from exgrpo_cli.runs.folder import RunFolder
-from exgrpo_cli.training.checkpoint import complete_steps, folder_name
+from exgrpo_cli.training.resuming.checkpoint import complete_steps, folder_name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,12 +10,12 @@ from exgrpo_cli.config.settings import Config
 from exgrpo_cli.data.question_file.choices import options_of
 from exgrpo_cli.grading import GradingItem
 from exgrpo_cli.seeds import rollout_seed
-from exgrpo_cli.training.experience import Experience
-from exgrpo_cli.training.groups import Group
 from exgrpo_cli.training.metrics import Clock, logprob_gap
 from exgrpo_cli.training.parts import Parts
-from exgrpo_cli.training.staleness import require_current_weights, require_small_gap
-from exgrpo_cli.training.state import RunState
+from exgrpo_cli.training.resuming.state import RunState
+from exgrpo_cli.training.step.experience import Experience
+from exgrpo_cli.training.step.groups import Group
+from exgrpo_cli.training.step.staleness import require_current_weights, require_small_gap
 from exgrpo_cli.types import (
     GradedRollout,
     Rollout,

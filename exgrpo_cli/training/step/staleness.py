@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from exgrpo_cli.errors import RunError
-from exgrpo_cli.training.groups import Group
+from exgrpo_cli.training.step.groups import Group
 
 MAX_MEAN_GAPS = {"float32": 1e-3, "bfloat16": 0.05}
 """Largest mean |log pi_trainer - log pi_engine| over the fresh tokens of a step.

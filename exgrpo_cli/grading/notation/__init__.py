@@ -1,0 +1,1 @@
+"""Reading what golds and responses write: boxes, numerals, units, lists."""

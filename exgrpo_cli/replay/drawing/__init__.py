@@ -1,0 +1,1 @@
+"""How questions, trajectories and units are drawn."""

@@ -1,0 +1,1 @@
+"""What `replay-stats` prints: tables and JSON."""

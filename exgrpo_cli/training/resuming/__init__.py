@@ -1,0 +1,1 @@
+"""What a run saves and how it goes on from it."""

@@ -1,0 +1,1 @@
+"""One step, part by part: rollouts, what the buffer is told and gives, the mini-batches, what is watched."""
