@@ -21,7 +21,7 @@ def presets(
 ) -> None:
     """List the presets, or show one resolved as TOML.
 
-    A backbone or a method is shown with every setting that a run of it uses, as `--config` takes it.
+    A backbone, a method or a regime is shown with every setting that a run of it uses, as `--config` takes it.
 
     \b
     Examples:
@@ -65,7 +65,7 @@ def _group(name: str) -> str:
 
 
 def _resolved(kind: "PresetKind", name: str) -> dict[str, Any]:
-    """Every setting of a backbone or a method; a benchmark has its own and no others."""
+    """Every setting of a backbone, a method or a regime; a benchmark has its own and no others."""
     import tomllib
 
     from exgrpo_cli.config.layers import build_config
@@ -76,6 +76,8 @@ def _resolved(kind: "PresetKind", name: str) -> dict[str, Any]:
         return preset_settings(kind, name)
     if kind == "backbones":
         config = build_config(backbone=name)
+    elif kind == "regimes":
+        config = build_config(regime=name)
     else:
         needs_run = load_preset(kind, name).get("about", {}).get("needs_run", False)
         config = build_config(method=name, options={"replay": {"warm_start": "RUN"}} if needs_run else None)

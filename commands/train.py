@@ -38,6 +38,9 @@ class TrainOptions:
     method: Annotated[
         str | None, typer.Option(help="exgrpo, grpo, another method preset, or a TOML file.", show_default="exgrpo")
     ] = None
+    regime: Annotated[
+        str | None, typer.Option(help="Task, start and lengths: a preset such as hard-tail.", show_default="none")
+    ] = None
     data: Annotated[
         str | None, typer.Option(metavar="FILE", help="Training questions.", show_default="the backbone's")
     ] = None
@@ -104,6 +107,7 @@ class TrainOptions:
         return RunRequest(
             backbone=self.backbone,
             method=self.method,
+            regime=self.regime,
             config_file=self.config,
             options=layer,
             assignments=self.assignments or [],
@@ -126,6 +130,7 @@ def train(options: TrainOptions, speech: Speech, dry_run: DryRunOption = False) 
     Examples:
       exgrpo train
       exgrpo train --method grpo --seed 1 --output runs/baseline
+      exgrpo train --regime hard-tail
       exgrpo train --backbone qwen-math-1.5b --dry-run
       exgrpo train --data mine.jsonl --heldout 0.1
       exgrpo train --resume --output runs/baseline --steps 300

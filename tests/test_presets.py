@@ -217,6 +217,14 @@ def test_a_model_of_ones_own_is_named_after_its_last_path_part(tmp_path, monkeyp
         ),
         ({"backbone": "/nowhere/model"}, "", "'/nowhere/model' is neither a preset, nor a folder"),
         ({"method": "grpo"}, '[run]\nmethod = "exgrpo"', "--method grpo contradicts 'exgrpo' in"),
+        ({"regime": "spars"}, "", "unknown regime preset 'spars'. Did you mean 'sparse'?"),
+        ({"regime": "sparse"}, '[run]\nregime = "strong"', "--regime sparse contradicts 'strong' in"),
+        (
+            {"regime": "sparse", "backbone": "qwen-math-7b"},
+            "",
+            "--regime sparse is a start of the tiny backbone, not of qwen-math-7b",
+        ),
+        ({"assignments": ["run.regime=sparse"]}, "", "--set run.regime would change the name but not the preset"),
         ({"backbone": "tiny"}, '[backbone]\nname = "luffy-7b"', "--backbone tiny contradicts 'luffy-7b' in"),
         ({}, '[backbone]\nname = "tyni"', "'tyni' is no preset and backbone.source is missing. Did you mean 'tiny'?"),
         ({}, "[run]\nmethod = 3", "run.method = 3 must be text, not int."),
@@ -240,6 +248,30 @@ def test_what_is_refused_is_named(tmp_path, arguments, text, message):
         build_config(config_file=file, **arguments)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("regime", preset_names("regimes"))
+def test_every_regime_loads_and_repeats_itself(tmp_path, regime):
+    about = load_preset("regimes", regime)["about"]
+    assert about["title"]
+    for method in ("grpo", "exgrpo"):
+        config = build_config(regime=regime, method=method)
+        assert (config.run.regime, config.run.method) == (regime, method)
+    file = tmp_path / "config.toml"
+    file.write_text(to_toml(config))
+    assert build_config(config_file=file) == config
+
+
+def test_a_regime_is_weaker_than_the_method_and_whatever_is_said_besides(tmp_path):
+    # start_threshold: settings 0.35 < regime 0 < file 0.1 < --set 0.2; a method's own value would win too.
+    assert build_config().replay.start_threshold == 0.35
+    assert build_config(regime="sparse", method="exgrpo").replay.start_threshold == 0.0
+    assert differences(build_config(regime="strong"), build_config()) == {("run", "regime"): "strong"}
+    file = tmp_path / "mine.toml"
+    file.write_text('[run]\nregime = "sparse"\n[replay]\nstart_threshold = 0.1\n')
+    from_file = build_config(config_file=file)
+    assert (from_file.arithmetic.levels[0], from_file.replay.start_threshold) == (8, 0.1)
+    assert build_config(config_file=file, assignments=["replay.start_threshold=0.2"]).replay.start_threshold == 0.2
 
 
 def test_a_missing_configuration_file_is_named(tmp_path):

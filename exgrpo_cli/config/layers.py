@@ -17,34 +17,42 @@ from exgrpo_cli.presets import load_preset, preset_names, preset_settings
 
 DEFAULT_BACKBONE = "tiny"
 DEFAULT_METHOD = "exgrpo"
+REGIME_BACKBONE = "tiny"
+"""The only backbone that a regime's start and lengths are measured for."""
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-_CHOSEN_BY_OPTION = {("run", "method"): "--method", ("backbone", "name"): "--backbone"}
+_CHOSEN_BY_OPTION = {
+    ("run", "method"): "--method",
+    ("run", "regime"): "--regime",
+    ("backbone", "name"): "--backbone",
+}
 
 
 def build_config(
     *,
     backbone: str | None = None,
     method: str | None = None,
+    regime: str | None = None,
     config_file: Path | None = None,
     options: Layer | None = None,
     assignments: Sequence[str] = (),
     as_published: bool = False,
     allow_code: bool = False,
 ) -> Config:
-    """Resolve defaults < backbone preset < method preset < config file < options < `--set` into one Config.
+    """Resolve defaults < backbone < regime < method preset < config file < options < `--set` into one Config.
 
     `method` is a preset, or a TOML file of settings, whose name without suffix becomes the method's. `as_published`
     adds what the method's paper changed besides its replay, the `[published]` table. `allow_code` lets a method's file
-    name functions to run (`python:module:function`).
+    name functions to run (`python:module:function`). `regime` is a preset that names a task, a start and lengths for
+    the tiny backbone.
 
     `backbone` is a preset, a local Hugging Face folder or a hub id; without one, the file's, then `tiny`. A folder or
     an id keeps the defaults of the settings, and its last path part becomes the backbone's name. `config_file` may be
     a run folder's `config.toml`: that holds every setting, so the result equals the configuration of that run.
 
-    Raises InputError for an unreadable file, an unknown preset, key or value, for a backbone or a method that
-    contradicts the one in the file, and where the file, not the command line, names a function of the user and
-    `allow_code` is off: whoever wrote the file would choose what runs here.
+    Raises InputError for an unreadable file, an unknown preset, key or value, for a backbone, method or regime that
+    contradicts the one in the file, for a regime with another backbone than `tiny`, and where the file, not the command
+    line, names a function of the user and `allow_code` is off: whoever wrote the file would choose what runs here.
     """
     file_layer = read_config(config_file) if config_file else {}
     chosen = read_method(method, allow_code=allow_code) if method is not None else None
@@ -53,16 +61,24 @@ def build_config(
     name = DEFAULT_METHOD if name is None else name
     if chosen is None:
         chosen = _method_of_file(name, file_layer)
+    in_file = _in_layer(file_layer, "run", "regime")
+    regime = _agreed("--regime", regime, in_file, config_file) or ""
     given = [("options", options or {}), ("--set", _checked_assignments(assignments))]
     layers = [
         ("backbone", _backbone_layer(backbone, file_layer, config_file)),
+        (f"regime {regime}", preset_settings("regimes", regime) if regime else {}),
         (f"method {name}", chosen.settings),
         (f"published base of {name}", chosen.published_base() if as_published else {}),
-        ("method", {"run": {"method": name}}),
+        ("method", {"run": {"method": name, "regime": regime}}),
         (str(config_file), file_layer),
         *given,
     ]
     config = resolve(_with_own_heldout(layers))
+    if regime and config.backbone.name != REGIME_BACKBONE:
+        raise InputError(
+            f"--regime {regime} is a start of the {REGIME_BACKBONE} backbone, not of {config.backbone.name}: leave one "
+            "of them out."
+        )
     if not allow_code:
         _refuse_code(config_file, file_layer, [layer for _, layer in given])
     return config

@@ -1,6 +1,6 @@
 """From layers of TOML to one validated configuration, and back.
 
-`resolve` merges defaults < backbone preset < method preset < file < options < --set; an unknown key or a wrong type is
+`resolve` merges defaults < backbone < regime < method preset < file < options < --set; an unknown key or a wrong type is
 refused with the nearest valid name.
 """
 

@@ -7,12 +7,13 @@ size or choice of levels can make the pools overlap.
 
 import hashlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
 
+from exgrpo_cli.config.sections.data import ArithmeticSettings
 from exgrpo_cli.data.question_file.identity import question_id
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.types import Message, Question
@@ -45,16 +46,16 @@ class ArithmeticSplit:
     heldout: list[Question]
 
 
-def make_questions(*, num_train: int, num_heldout: int, levels: tuple[int, ...], seed: int) -> ArithmeticSplit:
-    """Draw questions without repetition; each level has the same number, up to one.
+def make_questions(settings: ArithmeticSettings) -> ArithmeticSplit:
+    """Draw questions without repetition, each level as many as its share of them, up to one.
 
     Raises InputError, with the number that exist, where a level has fewer expressions than asked for.
     """
-    rng = np.random.default_rng([seed, 0])
-    heldout_rng = np.random.default_rng([seed, 1])
+    rng = np.random.default_rng([settings.seed, 0])
+    heldout_rng = np.random.default_rng([settings.seed, 1])
     return ArithmeticSplit(
-        train=_draw_questions(num_train, levels, Pool.TRAIN, rng),
-        heldout=_draw_questions(num_heldout, levels, Pool.HELDOUT, heldout_rng),
+        train=_draw_questions(settings.num_train, settings, Pool.TRAIN, rng),
+        heldout=_draw_questions(settings.num_heldout, settings, Pool.HELDOUT, heldout_rng),
     )
 
 
@@ -93,11 +94,21 @@ def count_expressions(level: int) -> int:
     return sum(ways.values())
 
 
-def _draw_questions(count: int, levels: tuple[int, ...], pool: Pool, rng: np.random.Generator) -> list[Question]:
+def share_out(count: int, shares: Sequence[float]) -> list[int]:
+    """`count` in whole parts in proportion to `shares`; what rounding leaves goes to the largest remainders."""
+    exact = [count * share / sum(shares) for share in shares]
+    parts = [int(part) for part in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda index: parts[index] - exact[index])
+    for index in by_remainder[: count - sum(parts)]:
+        parts[index] += 1
+    return parts
+
+
+def _draw_questions(count: int, settings: ArithmeticSettings, pool: Pool, rng: np.random.Generator) -> list[Question]:
+    levels = settings.levels
     drawn: list[Question] = []
-    for index, level in enumerate(levels):
-        share = count // len(levels) + (index < count % len(levels))
-        drawn += [_question(terms, level) for terms in _draw_distinct(share, level, pool, rng)]
+    for level, part in zip(levels, share_out(count, settings.shares or [1.0] * len(levels)), strict=True):
+        drawn += [_question(terms, level) for terms in _draw_distinct(part, level, pool, rng)]
     return [drawn[index] for index in rng.permutation(len(drawn))]
 
 

@@ -38,9 +38,7 @@ class Reading:
 
 def make_arithmetic(settings: ArithmeticSettings, *, heldout: bool) -> Reading:
     """The built-in training questions, or the held-out ones."""
-    split = make_questions(
-        num_train=settings.num_train, num_heldout=settings.num_heldout, levels=settings.levels, seed=settings.seed
-    )
+    split = make_questions(settings)
     return _built_in(ARITHMETIC, split.heldout if heldout else split.train, heldout=heldout)
 
 

@@ -113,10 +113,7 @@ def with_heldout(
 def source_questions(config: Config, source: str, split: str, reporter: Reporter) -> list[Question]:
     """Questions of `data.train` or `data.heldout`: built in, whatever `prepare` reads, or a benchmark."""
     if source == "arithmetic":
-        settings = config.arithmetic
-        made = make_questions(
-            num_train=settings.num_train, num_heldout=settings.num_heldout, levels=settings.levels, seed=settings.seed
-        )
+        made = make_questions(config.arithmetic)
         return made.train if split == "train" else made.heldout
     if source == WORD_PROBLEMS:
         return make_word_problems(config.word_problems, heldout=split != "train")

@@ -36,6 +36,7 @@ class RunRequest:
 
     backbone: str | None = None
     method: str | None = None
+    regime: str | None = None
     config_file: Path | None = None
     options: Layer = field(default_factory=dict)
     assignments: Sequence[str] = ()
@@ -100,6 +101,7 @@ def plan_start(request: RunRequest) -> RunStart:
             folder,
             backbone=request.backbone,
             method=request.method,
+            regime=request.regime,
             options=request.options_layer(),
             assignments=request.assignments,
             allow_code=request.allow_code,
@@ -108,6 +110,7 @@ def plan_start(request: RunRequest) -> RunStart:
         config = build_config(
             backbone=request.backbone,
             method=request.method,
+            regime=request.regime,
             config_file=request.config_file,
             options=request.options_layer(),
             assignments=request.assignments,

@@ -125,10 +125,7 @@ def test_arithmetic_is_the_held_out_set():
     from exgrpo_cli.config.sections.data import ArithmeticSettings
     from exgrpo_cli.data.arithmetic import make_questions
 
-    settings = ArithmeticSettings()
-    split = make_questions(
-        num_train=settings.num_train, num_heldout=settings.num_heldout, levels=settings.levels, seed=settings.seed
-    )
+    split = make_questions(ArithmeticSettings())
     assert benchmark_questions(load_benchmark("arithmetic")).questions == tuple(split.heldout)
 
 

@@ -65,7 +65,9 @@ class ArithmeticSettings:
     num_heldout: int = 600
     """Held-out questions, disjoint from the training ones by construction."""
     levels: tuple[int, ...] = (2, 3, 4, 5, 6, 7)
-    """Operations per question, in equal shares."""
+    """Operations per question."""
+    shares: tuple[float, ...] = ()
+    """How many questions each level has beside the others, level by level; empty is equal shares."""
     seed: int = 0
     """Seed of the question set; independent of run.seed, so that runs of several seeds share their questions."""
 
@@ -74,6 +76,9 @@ class ArithmeticSettings:
         require_non_negative("arithmetic", self, "seed")
         possible = min(self.levels, default=0) >= 1 and len(set(self.levels)) == len(self.levels)
         require(possible, "arithmetic.levels", self.levels, "levels of at least 1, each once")
+        possible = len(self.shares) in (0, len(self.levels)) and min(self.shares, default=1) > 0
+        bound = f"none, or a share above 0 for each of the {len(self.levels)} levels"
+        require(possible, "arithmetic.shares", self.shares, bound)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,6 +20,8 @@ class RunSettings:
 
     method: str = "exgrpo"
     """Name of the method preset."""
+    regime: str = ""
+    """Name of the regime preset: task, start and lengths; empty is the backbone's own."""
     seed: int = 0
     """Seed of every random stream of the run: questions, rollouts, replay draws, mini-batch order."""
     steps: int = 150

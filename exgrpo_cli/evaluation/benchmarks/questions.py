@@ -65,10 +65,7 @@ def _fetched(benchmark: Benchmark, progress: FetchProgress) -> Source:
 
 
 def _arithmetic() -> BenchmarkQuestions:
-    settings = ArithmeticSettings()
-    made = make_questions(
-        num_train=0, num_heldout=settings.num_heldout, levels=settings.levels, seed=settings.seed
-    ).heldout
+    made = make_questions(ArithmeticSettings()).heldout
     return BenchmarkQuestions(questions=tuple(made), origin="arithmetic", content_hash=content_hash(made), num_folded=0)
 
 

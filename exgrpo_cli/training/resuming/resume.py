@@ -23,6 +23,7 @@ def resumed_config(
     *,
     backbone: str | None = None,
     method: str | None = None,
+    regime: str | None = None,
     options: Layer | None = None,
     assignments: Sequence[str] = (),
     allow_code: bool = False,
@@ -43,6 +44,7 @@ def resumed_config(
     wanted = build_config(
         backbone=backbone,
         method=method,
+        regime=regime,
         config_file=file,
         options=options,
         assignments=assignments,
