@@ -1,7 +1,7 @@
 """From layers of TOML to one validated configuration, and back.
 
-`resolve` merges defaults < backbone < regime < method preset < file < options < --set; an unknown key or a wrong type is
-refused with the nearest valid name.
+`resolve` merges defaults < backbone < regime < method preset < file < options < --set; an unknown key or a wrong type
+is refused with the nearest valid name.
 """
 
 import types
