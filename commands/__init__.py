@@ -62,6 +62,7 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def root(version: bool = typer.Option(False, "--version", help="Print the version and stop.", is_eager=True)) -> None:
+    """The options that stand before any command."""
     if version:
         from exgrpo_cli import __version__
 

@@ -20,7 +20,7 @@ from exgrpo_cli.console.reporter import Reporter, make_reporter
 from exgrpo_cli.console.signals import Stopper
 from exgrpo_cli.errors import InputError, Interrupted, RunError
 from exgrpo_cli.files import last_json_line, write_text
-from exgrpo_cli.machine.run_plan import plan_run, require_runnable, settle_ranks
+from exgrpo_cli.machine.run_plan import plan_run, require_runnable, resolve_ranks
 from exgrpo_cli.machine.survey import survey_machine
 from exgrpo_cli.machine.threads import choose_threads
 from exgrpo_cli.runs.folder import RunFolder
@@ -44,7 +44,7 @@ class Started:
 def compare(study: Study, *, jobs: int, quiet: bool) -> StudyReport:
     """Run what is not finished and compare the arms; raises as `run_study`, and InputError for a machine too small."""
     machine = survey_machine()
-    require_runnable(plan_run(settle_ranks(study.runs[0].config, machine), machine))
+    require_runnable(plan_run(resolve_ranks(study.runs[0].config, machine), machine))
     reporter = make_reporter(quiet=quiet)
     try:
         run_study(study, jobs=jobs, reporter=reporter)

@@ -16,7 +16,7 @@ from rich.console import Console
 from exgrpo_cli.config.resolve import resolve
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import ExgrpoError
-from exgrpo_cli.machine.run_plan import settle_ranks
+from exgrpo_cli.machine.run_plan import resolve_ranks
 from exgrpo_cli.machine.survey import survey_machine
 from exgrpo_cli.ranks.launching import RankLauncher, quieten_gloo
 from exgrpo_cli.ranks.ranks import Ranks, started_as_rank
@@ -32,7 +32,7 @@ def main(settings: Path, folder: Path, parent: int) -> int:
         if started_as_rank():
             return train_as_rank(config, folder)
         threading.Thread(target=stop_with, args=(parent,), daemon=True).start()
-        config = settle_ranks(config, survey_machine())
+        config = resolve_ranks(config, survey_machine())
         if config.run.nproc > 1:
             if choose_device(config.run.device).type == "cpu":
                 quieten_gloo(os.environ)

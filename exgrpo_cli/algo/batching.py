@@ -109,12 +109,13 @@ def _dealt(
     fresh = [index for index, group in enumerate(groups) if not any(row.replayed for row in group)]
     # Dealt one after the other, fresh groups go on where the experiential ones ended: both counts stay within one.
     dealt = [*rng.permutation(experiential).astype(int).tolist(), *rng.permutation(fresh).astype(int).tolist()]
-    hands = min(num_minibatches, len(groups))
+    num_batches = min(num_minibatches, len(groups))
     batches = [
-        _minibatch([groups[index] for index in dealt[hand::hands]], max_response_tokens, clip) for hand in range(hands)
+        _minibatch([groups[index] for index in dealt[first::num_batches]], max_response_tokens, clip)
+        for first in range(num_batches)
     ]
-    # The first hands hold the odd groups: which update gets them is drawn too.
-    return [batches[index] for index in rng.permutation(hands)]
+    # The first batches hold the odd groups: which update gets them is drawn too.
+    return [batches[index] for index in rng.permutation(num_batches)]
 
 
 def rank_shares(sequences: Sequence[TokenSequence], num_ranks: int) -> list[list[int]]:

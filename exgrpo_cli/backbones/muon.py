@@ -37,6 +37,7 @@ class Muon:
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
+        """One step along the orthogonalised gradients; raises ValueError where a matrix has no gradient."""
         for matrix, velocity in zip(self.matrices, self._velocities, strict=True):
             if matrix.grad is None:
                 raise ValueError("Muon.step before backward: a matrix has no gradient.")

@@ -42,6 +42,7 @@ class Contradiction:
     instead: str
 
     def message(self, config: "Config") -> str:
+        """The one line for a user whose settings contradict each other."""
         stated = [f"{key} = {_value(config, key)!r}" for key in self.keys]
         return f"{stated[0]} contradicts {stated[1]}: {self.reason}; {self.instead}."
 

@@ -39,11 +39,13 @@ class Tokenizer(Protocol):
 
     chat_template: Any
 
-    def apply_chat_template(self, conversation: Any, **options: Any) -> Any: ...
+    def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
+        """A conversation as text or token ids by the tokenizer's own template."""
 
     def __call__(self, text: Any, **options: Any) -> Any: ...
 
-    def decode(self, token_ids: Any, **options: Any) -> Any: ...
+    def decode(self, token_ids: Any, **options: Any) -> Any:
+        """Token ids as text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -67,7 +67,8 @@ class Generator(Protocol):
         """
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free what the engine holds; nothing may be asked of it afterwards."""
 
 
 @runtime_checkable
@@ -108,4 +109,5 @@ class Policy(Protocol):
         """Write weights and optimizer state so that `load` restores them bit for bit."""
         ...
 
-    def load(self, folder: Path) -> None: ...
+    def load(self, folder: Path) -> None:
+        """Go on from what `save` wrote, in place; raises RunError or InputError where it fits another model."""

@@ -24,6 +24,7 @@ class RankedGenerator:
 
     @property
     def weight_version(self) -> int:
+        """Version of the weights that this rank's engine samples from."""
         return self.local.weight_version
 
     def generate(
@@ -43,12 +44,15 @@ class RankedGenerator:
         return groups
 
     def sleep(self) -> None:
+        """See `protocols.Generator.sleep`."""
         self.local.sleep()
 
     def sync(self, weights: Iterator[tuple[str, Tensor]], weight_version: int, score: Score | None = None) -> None:
+        """See `protocols.Generator.sync`."""
         self.local.sync(weights, weight_version, score)
 
     def close(self) -> None:
+        """See `protocols.Generator.close`."""
         self.local.close()
 
 

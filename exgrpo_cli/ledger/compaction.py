@@ -45,8 +45,8 @@ def _mergeable(parts: Sequence[PartInfo], kept_checkpoints: Sequence[int]) -> li
     """Runs of adjacent small parts between kept checkpoints; nothing beyond the last of those."""
     bounds = sorted(set(kept_checkpoints))
     runs = []
-    settled = [part for part in parts if bounds and part.name.last_step <= bounds[-1]]
-    for _, between in groupby(settled, key=lambda part: bisect_left(bounds, part.name.last_step)):
+    complete = [part for part in parts if bounds and part.name.last_step <= bounds[-1]]
+    for _, between in groupby(complete, key=lambda part: bisect_left(bounds, part.name.last_step)):
         run: list[PartInfo] = []
         size = 0
         for part in between:

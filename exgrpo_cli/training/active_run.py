@@ -51,11 +51,13 @@ class ActiveRun:
             self.state.add_seconds(name, time.perf_counter() - started)
 
     def count_wall_time(self) -> None:
+        """Add the seconds since the last call to the run's total."""
         now = time.perf_counter()
         self.state.add_seconds("total", now - self.since)
         self.since = now
 
     def save(self) -> None:
+        """Write a checkpoint of the current step; raises RunError where the disk is full."""
         started = time.perf_counter()
         with self.timed("checkpoint"):
             self.count_wall_time()
@@ -66,6 +68,7 @@ class ActiveRun:
 
 
 def note_score(run: ActiveRun, score: dict[str, Any], when: str) -> None:
+    """Tell the reporter a held-out score, with the name of its question set and its interval."""
     run.reporter.note(
         f"held-out pass@1 ({run.parts.config.data.heldout_name}) {when}: "
         f"{score['pass_at_1']:.3f} [{score['low']:.3f}, {score['high']:.3f}] "

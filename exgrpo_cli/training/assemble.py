@@ -65,6 +65,7 @@ def take_device(requested: str, local_rank: int) -> torch.device:
 
 
 def make_pool(config: Config) -> GradingPool:
+    """The grading workers that the settings ask for."""
     settings = config.grading
     return GradingPool(
         grader=settings.grader,

@@ -30,7 +30,7 @@ from exgrpo_cli.training.parts import Parts
 from exgrpo_cli.training.resuming.state import RunState
 from exgrpo_cli.training.step.composition import compose
 from exgrpo_cli.training.step.experience import (
-    NOTHING,
+    NO_EXPERIENCE,
     Experience,
     buffer_metrics,
     draw_experience,
@@ -63,7 +63,7 @@ def run_step(parts: Parts, state: RunState, step: int, clock: Clock | None = Non
     with clock.phase("replay"):
         readmit(parts, step)
         replaces = mixed and config.replay.composition == "replace"
-        experience = draw_experience(parts, step) if replaces else NOTHING
+        experience = draw_experience(parts, step) if replaces else NO_EXPERIENCE
     rolled = roll_out(parts, state, step, experience, clock)
     groups: Sequence[Group] = rolled.groups
     if not groups:

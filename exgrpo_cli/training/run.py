@@ -13,7 +13,7 @@ from exgrpo_cli.config.settings import Config
 from exgrpo_cli.console.reporter import Reporter, SilentReporter
 from exgrpo_cli.console.signals import Stopper
 from exgrpo_cli.errors import Interrupted
-from exgrpo_cli.machine.run_plan import settle_ranks
+from exgrpo_cli.machine.run_plan import resolve_ranks
 from exgrpo_cli.machine.survey import survey_machine
 from exgrpo_cli.ranks.ranks import ALONE, Ranks
 from exgrpo_cli.runs.ending import Ending
@@ -49,7 +49,7 @@ def train(
     """
     started = ranks.local_world_size if ranks.world_size > 1 else 0
     asked = config.backbone.dtype
-    config = pin_choices(settle_ranks(config, survey_machine(), started), ranks)
+    config = pin_choices(resolve_ranks(config, survey_machine(), started), ranks)
     if asked == "auto" and config.run.device == "cuda" and ranks.is_main:
         reporter.note(f"backbone.dtype = {config.backbone.dtype}, as the config.json of {config.backbone.name} says")
     require_extras(config)

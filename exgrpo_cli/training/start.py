@@ -19,7 +19,7 @@ from exgrpo_cli.config.settings import Config
 from exgrpo_cli.console.reporter import Reporter, SilentReporter, make_reporter
 from exgrpo_cli.data.prompts import TEMPLATES
 from exgrpo_cli.errors import InputError, ToolkitWarning
-from exgrpo_cli.machine.run_plan import RunPlan, plan_run, settle_ranks
+from exgrpo_cli.machine.run_plan import RunPlan, plan_run, resolve_ranks
 from exgrpo_cli.machine.survey import survey_machine
 from exgrpo_cli.training.resuming.resume import newest_unfinished, resumed_config
 from exgrpo_cli.training.time_limit import TimeLimit
@@ -170,10 +170,10 @@ def this_rank() -> Iterator["Ranks | None"]:
 
 
 def plan_on_machine(config: Config, ranks: "Ranks | None") -> RunPlan:
-    """The plan of `config` on this machine, its number of ranks settled."""
+    """The plan of `config` on this machine, its number of ranks resolved."""
     machine = survey_machine()
-    settled = settle_ranks(config, machine, 0 if ranks is None else ranks.local_world_size)
-    return plan_run(settled, machine, num_ranks=0 if ranks is None else ranks.world_size)
+    resolved = resolve_ranks(config, machine, 0 if ranks is None else ranks.local_world_size)
+    return plan_run(resolved, machine, num_ranks=0 if ranks is None else ranks.world_size)
 
 
 def train_here(

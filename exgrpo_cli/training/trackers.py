@@ -62,11 +62,13 @@ class TensorBoardTracker:
         self._writer = SummaryWriter(str(run_folder / "tensorboard"), purge_step=step + 1)
 
     def log(self, line: Mapping[str, Any]) -> None:
+        """Write the numbers of one journal line at its step."""
         for name, value in numbers(line).items():
             self._writer.add_scalar(name, value, global_step=line["step"])
         self._writer.flush()
 
     def close(self) -> None:
+        """Finish the event file."""
         self._writer.close()
 
 
@@ -100,9 +102,11 @@ class WandbTracker:
         self._run.define_metric("*", step_metric="step")
 
     def log(self, line: Mapping[str, Any]) -> None:
+        """Write the numbers of one journal line at its step."""
         self._run.log({"step": line["step"], **numbers(line)})
 
     def close(self) -> None:
+        """Finish the upload, or the offline files."""
         self._run.finish()
 
 

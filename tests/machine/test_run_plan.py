@@ -4,7 +4,7 @@ import pytest
 
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.errors import InputError
-from exgrpo_cli.machine.run_plan import plan_run, require_runnable, settle_ranks, with_engine_fraction
+from exgrpo_cli.machine.run_plan import plan_run, require_runnable, resolve_ranks, with_engine_fraction
 from exgrpo_cli.machine.survey import Gpu, Machine, usable_memory
 
 GIB = 2**30
@@ -56,14 +56,14 @@ def test_a_gpu_that_is_too_small_is_named_with_what_to_do():
 
 def test_ranks_default_to_the_visible_gpus():
     published = build_config(backbone="qwen-math-7b")
-    assert settle_ranks(published, EIGHT).run.nproc == 8
-    assert settle_ranks(published, ONE_GPU).run.nproc == 1
+    assert resolve_ranks(published, EIGHT).run.nproc == 8
+    assert resolve_ranks(published, ONE_GPU).run.nproc == 1
     # Without the GPUs it asks for the run cannot start, and the plan is for machines that have them.
-    assert settle_ranks(published, LAPTOP).run.nproc == 0
+    assert resolve_ranks(published, LAPTOP).run.nproc == 0
     on_cpu = build_config(backbone="qwen-math-7b", assignments=["run.device=cpu"])
-    assert settle_ranks(on_cpu, EIGHT).run.nproc == 1
+    assert resolve_ranks(on_cpu, EIGHT).run.nproc == 1
     two = build_config(backbone="qwen-math-7b", assignments=["run.nproc=2"])
-    assert settle_ranks(two, EIGHT).run.nproc == 2
+    assert resolve_ranks(two, EIGHT).run.nproc == 2
 
 
 def test_more_ranks_than_gpus_are_refused():

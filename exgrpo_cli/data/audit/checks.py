@@ -37,6 +37,7 @@ class Finding:
     """At most three, each on one line."""
 
     def to_json(self) -> dict[str, Any]:
+        """As the audit report keeps it."""
         return {"count": self.count, "examples": list(self.examples)}
 
 
@@ -48,6 +49,7 @@ class Tally:
         self._examples: dict[str, list[str]] = {}
 
     def add(self, reason: str, example: str) -> None:
+        """Count `reason` once more; keep `example`, cut to a line, while there are few."""
         self._counts[reason] += 1
         examples = self._examples.setdefault(reason, [])
         if len(examples) < _MAX_EXAMPLES:

@@ -35,6 +35,7 @@ class PrepareReport:
 
     @property
     def num_kept(self) -> int:
+        """Questions written to the file."""
         return len(self.questions)
 
     def counts(self) -> dict[str, Any]:
@@ -43,6 +44,7 @@ class PrepareReport:
         return {"read": self.num_read, "kept": self.num_kept, "folded": self.num_folded, "dropped": dropped}
 
     def to_json(self) -> dict[str, Any]:
+        """The report without the questions themselves, as `prepare --json` prints it."""
         return {
             "source": self.source,
             "revision": self.revision,

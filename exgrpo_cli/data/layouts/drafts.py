@@ -66,10 +66,12 @@ def gold_text(value: Any) -> str:
 
 
 def user_prompt(value: Any) -> tuple[Message, ...]:
+    """A text as the one message of a conversation; raises UnusableRow where it is no text or empty."""
     return (Message(role="user", content=filled(value, "no question")),)
 
 
 def messages(value: Any) -> tuple[Message, ...]:
+    """A prompt column, text or a list of messages, as messages; raises UnusableRow where it is neither."""
     if isinstance(value, str):
         return user_prompt(value)
     try:
@@ -79,6 +81,7 @@ def messages(value: Any) -> tuple[Message, ...]:
 
 
 def filled(value: Any, reason: str) -> str:
+    """`value` where it is text, not empty and valid Unicode; else raises UnusableRow, with `reason` where empty."""
     if not isinstance(value, str) or not value.strip():
         raise UnusableRow(reason)
     if not is_unicode(value):
@@ -87,10 +90,12 @@ def filled(value: Any, reason: str) -> str:
 
 
 def optional(value: Any) -> str | None:
+    """`value` as text; None where there is none."""
     return str(value) if value not in (None, "") else None
 
 
 def reach(row: Row, dotted: str) -> Any:
+    """The value at a dotted path through nested columns; None where the path ends early."""
     value: Any = row
     for part in dotted.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -98,17 +103,21 @@ def reach(row: Row, dotted: str) -> Any:
 
 
 def first_of(columns: Columns, names: Sequence[str]) -> str | None:
+    """Name, as it is in the file, of the first of `names` that is a column."""
     return next((columns[name] for name in names if name in columns), None)
 
 
 def present(columns: Columns, *names: str) -> tuple[str, ...]:
+    """Names, as they are in the file, of those `names` that are columns."""
     return tuple(columns[name] for name in names if name in columns)
 
 
 def level_columns(columns: Columns) -> tuple[str, ...]:
+    """Columns that tell a question's level."""
     return present(columns, *_LEVEL_NAMES)
 
 
 def level_of(columns: Columns, row: Row) -> str | None:
+    """The level of a row's question; None where no column tells it."""
     name = first_of(columns, _LEVEL_NAMES)
     return None if name is None else optional(row.get(name))

@@ -32,6 +32,7 @@ class Choices:
 
     @property
     def options(self) -> tuple[str, ...]:
+        """Text of each option, in the order of the question."""
         return tuple(self.text[start:end] for start, end in self.spans)
 
     def place_of(self, gold: str) -> int | None:

@@ -62,9 +62,11 @@ class SlotLayer(DynamicLayer):
         return self.keys[used], self.values[used]
 
     def get_seq_length(self) -> int:
+        """Columns in use before the token being written, as transformers asks a cache."""
         return self._cache.span - 1
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Width and offset of the attention mask, as transformers asks a cache."""
         return self._cache.span, 0
 
 

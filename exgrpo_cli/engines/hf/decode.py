@@ -67,6 +67,7 @@ class DecodeBatch:
 
     @property
     def num_waiting(self) -> int:
+        """Rows whose prompt is computed and that have no slot yet."""
         return len(self._waiting)
 
     def admit(self) -> list[tuple[WaitingRow, Rollout]]:

@@ -47,6 +47,7 @@ class HFGenerator:
         params: SamplingParams,
         on_finished: Callable[[int, Rollout], None] | None = None,
     ) -> list[list[Rollout]]:
+        """See `protocols.Generator.generate`; rollouts come in the order in which they end."""
         check_sampling(params)
         self._parts.model.eval()
         finished: dict[WaitingRow, Rollout] = {}
@@ -75,6 +76,7 @@ class HFGenerator:
         """Nothing to give back: the module is the policy's, buffers live for one call of `generate`."""
 
     def sync(self, weights: Iterator[tuple[str, Tensor]], weight_version: int, score: Score | None = None) -> None:
+        """See `protocols.Generator.sync`; raises RunError where names or shapes differ from the model's."""
         take_weights(self._parts.model, weights)
         self.weight_version = weight_version
 

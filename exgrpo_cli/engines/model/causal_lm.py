@@ -23,6 +23,7 @@ class CausalLM:
 
     @property
     def device(self) -> torch.device:
+        """Where the head's weight lies, and with it the inputs."""
         return self.head.weight.device
 
 

@@ -15,6 +15,7 @@ class ProductLinear(nn.Linear):
     """A linear layer that multiplies by `algo.products`; parameters, names and results are those of nn.Linear."""
 
     def forward(self, inputs: Float[Tensor, "*batch ins"]) -> Float[Tensor, "*batch outs"]:
+        """(..., in_features) to (..., out_features), as `nn.Linear`."""
         return linear(inputs, self.weight, self.bias)
 
 

@@ -27,6 +27,7 @@ class MasterWeights:
             self._pairs.append((name, parameter, master))
 
     def tensors(self) -> list[Tensor]:
+        """What the optimizer steps: float32 copies of a bfloat16 model's weights, else the weights themselves."""
         return [master for _, _, master in self._pairs]
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:

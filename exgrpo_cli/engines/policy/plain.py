@@ -74,16 +74,20 @@ class TorchPolicy:
 
     @property
     def weight_version(self) -> int:
+        """See `protocols.Policy`: updates applied so far."""
         return self.counters.weight_version
 
     @property
     def consecutive_skips(self) -> int:
+        """Updates skipped since the last applied one."""
         return self.counters.consecutive_skips
 
     def score(self, sequences: Sequence[TokenSequence]) -> list[TokenScores]:
+        """See `protocols.Policy.score`."""
         return self._micro_batches.score(sequences)
 
     def update(self, batch: MiniBatch) -> UpdateReport:
+        """See `protocols.Policy.update`."""
         self.counters.progress = batch.progress
         self._optimizer.zero_grad(set_to_none=True)
         # transformers checkpoints a layer in training mode only; dropout is 0, so nothing else changes with it.
@@ -93,9 +97,11 @@ class TorchPolicy:
         return self._apply(accumulated)
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `protocols.Policy.named_weights`."""
         yield from self.model.state_dict().items()
 
     def save(self, folder: Path) -> None:
+        """See `protocols.Policy.save`; rank 0 writes."""
         if self._ranks.is_main:
             save_policy(folder, self.model, self._masters, self._optimizer)
             self.counters.save(folder)

@@ -118,16 +118,20 @@ class DeepSpeedPolicy:
 
     @property
     def weight_version(self) -> int:
+        """See `protocols.Policy`: updates applied so far."""
         return self.counters.weight_version
 
     @property
     def consecutive_skips(self) -> int:
+        """Updates skipped since the last applied one."""
         return self.counters.consecutive_skips
 
     def score(self, sequences: Sequence[TokenSequence]) -> list[TokenScores]:
+        """See `protocols.Policy.score`."""
         return self._micro_batches.score(sequences)
 
     def update(self, batch: MiniBatch) -> UpdateReport:
+        """See `protocols.Policy.update`."""
         self.counters.progress = batch.progress
         self._engine.train(self._checkpointing)
         accumulated = self._micro_batches.accumulate(batch)
@@ -143,6 +147,7 @@ class DeepSpeedPolicy:
         return self.counters.count(accumulated, grad_norm=grad_norm, skipped=skipped)
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `protocols.Policy.named_weights`; under stage 3 all ranks must iterate, each weight being gathered."""
         if not self.is_sharded:
             yield from self.model.state_dict().items()
             return

@@ -55,6 +55,7 @@ class VLLMGenerator:
         params: SamplingParams,
         on_finished: Callable[[int, Rollout], None] | None = None,
     ) -> list[list[Rollout]]:
+        """See `protocols.Generator.generate`; rollouts come as vLLM ends them."""
         check_sampling(params)
         assert not self._asleep, "a generator that sleeps is woken by sync"
         for request in requests:

@@ -26,6 +26,7 @@ _NAME = re.compile(r"step-(\d{6,})")
 
 
 def folder_name(step: int) -> str:
+    """Name of the checkpoint after `step`."""
     return f"step-{step:06d}"
 
 
@@ -87,6 +88,7 @@ def drop_old(checkpoints: Path, *, keep: int, best: int) -> None:
 
 
 def snapshot(parts: Parts, state: RunState) -> dict[str, Any]:
+    """What `state.json` holds: counts, place in the question stream, states of the random generators."""
     return {
         "state": state.to_json(),
         "stream": parts.stream.state(),
@@ -113,6 +115,7 @@ def load_checkpoint(folder: Path, parts: Parts) -> RunState:
 
 
 def read_state(path: Path) -> dict[str, Any]:
+    """A checkpoint's `state.json`; raises InputError where it cannot be read."""
     try:
         return dict(json.loads(path.read_text()))
     except (OSError, ValueError) as error:
@@ -120,6 +123,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def restore_generators(rngs: Mapping[str, np.random.Generator], saved: Mapping[str, Any]) -> None:
+    """Put the random generators back to their saved states, in place."""
     for name, rng in rngs.items():
         rng.bit_generator.state = saved[name]
 

@@ -67,6 +67,7 @@ class RunState:
         return self.step
 
     def add_seconds(self, phase: str, seconds: float) -> None:
+        """Count wall time of a phase."""
         self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
 
     def is_mixed(self, step: int, threshold: float, warmup_steps: int = 0) -> bool:
@@ -82,10 +83,12 @@ class RunState:
         return first if first <= self.step else None
 
     def to_json(self) -> dict[str, Any]:
+        """The state as a checkpoint keeps it."""
         return {setting.name: getattr(self, setting.name) for setting in fields(self)}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "RunState":
+        """The state from a checkpoint; raises TypeError, KeyError or ValueError where it is not one."""
         history = {question: SuccessHistory(*counts) for question, counts in values.get("history", {}).items()}
         restored = {"visits": Counter(values["visits"]), "finished": Ending(values["finished"]), "history": history}
         return cls(**values | restored)

@@ -15,7 +15,7 @@ from exgrpo_cli.replay.drawing.units import ScannedUnit
 from exgrpo_cli.replay.protocol import ReplayUnit
 from exgrpo_cli.training.parts import Parts
 from exgrpo_cli.training.step.experience import (
-    NOTHING,
+    NO_EXPERIENCE,
     Experience,
     Scores,
     by_question,
@@ -47,7 +47,7 @@ def join(parts: Parts, groups: Sequence[Group], experience: Experience, step: in
     buffer = parts.buffer
     offer = buffer.offer_joining([group.question.id for group in groups], step, parts.policy.weight_version)
     if not offer.candidates:
-        return groups, NOTHING
+        return groups, NO_EXPERIENCE
     candidates, choice, scores = choose(parts, offer)
     from_old = parts.config.objective.importance == "old"
     if from_old:

@@ -40,7 +40,7 @@ class Experience:
     """What the user should hear of the draw."""
 
 
-NOTHING = Experience(replayed={}, metrics={"replay/used": 0})
+NO_EXPERIENCE = Experience(replayed={}, metrics={"replay/used": 0})
 """A step without replay."""
 
 
@@ -60,7 +60,7 @@ def draw_experience(parts: Parts, step: int) -> Experience:
     num = experiential_count(config.replay.ratio, config.rollout.questions_per_step)
     offer = buffer.offer(num, step, policy.weight_version, parts.rngs["draw"])
     if not offer.candidates:
-        return NOTHING
+        return NO_EXPERIENCE
     candidates, choice, scores = choose(parts, offer)
     metrics = draw_metrics(candidates, choice, step, measured=config.replay.needs_scores)
 
@@ -115,7 +115,7 @@ def given_back(step: int, ess: float, bound: float) -> Experience:
         f"step {step}: the draw's effective sample size {ess:.3f} is below replay.ess_bound = {bound}; its questions "
         "stay in the buffer and the step takes fresh ones"
     )
-    return replace(NOTHING, metrics={**NOTHING.metrics, "replay/ess_before": ess}, notes=(note,))
+    return replace(NO_EXPERIENCE, metrics={**NO_EXPERIENCE.metrics, "replay/ess_before": ess}, notes=(note,))
 
 
 def score(policy: Policy, prompts: Prompts, trajectories: Sequence[Trajectory]) -> dict[int, TokenScores]:
