@@ -45,7 +45,8 @@ class EvaluateOptions:
         ),
     ] = None
     grader: Annotated[
-        list[str] | None, typer.Option(help="Second grader: math, choice, exact or python:module:function; repeatable.")
+        list[str] | None,
+        typer.Option(help="Another grader beside math and oat: choice, exact or python:module:function; repeatable."),
     ] = None
     engine: Annotated[Literal["hf", "vllm"], typer.Option(help="Engine of a model loaded here.")] = "hf"
     tensor_parallel: Annotated[
@@ -190,9 +191,9 @@ def _show(report: "EvaluationReport", json: bool, quiet: bool) -> None:
         if failures:
             talk(f"{report.titles[name]}: {failures}", quiet=quiet)
         for second, values in result.get("second_graders", {}).items():
-            both = f"{100 * values['avg_at_k']:.1f}, beside {100 * result['avg_at_k']:.1f}"
-            apart = f"{values['disagreements']} samples apart, listed in disagreements.jsonl"
-            talk(f"{report.titles[name]} by {second}: {both}; {apart}", quiet=quiet)
+            graders = f"{result['protocol']['grader']['name']} and {second}"
+            where = ", listed in its disagreements.jsonl" if values["disagreements"] else ""
+            talk(f"{report.titles[name]}: {graders} part on {values['disagreements']} samples{where}", quiet=quiet)
     talk(f"results in {report.folder}", quiet=quiet)
 
 
@@ -313,6 +314,8 @@ def _print_comparison(comparison: "Comparison") -> None:
             f"  pass@{k}: {100 * at_k.value:+.1f} points, 95 % interval {100 * at_k.low:+.1f} to "
             f"{100 * at_k.high:+.1f}, p = {at_k.p_value:.4f}"
         )
+    for grader, (first, second) in comparison.second_scores.items():
+        typer.echo(f"  by {grader}: {100 * first:.1f} and {100 * second:.1f}")
     for flip in comparison.flips:
         text = " ".join(flip.text.split())
         typer.echo(f"  {flip.first:.2f} -> {flip.second:.2f}  {flip.question_id}  {text[:80]}")

@@ -1,6 +1,7 @@
 """From a finished results folder to its figures: score, maj@k, second graders, and the files people read."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from exgrpo_cli.files import write_json, write_json_lines, write_text
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.types import Verdict
 
+BESIDE = {"math": ("oat",)}
+"""Graders that always stand beside another one: the paper's scores are Oat's."""
+
 
 def open_pool(grader: str, workers: int) -> GradingPool:
     """A grading pool with the settings of every evaluation."""
@@ -42,7 +46,8 @@ def score_folder(
 ) -> dict[str, Any]:
     """Write `results.json`, `samples.parquet` and, with second graders, `disagreements.jsonl`; return the results.
 
-    Raises InputError while questions are unfinished.
+    `second_graders` come on top of those that always stand beside the protocol's. One that the pool has uses its
+    workers; one of the user's own gets as many of its own. Raises InputError while questions are unfinished.
     """
     stamp, asked, by_id = folder.stamp, folder.asked(), folder.records()
     if len(by_id) < len(asked):
@@ -59,9 +64,9 @@ def score_folder(
             records, answer_format, pool, {item.question.id: item.options for item in asked}
         )
     seconds = {}
-    for grader in second_graders:
-        with open_pool(grader, workers) as second_pool:
-            seconds[grader] = regrade(records, asked, answer_format, second_pool)
+    for grader in dict.fromkeys((*BESIDE.get(stamp["grader"]["name"], ()), *second_graders)):
+        with nullcontext(pool) if pool.has(grader) else open_pool(grader, workers) as second_pool:
+            seconds[grader] = regrade(records, asked, answer_format, second_pool, grader=grader)
     differing = _disagreements(stamp, records, seconds)
     if seconds:
         result["second_graders"] = {

@@ -17,7 +17,7 @@ from exgrpo_cli.evaluation.benchmarks.presets import (
     load_suite,
     own_benchmark,
 )
-from exgrpo_cli.evaluation.compare.paper_table import averages_of, table_columns
+from exgrpo_cli.evaluation.compare.paper_table import averages_of, by_second_grader, table_columns
 from exgrpo_cli.evaluation.progress import EvaluationProgress
 from exgrpo_cli.evaluation.results.folder import ResultsFolder
 from exgrpo_cli.evaluation.results.stored import results_in
@@ -46,6 +46,7 @@ class EvaluationRequest:
     endpoint: str | None = None
     data: Path | None = None
     second_graders: tuple[str, ...] = ()
+    """Beside those that always stand beside the benchmark's own."""
     device: str = "auto"
     threads: int = 1
     deterministic: bool = False
@@ -92,7 +93,7 @@ class EvaluationReport:
     """Benchmark to what its `results.json` holds."""
     titles: Mapping[str, str]
     averages: Mapping[str, Mapping[str, Any]]
-    """`value`, `low`, `high` and `benchmarks` of each, by the name of the set it is over."""
+    """`value`, `low`, `high`, `benchmarks`, `pass_at_k` and `second_graders` of each, by the name of the set."""
     folder: Path
     """Where the tables are."""
 
@@ -297,7 +298,8 @@ def _report(
         folder=folder,
     )
     folder.mkdir(parents=True, exist_ok=True)
-    write_tables(folder, [(model, table_columns(results, titles, averages))])
+    graded = {model: results, **{f"{model}, by {name}": found for name, found in by_second_grader(results).items()}}
+    write_tables(folder, [(name, table_columns(found, titles, averages)) for name, found in graded.items()])
     if len(results) > 1:
         write_json(folder / "results.json", report.to_json())
     return report

@@ -62,9 +62,13 @@ class GradingPool:
         _check_positive("grading.deadline_seconds", deadline_seconds)
         _check_positive("grading.memory_mb", memory_bytes)
         _check_positive("grading.max_answer_chars", max_answer_chars)
-        self._route = _route(grader, max_answer_chars, compares_plain_numbers)
+        self._routes = _routes(grader, max_answer_chars, compares_plain_numbers)
+        self._route = self._routes[grader]
         self._remote = RemoteGrader(
-            grader=grader, workers=workers, deadline_seconds=deadline_seconds, memory_bytes=memory_bytes
+            grader=grader if grader.startswith(PREFIX) else "math",
+            workers=workers,
+            deadline_seconds=deadline_seconds,
+            memory_bytes=memory_bytes,
         )
         self._lock = threading.Lock()
         self._closed = False
@@ -82,11 +86,19 @@ class GradingPool:
         """
         return self._future(route_item(self._route, item))
 
-    def grade(self, items: Sequence[GradingItem]) -> list[Verdict]:
-        """Verdicts on responses, in their order. Raises RunError as `submit` and its futures do."""
-        return self._settled([route_item(self._route, item) for item in items])
+    def grade(self, items: Sequence[GradingItem], *, grader: str = "") -> list[Verdict]:
+        """Verdicts on responses, in their order, of the pool's grader or of another that it `has`.
 
-    def try_again(self, items: Sequence[GradingItem]) -> list[Verdict]:
+        Raises RunError as `submit` and its futures do.
+        """
+        route = self._routes[grader] if grader else self._route
+        return self._settled([route_item(route, item) for item in items])
+
+    def has(self, grader: str) -> bool:
+        """Whether this pool can grade by `grader` too: every built-in one, unless its own is a user's function."""
+        return grader in self._routes
+
+    def try_again(self, items: Sequence[GradingItem], *, grader: str = "") -> list[Verdict]:
         """Verdicts on responses that timed out, one after the other, each with four times the deadline.
 
         For the end of an evaluation, when nothing else is graded. An answer that fails again is not tried against
@@ -94,8 +106,9 @@ class GradingPool:
         """
         failed: set[str] = set()
         verdicts = []
+        route = self._routes[grader] if grader else self._route
         for item in items:
-            decided = route_item(self._route, item)
+            decided = route_item(route, item)
             if not isinstance(decided, Verdict):
                 decided = self._tried_again(decided, failed)
             verdicts.append(decided)
@@ -176,20 +189,19 @@ class GradingPool:
         self._remote.forget()
 
 
-def _route(grader: str, max_answer_chars: int, compares_plain_numbers: bool) -> Route:
-    if grader == "math":
-        return math_route(max_answer_chars=max_answer_chars, compares_plain_numbers=compares_plain_numbers)
-    if grader == "choice":
-        return choice_route(max_answer_chars=max_answer_chars)
-    if grader == "exact":
-        return exact_route(max_answer_chars=max_answer_chars)
-    if grader == "oat":
-        return oat_route(max_answer_chars=max_answer_chars)
+def _routes(grader: str, max_answer_chars: int, compares_plain_numbers: bool) -> dict[str, Route]:
+    """The ways that one set of workers can go: a user's function alone, or all of the built-in graders."""
     if grader.startswith(PREFIX):
-        return custom_route()
-    raise InputError(
-        f"grading.grader is {grader!r}, which is not a grader.{nearest(grader, (*GRADERS, 'python:module:function'))}"
-    )
+        return {grader: custom_route()}
+    if grader not in GRADERS:
+        options = (*GRADERS, "python:module:function")
+        raise InputError(f"grading.grader is {grader!r}, which is not a grader.{nearest(grader, options)}")
+    return {
+        "math": math_route(max_answer_chars=max_answer_chars, compares_plain_numbers=compares_plain_numbers),
+        "choice": choice_route(max_answer_chars=max_answer_chars),
+        "exact": exact_route(max_answer_chars=max_answer_chars),
+        "oat": oat_route(max_answer_chars=max_answer_chars),
+    }
 
 
 def _check_positive(setting: str, value: float) -> None:

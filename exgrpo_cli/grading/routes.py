@@ -16,7 +16,7 @@ from exgrpo_cli.grading.graders.choice import (
 )
 from exgrpo_cli.grading.graders.comparison import compare_texts
 from exgrpo_cli.grading.graders.exact import grade_exact
-from exgrpo_cli.grading.graders.plain import plain_number
+from exgrpo_cli.grading.graders.plain import plain_number, same_plain_number
 from exgrpo_cli.grading.notation.extract import answer_text, last_box, last_boxed
 from exgrpo_cli.grading.notation.notation import in_box, plain_notation, same_text
 from exgrpo_cli.grading.workers.messages import Task
@@ -95,7 +95,7 @@ def math_route(*, max_answer_chars: int, compares_plain_numbers: bool) -> Route:
         content = _gold_content(gold)
         if compares_plain_numbers and plain_number(content) is not None:
             return Verdict.CORRECT
-        return Task(gold=in_box(content), answer="", audits_gold=True)
+        return Task(gold=in_box(content), answer="", kind="audit")
 
     def same(first: str, second: str, options: tuple[str, ...] | None) -> Verdict | Task:
         if options is not None:
@@ -107,7 +107,7 @@ def math_route(*, max_answer_chars: int, compares_plain_numbers: bool) -> Route:
         return Task(gold=_found_in(first), answer=_found_in(second))
 
     def in_part(gold: str) -> Task:
-        return Task(gold=in_box(_gold_content(gold)), answer="", audits_gold=True, asks_for_part=True)
+        return Task(gold=in_box(_gold_content(gold)), answer="", kind="audit for parts")
 
     return Route(grade=grade, audit=audit, same=same, in_part=in_part)
 
@@ -146,7 +146,7 @@ def exact_route(*, max_answer_chars: int) -> Route:
 
 
 def oat_route(*, max_answer_chars: int) -> Route:
-    """The last box alone, in a worker; without one there is no answer."""
+    """The last box alone; without one there is no answer. Equal texts and plain numbers need no worker."""
 
     def content_of(text: str) -> str:
         content = last_boxed(text) if r"\boxed" in text else text
@@ -156,13 +156,19 @@ def oat_route(*, max_answer_chars: int) -> Route:
         answer = last_box(text)
         if not answer or len(answer) > max_answer_chars:
             return Verdict.NO_ANSWER
-        return Task(gold=content_of(item.gold), answer=answer)
+        return compare(content_of(item.gold), answer)
 
-    def audit(gold: str) -> Verdict | Task:
-        return Task(gold=content_of(gold), answer=content_of(gold)) if gold.strip() else Verdict.UNPARSABLE_GOLD
+    def compare(gold: str, answer: str) -> Verdict | Task:
+        is_same = True if gold == answer else same_plain_number(gold, answer)
+        if is_same is None:
+            return Task(gold=gold, answer=answer, kind="grade like Oat")
+        return Verdict.CORRECT if is_same else Verdict.WRONG
+
+    def audit(gold: str) -> Verdict:
+        return Verdict.CORRECT if gold.strip() else Verdict.UNPARSABLE_GOLD
 
     def same(first: str, second: str, options: tuple[str, ...] | None) -> Verdict | Task:
-        return Task(gold=content_of(first), answer=content_of(second))
+        return compare(content_of(first), content_of(second))
 
     return Route(grade=grade, audit=audit, same=same)
 
@@ -174,7 +180,7 @@ def custom_route() -> Route:
         return Task(gold=item.gold, answer=text)
 
     def audit(gold: str) -> Task:
-        return Task(gold=gold, answer="", audits_gold=True)
+        return Task(gold=gold, answer="", kind="audit")
 
     def same(first: str, second: str, options: tuple[str, ...] | None) -> Task:
         boxed = last_boxed(first)

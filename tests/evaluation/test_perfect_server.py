@@ -357,6 +357,9 @@ def test_a_perfect_server_scores_one_and_a_wrong_one_zero(tmp_path, monkeypatch,
     verdicts = {verdict: count for verdict, count in result["verdicts"].items() if count}
     assert verdicts == {"correct" if right else "wrong": 2 * len(layout.known)}
     assert (result["avg_at_k"], result["pass_at_k"]["2"]["value"]) == (float(right), float(right))
+    # Mathematics is graded by Oat's grader as well, unasked, and here the two agree.
+    seconds = {name: second["avg_at_k"] for name, second in result.get("second_graders", {}).items()}
+    assert seconds == ({"oat": float(right)} if result["protocol"]["grader"]["name"] == "math" else {})
     for text, found in zip(sorted(set(server.asked)), layout.known, strict=True):
         # Of multiple choice the server answered with a letter that it found: the options reached it.
         assert layout.known is not OPTIONS_KNOWN or found.right in text

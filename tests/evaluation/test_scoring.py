@@ -10,7 +10,7 @@ from stored_results import NONE, RIGHT, WRONG, question, record, stamp, stored
 
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.evaluation.compare.comparison import compare_folders
-from exgrpo_cli.evaluation.compare.paper_table import average, latex, markdown, table_columns
+from exgrpo_cli.evaluation.compare.paper_table import average, averages_of, latex, markdown, table_columns
 from exgrpo_cli.evaluation.compare.terminal_tables import score_table
 from exgrpo_cli.evaluation.results.folder import AskedQuestion, ResultsFolder
 from exgrpo_cli.evaluation.results.majority import majority_at_k
@@ -106,6 +106,29 @@ def test_second_grader_and_its_disagreements(tmp_path, pool: GradingPool):
     rows = pq.read_table(path / "samples.parquet").to_pylist()
     assert [row["verdict_exact"] for row in rows] == ["wrong", "correct", "correct", "wrong"]
     assert [row["verdict"] for row in rows] == ["correct", "correct", "correct", "wrong"]
+
+
+def test_oat_stands_beside_math_unasked(tmp_path, pool: GradingPool):
+    # Oat's grader looks at the last box alone; on the other two samples the graders agree.
+    records = [record(question(1, answer="7,8"), ("7} and \\boxed{8", RIGHT), ("7,8", RIGHT), ("6", WRONG))]
+    made = ("made", "other")
+    for name in made:
+        path = stored(tmp_path / name, records, benchmark__name=name)
+        with ResultsFolder.open(path) as folder:
+            result = score_folder(folder, pool, (), 1)
+        oat = result["second_graders"]["oat"]
+        assert (result["avg_at_k"], oat["avg_at_k"], oat["disagreements"]) == (2 / 3, 1 / 3, 1)
+        (listed,) = [json.loads(line) for line in (path / "disagreements.jsonl").read_text().splitlines()]
+        assert listed["verdicts"] == {"math": "correct", "oat": "wrong"}
+    report = rescore_folders([tmp_path / name for name in made], (), tmp_path / "both")
+    average_by_oat = report.averages["made+other"]["second_graders"]["oat"]
+    assert (report.averages["made+other"]["value"], average_by_oat["value"]) == (2 / 3, 1 / 3)
+    assert report.averages["made+other"]["pass_at_k"]["2"]["value"] == 1
+    rows = (tmp_path / "both" / "table.md").read_text().splitlines()
+    assert rows[2].startswith("| a | 66.7 | 66.7 | **66.7** |")
+    assert rows[4].startswith("| a, by oat | 33.3 | 33.3 | **33.3** |")
+    compared = compare_folders(tmp_path / "made", tmp_path / "made")
+    assert compared.to_json()["second_graders"] == {"oat": [1 / 3, 1 / 3]}
 
 
 def test_rescoring_needs_no_model_and_updates_the_stamp(tmp_path):
@@ -256,11 +279,11 @@ def test_terminal_table_says_what_the_score_can_show():
     from rich.console import Console
 
     console, results = Console(width=120, record=True, file=io.StringIO()), {"x": result(0.4, k=32)}
-    console.print(score_table("m", results, {"x": "AIME24"}, {"in": {"value": 0.4, "low": 0.31, "high": 0.52}}))
+    console.print(score_table("m", results, {"x": "AIME24"}, averages_of(results, {"in": ("x",)})))
     text = console.export_text()
     assert "AIME24 avg@32" in text and "30.0 to 50.0" in text and "±25.0" in text
     assert "60.0  55.0 to 68.0" in text
-    assert text.splitlines()[-1].split() == ["Avg.", "in", "40.0", "31.0", "to", "52.0"]
+    assert text.splitlines()[-1].split() == ["Avg.", "in", "40.0", "30.0", "to", "50.0", "60.0", "55.0", "to", "68.0"]
 
 
 def test_figures_of_an_evaluation():

@@ -10,9 +10,9 @@ from jaxtyping import Int64
 
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.evaluation.results.metrics import BOOTSTRAP_SEED
-from exgrpo_cli.evaluation.results.records import Evaluation, QuestionRecord
-from exgrpo_cli.evaluation.results.stamp import MAY_DIFFER_IN_COMPARISON, Stamp, differences
-from exgrpo_cli.evaluation.results.stored import stored_result
+from exgrpo_cli.evaluation.results.records import Evaluation
+from exgrpo_cli.evaluation.results.stamp import MAY_DIFFER_IN_COMPARISON, differences
+from exgrpo_cli.evaluation.results.stored import LoadedResult, stored_result
 from exgrpo_cli.statistics import PairedDifference, Score, compare_paired, pass_at_k_by_question, pass_at_ks
 
 
@@ -41,6 +41,8 @@ class Comparison:
     """Of pass@k at each k above 1, paired by question as well."""
     curves: tuple[Mapping[int, Score], Mapping[int, Score]]
     """pass@k of both."""
+    second_scores: Mapping[str, tuple[float, float]]
+    """avg@k of both by each second grader that graded both."""
     flips: tuple[Flip, ...]
     """Pass rates on different sides of one half, the largest changes first."""
     notes: tuple[str, ...]
@@ -62,6 +64,7 @@ class Comparison:
                 str(k): {"difference": at_k.value, "low": at_k.low, "high": at_k.high, "p_value": at_k.p_value}
                 for k, at_k in self.pass_at_k.items()
             },
+            "second_graders": {grader: list(scores) for grader, scores in self.second_scores.items()},
             "gained": [flip.question_id for flip in self.flips if flip.second > flip.first],
             "lost": [flip.question_id for flip in self.flips if flip.second < flip.first],
             "notes": list(self.notes),
@@ -78,7 +81,7 @@ def compare_folders(first: Path, second: Path) -> Comparison:
     unlike = differences(one.stamp, other.stamp, may_differ=MAY_DIFFER_IN_COMPARISON)
     if unlike:
         raise unlike_protocols(first, second, unlike)
-    return compare_records([one.stamp, other.stamp], [one.records(), other.records()])
+    return compare_loaded(one.load(), other.load())
 
 
 def unlike_protocols(first: Path, second: Path, unlike: Sequence[str]) -> InputError:
@@ -89,11 +92,11 @@ def unlike_protocols(first: Path, second: Path, unlike: Sequence[str]) -> InputE
     )
 
 
-def compare_records(stamps: list[Stamp], records: list[dict[str, QuestionRecord]]) -> Comparison:
+def compare_loaded(one: LoadedResult, other: LoadedResult) -> Comparison:
     """The comparison of two results with equal protocols."""
-    one, other = records
-    pairs = [(one[question_id], other[question_id]) for question_id in one]
-    samples = stamps[0]["sampling"]["samples"]
+    stamps = one.stamp, other.stamp
+    pairs = [(record, other.records[question_id]) for question_id, record in one.records.items()]
+    samples = one.stamp["sampling"]["samples"]
     evaluations = [Evaluation(records=tuple(group), samples=samples) for group in zip(*pairs, strict=True)]
     first, second = (evaluation.correct for evaluation in evaluations)
     flips = [
@@ -109,6 +112,11 @@ def compare_records(stamps: list[Stamp], records: list[dict[str, QuestionRecord]
         difference=_paired(first, second, samples, 1),
         pass_at_k={k: _paired(first, second, samples, k) for k in pass_at_ks(samples)[1:]},
         curves=(evaluations[0].pass_at_k(BOOTSTRAP_SEED), evaluations[1].pass_at_k(BOOTSTRAP_SEED)),
+        second_scores={
+            grader: (scores["avg_at_k"], other.second_graders[grader]["avg_at_k"])
+            for grader, scores in one.second_graders.items()
+            if grader in other.second_graders
+        },
         flips=tuple(sorted(flips, key=lambda flip: -abs(flip.second - flip.first))),
         notes=tuple(differences(*stamps, may_differ=("environment.", "model."))),
     )

@@ -48,16 +48,51 @@ def average(results: Mapping[str, Mapping[str, Any]], members: Sequence[str]) ->
     """Mean of avg@k over `members`, as `value`, `low` and `high`; None unless every one is there."""
     if any(name not in results for name in members):
         return None
-    scores = [(results[name]["avg_at_k"], results[name]["low"], results[name]["high"]) for name in members]
-    return dict(zip(("value", "low", "high"), mean_of_scores(scores), strict=True))
+    return _mean([(results[name]["avg_at_k"], results[name]["low"], results[name]["high"]) for name in members])
 
 
 def averages_of(
     results: Mapping[str, Mapping[str, Any]], averages: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, Any]]:
-    """Every average whose members are all there: `value`, `low`, `high`, and the `benchmarks` it is over."""
+    """Every average whose members are all there: `value`, `low`, `high`, and the `benchmarks` it is over.
+
+    With `pass_at_k`, the same of pass@k at each k that all members have, and `second_graders`, the same of avg@k by
+    each second grader that all members have.
+    """
     values = {name: (average(results, members), members) for name, members in averages.items()}
-    return {name: {**found, "benchmarks": list(members)} for name, (found, members) in values.items() if found}
+    return {
+        name: {
+            **found,
+            "benchmarks": list(members),
+            "pass_at_k": _pass_at_k([results[member].get("pass_at_k", {}) for member in members]),
+            "second_graders": {
+                grader: by_second
+                for grader, seconds in by_second_grader(results).items()
+                if (by_second := average(seconds, members))
+            },
+        }
+        for name, (found, members) in values.items()
+        if found
+    }
+
+
+def by_second_grader(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Mapping[str, Any]]]:
+    """Second grader to its results by benchmark, of those benchmarks that it graded too."""
+    found: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for name, result in results.items():
+        for grader, second in result.get("second_graders", {}).items():
+            found.setdefault(grader, {})[name] = second
+    return found
+
+
+def _pass_at_k(curves: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
+    """Mean of curves {k: score} at each k that all of them have."""
+    shared = [k for k in curves[0] if all(k in curve for curve in curves)]
+    return {k: _mean([(curve[k]["value"], curve[k]["low"], curve[k]["high"]) for curve in curves]) for k in shared}
+
+
+def _mean(scores: Sequence[tuple[float, float, float]]) -> dict[str, float]:
+    return dict(zip(("value", "low", "high"), mean_of_scores(scores), strict=True))
 
 
 Rows = Sequence[tuple[str, Sequence[Column]]]

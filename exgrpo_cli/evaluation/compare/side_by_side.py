@@ -11,8 +11,8 @@ from typing import Any
 
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.evaluation.benchmarks.presets import averages_over, benchmark_title, in_suite_order
-from exgrpo_cli.evaluation.compare.comparison import Comparison, compare_records, unlike_protocols
-from exgrpo_cli.evaluation.compare.paper_table import Column, Rows, averages_of, table_columns
+from exgrpo_cli.evaluation.compare.comparison import Comparison, compare_loaded, unlike_protocols
+from exgrpo_cli.evaluation.compare.paper_table import Column, Rows, averages_of, by_second_grader, table_columns
 from exgrpo_cli.evaluation.results.metrics import BOOTSTRAP_SEED
 from exgrpo_cli.evaluation.results.records import Evaluation
 from exgrpo_cli.evaluation.results.stamp import MAY_DIFFER_IN_COMPARISON, differences
@@ -50,6 +50,8 @@ class SideBySide:
     """By model and benchmark; absent where a model was not evaluated."""
     curves: Mapping[tuple[str, str], Mapping[int, Score]]
     """pass@k by k, for the same models and benchmarks."""
+    second_graders: Mapping[tuple[str, str], Mapping[str, Any]]
+    """Second grader to its score, for the same models and benchmarks."""
     comparisons: Mapping[tuple[str, str], AdjustedComparison]
     """By model and benchmark, where both it and the first model were evaluated."""
 
@@ -74,7 +76,12 @@ class SideBySide:
 
     def rows(self) -> Rows:
         """For the tables in the layout of the paper."""
-        return [(model, self._columns(model)) for model in self.models]
+        rows = []
+        for model in self.models:
+            rows.append((model, self._columns(model)))
+            for grader, seconds in by_second_grader(self._results(model)).items():
+                rows.append((f"{model}, by {grader}", table_columns(seconds, self.titles, self.averages)))
+        return rows
 
     def _columns(self, model: str) -> list[Column]:
         columns = table_columns(self._results(model), self.titles, self.averages)
@@ -83,9 +90,18 @@ class SideBySide:
         }
         return [replace(column, mark=MARK) if column.benchmark in different else column for column in columns]
 
-    def _results(self, model: str) -> dict[str, dict[str, float]]:
+    def _results(self, model: str) -> dict[str, dict[str, Any]]:
         own = {name: self.scores[model, name] for name in self.titles if (model, name) in self.scores}
-        return {name: {"avg_at_k": s.value, "low": s.low, "high": s.high} for name, s in own.items()}
+        return {
+            name: {
+                "avg_at_k": score.value,
+                "low": score.low,
+                "high": score.high,
+                "pass_at_k": {str(k): asdict(at_k) for k, at_k in self.curves[model, name].items()},
+                "second_graders": self.second_graders[model, name],
+            }
+            for name, score in own.items()
+        }
 
     def to_json(self) -> dict[str, Any]:
         benchmarks = {
@@ -96,6 +112,9 @@ class SideBySide:
                     for m in self.models
                     if (m, name) in self.curves
                 },
+                "second_graders": {
+                    m: dict(self.second_graders[m, name]) for m in self.models if (m, name) in self.second_graders
+                },
                 "comparisons": [
                     self.comparisons[m, name].to_json() for m in self.models if (m, name) in self.comparisons
                 ],
@@ -105,7 +124,7 @@ class SideBySide:
         return {"models": list(self.models), "benchmarks": benchmarks, "averages": self.average_scores()}
 
     def average_scores(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """Average to its `value`, `low`, `high` and `benchmarks`, for every model that has one."""
+        """What `averages_of` says of every model that has an average."""
         values: dict[str, dict[str, dict[str, Any]]] = {}
         for model in self.models:
             values[model] = averages_of(self._results(model), self.averages)
@@ -132,14 +151,16 @@ def side_by_side(paths: Sequence[Path]) -> SideBySide:
         _require_like_protocols([model for model in models if name in model.by_benchmark], name)
     scores: dict[tuple[str, str], Score] = {}
     curves: dict[tuple[str, str], Mapping[int, Score]] = {}
+    second_graders: dict[tuple[str, str], Mapping[str, Any]] = {}
     comparisons: dict[tuple[str, str], Comparison] = {}
     for name in names:
-        _compare_on(name, models, scores, curves, comparisons)
+        _compare_on(name, models, scores, curves, second_graders, comparisons)
     return SideBySide(
         models=tuple(model.label for model in models),
         titles={name: benchmark_title(name) for name in names},
         scores=scores,
         curves=curves,
+        second_graders=second_graders,
         comparisons=_adjusted(comparisons),
     )
 
@@ -160,6 +181,7 @@ def _compare_on(
     models: Sequence[ModelResults],
     scores: dict[tuple[str, str], Score],
     curves: dict[tuple[str, str], Mapping[int, Score]],
+    second_graders: dict[tuple[str, str], Mapping[str, Any]],
     comparisons: dict[tuple[str, str], Comparison],
 ) -> None:
     """Add one benchmark's scores and differences; its samples are read here and let go again."""
@@ -168,14 +190,15 @@ def _compare_on(
         result = model.by_benchmark.get(name)
         if result is None:
             continue
-        records = result.records()
-        evaluation = Evaluation(records=tuple(records.values()), samples=result.stamp["sampling"]["samples"])
+        loaded = result.load()
+        evaluation = Evaluation(records=tuple(loaded.records.values()), samples=loaded.stamp["sampling"]["samples"])
         scores[model.label, name] = evaluation.score(BOOTSTRAP_SEED)
         curves[model.label, name] = evaluation.pass_at_k(BOOTSTRAP_SEED)
+        second_graders[model.label, name] = loaded.second_graders
         if model is first:
-            baseline = (result.stamp, records)
+            baseline = loaded
         elif baseline is not None:
-            made = compare_records([baseline[0], result.stamp], [baseline[1], records])
+            made = compare_loaded(baseline, loaded)
             comparisons[model.label, name] = replace(made, first=first.label, second=model.label)
 
 

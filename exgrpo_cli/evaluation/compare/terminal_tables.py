@@ -36,9 +36,20 @@ def score_table(
             _percent(result["share_clipped"]),
             str(result["questions"]),
         )
+        for grader, second in result.get("second_graders", {}).items():
+            table.add_row(f"  by {grader}", _percent(second["avg_at_k"]), _interval(second))
     for name, found in averages.items():
-        table.add_row(f"Avg. {name}", _percent(found["value"]), _interval(found))
+        table.add_row(f"Avg. {name}", _percent(found["value"]), _interval(found), "", *_shared_coverage(found, results))
+        for grader, second in found["second_graders"].items():
+            table.add_row(f"  by {grader}", _percent(second["value"]), _interval(second))
     return table
+
+
+def _shared_coverage(found: Mapping[str, Any], results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Average pass@k with its interval, where the benchmarks have the same k above 1: one head stands for one k."""
+    ks = {results[name]["k"] for name in found["benchmarks"]}
+    coverage = found["pass_at_k"].get(str(max(ks)))
+    return [_percent(coverage["value"]), _interval(coverage)] if len(ks) == 1 and ks != {1} else []
 
 
 def measure(samples: int) -> str:
@@ -56,7 +67,12 @@ def comparison_table(compared: SideBySide) -> Table:
             table.add_row(*row)
     for model, averages in compared.average_scores().items():
         for name, found in averages.items():
-            table.add_row(f"Avg. {name}", model, _percent(found["value"]), _interval(found), *[""] * 6)
+            table.add_row(f"Avg. {name}", model, _percent(found["value"]), _interval(found))
+            for grader, second in found["second_graders"].items():
+                table.add_row("", f"  by {grader}", _percent(second["value"]), _interval(second))
+            if len(found["pass_at_k"]) > 1:
+                k, coverage = list(found["pass_at_k"].items())[-1]
+                table.add_row(f"Avg. {name} pass@{k}", model, _percent(coverage["value"]), _interval(coverage))
     return table
 
 
@@ -67,6 +83,8 @@ def _mean_rows(compared: SideBySide, name: str, title: str) -> list[list[str]]:
             score, made = compared.scores[model, name], compared.comparisons.get((model, name))
             head = "" if rows else f"{title} {measure(score.samples)}"
             rows.append([head, model, *_score(score), *_mean_difference(made), str(score.questions)])
+            for grader, second in compared.second_graders[model, name].items():
+                rows.append(["", f"  by {grader}", _percent(second["avg_at_k"]), _interval(second), *[""] * 6])
     return rows
 
 

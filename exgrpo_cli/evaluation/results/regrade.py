@@ -1,11 +1,11 @@
 """Stored samples graded again: by the same grader in another version, or by a second one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from exgrpo_cli.evaluation.results.folder import AskedQuestion
-from exgrpo_cli.evaluation.results.records import QuestionRecord, Sample
+from exgrpo_cli.evaluation.results.records import QuestionRecord
 from exgrpo_cli.evaluation.results.stamp import Stamp
 from exgrpo_cli.grading import GradingItem, GradingPool
 from exgrpo_cli.types import AnswerFormat, StopReason, Verdict
@@ -45,19 +45,12 @@ def regrade(
     asked: Sequence[AskedQuestion],
     answer_format: AnswerFormat,
     pool: GradingPool,
+    *,
+    grader: str = "",
 ) -> list[QuestionRecord]:
-    """The same samples with the verdicts of `pool`'s grader."""
-    options = {item.question.id: item.options for item in asked}
-    items = [
-        _item(record, sample, answer_format, options[record.question.id])
-        for record in records
-        for sample in record.samples
-    ]
-    verdicts = iter(pool.grade(items))
-    return [
-        replace(record, samples=tuple(replace(sample, verdict=next(verdicts)) for sample in record.samples))
-        for record in records
-    ]
+    """The same samples with the verdicts of the pool's grader, or of another that it has; time-outs tried again."""
+    items = _items(records, asked, answer_format)
+    return retry_timeouts(_with(records, pool.grade(items, grader=grader)), asked, answer_format, pool, grader=grader)
 
 
 def retry_timeouts(
@@ -65,37 +58,42 @@ def retry_timeouts(
     asked: Sequence[AskedQuestion],
     answer_format: AnswerFormat,
     pool: GradingPool,
+    *,
+    grader: str = "",
 ) -> list[QuestionRecord]:
     """The same samples; those that timed out are graded once more, one after the other and with more time."""
-    options = {item.question.id: item.options for item in asked}
-    late = [(record, sample) for record in records for sample in record.samples if sample.verdict is Verdict.TIMEOUT]
-    items = [_item(record, sample, answer_format, options[record.question.id]) for record, sample in late]
-    verdicts = {
-        (record.question.id, sample.member): verdict
-        for (record, sample), verdict in zip(late, pool.try_again(items), strict=True)
-    }
+    verdicts = [sample.verdict for record in records for sample in record.samples]
+    late = [place for place, verdict in enumerate(verdicts) if verdict is Verdict.TIMEOUT]
+    if late:
+        items = _items(records, asked, answer_format)
+        for place, verdict in zip(late, pool.try_again([items[place] for place in late], grader=grader), strict=True):
+            verdicts[place] = verdict
+    return _with(records, verdicts)
+
+
+def _with(records: Sequence[QuestionRecord], verdicts: Iterable[Verdict]) -> list[QuestionRecord]:
+    verdict = iter(verdicts)
     return [
-        replace(
-            record,
-            samples=tuple(
-                replace(sample, verdict=verdicts.get((record.question.id, sample.member), sample.verdict))
-                for sample in record.samples
-            ),
-        )
+        replace(record, samples=tuple(replace(sample, verdict=next(verdict)) for sample in record.samples))
         for record in records
     ]
 
 
-def _item(
-    record: QuestionRecord, sample: Sample, answer_format: AnswerFormat, options: tuple[str, ...] | None
-) -> GradingItem:
-    return GradingItem(
-        gold=record.question.answer,
-        response=sample.text,
-        finished=sample.stop_reason is StopReason.EOS,
-        answer_format=answer_format,
-        options=options,
-    )
+def _items(
+    records: Sequence[QuestionRecord], asked: Sequence[AskedQuestion], answer_format: AnswerFormat
+) -> list[GradingItem]:
+    options = {item.question.id: item.options for item in asked}
+    return [
+        GradingItem(
+            gold=record.question.answer,
+            response=sample.text,
+            finished=sample.stop_reason is StopReason.EOS,
+            answer_format=answer_format,
+            options=options[record.question.id],
+        )
+        for record in records
+        for sample in record.samples
+    ]
 
 
 def disagreements(

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.evaluation.results.folder import ResultsFolder
@@ -22,15 +23,37 @@ class StoredResult:
     def benchmark(self) -> str:
         return str(self.stamp["benchmark"]["name"])
 
-    def records(self) -> dict[str, QuestionRecord]:
-        """All questions by id, in the order they were asked; raises InputError while some are missing."""
+    def load(self) -> "LoadedResult":
+        """Everything that a comparison needs; raises InputError while questions are missing."""
         folder = ResultsFolder.read(self.path)
         asked, records = folder.asked(), folder.records()
         if len(records) < len(asked):
             raise InputError(
                 f"{self.path} holds {len(records)} of {len(asked)} questions: finish it before it is compared."
             )
-        return {item.question.id: records[item.question.id] for item in asked}
+        return LoadedResult(
+            stamp=self.stamp,
+            records={item.question.id: records[item.question.id] for item in asked},
+            second_graders=self._second_graders(),
+        )
+
+    def _second_graders(self) -> dict[str, dict[str, Any]]:
+        try:
+            found: dict[str, dict[str, Any]] = json.loads((self.path / "results.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found.get("second_graders", {})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedResult:
+    """One benchmark's results, in memory."""
+
+    stamp: Stamp
+    records: dict[str, QuestionRecord]
+    """All questions by id, in the order they were asked."""
+    second_graders: dict[str, dict[str, Any]]
+    """Second grader to its score, as `results.json` holds it; empty where there is none."""
 
 
 @dataclass(kw_only=True, slots=True)

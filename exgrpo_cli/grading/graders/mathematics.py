@@ -69,9 +69,10 @@ def grade(gold: str, answer: str) -> Verdict:
     return Verdict.CORRECT if verify(gold_values, answer_values, timeout_seconds=None) else Verdict.WRONG
 
 
-def reads_in_part(gold: str) -> bool:
-    """Whether math-verify, left to itself, would read a part of a gold that it cannot read as a whole."""
-    return any(not isinstance(value, str) for value in parse(gold, parsing_timeout=None))
+def reads_in_part(gold: str) -> Verdict:
+    """CORRECT where math-verify, left to itself, would read a part of a gold that it cannot read as a whole."""
+    found = any(not isinstance(value, str) for value in parse(gold, parsing_timeout=None))
+    return Verdict.CORRECT if found else Verdict.WRONG
 
 
 def audit(gold: str) -> Verdict:

@@ -11,8 +11,8 @@ from functools import lru_cache
 
 import sympy
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
-from sympy.parsing.sympy_parser import implicit_multiplication_application, parse_expr, standard_transformations
 
+from exgrpo_cli.grading.graders.formula import read_formula
 from exgrpo_cli.types import Verdict
 
 _LATEX_THEN_EXPRESSION = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
@@ -40,7 +40,6 @@ _SIGNS = {
     "ne": "≠", "neq": "≠", "in": "∈", "pm": "±", "theta": "θ", "alpha": "α", "beta": "β", "sin": "sin", "cos": "cos",
     "tan": "tan", "log": "log", "ln": "ln", "circ": "∘", "ldots": "…", "dots": "…", "cap": "∩", "emptyset": "∅",
 }  # fmt: skip
-_TRANSFORMATIONS = (*standard_transformations, implicit_multiplication_application)
 
 
 def grade(gold: str, answer: str) -> Verdict:
@@ -113,11 +112,9 @@ def _same_element(gold: str, answer: str) -> bool:
     if len(letters) > 2 or _TOO_HARD.search(difference):
         return False
     try:
-        parsed = parse_expr(difference.replace("^", "**"), transformations=_TRANSFORMATIONS)
-        return bool(sympy.simplify(parsed) == 0)
-    except (MemoryError, RecursionError):
-        raise
-    except Exception:  # noqa: BLE001 - what sympy's parser raises on text that is no formula has no common class
+        return bool(sympy.simplify(read_formula(difference)) == 0)
+    except (ArithmeticError, NotImplementedError, TypeError, ValueError):
+        # No formula, or nothing that sympy can simplify.
         return False
 
 

@@ -1,6 +1,8 @@
 """What the pool, the supervisor and the workers send one another."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+TaskKind = Literal["grade", "grade like Oat", "audit", "audit for parts"]
 
 
 class Task(NamedTuple):
@@ -8,17 +10,16 @@ class Task(NamedTuple):
 
     gold: str
     answer: str
-    audits_gold: bool = False
-    """Check whether the gold verifies against itself; there is no answer."""
-    asks_for_part: bool = False
-    """Check instead whether a part of the gold would be read."""
+    kind: TaskKind = "grade"
+    """An audit checks whether the gold verifies against itself, or whether only a part of it would be read; there is no
+    answer."""
     patience: int = 1
     """Times the deadline that it gets: above 1 for what is tried again, alone."""
 
     @property
     def judged(self) -> str:
         """The text that a time-out or a crash is held against: the answer, or the gold where that is audited."""
-        return self.gold if self.audits_gold else self.answer
+        return self.gold if self.kind.startswith("audit") else self.answer
 
 
 READY = "ready"

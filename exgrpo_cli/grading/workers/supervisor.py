@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, Pipe
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.grading.graders import custom
 from exgrpo_cli.grading.workers.jobs import Job, JobQueue, Suspects
-from exgrpo_cli.grading.workers.messages import READY, STOP, Task
+from exgrpo_cli.grading.workers.messages import READY, STOP, Task, TaskKind
 from exgrpo_cli.grading.workers.worker import cpu_seconds, resident_bytes, serve
 from exgrpo_cli.types import Verdict
 
@@ -234,29 +234,18 @@ def _kill(worker: Worker) -> None:
 def task_runner(grader: str) -> Callable[[Task], Verdict]:
     """The function workers run, with everything it needs imported. A user's grader audits a gold as its own answer."""
     if grader == "math":
-        from exgrpo_cli.grading.graders import mathematics
-
-        mathematics.prepare()
-
-        def run_math(task: Task) -> Verdict:
-            if task.asks_for_part:
-                return Verdict.CORRECT if mathematics.reads_in_part(task.gold) else Verdict.WRONG
-            return mathematics.audit(task.gold) if task.audits_gold else mathematics.grade(task.gold, task.answer)
-
-        return run_math
-
-    if grader == "oat":
         from exgrpo_cli.grading.graders import mathematics, oat
 
         mathematics.prepare()
-        return lambda task: oat.grade(task.gold, task.answer)
-
+        runners: dict[TaskKind, Callable[[Task], Verdict]] = {
+            "grade": lambda task: mathematics.grade(task.gold, task.answer),
+            "grade like Oat": lambda task: oat.grade(task.gold, task.answer),
+            "audit": lambda task: mathematics.audit(task.gold),
+            "audit for parts": lambda task: mathematics.reads_in_part(task.gold),
+        }
+        return lambda task: runners[task.kind](task)
     grade = custom.load(grader)
-
-    def run_custom(task: Task) -> Verdict:
-        return grade(task.gold, task.gold if task.audits_gold else task.answer)
-
-    return run_custom
+    return lambda task: grade(task.gold, task.judged)
 
 
 def _check_memory(memory_bytes: int) -> None:
