@@ -17,7 +17,7 @@ from exgrpo_cli.machine.memory import (
 )
 from exgrpo_cli.machine.shapes import Shape, backbone_shape, with_dtype
 from exgrpo_cli.machine.survey import Machine
-from exgrpo_cli.presets import preset_names
+from exgrpo_cli.presets import load_preset, preset_names
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,7 +159,7 @@ def with_engine_fraction(plan: RunPlan) -> Config:
     return replace(plan.config, rollout=replace(rollout, gpu_memory_fraction=memory.gpu_memory_fraction))
 
 
-def settle_ranks(config: Config, machine: Machine, started: int = 0) -> Config:
+def resolve_ranks(config: Config, machine: Machine, started: int = 0) -> Config:
     """Replace `run.nproc = 0` by one rank per visible GPU, or by one on the CPU; kept where the GPUs are missing.
 
     Where a launcher has already `started` ranks on this host, that is their number.
@@ -178,9 +178,10 @@ def runs_on_gpu(config: Config, machine: Machine) -> bool:
 
 
 def needs_gpu(config: Config) -> bool:
-    """Whether the run asks for a GPU: `--device cuda`, or a published backbone that was not forced onto the CPU."""
-    published = config.backbone.name in preset_names("backbones") and config.backbone.source != "tiny"
-    return config.run.device == "cuda" or (published and config.run.device == "auto")
+    """Whether the run asks for a GPU: `--device cuda`, or a preset that was not made for a CPU nor forced onto one."""
+    name = config.backbone.name
+    made_for_gpus = name in preset_names("backbones") and not load_preset("backbones", name)["about"].get("on_cpu")
+    return config.run.device == "cuda" or (made_for_gpus and config.run.device == "auto")
 
 
 def _rank_count(shape: Shape, config: Config, machine: Machine, num_ranks: int) -> int:
