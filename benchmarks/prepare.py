@@ -53,7 +53,7 @@ def measure(num_questions: int) -> dict[str, float]:
         write_source(source, num_questions)
         before = os.times()
         started = time.monotonic()
-        command = [sys.executable, "-m", "exgrpo_cli.commands", "prepare", str(source), "--json"]
+        command = [sys.executable, "-m", "exgrpo_cli", "prepare", str(source), "--json"]
         process = subprocess.Popen([*command, "--output", str(folder / "out.parquet")], stdout=subprocess.PIPE)
         peaks = [0]
         watch = threading.Thread(target=watch_memory, args=(process.pid, peaks), daemon=True)

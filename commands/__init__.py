@@ -23,6 +23,7 @@ from exgrpo_cli.commands.replay_stats import replay_stats
 from exgrpo_cli.commands.report import report
 from exgrpo_cli.commands.sample import sample
 from exgrpo_cli.commands.train import train
+from exgrpo_cli.console.output import data_alone
 from exgrpo_cli.errors import EXIT_INTERRUPTED, EXIT_STOPPED, ExgrpoError, ToolkitWarning
 
 
@@ -32,6 +33,11 @@ class Command(TyperCommand):
     def get_params(self, ctx: Any) -> Any:
         """The parameters, flags without a metavar."""
         return without_flag_types(super().get_params(ctx))
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; what other packages print meanwhile is talk."""
+        with data_alone():
+            return super().invoke(ctx)
 
 
 class CommandGroup(TyperGroup):

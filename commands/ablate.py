@@ -18,6 +18,7 @@ from exgrpo_cli.commands.options import (
     talk,
     whole_path,
     with_groups,
+    write_data,
 )
 from exgrpo_cli.commands.report import write_page
 
@@ -132,11 +133,11 @@ def _print_runs(study: "Study", json: bool) -> None:
         return
     talk(f"study {plan['name']} in {plan['folder']}, against {plan['baseline']}:")
     for run in plan["runs"]:
-        typer.echo(f"{run['arm']}\tseed {run['seed']}\t{run['steps']} steps\t{run['state']}\t{run['folder']}")
+        write_data(f"{run['arm']}\tseed {run['seed']}\t{run['steps']} steps\t{run['state']}\t{run['folder']}")
 
 
 def _print_report(report: "StudyReport", folder: Path) -> None:
     from exgrpo_cli.console.tables import print_table
 
     print_table(report.table())
-    typer.echo(f"report, figures and runs in {folder}")
+    write_data(f"report, figures and runs in {folder}")

@@ -33,9 +33,9 @@ def doctor(json: JsonOption = False, debug: DebugOption = False) -> None:
 
 
 def _print_report(report: "Report") -> None:
-    from rich.console import Console
+    from exgrpo_cli.console.tables import stdout_console
 
-    console = Console(markup=False, highlight=False)
+    console = stdout_console()
     machine = report.machine
     gpus = ", ".join(f"{gpu.name} ({gpu.memory_bytes / GIB:.0f} GiB)" for gpu in machine.gpus) or "none visible"
     console.print(f"machine: {machine.cores} cores, {machine.memory_bytes / GIB:.0f} GiB of memory, GPUs: {gpus}\n")

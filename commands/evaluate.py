@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from exgrpo_cli.commands.options import DryRunOption, Speech, print_json, talk, with_groups
+from exgrpo_cli.commands.options import DryRunOption, Speech, print_json, talk, with_groups, write_data
 from exgrpo_cli.errors import InputError
 
 if TYPE_CHECKING:
@@ -158,9 +158,9 @@ def _print_plan(plan: "EvaluationPlan", json: bool) -> None:
         print_json(plan.to_json())
         return
     shown = plan.to_json()
-    typer.echo(f"model {shown['model']['name']} from {shown['model']['source']}")
+    write_data(f"model {shown['model']['name']} from {shown['model']['source']}")
     for name, settings in shown["benchmarks"].items():
-        typer.echo(f"{name}: " + ", ".join(f"{key} {value}" for key, value in settings.items()))
+        write_data(f"{name}: " + ", ".join(f"{key} {value}" for key, value in settings.items()))
 
 
 def _show(report: "EvaluationReport", json: bool, quiet: bool) -> None:
@@ -304,13 +304,13 @@ def _plot_curves(curves: Sequence[tuple[str, str, Mapping[str, Mapping[str, floa
 
 def _print_comparison(comparison: "Comparison") -> None:
     difference = comparison.difference
-    typer.echo(
+    write_data(
         f"{comparison.benchmark}: {comparison.second} minus {comparison.first}: {100 * difference.value:+.1f} points, "
         f"95 % interval {100 * difference.low:+.1f} to {100 * difference.high:+.1f}, p = {difference.p_value:.4f}, "
         f"{difference.questions} questions paired"
     )
     for k, at_k in comparison.pass_at_k.items():
-        typer.echo(
+        write_data(
             f"  pass@{k}: {100 * at_k.value:+.1f} points, 95 % interval {100 * at_k.low:+.1f} to "
             f"{100 * at_k.high:+.1f}, p = {at_k.p_value:.4f}"
         )
@@ -318,6 +318,6 @@ def _print_comparison(comparison: "Comparison") -> None:
         typer.echo(f"  by {grader}: {100 * first:.1f} and {100 * second:.1f}")
     for flip in comparison.flips:
         text = " ".join(flip.text.split())
-        typer.echo(f"  {flip.first:.2f} -> {flip.second:.2f}  {flip.question_id}  {text[:80]}")
+        write_data(f"  {flip.first:.2f} -> {flip.second:.2f}  {flip.question_id}  {text[:80]}")
     for note in comparison.notes:
         talk(f"note: {note}")

@@ -10,6 +10,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from exgrpo_cli.console.output import data_stream
+
 OutputOption = Annotated[Path | None, typer.Option("--output", metavar="PATH", help="Where the results go.")]
 SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of every random stream.", show_default="0")]
 ConfigOption = Annotated[
@@ -88,7 +90,12 @@ def whole_path(data: str | None) -> str | None:
 
 def print_json(value: Any) -> None:
     """Write one JSON object to stdout."""
-    typer.echo(json.dumps(value, indent=2, allow_nan=False))
+    write_data(json.dumps(value, indent=2, allow_nan=False))
+
+
+def write_data(text: str, *, end: str = "\n") -> None:
+    """Write text to stdout."""
+    typer.echo(text + end, file=data_stream(), nl=False)
 
 
 def talk(text: str, *, quiet: bool = False) -> None:

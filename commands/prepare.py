@@ -17,6 +17,7 @@ from exgrpo_cli.commands.options import (
     print_json,
     talk,
     with_groups,
+    write_data,
 )
 
 if TYPE_CHECKING:
@@ -126,13 +127,13 @@ def prepare(
         print_json(prepared.to_json())
         return
     for prompt in prepared.shown:
-        typer.echo(f"--- question {prompt['id']}, {prompt['tokens']} tokens\n{prompt['text']}\n---")
+        write_data(f"--- question {prompt['id']}, {prompt['tokens']} tokens\n{prompt['text']}\n---")
     if not speech.quiet:
-        typer.echo("\n".join(line for report in prepared.reports for line in report.lines()))
+        write_data("\n".join(line for report in prepared.reports for line in report.lines()))
 
 
 def _print_plan(plan: dict[str, Any], json: bool) -> None:
     if json:
         print_json(plan)
     else:
-        typer.echo("\n".join(f"{name} = {value}" for name, value in plan.items() if value is not None))
+        write_data("\n".join(f"{name} = {value}" for name, value in plan.items() if value is not None))

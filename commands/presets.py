@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from exgrpo_cli.commands.options import DebugOption, JsonOption, print_json
+from exgrpo_cli.commands.options import DebugOption, JsonOption, print_json, write_data
 
 if TYPE_CHECKING:
     from exgrpo_cli.presets import PresetKind
@@ -85,8 +85,9 @@ def _resolved(kind: "PresetKind", name: str) -> dict[str, Any]:
 
 
 def _print_listing(listing: dict[str, dict[str, str]]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from exgrpo_cli.console.tables import stdout_console
 
     table = Table(box=None, padding=(0, 2))
     for column in ("kind", "name", "what it is"):
@@ -99,7 +100,7 @@ def _print_listing(listing: dict[str, dict[str, str]]) -> None:
                 shown = _group(name)
                 heading = f"methods: {shown}"
             table.add_row(heading, name, title)
-    Console(markup=False, highlight=False).print(table)
+    stdout_console().print(table)
 
 
 def _print_toml(about: dict[str, Any], settings: dict[str, Any]) -> None:
@@ -107,4 +108,4 @@ def _print_toml(about: dict[str, Any], settings: dict[str, Any]) -> None:
     import tomli_w
 
     known = "".join(f"# {line}\n" for line in tomli_w.dumps(about).splitlines())
-    typer.echo(f"{known}\n{tomli_w.dumps(settings)}" if known else tomli_w.dumps(settings), nl=False)
+    write_data(f"{known}\n{tomli_w.dumps(settings)}" if known else tomli_w.dumps(settings), end="")

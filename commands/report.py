@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from exgrpo_cli.commands.options import DebugOption, JsonOption, print_json, talk
+from exgrpo_cli.commands.options import DebugOption, JsonOption, print_json, talk, write_data
 
 
 def report(
@@ -29,7 +29,7 @@ def report(
     from exgrpo_cli.reports.report import write_report
 
     path = write_report(folder, output)
-    print_json({"report": str(path)}) if json else typer.echo(str(path))
+    print_json({"report": str(path)}) if json else write_data(str(path))
 
 
 def write_page(folder: Path, *, quiet: bool) -> None:

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from exgrpo_cli.commands.options import Speech, print_json, talk, with_groups
+from exgrpo_cli.commands.options import Speech, print_json, talk, with_groups, write_data
 
 
 @with_groups
@@ -54,4 +54,4 @@ def sample(
     talk(f"--- {sampled.model} was asked\n{sampled.prompt}", quiet=speech.quiet)
     for number, response in enumerate(sampled.responses, start=1):
         talk(f"--- {number}: {response.num_tokens} tokens, ends by {response.stop_reason}", quiet=speech.quiet)
-        typer.echo(response.text)
+        write_data(response.text)

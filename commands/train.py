@@ -20,6 +20,7 @@ from exgrpo_cli.commands.options import (
     talk,
     whole_path,
     with_groups,
+    write_data,
 )
 from exgrpo_cli.commands.report import write_page
 
@@ -173,7 +174,7 @@ def _print_plan(plan: "RunPlan", json: bool, *, speaks: bool) -> None:
     if speaks and json:
         print_json({"config": tomllib.loads(text), "plan": plan.to_json()})
     elif speaks:
-        typer.echo("\n".join(f"# {line}" for line in plan.lines()) + f"\n\n{text}", nl=False)
+        write_data("\n".join(f"# {line}" for line in plan.lines()) + f"\n\n{text}", end="")
 
 
 def _print_result(summary: dict[str, Any], run_folder: Path) -> None:
@@ -197,4 +198,4 @@ def _print_result(summary: dict[str, Any], run_folder: Path) -> None:
     print_table(table)
     plots = run_folder / "plots"
     made = f"plots in {plots}, " if any(plots.glob("*")) else ""
-    typer.echo(f"{made}model in {run_folder / 'model'}")
+    write_data(f"{made}model in {run_folder / 'model'}")

@@ -6,6 +6,8 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
+from exgrpo_cli.console.output import reserve_stdout
+
 _STOPPED = 130
 
 
@@ -13,6 +15,7 @@ def main() -> NoReturn:
     """Run the command line. Ends the process: with its exit code, or 130 after Ctrl-C or SIGTERM."""
     # As Ctrl-C does it; whoever saves something on the way installs a handler of its own.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    reserve_stdout()
     try:
         from exgrpo_cli.commands import run
 

@@ -37,7 +37,7 @@ def agents(arguments: list[str], folders: Sequence[Path]) -> list[subprocess.Pop
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{free_port()}", "--rdzv-id", "hosts"]
     return [
         subprocess.Popen(
-            [*command, "-m", "exgrpo_cli.commands", "train", *arguments],
+            [*command, "-m", "exgrpo_cli", "train", *arguments],
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

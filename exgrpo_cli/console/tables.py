@@ -1,10 +1,10 @@
 """Tables on stdout: whole numbers at any width; where a table does not fit, its rows follow one another as lists."""
 
-import sys
-
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
+
+from exgrpo_cli.console.output import data_stream
 
 PIPE_WIDTH = 120
 """Columns of a table that does not go to a terminal."""
@@ -13,7 +13,8 @@ _AMPLE = 10_000
 
 def stdout_console(width: int | None = None) -> Console:
     """A console for data: nothing in it is markup; as wide as the terminal, or PIPE_WIDTH in a pipe."""
-    return Console(markup=False, highlight=False, width=width or (None if sys.stdout.isatty() else PIPE_WIDTH))
+    out = data_stream()
+    return Console(file=out, markup=False, highlight=False, width=width or (None if out.isatty() else PIPE_WIDTH))
 
 
 def print_table(table: Table, console: Console | None = None) -> None:

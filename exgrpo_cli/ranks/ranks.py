@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from exgrpo_cli.console.output import data_stream
 from exgrpo_cli.errors import EXIT_INTERRUPTED, EXIT_STOPPED, ExgrpoError, RunError
 
 T = TypeVar("T")
@@ -256,7 +257,7 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 def _leave(code: int) -> None:
     """End the process at once, with what it has said."""
-    sys.stdout.flush()
+    data_stream().flush()
     sys.stderr.flush()
     os._exit(code)
 

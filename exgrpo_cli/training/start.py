@@ -16,6 +16,7 @@ from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.resolve import Layer, to_toml
 from exgrpo_cli.config.sections.rollout import RolloutSettings
 from exgrpo_cli.config.settings import Config
+from exgrpo_cli.console.output import give_stdout_to_children
 from exgrpo_cli.console.reporter import Reporter, SilentReporter, make_reporter
 from exgrpo_cli.data.prompts import TEMPLATES
 from exgrpo_cli.errors import InputError, ToolkitWarning
@@ -216,4 +217,5 @@ def train_in_ranks(start: RunStart, config: Config, flags: Sequence[str]) -> int
             file = Path(folder) / "config.toml"
             file.write_text(to_toml(config), encoding="utf-8")
             command += ["--config", str(file)]
+        give_stdout_to_children()
         return RankLauncher(command, config.run.nproc).run()

@@ -14,7 +14,7 @@ from exgrpo_cli.presets import preset_names
 def doctor(folder: Path, *arguments: str, path: Path | None = None) -> subprocess.CompletedProcess:
     environment = os.environ | {"PYTHONPATH": str(path) if path else "", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(
-        [sys.executable, "-m", "exgrpo_cli.commands", "doctor", *arguments],
+        [sys.executable, "-m", "exgrpo_cli", "doctor", *arguments],
         cwd=folder,
         env=environment,
         capture_output=True,

@@ -132,7 +132,7 @@ def test_a_read_only_folder_is_refused(tmp_path):
     (tmp_path / "locked").mkdir(mode=0o500)
     # Root may write anywhere, but for this capability.
     as_owner = ["setpriv", "--bounding-set", "-dac_override"] if os.geteuid() == 0 else []
-    code = "from exgrpo_cli.commands import main; main()"
+    code = "from exgrpo_cli.start import main; main()"
     arguments = ["prepare", str(source), "--output", str(tmp_path / "locked" / "out.parquet")]
     done = subprocess.run([*as_owner, sys.executable, "-c", code, *arguments], capture_output=True, text=True)
     assert done.returncode == 2

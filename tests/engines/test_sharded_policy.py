@@ -110,7 +110,7 @@ ALL_AT_ONCE = (
 
 
 def train(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "exgrpo_cli.commands", "train", *arguments]
+    command = [sys.executable, "-m", "exgrpo_cli", "train", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

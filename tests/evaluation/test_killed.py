@@ -39,7 +39,7 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-c", "from exgrpo_cli.commands import main; main()", "eval", *arguments]
+    return [sys.executable, "-c", "from exgrpo_cli.start import main; main()", "eval", *arguments]
 
 
 def kill_once_a_question_is_finished(arguments: list[str], records: Path) -> bytes:

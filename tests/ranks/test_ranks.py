@@ -120,7 +120,7 @@ def test_a_killed_rank_is_named_in_lines_of_our_own(small_config, tmp_path: Path
     """torch's C++ code would put a line of gloo's beside them, which says less and comes last."""
     file, run = tmp_path / "settings.toml", tmp_path / "run"
     file.write_text(to_toml(small_config("run.steps=500", "run.nproc=2")))
-    command = [sys.executable, "-m", "exgrpo_cli.commands", "train", "--quiet"]
+    command = [sys.executable, "-m", "exgrpo_cli", "train", "--quiet"]
     started = subprocess.Popen(
         [*command, "--config", str(file), "--output", str(run)], stderr=subprocess.PIPE, text=True
     )

@@ -219,7 +219,7 @@ def start_training(
 ) -> subprocess.Popen:
     settings = tmp_path / f"{run.name}.toml"
     settings.write_text(to_toml(config))
-    command = [sys.executable, "-m", "exgrpo_cli.commands", "train", "--output", str(run), *options]
+    command = [sys.executable, "-m", "exgrpo_cli", "train", "--output", str(run), *options]
     if "--resume" not in options:
         command += ["--config", str(settings)]
     if largest_file_kib is not None:

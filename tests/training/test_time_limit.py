@@ -53,7 +53,7 @@ def test_a_phase_that_never_ends_stops_the_run_with_its_name_and_stacks(small_co
         "replay.metric=python:hanging:metric", "replay.start_threshold=0", "run.phase_timeout=0.3", "run.steps=9"
     )
     (tmp_path / "settings.toml").write_text(to_toml(config))
-    command = [sys.executable, "-m", "exgrpo_cli.commands", "train", "--quiet", "--allow-code"]
+    command = [sys.executable, "-m", "exgrpo_cli", "train", "--quiet", "--allow-code"]
     command += ["--config", "settings.toml", "--output", "run"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250)
     assert ended.returncode == 1
