@@ -179,10 +179,15 @@ def remove_partials(folder: Path, name: str = "") -> int:
 
     Returns how many files and folders went.
     """
-    leftovers = list(folder.glob(f".{glob.escape(name) or '*'}{_PARTIAL}*"))
+    leftovers = partials(folder, name)
     for path in leftovers:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     return len(leftovers)
+
+
+def partials(folder: Path, name: str = "") -> list[Path]:
+    """What is being written in `folder`, of `name` alone where given, or was when its writer was killed."""
+    return list(folder.glob(f".{glob.escape(name) or '*'}{_PARTIAL}*"))
 
 
 def sync_tree(folder: Path) -> None:
@@ -216,7 +221,7 @@ def partial_path(path: Path) -> Path:
 
 def _clear_abandoned(path: Path) -> None:
     """Remove what a killed write of `path` left behind; a younger partial may be another process's."""
-    for partial in path.parent.glob(f".{glob.escape(path.name)}{_PARTIAL}*"):
+    for partial in partials(path.parent, path.name):
         # The other process may finish, and its partial vanish, at any moment.
         with contextlib.suppress(FileNotFoundError):
             if time.time() - partial.stat().st_mtime > _ABANDONED_SECONDS:

@@ -10,7 +10,14 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from exgrpo_cli.errors import InputError, RunError
-from exgrpo_cli.files import append_json_lines, read_json_lines, remove_partials, require_writable, write_json_lines
+from exgrpo_cli.files import (
+    append_json_lines,
+    partials,
+    read_json_lines,
+    remove_partials,
+    require_writable,
+    write_json_lines,
+)
 
 TORCH_WRITES = ("PytorchStreamWriter", "inline_container", "file write failed", "No space left on device")
 """One of these is in what torch says when it cannot write a file."""
@@ -60,6 +67,7 @@ class RunFolder:
         """
         folders = (self.data, self.replay, self.checkpoints, self.samples, self.plots)
         known = {".lock", "environment.json", "stacks", "tensorboard", "wandb", *(folder.name for folder in folders)}
+        known |= {partial.name for partial in partials(self.path)}
         if not self.path.is_dir() or not {path.name for path in self.path.iterdir()} <= known:
             return False
         locked = (self.path / ".lock").is_file()
