@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from exgrpo_cli.data.time_limit import Expired, time_limit
+from exgrpo_cli.data.limits import Expired, memory_limit, time_limit
 from exgrpo_cli.errors import InputError, nearest
 from exgrpo_cli.types import AnswerFormat, Message, Question
 
@@ -30,7 +30,8 @@ THOUGHT_SOLUTION_SYSTEM = (
 _LENGTH_BATCH = 512
 TEMPLATE_SECONDS = 10.0
 TEMPLATE_CHARS = 1_000_000
-"""What the template of a stranger's tokenizer may take for one prompt, and write around it."""
+TEMPLATE_BYTES = 2**30
+"""What the template of a stranger's tokenizer may take for one prompt, write around it, and need of memory."""
 
 
 @runtime_checkable
@@ -198,11 +199,16 @@ def _chat_text(template: Template, messages: Sequence[Message], tokenizer: Token
     if template.system is not None:
         turns.insert(0, {"role": "system", "content": template.system})
     try:
-        with time_limit(TEMPLATE_SECONDS):
+        with time_limit(TEMPLATE_SECONDS), memory_limit(TEMPLATE_BYTES):
             text = str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
     except Expired:
         raise InputError(
             f"The backbone's chat template is not done with a prompt after {TEMPLATE_SECONDS:g} s: use another "
+            "template (--set data.template=bare), or a backbone you trust."
+        ) from None
+    except MemoryError:
+        raise InputError(
+            f"The backbone's chat template needs more than {TEMPLATE_BYTES / 2**30:g} GiB for a prompt: use another "
             "template (--set data.template=bare), or a backbone you trust."
         ) from None
     except jinja2.TemplateError as error:

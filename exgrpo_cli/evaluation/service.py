@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from exgrpo_cli.config.names import PREFIX
 from exgrpo_cli.data.sources.formats import stem_of
 from exgrpo_cli.errors import InputError, Interrupted
 from exgrpo_cli.evaluation.asking.models import ModelChoice, choose_model
@@ -253,17 +254,27 @@ def rescore_stored(request: EvaluationRequest) -> EvaluationReport:
 def rescore_folders(paths: Sequence[Path], second_graders: Sequence[str], summary_folder: Path) -> EvaluationReport:
     """Grade the stored samples of one model's results folders again and score them anew; needs no model.
 
-    Raises InputError for a folder that is no results folder or is unfinished.
+    Raises InputError for a folder that is no results folder or is unfinished, and for one that names a function of the
+    user as its grader: no evaluation of ours writes that, and whoever sent the folder would choose what runs here.
     """
     results: dict[str, dict[str, Any]] = {}
     models = []
     for path in paths:
-        with ResultsFolder.open(path) as folder, open_pool(folder.stamp["grader"]["name"], grading_workers()) as pool:
+        with ResultsFolder.open(path) as folder, open_pool(_stamped_grader(folder), grading_workers()) as pool:
             rescore(folder, pool)
             result = score_folder(folder, pool, second_graders, grading_workers())
             results[folder.stamp["benchmark"]["name"]] = result
             models.append(folder.stamp["model"]["name"])
     return _report(models[0], results, averages_over(results), summary_folder)
+
+
+def _stamped_grader(folder: ResultsFolder) -> str:
+    name = folder.stamp["grader"]["name"]
+    if name.startswith(PREFIX):
+        raise InputError(
+            f"{folder.path} names the grader {name!r}, which would run code: if you trust it, evaluate with --grader."
+        )
+    return name
 
 
 def grading_workers() -> int:

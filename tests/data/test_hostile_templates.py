@@ -1,14 +1,16 @@
 """A chat template of a stranger's tokenizer can neither hang the program nor fill a prompt without end."""
 
+import resource
 import time
 
 import pytest
 
 from exgrpo_cli.data import prompts
-from exgrpo_cli.data.time_limit import Expired, time_limit
+from exgrpo_cli.data.limits import Expired, time_limit
 from exgrpo_cli.errors import InputError
 
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+HOARD = "{% set text = 'ab' * 2 ** 30 %}{{ text | length }}"
 FLOOD = "{% for a in range(99999) %}{{ 'a long line of text' }}{% endfor %}"
 
 
@@ -29,6 +31,13 @@ def test_a_template_that_loops_is_ended(monkeypatch: pytest.MonkeyPatch) -> None
         prompts.choose_template("chat", tokenizer(LOOP))
     # The loop would take minutes; a loaded machine does not.
     assert time.monotonic() - started < 60
+
+
+def test_a_template_that_hoards_memory_is_ended() -> None:
+    """2 GiB that would never be seen in the prompt; the limit is gone afterwards."""
+    with pytest.raises(InputError, match=r"chat template needs more than 1 GiB for a prompt: use another template"):
+        prompts.choose_template("chat", tokenizer(HOARD))
+    assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
 
 
 def test_a_template_that_floods_is_refused() -> None:

@@ -317,3 +317,21 @@ def test_a_model_that_ignores_position_ids_is_refused(dtype: torch.dtype, monkey
     prove_packing(split_causal_lm(model))
     assert torch.equal(torch.rand(3), expected)
     torch.set_rng_state(state)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e308])
+def test_damaged_weights_are_called_so(value: float) -> None:
+    """Not blamed on what a sound model does to its logits."""
+    model = build_model()
+    with torch.no_grad():
+        model.model.layers[0].self_attn.v_proj.weight[:] = value
+        model.lm_head.weight[0, 0] = value
+    with pytest.raises(InputError, match=r"gives logits that are NaN or infinite: its weights are damaged"):
+        build_policy(model)
+
+
+def test_large_but_sound_logits_are_not_refused() -> None:
+    model = build_model()
+    with torch.no_grad():
+        model.lm_head.weight *= 1e30
+    build_policy(model)

@@ -143,6 +143,12 @@ def test_rescoring_needs_no_model_and_updates_the_stamp(tmp_path):
         assert folder.stamp["grader"]["version"] == grader_version("math")
 
 
+def test_rescoring_runs_no_code_that_a_folder_names(tmp_path):
+    path = stored(tmp_path / "made", [record(question(1, "1 + 1"), ("4", WRONG))], grader__name="python:cProfile:run")
+    with pytest.raises(InputError, match=r"made names the grader 'python:cProfile:run', which would run code"):
+        rescore_folders([path], (), path)
+
+
 def test_rescoring_imports_no_model_library(tmp_path):
     import subprocess
     import sys

@@ -1,9 +1,11 @@
-"""A limit on the time of Python code that somebody else wrote, such as a chat template: it is ended from outside."""
+"""Limits on the time and memory of Python code that somebody else wrote, such as a chat template."""
 
 import ctypes
+import resource
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 class Expired(BaseException):
@@ -32,3 +34,19 @@ def time_limit(seconds: float) -> Iterator[None]:
         with lock:
             is_over = True
         timer.cancel()
+
+
+@contextmanager
+def memory_limit(num_bytes: int) -> Iterator[None]:
+    """Let the process reserve `num_bytes` more than it has, and not more: then MemoryError.
+
+    The limit is the system's, on the address space of the whole process: other threads feel it too.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + num_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit if soft == resource.RLIM_INFINITY else min(limit, soft), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
