@@ -15,7 +15,9 @@ from exgrpo_cli.grading.notation.units import split_unit
 
 _FONT = r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*"
 _LETTER = re.compile(rf"(?:{_FONT}\{{\s*)?\(?([A-J])\)?[.]?\s*\}}?")
+_LONE_LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
 _NAME = re.compile(r"^[A-Za-z](?:_\{?[0-9A-Za-z]\}?)?\s*=\s*")
+_ASSIGNMENT = re.compile(r"([A-Za-z])(_\{?[0-9A-Za-z]\}?)?\s*=((?:[^=<>≤≥\\]|\\(?![lgn]eq?(?![A-Za-z])))+)")
 _LABEL = re.compile(
     rf"(?:{_FONT}\{{\s*\(?([A-J])\s*(?:\)[.:]?|[.:])\s*\}}|\{{?\(?([A-J])\)\}}?(?=\s*[0-9\\])|([A-J])[.:](?=\s))\s*([^+*/^_=\s].*)",
     re.DOTALL,
@@ -37,6 +39,8 @@ def compare_texts(gold: str, answer: str, *, compares_plain_numbers: bool = True
     if same_text(gold, answer):
         return Compared(gold, answer, True)
     gold, answer, is_same = _without_labels(gold, answer)
+    if is_same is None:
+        gold, answer, is_same = _without_shared_name(gold, answer)
     if is_same is None and compares_plain_numbers:
         is_same = same_plain_number(*_without_name(gold, answer))
     if is_same is None:
@@ -70,6 +74,21 @@ def _without_labels(gold: str, answer: str) -> tuple[str, str, bool | None]:
 def _split_label(text: str) -> tuple[str | None, str]:
     match = _LABEL.fullmatch(text)
     return (match[1] or match[2] or match[3], match[4].strip()) if match else (None, text)
+
+
+def _without_shared_name(gold: str, answer: str) -> tuple[str, str, bool | None]:
+    """What two sides say of the same quantity: `n` and `n+1` where they are `N=n` and `N=n+1`.
+
+    The parser takes capital letters for small ones, reads n=n and n=n+1, and calls such equations equal. Where a side
+    speaks of its own name in the other case, it is not asked.
+    """
+    golds, answers = _ASSIGNMENT.fullmatch(gold), _ASSIGNMENT.fullmatch(answer)
+    if not (golds and answers and golds[1].lower() == answers[1].lower() and golds[2] == answers[2]):
+        return gold, answer, None
+    names = {golds[1], answers[1]}
+    if names.intersection(_LONE_LETTER.findall(f"{golds[3]} {answers[3]}")):
+        return gold, answer, False if len(names) > 1 else None
+    return golds[3].strip(), answers[3].strip(), same_text(golds[3].strip(), answers[3].strip()) or None
 
 
 def _without_name(gold: str, answer: str) -> tuple[str, str]:
