@@ -19,6 +19,7 @@ from exgrpo_cli.commands.evaluate import evaluate
 from exgrpo_cli.commands.options import talk
 from exgrpo_cli.commands.prepare import prepare
 from exgrpo_cli.commands.presets import presets
+from exgrpo_cli.commands.publish import publish
 from exgrpo_cli.commands.replay_stats import replay_stats
 from exgrpo_cli.commands.report import report
 from exgrpo_cli.commands.sample import sample
@@ -80,6 +81,7 @@ app.command(cls=Command)(prepare)
 app.command(cls=Command)(train)
 app.command("replay-stats", cls=Command)(replay_stats)
 app.command(cls=Command)(report)
+app.command(cls=Command)(publish)
 app.command(cls=Command)(sample)
 app.command(cls=Command)(evaluate)
 app.command("eval", cls=Command, hidden=True)(evaluate)

@@ -15,6 +15,7 @@ from exgrpo_cli.commands.options import (
     Speech,
     option_layer,
     print_json,
+    run_folder,
     talk,
     whole_path,
     with_groups,
@@ -52,7 +53,8 @@ class StudyOptions:
         ),
     ] = None
     replay_from: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Experience for the methods that store none of their own.")
+        str | None,
+        typer.Option(metavar="RUN", help="Experience for the methods that store none: a run, or hf://OWNER/NAME."),
     ] = None
     backbone: Annotated[
         str | None, typer.Option(help="Preset, model folder or hub id (owner/name).", show_default="tiny")
@@ -87,7 +89,7 @@ class StudyOptions:
             seeds=self.seeds,
             name=self.name,
             equal=self.equal,
-            replay_from=self.replay_from,
+            replay_from=run_folder(self.replay_from),
             output=self.output,
             backbone=self.backbone,
             config_file=self.config,

@@ -88,6 +88,15 @@ def whole_path(data: str | None) -> str | None:
     return str(Path(data).resolve()) if data is not None and Path(data).exists() else data
 
 
+def run_folder(name: str | None) -> Path | None:
+    """The run that an option names: a folder, or `hf://OWNER/NAME` fetched from the hub."""
+    if name is None:
+        return None
+    from exgrpo_cli.publishing.fetch import local_run
+
+    return local_run(name)
+
+
 def print_json(value: Any) -> None:
     """Write one JSON object to stdout."""
     write_data(json.dumps(value, indent=2, allow_nan=False))

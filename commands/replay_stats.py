@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def replay_stats(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, finished or running.")],
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Run folders, finished or running, or hf://OWNER/NAME.")
+    ],
     step: Annotated[
         int | None,
         typer.Option("--step", metavar="N", help="What one step drew: probabilities, candidates, the chosen, texts."),
@@ -55,12 +57,14 @@ def replay_stats(
     Examples:
       exgrpo replay-stats runs/exgrpo-tiny
       exgrpo replay-stats runs/exgrpo-tiny --step 80
+      exgrpo replay-stats hf://someone/their-run
       exgrpo replay-stats runs/exgrpo-tiny --what-if sampler=linear,metric=ppl
     """
     from exgrpo_cli.plots.gallery import plot_folders, save_reports
+    from exgrpo_cli.publishing.fetch import local_run
     from exgrpo_cli.replay_stats.output.report import report_json, report_runs
 
-    reports = report_runs(runs, step=step, question_id=question, what_if=what_if)
+    reports = report_runs([local_run(run) for run in runs], step=step, question_id=question, what_if=what_if)
     if plots is None:
         plots = output is not None or not (step is not None or question)
     folders = plot_folders(reports, output) if plots else []

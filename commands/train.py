@@ -17,6 +17,7 @@ from exgrpo_cli.commands.options import (
     Speech,
     option_layer,
     print_json,
+    run_folder,
     talk,
     whole_path,
     with_groups,
@@ -75,7 +76,8 @@ class TrainOptions:
     config: ConfigOption = None
     assignments: SetOption = None
     replay_from: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Fill the buffer from another run's ledger.")
+        str | None,
+        typer.Option(metavar="RUN", help="Fill the buffer from another run's ledger, also hf://OWNER/NAME."),
     ] = None
     allow_code: AllowCodeOption = False
     as_published: Annotated[
@@ -114,7 +116,7 @@ class TrainOptions:
             assignments=self.assignments or [],
             output=self.output,
             resume=self.resume,
-            replay_from=self.replay_from,
+            replay_from=run_folder(self.replay_from),
             with_retired=self.with_retired,
             allow_code=self.allow_code,
             as_published=self.as_published,

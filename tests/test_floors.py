@@ -33,9 +33,10 @@ FLOORS = {
     "training": 5,
     "ablation": 6,
     "reports": 7,
-    "commands": 8,
-    "start": 9,
-    "__main__": 10,
+    "publishing": 8,
+    "commands": 9,
+    "start": 10,
+    "__main__": 11,
 }
 ENGINES_ONLY = ("vllm", "deepspeed")
 # What is read, drawn or shown without a model stays quick to import.

@@ -62,7 +62,7 @@ def fetch(hub: HubId, progress: FetchProgress) -> HubFiles:
 
     if constants.HF_HUB_OFFLINE:
         return _from_cache(hub)
-    with _explained(hub):
+    with explained(hub.repo, hub.revision):
         return _from_hub(hub, progress)
 
 
@@ -174,22 +174,22 @@ def read_card(file: Path) -> Mapping[str, Any]:
 
 
 @contextmanager
-def _explained(hub: HubId) -> Iterator[None]:
+def explained(repo: str, revision: str) -> Iterator[None]:
+    """What the hub's client raises while a data set is fetched, as the toolkit's own errors of one line."""
     from huggingface_hub import constants, errors
 
-    endpoint, name = constants.ENDPOINT, f"{hub.repo}@{hub.revision}"
+    endpoint, name = constants.ENDPOINT, f"{repo}@{revision}"
     try:
         yield
     except errors.GatedRepoError as error:
         raise InputError(
-            f"{hub.repo} is gated: accept its terms at {endpoint}/datasets/{hub.repo} and set HF_TOKEN "
-            f"(or `hf auth login`)."
+            f"{repo} is gated: accept its terms at {endpoint}/datasets/{repo} and set HF_TOKEN (or `hf auth login`)."
         ) from error
     except errors.RevisionNotFoundError as error:
-        raise InputError(f"{hub.repo} has no revision {hub.revision!r} on {endpoint}: see what follows @.") from error
+        raise InputError(f"{repo} has no revision {revision!r} on {endpoint}: see what follows @.") from error
     except errors.RepositoryNotFoundError as error:
         raise InputError(
-            f"{endpoint} has no data set {hub.repo!r}, or it is private: check the id, and HF_TOKEN for a private one."
+            f"{endpoint} has no data set {repo!r}, or it is private: check the id, and HF_TOKEN for a private one."
         ) from error
     except json.JSONDecodeError as error:
         raise InputError(
@@ -200,7 +200,7 @@ def _explained(hub: HubId) -> Iterator[None]:
     except errors.EntryNotFoundError as error:
         raise InputError(f"{name} lists a file that is not there: {first_line(error)}") from error
     except errors.HFValidationError as error:
-        raise InputError(f"{hub.repo!r} is not a valid hub id: {first_line(error)}") from error
+        raise InputError(f"{repo!r} is not a valid hub id: {first_line(error)}") from error
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
         hint = "check HF_TOKEN" if status in (401, 403) else "try again later, or check HF_ENDPOINT"

@@ -1,0 +1,68 @@
+"""`exgrpo publish`: a run or a study on the Hugging Face hub."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from exgrpo_cli.commands.options import DebugOption, JsonOption, QuietOption, print_json, talk
+
+if TYPE_CHECKING:
+    from exgrpo_cli.publishing.package import Package
+
+
+def publish(
+    folder: Annotated[Path, typer.Argument(metavar="RUN|STUDY", help="Folder of a finished run, or of a study.")],
+    to: Annotated[str, typer.Option("--to", metavar="OWNER/NAME", help="Repository on the hub; made where missing.")],
+    private: Annotated[bool, typer.Option("--private", help="Make the repositories private.")] = False,
+    results: Annotated[
+        list[Path] | None,
+        typer.Option("--results", metavar="FOLDER", help="Results of evaluate, for the model's card; repeatable."),
+    ] = None,
+    no_ledger: Annotated[bool, typer.Option("--no-ledger", help="The model alone.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List files and sizes, upload nothing.")] = False,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Publish a run as a model and its ledger as a data set, or a study as tables, with cards that say what they are.
+
+    Paths and host names are taken out; a token in anything stops it. An upload that broke off goes on with the same
+    command. Others use the ledger as hf://OWNER/NAME.
+
+    \b
+    Examples:
+      exgrpo publish runs/exgrpo-tiny --to me/tiny-exgrpo --dry-run
+      exgrpo publish runs/exgrpo-tiny --to me/tiny-exgrpo --private
+      exgrpo publish studies/metric-ent --to me/metric-ent
+    """
+    from exgrpo_cli.publishing.publish import packed
+    from exgrpo_cli.publishing.publish import publish as upload
+
+    with packed(folder, to, results=results or [], ledger=not no_ledger) as packages:
+        if dry_run:
+            _print_plan(packages, to, json)
+            return
+        for package in packages:
+            size = f"{package.num_bytes / 2**20:.1f} MiB"
+            talk(f"exgrpo: {package.repo_type} {to}, {len(package.files)} files, {size}", quiet=quiet)
+        if quiet:
+            from huggingface_hub.utils import disable_progress_bars
+
+            disable_progress_bars()
+        addresses = upload(packages, to, private=private)
+    if json:
+        print_json({"published": addresses})
+    else:
+        typer.echo("\n".join(addresses))
+
+
+def _print_plan(packages: "list[Package]", repo: str, json: bool) -> None:
+    plans = [package.describe(repo) for package in packages]
+    if json:
+        print_json({"repositories": plans})
+        return
+    for package in packages:
+        typer.echo(f"{package.repo_type} {repo}: {len(package.files)} files, {package.num_bytes:,} bytes")
+        for name, path in sorted(package.files.items()):
+            typer.echo(f"  {path.stat().st_size:>12,}  {name}")

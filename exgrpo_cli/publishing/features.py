@@ -1,0 +1,83 @@
+"""What the columns of a published ledger mean: the data card's description of its features."""
+
+from exgrpo_cli.ledger.schemas import DRAWS, EVENTS, REPLAYS, SCORES, VISITS
+from exgrpo_cli.publishing.experience import ROWS
+
+FEATURES: dict[str, dict[str, str]] = {
+    ROWS: {
+        "trajectory_id": "0, 1, 2, ... in order of birth",
+        "question_id": "id of the question, in `questions`",
+        "step_born": "step that sampled it; 0: taken over from another run",
+        "weight_version": "of the policy that sampled it; -1: another run's",
+        "k": "success count of its group",
+        "num_tokens": "response tokens, the EOS included",
+        "entropy": "mean token entropy at birth, in nats",
+        "nll": "mean negative log-likelihood at birth, in nats",
+        "logprob_source": "who computed the behaviour log-probs: trainer or engine",
+        "token_hash": "fingerprint of the token ids",
+        "reward": "of birth",
+        "advantage": "as its step trained on it; null where nobody noted it",
+        "priority": "of birth, where units are drawn by a priority",
+        "group_id": "first row of the visit that stored it",
+        "question": "text of the last user message",
+        "answer": "gold",
+        "response": "token_ids decoded, special tokens left out",
+        "token_ids": "exactly as sampled",
+        "behaviour_logprobs": "log-probs under the policy that sampled it, one per token",
+    },
+    SCORES: {
+        "step": "step that measured the candidate",
+        "question_id": "id of the question",
+        "trajectory_id": "the candidate",
+        "weight_version": "the weights that entropy and nll were measured with",
+        "entropy": "mean token entropy, in nats",
+        "nll": "mean negative log-likelihood, in nats",
+        "num_tokens": "response tokens",
+        "chosen": "this one was replayed",
+    },
+    DRAWS: {
+        "step": "step of the draw",
+        "bucket": "latest success count",
+        "num_members": "rollouts that the count is over",
+        "num_questions": "questions that could be drawn",
+        "probability": "of this bucket",
+        "num_drawn": "questions drawn from it",
+    },
+    VISITS: {
+        "step": "step of the visit",
+        "question_id": "id of the question",
+        "k": "successes",
+        "num_fresh_successes": "among its fresh rollouts",
+        "num_members": "rollouts that count",
+        "verifier_failed": "a verdict was a timeout or a crash: k is a lower bound",
+        "alpha": "of the question's history, where a run keeps one",
+        "beta": "of the question's history, where a run keeps one",
+    },
+    REPLAYS: {
+        "step": "step of the replay",
+        "unit_id": "a row, or the first row of a group",
+        "group_id": "first row of its visit",
+        "priority": "its age included",
+        "probability": "of a first draw from the whole store; null where the highest are taken",
+        "weight": "what its advantages were multiplied by",
+        "drift": "under pi_old, where replay.max_drift has it measured",
+        "headroom": "under pi_old, where replay.max_drift has it measured",
+        "accepted": "it was replayed in this step",
+    },
+    EVENTS: {
+        "step": "step of the event",
+        "event": "collected, moved, selected, retired, evicted or readmitted",
+        "question_id": "id of the question",
+        "trajectory_id": "of collected, selected and evicted",
+        "bucket": "the question's bucket after the event; null outside the buffer",
+        "num_members": "rollouts that the bucket's count is over",
+    },
+    "questions": {
+        "id": "hash of the last user message and the answer",
+        "prompt": "messages, without the answer",
+        "answer": "gold",
+        "source": "data set it came from",
+        "level": "difficulty, where known",
+    },
+}
+"""Configuration of the data set to its columns and their meaning."""

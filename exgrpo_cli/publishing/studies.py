@@ -1,0 +1,90 @@
+"""A study as one data set: a row per run, a row per step of every run, their settings, and the study's page."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from exgrpo_cli.ablation.report import compare_runs
+from exgrpo_cli.ablation.study import Study, StudyRun
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.files import read_json_lines
+from exgrpo_cli.publishing.cards import study_card
+from exgrpo_cli.publishing.package import Package, make_package
+from exgrpo_cli.publishing.private import Private
+from exgrpo_cli.publishing.runs import copy_text
+from exgrpo_cli.reports.report import write_report
+from exgrpo_cli.reports.study_page import read_study
+
+TEXTS = (".json", ".md", ".tex", ".csv")
+"""Files of a study's folder that go along: its tables."""
+
+
+def study_package(folder: Path, repo: str, staging: Path, private: Private) -> Package:
+    """The repository of a study, its files under `staging`. Raises InputError where no run has finished."""
+    study, _ = read_study(folder)
+    report = compare_runs(study)
+    if not report.arms:
+        raise InputError(f"{folder}: no run of the study has finished, so there is nothing to publish.")
+    staged = staging / "study"
+    staged.mkdir(parents=True)
+    finished = [run for run in study.runs if run.state == "finished"]
+    write_table([run_row(run) for run in finished], staged / "runs.parquet", private)
+    write_table([row for run in finished for row in step_rows(run)], staged / "steps.parquet", private)
+    for path in sorted(path for path in folder.iterdir() if path.suffix in TEXTS):
+        copy_text(path, staged / path.name, private)
+    for run in finished:
+        name = f"{run.folder.parent.name}-{run.folder.name}.toml"
+        copy_text(run.folder / "config.toml", staged / "configs" / name, private)
+    write_report(folder, staged / "report.html")
+    copy_text(staged / "report.html", staged / "report.html", private)
+    card = study_card(repo, report.markdown(), study.baseline)
+    (staged / "README.md").write_text(private.without(card, "the card"), encoding="utf-8")
+    return make_package("dataset", study_origin(study), staged, {})
+
+
+def study_origin(study: Study) -> dict[str, str]:
+    """Which study this is, to tell it from others; more seeds or arms make no other one of it."""
+    return {"study": study.name, "backbone": study.runs[0].config.backbone.name, "baseline": study.baseline}
+
+
+def run_row(run: StudyRun) -> dict[str, Any]:
+    """The final figures of a run, flat."""
+    summary = json.loads((run.folder / "summary.json").read_text(encoding="utf-8"))
+    return {"arm": run.arm.name, "seed": run.seed, **flat(summary, skip=("seed",))}
+
+
+def step_rows(run: StudyRun) -> list[dict[str, Any]]:
+    """The journal of a run, arm and seed in every row."""
+    return [{"arm": run.arm.name, "seed": run.seed, **line} for line in read_json_lines(run.folder / "metrics.jsonl")]
+
+
+def flat(values: dict[str, Any], prefix: str = "", skip: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Nested objects as one, keys joined with "/"."""
+    rows: dict[str, Any] = {}
+    for key, value in values.items():
+        if key in skip:
+            continue
+        rows |= flat(value, f"{prefix}{key}/") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return rows
+
+
+def write_table(rows: list[dict[str, Any]], path: Path, private: Private) -> None:
+    """Rows as Parquet, a column for every key of any row, texts without what is private."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    columns = {name: [_public(row.get(name), private, str(path.name)) for row in rows] for name in names}
+    pq.write_table(pa.table({name: pa.array(_alike(values)) for name, values in columns.items()}), path)
+
+
+def _public(value: Any, private: Private, where: str) -> Any:
+    return private.without(value, where) if isinstance(value, str) else value
+
+
+def _alike(values: list[Any]) -> list[Any]:
+    """A column of one type: whole numbers beside fractions as fractions, anything else that is mixed as text."""
+    kinds = {type(value) for value in values if value is not None}
+    if kinds <= {int, float}:
+        return [None if value is None else float(value) for value in values] if float in kinds else values
+    return values if len(kinds) <= 1 else [None if value is None else str(value) for value in values]

@@ -1,0 +1,262 @@
+"""A small Hugging Face hub on this machine: repositories, uploads (preupload, large files, commits) and downloads."""
+
+import base64
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote, urlsplit
+
+TOKEN = "hf_writerwriterwriterwriter"
+READER = "hf_readerreaderreaderreader"
+LARGE = (".parquet", ".safetensors", ".png")
+"""Ends of the names of files that go up as large ones."""
+
+
+@dataclass
+class Repository:
+    """One repository with the files of its newest commit."""
+
+    private: bool = False
+    files: dict[str, bytes] = field(default_factory=dict)
+    large: set[str] = field(default_factory=set)
+    commits: int = 0
+
+    @property
+    def sha(self) -> str:
+        return f"{self.commits:040x}"
+
+
+@dataclass
+class LocalHub:
+    """What the server keeps, what it was asked, and how it misbehaves."""
+
+    endpoint: str = ""
+    repositories: dict[tuple[str, str], Repository] = field(default_factory=dict)
+    objects: dict[str, bytes] = field(default_factory=dict)
+    uploaded: list[str] = field(default_factory=list)
+    """Object ids in the order in which they arrived."""
+    refuse_after: int | None = None
+    """Large files that are taken before all others are refused."""
+    hang_after: int | None = None
+    """Large files that are taken before one is left hanging."""
+    hanging: threading.Event = field(default_factory=threading.Event)
+    released: threading.Event = field(default_factory=threading.Event)
+
+
+def git_oid(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    hub: LocalHub
+
+    def log_message(self, *_: object) -> None: ...
+
+    def do_HEAD(self) -> None:
+        self._get(body=False)
+
+    def do_GET(self) -> None:
+        self._get(body=True)
+
+    def do_POST(self) -> None:
+        content = self._body()
+        path = urlsplit(self.path).path
+        if path == "/api/validate-yaml":
+            return self._json(200, {"warnings": [], "errors": []})
+        if path.endswith("/info/lfs/objects/batch"):
+            return self._batch(json.loads(content))
+        if "/paths-info/" in path:
+            return self._paths_info(path, content)
+        if self._user() != "writer":
+            return self._refuse(401 if self._user() is None else 403, "")
+        if path == "/api/repos/create":
+            return self._create(json.loads(content))
+        repository = self._repository(path)
+        if repository is None:
+            return self._refuse(404, "RepoNotFound")
+        if "/preupload/" in path:
+            return self._preupload(repository, json.loads(content))
+        name = path.removeprefix("/api/").removeprefix("models/").partition("/commit/")[0]
+        return self._commit(name, repository, [json.loads(line) for line in content.splitlines()])
+
+    def do_PUT(self) -> None:
+        hub, oid = self.hub, self.path.rpartition("/")[2]
+        if hub.hang_after is not None and len(hub.uploaded) >= hub.hang_after:
+            hub.hanging.set()
+            hub.released.wait(30)
+        content = self._body()
+        if hub.refuse_after is not None and len(hub.uploaded) >= hub.refuse_after:
+            return self._refuse(400, "")
+        assert hashlib.sha256(content).hexdigest() == oid
+        hub.objects[oid] = content
+        hub.uploaded.append(oid)
+        self._json(200, {})
+
+    def _create(self, asked: dict) -> None:
+        kind, name = asked.get("type", "model"), f"{asked['organization']}/{asked['name']}"
+        if (kind, name) in self.hub.repositories:
+            return self._json(409, {"error": "exists", "url": f"{self.hub.endpoint}/{name}"})
+        private = asked.get("private", False) or asked.get("visibility") == "private"
+        self.hub.repositories[kind, name] = Repository(private=private)
+        self._json(200, {"url": f"{self.hub.endpoint}/{name}", "name": name, "id": name})
+
+    def _preupload(self, repository: Repository, asked: dict) -> None:
+        files = []
+        for file in asked["files"]:
+            name = file["path"]
+            mode = "lfs" if name.endswith(LARGE) else "regular"
+            there = repository.files.get(name)
+            oid = None
+            if there is not None:
+                oid = hashlib.sha256(there).hexdigest() if mode == "lfs" else git_oid(there)
+            files.append({"path": name, "uploadMode": mode, "shouldIgnore": False, "oid": oid})
+        self._json(200, {"files": files})
+
+    def _batch(self, asked: dict) -> None:
+        objects = []
+        for each in asked["objects"]:
+            entry = {"oid": each["oid"], "size": each["size"]}
+            if each["oid"] not in self.hub.objects:
+                entry["actions"] = {"upload": {"href": f"{self.hub.endpoint}/lfs/{each['oid']}"}}
+            objects.append(entry)
+        self._json(200, {"transfer": "basic", "objects": objects})
+
+    def _commit(self, name: str, repository: Repository, lines: list[dict]) -> None:
+        for line in lines:
+            value = line["value"]
+            if line["key"] == "file":
+                repository.files[value["path"]] = base64.b64decode(value["content"])
+            elif line["key"] == "lfsFile":
+                repository.files[value["path"]] = self.hub.objects[value["oid"]]
+                repository.large.add(value["path"])
+            elif line["key"] == "deletedFile":
+                del repository.files[value["path"]]
+        repository.commits += 1
+        address = f"{self.hub.endpoint}/{name}/commit/{repository.sha}"
+        self._json(200, {"commitUrl": address, "commitOid": repository.sha})
+
+    def _get(self, *, body: bool) -> None:
+        path = unquote(urlsplit(self.path).path)
+        if path == "/api/whoami-v2":
+            return self._json(200, {"name": "me"}) if self._user() else self._refuse(401, "")
+        repository = self._repository(path)
+        if repository is None or (repository.private and self._user() is None):
+            return self._refuse(401 if self._user() is None else 404, "RepoNotFound")
+        if "/resolve/" in path:
+            return self._file(repository, path, body=body)
+        if "/tree/" in path:
+            return self._json(200, self._entries(repository, path.split("/tree/")[1].partition("/")[2]))
+        siblings = [{"rfilename": name, "size": len(content)} for name, content in repository.files.items()]
+        name = "/".join(path.split("/")[3:5])
+        self._json(200, {"_id": "1", "id": name, "sha": repository.sha, "siblings": siblings, "tags": []})
+
+    def _file(self, repository: Repository, path: str, *, body: bool) -> None:
+        name = path.split("/resolve/")[1].partition("/")[2]
+        if name not in repository.files:
+            return self._refuse(404, "EntryNotFound")
+        content = repository.files[name]
+        headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": repository.sha}
+        asked = self.headers.get("Range", "")
+        if body and asked.startswith("bytes="):
+            first, _, last = asked.removeprefix("bytes=").partition("-")
+            end = min(int(last) + 1 if last else len(content), len(content))
+            headers["Content-Range"] = f"bytes {first}-{end - 1}/{len(content)}"
+            return self._send(206, content[int(first) : end], headers, body=True)
+        self._send(200, content, headers, body=body)
+
+    def _paths_info(self, path: str, content: bytes) -> None:
+        repository = self._repository(path)
+        if repository is None:
+            return self._refuse(404, "RepoNotFound")
+        fields = unquote(content.decode())
+        wanted = (
+            json.loads(fields)["paths"]
+            if fields.startswith("{")
+            else [part.partition("=")[2].replace("+", " ") for part in fields.split("&") if part.startswith("paths=")]
+        )
+        entries = [entry for entry in self._entries(repository, "", recursive=True) if entry["path"] in wanted]
+        self._json(200, entries)
+
+    def _entries(self, repository: Repository, folder: str, *, recursive: bool | None = None) -> list[dict]:
+        deep = "recursive=true" in self.path.lower() if recursive is None else recursive
+        prefix = f"{folder}/" if folder else ""
+        entries: dict[str, dict] = {}
+        for name, content in repository.files.items():
+            if not name.startswith(prefix):
+                continue
+            parts = name.removeprefix(prefix).split("/")
+            for depth in range(1, len(parts)):
+                if depth == 1 or deep or recursive:
+                    path = prefix + "/".join(parts[:depth])
+                    entries[path] = {"type": "directory", "path": path, "size": 0, "oid": "0" * 40}
+            if len(parts) == 1 or deep:
+                entry = {"type": "file", "path": name, "size": len(content), "oid": git_oid(content)}
+                if name in repository.large:
+                    oid = hashlib.sha256(content).hexdigest()
+                    entry["lfs"] = {"oid": oid, "size": len(content), "pointerSize": 130}
+                entries[name] = entry
+        return list(entries.values())
+
+    def _repository(self, path: str) -> Repository | None:
+        parts = [unquote(part) for part in path.strip("/").split("/")]
+        if parts[0] == "api":
+            parts = parts[1:]
+            kind = parts[0].removesuffix("s")
+            parts = parts[1:]
+        else:
+            kind = "dataset" if parts[0] == "datasets" else "model"
+            parts = parts[1:] if kind == "dataset" else parts
+        return self.hub.repositories.get((kind, "/".join(parts[:2])))
+
+    def _user(self) -> str | None:
+        users = {f"Bearer {TOKEN}": "writer", f"Bearer {READER}": "reader"}
+        return users.get(self.headers.get("Authorization", ""))
+
+    def _body(self) -> bytes:
+        length = self.headers.get("Content-Length")
+        if length is not None:
+            return self.rfile.read(int(length))
+        chunks = []
+        while size := int(self.rfile.readline(), 16):
+            chunks.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(chunks)
+
+    def _refuse(self, status: int, code: str) -> None:
+        self._send(status, b'{"error": "refused"}', {"X-Error-Code": code} if code else {}, body=True)
+
+    def _json(self, status: int, value: object) -> None:
+        self._send(status, json.dumps(value).encode(), {"Content-Type": "application/json"}, body=True)
+
+    def _send(self, status: int, content: bytes, headers: dict[str, str], *, body: bool) -> None:
+        self.send_response(status)
+        for key, value in headers.items():
+            self.send_header(key, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if body and self.command != "HEAD":
+            self.wfile.write(content)
+
+
+@contextmanager
+def local_hub() -> Iterator[LocalHub]:
+    """A hub that serves while the body lasts."""
+    hub = LocalHub()
+    handler = type("Handler", (_Handler,), {"hub": hub})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    hub.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        hub.released.set()
+        server.shutdown()
+        server.server_close()

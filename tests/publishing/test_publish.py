@@ -1,0 +1,402 @@
+"""`exgrpo publish` against a hub on this machine, and `hf://` back: real requests, real Parquet, real signals."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from local_hub import READER, TOKEN, LocalHub, Repository, local_hub
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from exgrpo_cli.commands import run as exgrpo
+from exgrpo_cli.commands.train import TrainOptions
+from exgrpo_cli.config.sections.replay import ReplaySettings
+from exgrpo_cli.ledger.reader import LedgerReader
+from exgrpo_cli.ledger.schemas import SCHEMAS
+from exgrpo_cli.publishing.experience import ROWS, SCHEMA
+from exgrpo_cli.publishing.features import FEATURES
+from exgrpo_cli.publishing.fetch import local_run
+from exgrpo_cli.publishing.private import Private
+from exgrpo_cli.replay.buffer import ExperienceBuffer
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from synthetic_run import VOCABULARY, SyntheticRun, write_config, write_run
+
+HOST = "login3-private"
+SECRET = "correct-horse-battery"
+LICENCE = "---\nlicense: other\nlicense_name: base-licence\nlicense_link: https://example.org/licence\n---\n# Base\n"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run with private things planted: folders in settings and journal, this host, a server's name."""
+    root = tmp_path_factory.mktemp("private-root")
+    base = root / "bases" / "base-model"
+    base.mkdir(parents=True)
+    (base / "README.md").write_text(LICENCE)
+    run = root / "my-run"
+    write_run(run, SyntheticRun(steps=8, num_questions=40, questions_per_step=8, mixed_from=3))
+    with (run / "config.toml").open("a") as file:
+        file.write(f'[data]\ntrain = "{root}/questions/algebra.jsonl"\n[backbone]\nname = "base"\nsource = "{base}"\n')
+    model = run / "model"
+    model.mkdir()
+    for number in range(3):
+        (model / f"model-{number}.safetensors").write_bytes(b"weights" * (1000 + number))
+    words = {f"word{number}": number for number in range(VOCABULARY)}
+    Tokenizer(WordLevel(words, unk_token="word0")).save(str(model / "tokenizer.json"))
+    (model / "config.json").write_text(json.dumps({"model_type": "qwen2", "_name_or_path": "/srv/models/base-model"}))
+    (model / "README.md").write_text("the run's own card")
+    (run / "environment.json").write_text(
+        json.dumps({"exgrpo": "0.1.0", "node": HOST, "train_questions_sha256": "q", "packages": {}})
+    )
+    with (run / "metrics.jsonl").open("a") as file:
+        reason = f"lost {HOST}: http://gpu17.cluster.internal:8000/v1"
+        file.write(json.dumps({"step": 9, "optim/skip_reason": reason}) + "\n")
+    summary = json.loads((run / "summary.json").read_text())
+    for score in summary["heldout"].values():
+        score["samples"] = 4
+    summary["heldout"]["set"] = "algebra-heldout"
+    (run / "summary.json").write_text(
+        json.dumps(summary | {"method": "exgrpo", "backbone": "base", "seed": 0, "finished": "steps reached"})
+    )
+    return run
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
+    """A hub that this process's client talks to, with a token that may write, and caches of its own."""
+    from huggingface_hub import constants
+
+    with local_hub() as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+        template = hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        monkeypatch.setenv("HOSTNAME", HOST)
+        monkeypatch.setenv("EXGRPO_CACHE", str(tmp_path / "cache"))
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def quick_page() -> Iterator[None]:
+    """Pages without figures: what is on them is tested elsewhere, and drawing takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("exgrpo_cli.reports.run_page.training_figures", lambda run: iter(()))
+        patch.setattr("exgrpo_cli.reports.run_page.replay_figures", lambda summary: iter(()))
+        patch.setattr("exgrpo_cli.reports.study_page.study_figures", lambda study, report: {})
+        yield
+
+
+pytestmark = [
+    pytest.mark.usefixtures("quick_page"),
+    # The hub's client hands large files to its transport in a way that the transport's next version will not take.
+    pytest.mark.filterwarnings("ignore:Use 'content:DeprecationWarning"),
+]
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line of an error, without the line about what is uploaded."""
+    return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_a_published_run_is_a_model_with_its_card_and_a_ledger_that_is_a_run_again(
+    run: Path, hub: LocalHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exgrpo(["publish", str(run), "--to", "me/algebra", "--private", "--json"]) == 0
+    addresses = json.loads(capsys.readouterr().out)["published"]
+    assert addresses == [f"{hub.endpoint}/datasets/me/algebra", f"{hub.endpoint}/me/algebra"]
+    model, ledger = hub.repositories["model", "me/algebra"], hub.repositories["dataset", "me/algebra"]
+    assert model.private and ledger.private
+    card = model.files["README.md"].decode()
+    assert "license: other\nlicense_name: base-licence\nlicense_link: https://example.org/licence\n" in card
+    assert "Base model: base-model" in card and "exgrpo (seed 0) on algebra.jsonl" in card
+    assert "| algebra-heldout | after training | 0.8" in card and "| 600 | 4 |" in card
+    assert model.files["model-2.safetensors"] == b"weights" * 1002
+    assert hub.uploaded and json.loads(model.files["config.json"])["_name_or_path"] == "base-model"
+
+    for content in (*model.files.values(), *ledger.files.values()):
+        text = content.decode(errors="replace")
+        for private in (HOST, str(run.parent), "/srv/models", "gpu17", str(Path.home()) + "/", TOKEN):
+            assert private not in text
+    assert b'train = "algebra.jsonl"' in ledger.files["config.toml"]
+    assert b"lost host: http://host/v1" in ledger.files["metrics.jsonl"]
+
+    fetched = local_run("hf://me/algebra")
+    ours, theirs = LedgerReader(run / "replay"), LedgerReader(fetched / "replay")
+    assert theirs.dropped == "" and theirs.last_step == ours.last_step
+    for table in ("trajectories", "scores", "draws", "visits", "replays", "events"):
+        assert theirs.table(table).equals(ours.table(table))
+    ids = ours.trajectories().column("trajectory_id").to_pylist()
+    assert len(ids) > 100
+    for mine, other in zip(ours.bodies(ids), theirs.bodies(ids), strict=True):
+        assert all(np.array_equal(one, another) for one, another in zip(mine, other, strict=True))
+    assert local_run("hf://me/algebra") == fetched
+
+    assert exgrpo(["replay-stats", "hf://me/algebra", "--no-plots", "--json"]) == 0
+    published = json.loads(capsys.readouterr().out)
+    assert exgrpo(["replay-stats", str(run), "--no-plots", "--json"]) == 0
+    assert {**published, "run": ""} == {**json.loads(capsys.readouterr().out), "run": ""}
+
+
+def test_experience_from_the_hub_fills_a_buffer_like_the_run_itself(run: Path, hub: LocalHub, tmp_path: Path) -> None:
+    assert exgrpo(["publish", str(run), "--to", "me/algebra", "--quiet"]) == 0
+    source = TrainOptions(replay_from="hf://me/algebra").request().replay_from
+    assert source is not None
+    reports = []
+    for name, replay in (("hub", source / "replay"), ("run", run / "replay")):
+        with ExperienceBuffer.create(
+            tmp_path / name,
+            identity=LedgerReader(run / "replay").identity,
+            rules=ReplaySettings(),
+            question_ids=pq.read_table(run / "data/train.parquet").column("id").to_pylist(),
+        ) as buffer:
+            report = buffer.warm_start(replay, max_response_tokens=500, with_retired=False)
+            reports.append((report.num_trajectories, report.num_questions, buffer.bucket_counts()))
+    assert reports[0] == reports[1] and reports[0][0] > 20
+
+
+@pytest.mark.slow
+def test_the_data_set_loads_with_datasets_and_equals_the_ledger(run: Path, hub: LocalHub, tmp_path: Path) -> None:
+    assert exgrpo(["publish", str(run), "--to", "me/algebra", "--quiet"]) == 0
+    code = (
+        "import datasets, json\n"
+        "rows = datasets.load_dataset('me/algebra', split='train')\n"
+        "names = datasets.get_dataset_config_names('me/algebra')\n"
+        "events = datasets.load_dataset('me/algebra', 'events', split='train')\n"
+        "rows.to_parquet('rows.parquet'); events.to_parquet('events.parquet'); print(json.dumps(names))\n"
+    )
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    environment |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    reader = LedgerReader(run / "replay")
+    assert set(json.loads(done.stdout)) == {ROWS, "questions", "scores", "draws", "visits", "events"}
+    loaded = pq.read_table(tmp_path / "rows.parquet")
+    ours = reader.trajectories()
+    assert loaded.select(ours.column_names).cast(ours.schema).equals(ours)
+    bodies = reader.bodies(ours.column("trajectory_id").to_pylist())
+    assert loaded.column("token_ids").to_pylist() == [token_ids.tolist() for token_ids, _ in bodies]
+    assert loaded.column("behaviour_logprobs").to_pylist() == [logprobs.tolist() for _, logprobs in bodies]
+    first = bodies[0][0].tolist()
+    assert loaded.column("response")[0].as_py() == " ".join(f"word{token}" for token in first)
+    events = reader.events()
+    assert pq.read_table(tmp_path / "events.parquet").cast(events.schema).equals(events)
+
+
+def test_every_column_is_described() -> None:
+    assert list(FEATURES[ROWS]) == SCHEMA.names
+    for table in ("scores", "draws", "visits", "replays", "events"):
+        assert list(FEATURES[table]) == SCHEMAS[table].names
+
+
+def test_a_dry_run_lists_files_and_sizes_and_asks_nobody(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    assert exgrpo(["publish", str(run), "--to", "me/algebra", "--dry-run", "--json"]) == 0
+    ledger, model = json.loads(capsys.readouterr().out)["repositories"]
+    assert (ledger["type"], model["type"]) == ("dataset", "model")
+    assert model["files"]["model-0.safetensors"] == 7000 and model["bytes"] == sum(model["files"].values())
+    assert {"README.md", "config.toml", "data/train.parquet", "replay/ledger.json"} <= set(ledger["files"])
+    assert not any(name.startswith("replay/bodies") for name in ledger["files"])
+
+
+def test_a_second_upload_brings_up_to_date_and_other_content_is_left_alone(
+    run: Path, hub: LocalHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["publish", "--to", "me/algebra", "--quiet"]
+    assert exgrpo([*command, str(run)]) == 0
+    ledger = hub.repositories["dataset", "me/algebra"]
+    sent = len(hub.uploaded)
+    ledger.files["replay/events/part-00000099-00000099.parquet"] = b"merged since"
+    ledger.files[".gitattributes"] = b"the hub's"
+    assert exgrpo([*command, str(run)]) == 0
+    assert len(hub.uploaded) == sent
+    assert "replay/events/part-00000099-00000099.parquet" not in ledger.files and ".gitattributes" in ledger.files
+
+    other = tmp_path / "another-run"
+    shutil.copytree(run, other)
+    command.append("--no-ledger")
+    assert exgrpo([*command, str(other)]) == 2
+    assert "me/algebra (model) holds another run or study (my-run): choose another --to" in said(capsys)
+    hub.repositories["model", "me/notes"] = Repository(files={"notes.md": b"mine"})
+    before = dict(hub.repositories)
+    assert exgrpo(["publish", str(run), "--to", "me/notes", "--no-ledger"]) == 2
+    assert "me/notes (model) exists with other content (1 files, first notes.md): choose another" in said(capsys)
+    assert hub.repositories == before
+
+
+def test_no_token_a_wrong_one_and_one_without_the_right_are_one_line(
+    run: Path, hub: LocalHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["publish", str(run), "--to", "me/algebra", "--no-ledger"]
+    monkeypatch.setenv("HF_TOKEN", READER)
+    assert exgrpo(command) == 2
+    assert "the token has no right to write me/algebra" in said(capsys)
+    monkeypatch.setenv("HF_TOKEN", "hf_nobody")
+    assert exgrpo(command) == 2
+    assert "does not accept the token: check HF_TOKEN" in said(capsys)
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    assert exgrpo(command) == 2
+    assert said(capsys) == "exgrpo: no token for the hub: set HF_TOKEN, or log in with `hf auth login`."
+    assert hub.repositories == {}
+
+
+def test_an_upload_that_broke_off_goes_on_with_the_same_command(
+    run: Path, hub: LocalHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["publish", str(run), "--to", "me/algebra", "--no-ledger", "--quiet"]
+    hub.refuse_after = 1
+    assert exgrpo(command) == 1
+    assert "the upload to me/algebra broke off" in said(capsys) and len(hub.uploaded) == 1
+    assert hub.repositories["model", "me/algebra"].files == {}
+    hub.refuse_after = None
+    assert exgrpo(command) == 0
+    # Nothing was sent twice.
+    assert len(hub.uploaded) == 3 == len(set(hub.uploaded))
+    assert len(hub.repositories["model", "me/algebra"].files) == 7
+
+
+@pytest.mark.engines
+def test_an_upload_that_was_stopped_says_how_to_go_on(run: Path, hub: LocalHub) -> None:
+    command = ["publish", str(run), "--to", "me/algebra", "--no-ledger", "--quiet"]
+    hub.hang_after = 1
+    environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
+    program = [sys.executable, "-m", "exgrpo_cli", *command]
+    with subprocess.Popen(program, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert hub.hanging.wait(120)
+        process.send_signal(signal.SIGINT)
+        hub.released.set()
+        _, talk = process.communicate(timeout=60)
+    assert process.returncode == 130, talk
+    assert "the same command goes on with the upload to me/algebra" in talk
+    hub.hang_after = None
+    assert exgrpo(command) == 0
+    assert len(hub.uploaded) == 3 == len(set(hub.uploaded))
+
+
+def test_a_planted_token_stops_the_upload_and_is_not_repeated(
+    run: Path, hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", SECRET)
+    planted = {
+        ("config.toml", "hf_" + "a1B2" * 8): lambda text, secret: f"{text}\n# {secret}\n",
+        ("metrics.jsonl", SECRET): lambda text, secret: json.dumps({"step": 1, "note": secret}) + "\n",
+        ("model/config.json", SECRET): lambda text, secret: json.dumps({"token": secret}),
+    }
+    for (place, secret), plant in planted.items():
+        copy = tmp_path / place.replace("/", "-") / "my-run"
+        shutil.copytree(run, copy)
+        (copy / place).write_text(plant((copy / place).read_text(), secret))
+        alone = ["--no-ledger"] if place.startswith("model") else []
+        assert exgrpo(["publish", str(copy), "--to", "me/algebra", *alone]) == 2
+        line = said(capsys)
+        assert place in line and "holds a secret" in line and secret not in line
+    assert hub.repositories == {}
+
+
+def test_rows_with_something_private_are_named_and_not_changed(tmp_path: Path) -> None:
+    private = Private.of(tmp_path / "run", {"HOSTNAME": "gpu-node-17"})
+    private.check_rows(["What is 1/2 of 3/4?", "a path such as /usr/bin is nobody's"], "the questions")
+    for text in ("it ran on gpu-node-17.", f"see {tmp_path}/notes.txt", "hf_" + "x" * 30):
+        with pytest.raises(ValueError, match=r"the questions, row 1") as refused:
+            private.check_rows(["fine", text], "the questions")
+        assert "hf_xxxx" not in str(refused.value)
+
+
+def test_what_cannot_be_published_is_one_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    young = tmp_path / "young"
+    young.mkdir()
+    write_config(young, SyntheticRun())
+    unscored = tmp_path / "unscored"
+    shutil.copytree(run, unscored)
+    summary = json.loads((run / "summary.json").read_text())
+    summary["heldout"] = {"set": "none", "before": {}, "after": {}}
+    (unscored / "summary.json").write_text(json.dumps(summary))
+    cases = {
+        (str(young), "me/x"): "has not finished: it has no final model yet. Go on with exgrpo train --resume",
+        (str(unscored), "me/x"): "has no held-out figure for its card",
+        (str(tmp_path), "me/x"): "is neither a run (no config.toml) nor a study",
+        (str(tmp_path / "nowhere"), "me/x"): "is not a folder",
+        (str(run), "algebra"): "must be OWNER/NAME",
+        (str(run), "me/a b"): "is no name of a repository",
+    }
+    for (folder, repo), text in cases.items():
+        assert exgrpo(["publish", folder, "--to", repo]) == 2
+        err = capsys.readouterr().err
+        assert text in err and err.count("\n") == 1
+
+
+def test_a_run_without_evaluation_takes_the_figures_of_evaluate(
+    run: Path, hub: LocalHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    protocol = {"benchmark": {"name": "olympics"}}
+    (results / "protocol.json").write_text(json.dumps(protocol))
+    figures = {"avg_at_k": 0.4321, "k": 8, "low": 0.4, "high": 0.5, "questions": 30, "protocol": protocol}
+    (results / "results.json").write_text(json.dumps(figures))
+    command = ["publish", str(run), "--to", "me/alone", "--no-ledger", "--quiet", "--results", str(results)]
+    assert exgrpo(command) == 0
+    assert set(hub.repositories) == {("model", "me/alone")}
+    card = hub.repositories["model", "me/alone"].files["README.md"].decode()
+    assert "| olympics | after training | 0.432 | 0.400 to 0.500 | 30 | 8 |" in card and "replay-stats" not in card
+
+
+def test_what_is_no_published_ledger_is_one_line(hub: LocalHub, capsys: pytest.CaptureFixture[str]) -> None:
+    hub.repositories["dataset", "me/words"] = Repository(files={"a.jsonl": b"{}"})
+    cases = {
+        "hf://me/words": (2, "is no ledger that exgrpo published"),
+        "hf://me/nothing": (2, "has no data set 'me/nothing'"),
+        "hf://words": (2, "is not hf://OWNER/NAME"),
+    }
+    for name, (code, text) in cases.items():
+        assert exgrpo(["replay-stats", name]) == code
+        assert text in said(capsys)
+
+
+def test_a_study_is_published_as_tables_with_its_page(
+    hub: LocalHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = tmp_path / "study"
+    for arm in ("ent-min", "on-policy"):
+        for seed in (0, 1):
+            folder = study / arm / f"seed-{seed}"
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            write_run(folder, SyntheticRun(steps=4, num_questions=30, questions_per_step=4, seed=seed))
+            score = {"pass_at_1": 0.5 + 0.1 * seed, "low": 0.4, "high": 0.7, "questions": 50, "samples": 4}
+            summary = {
+                "steps": 4, "finished": "steps reached", "heldout": {"set": "h", "before": score, "after": score},
+                "tokens": {"generated": 10, "trained": 9}, "updates": {"applied": 4, "skipped": 0},
+                "wall_seconds": {"total": 3.0}, "seed": seed,
+            }  # fmt: skip
+            (folder / "summary.json").write_text(json.dumps(summary))
+    (study / "results.json").write_text(json.dumps({"folder": str(study)}))
+    assert exgrpo(["publish", str(study), "--to", "me/study", "--quiet"]) == 0
+    files = hub.repositories["dataset", "me/study"].files
+    assert {"README.md", "report.html", "runs.parquet", "steps.parquet", "results.json"} <= set(files)
+    assert "configs/ent-min-seed-1.toml" in files
+    (tmp_path / "runs.parquet").write_bytes(files["runs.parquet"])
+    rows = pq.read_table(tmp_path / "runs.parquet").to_pylist()
+    assert [(row["arm"], row["seed"], row["heldout/after/pass_at_1"]) for row in rows][:2] == [
+        ("ent-min", 0, 0.5),
+        ("ent-min", 1, 0.6),
+    ]
+    (tmp_path / "steps.parquet").write_bytes(files["steps.parquet"])
+    assert pq.read_table(tmp_path / "steps.parquet").num_rows == 16
+    assert b"config_name: runs" in files["README.md"] and b"| ent-min |" in files["README.md"]
+    assert json.loads(files["results.json"]) == {"folder": "study"}
+    capsys.readouterr()
+    assert exgrpo(["replay-stats", "hf://me/study"]) == 2
+    assert "is no ledger that exgrpo published" in said(capsys)
