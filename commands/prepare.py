@@ -1,6 +1,7 @@
 """`exgrpo prepare`: any question set in, one audited question file out."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -16,6 +17,7 @@ from exgrpo_cli.commands.options import (
     option_layer,
     print_json,
     talk,
+    whole_path,
     with_groups,
     write_data,
 )
@@ -55,6 +57,14 @@ class PrepareSettings:
     ngram: Annotated[int, typer.Option(help="Words of those n-grams.")] = 8
     split: Annotated[
         float | None, typer.Option(metavar="FRACTION", help="Share of the questions to hold out, in a file beside.")
+    ] = None
+    experience: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Rollouts of these questions that were logged elsewhere (.jsonl, .parquet): made a pool for "
+            "train --replay-from instead.",
+        ),
     ] = None
     grader: Annotated[
         str | None, typer.Option(help="Verifier of the gold answers.", show_default="math, choice for options")
@@ -116,7 +126,11 @@ def prepare(
       exgrpo prepare questions.jsonl --question-field text --answer-field gold --output data/mine.parquet
       exgrpo prepare questions.jsonl --split 0.1
       exgrpo prepare Elliott/Openr1-Math-46k-8192 --decontaminate aime24,math500
+      exgrpo prepare data/mine.parquet --experience rollouts.jsonl --backbone qwen-math-1.5b
     """
+    if options.experience is not None:
+        _prepare_pool(source, options, speech, dry_run=dry_run)
+        return
     plan = options.request(source).plan()
     if dry_run:
         _print_plan(plan.to_json(), speech.json)
@@ -130,6 +144,44 @@ def prepare(
         write_data(f"--- question {prompt['id']}, {prompt['tokens']} tokens\n{prompt['text']}\n---")
     if not speech.quiet:
         write_data("\n".join(line for report in prepared.reports for line in report.lines()))
+
+
+def _prepare_pool(source: str, options: PrepareSettings, speech: Speech, *, dry_run: bool) -> None:
+    """Rollouts logged elsewhere as a folder for `train --replay-from`."""
+    from exgrpo_cli.config.layers import build_config
+    from exgrpo_cli.config.resolve import to_toml
+    from exgrpo_cli.console.reporter import make_reporter
+    from exgrpo_cli.training.importing.pool import check_pool, pool_folder, prepare_pool
+
+    assert options.experience is not None
+    with_pool = ("experience", "output", "backbone", "seed", "config", "assignments", "allow_code")
+    for field in fields(options):
+        if field.name not in with_pool and getattr(options, field.name) != field.default:
+            option = field.name.replace("_", "-")
+            raise typer.BadParameter(f"--{option} is about a question file, --experience makes a pool: leave it out.")
+    # Without a source the questions are those that a run would take.
+    data = None if source == "arithmetic" else whole_path(source)
+    config = build_config(
+        backbone=options.backbone,
+        config_file=options.config,
+        options=option_layer({"run.seed": options.seed, "data.train": data}),
+        assignments=options.assignments or [],
+        allow_code=options.allow_code,
+    )
+    output = options.output or pool_folder(options.experience)
+    if dry_run:
+        check_pool(options.experience, output)
+        print_json({"output": str(output)}) if speech.json else typer.echo(f"# output {output}\n\n{to_toml(config)}")
+        return
+    reporter = make_reporter(quiet=speech.quiet)
+    try:
+        report = prepare_pool(options.experience, output, config, reporter)
+    finally:
+        reporter.close()
+    if speech.json:
+        print_json(report.to_json())
+    elif not speech.quiet:
+        typer.echo("\n".join(report.lines(config.rollout.group_size)))
 
 
 def _print_plan(plan: dict[str, Any], json: bool) -> None:

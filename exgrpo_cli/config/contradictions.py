@@ -43,7 +43,7 @@ class Contradiction:
 
     def message(self, config: "Config") -> str:
         """The one line for a user whose settings contradict each other."""
-        stated = [f"{key} = {_value(config, key)!r}" for key in self.keys]
+        stated = [f"{key} = {setting(config, key)!r}" for key in self.keys]
         return f"{stated[0]} contradicts {stated[1]}: {self.reason}; {self.instead}."
 
 
@@ -67,7 +67,8 @@ def _require_read(config: "Config") -> None:
             )
 
 
-def _value(config: "Config", key: str) -> object:
+def setting(config: "Config", key: str) -> object:
+    """The value of `section.key`."""
     section, name = key.split(".")
     return getattr(getattr(config, section), name)
 
@@ -242,6 +243,12 @@ REPLAYING = (
         holds=lambda c: c.objective.replay_surrogate == "likelihood" and c.replay.store == "all",
         reason="failures would be imitated",
         instead="use store = 'successes', or another surrogate",
+    ),
+    Contradiction(
+        keys=("objective.replay_surrogate", "replay.composition"),
+        holds=lambda c: c.objective.surrogate == "likelihood" and c.replay.draws_groups,
+        reason="a group holds failures, which would be imitated",
+        instead="use composition = 'append' with unit = 'row', 'join' or 'replace', or another surrogate",
     ),
     Contradiction(
         keys=("objective.replay_surrogate", "objective.importance"),

@@ -26,6 +26,8 @@ EVENTS = "events"
 TABLES = (BODIES, TRAJECTORIES, SCORES, DRAWS, VISITS, REPLAYS, EVENTS)
 """In the order they are written. A part of events is the commit record of its steps, hence the last."""
 
+NO_LOGPROBS = "none"
+"""Source of the log-probs of a trajectory that came without any: they are NaN."""
 WARM_START_STEP = 0
 FOREIGN_WEIGHTS = -1
 """Weight version of what another run left us: older than every version of this run."""

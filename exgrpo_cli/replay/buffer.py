@@ -398,7 +398,7 @@ class ExperienceBuffer:
         if retires and not visit.verifier_failed:
             self._state.retire(visit.step, question)
             return VisitOutcome(retired=True, bucket=None, collected=(), num_duplicates=0, num_evicted=0)
-        eligible = self.rules.lower_bound < key.success_count <= self.rules.upper(self.group_size)
+        eligible = self.rules.lower_bound < key.success_count <= self.rules.upper(max(self.group_size, key.num_members))
         new, num_duplicates = self._to_store(question, visit) if collecting and eligible else ([], 0)
         bucket = self._state.questions.bucket(question)
         if bucket is None and new:

@@ -18,7 +18,7 @@ from exgrpo_cli.ledger.catalogue import Catalogue
 from exgrpo_cli.ledger.columns import NO_BUCKET
 from exgrpo_cli.ledger.parts import DamagedBytes, PartInfo
 from exgrpo_cli.ledger.reader import read_rows
-from exgrpo_cli.ledger.schemas import BODIES, EVENTS, REPLAYS, VISITS, Event
+from exgrpo_cli.ledger.schemas import BODIES, EVENTS, NO_LOGPROBS, REPLAYS, VISITS, Event
 from exgrpo_cli.ledger.writer import LedgerWriter
 from exgrpo_cli.replay.drawing.units import DrawnUnit, ScannedUnit, UnitStore
 from exgrpo_cli.replay.question_states import BucketKey, QuestionStates
@@ -113,7 +113,7 @@ class BufferState:
                 "trajectory_id": trajectory_id,
                 "question_id": visit.question_id,
                 "k": visit.success_count,
-                "logprob_source": self._writer.identity.logprob_source,
+                "logprob_source": NO_LOGPROBS if math.isnan(row.nll) else self._writer.identity.logprob_source,
                 "reward": row.reward,
                 "advantage": _known(row.advantage),
                 "priority": _known(priority),

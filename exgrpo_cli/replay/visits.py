@@ -22,7 +22,7 @@ class FreshRow:
     entropy: float
     """Mean token entropy under the policy that sampled it, in nats; NaN where nobody measured it."""
     nll: float
-    """Mean negative log-likelihood under that policy, in nats."""
+    """Mean negative log-likelihood under that policy, in nats; NaN where the log-probs are, for nobody noted them."""
     reward: float = 1.0
     advantage: float = math.nan
     """As this step trains on it; NaN where nobody noted it."""
@@ -45,6 +45,8 @@ class Visit:
     """A verdict was a timeout or a crash: k is then a lower bound."""
     rows: Sequence[FreshRow]
     """The fresh members; those without a reward may be left out where only successes are stored."""
+    num_members: int | None = None
+    """Members that count, where they are neither K nor what replay left of K: a visit of another program."""
     alpha: float | None = None
     beta: float | None = None
     """What the question's history says of its pass rate after this visit, where a run keeps one."""
@@ -67,7 +69,7 @@ def counted(visit: Visit, group_size: int, *, fresh_only: bool) -> BucketKey:
     """Successes that count, and out of how many: k of K, or with `fresh_only` k' of the fresh members."""
     if fresh_only and visit.num_replayed:
         return BucketKey(visit.num_fresh_successes, group_size - visit.num_replayed)
-    return BucketKey(visit.success_count, group_size)
+    return BucketKey(visit.success_count, visit.num_members or group_size)
 
 
 def born_unit(step: int, rows: Sequence[FreshRow]) -> BornUnit:

@@ -23,6 +23,7 @@ from exgrpo_cli.ledger.schemas import (
     DRAWS,
     EVENTS,
     FOREIGN_WEIGHTS,
+    NO_LOGPROBS,
     REPLAYS,
     SCHEMAS,
     SCORES,
@@ -58,6 +59,12 @@ class WarmStartReport:
     """Trajectories of groups whose other rows were not stored, left out where groups are drawn."""
     num_over_limit: int
     """Trajectories that `max_per_question` evicted."""
+    num_failures: int
+    """Trajectories without reward, left out where neither failures nor groups are replayed."""
+    num_without_logprobs: int
+    """Of those that came along: nobody noted the log-probs of the policy that sampled them."""
+    num_without_advantage: int
+    """Of those that came along: nobody noted their advantage."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,14 +110,17 @@ def read_experience(
 
     owner = state.rows["question"]
     stored = (owner >= 0) & wanted[owner]
-    short = np.flatnonzero(stored & (state.rows["num_tokens"] <= max_response_tokens))
+    _require_rewards(state.rows[stored], source)
+    rewarded = stored & ((state.rows["reward"] > 0) | rules.replays_failures)
+    short = np.flatnonzero(rewarded & (state.rows["num_tokens"] <= max_response_tokens))
     whole = _whole_groups(state.rows, short, identity.group_size) if rules.draws_groups else short
     kept = _within_limit(state.rows, whole, ids, rules)
     retired = np.flatnonzero(state.retired) if with_retired else np.empty(0, dtype=np.int64)
     buffered = np.unique(owner[kept][state.success_counts[owner[kept]] != NO_BUCKET])
+    trajectories = _trajectories(reader, kept, state.rows["group"][kept], rules)
     return ForeignExperience(
         tables={
-            TRAJECTORIES: _trajectories(reader, kept, state.rows["group"][kept], rules),
+            TRAJECTORIES: trajectories,
             EVENTS: _events(ids, state, kept, retired),
             **{table: SCHEMAS[table].empty_table() for table in (SCORES, DRAWS, VISITS, REPLAYS)},
         },
@@ -123,9 +133,12 @@ def read_experience(
             num_trajectories=len(kept),
             num_questions=len(buffered),
             num_retired=len(retired),
-            num_too_long=int(stored.sum()) - len(short),
+            num_failures=int(stored.sum()) - int(rewarded.sum()),
+            num_too_long=int(rewarded.sum()) - len(short),
             num_incomplete=len(short) - len(whole),
             num_over_limit=len(whole) - len(kept),
+            num_without_logprobs=int(pc.sum(pc.equal(trajectories.column("logprob_source"), NO_LOGPROBS)).as_py() or 0),
+            num_without_advantage=int(np.isnan(state.rows["advantage"][kept]).sum()),
         ),
     )
 
@@ -138,6 +151,15 @@ def _require_columns(ledger_format: int, rules: ReplaySettings, source: Path) ->
             f"{source}: its format 1 kept neither failures nor advantages, which replay.{setting} = "
             f"{getattr(rules, setting)!r} replays; name a run of this version, or use composition = 'replace' or "
             "'join' with store = 'successes'"
+        )
+
+
+def _require_rewards(rows: np.ndarray, source: Path) -> None:
+    unknown = int(np.isnan(rows["reward"]).sum())
+    if unknown:
+        raise InputError(
+            f"{source}: {unknown} of its {len(rows)} trajectories have no reward, and a reward that nobody gave is not "
+            "replayed; write it into the column reward of trajectories/, or name another run"
         )
 
 

@@ -29,6 +29,7 @@ from exgrpo_cli.ledger.columns import (
 )
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
 from exgrpo_cli.ledger.schemas import DRAWS, EVENTS, SCORES, TRAJECTORIES
+from exgrpo_cli.runs.folder import POOL_FILE
 from exgrpo_cli.runs.metrics import RunMetrics, read_metrics
 
 LEDGER_FOLDER = "replay"
@@ -137,8 +138,11 @@ class RunRecord:
 
 
 def read_config(run: Path) -> Config:
-    """The settings of RUN/config.toml. Raises InputError when the file is missing or broken."""
-    path = run / CONFIG_FILE
+    """The settings of RUN/config.toml, or of a pool of rollouts.
+
+    Raises InputError when the file is missing or broken.
+    """
+    path = run / (POOL_FILE if (run / POOL_FILE).is_file() else CONFIG_FILE)
     if not run.is_dir():
         raise InputError(f"{run} is not a folder. Name the --output folder of a run.")
     if not path.is_file():
@@ -158,7 +162,7 @@ def read_run(run: Path) -> RunRecord:
     config = read_config(run)
     if not (run / LEDGER_FOLDER).is_dir():
         raise InputError(_without_ledger(run, config))
-    metrics = read_metrics(run)
+    metrics = RunMetrics.nothing() if (run / POOL_FILE).is_file() else read_metrics(run)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LedgerWarning)  # carried on as `incomplete`
         reader = LedgerReader(run / LEDGER_FOLDER)

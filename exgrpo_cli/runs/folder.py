@@ -19,6 +19,8 @@ from exgrpo_cli.files import (
     write_json_lines,
 )
 
+POOL_FILE = "pool.toml"
+"""Settings that rollouts logged elsewhere were read with: their folder holds a ledger, but is no run to go on with."""
 TORCH_WRITES = ("PytorchStreamWriter", "inline_container", "file write failed", "No space left on device")
 """One of these is in what torch says when it cannot write a file."""
 

@@ -25,6 +25,11 @@ class RunMetrics:
     columns: Mapping[str, Float64[np.ndarray, " rows"]]
     """Every numeric key; NaN where a step did not log it."""
 
+    @classmethod
+    def nothing(cls) -> "RunMetrics":
+        """Of what took no step."""
+        return _columns([])
+
     def series(self, name: str) -> Float64[np.ndarray, " rows"]:
         """The key's values, all NaN for a key that was never logged."""
         missing = np.full(len(self.steps), np.nan)

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from exgrpo_cli.backbones.load import pin_dtype
+from exgrpo_cli.config.contradictions import setting
 from exgrpo_cli.config.resolve import to_toml
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.console.reporter import Reporter
@@ -20,6 +21,7 @@ from exgrpo_cli.machine.environment import describe_environment
 from exgrpo_cli.machine.shapes import backbone_shape
 from exgrpo_cli.machine.threads import choose_threads
 from exgrpo_cli.ranks.ranks import Ranks
+from exgrpo_cli.replay.warm_start import WarmStartReport
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.runs.watchdog import Watchdog
 from exgrpo_cli.training.active_run import ActiveRun
@@ -165,11 +167,42 @@ def warm_start(config: Config, parts: Parts, reporter: Reporter, *, is_new: bool
         max_response_tokens=config.rollout.max_response_tokens,
         with_retired=config.replay.warm_start_retired,
     )
-    over_limit = f", {report.num_over_limit} by replay.max_per_question" if config.replay.max_per_question else ""
-    if report.num_incomplete:
-        over_limit += f", {report.num_incomplete} of groups that were not kept whole"
+    require_noted(config, report)
+    left_out = {
+        "too long": report.num_too_long,
+        "failures": report.num_failures,
+        "of groups that were not kept whole": report.num_incomplete,
+        "by replay.max_per_question": report.num_over_limit,
+    }
     reporter.note(
         f"experience from {config.replay.warm_start}: {report.num_trajectories} trajectories of "
-        f"{report.num_questions} questions, {report.num_retired} retired; {report.num_too_long} left out as too long"
-        f"{over_limit}"
+        f"{report.num_questions} questions, {report.num_retired} retired; left out: "
+        f"{', '.join(f'{num} {what}' for what, num in left_out.items() if num) or 'none'}"
     )
+
+
+def require_noted(config: Config, report: WarmStartReport) -> None:
+    """Raise InputError where the settings need log-probs or advantages of birth that trajectories came without."""
+    replay, objective = config.replay, config.objective
+    imitates = objective.surrogate == "likelihood"
+    by_logprobs = {
+        "replay.max_drift": replay.max_drift > 0,
+        "replay.ess_bound": replay.ess_bound > 0,
+        "replay.priority": replay.draws_units and replay.priority == "headroom",
+        "objective.importance": objective.importance == "behaviour" and not imitates,
+    }
+    by_advantage = {
+        "replay.priority": replay.draws_units and replay.priority in ("advantage", "signal", "headroom"),
+        "replay.composition": replay.draws_units and not imitates,
+    }
+    for num, what, needs, instead in (
+        (report.num_without_logprobs, "log-probs", by_logprobs, "use objective.importance = 'old' or "),
+        (report.num_without_advantage, "an advantage", by_advantage, "use composition = 'join' or 'replace', or "),
+    ):
+        name = next((name for name, holds in needs.items() if holds), "")
+        if num and name:
+            raise InputError(
+                f"{replay.warm_start}: {num} of its {report.num_trajectories} trajectories came without {what}, which "
+                f"{name} = {setting(config, name)!r} reads: {instead}objective.replay_surrogate = 'likelihood' "
+                "without a priority or bound that reads them, or take another pool."
+            )

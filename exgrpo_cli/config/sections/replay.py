@@ -132,6 +132,11 @@ class ReplaySettings:
         return self.composition == "refill" or (self.composition == "append" and self.unit == "group")
 
     @property
+    def replays_failures(self) -> bool:
+        """Whether rows without reward are replayed: as such, or as members of a group."""
+        return self.store == "all" or self.draws_groups
+
+    @property
     def keeps_units(self) -> bool:
         """Whether the buffer keeps an order of all units: to draw by, or to evict by."""
         return self.draws_units or self.capacity > 0

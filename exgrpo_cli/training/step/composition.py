@@ -4,6 +4,7 @@ All of it is chosen after the log-probs under pi_old and before this step's rows
 itself. What stands in for fresh rollouts is drawn before them: `training.step.experience`.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -130,7 +131,10 @@ def verdict_on(parts: Parts, unit: ReplayUnit, scores: Scores) -> ScannedUnit:
 
 
 def unit_rows(parts: Parts, unit: ReplayUnit, scores: Scores) -> tuple[TrainingRow, ...]:
-    """The rows that a unit trains, with the advantages of their birth."""
+    """The rows that a unit trains, with the advantages of their birth.
+
+    One that nobody noted is 0: it comes with the surrogate that reads none, and NaN would spread through its gradient.
+    """
     old = parts.config.objective.importance == "old"
     return tuple(
         replayed_row(
@@ -139,7 +143,7 @@ def unit_rows(parts: Parts, unit: ReplayUnit, scores: Scores) -> tuple[TrainingR
                 behaviour_logprobs=scores[each.trajectory_id].logprobs if old else each.behaviour_logprobs,
             ),
             parts.prompts[each.question_id],
-            each.advantage,
+            0.0 if math.isnan(each.advantage) else each.advantage,
             unit.drawn.weight,
         )
         for each in unit.trajectories

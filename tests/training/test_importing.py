@@ -1,0 +1,220 @@
+"""Rollouts logged elsewhere: a pool is made of them, replayed by real runs, and what it lacks is never filled in."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from exgrpo_cli.commands import run
+from exgrpo_cli.config.resolve import to_toml
+from exgrpo_cli.config.settings import Config
+from exgrpo_cli.console.reporter import SilentReporter
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.ledger.reader import LedgerReader
+from exgrpo_cli.training.importing.pool import PoolReport, prepare_pool
+from exgrpo_cli.training.run import train
+from exgrpo_cli.training.run_questions import load_questions
+
+K = 4
+SMALL = (
+    "arithmetic.num_train=6", "data.heldout=", "rollout.questions_per_step=4", f"rollout.group_size={K}", "run.steps=2",
+    "replay.start_threshold=0",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def config_of(small_config) -> Callable[..., Config]:
+    return lambda method, *settings: small_config(*SMALL, *settings, method=method)
+
+
+@pytest.fixture(scope="module")
+def rows(config_of: Callable[..., Config]) -> list[dict]:
+    """K rollouts of each of six questions, k = 1, 2, 3, 1, 2, 3 of them right, as somebody else's log has them."""
+    found = []
+    for position, question in enumerate(load_questions(config_of("exgrpo"), SilentReporter()).train):
+        for member in range(K):
+            right = member <= position % 3
+            answer = question.answer if right else "no idea"
+            found.append(
+                {
+                    "question": question.prompt[-1].content,
+                    "text": f"try {member}</think>\\boxed{{{answer}}}",
+                    "reward": float(right),
+                }
+            )
+    return found
+
+
+def write(folder: Path, rows: list[dict]) -> Path:
+    file = folder / "rollouts.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def pool_of(folder: Path, rows: list[dict], config: Config) -> PoolReport:
+    return prepare_pool(write(folder, rows), folder / "pool", config, SilentReporter())
+
+
+def replayed(config_of: Callable[..., Config], folder: Path, method: str, *settings: str) -> list[dict]:
+    """The journal of a run that replays from the pool."""
+    config = config_of(method, f"replay.warm_start={folder / 'pool'}", *settings)
+    train(config, folder / method, reporter=SilentReporter())
+    return [json.loads(line) for line in (folder / method / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_text_without_log_probs_is_the_pool_of_rlep(
+    config_of: Callable[..., Config], rows: list[dict], tmp_path: Path
+) -> None:
+    report = pool_of(tmp_path, rows, config_of("exgrpo"))
+    assert (report.rows, report.right, report.questions, report.whole_groups) == (24, 12, 6, 6)
+    assert (report.without_logprobs, report.without_advantage, report.from_text) == (24, 0, 24)
+    ledger = LedgerReader(tmp_path / "pool" / "replay")
+    stored = ledger.trajectories().to_pandas()
+    assert set(stored.logprob_source) == {"none"} and stored.nll.isna().all() and stored.entropy.isna().all()
+    # k = 1 of 4: A = 1 - 1/4, then -1/4 three times.
+    assert stored.advantage[:K].tolist() == [0.75, -0.25, -0.25, -0.25]
+    assert stored.k.tolist()[::K] == [1, 2, 3, 1, 2, 3]
+    [(token_ids, logprobs)] = ledger.bodies([0])
+    assert len(token_ids) == len(logprobs) and np.isnan(logprobs).all()
+    journal = replayed(config_of, tmp_path, "rlep")
+    # Two rows of every question that has two right ones, one of the others: successes alone.
+    taken = LedgerReader(tmp_path / "rlep" / "replay")
+    assert (taken.trajectories().to_pandas().reward == 1).all() and len(taken.trajectories()) == 12
+    assert all(line["replay/used"] > 0 and np.isfinite(line["optim/grad_norm"]) for line in journal)
+    # Every ratio is to pi_old: 1 before the first update.
+    assert all(np.isfinite(line["policy/ratio_replay"]) for line in journal)
+
+
+def test_traces_of_a_stronger_model_are_imitated(
+    config_of: Callable[..., Config], rows: list[dict], tmp_path: Path
+) -> None:
+    """No log-probs, no whole groups, hence no advantages: -log pi reads neither, and ratios are not reported."""
+    traces = [row for row in rows if row["reward"]]
+    report = pool_of(tmp_path, traces, config_of("exgrpo"))
+    assert (report.rows, report.without_advantage) == (12, 12)
+    for line in replayed(config_of, tmp_path, "sft-successes", "replay.ratio=1"):
+        assert line["replay/used"] > 0 and np.isfinite(line["optim/grad_norm"]) and line["optim/grad_norm"] > 0
+        assert "policy/ratio_replay" not in line
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "said"),
+    [
+        ("exgrpo", (), r"12 of its 12 .* without log-probs, which objective.importance = 'behaviour' reads"),
+        ("headroom-drift", (), r"24 of its 24 .* without log-probs, which replay.max_drift = 0.001 reads"),
+        ("sft-successes", ("replay.priority=headroom",), r"without log-probs, which replay.priority = 'headroom'"),
+        ("exgrpo", ("replay.ess_bound=0.1", "objective.importance=old"), r"which replay.ess_bound = 0.1 reads"),
+    ],
+)
+def test_what_reads_missing_log_probs_is_refused(
+    config_of: Callable[..., Config], rows: list[dict], tmp_path: Path, method: str, settings: tuple, said: str
+) -> None:
+    pool_of(tmp_path, rows, config_of("exgrpo"))
+    with pytest.raises(InputError, match=said):
+        replayed(config_of, tmp_path, method, "run.steps=1", *settings)
+    assert not (tmp_path / method).exists()
+
+
+def test_missing_advantages_are_refused_where_units_train_on_them(
+    config_of: Callable[..., Config], rows: list[dict], tmp_path: Path
+) -> None:
+    pool_of(tmp_path, rows[: K - 1] + rows[K:], config_of("exgrpo"))
+    with pytest.raises(
+        InputError, match=r"3 of its 23 trajectories came without an advantage, which replay.priority = 'advantage' r"
+    ):
+        replayed(config_of, tmp_path, "adv-per", "objective.importance=old")
+
+
+def test_token_ids_log_probs_and_steps_are_kept_as_they_are(
+    config_of: Callable[..., Config], rows: list[dict], tmp_path: Path
+) -> None:
+    """Parquet with all columns; groups of a question by their name, k out of as many as there are."""
+    own = []
+    for position, row in enumerate(rows[: 2 * K]):
+        own.append(
+            {
+                "question": row["question"],
+                "token_ids": [10 + position, 11, 12],
+                "logprobs": [-0.5, -1.0, -1.5],
+                "reward": row["reward"],
+                "advantage": 0.125 * position,
+                # The first question's rows are two visits of two, the second's one of four.
+                "group": f"visit {position // 2}" if position < K else "one",
+                "step": 1 if position < K else 7,
+            }
+        )
+    file = tmp_path / "rollouts.parquet"
+    pq.write_table(pa.Table.from_pylist(own), file)
+    report = prepare_pool(file, tmp_path / "pool", config_of("exgrpo"), SilentReporter())
+    assert (report.visits, report.whole_groups, report.without_logprobs, report.from_text) == (3, 1, 0, 0)
+    ledger = LedgerReader(tmp_path / "pool" / "replay")
+    stored, visits = ledger.trajectories().to_pandas(), ledger.visits().to_pandas()
+    assert visits[["step", "k", "num_members"]].values.tolist() == [[1, 1, 2], [1, 0, 2], [7, 2, 4]]
+    assert stored.advantage.tolist() == [0.125 * position for position in range(2 * K)]
+    assert set(stored.logprob_source) == {"file"} and stored.nll.tolist() == [1.0] * 2 * K
+    assert stored.group_id.tolist() == [0, 0, 2, 2, 4, 4, 4, 4]
+    token_ids, logprobs = ledger.bodies([5])[0]
+    assert (token_ids.tolist(), logprobs.tolist()) == ([15, 11, 12], [-0.5, -1.0, -1.5])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"reward": None}, "row 2 has no reward: write 1 for a right answer"),
+        ({"reward": "yes"}, "row 2: reward = 'yes' is not a finite number"),
+        ({"reward": float("nan")}, "row 2: reward = nan is not a finite number"),
+        ({"text": None}, "row 2 has neither token_ids nor text, its fields are question, text, reward"),
+        ({"text": ""}, "row 2 is a response without a token"),
+        ({"question": None}, "row 2 has neither question_id nor question"),
+        ({"token_ids": [5, 99999]}, "row 2: token id 99999 is not one of the .* of this tokenizer"),
+        ({"token_ids": [5, 1.5]}, "row 2: token_ids is not a flat list of whole numbers"),
+        ({"token_ids": "5 6"}, "row 2: token_ids = '5 6' is not a list"),
+        ({"logprobs": [-1.0]}, r"row 2: 1 logprobs for \d+ tokens: give the token_ids"),
+        ({"token_ids": [5], "logprobs": [0.5]}, "row 2: 0.5 among the logprobs is no log-probability"),
+        ({"step": 0}, "row 2: step = 0 comes after step 1: sort the rows by step, from 1"),
+    ],
+)
+def test_a_row_that_cannot_be_meant_is_named(
+    config_of: Callable[..., Config], rows: list[dict], tmp_path: Path, change: dict, said: str
+) -> None:
+    second = {key: value for key, value in (rows[1] | change).items() if value is not None or key in rows[1]}
+    with pytest.raises(InputError, match=said):
+        pool_of(tmp_path, [rows[0], second], config_of("exgrpo"))
+    assert [path.name for path in tmp_path.iterdir()] == ["rollouts.jsonl"]
+
+
+def test_rows_of_other_questions_are_counted_and_a_pool_of_none_is_refused(
+    config_of: Callable[..., Config], rows: list[dict], tmp_path: Path
+) -> None:
+    foreign = [{**rows[0], "question": "Who is it?"}]
+    with pytest.raises(InputError, match=r"none of its 1 rows is of a question in arithmetic, 'Who is it\?' first"):
+        pool_of(tmp_path, foreign, config_of("exgrpo"))
+    report = pool_of(tmp_path, rows + foreign, config_of("exgrpo"))
+    assert (report.rows, report.unknown_questions) == (24, 1)
+
+
+def test_the_command_makes_a_pool_that_replay_stats_shows(
+    config_of: Callable[..., Config], rows: list[dict], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tmp_path / "settings.toml"
+    settings.write_text(to_toml(config_of("exgrpo")))
+    pool = tmp_path / "pool"
+    file = write(tmp_path, rows)
+    command = ["prepare", "--experience", str(file), "--config", str(settings), "--output", str(pool)]
+    assert run([*command, "--json", "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == 24
+    assert run(["replay-stats", str(pool), "--json", "--no-plots"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["trajectories"], shown["buckets"]) == (24, {"1": 2, "2": 2, "3": 2})
+    for arguments, said in (
+        (command, "pool exists"),
+        ([*command, "--split", "0.1"], "--split is about a question file"),
+        (["prepare", "--experience", str(tmp_path / "none.jsonl")], "none.jsonl does not exist"),
+        (["train", "--resume", "--output", str(pool)], "pool"),
+    ):
+        assert run(arguments) == 2
+        assert said in capsys.readouterr().err
