@@ -5,6 +5,9 @@
 
 Each ledger is built through the buffer itself, step by step, and compacted on the way as a training run would. Every
 size then gets a process of its own, so that its memory is its own. Times are medians in milliseconds.
+
+The second table draws units by priority from as many rows, failures among them: memory of index and trees, and the
+processor time of a draw, of what it leaves to be drawn again included.
 """
 
 import argparse
@@ -25,6 +28,8 @@ import numpy as np
 from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.replay.buffer import ExperienceBuffer
+from exgrpo_cli.replay.drawing.units import UnitStore
+from exgrpo_cli.replay.trajectory_index import ROW, TrajectoryIndex
 from exgrpo_cli.replay.visits import FreshRow, Visit
 
 GROUP_SIZE = 8
@@ -197,6 +202,53 @@ def measure(folder: Path, mean_tokens: int) -> dict[str, float]:
     return result | watch.medians()
 
 
+DRAWN_BY = {
+    "top": {"priority": "advantage", "draw": "top"},
+    "top, fading": {"priority": "advantage", "draw": "top", "age_decay": 500.0},
+    "latest": {"priority": "latest", "draw": "top"},
+    "proportional": {"priority": "advantage", "exponent": 0.5},
+    "fading, corrected, bounded": {"priority": "reward", "exponent": 0.6, "age_decay": 500.0, "bias_correction": 0.4},
+}
+
+
+def measure_units(size: int, drawn: tuple[int, ...] = (64, 512), repeats: int = 15) -> list[dict[str, float | str]]:
+    """A store of `size` rows born PER_STEP a step, 40 in 100 of them right, drawn from by each priority."""
+    rng = np.random.default_rng(0)
+    rows = np.zeros(size, dtype=ROW)
+    rows["question"] = rng.integers(0, NUM_QUESTIONS, size)
+    rows["step_born"] = 1 + np.arange(size) // PER_STEP
+    rows["group"] = np.arange(size) // GROUP_SIZE * GROUP_SIZE
+    rows["reward"] = rng.random(size) < 0.4
+    found = []
+    for name, settings in DRAWN_BY.items():
+        own = rows.copy()
+        by_reward, by_advantage = rows["reward"] + 1e-6, rng.random(size)
+        own["priority"] = {"reward": by_reward, "latest": rows["step_born"]}.get(settings["priority"], by_advantage)
+        index = TrajectoryIndex(NUM_QUESTIONS, own)
+        bounded = size if "corrected" in name else 0
+        rules = ReplaySettings(composition="append", store="all", capacity=bounded, **settings)
+        store = UnitStore(rules, index, QUESTION_IDS, np.arange(size), groups=False)
+        result: dict[str, float | str] = {"drawn by": name, "rows": size}
+        result["bytes_per_row"] = (index.nbytes + store.nbytes) / size
+        for num in drawn:
+            watch = Stopwatch()
+            for _ in range(repeats):
+                with watch.time("draw"):
+                    store.draw(num, size // PER_STEP + 1, rng)
+                    store.end_draw()
+            result[f"draw_{num}_cpu_ms"] = watch.medians()["draw_cpu_ms"]
+        found.append(result)
+    return found
+
+
+def units_table(results: list[dict[str, float | str]]) -> str:
+    keys = [key for key in results[0] if key != "drawn by"]
+    lines = [f"{'drawn by':30}" + "".join(f"{key:>18}" for key in keys)]
+    for result in results:
+        lines.append(f"{result['drawn by']:30}" + "".join(f"{result[key]:>18,.1f}" for key in keys))
+    return "\n".join(lines)
+
+
 ROWS = {
     "questions": "questions in the buffer",
     "disk_mib": "ledger on disk, MiB",
@@ -237,14 +289,16 @@ def main() -> None:
         return
     root = options.folder or Path(tempfile.mkdtemp(prefix="exgrpo-replay-"))
     try:
-        results = []
-        for size in (int(text) for text in options.sizes.split(",")):
+        results, sizes = [], [int(text) for text in options.sizes.split(",")]
+        for size in sizes:
             folder = root / f"replay-{size}"
             if not folder.exists():
                 build(folder, size, options.tokens)
             command = [sys.executable, __file__, "--measure", str(folder), "--tokens", str(options.tokens)]
             results.append(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))
-        print(json.dumps({"ledgers": results}) if options.json else table(results))
+        units = [line for size in sizes for line in measure_units(size)]
+        by_both = f"{table(results)}\n\n{units_table(units)}"
+        print(json.dumps({"ledgers": results, "units": units}) if options.json else by_both)
     finally:
         if not options.folder:
             shutil.rmtree(root)

@@ -127,8 +127,7 @@ class BufferState:
     def admit(self, trajectory_ids: Sequence[int]) -> None:
         """Let the units of trajectories that were just collected be drawn."""
         if self.units is not None:
-            for unit in dict.fromkeys(self.units.unit_of(trajectory_id) for trajectory_id in trajectory_ids):
-                self.units.add(unit)
+            self.units.add(list(dict.fromkeys(map(self.units.unit_of, trajectory_ids))))
 
     def note_visit(self, visit: Visit, key: BucketKey) -> None:
         """Log a graded group, whatever becomes of it."""

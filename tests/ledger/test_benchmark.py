@@ -15,7 +15,10 @@ def test_small_ledgers_are_built_and_measured() -> None:
         capture_output=True,
         text=True,
     )
-    small, large = json.loads(done.stdout)["ledgers"]
+    shown = json.loads(done.stdout)
+    small, large = shown["ledgers"]
+    assert {line["rows"] for line in shown["units"]} == {1500, 3000}
+    assert all(line["draw_64_cpu_ms"] > 0 < line["draw_512_cpu_ms"] for line in shown["units"])
     assert (small["trajectories"], large["trajectories"]) == (1500, 3000)
     for result in (small, large):
         assert result["rss_anon_mib"] > result["rss_anon_before_mib"] > 0

@@ -68,17 +68,17 @@ class UnitStore:
         self._present[live] = True
         self._size = len(live)
         self._taken: dict[int, float] = {}
+        self._last_wave: Units = np.zeros(0, dtype=np.int64)
+        self._moved = self._proportional
         self._build()
 
     def _build(self) -> None:
         live = np.flatnonzero(self._present)
-        self._sum = self._top = self._rarest = self._evicted_first = None
+        self._sum = self._top = self._evicted_first = None
         if self._proportional:
             weights = np.zeros(len(self._present))
             weights[live] = self._weights(live)
             self._sum = SumTree(weights)
-            if self._rules.bias_correction:
-                self._rarest = OrderTree(weights > 0, self._rank_by_rarity)
         elif self._draws:
             self._top = OrderTree(self._present & (self._keys_of_all() > -np.inf), self._rank_by_key)
         if self._rules.capacity:
@@ -89,7 +89,7 @@ class UnitStore:
 
     @property
     def nbytes(self) -> int:
-        trees = (self._sum, self._top, self._rarest, self._evicted_first)
+        trees = (self._sum, self._top, self._evicted_first)
         return self._present.nbytes + sum(tree.nbytes for tree in trees if tree is not None)
 
     def unit_of(self, trajectory_id: int) -> int:
@@ -100,30 +100,27 @@ class UnitStore:
         """The rows of a unit."""
         return self._index.group_members(unit) if self.groups else [unit]
 
-    def add(self, unit: int) -> None:
-        """Take a unit in whose rows and priority are in the index."""
-        if unit >= len(self._present):
-            grown = np.zeros(_capacity(unit + 1), dtype=bool)
+    def add(self, units: Sequence[int]) -> None:
+        """Take in units whose rows and priorities are in the index; those that are here stay."""
+        new = np.array(
+            [unit for unit in units if unit >= len(self._present) or not self._present[unit]], dtype=np.int64
+        )
+        if not len(new):
+            return
+        grows = int(new.max()) >= len(self._present)
+        if grows:
+            grown = np.zeros(_capacity(int(new.max()) + 1), dtype=bool)
             grown[: len(self._present)] = self._present
             self._present = grown
-            self._present[unit] = True
-            self._size += 1
-            self._build()
-        elif not self._present[unit]:
-            self._present[unit] = True
-            self._size += 1
-            self._refresh(np.array([unit]))
+        self._present[new] = True
+        self._size += len(new)
+        self._build() if grows else self._refresh(new)
 
     def discard(self, unit: int) -> None:
         if unit < len(self._present) and self._present[unit]:
             self._present[unit] = False
             self._size -= 1
             self._taken.pop(unit, None)
-            self._refresh(np.array([unit]))
-
-    def renew(self, unit: int) -> None:
-        """Take note that the priority of a unit has changed."""
-        if self._present[unit]:
             self._refresh(np.array([unit]))
 
     def excess(self) -> list[int]:
@@ -163,18 +160,16 @@ class UnitStore:
     def end_draw(self) -> None:
         """Let what was drawn be drawn again, by the priorities as they are now."""
         taken, self._taken = list(self._taken), {}
-        if taken:
+        if taken and (self._moved or self._rules.max_drift > 0):
             self._refresh(np.array(taken))
+        self._moved = self._proportional
 
     def _begin(self, step: int, rng: np.random.Generator) -> None:
         self._follow(step)
         if self._own is not None:
             self._ask_own(rng)
         if self._sum is not None:
-            self._total = self._sum.total
-            if self._rarest is not None and self._size:
-                first = self._rarest.first(1)
-                self._least = float(self._sum.weights[first[0]]) if len(first) else 0.0
+            self._total, self._least = self._sum.total, self._sum.least
 
     def _draw_proportionally(self, num: int, rng: np.random.Generator) -> Units:
         assert self._sum is not None
@@ -193,21 +188,20 @@ class UnitStore:
 
     def _take_first(self, num: int) -> Units:
         assert self._top is not None
-        units = self._top.first(num)
-        self._taken.update(dict.fromkeys(units.tolist(), 0.0))
-        if len(units):
-            self._top.set(units, np.zeros(len(units), dtype=bool))
-        return units
+        # Most draws take one wave: what it took leaves the tree only where another one follows.
+        if self._taken:
+            self._top.set(self._last_wave, np.zeros(len(self._last_wave), dtype=bool))
+            self._moved = True
+        self._last_wave = self._top.first(num)
+        self._taken.update(dict.fromkeys(self._last_wave.tolist(), 0.0))
+        return self._last_wave
 
     def _refresh(self, units: Units) -> None:
         """Bring the trees up to date with some units."""
         here = self._present[units]
         drawable = here & ~np.isin(units, list(self._taken))
         if self._sum is not None:
-            weights = np.where(drawable, self._weights(units), 0.0)
-            self._sum.set(units, weights)
-            if self._rarest is not None:
-                self._rarest.set(units, weights > 0)
+            self._sum.set(units, np.where(drawable, self._weights(units), 0.0))
         if self._top is not None:
             self._top.set(units, drawable & (self._keys(units) > -np.inf))
         if self._evicted_first is not None:
@@ -257,10 +251,6 @@ class UnitStore:
 
     def _rank_by_key(self, units: Units) -> tuple[np.ndarray, np.ndarray]:
         return self._keys(units), self._index.priorities(units)[1]
-
-    def _rank_by_rarity(self, units: Units) -> tuple[np.ndarray, np.ndarray]:
-        assert self._sum is not None
-        return -self._sum.weights[units], np.zeros(len(units))
 
     def _rank_by_eviction(self, units: Units) -> tuple[np.ndarray, np.ndarray]:
         """What goes first comes first; of equals the oldest."""
