@@ -15,6 +15,7 @@ from exgrpo_cli.machine.memory import (
     memory_plan,
     step_tokens,
 )
+from exgrpo_cli.machine.replay_plan import replay_notes
 from exgrpo_cli.machine.shapes import Shape, backbone_shape, with_dtype
 from exgrpo_cli.machine.survey import Machine
 from exgrpo_cli.presets import load_preset, preset_names
@@ -45,13 +46,16 @@ class RunPlan:
             peaks = {"update_peak": self.memory.update_peak, "rollout_peak": self.memory.rollout_peak}
             memory = asdict(self.memory) | peaks | {"device": "gpu" if self.on_gpu else "cpu"}
         parameters = None if self.shape is None else self.shape.num_parameters
+        run = self.config.run
         return {
-            "steps": self.config.run.steps,
+            "steps": run.steps,
+            "budget": None if run.budget == "steps" else {"of": run.budget, "amount": run.budget_amount},
             "updates": self.config.run.steps * self.config.optim.minibatches,
             "parameters": parameters,
             "memory": memory,
             "disk": None if self.disk is None else asdict(self.disk),
             "per_step_at_most": asdict(self.tokens),
+            "notes": replay_notes(self.config),
             "missing": list(self.missing),
         }
 
@@ -64,12 +68,21 @@ class RunPlan:
             f"engines    rollouts {config.rollout.engine}, training {config.optim.engine}",
             f"run        {config.run.steps} steps of {config.optim.minibatches} updates, on {config.data.train}; "
             f"checkpoints every {config.run.save_every} steps",
+            *self._budget_lines(),
             f"one step   {config.rollout.questions_per_step} questions x {config.rollout.group_size} rollouts = "
             f"{tokens.rollouts}; at most {tokens.generated:,} tokens generated, {tokens.trained:,} trained",
             *self._memory_lines(),
             *self._disk_lines(),
+            *(f"note       {note}" for note in replay_notes(config)),
         ]
         return lines + [f"missing    {line}" for line in self.missing]
+
+    def _budget_lines(self) -> list[str]:
+        run = self.config.run
+        if run.budget == "steps":
+            return []
+        what = "seconds of training" if run.budget == "seconds" else f"tokens {run.budget}"
+        return [f"budget     {run.budget_amount:,.0f} {what}, in at most {run.last_step} steps"]
 
     def _disk_lines(self) -> list[str]:
         if self.disk is None:

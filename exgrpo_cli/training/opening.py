@@ -18,6 +18,7 @@ from exgrpo_cli.errors import InputError
 from exgrpo_cli.files import write_json, write_text
 from exgrpo_cli.machine.disk import disk_plan, require_disk
 from exgrpo_cli.machine.environment import describe_environment
+from exgrpo_cli.machine.replay_plan import replay_notes
 from exgrpo_cli.machine.shapes import backbone_shape
 from exgrpo_cli.machine.threads import choose_threads
 from exgrpo_cli.ranks.ranks import Ranks
@@ -112,6 +113,8 @@ def open_run(
         if is_new:
             ranks.from_main(lambda: check_answers(config, pool, questions.train))
         parts = assemble(config, questions, pool, reporter, stack, ranks)
+        for note in replay_notes(config, len(questions.train)):
+            reporter.note(note)
         if is_new:
             ranks.from_main(lambda: describe_run(config, folder, questions, ranks))
         state = RunState()

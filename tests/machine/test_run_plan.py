@@ -4,6 +4,7 @@ import pytest
 
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.errors import InputError
+from exgrpo_cli.machine.replay_plan import first_replay_step
 from exgrpo_cli.machine.run_plan import plan_run, require_runnable, resolve_ranks, with_engine_fraction
 from exgrpo_cli.machine.survey import Gpu, Machine, usable_memory
 
@@ -120,3 +121,51 @@ def test_the_fraction_of_a_small_gpu_is_lowered_and_said():
     assert any("0.40 of the GPU (rollout.gpu_memory_fraction, 0.5 asked for)" in line for line in plan.lines())
     on_cpu = plan_run(build_config(), LAPTOP)
     assert with_engine_fraction(on_cpu) == on_cpu.config
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "first"),
+    [
+        # Threshold 0.35: step 1 at least is on-policy, step 2 stores, step 3 replays.
+        ("exgrpo", (), 3),
+        ("exgrpo", ("replay.collect_before_start=true",), 2),
+        ("headroom-drift", (), 2),
+        # Warms up for 20 steps and stores in them.
+        ("adv-per", (), 21),
+        ("rlep", ("replay.warm_start=run",), 1),
+        # 16 rows are two visits of K = 8. 64 questions, 32 a step: the third pass begins with step 5.
+        ("repo", ("arithmetic.num_train=64",), 5),
+        # 60 questions: the second pass ends with question 24 of step 4, whose others begin the third.
+        ("repo", ("arithmetic.num_train=60",), 4),
+        # 8 rows are two visits of at most 7 successes: the third pass of 64 questions begins with step 5.
+        ("repo", ("arithmetic.num_train=64", "replay.warmup_steps=2", "replay.min_stored=8", "replay.store=successes",
+                  "replay.metric=age", "replay.upper_bound=-1", "replay.lower_bound=0",
+                  "replay.collect_before_start=true"), 5),
+    ],
+)  # fmt: skip
+def test_the_first_step_that_can_replay(method, settings, first):
+    config = build_config(method=method, assignments=["rollout.questions_per_step=32", *settings])
+    assert first_replay_step(config, config.arithmetic.num_train) == first
+    in_time, too_short = (
+        plan_run(build_config(method=method, assignments=[*settings, f"run.steps={steps}"]), LAPTOP)
+        for steps in (max(first, 1), max(first - 1, 1))
+    )
+    said = [line for line in too_short.lines() if "nothing will be replayed" in line]
+    assert not [line for line in in_time.lines() if "nothing will be replayed" in line]
+    if first > 1:
+        [line] = said
+        assert f"step {first} is the first that could, and the run ends after {first - 1}" in line
+        assert too_short.to_json()["notes"]
+
+
+def test_repo_on_the_default_task_is_told_that_it_replays_nothing():
+    [nothing, unlimited] = plan_run(build_config(method="repo"), LAPTOP).to_json()["notes"]
+    assert "the run ends after 150; use more --steps or a lower replay.min_stored" in nothing
+    assert unlimited.startswith("replay.store = 'all' keeps up to 256 rows a step, 38,400 in all")
+
+
+def test_a_budget_is_part_of_the_plan():
+    config = build_config(assignments=["run.budget=generated", "run.budget_amount=2e6"])
+    plan = plan_run(config, LAPTOP)
+    assert "budget     2,000,000 tokens generated, in at most 600 steps" in plan.lines()
+    assert plan.to_json()["budget"] == {"of": "generated", "amount": 2e6}

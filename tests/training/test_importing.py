@@ -89,6 +89,7 @@ def test_text_without_log_probs_is_the_pool_of_rlep(
     assert all(np.isfinite(line["policy/ratio_replay"]) for line in journal)
 
 
+@pytest.mark.engines
 def test_traces_of_a_stronger_model_are_imitated(
     config_of: Callable[..., Config], rows: list[dict], tmp_path: Path
 ) -> None:

@@ -39,6 +39,8 @@ EARLY = {
 }
 """What lets a method replay within a few steps of a few questions."""
 METHODS = [name for name in preset_names("methods") if load_preset("methods", name)["about"].get("group") == "replay"]
+ENGINES = pytest.mark.engines
+"""Other processes run for long: beside the quick tests, these run on every change too."""
 OFTEN = ("headroom-drift", "fresh-per", "trl-refill", "repo")
 
 
@@ -123,8 +125,8 @@ def test_advantages_are_those_of_birth(run_of: Callable[[str], Path]) -> None:
     ("method", "priority", "exponent", "decay", "bias"),
     [
         ("adv-per", "advantage", 0.5, 0, 0),
-        ("fresh-per", "reward", 0.6, 500, 0.4),
-        ("uniform-fifo", "uniform", 1, 0, 0),
+        pytest.param("fresh-per", "reward", 0.6, 500, 0.4, marks=ENGINES),
+        pytest.param("uniform-fifo", "uniform", 1, 0, 0, marks=pytest.mark.slow),
         ("trl-refill", "signal", 1, 0, 0),
     ],
 )
@@ -152,7 +154,13 @@ def test_draws_follow_the_priorities_of_the_whole_store(
 
 
 @pytest.mark.parametrize(
-    ("method", "ratio"), [("adv-per", 0.5), ("fresh-per", 1.0), ("uniform-fifo", 1.0), ("sft-successes", 0.25)]
+    ("method", "ratio"),
+    [
+        ("adv-per", 0.5),
+        pytest.param("fresh-per", 1.0, marks=ENGINES),
+        pytest.param("uniform-fifo", 1.0, marks=pytest.mark.slow),
+        pytest.param("sft-successes", 0.25, marks=pytest.mark.slow),
+    ],
 )
 def test_as_many_rows_are_appended_as_the_mixed_groups_say(
     run_of: Callable[[str], Path], method: str, ratio: float
@@ -217,6 +225,7 @@ def test_joined_rows_are_the_best_of_their_question(run_of: Callable[[str], Path
         assert sorted(best.trajectory_id) == sorted(group[group.chosen].trajectory_id)
 
 
+@pytest.mark.slow
 def test_a_pool_is_replayed_and_nothing_is_stored(run_of: Callable[[str], Path]) -> None:
     run = run_of("rlep")
     stored = Stored(run, groups=False)
@@ -224,7 +233,9 @@ def test_a_pool_is_replayed_and_nothing_is_stored(run_of: Callable[[str], Path])
     assert journal(run)[0]["replay/used"] > 0
 
 
-@pytest.mark.parametrize("method", [pytest.param(m, marks=[] if m in OFTEN else pytest.mark.slow) for m in METHODS])
+@pytest.mark.parametrize(
+    "method", [pytest.param(m, marks=ENGINES if m in OFTEN else pytest.mark.slow) for m in METHODS]
+)
 def test_every_method_replays_and_resumes_after_a_kill(
     method: str, run_of: Callable[[str], Path], config_of: Callable[..., Config], tmp_path: Path
 ) -> None:
