@@ -6,13 +6,15 @@ import tomllib
 import pytest
 
 from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.config.names import BUILT_IN
 from exgrpo_cli.config.resolve import to_toml
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.presets import load_preset, preset_names, preset_settings
 
-BACKBONES = ("llama-8b", "llama-8b-instruct", "luffy-7b", "qwen-7b-instruct", "qwen-math-1.5b", "qwen-math-7b", "tiny")
-PUBLISHED = tuple(name for name in BACKBONES if name != "tiny")
+PUBLISHED = ("llama-8b", "llama-8b-instruct", "luffy-7b", "qwen-7b-instruct", "qwen-math-1.5b", "qwen-math-7b")
+SMALL = ("qwen2.5-0.5b-instruct", "smollm2-135m", "tiny")
+BACKBONES = (*PUBLISHED, *SMALL)
 
 # The paper's ablation arms and what each changes against ExGRPO, as (section, key): value.
 ARMS = {
@@ -74,7 +76,7 @@ def differences(config: Config, reference: Config) -> dict[tuple[str, str], obje
 
 
 def test_the_promised_backbones_are_there():
-    assert preset_names("backbones") == BACKBONES
+    assert preset_names("backbones") == tuple(sorted(BACKBONES))
 
 
 @pytest.mark.parametrize(
@@ -169,6 +171,11 @@ def test_published_backbones_say_what_is_known_about_them(backbone):
     assert {"title", "licence", "gated", "published", "shape"} <= set(about)
     for arm in ("on_policy", "exgrpo"):
         assert set(about["published"][arm]) == {"in_distribution", "out_of_distribution"}
+
+
+def test_small_backbones_run_on_a_cpu_and_say_so():
+    assert all(load_preset("backbones", name)["about"]["on_cpu"] for name in SMALL)
+    assert not any("on_cpu" in load_preset("backbones", name)["about"] for name in PUBLISHED)
 
 
 def test_precedence_from_defaults_to_assignments(tmp_path):
@@ -285,4 +292,4 @@ def test_a_backbones_template_and_held_out_questions_exist(name):
 
     data = preset_settings("backbones", name)["data"]
     assert data["template"] in {"auto", *TEMPLATES}
-    assert data["heldout"] in preset_names("benchmarks")
+    assert data["heldout"] in {*preset_names("benchmarks"), *BUILT_IN}

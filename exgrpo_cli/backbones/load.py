@@ -20,6 +20,7 @@ from exgrpo_cli.backbones.gguf import converted, is_gguf
 from exgrpo_cli.backbones.tiny import build_tiny
 from exgrpo_cli.config.sections.backbone import BackboneSettings, TinySettings
 from exgrpo_cli.errors import InputError, first_line
+from exgrpo_cli.presets import load_preset, preset_names
 
 # The toolkit shows one progress of its own; transformers' bars would tear the live view.
 transformers_logging.disable_progress_bar()
@@ -93,15 +94,22 @@ def _download(settings: BackboneSettings, weights: bool) -> Path:
             )
         )
     except LocalEntryNotFoundError as error:
+        elsewhere = f"; {about['elsewhere']}" if "elsewhere" in (about := _about(settings.source)) else ""
         raise InputError(
             f"backbone {settings.source!r} is not in the local cache and the hub cannot be reached: "
-            "go online, unset HF_HUB_OFFLINE, or pass a local folder as --backbone."
+            f"go online, unset HF_HUB_OFFLINE, or pass a local folder as --backbone{elsewhere}."
         ) from error
     except HfHubHTTPError as error:
         raise InputError(
             f"the hub refused {settings.source!r} at revision {settings.revision!r} ({error.response.status_code}): "
             "check the id and the revision, and HF_TOKEN for a gated model."
         ) from error
+
+
+def _about(source: str) -> dict[str, Any]:
+    """What the preset of a hub id says of its model besides settings; empty where no preset has that id."""
+    presets = (load_preset("backbones", name) for name in preset_names("backbones"))
+    return next((preset["about"] for preset in presets if preset["backbone"]["source"] == source), {})
 
 
 def load_tokenizer(
@@ -145,6 +153,8 @@ def pin_dtype(settings: BackboneSettings, tiny: TinySettings, *, on_gpu: bool) -
         return settings
     if not on_gpu:
         return replace(settings, dtype="float32")
+    if "dtype" in (about := _about(settings.source)):
+        return replace(settings, dtype=about["dtype"])
     folder = locate(settings, tiny, weights=False)
     try:
         return replace(settings, dtype=_declared_dtype(AutoConfig.from_pretrained(folder)))

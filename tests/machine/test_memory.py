@@ -19,7 +19,9 @@ from exgrpo_cli.machine.memory import (
 from exgrpo_cli.machine.shapes import Shape, backbone_shape, preset_config, shape_of
 from exgrpo_cli.presets import load_preset, preset_names
 
-PUBLISHED = [name for name in preset_names("backbones") if name != "tiny"]
+PRESETS = {name: load_preset("backbones", name)["about"] for name in preset_names("backbones")}
+SHAPED = [name for name, about in PRESETS.items() if "shape" in about]
+PUBLISHED = [name for name, about in PRESETS.items() if "published" in about]
 GIGA = 10**9
 SMALL = Shape(num_parameters=1000, num_layers=2, hidden_size=8, ffn_size=16, query_size=8, kv_size=4, vocab_size=32)
 
@@ -34,16 +36,22 @@ def parameters_by_hand(shape: dict) -> int:
     return embedding * (1 if shape["tie_word_embeddings"] else 2) + layers * layer + hidden
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_every_published_shape_has_the_parameters_of_its_architecture(name):
+@pytest.mark.parametrize("name", SHAPED)
+def test_every_shape_has_the_parameters_of_its_architecture(name):
     shape = load_preset("backbones", name)["about"]["shape"]
     assert shape_of(preset_config(name)).num_parameters == parameters_by_hand(shape)
 
 
 @pytest.mark.parametrize(
     ("name", "parameters"),
-    # As the model cards give them: 1.54, 7.62 and 8.03 billion.
-    [("qwen-math-1.5b", 1_543_714_304), ("qwen-math-7b", 7_615_616_512), ("llama-8b", 8_030_261_248)],
+    # As the model cards give them: 1.54, 7.62, 8.03, 0.135 and 0.49 billion.
+    [
+        ("qwen-math-1.5b", 1_543_714_304),
+        ("qwen-math-7b", 7_615_616_512),
+        ("llama-8b", 8_030_261_248),
+        ("smollm2-135m", 134_515_008),
+        ("qwen2.5-0.5b-instruct", 494_032_768),
+    ],
 )
 def test_the_published_sizes(name, parameters):
     assert shape_of(preset_config(name)).num_parameters == parameters

@@ -1,5 +1,7 @@
 """What a run needs against what a machine has: checked before any work starts."""
 
+from dataclasses import replace
+
 import pytest
 
 from exgrpo_cli.config.layers import build_config
@@ -21,6 +23,15 @@ def test_the_default_run_needs_nothing_a_laptop_lacks():
     assert plan.missing == ()
     assert not plan.on_gpu
     require_runnable(plan)
+
+
+@pytest.mark.parametrize(("name", "memory"), [("smollm2-135m", 8 * GIB), ("qwen2.5-0.5b-instruct", 24 * GIB)])
+def test_a_preset_made_for_a_cpu_needs_nothing_else(name, memory):
+    plan = plan_run(build_config(backbone=name), replace(LAPTOP, memory_bytes=memory), longest_prompt=400)
+    assert (plan.missing, plan.on_gpu, plan.config.backbone.dtype) == ((), False, "float32")
+    assert resolve_ranks(build_config(backbone=name), LAPTOP).run.nproc == 1
+    with_gpu = plan_run(build_config(backbone=name), ONE_GPU, longest_prompt=400)
+    assert (with_gpu.missing, with_gpu.on_gpu, with_gpu.config.backbone.dtype) == ((), True, "bfloat16")
 
 
 def test_a_published_backbone_wants_a_gpu_and_says_how_many():

