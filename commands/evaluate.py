@@ -315,7 +315,7 @@ def _print_comparison(comparison: "Comparison") -> None:
             f"{100 * at_k.high:+.1f}, p = {at_k.p_value:.4f}"
         )
     for grader, (first, second) in comparison.second_scores.items():
-        typer.echo(f"  by {grader}: {100 * first:.1f} and {100 * second:.1f}")
+        write_data(f"  by {grader}: {100 * first:.1f} and {100 * second:.1f}")
     for flip in comparison.flips:
         text = " ".join(flip.text.split())
         write_data(f"  {flip.first:.2f} -> {flip.second:.2f}  {flip.question_id}  {text[:80]}")

@@ -1,8 +1,11 @@
 """Figures of evaluations: accuracy by benchmark and by level of the questions."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from exgrpo_cli.plots.style import CYCLE, FULL_WIDTH, SINGLE_COLUMN, new_figure, styled
 
@@ -68,6 +71,9 @@ class LevelScores:
     label: str
     levels: Sequence[str]
     value: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+    """Ends of the 95 % intervals; NaN where an older version stored none."""
     questions: Sequence[int]
 
 
@@ -83,6 +89,8 @@ def level_scores(results: Mapping[str, Mapping[str, Any]], titles: Mapping[str, 
                     label=titles.get(name, name),
                     levels=levels,
                     value=[by_level[level]["avg_at_k"] for level in levels],
+                    low=[by_level[level].get("low", math.nan) for level in levels],
+                    high=[by_level[level].get("high", math.nan) for level in levels],
                     questions=[int(by_level[level]["questions"]) for level in levels],
                 )
             )
@@ -90,14 +98,19 @@ def level_scores(results: Mapping[str, Mapping[str, Any]], titles: Mapping[str, 
 
 
 def accuracy_by_level(scores: Sequence[LevelScores]) -> "Figure":
-    """Accuracy against the level of the questions, with the number of questions below where there is one set."""
+    """Accuracy with 95 % intervals against the level of the questions; of one set with the number of questions."""
     with styled():
         figure, (axes,) = new_figure(width=SINGLE_COLUMN + 0.8, height=2.7)
         levels = sorted({level for score in scores for level in score.levels}, key=_numbers_first)
         for number, score in enumerate(scores):
-            axes.plot(
-                [levels.index(level) for level in score.levels],
-                [100 * value for value in score.value],
+            value, low, high = (100 * np.asarray(ends) for ends in (score.value, score.low, score.high))
+            # Of several sets each a little to the right of the one before: their intervals stay apart.
+            aside = 0.06 * (number - (len(scores) - 1) / 2)
+            axes.errorbar(
+                [levels.index(level) + aside for level in score.levels],
+                value,
+                yerr=[value - low, high - value],
+                capsize=2,
                 color=CYCLE[number % len(CYCLE)],
                 marker=MARKERS[(number + number // len(CYCLE)) % len(MARKERS)],
                 linestyle=":",
@@ -106,7 +119,7 @@ def accuracy_by_level(scores: Sequence[LevelScores]) -> "Figure":
         counts = dict(zip(scores[0].levels, scores[0].questions, strict=True)) if len(scores) == 1 else {}
         axes.set_xticks(range(len(levels)), [f"{level}\n({counts[level]})" if counts else level for level in levels])
         axes.set_xlabel("level (questions)" if counts else "level")
-        axes.set_ylabel("accuracy (%)")
+        axes.set_ylabel("accuracy (%, 95 % intervals)")
         axes.set_ylim(0, 100)
         axes.grid(visible=False, axis="x")
         axes.legend(loc="best")

@@ -172,7 +172,11 @@ def brief_count(count: int) -> str:
     """A count in at most four characters: 156, 2.2k, 31k, 1.5M."""
     for unit, letter in ((1_000_000, "M"), (1_000, "k")):
         if count >= unit:
-            return f"{count / unit:.1f}{letter}" if count < 9.95 * unit else f"{count / unit:.0f}{letter}"
+            return (
+                f"{count / unit:.1f}".removesuffix(".0") + letter
+                if count < 9.95 * unit
+                else f"{count / unit:.0f}{letter}"
+            )
     return str(count)
 
 

@@ -304,10 +304,10 @@ def test_figures_of_an_evaluation():
     from exgrpo_cli.evaluation.results.metrics import summarise
 
     summary = summarise(evaluation)
-    assert summary["by_level"] == {
-        "easy": {"avg_at_k": 1.0, "questions": 1},
-        "hard": {"avg_at_k": 0.0, "questions": 1},
-    }
+    # Wilson's of 1 in 1: 1 / (1 + 1.96^2) = 0.2065.
+    easy = {"avg_at_k": 1.0, "low": 0.2065, "high": 1.0, "questions": 1}
+    assert summary["by_level"]["easy"] == pytest.approx(easy, abs=1e-4)
+    assert summary["by_level"]["hard"]["high"] == pytest.approx(1 - 0.2065, abs=1e-4)
     # One of two questions solved: Wilson's interval of 1 in 2 at the largest k, the bootstrap's at k = 1.
     at_two = summary["pass_at_k"]["2"]
     assert at_two == pytest.approx({"value": 0.5, "low": 0.0945, "high": 0.9055}, abs=1e-4)

@@ -293,7 +293,7 @@ def test_moving_average_by_hand() -> None:
 
 
 def test_brief_counts() -> None:
-    counts = {0: "0", 999: "999", 1000: "1.0k", 9_940: "9.9k", 9_960: "10k", 31_400: "31k", 1_500_000: "1.5M"}
+    counts = {0: "0", 999: "999", 1000: "1k", 9_940: "9.9k", 9_960: "10k", 31_400: "31k", 1_500_000: "1.5M"}
     assert {count: brief_count(count) for count in counts} == counts
 
 
@@ -338,7 +338,11 @@ def test_figures_need_no_torch_and_no_writable_home(run: Path, tmp_path: Path) -
 
 def test_levels_come_in_the_order_of_their_numbers() -> None:
     by_level = {level: {"avg_at_k": share, "questions": 5} for level, share in (("10", 0.1), ("2", 0.9), ("hard", 0.0))}
+    by_level["10"] |= {"low": 0.05, "high": 0.3}
     scores = level_scores({"a": {"by_level": by_level}, "b": {"by_level": {}}}, {"a": "Benchmark"})
     (axes,) = accuracy_by_level(scores).axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["2\n(5)", "10\n(5)", "hard\n(5)"]
     assert axes.lines[0].get_ydata().tolist() == [90.0, 10.0, 0.0]
+    # An older result has no intervals.
+    (bars,) = (each for each in axes.collections if hasattr(each, "get_segments"))
+    assert bars.get_segments()[1][:, 1].tolist() == [5.0, 30.0]

@@ -1,9 +1,6 @@
 """From finished questions to the figures of `results.json`."""
 
-from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from exgrpo_cli.evaluation.results.records import Evaluation, QuestionRecord
 from exgrpo_cli.statistics import RESAMPLES, smallest_detectable_difference
@@ -31,15 +28,21 @@ def summarise(evaluation: Evaluation) -> dict[str, Any]:
         "mean_tokens": evaluation.mean_tokens,
         "share_clipped": evaluation.share_clipped,
         "verdicts": evaluation.verdict_counts,
-        "by_level": _by_level(evaluation.records),
+        "by_level": _by_level(evaluation),
         "interval": _interval_method(evaluation),
     }
 
 
-def _by_level(records: Sequence[QuestionRecord]) -> dict[str, dict[str, float]]:
-    levels = sorted({record.question.level for record in records if record.question.level is not None})
-    rates = {level: [r.pass_rate for r in records if r.question.level == level] for level in levels}
-    return {level: {"avg_at_k": float(np.mean(rates[level])), "questions": len(rates[level])} for level in levels}
+def _by_level(evaluation: Evaluation) -> dict[str, dict[str, float]]:
+    by_level: dict[str, list[QuestionRecord]] = {}
+    for record in evaluation.records:
+        if record.question.level is not None:
+            by_level.setdefault(record.question.level, []).append(record)
+    shown = {}
+    for level, records in sorted(by_level.items()):
+        score = Evaluation(records=tuple(records), samples=evaluation.samples).score(BOOTSTRAP_SEED)
+        shown[level] = {"avg_at_k": score.value, "low": score.low, "high": score.high, "questions": score.questions}
+    return shown
 
 
 def _interval_method(evaluation: Evaluation) -> str:
