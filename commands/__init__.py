@@ -7,6 +7,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TextIO
 
 import typer
@@ -24,6 +25,7 @@ from exgrpo_cli.commands.replay_stats import replay_stats
 from exgrpo_cli.commands.report import report
 from exgrpo_cli.commands.sample import sample
 from exgrpo_cli.commands.train import train
+from exgrpo_cli.console.loading import loading_noted
 from exgrpo_cli.console.output import data_alone
 from exgrpo_cli.errors import EXIT_INTERRUPTED, EXIT_STOPPED, ExgrpoError, ToolkitWarning
 
@@ -98,7 +100,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: list[str], commands: typer.Typer = app) -> int:
     """Run one command line; every error ends here, as one line on stderr (`--debug`: with its traceback)."""
     try:
-        with _warnings_as_lines(quiet="--quiet" in arguments, debug="--debug" in arguments):
+        # Of several ranks rank 0 says what is to be said.
+        quiet = "--quiet" in arguments or "RANK" in os.environ
+        with (
+            _warnings_as_lines(quiet="--quiet" in arguments, debug="--debug" in arguments),
+            loading_noted(partial(talk, quiet=quiet)),
+        ):
             code = commands(arguments, prog_name="exgrpo", standalone_mode=False)
         sys.stdout.flush()
     except TyperException as error:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from exgrpo_cli.commands.options import DebugOption, JsonOption, print_json
+from exgrpo_cli.commands.options import DebugOption, JsonOption, print_json, talk
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,6 +27,7 @@ def doctor(json: JsonOption = False, debug: DebugOption = False) -> None:
     """
     from exgrpo_cli.machine.doctor import examine
 
+    talk("exgrpo: trying what is installed, which takes a while")
     report = examine(Path.cwd())
     print_json(report.to_json()) if json else _print_report(report)
     raise typer.Exit(1 if report.problems else 0)

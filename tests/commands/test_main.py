@@ -162,6 +162,6 @@ def test_what_other_packages_warn_of_is_shown_with_debug_alone():
 
 def test_a_reader_that_leaves_ends_the_command_quietly():
     """`exgrpo presets | head -0`: the pipe is closed before anything is written."""
-    command = f"{sys.executable} -m exgrpo_cli.commands presets | true; exit ${{PIPESTATUS[0]}}"
+    command = f"{sys.executable} -m exgrpo_cli presets | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (1, "")

@@ -219,5 +219,5 @@ def test_it_works_without_torch_transformers_vllm_and_deepspeed(runs: tuple[Path
     command = [sys.executable, "-c", BLOCKED, "replay-stats", str(runs[0]), "--json", "--no-plots"]
     what_if = ["--what-if", "sampler=sqrt,metric=length"]
     result = subprocess.run([*command, *what_if], capture_output=True, text=True, check=False, env=dict(os.environ))
-    assert (result.returncode, result.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (0, "exgrpo: loading pyarrow\n")
     assert json.loads(result.stdout)["what_if"]["sampler"]["sampler"] == "sqrt"

@@ -1,0 +1,59 @@
+"""What is on the screen before anything slow is imported, and the completion of a shell."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+UP_TO_THE_FIRST_SLOW_IMPORT = """
+import os, sys
+from exgrpo_cli.console.loading import SLOW
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name in SLOW:
+            os._exit(7)
+
+sys.meta_path.insert(0, Slow())
+sys.argv = ["exgrpo", *sys.argv[1:]]
+from exgrpo_cli.start import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train"],
+        ["evaluate", "arithmetic", "--model", "tiny"],
+        ["ablate"],
+        ["prepare"],
+        ["report", "run"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_line_comes_before_what_is_slow_to_import(arguments: list[str], tmp_path: Path) -> None:
+    def outcome(*more: str) -> tuple[int, str, str]:
+        command = [sys.executable, "-c", UP_TO_THE_FIRST_SLOW_IMPORT, *arguments, *more]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+        return done.returncode, done.stdout, done.stderr
+
+    code, data, talk = outcome()
+    assert (code, data, talk[:8]) == (7, "", "exgrpo: ")
+    assert list(tmp_path.iterdir()) == []
+    if arguments[0] == "train":
+        assert outcome("--quiet") == (7, "", "")
+
+
+def test_a_shell_completes_commands_and_options() -> None:
+    def completed(words: str, number: int) -> list[str]:
+        asked = {"_EXGRPO_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(number)}
+        done = subprocess.run(
+            [sys.executable, "-m", "exgrpo_cli"], capture_output=True, text=True, env={**os.environ, **asked}
+        )
+        return done.stdout.split()
+
+    assert completed("exgrpo re", 1) == ["replay-stats", "report"]
+    assert completed("exgrpo train --time", 2) == ["--time-limit"]
