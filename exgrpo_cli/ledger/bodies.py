@@ -42,6 +42,7 @@ class BodyBuffer:
         return len(self._offsets) - 1
 
     def append(self, body: Body) -> None:
+        """Copy a body behind the others."""
         token_ids, logprobs = body
         assert len(token_ids) == len(logprobs)
         begin, end = self._offsets[-1], self._offsets[-1] + len(token_ids)
@@ -54,6 +55,7 @@ class BodyBuffer:
         self._offsets.append(end)
 
     def read(self, position: int) -> Body:
+        """A copy of the body at `position`, counted from the last `clear`."""
         begin, end = self._offsets[position], self._offsets[position + 1]
         return self._token_ids[begin:end].copy(), self._logprobs[begin:end].copy()
 
@@ -70,6 +72,7 @@ class BodyBuffer:
         )
 
     def clear(self) -> None:
+        """Forget all bodies and keep the memory."""
         self._offsets = [0]
 
 

@@ -42,6 +42,7 @@ class PartName:
     last_step: int
 
     def covers(self, other: "PartName") -> bool:
+        """Whether all steps of `other` are among this one's."""
         return self.first_step <= other.first_step and other.last_step <= self.last_step
 
 
@@ -67,6 +68,7 @@ class PartInfo:
 
 
 def part_path(folder: Path, table: str, first_step: int, last_step: int) -> Path:
+    """Where the part of a table with these steps is, or goes."""
     suffix = "arrow" if table == BODIES else "parquet"
     return folder / table / f"part-{first_step:08d}-{last_step:08d}.{suffix}"
 

@@ -62,21 +62,27 @@ class LedgerReader:
             warnings.warn(f"{folder}: read up to step {self.last_step}; {self.dropped}", LedgerWarning, stacklevel=2)
 
     def trajectories(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """One row per stored trajectory (`table`)."""
         return self.table(TRAJECTORIES, columns)
 
     def scores(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """One row per candidate that a step scored (`table`)."""
         return self.table(SCORES, columns)
 
     def draws(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """One row per question that a step drew (`table`)."""
         return self.table(DRAWS, columns)
 
     def visits(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """One row per group of a question that a step graded (`table`)."""
         return self.table(VISITS, columns)
 
     def replays(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """One row per trajectory that a step trained on again (`table`)."""
         return self.table(REPLAYS, columns)
 
     def events(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """One row per change of the buffer (`table`)."""
         return self.table(EVENTS, columns)
 
     def table(self, table: str, columns: Sequence[str] | None = None, *, dictionary: bool = False) -> pa.Table:

@@ -169,6 +169,7 @@ class LedgerIdentity:
     """Which tables and columns there are."""
 
     def to_json(self) -> str:
+        """What `ledger.json` holds."""
         return json.dumps({"format": self.format, **asdict(self)}, indent=2)
 
     @classmethod

@@ -73,6 +73,7 @@ class LedgerWriter:
         return trajectory_id >= self.totals[BODIES]
 
     def pending_body(self, trajectory_id: int) -> Body:
+        """Tokens and log-probs of a trajectory that waits for the next flush."""
         return self._bodies.read(trajectory_id - self.totals[BODIES])
 
     def flush(self, step: int) -> list[PartInfo]:
@@ -118,6 +119,7 @@ class LedgerWriter:
         return [PartInfo(name=name, num_rows=num_bodies, commits=(), batch_first_ids=tuple(first_ids))]
 
     def close(self) -> None:
+        """Let another process write; rows that were not flushed are lost."""
         self._lock.release()
 
     def _clear(self) -> None:
@@ -127,6 +129,7 @@ class LedgerWriter:
 
 
 def create_folders(folder: Path) -> None:
+    """Make the folder of every table."""
     for table in TABLES:
         (folder / table).mkdir(parents=True, exist_ok=True)
 

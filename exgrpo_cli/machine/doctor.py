@@ -141,6 +141,7 @@ class Report:
     """Why `exgrpo train` with its defaults would not work here; empty when it would."""
 
     def to_json(self) -> dict[str, Any]:
+        """What `doctor --json` prints."""
         return asdict(self) | {"default_run_works": not self.problems}
 
 

@@ -77,6 +77,7 @@ class MemoryPlan:
 
     @property
     def peak(self) -> int:
+        """The larger of the two peaks, in bytes."""
         return max(self.update_peak, self.rollout_peak)
 
 

@@ -1,6 +1,7 @@
 """A whole run: questions and backbone in, validation, the steps, the exported model, the summary and the plots."""
 
 import math
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
@@ -92,6 +93,7 @@ def run_steps(run: ActiveRun) -> None:
             note_score(run, state.heldout_before, "before training")
     last_step = config.run.last_step
     while state.step < last_step and not state.finished.is_final:
+        started = time.perf_counter()
         result = run_step(run.parts, state, state.step + 1, Clock(run.watchdog.phase))
         if result is None:
             state.finished = Ending.ALL_RETIRED
@@ -100,7 +102,6 @@ def run_steps(run: ActiveRun) -> None:
         line = result.line
         for note in (*result.notes, *run.guards.check(line, result.groups)):
             run.reporter.note(note)
-        run.time_limit.count_step(line["time/step"])
         if config.validation.every and state.step % config.validation.every == 0 and run.heldout:
             line |= validation_metrics(run)
         if run.parts.ranks.is_main:
@@ -112,6 +113,8 @@ def run_steps(run: ActiveRun) -> None:
         share = spent_share(run.parts, state)
         if share is not None and share >= 1:
             state.finished = Ending.BUDGET_SPENT
+        # Validation counts: the next step may end with one as well.
+        run.time_limit.count_step(time.perf_counter() - started)
         stopping = run.parts.ranks.any(run.stopper.requested or run.time_limit.is_near)
         due = state.step % config.run.save_every == 0 or state.step == last_step or state.finished.is_final
         if due or state.best_step == state.step or stopping:

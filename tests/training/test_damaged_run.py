@@ -187,7 +187,14 @@ def without_manifests(run: Path) -> None:
         path.unlink()
 
 
-@pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.pt", "policy.json"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "weights.safetensors",
+        pytest.param("optimizer.pt", marks=pytest.mark.slow),
+        pytest.param("policy.json", marks=pytest.mark.slow),
+    ],
+)
 def test_without_a_manifest_what_cannot_be_read_is_named(run: Path, name: str) -> None:
     without_manifests(run)
     path = run / NEWEST / "policy" / name
@@ -198,6 +205,7 @@ def test_without_a_manifest_what_cannot_be_read_is_named(run: Path, name: str) -
     assert contents(run) == before
 
 
+@pytest.mark.slow
 def test_without_a_manifest_a_run_is_resumed(run: Path, cut_run: Path) -> None:
     without_manifests(run)
     shutil.rmtree(run / NEWEST)

@@ -76,12 +76,35 @@ class Listener(SilentReporter):
         self.notes.append(text)
 
 
+def warnings_of(listener: Listener) -> list[str]:
+    return [note for note in listener.notes if note.startswith("step ") and "usual causes" in note]
+
+
 def test_a_run_whose_answers_are_all_cut_off_says_so_with_verdicts_and_a_response(small_config, tmp_path):
     listener = Listener()
-    config = small_config("rollout.max_response_tokens=2", "run.steps=4", "replay.enabled=false")
+    config = small_config("rollout.max_response_tokens=2", "run.steps=21", "run.save_every=21", "replay.enabled=false")
     train(config, tmp_path / "run", reporter=listener)
-    told = [note for note in listener.notes if note.startswith("step ") and "usual causes" in note]
-    assert len(told) == 2
+    told = warnings_of(listener)
+    assert len(told) == 3
     assert told[0].startswith("step 3: no rollout of the last 3 steps earned a reward")
     assert "Verdicts: no answer 100%. One response (no answer, gold " in told[0]
     assert told[1].startswith("step 3: 100% of the responses reach rollout.max_response_tokens")
+    assert told[2].startswith("step 20: in 20 steps no fresh group had both right and wrong answers")
+
+
+def test_a_run_whose_updates_are_skipped_says_so_with_the_reason(small_config, tmp_path):
+    listener = Listener()
+    config = small_config("optim.skip_norm=1e-9", "optim.max_skipped=99", "run.steps=3", "replay.enabled=false")
+    train(config, tmp_path / "run", reporter=listener)
+    (told,) = warnings_of(listener)
+    assert told.startswith("step 3: updates have been skipped in 3 steps in a row (gradient norm above 1e-09)")
+
+
+@pytest.mark.slow
+def test_a_run_that_becomes_certain_of_wrong_answers_says_so(small_config, tmp_path):
+    """Entropy is trained away, with a learning rate that leaves no time to learn anything else."""
+    listener = Listener()
+    certain = ("objective.entropy_coefficient=-10", "optim.learning_rate=0.003", "arithmetic.levels=[4]")
+    config = small_config(*certain, "run.steps=12", "run.save_every=12", "replay.enabled=false")
+    train(config, tmp_path / "run", reporter=listener)
+    assert any("the policy is certain of wrong answers: entropy" in note for note in warnings_of(listener))

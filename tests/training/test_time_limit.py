@@ -1,14 +1,14 @@
 """Limits of time: of a whole process, which saves before it is over, and of a phase, which ends a run that hangs."""
 
+import json
 import subprocess
 import sys
 
 import pytest
 
+from exgrpo_cli.commands import run
 from exgrpo_cli.config.resolve import to_toml
-from exgrpo_cli.console.reporter import SilentReporter
-from exgrpo_cli.errors import InputError, Interrupted
-from exgrpo_cli.training.run import train
+from exgrpo_cli.errors import InputError
 from exgrpo_cli.training.time_limit import TimeLimit
 
 
@@ -38,12 +38,17 @@ def test_a_limit_is_near_when_the_longest_step_and_a_checkpoint_would_not_fit():
     assert limit.is_near
 
 
-def test_a_run_near_its_limit_saves_stops_and_goes_on(small_config, tmp_path):
-    run, config = tmp_path / "run", small_config("run.steps=3", "run.save_every=3")
-    with pytest.raises(Interrupted, match="the time limit is near: stopped after step 1 of 3, state saved"):
-        train(config, run, reporter=SilentReporter(), time_limit=TimeLimit(seconds=0.001))
-    assert (run / "checkpoints" / "latest").read_text().strip() == "step-000001"
-    assert train(config, run, resume=True, reporter=SilentReporter())["steps"] == 3
+def test_a_run_near_its_limit_saves_stops_and_goes_on(small_config, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "settings.toml").write_text(to_toml(small_config("run.steps=3", "run.save_every=3")))
+    started = ["train", "--quiet", "--config", "settings.toml", "--output", "run"]
+    assert run([*started, "--time-limit", "soon"]) == 2
+    assert "--time-limit 'soon' is no length of time" in capsys.readouterr().err
+    assert run([*started, "--time-limit", "1s"]) == 130
+    assert "the time limit is near: stopped after step 1 of 3, state saved" in capsys.readouterr().err
+    assert (tmp_path / "run" / "checkpoints" / "latest").read_text().strip() == "step-000001"
+    assert run(["train", "--quiet", "--resume", "--output", "run", "--time-limit", "1d"]) == 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 3
 
 
 @pytest.mark.engines

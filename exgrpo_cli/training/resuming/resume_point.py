@@ -29,7 +29,9 @@ class ResumePoint:
     def notes(self) -> list[str]:
         """What the user should know about the checkpoints that are passed over."""
         going_on = "from the start" if self.step is None else f"from step {self.step}"
-        return [f"checkpoint of step {step} passed over, going on {going_on}: {why}" for step, why in self.passed_over]
+        return [
+            f"checkpoint of step {step} passed over, going on {going_on}: {what}" for step, what in self.passed_over
+        ]
 
 
 def find_resume_point(folder: RunFolder, config: Config) -> ResumePoint:
@@ -64,7 +66,7 @@ def find_resume_point(folder: RunFolder, config: Config) -> ResumePoint:
         if not damage:
             return ResumePoint(step=step, passed_over=tuple(passed_over))
         passed_over.append((step, damage))
-    reasons = "; ".join(f"step {step}: {why}" for step, why in passed_over)
+    reasons = "; ".join(f"step {step}: {damage}" for step, damage in passed_over)
     raise InputError(
         f"{folder.path} cannot go on, no checkpoint is whole: {reasons}. Restore what is damaged from a copy, or start "
         "a new run."
