@@ -171,7 +171,7 @@ def _prepare_pool(source: str, options: PrepareSettings, speech: Speech, *, dry_
     output = options.output or pool_folder(options.experience)
     if dry_run:
         check_pool(options.experience, output)
-        print_json({"output": str(output)}) if speech.json else typer.echo(f"# output {output}\n\n{to_toml(config)}")
+        print_json({"output": str(output)}) if speech.json else write_data(f"# output {output}\n\n{to_toml(config)}")
         return
     reporter = make_reporter(quiet=speech.quiet)
     try:
@@ -181,7 +181,7 @@ def _prepare_pool(source: str, options: PrepareSettings, speech: Speech, *, dry_
     if speech.json:
         print_json(report.to_json())
     elif not speech.quiet:
-        typer.echo("\n".join(report.lines(config.rollout.group_size)))
+        write_data("\n".join(report.lines(config.rollout.group_size)))
 
 
 def _print_plan(plan: dict[str, Any], json: bool) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from exgrpo_cli.commands.options import DebugOption, JsonOption, QuietOption, print_json, talk
+from exgrpo_cli.commands.options import DebugOption, JsonOption, QuietOption, print_json, talk, write_data
 
 if TYPE_CHECKING:
     from exgrpo_cli.publishing.package import Package
@@ -54,7 +54,7 @@ def publish(
     if json:
         print_json({"published": addresses})
     else:
-        typer.echo("\n".join(addresses))
+        write_data("\n".join(addresses))
 
 
 def _print_plan(packages: "list[Package]", repo: str, json: bool) -> None:
@@ -63,6 +63,6 @@ def _print_plan(packages: "list[Package]", repo: str, json: bool) -> None:
         print_json({"repositories": plans})
         return
     for package in packages:
-        typer.echo(f"{package.repo_type} {repo}: {len(package.files)} files, {package.num_bytes:,} bytes")
+        write_data(f"{package.repo_type} {repo}: {len(package.files)} files, {package.num_bytes:,} bytes")
         for name, path in sorted(package.files.items()):
-            typer.echo(f"  {path.stat().st_size:>12,}  {name}")
+            write_data(f"  {path.stat().st_size:>12,}  {name}")
