@@ -24,6 +24,7 @@ def test_the_promised_commands_are_there():
         "train",
         "replay-stats",
         "report",
+        "publish",
         "sample",
         "evaluate",
         "eval",
