@@ -3,9 +3,8 @@
     python benchmarks/grading.py [--workers 2] [--repeats 3] [--deadline 5] [--json]
 
 The corpus has 128 golds of the kinds that MATH-500 has, 48 of them not plain numbers, with 8 rollouts each: 4 correct
-ones in different notations and 4 wrong ones, which are correct answers to other questions. It is graded three ways: by
-math-verify in a loop that parses the gold each time, by the pool, and by the pool without its short path for plain
-numbers. Then 2 % of the rollouts are replaced by hostile ones.
+ones in different notations and 4 wrong ones, which are correct answers to other questions. It is graded by math-verify
+in a loop that parses the gold each time, and by the pool. Then 2 % of the rollouts are replaced by hostile ones.
 
 Start-up (imports, tables of the grammar) is paid before the clock runs, on both sides.
 """
@@ -24,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from exgrpo_cli.config.sections.grading import GradingSettings
 from exgrpo_cli.grading import GradingItem, GradingPool
 from exgrpo_cli.types import AnswerFormat, Verdict
 
@@ -103,11 +103,7 @@ HOSTILE = {
     "an unbalanced box": r"the answer is \boxed{\frac{1}{2",
     "900 nested brackets": r"\boxed{" + "(" * 900 + "1" + ")" * 900 + "}",
 }
-LABELS = {
-    "loop": "math-verify in a loop",
-    "pool": "pool",
-    "pool_without_plain_numbers": "pool, no short path",
-}
+LABELS = {"loop": "math-verify in a loop", "pool": "pool"}
 FORMAT = AnswerFormat(opens_think=True, requires_box=True, require_eos=False)
 
 
@@ -198,15 +194,8 @@ def outcome(began: float, cpu_before: float, verdicts: list[Verdict]) -> Outcome
     return Outcome(seconds=time.perf_counter() - began, cpu_seconds=cpu_seconds() - cpu_before, verdicts=verdicts)
 
 
-def new_pool(arguments: argparse.Namespace, *, compares_plain_numbers: bool) -> GradingPool:
-    return GradingPool(
-        grader="math",
-        workers=arguments.workers,
-        deadline_seconds=arguments.deadline,
-        memory_bytes=512 << 20,
-        max_answer_chars=2000,
-        compares_plain_numbers=compares_plain_numbers,
-    )
+def new_pool(arguments: argparse.Namespace) -> GradingPool:
+    return GradingPool(GradingSettings(workers=arguments.workers, deadline_seconds=arguments.deadline, memory_mb=512))
 
 
 class ProcessTree:
@@ -271,29 +260,25 @@ def proportional_bytes(pid: int) -> int:
 
 
 def compare_speed(items: list[GradingItem], arguments: argparse.Namespace) -> dict[str, Any]:
-    loops, pools, slow_pools = [], [], []
+    loops, pools = [], []
     loop(warm_up(random.Random(2)))
     for _ in range(arguments.repeats):
         loops.append(loop(items))
-        with new_pool(arguments, compares_plain_numbers=True) as pool:
+        with new_pool(arguments) as pool:
             pools.append(pooled(items, pool))
-        with new_pool(arguments, compares_plain_numbers=False) as pool:
-            slow_pools.append(pooled(items, pool))
     expected = [verdict is Verdict.CORRECT for verdict in loops[0].verdicts]
-    names = ("loop", "pool", "pool_without_plain_numbers")
-    passes = dict(zip(names, (loops, pools, slow_pools), strict=True))
-    seconds = {name: statistics.median(each.seconds for each in passes[name]) for name in names}
-    cpu = {name: statistics.median(each.cpu_seconds for each in passes[name]) for name in names}
+    passes = {"loop": loops, "pool": pools}
+    seconds = {name: statistics.median(each.seconds for each in found) for name, found in passes.items()}
+    cpu = {name: statistics.median(each.cpu_seconds for each in found) for name, found in passes.items()}
     return {
         "rollouts": len(items),
         "correct": sum(expected),
         "seconds": seconds,
         "cpu_seconds": cpu,
         "speedup": seconds["loop"] / seconds["pool"],
-        "speedup_without_plain_numbers": seconds["loop"] / seconds["pool_without_plain_numbers"],
         "different_verdicts": sum(
             (verdict is Verdict.CORRECT) is not right
-            for each in [*pools, *slow_pools]
+            for each in pools
             for verdict, right in zip(each.verdicts, expected, strict=True)
         ),
     }
@@ -301,7 +286,7 @@ def compare_speed(items: list[GradingItem], arguments: argparse.Namespace) -> di
 
 def survive_hostile(items: list[GradingItem], clean_seconds: float, arguments: argparse.Namespace) -> dict[str, Any]:
     mixed = with_hostile(items, random.Random(1))
-    with ProcessTree() as tree, new_pool(arguments, compares_plain_numbers=True) as pool:
+    with ProcessTree() as tree, new_pool(arguments) as pool:
         passed = pooled(mixed, pool)
     late = {each.response for each, verdict in zip(mixed, passed.verdicts, strict=True) if verdict is Verdict.TIMEOUT}
     bound = 1.2 * clean_seconds + math.ceil(len(late) / arguments.workers) * arguments.deadline + 1.0

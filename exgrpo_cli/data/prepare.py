@@ -219,13 +219,7 @@ def _audited(
 
 def _grading_pool(settings: GradingSettings, layout: str) -> GradingPool:
     grader = "choice" if layout == MULTIPLE_CHOICE and settings.grader == "math" else settings.grader
-    return GradingPool(
-        grader=grader,
-        workers=settings.workers,
-        deadline_seconds=settings.deadline_seconds,
-        memory_bytes=settings.memory_mb * 2**20,
-        max_answer_chars=settings.max_answer_chars,
-    )
+    return GradingPool(replace(settings, grader=grader))
 
 
 def _seed(source: str, options: PrepareOptions) -> int | None:

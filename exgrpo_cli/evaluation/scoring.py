@@ -1,5 +1,6 @@
 """From a finished results folder to its figures: score, maj@k, second graders, and the files people read."""
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -29,21 +30,18 @@ BESIDE = {"math": ("oat",)}
 """Graders that always stand beside another one: the paper's scores are Oat's."""
 
 
-def open_pool(grader: str, workers: int) -> GradingPool:
-    """A grading pool with the settings of every evaluation."""
-    settings = GradingSettings()
-    return GradingPool(
-        grader=grader,
-        workers=workers,
-        deadline_seconds=settings.deadline_seconds,
-        memory_bytes=settings.memory_mb * 2**20,
-        max_answer_chars=settings.max_answer_chars,
-    )
+MOST_WORKERS = 8
 
 
-def score_folder(
-    folder: ResultsFolder, pool: GradingPool, second_graders: Sequence[str], workers: int
-) -> dict[str, Any]:
+def open_pool(grader: str) -> GradingPool:
+    """The grading workers of an evaluation: one per core this process may use, up to eight.
+
+    Raises InputError for a grader that is not there.
+    """
+    return GradingPool(GradingSettings(grader=grader, workers=min(MOST_WORKERS, len(os.sched_getaffinity(0)))))
+
+
+def score_folder(folder: ResultsFolder, pool: GradingPool, second_graders: Sequence[str] = ()) -> dict[str, Any]:
     """Write `results.json`, `samples.parquet` and, with second graders, `disagreements.jsonl`; return the results.
 
     `second_graders` come on top of those that always stand beside the protocol's. One that the pool has uses its
@@ -65,7 +63,7 @@ def score_folder(
         )
     seconds = {}
     for grader in dict.fromkeys((*BESIDE.get(stamp["grader"]["name"], ()), *second_graders)):
-        with nullcontext(pool) if pool.has(grader) else open_pool(grader, workers) as second_pool:
+        with nullcontext(pool) if pool.has(grader) else open_pool(grader) as second_pool:
             seconds[grader] = regrade(records, asked, answer_format, second_pool, grader=grader)
     differing = _disagreements(stamp, records, seconds)
     if seconds:

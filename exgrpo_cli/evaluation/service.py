@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from exgrpo_cli.evaluation.session import BenchmarkSession
 
 RESULTS = Path("results")
-MOST_GRADING_WORKERS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,7 +110,7 @@ def plan_evaluation(request: EvaluationRequest) -> EvaluationPlan:
     suite = _suite(request)
     for grader in request.second_graders:
         # An unknown one is refused here, not after the sampling.
-        open_pool(grader, 1).close()
+        open_pool(grader).close()
     if request.endpoint is not None:
         if request.model is None:
             raise InputError("--endpoint needs --model: the name under which the server serves it.")
@@ -225,7 +224,7 @@ def _prepare(
 def _run(plan: EvaluationPlan, session: "BenchmarkSession", asker: "Asker", *, quiet: bool) -> dict[str, Any]:
     name, total = session.benchmark.name, len(session.questions.questions)
     folder = ResultsFolder.create(plan.folders[name], session.stamp(asker), session.asked)
-    with folder, open_pool(session.benchmark.protocol.grader, grading_workers()) as pool:
+    with folder, open_pool(session.benchmark.protocol.grader) as pool:
         try:
             with EvaluationProgress(name, total, quiet=quiet) as progress:
                 session.run(folder, pool, progress)
@@ -234,7 +233,7 @@ def _run(plan: EvaluationPlan, session: "BenchmarkSession", asker: "Asker", *, q
                 f"stopped; {len(folder.records())} of {total} questions of {name} are kept in {folder.path}: "
                 "the same command goes on."
             ) from None
-        return score_folder(folder, pool, plan.request.second_graders, grading_workers())
+        return score_folder(folder, pool, plan.request.second_graders)
 
 
 def rescore_stored(request: EvaluationRequest) -> EvaluationReport:
@@ -260,9 +259,9 @@ def rescore_folders(paths: Sequence[Path], second_graders: Sequence[str], summar
     results: dict[str, dict[str, Any]] = {}
     models = []
     for path in paths:
-        with ResultsFolder.open(path) as folder, open_pool(_stamped_grader(folder), grading_workers()) as pool:
+        with ResultsFolder.open(path) as folder, open_pool(_stamped_grader(folder)) as pool:
             rescore(folder, pool)
-            result = score_folder(folder, pool, second_graders, grading_workers())
+            result = score_folder(folder, pool, second_graders)
             results[folder.stamp["benchmark"]["name"]] = result
             models.append(folder.stamp["model"]["name"])
     return _report(models[0], results, averages_over(results), summary_folder)
@@ -275,11 +274,6 @@ def _stamped_grader(folder: ResultsFolder) -> str:
             f"{folder.path} names the grader {name!r}, which would run code: if you trust it, evaluate with --grader."
         )
     return name
-
-
-def grading_workers() -> int:
-    """One worker per core this process may use, up to eight."""
-    return min(MOST_GRADING_WORKERS, len(os.sched_getaffinity(0)))
 
 
 def _suite(request: EvaluationRequest) -> Suite:

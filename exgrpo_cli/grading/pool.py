@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from types import TracebackType
 
-from exgrpo_cli.config.names import GRADERS, PREFIX
-from exgrpo_cli.errors import InputError, RunError, nearest
+from exgrpo_cli.config.names import PREFIX
+from exgrpo_cli.config.sections.grading import GradingSettings
+from exgrpo_cli.errors import RunError
 from exgrpo_cli.grading.routes import (
     GradingItem,
     Route,
@@ -32,7 +33,7 @@ _MOST_FAILURES = 32
 class GradingPool:
     """Grades responses with one grader, in worker processes where an answer could hang or crash it.
 
-    A worker that overruns `deadline_seconds` or `memory_bytes` is killed and replaced, and the answer it held is
+    A worker that overruns `deadline_seconds` or `memory_mb` is killed and replaced, and the answer it held is
     charged: TIMEOUT or CRASHED. Processes start with the first answer that needs one, and end with the pool or with
     this process, however it ends. Every method may be called from any thread; in a forked child the pool starts
     processes of its own.
@@ -40,42 +41,21 @@ class GradingPool:
     Use it as a context manager, or call `close`.
     """
 
-    def __init__(
-        self,
-        *,
-        grader: str,
-        workers: int,
-        deadline_seconds: float,
-        memory_bytes: int,
-        max_answer_chars: int,
-        compares_plain_numbers: bool = True,
-    ) -> None:
-        """Check the settings; a `python:` grader is imported in its process at once, so that a wrong name is found now.
-
-        `max_answer_chars` bounds what is parsed: the boxed content where there is a box, else the graded text; what is
-        longer is no answer. `compares_plain_numbers` off sends plain numbers to math-verify too: for benchmarks.
+    def __init__(self, settings: GradingSettings) -> None:
+        """Import a `python:` grader in its process at once, so that a wrong name is found now.
 
         Raises:
-            InputError: an unknown grader, a bound that is not positive, or a function that cannot be imported.
+            InputError: a function that cannot be imported.
         """
-        _check_positive("grading.workers", workers)
-        _check_positive("grading.deadline_seconds", deadline_seconds)
-        _check_positive("grading.memory_mb", memory_bytes)
-        _check_positive("grading.max_answer_chars", max_answer_chars)
-        self._routes = _routes(grader, max_answer_chars, compares_plain_numbers)
-        self._route = self._routes[grader]
-        self._remote = RemoteGrader(
-            grader=grader if grader.startswith(PREFIX) else "math",
-            workers=workers,
-            deadline_seconds=deadline_seconds,
-            memory_bytes=memory_bytes,
-        )
+        self._routes = _routes(settings)
+        self._route = self._routes[settings.grader]
+        self._remote = RemoteGrader(settings)
         self._lock = threading.Lock()
         self._closed = False
         self._verdicts: OrderedDict[Task, Verdict] = OrderedDict()
         self._in_flight: dict[Task, Future[Verdict]] = {}
         _POOLS.add(self)
-        if grader.startswith(PREFIX):
+        if settings.grader.startswith(PREFIX):
             self._remote.start()
 
     def submit(self, item: GradingItem) -> Future[Verdict]:
@@ -189,24 +169,12 @@ class GradingPool:
         self._remote.forget()
 
 
-def _routes(grader: str, max_answer_chars: int, compares_plain_numbers: bool) -> dict[str, Route]:
+def _routes(settings: GradingSettings) -> dict[str, Route]:
     """The ways that one set of workers can go: a user's function alone, or all of the built-in graders."""
-    if grader.startswith(PREFIX):
-        return {grader: custom_route()}
-    if grader not in GRADERS:
-        options = (*GRADERS, "python:module:function")
-        raise InputError(f"grading.grader is {grader!r}, which is not a grader.{nearest(grader, options)}")
-    return {
-        "math": math_route(max_answer_chars=max_answer_chars, compares_plain_numbers=compares_plain_numbers),
-        "choice": choice_route(max_answer_chars=max_answer_chars),
-        "exact": exact_route(max_answer_chars=max_answer_chars),
-        "oat": oat_route(max_answer_chars=max_answer_chars),
-    }
-
-
-def _check_positive(setting: str, value: float) -> None:
-    if not value > 0:
-        raise InputError(f"{setting} is {value}: it has to be above 0.")
+    if settings.grader.startswith(PREFIX):
+        return {settings.grader: custom_route()}
+    built_in = {"math": math_route, "choice": choice_route, "exact": exact_route, "oat": oat_route}
+    return {name: route(settings.max_answer_chars) for name, route in built_in.items()}
 
 
 def _done(verdict: Verdict) -> Future[Verdict]:

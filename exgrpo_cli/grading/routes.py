@@ -61,15 +61,15 @@ def route_item(route: Route, item: GradingItem) -> Verdict | Task:
     return Verdict.NO_ANSWER if text is None else route.grade(item, text)
 
 
-def math_route(*, max_answer_chars: int, compares_plain_numbers: bool) -> Route:
+def math_route(max_answer_chars: int) -> Route:
     """math-verify in a worker. Where there is a box its content alone is parsed: a long explanation costs nothing.
 
     A question whose options are known is graded by them: math-verify would compare letters, never a letter and a text.
     """
-    by_options = choice_route(max_answer_chars=max_answer_chars)
+    by_options = choice_route(max_answer_chars)
 
     def compare(gold: str, answer: str) -> Verdict | Task:
-        compared = compare_texts(gold, answer, compares_plain_numbers=compares_plain_numbers)
+        compared = compare_texts(gold, answer)
         if compared.is_same is not None:
             return Verdict.CORRECT if compared.is_same else Verdict.WRONG
         return Task(gold=in_box(compared.gold), answer=in_box(compared.answer))
@@ -93,7 +93,7 @@ def math_route(*, max_answer_chars: int, compares_plain_numbers: bool) -> Route:
 
     def audit(gold: str) -> Verdict | Task:
         content = _gold_content(gold)
-        if compares_plain_numbers and plain_number(content) is not None:
+        if plain_number(content) is not None:
             return Verdict.CORRECT
         return Task(gold=in_box(content), answer="", kind="audit")
 
@@ -112,7 +112,7 @@ def math_route(*, max_answer_chars: int, compares_plain_numbers: bool) -> Route:
     return Route(grade=grade, audit=audit, same=same, in_part=in_part)
 
 
-def choice_route(*, max_answer_chars: int) -> Route:
+def choice_route(max_answer_chars: int) -> Route:
     """Options by letter or text; nothing to parse."""
 
     def grade(item: GradingItem, text: str) -> Verdict:
@@ -129,7 +129,7 @@ def choice_route(*, max_answer_chars: int) -> Route:
     return Route(grade=grade, audit=audit, same=same)
 
 
-def exact_route(*, max_answer_chars: int) -> Route:
+def exact_route(max_answer_chars: int) -> Route:
     """Equality of texts; a gold will do that is neither empty nor longer than an answer may be."""
 
     def grade(item: GradingItem, text: str) -> Verdict:
@@ -145,7 +145,7 @@ def exact_route(*, max_answer_chars: int) -> Route:
     return Route(grade=grade, audit=audit, same=same)
 
 
-def oat_route(*, max_answer_chars: int) -> Route:
+def oat_route(max_answer_chars: int) -> Route:
     """The last box alone; without one there is no answer. Equal texts and plain numbers need no worker."""
 
     def content_of(text: str) -> str:

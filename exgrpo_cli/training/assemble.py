@@ -64,18 +64,6 @@ def take_device(requested: str, local_rank: int) -> torch.device:
     return device
 
 
-def make_pool(config: Config) -> GradingPool:
-    """The grading workers that the settings ask for."""
-    settings = config.grading
-    return GradingPool(
-        grader=settings.grader,
-        workers=settings.workers,
-        deadline_seconds=settings.deadline_seconds,
-        memory_bytes=settings.memory_mb * 2**20,
-        max_answer_chars=settings.max_answer_chars,
-    )
-
-
 def choose_run_template(config: Config, tokenizer: PreTrainedTokenizerBase) -> Template:
     """The settings' prompt template for this tokenizer."""
     require_box = {"auto": None, "always": True, "never": False}[config.data.require_box]
@@ -118,7 +106,7 @@ def assemble(
         backbone=backbone,
         generator=generator,
         policy=policy,
-        pool=RankedPool(pool, ranks) if ranks.world_size > 1 else pool,
+        pool=RankedPool(pool, ranks),
         stream=QuestionStream([question.id for question in questions.train], rngs["stream"]),
         buffer=NoBuffer(),
         rngs=rngs,

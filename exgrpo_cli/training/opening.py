@@ -16,6 +16,7 @@ from exgrpo_cli.console.signals import Stopper
 from exgrpo_cli.engines.vllm.start import require_vllm
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.files import write_json, write_text
+from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.machine.disk import disk_plan, require_disk
 from exgrpo_cli.machine.environment import describe_environment
 from exgrpo_cli.machine.replay_plan import replay_notes
@@ -26,7 +27,7 @@ from exgrpo_cli.replay.warm_start import WarmStartReport
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.runs.watchdog import Watchdog
 from exgrpo_cli.training.active_run import ActiveRun
-from exgrpo_cli.training.assemble import assemble, choose_device, make_pool, open_shared_buffer
+from exgrpo_cli.training.assemble import assemble, choose_device, open_shared_buffer
 from exgrpo_cli.training.loop import sync
 from exgrpo_cli.training.parts import Parts
 from exgrpo_cli.training.resuming.checkpoint import folder_name as checkpoint_name
@@ -109,7 +110,7 @@ def open_run(
         questions = ranks.from_main(
             lambda: load_questions(config, reporter) if is_new else stored_questions(folder.data, config)
         )
-        pool = stack.enter_context(make_pool(config))
+        pool = stack.enter_context(GradingPool(config.grading))
         if is_new:
             ranks.from_main(lambda: check_answers(config, pool, questions.train))
         parts = assemble(config, questions, pool, reporter, stack, ranks)

@@ -12,7 +12,7 @@ from exgrpo_cli.data.stream import QuestionStream
 from exgrpo_cli.engines.protocols import Generator, Policy
 from exgrpo_cli.ranks.ranks import ALONE, Ranks
 from exgrpo_cli.replay.protocol import Buffer
-from exgrpo_cli.training.step.ranked_pool import AnyPool
+from exgrpo_cli.training.step.ranked_pool import RankedPool
 from exgrpo_cli.types import AnswerFormat, Question
 
 Prompts = Mapping[str, Int32[np.ndarray, " prompt_tokens"]]
@@ -30,7 +30,7 @@ class Parts:
     backbone: Backbone
     generator: Generator
     policy: Policy
-    pool: AnyPool
+    pool: RankedPool
     stream: QuestionStream
     buffer: Buffer
     rngs: Mapping[str, np.random.Generator]

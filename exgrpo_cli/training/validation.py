@@ -7,7 +7,6 @@ from exgrpo_cli.engines.ranked_generator import local_generator
 from exgrpo_cli.evaluation.results.records import Evaluation, QuestionRecord
 from exgrpo_cli.evaluation.runner import evaluate_questions
 from exgrpo_cli.training.parts import Parts
-from exgrpo_cli.training.step.ranked_pool import local_pool
 from exgrpo_cli.types import Question, SamplingParams
 
 
@@ -37,7 +36,7 @@ def validate(
         prompts=[parts.prompts[question.id] for question in own],
         generator=local_generator(parts.generator),
         decode=parts.backbone.decode,
-        pool=local_pool(parts.pool),
+        pool=parts.pool.local,
         answer_format=parts.answer_format,
         params=SamplingParams(
             temperature=settings.temperature,

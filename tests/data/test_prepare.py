@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from exgrpo_cli.config.sections.data import ArithmeticSettings
+from exgrpo_cli.config.sections.grading import GradingSettings
 from exgrpo_cli.data.audit.checks import check_golds
 from exgrpo_cli.data.audit.contamination import BenchmarkIndex
 from exgrpo_cli.data.audit.duplicates import near_duplicates
@@ -186,7 +187,7 @@ def test_check_golds_names_the_first_bad_one():
         return Question(id=question_id(prompt, answer), prompt=prompt, answer=answer, source="here")
 
     bad = question("\\frac{1}{")
-    with GradingPool(grader="math", workers=1, deadline_seconds=5, memory_bytes=2**30, max_answer_chars=2000) as pool:
+    with GradingPool(GradingSettings()) as pool:
         check_golds([question("1"), question("\\frac{1}{2}")], pool)
         with pytest.raises(InputError, match=rf"1 of 2 gold answers .* of question {bad.id}: gold "):
             check_golds([question("1"), bad], pool)

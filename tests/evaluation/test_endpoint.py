@@ -126,9 +126,9 @@ def session_of(benchmark: Benchmark, data: Path, endpoint: Endpoint) -> tuple[En
 
 def run_session(asker: EndpointAsker, session: BenchmarkSession, path: Path) -> dict[str, Any]:
     total = len(session.questions.questions)
-    with ResultsFolder.create(path, session.stamp(asker), session.asked) as folder, open_pool("math", 1) as pool:
+    with ResultsFolder.create(path, session.stamp(asker), session.asked) as folder, open_pool("math") as pool:
         session.run(folder, pool, EvaluationProgress("sums", total, quiet=True))
-        return score_folder(folder, pool, (), 1)
+        return score_folder(folder, pool)
 
 
 def test_known_share_of_correct_answers(tmp_path, serve):

@@ -327,13 +327,13 @@ def oracle() -> Iterator[Callable[..., Server]]:
 
 
 @pytest.fixture(scope="module")
-def pools() -> Iterator[Callable[[str, int], Any]]:
+def pools() -> Iterator[Callable[[str], Any]]:
     """One pool of each grader for the whole file: starting one takes longer than all that is graded here."""
     opened: dict[str, Any] = {}
 
-    def shared(grader: str, workers: int) -> Any:
+    def shared(grader: str) -> Any:
         if grader not in opened:
-            opened[grader] = open_pool(grader, 1)
+            opened[grader] = open_pool(grader)
         return nullcontext(opened[grader])
 
     yield shared

@@ -26,7 +26,7 @@ WHOLE = AnswerFormat(opens_think=False, requires_box=False, require_eos=False)
 
 @pytest.fixture(scope="module")
 def pool():
-    with open_pool("math", 1) as pool:
+    with open_pool("math") as pool:
         yield pool
 
 
@@ -62,7 +62,7 @@ def test_votes_without_a_box_are_grouped_too(pool: GradingPool):
 def test_votes_for_an_option_are_grouped_by_its_letter():
     votes = [("ANSWER: A", RIGHT), ("(A)", RIGHT), ("ANSWER: C", WRONG), ("The answer is (C).", WRONG), ("Rome", WRONG)]
     asked = said(question(1, answer="A"), *votes)
-    with open_pool("choice", 1) as pool:
+    with open_pool("choice") as pool:
         options = {"q1": ("Oslo", "Paris", "Rome")}
         assert majority_at_k([asked], WHOLE, pool, options) == 0.0
         # Where the options are not known, nobody can tell that Rome is C: two votes each.
@@ -73,7 +73,7 @@ def test_time_outs_are_tried_again_before_the_score_and_kept(tmp_path, pool: Gra
     records = [record(question(1, answer="x+1"), ("1+x", Verdict.TIMEOUT), ("x", Verdict.TIMEOUT), ("1+x", WRONG))]
     path = stored(tmp_path / "made", records)
     with ResultsFolder.open(path) as folder:
-        result = score_folder(folder, pool, (), 1)
+        result = score_folder(folder, pool)
         kept = [sample.verdict for sample in folder.records()["q1"].samples]
     # What was not late stays as it was graded.
     assert kept == [RIGHT, WRONG, WRONG] and result["avg_at_k"] == pytest.approx(1 / 3)
@@ -93,7 +93,7 @@ def test_second_grader_and_its_disagreements(tmp_path, pool: GradingPool):
     ]
     path = stored(tmp_path / "made", records)
     with ResultsFolder.open(path) as folder:
-        result = score_folder(folder, pool, ("exact",), 1)
+        result = score_folder(folder, pool, ("exact",))
     assert result["avg_at_k"] == 3 / 4
     assert result["second_graders"]["exact"]["avg_at_k"] == 2 / 4
     assert result["second_graders"]["exact"]["disagreements"] == 1
@@ -115,7 +115,7 @@ def test_oat_stands_beside_math_unasked(tmp_path, pool: GradingPool):
     for name in made:
         path = stored(tmp_path / name, records, benchmark__name=name)
         with ResultsFolder.open(path) as folder:
-            result = score_folder(folder, pool, (), 1)
+            result = score_folder(folder, pool)
         oat = result["second_graders"]["oat"]
         assert (result["avg_at_k"], oat["avg_at_k"], oat["disagreements"]) == (2 / 3, 1 / 3, 1)
         (listed,) = [json.loads(line) for line in (path / "disagreements.jsonl").read_text().splitlines()]
@@ -168,7 +168,7 @@ def test_unfinished_results_are_not_scored(tmp_path, pool: GradingPool):
     with ResultsFolder.create(tmp_path / "made", stamp(1), asked) as folder:
         folder.append(records[:1])
         with pytest.raises(InputError, match="holds 1 of 2 questions: finish the evaluation first"):
-            score_folder(folder, pool, (), 1)
+            score_folder(folder, pool)
         rescore(folder, pool)
         assert len(folder.records()) == 1
 

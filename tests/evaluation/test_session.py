@@ -212,7 +212,7 @@ def test_validation_samples_a_question_with_the_same_seeds_whatever_is_around_it
             events.append("sampled")
             return rollouts
 
-    with open_pool("math", 1) as pool:
+    with open_pool("math") as pool:
         everything = {
             "decode": backbone.decode,
             "pool": pool,

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from grading_pools import pool_of
 
-from exgrpo_cli.errors import InputError
 from exgrpo_cli.grading import GradingItem, GradingPool, answer_text, last_boxed
 from exgrpo_cli.types import AnswerFormat, Verdict
 
@@ -192,13 +192,9 @@ def item(gold: str, response: str, **changes: object) -> GradingItem:
     return GradingItem(**fields)  # type: ignore[arg-type]
 
 
-def open_pool(grader: str) -> GradingPool:
-    return GradingPool(grader=grader, workers=1, deadline_seconds=30, memory_bytes=512 << 20, max_answer_chars=2000)
-
-
 @pytest.fixture(scope="module")
 def math_pool() -> Iterator[GradingPool]:
-    with open_pool("math") as pool:
+    with pool_of("math") as pool:
         yield pool
 
 
@@ -209,19 +205,19 @@ def test_math(math_pool: GradingPool, gold: str, response: str, verdict: Verdict
 
 @pytest.mark.parametrize(("gold", "response", "verdict"), CHOICE)
 def test_choice(gold: str, response: str, verdict: Verdict) -> None:
-    with open_pool("choice") as pool:
+    with pool_of("choice") as pool:
         assert pool.grade([item(gold, response, options=CAPITALS)]) == [verdict]
 
 
 def test_choice_without_known_options_goes_by_letters_alone() -> None:
-    with open_pool("choice") as pool:
+    with pool_of("choice") as pool:
         items = [item("J", r"\boxed{J}"), item("C", r"\boxed{C) anything}"), item("C", "Rome")]
         assert pool.grade(items) == [CORRECT, CORRECT, NO_ANSWER]
 
 
 def test_numbered_options_that_are_numbers_are_meant_by_their_label() -> None:
     numbers = ("30", "3", "1", "2")
-    with open_pool("choice") as pool:
+    with pool_of("choice") as pool:
         items = [item("3", response, options=numbers) for response in ("ANSWER: 3", "ANSWER: 2", "3) 1", "30", "C")]
         assert pool.grade(items) == [CORRECT, WRONG, CORRECT, WRONG, CORRECT]
         lettered = [item("B", response, options=numbers) for response in ("3", "B. 3", "ANSWER: 2")]
@@ -252,7 +248,7 @@ def test_math_grades_a_question_with_options_by_them(math_pool: GradingPool) -> 
 
 @pytest.mark.parametrize(("gold", "response", "verdict"), EXACT)
 def test_exact(gold: str, response: str, verdict: Verdict) -> None:
-    with open_pool("exact") as pool:
+    with pool_of("exact") as pool:
         assert pool.grade([item(gold, response)]) == [verdict]
 
 
@@ -337,9 +333,9 @@ def test_audit_of_golds(math_pool: GradingPool) -> None:
         r"\frac{1}{0}": WRONG,
     }
     assert dict(zip(golds, math_pool.verify_gold(list(golds)), strict=True)) == golds
-    with open_pool("choice") as pool:
+    with pool_of("choice") as pool:
         assert pool.verify_gold(["C", "(b)", "42"]) == [CORRECT, CORRECT, UNPARSABLE]
-    with open_pool("exact") as pool:
+    with pool_of("exact") as pool:
         # No answer of 2,001 characters is read, so the last gold could never be met.
         assert pool.verify_gold(["anything", " ", "M" * 2001]) == [CORRECT, UNPARSABLE, NO_ANSWER]
 
@@ -351,25 +347,3 @@ def test_identical_pairs_are_graded_once(math_pool: GradingPool) -> None:
     assert same[0].result() is CORRECT
     # Known by now: no waiting at all.
     assert math_pool.submit(item("x+y+z", r"So $\boxed{z+y+x}$.")).done()
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"grader": "maths"}, r"grading\.grader is 'maths', which is not a grader\. Did you mean 'math'\?"),
-        ({"workers": 0}, r"grading\.workers is 0: it has to be above 0"),
-        ({"deadline_seconds": -1.0}, r"grading\.deadline_seconds is -1\.0"),
-        ({"memory_bytes": 0}, r"grading\.memory_mb is 0"),
-        ({"max_answer_chars": 0}, r"grading\.max_answer_chars is 0"),
-    ],
-)
-def test_impossible_settings_are_refused(changes: dict[str, object], message: str) -> None:
-    settings = {
-        "grader": "math",
-        "workers": 1,
-        "deadline_seconds": 1.0,
-        "memory_bytes": 1 << 30,
-        "max_answer_chars": 2000,
-    }
-    with pytest.raises(InputError, match=message):
-        GradingPool(**(settings | changes))  # type: ignore[arg-type]

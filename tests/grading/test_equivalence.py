@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 from grading_cases import CASES
+from grading_pools import boxed, pool_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exgrpo_cli.grading import GradingItem, GradingPool
-from exgrpo_cli.types import AnswerFormat, Verdict
+from exgrpo_cli.grading import GradingPool
+from exgrpo_cli.types import Verdict
 
-BOXED = AnswerFormat(opens_think=False, requires_box=True, require_eos=False)
 DIFFERENCES = Path(__file__).parents[2] / "docs" / "grading-differences.md"
 TABLE = [
     (kind, gold, answer, is_right)
@@ -29,19 +29,12 @@ TABLE = [
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[GradingPool]:
-    with GradingPool(
-        grader="math", workers=1, deadline_seconds=30, memory_bytes=512 << 20, max_answer_chars=2000
-    ) as opened:
+    with pool_of() as opened:
         yield opened
 
 
 def verdicts(pool: GradingPool, pairs: list[tuple[str, str]]) -> list[Verdict]:
-    return pool.grade(
-        [
-            GradingItem(gold=gold, response=rf"so \boxed{{{answer}}}", finished=True, answer_format=BOXED)
-            for gold, answer in pairs
-        ]
-    )
+    return pool.grade([boxed(gold, answer) for gold, answer in pairs])
 
 
 def test_the_table_is_graded_as_it_says(pool: GradingPool) -> None:

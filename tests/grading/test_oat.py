@@ -6,22 +6,19 @@ from typing import Any
 
 import pytest
 import sympy.physics.units  # noqa: F401 - evaluates the names of its units when it is first used
+from grading_pools import TOWER, boxed, plain, pool_of
 from sympy.parsing import sympy_parser
 from sympy.parsing.sympy_parser import implicit_multiplication_application, parse_expr, standard_transformations
 
-from exgrpo_cli.grading import GradingItem, GradingPool
+from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.grading.graders import mathematics, oat
 from exgrpo_cli.grading.graders.formula import NotAFormulaError, read_formula
-from exgrpo_cli.types import AnswerFormat, Verdict
-
-ANYWHERE = AnswerFormat(opens_think=False, requires_box=False, require_eos=False)
+from exgrpo_cli.types import Verdict
 
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[GradingPool]:
-    with GradingPool(
-        grader="oat", workers=1, deadline_seconds=30, memory_bytes=512 << 20, max_answer_chars=2000
-    ) as opened:
+    with pool_of("oat") as opened:
         yield opened
 
 
@@ -55,8 +52,7 @@ def pool() -> Iterator[GradingPool]:
     ],
 )
 def test_verdicts(pool: GradingPool, gold: str, response: str, verdict: Verdict) -> None:
-    item = GradingItem(gold=gold, response=response, finished=True, answer_format=ANYWHERE)
-    assert pool.grade([item]) == [verdict]
+    assert pool.grade([plain(response, gold)]) == [verdict]
 
 
 FORMULAS = (
@@ -100,11 +96,8 @@ def test_nothing_of_an_answer_is_evaluated_but_numerals(monkeypatch: pytest.Monk
 
 
 def test_a_hostile_answer_is_killed_like_any_other() -> None:
-    with GradingPool(
-        grader="oat", workers=1, deadline_seconds=1, memory_bytes=512 << 20, max_answer_chars=2000
-    ) as pool:
-        tower = GradingItem(gold="7", response=r"\boxed{9^{9^{9^9}}}", finished=True, answer_format=ANYWHERE)
-        assert pool.grade([tower]) == [Verdict.TIMEOUT]
+    with pool_of("oat", deadline_seconds=1) as pool:
+        assert pool.grade([boxed("7", TOWER)]) == [Verdict.TIMEOUT]
 
 
 def test_golds_and_pairs(pool: GradingPool) -> None:

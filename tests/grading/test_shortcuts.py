@@ -56,13 +56,14 @@ def says_math_verify(gold: str, answer: str) -> bool:
 
 
 def test_plain_numbers_agree_with_math_verify() -> None:
-    decided = 0
-    for gold, answer in itertools.product(NUMBERS, NUMBERS):
-        same = same_plain_number(gold, answer)
-        if same is not None:
-            decided += 1
-            assert same == says_math_verify(gold, answer), (gold, answer)
-    assert decided > 1000
+    decided = [
+        (gold, answer, same)
+        for gold, answer in itertools.product(NUMBERS, NUMBERS)
+        if (same := same_plain_number(gold, answer)) is not None
+    ]
+    assert len(decided) > 1000
+    for gold, answer, same in random.Random(0).sample(decided, 300):
+        assert same == says_math_verify(gold, answer), (gold, answer)
 
 
 def test_random_plain_numbers_agree_with_math_verify() -> None:
@@ -103,7 +104,7 @@ def test_disproof_never_contradicts_math_verify() -> None:
     pairs = list(itertools.product(EXPRESSIONS, EXPRESSIONS))
     refuted = [pair for pair in pairs if disproof.surely_differ(values[pair[0]], values[pair[1]])]
     assert len(refuted) > 500
-    for gold, answer in random.Random(0).sample(refuted, 150):
+    for gold, answer in random.Random(0).sample(refuted, 60):
         assert not verify(values[gold], values[answer], timeout_seconds=None), (gold, answer)
 
 
@@ -157,31 +158,6 @@ def test_the_documented_defaults_are_those_of_the_settings() -> None:
     assert {name: str(getattr(settings, name)).removesuffix(".0") for name in written} == written
 
 
-def job(number: int, gold: str) -> Job:
-    return Job(number=number, task=Task(gold=gold, answer=str(number)))
-
-
-def test_a_worker_stays_with_the_gold_it_has_parsed() -> None:
-    queue = JobQueue()
-    for number, gold in enumerate("aabbcc"):
-        queue.push(job(number, gold))
-
-    def pop(parsed_gold: str | None, golds_elsewhere: set[str | None]) -> int:
-        popped = queue.pop(parsed_gold=parsed_gold, golds_elsewhere=golds_elsewhere, judged_elsewhere=())
-        assert popped is not None
-        return popped.number
-
-    assert pop(None, set()) == 0
-    # Another worker has "a", so this one starts with "b" and stays with it.
-    assert pop(None, {"a"}) == 2
-    assert pop("b", {"a"}) == 3
-    assert pop("b", {"a"}) == 4
-    # Only golds that others have are left: it helps with the oldest.
-    assert pop("b", {"a", "c"}) == 1
-    assert pop("b", {"a", "c"}) == 5
-    assert queue.pop(parsed_gold="b", golds_elsewhere=(), judged_elsewhere=()) is None
-
-
 TOWER, BRACKETS = "9^{9^{9^9}}", "(" * 400
 
 
@@ -195,7 +171,7 @@ def queue_of(answers: list[str]) -> JobQueue:
 def order_of(queue: JobQueue, *, judged_elsewhere: set[str]) -> list[int]:
     """Numbers of the jobs as a worker would get them, until there are none."""
     order = []
-    while (job := queue.pop(parsed_gold="a", golds_elsewhere=(), judged_elsewhere=judged_elsewhere)) is not None:
+    while (job := queue.pop(judged_elsewhere=judged_elsewhere)) is not None:
         order.append(job.number)
     return order
 

@@ -34,14 +34,14 @@ class Compared:
     """None where only a parser can tell."""
 
 
-def compare_texts(gold: str, answer: str, *, compares_plain_numbers: bool = True) -> Compared:
+def compare_texts(gold: str, answer: str) -> Compared:
     """Compare two texts in plain notation as far as that takes no parser."""
     if same_text(gold, answer):
         return Compared(gold, answer, True)
     gold, answer, is_same = _without_labels(gold, answer)
     if is_same is None:
         gold, answer, is_same = _without_shared_name(gold, answer)
-    if is_same is None and compares_plain_numbers:
+    if is_same is None:
         is_same = same_plain_number(*_without_name(gold, answer))
     if is_same is None:
         is_same = same_based_number(gold, answer)
@@ -51,7 +51,7 @@ def compare_texts(gold: str, answer: str, *, compares_plain_numbers: bool = True
     if is_same is None and loses_roots(gold, answer):
         is_same = False
     if is_same is None:
-        is_same = same_plain_number(gold, answer) if compares_plain_numbers else None
+        is_same = same_plain_number(gold, answer)
     if is_same is None and same_text(*_without_name(gold, answer)):
         is_same = True
     if is_same is None:

@@ -2,10 +2,9 @@
 
 ANTLR decides between rules with the whole context of the sentence (LL), recomputed on every parse, or with less of it
 (SLL), from cached tables. SLL gives the tree that LL would give, or reports a syntax error; only then LL is needed.
-latex2sympy always asks for LL. Its readings are cached too, by normalised LaTeX.
+latex2sympy always asks for LL.
 """
 
-from functools import lru_cache
 from typing import Any
 
 from antlr4.atn.PredictionMode import PredictionMode
@@ -15,8 +14,6 @@ from math_verify import parser as math_verify_parser
 HOLDS_FOR = {"math-verify": "0.9", "latex2sympy2_extended": "1.11"}
 """Versions whose internals `install` replaces: a method of the converter and a function of the parser's module."""
 
-_MAX_CACHED_READINGS = 1024
-
 
 class OutOfMemoryError(BaseException):
     """An expression was too large for the worker's memory. Not an Exception: math-verify takes those for no answer."""
@@ -24,7 +21,7 @@ class OutOfMemoryError(BaseException):
 
 def install() -> None:
     """Replace math-verify's reading of one normalised LaTeX string in this process."""
-    read_in_mode = math_verify_parser.parse_latex_cached.__wrapped__
+    read_in_mode = math_verify_parser.parse_latex_cached
     converter = latex2sympy2._Latex2Sympy
     create_parser = converter.create_parser
     prediction_mode = PredictionMode.SLL
@@ -46,7 +43,6 @@ def install() -> None:
             prediction_mode = PredictionMode.LL
             return read_in_mode(latex)
 
-    @lru_cache(maxsize=_MAX_CACHED_READINGS)
     def read(latex: str) -> Any:
         try:
             return read_in_two_stages(latex)

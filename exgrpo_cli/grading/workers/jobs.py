@@ -24,46 +24,38 @@ class Job:
 
 
 class JobQueue:
-    """Jobs in order of arrival, with exceptions that only save time.
+    """Jobs in order of arrival, with exceptions for answers that look slow, which only save time.
 
-    What looks slow goes first: an answer that takes its whole deadline should run beside the others, not after them.
-    The same slow answer to another question waits until the first is back, since a deadline that one of them reached
-    cuts the time of all the others; once it was reached they go last. And a worker goes on with the gold it has parsed.
+    They go first: an answer that takes its whole deadline should run beside the others, not after them. The same one to
+    another question waits until the first is back, since a deadline that one of them reached cuts the time of all the
+    others; once it was reached they go last.
     """
 
     def __init__(self) -> None:
         self._slow: OrderedDict[str, deque[Job]] = OrderedDict()
-        self._by_gold: OrderedDict[str, deque[Job]] = OrderedDict()
+        self._others: deque[Job] = deque()
         self._last: deque[Job] = deque()
 
     def push(self, job: Job, *, is_suspect: bool = False) -> None:
+        """Add a job."""
         if is_suspect:
             self._last.append(job)
         elif _looks_slow(job.task.judged):
             self._slow.setdefault(job.task.judged, deque()).append(job)
         else:
-            self._by_gold.setdefault(job.task.gold, deque()).append(job)
+            self._others.append(job)
 
     def put_last(self, judged: str) -> None:
         """Have what is queued of a slow answer wait for everything else."""
         self._last.extend(self._slow.pop(judged, ()))
 
-    def pop(
-        self, *, parsed_gold: str | None, golds_elsewhere: Collection[str | None], judged_elsewhere: Collection[str]
-    ) -> Job | None:
-        """The next job for a worker, None when empty; the others are said to hold `*_elsewhere`.
-
-        A slow answer that no other worker has; else one of the gold that the worker has, else of one nobody has, else
-        the oldest.
-        """
+    def pop(self, *, judged_elsewhere: Collection[str]) -> Job | None:
+        """The next job, None when empty; `judged_elsewhere` are the answers that other workers hold."""
         slow = next((judged for judged in self._slow if judged not in judged_elsewhere), None)
         if slow is not None:
             return _take(self._slow, slow)
-        if parsed_gold is not None and parsed_gold in self._by_gold:
-            return _take(self._by_gold, parsed_gold)
-        if self._by_gold:
-            oldest = next(iter(self._by_gold))
-            return _take(self._by_gold, next((gold for gold in self._by_gold if gold not in golds_elsewhere), oldest))
+        if self._others:
+            return self._others.popleft()
         if self._last:
             return self._last.popleft()
         return _take(self._slow, next(iter(self._slow))) if self._slow else None

@@ -11,8 +11,11 @@ import sys
 import threading
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import asdict
 from multiprocessing.connection import Connection, Pipe
 
+from exgrpo_cli.config.names import PREFIX
+from exgrpo_cli.config.sections.grading import GradingSettings
 from exgrpo_cli.errors import ExgrpoError, InputError, RunError
 from exgrpo_cli.grading.workers.messages import READY, STOP, Task
 from exgrpo_cli.types import Verdict
@@ -21,8 +24,8 @@ _MAX_DEATHS_IN_A_ROW = 3
 _STOP_SECONDS = 5.0
 # -c with -P: -m and a plain -c would search the working directory ahead of the path that this process has.
 _BOOT = (
-    "import json, sys; settings = json.loads(sys.argv[1]); sys.path[:] = settings.pop('path'); "
-    "from exgrpo_cli.grading.workers.supervisor import main; main(**settings)"
+    "import json, sys; arguments = json.loads(sys.argv[1]); sys.path[:] = arguments.pop('path'); "
+    "from exgrpo_cli.grading.workers.supervisor import main; main(**arguments)"
 )
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -36,15 +39,10 @@ _ENVIRONMENT = {
 class RemoteGrader:
     """Tasks in, futures of verdicts out; the work is done by the workers of one supervisor process."""
 
-    def __init__(self, *, grader: str, workers: int, deadline_seconds: float, memory_bytes: int) -> None:
-        self._settings = {
-            "grader": grader,
-            "workers": workers,
-            "deadline_seconds": deadline_seconds,
-            "memory_bytes": memory_bytes,
-        }
+    def __init__(self, settings: GradingSettings) -> None:
+        self._settings = settings
         # A grader of the user's own may print why it failed; math-verify's complaints about answers help nobody.
-        self._shows_stderr = grader.startswith("python:")
+        self._shows_stderr = settings.grader.startswith(PREFIX)
         self._begin()
 
     def _begin(self) -> None:
@@ -127,7 +125,7 @@ class RemoteGrader:
         return self._connection
 
     def _spawn(self, connection_fd: int) -> "subprocess.Popen[bytes]":
-        arguments = {**self._settings, "connection_fd": connection_fd, "path": sys.path}
+        arguments = {"settings": asdict(self._settings), "connection_fd": connection_fd, "path": sys.path}
         return subprocess.Popen(
             [sys.executable, "-P", "-c", _BOOT, json.dumps(arguments)],
             stdin=subprocess.DEVNULL,

@@ -16,7 +16,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
+from typing import Any
 
+from exgrpo_cli.config.names import PREFIX
+from exgrpo_cli.config.sections.grading import GradingSettings
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.grading.graders import custom
 from exgrpo_cli.grading.workers.jobs import Job, JobQueue, Suspects
@@ -31,7 +34,8 @@ _IDLE_SECONDS = 1.0
 _MOST_WALL_PER_DEADLINE = 4
 """A deadline is of the worker's processor time, so that a busy machine is charged to no answer; one that waits instead
 of working ends after this many deadlines on the clock."""
-_LEAST_MEMORY_FOR_ANSWERS = 64 << 20
+_LEAST_MEMORY_FOR_ANSWERS = 64
+"""In MiB."""
 _TASKS_PER_WORKER = 20_000
 """A worker is then replaced, before what sympy caches for good is charged to an innocent answer."""
 
@@ -48,8 +52,6 @@ class Worker:
     cpu_limit: float = math.inf
     """Processor time of its own, in seconds, at which it is killed if still busy."""
     num_tasks: int = 0
-    gold: str | None = None
-    """Gold of its latest job: it has that one parsed."""
 
 
 class Supervisor:
@@ -59,16 +61,13 @@ class Supervisor:
         self,
         parent: Connection,
         run_task: Callable[[Task], Verdict],
-        *,
-        workers: int,
-        deadline_seconds: float,
-        memory_bytes: int,
+        settings: GradingSettings,
     ) -> None:
         self._parent = parent
         self._parent_pid = os.getppid()
         self._run_task = run_task
-        self._deadline_seconds = deadline_seconds
-        self._memory_bytes = memory_bytes
+        self._deadline_seconds = settings.deadline_seconds
+        self._memory_bytes = settings.memory_mb << 20
         self._queue = JobQueue()
         self._suspects = Suspects()
         self._stopped = False
@@ -77,7 +76,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._selector.register(parent, selectors.EVENT_READ)
         self._workers: list[Worker] = []
-        for _ in range(workers):
+        for _ in range(settings.workers):
             self._workers.append(self._fork_worker())
 
     def run(self) -> None:
@@ -117,17 +116,13 @@ class Supervisor:
         for index, worker in enumerate(self._workers):
             if worker.job is not None:
                 continue
-            elsewhere = [other.job.task for other in self._workers if other.job is not None]
-            job = self._queue.pop(
-                parsed_gold=worker.gold,
-                golds_elsewhere={task.gold for task in elsewhere},
-                judged_elsewhere={task.judged for task in elsewhere},
-            )
+            elsewhere = {other.job.task.judged for other in self._workers if other.job is not None}
+            job = self._queue.pop(judged_elsewhere=elsewhere)
             if job is None:
                 return
             if worker.num_tasks >= _TASKS_PER_WORKER:
                 worker = self._replace(index)
-            worker.job, worker.gold = job, job.task.gold
+            worker.job = job
             self._limit_time(worker, job)
             worker.num_tasks += 1
             try:
@@ -233,7 +228,7 @@ def _kill(worker: Worker) -> None:
 
 def task_runner(grader: str) -> Callable[[Task], Verdict]:
     """The function workers run, with everything it needs imported. A user's grader audits a gold as its own answer."""
-    if grader == "math":
+    if not grader.startswith(PREFIX):
         from exgrpo_cli.grading.graders import mathematics, oat
 
         mathematics.prepare()
@@ -248,32 +243,31 @@ def task_runner(grader: str) -> Callable[[Task], Verdict]:
     return lambda task: grade(task.gold, task.judged)
 
 
-def _check_memory(memory_bytes: int) -> None:
+def _check_memory(memory_mb: int) -> None:
     """A worker starts with all that the supervisor holds: a cap below that would crash every answer."""
-    held = resident_bytes(os.getpid()) or 0
-    if memory_bytes < held + _LEAST_MEMORY_FOR_ANSWERS:
+    held = (resident_bytes(os.getpid()) or 0) >> 20
+    if memory_mb < held + _LEAST_MEMORY_FOR_ANSWERS:
         raise InputError(
-            f"grading.memory_mb is {memory_bytes >> 20}, but the grader itself holds {held >> 20} MiB before any "
-            f"answer: set it to {(held + 2 * _LEAST_MEMORY_FOR_ANSWERS) >> 20} or more."
+            f"grading.memory_mb is {memory_mb}, but the grader itself holds {held} MiB before any answer: set it to "
+            f"{held + 2 * _LEAST_MEMORY_FOR_ANSWERS} or more."
         )
 
 
-def main(connection_fd: int, grader: str, workers: int, deadline_seconds: float, memory_bytes: int) -> None:
+def main(connection_fd: int, settings: dict[str, Any]) -> None:
     """Entry of the process that `pool` starts; `connection_fd` is its end of the pair."""
     # Ctrl-C on a terminal reaches the whole process group; stopping is for the parent to decide.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = Connection(connection_fd)
+    grading = GradingSettings(**settings)
     try:
-        run_task = task_runner(grader)
-        _check_memory(memory_bytes)
+        run_task = task_runner(grading.grader)
+        _check_memory(grading.memory_mb)
     except InputError as error:
         parent.send(str(error))
         return
     # Keeps the garbage collector from touching, and so copying, the pages that workers share.
     gc.collect()
     gc.freeze()
-    supervisor = Supervisor(
-        parent, run_task, workers=workers, deadline_seconds=deadline_seconds, memory_bytes=memory_bytes
-    )
+    supervisor = Supervisor(parent, run_task, grading)
     parent.send(READY)
     supervisor.run()

@@ -8,7 +8,7 @@ from exgrpo_cli.types import Verdict
 
 
 class RankedPool:
-    """The `grade` of a GradingPool over all ranks, each with workers of its own.
+    """The `grade` of a GradingPool over all ranks, of which there may be one, each with workers of its own.
 
     A verdict that depends on the clock (a timeout) is the same on every rank, because one rank alone has waited for it.
     """
@@ -21,11 +21,3 @@ class RankedPool:
     def grade(self, items: Sequence[GradingItem]) -> list[Verdict]:
         """Verdicts on responses, in their order."""
         return self._ranks.whole(self.local.grade(self._ranks.share(items)))
-
-
-AnyPool = GradingPool | RankedPool
-
-
-def local_pool(pool: AnyPool) -> GradingPool:
-    """What grades on this rank alone."""
-    return pool.local if isinstance(pool, RankedPool) else pool

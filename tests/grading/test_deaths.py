@@ -1,0 +1,166 @@
+"""Workers, supervisors and parents killed for real: nothing lives on, and nobody is charged for it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from grading_pools import TOWER, assert_all_gone, boxed, descendants, plain, pool_of
+
+from exgrpo_cli.errors import RunError
+from exgrpo_cli.types import Verdict
+
+
+def test_pool_leaves_no_process_and_no_answer_behind() -> None:
+    with pool_of(workers=2, deadline_seconds=30) as pool:
+        late = pool.submit(boxed("7", TOWER))
+        pool.grade([boxed("x", "y")])
+        processes = descendants()
+        assert len(processes) == 3, "one supervisor and two workers"
+    assert_all_gone(processes, within_seconds=5)
+    with pytest.raises(RunError, match="closed before this answer was graded"):
+        late.result(timeout=5)
+    with pytest.raises(RunError, match="pool is closed"):
+        pool.submit(boxed("7", "7"))
+
+
+def test_killed_worker_charges_only_the_answer_it_held(user_graders: str) -> None:
+    with pool_of(user_graders, deadline_seconds=60, memory_mb=256) as pool:
+        (supervisor,) = psutil.Process().children()
+        held = pool.submit(plain("hang"))
+        waiting = pool.submit(plain("fine"))
+        time.sleep(0.3)
+        supervisor.children()[0].send_signal(signal.SIGKILL)
+        assert held.result(timeout=20) is Verdict.CRASHED
+        assert waiting.result(timeout=20) is Verdict.CORRECT
+
+
+def test_killed_supervisor_is_replaced_and_charges_nothing(user_graders: str) -> None:
+    with pool_of(user_graders, workers=2, deadline_seconds=2, memory_mb=256) as pool:
+        (supervisor,) = psutil.Process().children()
+        workers = supervisor.children()
+        held = pool.submit(plain("hang"))
+        time.sleep(0.3)
+        supervisor.send_signal(signal.SIGKILL)
+        assert_all_gone(workers, within_seconds=5)
+        assert pool.grade([plain("fine")]) == [Verdict.CORRECT]
+        # Graded again from the start by the new supervisor.
+        assert held.result(timeout=30) is Verdict.TIMEOUT
+
+
+def test_supervisor_that_cannot_live_is_given_up(user_graders: str) -> None:
+    with pool_of(user_graders, deadline_seconds=60, memory_mb=256) as pool:
+        held = pool.submit(plain("hang"))
+        killed: set[int] = set()
+        while len(killed) < 3:
+            for supervisor in psutil.Process().children():
+                if supervisor.pid not in killed:
+                    killed.add(supervisor.pid)
+                    supervisor.send_signal(signal.SIGKILL)
+            time.sleep(0.01)
+        with pytest.raises(RunError, match="supervisor died with exit code -9"):
+            held.result(timeout=10)
+
+
+PARENT = """
+import os, time
+from grading_pools import plain, pool_of
+if __name__ == "__main__":
+    pool = pool_of("python:graders_of_mine:by_command", workers=2, deadline_seconds=600, memory_mb=256)
+    hanging = [pool.submit(plain("hang")), pool.submit(plain("hang, too"))]
+    {before}
+    print("ready", flush=True)
+    hanging[0].result()
+"""
+
+
+def run_script(folder: Path, script: str) -> "subprocess.Popen[str]":
+    """A process of its own session that runs `script` beside the user's graders in `folder`."""
+    folder.joinpath("script.py").write_text(script)
+    return subprocess.Popen(
+        [sys.executable, str(folder / "script.py")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+
+
+def start_parent(folder: Path, *, before: str = "") -> tuple["subprocess.Popen[str]", list[psutil.Process]]:
+    """A process that is grading two answers which never end, with all its descendants."""
+    parent = run_script(folder, PARENT.format(before=before))
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "ready\n"
+    processes = psutil.Process(parent.pid).children(recursive=True)
+    assert len(processes) >= 3
+    return parent, processes
+
+
+def test_kill_9_of_the_parent_leaves_no_process(user_graders: str, tmp_path: Path) -> None:
+    parent, processes = start_parent(tmp_path)
+    parent.kill()
+    parent.communicate()
+    assert_all_gone(processes, within_seconds=5)
+
+
+def test_kill_9_of_the_parent_leaves_no_process_though_a_forked_child_lives_on(
+    user_graders: str, tmp_path: Path
+) -> None:
+    live_on = "child = os.fork(); child or (os.close(1), os.close(2), time.sleep(30), os._exit(0))"
+    parent, processes = start_parent(tmp_path, before=live_on)
+    child = next(process for process in processes if process.cmdline()[-1].endswith("script.py"))
+    parent.kill()
+    parent.communicate()
+    assert_all_gone([process for process in processes if process != child], within_seconds=5)
+    assert child.is_running()
+    child.kill()
+
+
+def test_ctrl_c_reaches_the_parent_alone_and_leaves_no_process(user_graders: str, tmp_path: Path) -> None:
+    # A suite started in the background of a shell inherits that SIGINT is ignored; a terminal's Ctrl-C is not.
+    parent, processes = start_parent(tmp_path, before="import signal; signal.signal(2, signal.default_int_handler)")
+    os.killpg(parent.pid, signal.SIGINT)
+    _, stderr = parent.communicate(timeout=10)
+    assert stderr.count("KeyboardInterrupt") == 1
+    assert_all_gone(processes, within_seconds=5)
+
+
+FORKING = """
+import multiprocessing
+from grading_pools import plain, pool_of
+
+def grade(queue):
+    queue.put([verdict.value for verdict in pool.grade([plain("fine"), plain("hang")])])
+    pool.close()
+
+# Under spawn the child imports this file and opens a pool of its own.
+pool = pool_of("python:graders_of_mine:by_command", deadline_seconds=1, memory_mb=256)
+if __name__ == "__main__":
+    hanging = pool.submit(plain("hang"))
+    for method in ("fork", "spawn"):
+        context = multiprocessing.get_context(method)
+        queue = context.SimpleQueue()
+        process = context.Process(target=grade, args=(queue,))
+        process.start()
+        print(method, queue.get(), flush=True)
+        process.join()
+        print(process.exitcode)
+    print("parent", pool.grade([plain("fine")])[0].value, hanging.result().value)
+    pool.close()
+"""
+
+
+def test_pool_works_in_forked_and_spawned_children_and_still_in_the_parent(user_graders: str, tmp_path: Path) -> None:
+    stdout, stderr = run_script(tmp_path, FORKING).communicate(timeout=60)
+    assert stdout.splitlines() == [
+        "fork ['correct', 'timeout']",
+        "0",
+        "spawn ['correct', 'timeout']",
+        "0",
+        "parent correct timeout",
+    ], stderr

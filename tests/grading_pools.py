@@ -1,0 +1,38 @@
+"""Pools of graders for tests, answers for them, and what is left of their processes."""
+
+import psutil
+
+from exgrpo_cli.config.sections.grading import GradingSettings
+from exgrpo_cli.grading import GradingItem, GradingPool
+from exgrpo_cli.types import AnswerFormat
+
+BOXED = AnswerFormat(opens_think=False, requires_box=True, require_eos=False)
+ANY = AnswerFormat(opens_think=False, requires_box=False, require_eos=False)
+TOWER = "9^{9^{9^9}}"
+"""Hangs math-verify."""
+
+
+def pool_of(
+    grader: str = "math", *, workers: int = 1, deadline_seconds: float = 30, memory_mb: int = 512
+) -> GradingPool:
+    return GradingPool(
+        GradingSettings(grader=grader, workers=workers, deadline_seconds=deadline_seconds, memory_mb=memory_mb)
+    )
+
+
+def boxed(gold: str, answer: str) -> GradingItem:
+    return GradingItem(gold=gold, response=rf"so \boxed{{{answer}}}", finished=True, answer_format=BOXED)
+
+
+def plain(text: str, gold: str = "7") -> GradingItem:
+    return GradingItem(gold=gold, response=text, finished=True, answer_format=ANY)
+
+
+def descendants() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+def assert_all_gone(processes: list[psutil.Process], *, within_seconds: float) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=within_seconds)
+    # Orphans that nobody has collected yet are dead all the same.
+    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
