@@ -33,12 +33,17 @@ if TYPE_CHECKING:
 class StudyOptions:
     """Axes, seeds and what all runs have in common; None leaves it to the presets."""
 
+    claim: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|quick|all", help="Put what a paper says to the test: brings its arms and seeds."),
+    ] = None
     metric: Annotated[
         str | None,
         typer.Option(help="Trajectory metric: one is compared min, max and random; a comma list is exactly those."),
     ] = None
     sampler: Annotated[str | None, typer.Option(help="Question samplers, comma list.")] = None
     methods: Annotated[str | None, typer.Option(help="Method presets or their files, comma list.")] = None
+    regimes: Annotated[str | None, typer.Option(help="Regime presets, comma list: every arm in each of them.")] = None
     vary: Annotated[
         list[str] | None, typer.Option(metavar="SECTION.KEY=V1,V2", help="Values of one setting; repeatable.")
     ] = None
@@ -49,7 +54,7 @@ class StudyOptions:
         typer.Option(
             metavar="steps|generated|trained|seconds",
             help="What every arm spends as the baseline does, seed by seed.",
-            show_default="generated with --methods, else steps",
+            show_default="generated with --methods or --regimes, else steps",
         ),
     ] = None
     replay_from: Annotated[
@@ -71,6 +76,10 @@ class StudyOptions:
         ),
     ] = None
     steps: Annotated[int | None, typer.Option(help="Steps of every run.", show_default="the backbone's")] = None
+    results: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="Results of other machines that count as finished runs; repeatable."),
+    ] = None
     output: OutputOption = None
     config: ConfigOption = None
     assignments: SetOption = None
@@ -82,9 +91,12 @@ class StudyOptions:
 
         layer = {"run.steps": self.steps, "data.train": whole_path(self.data), "data.heldout": whole_path(self.heldout)}
         return StudyRequest(
+            claim=self.claim,
             metric=self.metric,
             sampler=self.sampler,
             methods=self.methods,
+            regimes=self.regimes,
+            results=self.results or [],
             vary=self.vary or [],
             seeds=self.seeds,
             name=self.name,
@@ -103,43 +115,60 @@ class StudyOptions:
 def ablate(
     options: StudyOptions,
     speech: Speech,
-    jobs: Annotated[int, typer.Option(min=0, help="Runs at a time; 0 is what the cores carry, or one on a GPU.")] = 0,
+    jobs: Annotated[int, typer.Option(min=0, help="Runs at a time; 0 is one for each core, or one on a GPU.")] = 0,
     dry_run: DryRunOption = False,
 ) -> None:
     """Compare arms over several seeds with the same question order, each against on-policy training.
 
-    Without an axis: --metric ent. Finished runs are not run again; an interrupted study goes on with the same command.
+    Axes are crossed. Without one: --metric ent. Finished runs are not run again; an interrupted study goes on with the
+    same command, also from the results of other machines.
 
     \b
     Examples:
       exgrpo ablate --metric ent
       exgrpo ablate --sampler normal,uniform --seeds 5
+      exgrpo ablate --regimes strong,hard-tail,sparse --methods grpo,exgrpo
+      exgrpo ablate --claim quick --dry-run
       exgrpo ablate --vary replay.ratio=0.25,0.5,0.75 --steps 100 --dry-run
     """
-    from exgrpo_cli.ablation.schedule import compare
+    from exgrpo_cli.ablation.duration import time_to_go
+    from exgrpo_cli.ablation.schedule import compare, jobs_of
+    from exgrpo_cli.ablation.writing import study_json
 
     study = options.request().plan()
     if dry_run:
-        _print_runs(study, speech.json)
+        _print_runs(study, jobs, speech.json)
         return
     talk(f"exgrpo: {len(study.runs)} runs in {study.folder}", quiet=speech.quiet)
+    talk(time_to_go(study, jobs_of(study, jobs)), quiet=speech.quiet)
     report = compare(study, jobs=jobs, quiet=speech.quiet)
     write_page(study.folder, quiet=speech.quiet)
-    print_json(report.to_json()) if speech.json else _print_report(report, study.folder)
+    print_json(study_json(study, report)) if speech.json else _print_report(study, report)
 
 
-def _print_runs(study: "Study", json: bool) -> None:
+def _print_runs(study: "Study", jobs: int, json: bool) -> None:
+    from exgrpo_cli.ablation.duration import time_to_go
+    from exgrpo_cli.ablation.schedule import jobs_of
+
     plan = study.describe()
     if json:
         print_json(plan)
         return
     talk(f"study {plan['name']} in {plan['folder']}, against {plan['baseline']}:")
+    talk(time_to_go(study, jobs_of(study, jobs)))
     for run in plan["runs"]:
         write_data(f"{run['arm']}\tseed {run['seed']}\t{run['steps']} steps\t{run['state']}\t{run['folder']}")
 
 
-def _print_report(report: "StudyReport", folder: Path) -> None:
+def _print_report(study: "Study", report: "StudyReport") -> None:
+    from exgrpo_cli.ablation.claims.outcome import claim_outcomes, claim_rows
+    from exgrpo_cli.ablation.tables import TITLE, endpoint_rows, rich_table, score_rows
     from exgrpo_cli.console.tables import print_table
 
-    print_table(report.table())
-    write_data(f"report, figures and runs in {folder}")
+    for warning in report.warnings:
+        talk(f"warning: {warning}")
+    print_table(rich_table(score_rows(report), f"{report.name}: {TITLE}"))
+    print_table(rich_table(endpoint_rows(report), "other endpoints, difference from the baseline in brackets"))
+    if study.claims:
+        print_table(rich_table(claim_rows(claim_outcomes(study)), "claims"))
+    write_data(f"report, figures and runs in {study.folder}")

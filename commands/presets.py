@@ -65,14 +65,14 @@ def _group(name: str) -> str:
 
 
 def _resolved(kind: "PresetKind", name: str) -> dict[str, Any]:
-    """Every setting of a backbone, a method or a regime; a benchmark has its own and no others."""
+    """Every setting of a backbone, a method or a regime; a benchmark or a claim has its own and no others."""
     import tomllib
 
     from exgrpo_cli.config.layers import build_config
     from exgrpo_cli.config.resolve import to_toml
     from exgrpo_cli.presets import load_preset, preset_settings
 
-    if kind == "benchmarks":
+    if kind in ("benchmarks", "claims"):
         return preset_settings(kind, name)
     if kind == "backbones":
         config = build_config(backbone=name)

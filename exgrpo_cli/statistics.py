@@ -12,7 +12,7 @@ from statistics import NormalDist
 
 import numpy as np
 from jaxtyping import Float64, Int
-from scipy.special import stdtr, stdtrit
+from scipy.special import stdtrit
 
 CONFIDENCE = 0.95
 POWER = 0.8
@@ -260,14 +260,6 @@ def t_interval(
         return Interval(mean=mean, low=mean, high=mean)
     half = float(stdtrit(len(values) - 1, 0.5 + confidence / 2) * np.std(values, ddof=1) / math.sqrt(len(values)))
     return Interval(mean=mean, low=max(bounds[0], mean - half), high=min(bounds[1], mean + half))
-
-
-def t_test(differences: Sequence[float]) -> float | None:
-    """Two-sided p-value of the hypothesis that the mean difference is 0; None where fewer than two or all alike."""
-    if len(differences) < 2 or np.std(differences) == 0:
-        return None
-    t = float(np.mean(differences) / (np.std(differences, ddof=1) / math.sqrt(len(differences))))
-    return float(2 * stdtr(len(differences) - 1, -abs(t)))
 
 
 def _sign_flip_p_value(

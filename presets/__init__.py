@@ -1,4 +1,4 @@
-"""Shipped presets: TOML files of settings for backbones, methods, benchmarks and regimes.
+"""Shipped presets: TOML files of settings for backbones, methods, benchmarks and regimes, and claims about them.
 
 A preset holds sections of settings and, for people and for the memory plan, one `[about]` table that is no setting.
 A method's `[published]` holds, section by section, what its paper changed besides its replay (`--as-published`).
@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from exgrpo_cli.errors import InputError, nearest
 
-PresetKind = Literal["backbones", "methods", "benchmarks", "regimes"]
+PresetKind = Literal["backbones", "methods", "benchmarks", "regimes", "claims"]
 NO_SETTINGS = ("about", "published")
 """Tables of a preset that are no sections of settings."""
 KINDS: tuple[PresetKind, ...] = get_args(PresetKind)

@@ -28,6 +28,7 @@ FLOORS = {
     "replay_stats": 3,
     "backbones": 3,
     "evaluation": 4,
+    "endpoints": 4,
     "plots": 4,
     "machine": 4,
     "training": 5,
@@ -40,7 +41,7 @@ FLOORS = {
 }
 ENGINES_ONLY = ("vllm", "deepspeed")
 # What is read, drawn or shown without a model stays quick to import.
-TORCH_FREE = ("grading", "ledger", "runs", "data", "replay", "replay_stats", "plots")
+TORCH_FREE = ("grading", "ledger", "runs", "data", "replay", "replay_stats", "endpoints", "plots")
 
 
 def room_of(path: Path) -> str:

@@ -20,7 +20,6 @@ from exgrpo_cli.statistics import (
     pass_at_ks,
     smallest_detectable_difference,
     t_interval,
-    t_test,
     wilson,
 )
 
@@ -126,14 +125,6 @@ def test_a_t_interval_of_rates_stays_between_0_and_1():
     above = t_interval([0.9, 0.98, 1.0], bounds=(0.0, 1.0))
     assert above.high == 1.0 and above.low == pytest.approx(t_interval([0.9, 0.98, 1.0]).low)
     assert t_interval([0.0, 0.1], bounds=(0.0, 1.0)).low == 0.0
-
-
-def test_t_test_by_hand():
-    # Mean 2, s = 1: t = 2 sqrt(3), and with 2 degrees p = 1 - t / sqrt(t^2 + 2).
-    t = 2 * math.sqrt(3)
-    assert t_test([1.0, 2.0, 3.0]) == pytest.approx(1 - t / math.sqrt(t**2 + 2))
-    assert t_test([1.0]) is None
-    assert t_test([1.0, 1.0]) is None
 
 
 def test_pass_at_k_equals_the_share_of_subsets_with_a_success():

@@ -1,13 +1,16 @@
 """What a study compares: each arm is a method preset with a few settings of its own, the on-policy run is the baseline.
 
-Every arm of a seed sees the same questions in the same order, since the question stream has a generator of its own.
+Axes are crossed: an arm takes one value of each. Every arm of a seed and a regime sees the same questions in the same
+order, since the question stream has a generator of its own.
 """
 
+import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from exgrpo_cli.config.layers import DEFAULT_METHOD
 from exgrpo_cli.config.names import DIRECTIONS, METRICS, PREFIX, SAMPLERS
 from exgrpo_cli.errors import InputError, nearest
 from exgrpo_cli.presets import preset_names
@@ -22,6 +25,10 @@ class Arm:
     """Method preset, or a method's file."""
     assignments: tuple[str, ...] = ()
     """`section.key=value` texts that set the arm apart."""
+    regime: str | None = None
+    """Regime preset; None leaves the backbone's own task, start and lengths."""
+    baseline: str = ""
+    """Name of the arm that this one is compared with, its own where it is one."""
 
     @property
     def folder_name(self) -> str:
@@ -30,6 +37,8 @@ class Arm:
 
 
 BASELINE = Arm(name="on-policy", method="grpo")
+REPLAY_ONLY = ("replay.", "objective.replay_", "objective.shaping", "objective.importance", "objective.clip_in_mixed")
+"""How settings begin that on-policy training does not read."""
 
 
 def metric_arms(text: str) -> list[Arm]:
@@ -105,14 +114,60 @@ def vary_arms(text: str) -> list[Arm]:
     ]
 
 
-def with_baseline(arms: Sequence[Arm]) -> list[Arm]:
-    """The arms, the on-policy baseline last unless a method arm is it already; names must differ."""
-    every = [*arms] if any(arm.method == BASELINE.method and not arm.assignments for arm in arms) else [*arms, BASELINE]
-    names = [arm.name for arm in every]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise InputError(f"arm {twice[0]!r} is named twice: each arm of a study needs a name of its own.")
-    return every
+def regimes_of(text: str | None) -> list[str | None]:
+    """The regimes of `--regimes`, or none."""
+    if text is None:
+        return [None]
+    known = preset_names("regimes")
+    names = split_list("--regimes", text)
+    for name in names:
+        if name not in known:
+            raise InputError(f"--regimes: no regime preset {name!r}.{nearest(name, known)}")
+    return list(names)
+
+
+def cross(axes: Sequence[Sequence[Arm]], regimes: Sequence[str | None] = (None,)) -> list[Arm]:
+    """Every combination of one arm of each axis, in each regime, with the baselines they are compared with.
+
+    A baseline is on-policy training in the same regime with the same settings, those of replay left out, which it does
+    not read. Where a method axis names it, that arm is the baseline; else it stands behind the arms of its regime.
+    Raises InputError for two arms of one name.
+    """
+    plain = [arm.name for axis in axes for arm in axis if arm.method == BASELINE.method and not arm.assignments]
+    on_policy = replace(BASELINE, name=plain[0]) if plain else BASELINE
+    every: dict[str, Arm] = {}
+    for regime in regimes:
+        baselines: dict[str, Arm] = {}
+        for parts in itertools.product(*axes):
+            shared = [part for part in parts if part.assignments and not any(map(is_of_replay, part.assignments))]
+            baseline = _joined([on_policy, *shared], regime)
+            baseline = replace(baseline, baseline=baseline.name)
+            arm = _joined(parts, regime)
+            if arm.method == BASELINE.method:
+                arm = baseline
+            elif arm.name in every:
+                raise InputError(f"arm {arm.name!r} is named twice: each arm of a study needs a name of its own.")
+            every[arm.name] = replace(arm, baseline=baseline.name)
+            baselines[baseline.name] = baseline
+        every = every | {name: arm for name, arm in baselines.items() if name not in every}
+    return list(every.values())
+
+
+def is_of_replay(assignment: str) -> bool:
+    """Whether on-policy training does not read this setting."""
+    return assignment.startswith(REPLAY_ONLY)
+
+
+def _joined(parts: Sequence[Arm], regime: str | None) -> Arm:
+    """One arm of several: their names and settings side by side; the method is the one that is not the default."""
+    methods = [part.method for part in parts if part.method != DEFAULT_METHOD]
+    name = " ".join(part.name for part in parts)
+    return Arm(
+        name=name if regime is None else f"{regime}: {name}",
+        method=methods[0] if methods else DEFAULT_METHOD,
+        assignments=tuple(text for part in parts for text in part.assignments),
+        regime=regime,
+    )
 
 
 def split_list(option: str, text: str) -> list[str]:

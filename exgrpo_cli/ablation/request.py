@@ -5,22 +5,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from exgrpo_cli.ablation.arms import Arm, method_arms, metric_arms, sampler_arms, vary_arms
-from exgrpo_cli.ablation.study import EQUAL, Study, plan_study
+from exgrpo_cli.ablation.arms import Arm, cross, method_arms, metric_arms, regimes_of, sampler_arms, vary_arms
+from exgrpo_cli.ablation.claims.claim import chosen_claims
+from exgrpo_cli.ablation.claims.plan import plan_claims
+from exgrpo_cli.ablation.study import EQUAL, Study, StudyBase, plan_study
 from exgrpo_cli.config.checks import require_known
 from exgrpo_cli.config.resolve import Layer
 from exgrpo_cli.errors import InputError
 
-STUDIES = Path("studies")
+STUDIES, CLAIMS = Path("studies"), "claims"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudyRequest:
-    """What was asked for; None leaves the choice to presets and defaults. Without an axis: the metric `ent`."""
+    """What was asked for; None leaves the choice to presets and defaults.
 
+    Without an axis: the metric `ent`, or in regimes ExGRPO and on-policy training.
+    """
+
+    claim: str | None = None
+    """`all`, `quick`, or names of claims, which bring their own arms, regimes and seeds."""
     metric: str | None = None
     sampler: str | None = None
     methods: str | None = None
+    regimes: str | None = None
+    """Regime presets; each arm is run in each of them."""
     vary: Sequence[str] = ()
     seeds: str = "3"
     """How many, or which: "3" or "0,1,5"."""
@@ -29,6 +38,8 @@ class StudyRequest:
     """Run whose experience the methods replay that store none of their own."""
     equal: str | None = None
     """What every arm spends as the baseline does; without one `generated` with methods, else `steps`."""
+    results: Sequence[Path] = ()
+    """Folders of results that count as finished runs."""
     output: Path | None = None
     """Folder of the study; its last part is the study's name."""
     backbone: str | None = None
@@ -40,39 +51,57 @@ class StudyRequest:
     def plan(self) -> Study:
         """Every run of the study, resolved. Raises InputError naming what is unknown or contradictory."""
         root, name = self._place()
+        if self.claim is not None:
+            claims = chosen_claims(self.claim)
+            return plan_claims(claims, name=name, root=root, base=self.base(), results=self.results)
         return plan_study(
             name=name,
             root=root,
             arms=self._arms(),
             seeds=parse_seeds(self.seeds),
+            base=self.base(),
+            equal=self._equal(),
+            results=self.results,
+        )
+
+    def base(self) -> StudyBase:
+        """What all runs have in common."""
+        return StudyBase(
             backbone=self.backbone,
             config_file=self.config_file,
             options=self.options,
             assignments=self.assignments,
-            allow_code=self.allow_code,
-            equal=self._equal(),
             replay_from=self.replay_from,
+            allow_code=self.allow_code,
         )
 
     def _axes(self) -> list[tuple[str, str]]:
         axes = {"metric": self.metric, "sampler": self.sampler, "methods": self.methods}
         given = [(axis, text) for axis, text in axes.items() if text] + [("vary", text) for text in self.vary]
-        return given or [("metric", "ent")]
+        if not given:
+            given = [("methods", "exgrpo,grpo")] if self.regimes else [("metric", "ent")]
+        return given
 
     def _arms(self) -> list[Arm]:
         makers = {"metric": metric_arms, "sampler": sampler_arms, "methods": method_arms, "vary": vary_arms}
-        return [arm for axis, text in self._axes() for arm in makers[axis](text)]
+        return cross([makers[axis](text) for axis, text in self._axes()], regimes_of(self.regimes))
 
     def _equal(self) -> str:
         """What arms are equal in: methods differ in what a step costs, values of one setting hardly do."""
-        chosen = self.equal or ("generated" if self.methods is not None else "steps")
+        by_tokens = self.methods is not None or self.regimes is not None
+        chosen = self.equal or ("generated" if by_tokens else "steps")
         require_known("--equal", chosen, EQUAL)
         return chosen
 
     def _place(self) -> tuple[Path, str]:
-        """Folder of studies and name of this one."""
+        """Folder of studies and name of this one; all claims share one, since they share runs."""
+        if self.claim is not None:
+            self._refuse_axes()
         if self.output is None:
             parts = [text if axis == "vary" else f"{axis}-{text}" for axis, text in self._axes()]
+            parts += [f"regimes-{self.regimes}"] if self.regimes else []
+            if self.claim is not None:
+                return STUDIES, self.name or CLAIMS
             return STUDIES, self.name or re.sub(r"[^A-Za-z0-9._=-]+", "-", "-".join(parts))
         if self.name is not None and self.name != self.output.name:
             raise InputError(
@@ -80,6 +109,21 @@ class StudyRequest:
                 "leave one of them out."
             )
         return self.output.parent, self.output.name
+
+    def _refuse_axes(self) -> None:
+        """Raise InputError for an option that would change what a claim says."""
+        options = {
+            "--metric": self.metric,
+            "--sampler": self.sampler,
+            "--methods": self.methods,
+            "--regimes": self.regimes,
+            "--vary": self.vary,
+            "--equal": self.equal,
+            "--replay-from": self.replay_from,
+        }
+        for option, value in options.items():
+            if value:
+                raise InputError(f"--claim brings its own arms, regimes and budgets: leave {option} out.")
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -10,11 +10,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from exgrpo_cli.ablation.report import StudyReport, report_study
+from exgrpo_cli.ablation.duration import estimate, time_to_go
+from exgrpo_cli.ablation.report import StudyReport
 from exgrpo_cli.ablation.study import Study, StudyRun, budgeted, is_ready
+from exgrpo_cli.ablation.study_files import write_arms
+from exgrpo_cli.ablation.writing import report_study
 from exgrpo_cli.config.resolve import to_toml
 from exgrpo_cli.console.reporter import Reporter, make_reporter
 from exgrpo_cli.console.signals import Stopper
@@ -22,8 +25,8 @@ from exgrpo_cli.errors import InputError, Interrupted, RunError
 from exgrpo_cli.files import last_json_line, write_text
 from exgrpo_cli.machine.run_plan import plan_run, require_runnable, resolve_ranks
 from exgrpo_cli.machine.survey import survey_machine
-from exgrpo_cli.machine.threads import choose_threads
 from exgrpo_cli.runs.folder import RunFolder
+from exgrpo_cli.training.assemble import choose_device
 
 POLL_SECONDS = 0.5
 
@@ -59,11 +62,12 @@ def run_study(study: Study, *, jobs: int, reporter: Reporter) -> None:
     Raises RunError after the others have ended when runs failed, Interrupted after a stop signal with all states saved.
     """
     make_writable(study.folder)
+    write_arms(study.folder, study.arms, equal=study.equal, claims=study.claims)
     # The baseline first: its runs set the budgets of the others.
     unfinished = [run for run in study.runs if run.state != "finished"]
-    waiting = sorted(unfinished, key=lambda run: study.equal != "steps" and run.arm.name != study.baseline)
+    waiting = sorted(unfinished, key=lambda run: study.equal != "steps" and run.arm.name != run.arm.baseline)
     reporter.note(f"{len(study.runs)} runs, {len(study.runs) - len(waiting)} finished already")
-    jobs = 1 if study.equal == "seconds" else jobs or default_jobs(study)
+    jobs, told = jobs_of(study, jobs), False
     started: list[Started] = []
     failed: list[Started] = []
     with Stopper() as stopper:
@@ -73,12 +77,14 @@ def run_study(study: Study, *, jobs: int, reporter: Reporter) -> None:
                     ready = [run for run in waiting if is_ready(study, run)][: jobs - len(started)]
                     for run in ready:
                         waiting.remove(run)
-                        started.append(start(budgeted(study, run), reporter))
+                        started.append(start(with_threads(budgeted(study, run), jobs), reporter))
                     if not started:
                         reporter.note(f"{len(waiting)} runs wait for a baseline that failed")
                         break
                     time.sleep(POLL_SECONDS)
                     failed += collect_ended(started, reporter)
+                    if not told and (told := estimate(study, jobs) is not None):
+                        reporter.note(time_to_go(study, jobs))
         except KeyboardInterrupt:
             stop(started)
             raise Interrupted(
@@ -124,12 +130,25 @@ def make_writable(folder: Path) -> None:
         raise InputError(f"{folder} cannot be written ({error.strerror}): choose another --output.") from error
 
 
-def default_jobs(study: Study) -> int:
-    """Runs at a time: one on a GPU, else as many as their threads fit the cores."""
+def jobs_of(study: Study, jobs: int) -> int:
+    """Runs at a time: `jobs`, or where that is 0 as many as fill the cores, with one thread each unless settings say
+    more; one on a GPU, with several ranks, and where seconds are counted."""
     run = study.runs[0].config.run
-    if run.device == "cuda" or run.nproc != 1:
+    if study.equal == "seconds":
         return 1
-    return max(1, len(os.sched_getaffinity(0)) // choose_threads(run.threads))
+    if jobs or choose_device(run.device).type == "cuda" or run.nproc != 1:
+        return jobs or 1
+    waiting = sum(each.state != "finished" for each in study.runs)
+    return max(1, min(waiting, len(os.sched_getaffinity(0)) // max(1, run.threads)))
+
+
+def with_threads(run: StudyRun, jobs: int) -> StudyRun:
+    """The run with its part of the cores, where its settings leave the threads open."""
+    settings = run.config.run
+    if settings.threads > 0 or jobs == 1:
+        return run
+    threads = max(1, len(os.sched_getaffinity(0)) // jobs)
+    return replace(run, config=replace(run.config, run=replace(settings, threads=threads)))
 
 
 def start(run: StudyRun, reporter: Reporter) -> Started:

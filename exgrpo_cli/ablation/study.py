@@ -2,12 +2,13 @@
 
 import json
 import tomllib
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from exgrpo_cli.ablation.arms import BASELINE, Arm, with_baseline
+from exgrpo_cli.ablation.arms import Arm
+from exgrpo_cli.ablation.study_files import results_folders
 from exgrpo_cli.config.functions import check_functions
 from exgrpo_cli.config.layers import build_config, read_method
 from exgrpo_cli.config.resolve import Layer, resolve
@@ -15,7 +16,7 @@ from exgrpo_cli.config.sections.run import Budget
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.runs.ending import Ending
-from exgrpo_cli.training.metrics import PHASES
+from exgrpo_cli.runs.result import RESULT_FILE, RunResult, config_hash, read_result
 
 EQUAL: tuple[str, ...] = get_args(Budget)
 """What the arms of a study may be equal in."""
@@ -32,9 +33,21 @@ class StudyRun:
     folder: Path
     config: Config
 
+    result: RunResult | None = None
+    """Found beside the run folders: made by an earlier call, or on another machine."""
+
+    def read_result(self) -> RunResult | None:
+        """What the run achieved; None before it has finished, and where an older version ran it."""
+        path = self.folder / RESULT_FILE
+        if self.result is not None:
+            return self.result
+        return read_result(path) if self.state == "finished" and path.is_file() else None
+
     @property
     def state(self) -> str:
         """ "finished", "unfinished" or "new", from what is on disk."""
+        if self.result is not None:
+            return "finished"
         summary = self.folder / "summary.json"
         if summary.is_file():
             return "finished" if json.loads(summary.read_text())["steps"] >= self.last_step else "unfinished"
@@ -60,16 +73,42 @@ class Study:
     arms: tuple[Arm, ...]
     seeds: tuple[int, ...]
     runs: tuple[StudyRun, ...]
-    baseline: str
     equal: str = "steps"
     """What all arms of a seed spend alike: `steps`, or `generated` or `trained` tokens or `seconds` of the baseline."""
+
+    claims: tuple[str, ...] = ()
+    """Names of the claims that the runs are of."""
+    run_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Time of a run by arm, where it is known before one has been measured here."""
+    others: Mapping[tuple[str, int], RunResult] = field(default_factory=dict)
+    """Results by arm and seed of runs that are not among `runs`."""
+
+    @property
+    def baselines(self) -> tuple[str, ...]:
+        """Names of the arms that others are compared with."""
+        return tuple(dict.fromkeys(arm.baseline for arm in self.arms if arm.baseline))
+
+    def arm(self, name: str) -> Arm:
+        """The arm of this name."""
+        return next(arm for arm in self.arms if arm.name == name)
+
+    def results(self) -> dict[str, dict[int, RunResult]]:
+        """Results of the finished runs, by arm and seed; arms without one are left out."""
+        found: dict[str, dict[int, RunResult]] = {}
+        for (arm, seed), other in self.others.items():
+            found.setdefault(arm, {})[seed] = other
+        for run in self.runs:
+            result = run.read_result()
+            if result is not None:
+                found.setdefault(run.arm.name, {})[run.seed] = result
+        return found
 
     def describe(self) -> dict[str, Any]:
         """The plan as JSON: what `--dry-run` prints."""
         return {
             "name": self.name,
             "folder": str(self.folder),
-            "baseline": self.baseline,
+            "baseline": ", ".join(self.baselines),
             "equal": self.equal,
             "runs": [
                 {
@@ -84,63 +123,85 @@ class Study:
         }
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyBase:
+    """What all runs of a study have in common, weaker than an arm's own settings."""
+
+    backbone: str | None = None
+    config_file: Path | None = None
+    options: Layer = field(default_factory=dict)
+    assignments: Sequence[str] = ()
+    replay_from: Path | None = None
+    """Run whose experience the arms replay that store none of their own."""
+    allow_code: bool = False
+    """Methods' files may name functions."""
+
+    def config(self, arm: Arm, seed: int) -> Config:
+        """The configuration of one run. Raises InputError for a bad setting."""
+        config = build_config(
+            backbone=self.backbone,
+            method=arm.method,
+            regime=arm.regime,
+            config_file=self.config_file,
+            options={
+                **self.options,
+                "run": {**self.options.get("run", {}), "seed": seed},
+                **pool_of(arm, self.replay_from),
+            },
+            assignments=[*self.assignments, *arm.assignments],
+            allow_code=self.allow_code,
+        )
+        if not config.data.has_heldout:
+            raise InputError("data.heldout = 'none': a study compares held-out pass@1, so name held-out questions.")
+        check_functions(config)
+        return config
+
+
 def plan_study(
     *,
     name: str,
     root: Path,
     arms: Sequence[Arm],
-    seeds: Sequence[int],
-    backbone: str | None = None,
-    config_file: Path | None = None,
-    options: Layer | None = None,
-    assignments: Sequence[str] = (),
+    seeds: Sequence[int] | Mapping[str, Sequence[int]],
+    base: StudyBase | None = None,
     equal: str = "steps",
-    replay_from: Path | None = None,
-    allow_code: bool = False,
+    results: Sequence[Path] = (),
 ) -> Study:
-    """Resolve every run of the study in `root/name`.
+    """Resolve every run of the study in `root/name`; `seeds` are those of all arms, or of each arm by its name.
 
-    Arms that store nothing replay the experience of the run `replay_from`; `allow_code` lets methods' files name
-    functions. The arm's own settings are stronger than `assignments`. Raises InputError for no seeds, a bad setting, or
-    a folder that holds the run of another configuration.
+    Runs whose result lies in one of the folders `results`, or in the study's own `results/`, count as finished. Raises
+    InputError for no seeds, a bad setting, a folder that holds the run of another configuration, or a damaged result.
     """
-    if not seeds or len(set(seeds)) != len(seeds):
-        raise InputError(f"seeds {list(seeds)} must be at least one, each once.")
-    every = with_baseline(arms)
-    folder = root / name
+    of_arm = seeds if isinstance(seeds, Mapping) else dict.fromkeys((arm.name for arm in arms), seeds)
+    for own in of_arm.values():
+        if not own or len(set(own)) != len(own):
+            raise InputError(f"seeds {list(own)} must be at least one, each once.")
+    folder, base = root / name, base or StudyBase()
+    known = {(found.config_hash, found.seed): found for each in results_folders(folder, results) for found in each}
     runs = []
-    for seed in seeds:
-        for arm in every:
-            config = build_config(
-                backbone=backbone,
-                method=arm.method,
-                config_file=config_file,
-                options={
-                    **(options or {}),
-                    "run": {**(options or {}).get("run", {}), "seed": seed},
-                    **pool_of(arm, replay_from),
-                },
-                assignments=[*assignments, *arm.assignments],
-                allow_code=allow_code,
-            )
-            if not config.data.has_heldout:
-                raise InputError("data.heldout = 'none': a study compares held-out pass@1, so name held-out questions.")
-            check_functions(config)
-            run = StudyRun(arm=arm, seed=seed, folder=folder / arm.folder_name / f"seed-{seed}", config=config)
-            runs.append(run)
-    baseline = next(arm.name for arm in every if arm.method == BASELINE.method and not arm.assignments)
+    for seed in sorted({seed for own in of_arm.values() for seed in own}):
+        for arm in arms:
+            if seed in of_arm[arm.name]:
+                config = base.config(arm, seed)
+                place = folder / arm.folder_name / f"seed-{seed}"
+                result = known.get((config_hash(budget_of(config, arm, equal)), seed))
+                if result is not None and equal == "steps" and result.budget_amount != config.run.budget_amount:
+                    result = None
+                runs.append(StudyRun(arm=arm, seed=seed, folder=place, config=config, result=result))
     study = Study(
-        name=name,
-        folder=folder,
-        arms=tuple(every),
-        seeds=tuple(seeds),
-        runs=tuple(runs),
-        baseline=baseline,
+        name=name, folder=folder, arms=tuple(arms), seeds=tuple(sorted({run.seed for run in runs})), runs=tuple(runs),
         equal=equal,
-    )
+    )  # fmt: skip
     for run in study.runs:
         check_same_run(budgeted(study, run))
     return study
+
+
+def budget_of(config: Config, arm: Arm, equal: str) -> Config:
+    """The configuration with the kind of budget that the run will have; how much it is comes from the baseline."""
+    if equal == "steps" or arm.name == arm.baseline:
+        return config
+    return replace(config, run=replace(config.run, budget=cast(Budget, equal), budget_amount=1.0))
 
 
 def pool_of(arm: Arm, replay_from: Path | None) -> dict[str, Layer]:
@@ -176,12 +237,12 @@ def differing_keys(first: Config, second: Config) -> set[str]:
 
 def is_ready(study: Study, run: StudyRun) -> bool:
     """Whether the run's budget is known: with equal steps from the start, else once the baseline's run has finished."""
-    return study.equal == "steps" or run.arm.name == study.baseline or baseline_of(study, run).state == "finished"
+    return study.equal == "steps" or run.arm.name == run.arm.baseline or baseline_of(study, run).state == "finished"
 
 
 def budgeted(study: Study, run: StudyRun) -> StudyRun:
     """The run with the budget that the baseline spent; itself for the baseline, with equal steps, or not ready."""
-    if study.equal == "steps" or run.arm.name == study.baseline or not is_ready(study, run):
+    if study.equal == "steps" or run.arm.name == run.arm.baseline or not is_ready(study, run):
         return run
     settings = replace(run.config.run, budget=cast(Budget, study.equal), budget_amount=spent(study, run))
     return replace(run, config=replace(run.config, run=settings))
@@ -189,12 +250,20 @@ def budgeted(study: Study, run: StudyRun) -> StudyRun:
 
 def spent(study: Study, run: StudyRun) -> float:
     """Tokens, or seconds in the phases of its steps, of the baseline's finished run with the seed of `run`."""
-    figures = json.loads((baseline_of(study, run).folder / "summary.json").read_text(encoding="utf-8"))
-    if study.equal == "seconds":
-        return float(sum(figures["wall_seconds"].get(phase, 0.0) for phase in PHASES))
-    return float(figures["tokens"][study.equal])
+    baseline = baseline_of(study, run)
+    result = baseline.read_result()
+    if result is None:
+        raise InputError(
+            f"{baseline.folder} has no {RESULT_FILE}: an earlier version ran it; remove it to run it again."
+        )
+    totals = {
+        "generated": result.totals.generated,
+        "trained": result.totals.trained,
+        "seconds": result.totals.training_seconds,
+    }
+    return float(totals[study.equal])
 
 
 def baseline_of(study: Study, run: StudyRun) -> StudyRun:
     """The baseline's run with the same seed."""
-    return next(other for other in study.runs if other.arm.name == study.baseline and other.seed == run.seed)
+    return next(other for other in study.runs if other.arm.name == run.arm.baseline and other.seed == run.seed)

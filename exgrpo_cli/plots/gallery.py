@@ -10,12 +10,14 @@ from exgrpo_cli.plots import buckets, replay
 from exgrpo_cli.plots.comparison import buffers_compared
 from exgrpo_cli.plots.diagnostics import policy_diagnostics
 from exgrpo_cli.plots.learning import accuracy_by_tokens, heldout_scores, learning_curve
+from exgrpo_cli.plots.memorising import memorising_figure
 from exgrpo_cli.plots.style import save
 from exgrpo_cli.plots.what_if import what_if_figure
 from exgrpo_cli.replay_stats.output.report import RunReport
 from exgrpo_cli.replay_stats.record import LEDGER_FOLDER, read_config
 from exgrpo_cli.replay_stats.summary import ReplaySummary, summarise
 from exgrpo_cli.runs.metrics import read_metrics
+from exgrpo_cli.runs.result import RESULT_FILE, read_result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,7 +90,17 @@ def training_figures(run: Path, heldout: Mapping[str, Any] | None = None) -> Ite
     by_tokens = accuracy_by_tokens(metrics, scores)
     if by_tokens is not None:
         yield "learning-tokens", by_tokens
+    memorised = memorising_of(run)
+    if memorised is not None:
+        yield "memorising", memorised
     yield "diagnostics", policy_diagnostics(metrics)
+
+
+def memorising_of(run: Path) -> "Figure | None":
+    """What the run learnt of questions that it replayed and of others; None where it asked none, or has not ended."""
+    path = run / RESULT_FILE
+    found = read_result(path).memorising if path.is_file() else None
+    return memorising_figure({run.name: [found]}) if found else None
 
 
 def replay_figures(summary: ReplaySummary) -> Iterator[tuple[str, "Figure"]]:

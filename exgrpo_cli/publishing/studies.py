@@ -9,6 +9,8 @@ import pyarrow.parquet as pq
 
 from exgrpo_cli.ablation.report import compare_runs
 from exgrpo_cli.ablation.study import Study, StudyRun
+from exgrpo_cli.ablation.study_files import RESULTS_FOLDER
+from exgrpo_cli.ablation.tables import markdown, score_rows
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.files import read_json_lines
 from exgrpo_cli.publishing.cards import study_card
@@ -38,16 +40,18 @@ def study_package(folder: Path, repo: str, staging: Path, private: Private) -> P
     for run in finished:
         name = f"{run.folder.parent.name}-{run.folder.name}.toml"
         copy_text(run.folder / "config.toml", staged / "configs" / name, private)
+    for path in sorted((folder / RESULTS_FOLDER).glob("*.json")):
+        copy_text(path, staged / RESULTS_FOLDER / path.name, private)
     write_report(folder, staged / "report.html")
     copy_text(staged / "report.html", staged / "report.html", private)
-    card = study_card(repo, report.markdown(), study.baseline)
+    card = study_card(repo, markdown(score_rows(report)), ", ".join(study.baselines))
     (staged / "README.md").write_text(private.without(card, "the card"), encoding="utf-8")
     return make_package("dataset", study_origin(study), staged, {})
 
 
 def study_origin(study: Study) -> dict[str, str]:
     """Which study this is, to tell it from others; more seeds or arms make no other one of it."""
-    return {"study": study.name, "backbone": study.runs[0].config.backbone.name, "baseline": study.baseline}
+    return {"study": study.name, "backbone": study.runs[0].config.backbone.name, "baseline": ", ".join(study.baselines)}
 
 
 def run_row(run: StudyRun) -> dict[str, Any]:

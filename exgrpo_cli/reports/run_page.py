@@ -41,6 +41,8 @@ CAPTIONS = {
     "learning": "Success on fresh, replayed and held-out questions. Held-out is what counts: fresh and replayed "
     "questions are drawn by the method itself.",
     "learning-tokens": "Held-out success against the tokens generated until then.",
+    "memorising": "Memorised or learnt: success before and after training on questions that were replayed, only rolled "
+    "out, or never seen.",
     "diagnostics": "A healthy run: entropy falls slowly, ratios stay near 1, few updates are skipped, and the gap "
     "between trainer and engine stays as small as it was.",
     "replay-buckets": "Questions in the buffer by their latest success count; on the right, what was drawn of each.",

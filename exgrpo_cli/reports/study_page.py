@@ -1,11 +1,16 @@
-"""The page of a study: arms against the baseline, at equal steps and equal tokens, with each arm's ledger."""
+"""The page of a study: arms against their baselines, at equal steps and equal tokens, with each arm's ledger."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from exgrpo_cli.ablation.arms import BASELINE, Arm
-from exgrpo_cli.ablation.report import compare_runs, study_figures
+from exgrpo_cli.ablation.claims.outcome import claim_outcomes, claim_rows
+from exgrpo_cli.ablation.figures import study_figures
+from exgrpo_cli.ablation.report import compare_runs
 from exgrpo_cli.ablation.study import Study, StudyRun
+from exgrpo_cli.ablation.study_files import kept_results, read_arms
+from exgrpo_cli.ablation.tables import TITLE, endpoint_rows, rich_table, score_rows, spending_rows
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.replay_stats.output import tables
 from exgrpo_cli.replay_stats.output.report import RunReport
@@ -19,6 +24,8 @@ CAPTIONS = {
     "differences": "The same seed with and without: an interval that leaves out 0 speaks for a difference.",
     "curves": "Held-out pass@1 over the steps; bands are 95 % intervals over seeds.",
     "curves-tokens": "The same against tokens generated: arms of equal steps differ in what they cost.",
+    "memorising": "pass@1 of training and held-out questions before and after training, means over seeds; over each "
+    "panel the distinct questions rolled out.",
 }
 
 
@@ -33,24 +40,28 @@ def study_page(folder: Path) -> Page:
     finished = sum(run.state == "finished" for run in study.runs)
     return Page(
         title=f"Study {study.name}",
-        subtitle=f"{len(study.arms)} arms, {len(study.seeds)} seeds, against {study.baseline or 'no baseline'}: "
-        f"{finished} of {len(study.runs) + len(broken)} runs finished.",
+        subtitle=f"{len(study.arms)} arms, {len(study.seeds)} seeds, against "
+        f"{', '.join(study.baselines) or 'no baseline'}: {finished} of {len(study.runs) + len(broken)} runs finished.",
         sections=[
+            *([section("Claims", lambda: _claims(study))] if study.claims else []),
             section("Result", lambda: _result(study)),
             section("Runs", lambda: _runs(study, broken)),
             section("Ledgers", lambda: _ledgers(study)),
             section("Arms", lambda: _arms(study)),
         ],
-        footer="Made by exgrpo report from the runs in this folder. Intervals are Student's t over seeds.",
+        footer="Made by exgrpo report from the runs in this folder. Intervals of scores are Student's t over seeds, "
+        "those of differences a bootstrap over seeds and questions.",
     )
 
 
 def read_study(folder: Path) -> tuple[Study, list[tuple[Path, str]]]:
     """The study that the folder's runs make up, and the runs whose configuration cannot be read, with the reason.
 
-    An arm is named by its folder; the baseline is the on-policy one, where there is one.
+    Arms are those that `study.json` tells; without it an arm is named by its folder, and the baseline is the on-policy
+    one, where there is one.
     """
     runs, broken = [], []
+    known, equal, claims = read_arms(folder)
     for path in sorted(folder.glob("*/seed-*")):
         if not path.is_dir():
             continue
@@ -60,19 +71,30 @@ def read_study(folder: Path) -> tuple[Study, list[tuple[Path, str]]]:
         except (InputError, ValueError) as error:
             broken.append((path, str(error)))
             continue
-        runs.append(
-            StudyRun(arm=Arm(name=path.parent.name, method=config.run.method), seed=seed, folder=path, config=config)
-        )
-    arms = tuple(dict.fromkeys(run.arm for run in runs))
+        arm = known.get(path.parent.name) or Arm(name=path.parent.name, method=config.run.method)
+        runs.append(StudyRun(arm=arm, seed=seed, folder=path, config=config))
+    if not known and any(run.arm.name == BASELINE.name for run in runs):
+        runs = [replace(run, arm=replace(run.arm, baseline=BASELINE.name)) for run in runs]
+    arms = tuple(known.values()) or tuple(dict.fromkeys(run.arm for run in runs))
     study = Study(
         name=folder.resolve().name,
         folder=folder,
-        arms=tuple(sorted(arms, key=lambda arm: arm.name != BASELINE.name)),
+        arms=tuple(sorted(arms, key=lambda arm: arm.name != arm.baseline)),
         seeds=tuple(sorted({run.seed for run in runs})),
         runs=tuple(runs),
-        baseline=BASELINE.name if any(arm.name == BASELINE.name for arm in arms) else "",
+        equal=equal,
+        claims=claims,
+        others=kept_results(folder, known.values()),
     )
     return study, broken
+
+
+def _claims(study: Study) -> Iterator[Block]:
+    outcomes = claim_outcomes(study)
+    yield table_of(rich_table(claim_rows(outcomes), "what the finished runs say"))
+    yield Paragraph(
+        text="The effect is that of the contrast furthest from holding. How claims are stated: docs/claims.md."
+    )
 
 
 def _result(study: Study) -> Iterator[Block]:
@@ -80,7 +102,11 @@ def _result(study: Study) -> Iterator[Block]:
     if not report.arms:
         yield Paragraph(text="No run has finished yet.")
         return
-    yield table_of(report.table())
+    for warning in report.warnings:
+        yield Paragraph(text=warning, warning=True)
+    yield table_of(rich_table(score_rows(report), TITLE))
+    yield table_of(rich_table(endpoint_rows(report), "other endpoints, difference from the baseline in brackets"))
+    yield table_of(rich_table(spending_rows(report), f"spent, means over seeds; equal in {report.equal}"))
     for name, figure in study_figures(study, report).items():
         yield figure_block(name, figure, CAPTIONS.get(name, ""))
 
@@ -110,7 +136,9 @@ def _ledgers(study: Study) -> Iterator[Block]:
 
 def _arms(study: Study) -> Iterator[Block]:
     for arm in study.arms:
-        run = next(run for run in study.runs if run.arm == arm)
+        run = next((run for run in study.runs if run.arm == arm), None)
+        if run is None:
+            continue
         rows = [row for row in differing_settings(run.config) if row[0] != "run.seed"]
         if rows:
             header = ["setting", "here", "preset"]

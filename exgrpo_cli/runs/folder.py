@@ -21,6 +21,8 @@ from exgrpo_cli.files import (
 
 POOL_FILE = "pool.toml"
 """Settings that rollouts logged elsewhere were read with: their folder holds a ledger, but is no run to go on with."""
+HELDOUT, TRAINED = "heldout", "train"
+"""What a validation asked: held-out questions, or some of those trained on."""
 TORCH_WRITES = ("PytorchStreamWriter", "inline_container", "file write failed", "No space left on device")
 """One of these is in what torch says when it cannot write a file."""
 
@@ -33,6 +35,7 @@ class RunFolder:
         self.config = path / "config.toml"
         self.data = path / "data"
         self.metrics = path / "metrics.jsonl"
+        self.validations = path / "validations.jsonl"
         self.replay = path / "replay"
         self.checkpoints = path / "checkpoints"
         self.samples = path / "samples"
@@ -130,10 +133,15 @@ class RunFolder:
         """Some of a step's rollouts in `samples/step-000001.jsonl`."""
         append_json_lines(self.samples / f"step-{step:06d}.jsonl", rows)
 
+    def append_validation(self, values: Mapping[str, Any]) -> None:
+        """How often each question was answered correctly, on disk when this returns."""
+        append_json_lines(self.validations, [values])
+
     def cut_back(self, step: int) -> None:
-        """Drop metrics and samples after `step`, so that a resumed run writes them again."""
-        if self.metrics.exists():
-            write_json_lines(self.metrics, [line for line in read_json_lines(self.metrics) if line["step"] <= step])
+        """Drop metrics, validations and samples after `step`, so that a resumed run writes them again."""
+        for path in (self.metrics, self.validations):
+            if path.exists():
+                write_json_lines(path, [line for line in read_json_lines(path) if line["step"] <= step])
         for path in self.samples.glob("step-*.jsonl"):
             number = path.stem.removeprefix("step-")
             if number.isdecimal() and int(number) > step:

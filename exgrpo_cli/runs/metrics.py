@@ -12,6 +12,8 @@ from exgrpo_cli.errors import InputError
 from exgrpo_cli.files import read_json_lines
 
 METRICS_FILE = "metrics.jsonl"
+PHASES = ("rollout", "reward", "replay", "logprobs", "update", "sync")
+"""What a step's time is divided into; the journal's `time/<phase>` keys."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,9 +6,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from exgrpo_cli.console.reporter import Reporter
 from exgrpo_cli.console.signals import Stopper
-from exgrpo_cli.runs.folder import RunFolder
+from exgrpo_cli.evaluation.results.records import Evaluation
+from exgrpo_cli.runs.folder import HELDOUT, TRAINED, RunFolder
 from exgrpo_cli.runs.watchdog import Watchdog
 from exgrpo_cli.training.parts import Parts
 from exgrpo_cli.training.resuming.checkpoint import save_checkpoint
@@ -16,7 +19,7 @@ from exgrpo_cli.training.resuming.state import RunState
 from exgrpo_cli.training.step.guards import Guards
 from exgrpo_cli.training.time_limit import TimeLimit
 from exgrpo_cli.training.trackers import Tracker
-from exgrpo_cli.training.validation import validate
+from exgrpo_cli.training.validation import score_json, validate
 from exgrpo_cli.types import Question
 
 
@@ -67,22 +70,53 @@ class ActiveRun:
         self.time_limit.count_save(time.perf_counter() - started)
 
 
-def note_score(run: ActiveRun, score: dict[str, Any], when: str) -> None:
-    """Tell the reporter a held-out score, with the name of its question set and its interval."""
+def ask_heldout(run: ActiveRun, when: str) -> dict[str, Any]:
+    """Score the current weights on the held-out questions, tell it and keep the counts; returns the score."""
+    evaluation = ask(run, run.heldout, f"held-out, {when}", HELDOUT)
+    score = score_json(evaluation)
     run.reporter.note(
         f"held-out pass@1 ({run.parts.config.data.heldout_name}) {when}: "
         f"{score['pass_at_1']:.3f} [{score['low']:.3f}, {score['high']:.3f}] "
         f"over {score['questions']} questions"
     )
+    return score
+
+
+def ask(run: ActiveRun, questions: Sequence[Question], what: str, asked: str) -> Evaluation:
+    """Ask the current weights, and keep how often each question was answered correctly."""
+    with run.timed("validation"):
+        evaluation = validate(run.parts, questions, run.reporter.progress, what)
+    if run.parts.ranks.is_main:
+        counts = " ".join(map(str, evaluation.correct))
+        run.folder.append_validation(
+            {
+                "step": run.state.step,
+                "asked": asked,
+                "generated": run.state.tokens_generated,
+                "samples": evaluation.samples,
+                "correct": counts,
+                "ids": [question.id for question in questions] if asked == TRAINED else [],
+            }
+        )
+    return evaluation
+
+
+def ask_trained(run: ActiveRun, when: str) -> None:
+    """Ask some training questions, the same ones at every call, where the settings want it."""
+    settings = run.parts.config.validation
+    if settings.train_questions == 0:
+        return
+    heldout = {question.id for question in run.heldout}
+    ids = [each for each in run.parts.questions if each not in heldout]
+    chosen = np.random.default_rng(settings.seed).permutation(len(ids))[: settings.train_questions]
+    ask(run, [run.parts.questions[ids[index]] for index in sorted(chosen)], f"training questions, {when}", TRAINED)
 
 
 def validation_metrics(run: ActiveRun) -> dict[str, float | int]:
     """`val/<benchmark>` of the current weights; remembers the best step."""
     state = run.state
     name = run.parts.config.data.heldout_name
-    with run.timed("validation"):
-        score = validate(run.parts, run.heldout, run.reporter.progress, f"held-out, step {state.step}")
-    note_score(run, score, f"after step {state.step}")
+    score = ask_heldout(run, f"after step {state.step}")
     run.validated[state.step] = score
     if score["pass_at_1"] > state.best_score:
         state.best_score, state.best_step = score["pass_at_1"], state.step

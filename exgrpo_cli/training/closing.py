@@ -4,14 +4,15 @@ from pathlib import Path
 from typing import Any
 
 from exgrpo_cli.backbones.export import model_card
+from exgrpo_cli.endpoints.measure import measure
 from exgrpo_cli.errors import Interrupted
 from exgrpo_cli.files import write_json
 from exgrpo_cli.machine.environment import peak_memory_bytes
 from exgrpo_cli.plots import save_all
 from exgrpo_cli.runs.folder import writing
-from exgrpo_cli.training.active_run import ActiveRun, note_score
+from exgrpo_cli.runs.result import RESULT_FILE, write_result
+from exgrpo_cli.training.active_run import ActiveRun, ask_heldout, ask_trained
 from exgrpo_cli.training.resuming.checkpoint import export_weights
-from exgrpo_cli.training.validation import validate
 
 
 def finish(run: ActiveRun) -> dict[str, Any]:
@@ -21,14 +22,15 @@ def finish(run: ActiveRun) -> dict[str, Any]:
         with run.stopper.immediate():
             after = run.validated.get(state.step, {})
             if run.heldout and not after:
-                with run.timed("validation"):
-                    after = validate(parts, run.heldout, run.reporter.progress, "held-out, after")
-                note_score(run, after, f"after {state.step} steps")
+                after = ask_heldout(run, f"after {state.step} steps")
+            if run.heldout:
+                ask_trained(run, f"after {state.step} steps")
             with run.timed("export"), writing(folder.model):
                 export_run_model(run, after)
             run.count_wall_time()
             summary = summarise(run, after)
             if parts.ranks.is_main:
+                write_result(folder.path / RESULT_FILE, measure(folder.path, parts.config, summary, state.visits))
                 if parts.config.run.plots:
                     save_all(folder.path, heldout=summary["heldout"])
                 # Last of all: a run with a summary counts as finished.

@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 
 from exgrpo_cli.engines.protocols import UpdateReport
+from exgrpo_cli.runs.metrics import PHASES
 from exgrpo_cli.training.step.groups import Group
 from exgrpo_cli.types import StopReason, Verdict
-
-PHASES = ("rollout", "reward", "replay", "logprobs", "update", "sync")
-"""What a step's time is divided into; the journal's `time/<phase>` keys."""
 
 
 class Clock:

@@ -20,7 +20,7 @@ from exgrpo_cli.ranks.ranks import ALONE, Ranks
 from exgrpo_cli.runs.ending import Ending
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.runs.watchdog import Watchdog
-from exgrpo_cli.training.active_run import ActiveRun, note_score, validation_metrics
+from exgrpo_cli.training.active_run import ActiveRun, ask_heldout, ask_trained, validation_metrics
 from exgrpo_cli.training.assemble import take_device
 from exgrpo_cli.training.closing import finish
 from exgrpo_cli.training.loop import run_step, spent_share
@@ -29,7 +29,6 @@ from exgrpo_cli.training.opening import check_disk, open_run, pin_choices, requi
 from exgrpo_cli.training.resuming.checkpoint import latest_step
 from exgrpo_cli.training.step.groups import Group
 from exgrpo_cli.training.time_limit import TimeLimit
-from exgrpo_cli.training.validation import validate
 
 
 def train(
@@ -88,9 +87,9 @@ def run_steps(run: ActiveRun) -> None:
     """Validate, train to the last step, checkpoint as settings say."""
     config, state = run.parts.config, run.state
     if not state.heldout_before and run.heldout:
-        with run.stopper.immediate(), run.timed("validation"):
-            state.heldout_before = validate(run.parts, run.heldout, run.reporter.progress, "held-out, before")
-            note_score(run, state.heldout_before, "before training")
+        with run.stopper.immediate():
+            ask_trained(run, "before training")
+            state.heldout_before = ask_heldout(run, "before training")
     last_step = config.run.last_step
     while state.step < last_step and not state.finished.is_final:
         started = time.perf_counter()

@@ -15,12 +15,8 @@ def validate(
     questions: Sequence[Question],
     on_progress: Callable[[int, int, str], None],
     what: str,
-) -> dict[str, Any]:
-    """pass@1 of the current weights on `questions` with its 95 % interval.
-
-    Returns {`pass_at_1`, `low`, `high`, `pass_at_k`, `questions`, `samples`, `mean_tokens`, `clipped`}; `pass_at_k` is
-    {k: {`value`, `low`, `high`}} for k = 1, 2, 4, ... up to the samples of a question.
-    """
+) -> Evaluation:
+    """The answers of the current weights to `questions`, graded."""
     settings = parts.config.validation
     together = parts.config.rollout.tensor_parallel
     own = parts.ranks.share(questions, together=together)
@@ -48,7 +44,15 @@ def validate(
         on_result=count,
     )
     records = parts.ranks.whole(evaluation.records, together=together)
-    evaluation = Evaluation(records=tuple(records), samples=settings.samples)
+    return Evaluation(records=tuple(records), samples=settings.samples)
+
+
+def score_json(evaluation: Evaluation) -> dict[str, Any]:
+    """pass@1 of a validation with its 95 % interval.
+
+    Returns {`pass_at_1`, `low`, `high`, `pass_at_k`, `questions`, `samples`, `mean_tokens`, `clipped`}; `pass_at_k` is
+    {k: {`value`, `low`, `high`}} for k = 1, 2, 4, ... up to the samples of a question.
+    """
     score = evaluation.score()
     return {
         "pass_at_1": score.value,
@@ -58,8 +62,8 @@ def validate(
             str(k): {"value": at_k.value, "low": at_k.low, "high": at_k.high}
             for k, at_k in evaluation.pass_at_k().items()
         },
-        "questions": len(questions),
-        "samples": settings.samples,
+        "questions": len(evaluation.records),
+        "samples": evaluation.samples,
         "mean_tokens": evaluation.mean_tokens,
         "clipped": evaluation.share_clipped,
     }

@@ -1,51 +1,70 @@
-"""pass@k in a study's report: compared between arms by seed as pass@1 is, where every run has it."""
+"""What a study's report makes of its runs' results: pass@k beside pass@1, tokens to the baseline's score, Holm."""
 
-from typing import Any
-
+import numpy as np
 import pytest
+from made_results import result_of
 
-from exgrpo_cli.ablation.report import StudyReport, report_arm
+from exgrpo_cli.ablation.endpoints import tokens_to
+from exgrpo_cli.ablation.report import StudyReport, report_arm, with_holm
+from exgrpo_cli.ablation.tables import endpoint_rows, markdown, score_rows
+from exgrpo_cli.statistics import holm
 
 
-def summary(pass_at_1: float, pass_at_4: float | None) -> dict[str, Any]:
-    curve = {} if pass_at_4 is None else {"pass_at_k": {"1": {"value": pass_at_1}, "4": {"value": pass_at_4}}}
-    return {
-        "heldout": {"before": {"pass_at_1": 0.2}, "after": {"pass_at_1": pass_at_1, **curve}},
-        "steps": 3,
-        "updates": {"applied": 6, "skipped": 0},
-        "wall_seconds": {"total": 60.0},
-        "tokens": {"generated": 10, "trained": 20},
+def report() -> StudyReport:
+    """Four questions, four answers each. On-policy solves 2 questions whole; replay half of the answers to each."""
+    results = {
+        "on-policy": {0: result_of([4, 4, 0, 0]), 1: result_of([4, 4, 0, 0])},
+        "replay": {0: result_of([2, 2, 2, 0]), 1: result_of([2, 2, 2, 4])},
     }
+    arms = with_holm([report_arm(name, "on-policy", results) for name in ("replay", "on-policy")])
+    return StudyReport(name="study", equal="steps", baselines=("on-policy",), arms=arms)
 
 
-def report(*, last: float | None) -> StudyReport:
-    summaries = {
-        ("on-policy", 0): summary(0.5, 0.6),
-        ("on-policy", 1): summary(0.5, 0.7),
-        ("replay", 0): summary(0.5, 0.7),
-        ("replay", 1): summary(0.5, last),
-    }
-    arms = tuple(report_arm(name, summaries, "on-policy") for name in ("replay", "on-policy"))
-    return StudyReport(name="study", baseline="on-policy", arms=arms)
+def test_arms_of_like_pass_at_1_are_told_apart_by_what_they_reach() -> None:
+    replay, baseline = report().arms
+    # pass@1: 6/16 and 10/16 against 8/16: -0.125 and +0.125. pass@4: 3/4 and 4/4 against 2/4.
+    assert replay.main.seeds == {0: 0.375, 1: 0.625} and replay.main.difference is not None
+    assert replay.main.difference.mean == pytest.approx(0.0)
+    found = replay.endpoints["pass@4"]
+    assert found.seeds == {0: 0.75, 1: 1.0} and found.difference is not None
+    assert found.difference.mean == pytest.approx(0.375)
+    assert baseline.endpoints["pass@4"].difference is None
+    # pass@2 of 2 right in 4: 1 - C(2,2) / C(4,2) = 5/6; seed 0 has three such questions of four.
+    assert replay.endpoints["pass@2"].seeds[0] == pytest.approx(3 / 4 * 5 / 6)
+    assert replay.to_json()["pass_at_k"]["4"]["seeds"] == {"0": 0.75, "1": 1.0}
+    lines = markdown(score_rows(report())).splitlines()
+    assert lines[0].endswith("| pass@4 | minus on-policy | p (Holm) |")
+    assert "| 0.875 | +0.375 " in lines[2]
+    for table in (score_rows(report()), endpoint_rows(report())):
+        assert len({len(row) for row in table}) == 1
+    assert "fewer than 3 seeds in replay, on-policy" in report().warnings[0]
 
 
-def test_arms_of_one_mean_are_told_apart_by_what_they_reach() -> None:
-    replay, baseline = report(last=0.9).arms
-    found = replay.pass_at_k[4]
-    # 0.7 - 0.6 and 0.9 - 0.7: 0.1 and 0.2, mean 0.15; t = 0.15 / (0.0707 / sqrt(2)) = 3, p = 0.2048 with 1 degree.
-    assert found.seeds == {0: 0.7, 1: 0.9} and found.score.mean == pytest.approx(0.8)
-    assert found.difference is not None and found.difference.mean == pytest.approx(0.15)
-    assert found.p_value == pytest.approx(0.2048, abs=1e-4)
-    assert replay.difference is not None and replay.difference.mean == 0.0
-    assert baseline.pass_at_k[4].difference is None
-    assert replay.to_json()["pass_at_k"]["4"]["seeds"] == {"0": 0.7, "1": 0.9}
-    lines = report(last=0.9).markdown().splitlines()
-    assert lines[0].endswith("| pass@4 | minus on-policy | p |")
-    assert "| 0.800 | +0.150 " in lines[2]
-    assert {line.count("|") for line in lines} == {lines[0].count("|")}
+def test_intervals_of_few_seeds_stay_where_rates_live() -> None:
+    replay = report().arms[0]
+    assert replay.main.score.low == 0.0 and replay.main.score.high == 1.0
+    assert replay.endpoints["pass@4"].score.high == 1.0
 
 
-def test_a_study_with_a_run_that_has_no_curve_tells_pass_at_1_alone() -> None:
-    made = report(last=None)
-    assert all(not arm.pass_at_k for arm in made.arms)
-    assert "pass@4" not in made.markdown()
+def test_p_values_are_adjusted_for_the_arms_that_share_a_baseline() -> None:
+    rng = np.random.default_rng(0)
+
+    def arm(shift: int) -> dict:
+        return {seed: result_of(rng.binomial(4, 0.3 + 0.1 * shift, size=50), seed=seed) for seed in range(5)}
+
+    results = {"on-policy": arm(0), "a": arm(1), "b": arm(2), "c": arm(3)}
+    arms = {each.name: each for each in with_holm([report_arm(name, "on-policy", results) for name in results])}
+    raw = [arms[name].main.difference.p_value for name in "abc"]
+    assert [arms[name].main.p_holm for name in "abc"] == pytest.approx(holm(raw))
+    assert arms["on-policy"].main.p_holm is None
+
+
+def test_tokens_to_a_target_are_read_off_the_curve() -> None:
+    result = result_of([0], curve=[(0, 0.1), (1000, 0.3), (2000, 0.2), (3000, 0.6)])
+    assert tokens_to(result, 0.2) == pytest.approx(500.0)  # half of the way from 0.1 to 0.3
+    assert tokens_to(result, 0.4) == pytest.approx(2500.0)
+    assert tokens_to(result, 0.05) == 0.0 and tokens_to(result, 0.7) is None
+    own = {0: result_of([4], curve=[(0, 0.0), (1000, 0.4)]), 1: result_of([0], curve=[(0, 0.0), (1000, 0.1)])}
+    other = {seed: result_of([1], curve=[(0, 0.0), (1000, 0.2)]) for seed in (0, 1)}
+    found = report_arm("a", "b", {"a": own, "b": other})
+    assert found.match == pytest.approx(0.5) and found.matched == (1, 2)  # at 500 of 1000 tokens; the other seed never

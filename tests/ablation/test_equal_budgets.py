@@ -5,22 +5,24 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from made_results import result_of
 
-from exgrpo_cli.ablation.arms import metric_arms
-from exgrpo_cli.ablation.report import report_study
+from exgrpo_cli.ablation.arms import cross, metric_arms
 from exgrpo_cli.ablation.schedule import run_study
-from exgrpo_cli.ablation.study import Study, budgeted, is_ready, plan_study
+from exgrpo_cli.ablation.study import Study, StudyBase, budgeted, is_ready, plan_study
+from exgrpo_cli.ablation.writing import report_study
 from exgrpo_cli.console.reporter import SilentReporter
+from exgrpo_cli.runs.result import write_result
 
 
 def study_of(small_backbone: Path, root: Path, equal: str) -> Study:
     return plan_study(
-        name="small", root=root, arms=metric_arms("random,length"), seeds=[0, 1], equal=equal,
-        assignments=[
+        name="small", root=root, arms=cross([metric_arms("random,length")]), seeds=[0, 1], equal=equal,
+        base=StudyBase(assignments=[
             "arithmetic.levels=[2]", "arithmetic.num_train=40", "arithmetic.num_heldout=4",
             "rollout.questions_per_step=4", "replay.start_threshold=0", "run.steps=2", "run.threads=1",
             "run.plots=false", "validation.samples=1", f"backbone.source={small_backbone}",
-        ],
+        ]),
     )  # fmt: skip
 
 
@@ -28,17 +30,12 @@ def study_of(small_backbone: Path, root: Path, equal: str) -> Study:
 def test_a_budget_is_the_baselines_total_of_the_same_seed(
     small_backbone: Path, tmp_path: Path, equal: str, amount: float
 ) -> None:
-    """Seconds are those of the steps' phases: 4 of rollouts and 2.5 of updates, not the 9 with all around them."""
+    """Seconds are those of the steps' phases, 6.5, not the 9 with all around them."""
     study = study_of(small_backbone, tmp_path, equal)
     baseline = next(run for run in study.runs if run.arm.name == "on-policy" and run.seed == 1)
     baseline.folder.mkdir(parents=True)
-    figures = {
-        "steps": 2,
-        "finished": "steps reached",
-        "tokens": {"generated": 700, "trained": 300},
-        "wall_seconds": {"rollout": 4.0, "update": 2.5, "total": 9.0},
-    }
-    (baseline.folder / "summary.json").write_text(json.dumps(figures))
+    (baseline.folder / "summary.json").write_text(json.dumps({"steps": 2, "finished": "steps reached"}))
+    write_result(baseline.folder / "result.json", result_of([4, 2], generated=700, trained=300, training_seconds=6.5))
     for run in study.runs:
         settings = budgeted(study, run).config.run
         own = run.seed == 1 and run.arm.name != "on-policy"

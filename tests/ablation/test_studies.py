@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from exgrpo_cli.ablation.arms import method_arms, metric_arms, sampler_arms, vary_arms, with_baseline
-from exgrpo_cli.ablation.report import report_study
+from exgrpo_cli.ablation.arms import cross, method_arms, metric_arms, regimes_of, sampler_arms, vary_arms
 from exgrpo_cli.ablation.schedule import failure_reason, last_line, log_path, run_study, start
-from exgrpo_cli.ablation.study import Study, plan_study
+from exgrpo_cli.ablation.study import Study, StudyBase, plan_study
+from exgrpo_cli.ablation.writing import report_study
 from exgrpo_cli.console.reporter import SilentReporter
 from exgrpo_cli.errors import InputError, Interrupted, RunError
 
@@ -22,17 +22,17 @@ def names(arms) -> list[str]:
 
 
 def test_one_metric_is_compared_both_ways_and_with_chance() -> None:
-    arms = with_baseline(metric_arms("ent"))
+    arms = cross([metric_arms("ent")])
     assert names(arms) == ["ent:min", "ent:max", "random", "on-policy"]
     assert arms[1].assignments == ('replay.metric="ent"', 'replay.direction="max"')
     assert arms[-1].method == "grpo"
 
 
 def test_a_comma_list_is_exactly_those_and_on_policy() -> None:
-    assert names(with_baseline(metric_arms("ent,ppl:max"))) == ["ent:min", "ppl:max", "on-policy"]
-    assert names(with_baseline(metric_arms("ent:max"))) == ["ent:max", "on-policy"]
-    assert names(with_baseline(sampler_arms("linear,sqrt"))) == ["linear", "sqrt", "on-policy"]
-    assert names(with_baseline(method_arms("exgrpo,grpo"))) == ["exgrpo", "grpo"]
+    assert names(cross([metric_arms("ent,ppl:max")])) == ["ent:min", "ppl:max", "on-policy"]
+    assert names(cross([metric_arms("ent:max")])) == ["ent:max", "on-policy"]
+    assert names(cross([sampler_arms("linear,sqrt")])) == ["linear", "sqrt", "on-policy"]
+    assert names(cross([method_arms("exgrpo,grpo")])) == ["exgrpo", "grpo"]
     assert names(vary_arms("replay.ratio=0.25,0.75")) == ["replay.ratio=0.25", "replay.ratio=0.75"]
 
 
@@ -62,13 +62,36 @@ def test_a_wrong_arm_is_named(make, text: str, message: str) -> None:
     assert str(caught.value) == message
 
 
+def test_axes_are_crossed_and_each_arm_has_the_baseline_of_its_regime_and_settings() -> None:
+    """2 regimes x 2 methods x 2 learning rates: replay settings make no baseline of their own, other settings do."""
+    rates = vary_arms("optim.learning_rate=1e-4,3e-4")
+    arms = cross([method_arms("exgrpo,grpo"), rates], regimes_of("strong,sparse"))
+    assert len(arms) == 8 and {arm.regime for arm in arms} == {"strong", "sparse"}
+    found = {arm.name: arm for arm in arms}
+    own = found["sparse: exgrpo optim.learning_rate=3e-4"]
+    assert own.baseline == "sparse: grpo optim.learning_rate=3e-4"
+    assert found[own.baseline].method == "grpo" and found[own.baseline].assignments == own.assignments
+
+    arms = cross([metric_arms("ent:min,random"), vary_arms("replay.ratio=0.25,0.5")])
+    assert names(arms) == [
+        "ent:min replay.ratio=0.25", "ent:min replay.ratio=0.5", "random replay.ratio=0.25", "random replay.ratio=0.5",
+        "on-policy",
+    ]  # fmt: skip
+    assert {arm.baseline for arm in arms} == {"on-policy"} and arms[-1].assignments == ()
+    assert names(cross([method_arms("grpo,exgrpo"), vary_arms("replay.ratio=0.25,0.5")])) == [
+        "grpo", "exgrpo replay.ratio=0.25", "exgrpo replay.ratio=0.5",
+    ]  # fmt: skip
+    with pytest.raises(InputError, match=r"--regimes: no regime preset 'spars'. Did you mean 'sparse'"):
+        regimes_of("spars")
+
+
 def test_an_arm_named_twice_is_refused() -> None:
     with pytest.raises(InputError, match="arm 'ent:min' is named twice"):
-        with_baseline(metric_arms("ent,ent:min"))
+        cross([metric_arms("ent,ent:min")])
 
 
 def test_the_metric_study_has_twelve_runs(tmp_path: Path) -> None:
-    study = plan_study(name="metric-ent", root=tmp_path, arms=metric_arms("ent"), seeds=(0, 1, 2))
+    study = plan_study(name="metric-ent", root=tmp_path, arms=cross([metric_arms("ent")]), seeds=(0, 1, 2))
     plan = study.describe()
     assert len(plan["runs"]) == 12
     assert {run["state"] for run in plan["runs"]} == {"new"}
@@ -85,21 +108,23 @@ def study_of(small_backbone: Path):
         return plan_study(
             name="small",
             root=root,
-            arms=metric_arms("ent:min"),
+            arms=cross([metric_arms("ent:min")]),
             seeds=(0,),
-            assignments=[
-                "arithmetic.levels=[2]",
-                "arithmetic.num_train=60",
-                "arithmetic.num_heldout=20",
-                "rollout.questions_per_step=8",
-                "replay.start_threshold=0.05",
-                "run.steps=4",
-                "run.threads=1",
-                "run.plots=false",
-                "validation.samples=2",
-                f"backbone.source={small_backbone}",
-                *assignments,
-            ],
+            base=StudyBase(
+                assignments=[
+                    "arithmetic.levels=[2]",
+                    "arithmetic.num_train=60",
+                    "arithmetic.num_heldout=20",
+                    "rollout.questions_per_step=8",
+                    "replay.start_threshold=0.05",
+                    "run.steps=4",
+                    "run.threads=1",
+                    "run.plots=false",
+                    "validation.samples=2",
+                    f"backbone.source={small_backbone}",
+                    *assignments,
+                ]
+            ),
         )
 
     return make
@@ -122,15 +147,20 @@ def test_a_study_runs_compares_and_is_not_run_again(study_of, tmp_path: Path) ->
         assert report["arms"][name]["seeds"] == {"0": after[name]["pass_at_1"]}
     difference = after["ent:min"]["pass_at_1"] - after["on-policy"]["pass_at_1"]
     assert report["arms"]["ent:min"]["difference"]["mean"] == pytest.approx(difference)
-    row = next(line for line in (tmp_path / "small" / "report.md").read_text().splitlines() if "ent:min" in line)
+    row = next(
+        line for line in (tmp_path / "small" / "report.md").read_text().splitlines() if line.startswith("| ent:min")
+    )
     assert f"| one seed | {difference:+.3f} |" in row  # one seed has no interval, nor has its difference
     # Two samples a question in these runs: coverage is pass@2, compared as pass@1 is.
     coverage = {name: found["pass_at_k"]["2"]["value"] for name, found in after.items()}
     compared = report["arms"]["ent:min"]["pass_at_k"]
     assert set(compared) == {"2"} and compared["2"]["seeds"] == {"0": coverage["ent:min"]}
     assert compared["2"]["difference"]["mean"] == pytest.approx(coverage["ent:min"] - coverage["on-policy"])
+    assert report["warnings"] and "fewer than 3 seeds" in report["warnings"][0]
     assert coverage["ent:min"] >= after["ent:min"]["pass_at_1"]
-    assert "| pass@2 | minus on-policy | p |" in (tmp_path / "small" / "report.md").read_text()
+    assert "| pass@2 | minus on-policy | p (Holm) |" in (tmp_path / "small" / "report.md").read_text()
+    kept = tmp_path / "small" / "results" / "ent-min-0.result.json"
+    assert kept.read_text() == (tmp_path / "small" / "ent-min" / "seed-0" / "result.json").read_text()
     expected = {"results.json", "report.md", "ablation.png", "ablation.svg", "curves.png", "curves.svg"}
     assert expected <= {path.name for path in (tmp_path / "small").iterdir()}
 
@@ -200,4 +230,4 @@ def test_a_run_of_several_ranks_is_started_by_its_worker(study_of, tmp_path: Pat
 
 def test_no_seeds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"seeds \[\] must be at least one"):
-        plan_study(name="none", root=tmp_path, arms=metric_arms("ent"), seeds=())
+        plan_study(name="none", root=tmp_path, arms=cross([metric_arms("ent")]), seeds=())

@@ -32,15 +32,14 @@ def test_one_metric_is_twelve_runs(capsys, tmp_path):
 def test_axes_seeds_steps_and_place(capsys):
     axes = ("--sampler", "uniform", "--vary", "replay.ratio=0.25,0.75")
     plan = planned(capsys, *axes, "--seeds", "1,4", "--steps", "9", "--output", "out/mine")
-    assert [each["arm"] for each in plan["runs"][:4]] == [
-        "uniform",
-        "replay.ratio=0.25",
-        "replay.ratio=0.75",
+    assert [each["arm"] for each in plan["runs"][:3]] == [
+        "uniform replay.ratio=0.25",
+        "uniform replay.ratio=0.75",
         "on-policy",
     ]
     assert {each["seed"] for each in plan["runs"]} == {1, 4}
     assert {each["steps"] for each in plan["runs"]} == {9}
-    assert plan["runs"][0]["folder"] == "out/mine/uniform/seed-1"
+    assert plan["runs"][0]["folder"] == "out/mine/uniform-replay.ratio=0.25/seed-1"
 
 
 def test_a_plan_for_people(capsys):
@@ -48,6 +47,21 @@ def test_a_plan_for_people(capsys):
     out, err = capsys.readouterr()
     assert out.splitlines()[1] == "on-policy\tseed 0\t150 steps\tnew\tstudies/methods-exgrpo/on-policy/seed-0"
     assert "study methods-exgrpo" in err
+    assert "2 of 2 runs to go" in err and "how long shows once one has made a step" in err
+
+
+def test_regimes_times_methods_with_a_baseline_in_each(capsys):
+    plan = planned(capsys, "--regimes", "strong,sparse", "--methods", "exgrpo,grpo", "--seeds", "2")
+    assert len(plan["runs"]) == 8 and plan["equal"] == "generated"
+    assert plan["baseline"] == "strong: grpo, sparse: grpo"
+
+
+def test_a_claim_brings_arms_seeds_and_the_time_it_takes(capsys):
+    """Two arms, eight seeds from 100 on, which both claims share."""
+    plan = planned(capsys, "--claim", "replay-beats-on-policy,pass-at-k")
+    assert len(plan["runs"]) == 16 and {each["seed"] for each in plan["runs"]} == set(range(100, 108))
+    assert run(["ablate", "--claim", "replay-beats-on-policy", "--dry-run", "--jobs", "2"]) == 0
+    assert "16 of 16 runs to go, 2 at a time: about" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -56,6 +70,12 @@ def test_a_plan_for_people(capsys):
         (["--metric", "entropy"], "--metric 'entropy' is not known."),
         (["--metric", "python:not_there:score"], "cannot import not_there (No module named 'not_there')"),
         (["--sampler", "normal,python:math:draw"], "'python:math:draw': math has no function draw; it has"),
+        (["--claim", "replay-beats"], "--claim: no claim 'replay-beats'. Did you mean 'replay-beats-on-policy'"),
+        (
+            ["--claim", "all", "--metric", "ent"],
+            "--claim brings its own arms, regimes and budgets: leave --metric out.",
+        ),
+        (["--results", "nowhere"], "nowhere is not a folder of results"),
         (["--seeds", "many"], "--seeds 'many' is neither a number of seeds nor a list such as 0,1,5."),
         (["--seeds", "0"], "must be at least one"),
         (["--output", "studies/a", "--name", "b"], "--output studies/a names the study 'a', --name 'b'"),

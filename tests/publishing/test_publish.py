@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from local_hub import READER, TOKEN, LocalHub, Repository, local_hub
+from made_results import result_of
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -26,6 +27,7 @@ from exgrpo_cli.publishing.features import FEATURES
 from exgrpo_cli.publishing.fetch import local_run
 from exgrpo_cli.publishing.private import Private
 from exgrpo_cli.replay.buffer import ExperienceBuffer
+from exgrpo_cli.runs.result import write_result
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from synthetic_run import VOCABULARY, SyntheticRun, write_config, write_run
@@ -382,11 +384,13 @@ def test_a_study_is_published_as_tables_with_its_page(
                 "wall_seconds": {"total": 3.0}, "seed": seed,
             }  # fmt: skip
             (folder / "summary.json").write_text(json.dumps(summary))
+            write_result(folder / "result.json", result_of([2 + seed, 2]))
+    write_result(study / "results" / "ent-min-0.result.json", result_of([2, 2]))
     (study / "results.json").write_text(json.dumps({"folder": str(study)}))
     assert exgrpo(["publish", str(study), "--to", "me/study", "--quiet"]) == 0
     files = hub.repositories["dataset", "me/study"].files
     assert {"README.md", "report.html", "runs.parquet", "steps.parquet", "results.json"} <= set(files)
-    assert "configs/ent-min-seed-1.toml" in files
+    assert {"configs/ent-min-seed-1.toml", "results/ent-min-0.result.json"} <= set(files)
     (tmp_path / "runs.parquet").write_bytes(files["runs.parquet"])
     rows = pq.read_table(tmp_path / "runs.parquet").to_pylist()
     assert [(row["arm"], row["seed"], row["heldout/after/pass_at_1"]) for row in rows][:2] == [

@@ -8,10 +8,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from made_results import result_of
 
 from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.reports.report import write_report
 from exgrpo_cli.reports.run_page import differing_settings, read_config
+from exgrpo_cli.runs.result import write_result
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from synthetic_run import SyntheticRun, write_config, write_run
@@ -144,7 +146,7 @@ def test_a_study_is_compared_on_its_page(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def finish(folder: Path, score: float) -> None:
-    """A summary.json as training writes it."""
+    """A summary.json and a result.json as training writes them."""
     heldout = {"pass_at_1": score, "low": score - 0.1, "high": score + 0.1, "questions": 50, "samples": 4}
     summary = {
         "steps": 6,
@@ -157,6 +159,7 @@ def finish(folder: Path, score: float) -> None:
         "replay": {"questions": 1, "trajectories": 1, "retired": 0, "used": 0},
     }
     (folder / "summary.json").write_text(json.dumps(summary))
+    write_result(folder / "result.json", result_of([round(100 * score)], samples=100))
 
 
 def test_what_is_neither_a_run_nor_a_study_is_one_line(

@@ -17,8 +17,11 @@ class ValidationSettings:
     top_p: float = 1.0
     max_questions: int = 0
     """First so many held-out questions only, the same ones every time; 0 is all."""
+    train_questions: int = 0
+    """Training questions, chosen once by `seed`, that are asked before and after training as held-out ones are:
+    `result.json` then tells what was memorised. 0 asks none."""
     seed: int = 0
 
     def __post_init__(self) -> None:
         require_positive("validation", self, "samples", "temperature", "top_p")
-        require_non_negative("validation", self, "every", "max_questions", "seed")
+        require_non_negative("validation", self, "every", "max_questions", "train_questions", "seed")

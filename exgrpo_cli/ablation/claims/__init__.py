@@ -1,0 +1,1 @@
+"""What papers say, in a form that can fail: `presets/claims/`, their runs and their verdicts."""

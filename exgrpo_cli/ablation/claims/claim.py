@@ -1,0 +1,126 @@
+"""A claim as its preset states it: regime, arms, endpoint, direction, smallest effect of interest, seeds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from exgrpo_cli.ablation.arms import Arm, split_list
+from exgrpo_cli.ablation.endpoints import ENDPOINTS
+from exgrpo_cli.ablation.inference import SEEDS_FOR_A_VERDICT, Direction, seeds_needed, threshold_of
+from exgrpo_cli.config.checks import require_known
+from exgrpo_cli.config.resolve import convert
+from exgrpo_cli.errors import InputError, nearest
+from exgrpo_cli.presets import load_preset, preset_names
+
+FIRST_SEED = 100
+"""Of the runs that are reported: regimes, lengths and learning rates are searched on seeds below."""
+GROUPS = ("all", "quick")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contrast:
+    """One comparison that a claim stands or falls by."""
+
+    arm: str
+    control: str = ""
+    """The arm to be better than; empty compares with `reference`."""
+    reference: float = 0.0
+    """A fixed value instead of a control: 0.5 of an AUC."""
+    endpoint: str = "pass_at_1"
+    direction: Direction = "greater"
+    """`greater`: by more than the smallest effect. `no less`: a loss is smaller than that."""
+    smallest_effect: float
+    """Smallest effect of interest, in units of the endpoint."""
+    spread: float
+    """Standard deviation over seeds of the paired difference, from a pilot on seeds that are not reported."""
+
+    def __post_init__(self) -> None:
+        require_known("endpoint", self.endpoint, tuple(ENDPOINTS))
+        if self.smallest_effect <= 0 or self.spread <= 0:
+            raise InputError("smallest_effect and spread must be above 0.")
+
+    @property
+    def seeds(self) -> int:
+        """Seeds with which, in 80 of 100 studies, twice the smallest effect is told from it, and so is none."""
+        return seeds_needed(spread=self.spread, distance=self.smallest_effect)
+
+    @property
+    def threshold(self) -> float:
+        """The effect that must be exceeded."""
+        return threshold_of(self.smallest_effect, self.direction)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claim:
+    """A statement and how it is put to the test."""
+
+    name: str
+    title: str
+    source: str
+    """Who says so, and where."""
+    quick: bool
+    """Whether it is part of `--claim quick`."""
+    regime: str
+    settings: tuple[str, ...]
+    """`section.key=value` of all of its arms."""
+    run_minutes: float
+    """Measured time of a run on two cores: what is said before any run of one's own has been measured."""
+    arms: Mapping[str, Arm]
+    contrasts: tuple[Contrast, ...]
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Seeds of every arm: what the power calculation asks for, and no verdict with fewer than eight."""
+        count = max(SEEDS_FOR_A_VERDICT, *(contrast.seeds for contrast in self.contrasts))
+        return tuple(range(FIRST_SEED, FIRST_SEED + count))
+
+
+def chosen_claims(text: str) -> list[Claim]:
+    """The claims of `--claim`: `all`, `quick`, or names. Raises InputError for an unknown name."""
+    known = preset_names("claims")
+    names = known if text in GROUPS else split_list("--claim", text)
+    for name in names:
+        if name not in known:
+            raise InputError(f"--claim: no claim {name!r}.{nearest(name, (*GROUPS, *known))}")
+    claims = [read_claim(name) for name in names]
+    return [claim for claim in claims if claim.quick] if text == "quick" else claims
+
+
+def read_claim(name: str) -> Claim:
+    """A shipped claim. Raises InputError naming the claim and the key that is wrong."""
+    return claim_of(name, load_preset("claims", name))
+
+
+def claim_of(name: str, content: Mapping[str, Any]) -> Claim:
+    """A claim from the content of its file. Raises InputError naming the claim and the key that is wrong."""
+    try:
+        about, stated = content["about"], content["claim"]
+        settings = tuple(convert(stated.get("settings", []), tuple[str, ...], f"claim {name}: settings"))
+        contrasts = tuple(Contrast(**each) for each in content["contrast"])
+        named = {arm for each in contrasts for arm in (each.arm, each.control) if arm}
+        arms = {arm: claim_arm(arm, content.get("arms", {}).get(arm, {}), stated["regime"], settings) for arm in named}
+        return Claim(
+            name=name,
+            title=about["title"],
+            source=about["source"],
+            quick=about.get("quick", False),
+            regime=stated["regime"],
+            settings=settings,
+            run_minutes=float(stated["run_minutes"]),
+            arms=arms,
+            contrasts=contrasts,
+        )
+    except KeyError as error:
+        raise InputError(f"claim {name} has no {error.args[0]}.") from error
+    except (TypeError, InputError) as error:
+        raise InputError(f"claim {name}: {error}") from error
+
+
+def claim_arm(name: str, stated: Mapping[str, Any], regime: str, settings: tuple[str, ...]) -> Arm:
+    """An arm of a claim: a method preset by its own name, or what `[arms]` says of it."""
+    method = stated.get("method", name)
+    if method not in preset_names("methods"):
+        raise InputError(f"arm {name!r}: no method preset {method!r}.{nearest(method, preset_names('methods'))}")
+    return Arm(
+        name=f"{regime}: {name}", method=method, assignments=(*settings, *stated.get("settings", ())), regime=regime
+    )

@@ -1,0 +1,40 @@
+"""The runs that claims need, each run once however many claims share it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from exgrpo_cli.ablation.arms import BASELINE, Arm
+from exgrpo_cli.ablation.claims.claim import Claim
+from exgrpo_cli.ablation.study import Study, StudyBase, plan_study
+
+
+def plan_claims(
+    claims: Sequence[Claim], *, name: str, root: Path, base: StudyBase | None = None, results: Sequence[Path] = ()
+) -> Study:
+    """The study in `root/name` of all arms of the claims, each with as many seeds as the claim that needs most.
+
+    Raises InputError as `plan_study` does.
+    """
+    arms: dict[str, Arm] = {}
+    seeds: dict[str, Sequence[int]] = {}
+    minutes: dict[str, float] = {}
+    for claim in claims:
+        for arm in arms_of(claim, claims).values():
+            arms[arm.name] = replace(arm, baseline=f"{claim.regime}: {BASELINE.method}")
+            seeds[arm.name] = max(seeds.get(arm.name, ()), claim.seeds, key=len)
+            minutes[arm.name] = claim.run_minutes
+    # An arm without an on-policy run in its regime is compared with nothing but what its claim names.
+    every = [arm if arm.baseline in arms else replace(arm, baseline="") for arm in arms.values()]
+    study = plan_study(name=name, root=root, arms=every, seeds=seeds, base=base, results=results)
+    run_seconds = {name: 60 * each for name, each in minutes.items()}
+    return replace(study, claims=tuple(claim.name for claim in claims), run_seconds=run_seconds)
+
+
+def arms_of(claim: Claim, claims: Sequence[Claim]) -> dict[str, Arm]:
+    """The claim's arms by their names in it, named apart from unlike arms that another of the claims calls the same."""
+    others = {arm.name: arm for each in reversed(claims) for arm in each.arms.values()}
+    return {
+        name: arm if arm == others.get(arm.name, arm) else replace(arm, name=f"{arm.name} ({claim.name})")
+        for name, arm in claim.arms.items()
+    }

@@ -1,0 +1,62 @@
+"""What a study keeps in its folder beside its runs: its arms, and a copy of each finished run's result."""
+
+import glob
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from exgrpo_cli.ablation.arms import Arm
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.files import write_json
+from exgrpo_cli.runs.result import SUFFIX, RunResult, find_results, read_result
+
+PLAN_FILE = "study.json"
+"""In the study's folder: its arms, which cannot all be told from the names of folders."""
+RESULTS_FOLDER = "results"
+"""Of a study: a copy of each finished run's result, all that another machine needs of it."""
+
+
+def results_folders(folder: Path, others: Sequence[Path]) -> Iterator[Iterator[RunResult]]:
+    """The results of each folder that a study counts."""
+    own = folder / RESULTS_FOLDER
+    return (find_results(each) for each in [*([own] if own.is_dir() else []), *others])
+
+
+def write_arms(folder: Path, arms: Iterable[Arm], *, equal: str, claims: Sequence[str]) -> None:
+    """Keep what the arms are and which is compared with which. Raises RunError where the disk refuses."""
+    plan = {"equal": equal, "claims": list(claims), "arms": [asdict(arm) for arm in arms]}
+    write_json(folder / PLAN_FILE, plan)
+
+
+def read_arms(folder: Path) -> tuple[dict[str, Arm], str, tuple[str, ...]]:
+    """Arms by the name of their folder, what they are equal in, and the claims; none where no study was begun there.
+
+    Raises InputError for a damaged file.
+    """
+    path = folder / PLAN_FILE
+    if not path.is_file():
+        return {}, "steps", ()
+    try:
+        plan = json.loads(path.read_text(encoding="utf-8"))
+        arms = [Arm(**{**arm, "assignments": tuple(arm["assignments"])}) for arm in plan["arms"]]
+        return {arm.folder_name: arm for arm in arms}, plan["equal"], tuple(plan["claims"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is damaged ({error!r}): remove it, `exgrpo ablate` writes it again.") from error
+
+
+def result_path(folder: Path, arm: Arm, seed: int) -> Path:
+    """Where a study keeps the copy of a run's result."""
+    return folder / RESULTS_FOLDER / f"{arm.folder_name}-{seed}{SUFFIX}"
+
+
+def kept_results(folder: Path, arms: Iterable[Arm]) -> dict[tuple[str, int], RunResult]:
+    """The results that a study has kept, by arm and seed. Raises InputError for a damaged one."""
+    found = {}
+    for arm in arms:
+        start = f"{arm.folder_name}-"
+        for path in (folder / RESULTS_FOLDER).glob(f"{glob.escape(start)}*{SUFFIX}"):
+            seed = path.name.removeprefix(start).removesuffix(SUFFIX)
+            if seed.isdecimal():
+                found[arm.name, int(seed)] = read_result(path)
+    return found

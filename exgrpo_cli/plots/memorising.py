@@ -1,0 +1,51 @@
+"""Memorising or learning: pass@1 before and after training of replayed, rolled out and never seen questions."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from exgrpo_cli.plots.style import BLACK, BLUE, FULL_WIDTH, GREY, ORANGE, new_figure, styled
+from exgrpo_cli.runs.result import Memorising, PassRates
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+KINDS = {
+    "replayed": ("replayed", ORANGE),
+    "rolled_out": ("rolled out, never replayed", BLUE),
+    "never_seen": ("never seen, same levels", BLACK),
+    "heldout": ("held-out, all", GREY),
+}
+"""Field of Memorising to its label and colour."""
+
+
+def memorising_figure(runs: Mapping[str, Sequence[Memorising]]) -> "Figure | None":
+    """A panel for each name: pass@1 before and after, means over its runs; None where none asked training questions."""
+    asked = {name: [each for each in found if each.asked_training] for name, found in runs.items()}
+    runs = {name: found for name, found in asked.items() if found}
+    if not runs:
+        return None
+    with styled():
+        columns = min(3, len(runs))
+        rows = -(-len(runs) // columns)
+        figure, panels = new_figure(rows, columns, width=FULL_WIDTH, height=0.6 + 2.0 * rows)
+        for axes in panels[len(runs) :]:
+            axes.set_visible(False)
+        for axes, (name, found) in zip(panels, runs.items(), strict=False):
+            for kind, (label, colour) in KINDS.items():
+                ends = mean_rates([getattr(each, kind) for each in found])
+                if ends is not None:
+                    axes.plot([0, 1], ends, color=colour, marker="o", label=label)
+            axes.set_xticks([0, 1], ["before", "after"])
+            axes.set_xlim(-0.2, 1.2)
+            axes.set_title(f"{name} ({np.mean([each.trained_questions for each in found]):,.0f} questions)")
+        panels[0].set_ylabel("pass@1")
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+        return figure
+
+
+def mean_rates(rates: Sequence[PassRates]) -> tuple[float, float] | None:
+    """Means before and after over the runs that have such questions."""
+    known = [(each.before, each.after) for each in rates if each.before is not None and each.after is not None]
+    return (float(np.mean([b for b, _ in known])), float(np.mean([a for _, a in known]))) if known else None

@@ -1,0 +1,214 @@
+"""What a finished run achieved and spent, as one small file that studies compare: `result.json`.
+
+It stands for the run wherever the run folder itself is not: on another machine, or in `docs/results/`.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+
+from exgrpo_cli.config.settings import Config
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.files import write_json
+
+RESULT_FILE = "result.json"
+RESULT_FORMAT = 1
+SUFFIX = f".{RESULT_FILE}"
+"""Of a result outside its run folder: `exgrpo-100.result.json`."""
+NO_PART = frozenset(
+    {
+        *("run." + name for name in ("seed", "budget_amount", "device", "threads", "nproc", "rank_timeout")),
+        *("run." + name for name in ("phase_timeout", "save_every", "keep_checkpoints", "samples_per_step")),
+        *("run.plots", "run.log", "backbone.dtype", "rollout.gpu_memory_fraction"),
+        *("grading." + name for name in ("workers", "deadline_seconds", "memory_mb")),
+    }
+)
+"""Settings that do not say what was trained: the seed, which a result names itself, what the baseline of the seed
+allowed, and what machine and disk were asked for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CurvePoint:
+    """Held-out pass@1 at one moment of a run."""
+
+    step: int
+    generated: int
+    """Tokens generated until then."""
+    pass_at_1: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassRates:
+    """pass@1 of some questions before and after training."""
+
+    questions: int
+    before: float | None
+    """None where there is no such question."""
+    after: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memorising:
+    """Whether a run learnt more about the questions it replayed than about others of their level."""
+
+    trained_questions: int
+    """Distinct questions that were rolled out."""
+    replayed_questions: int
+    """Distinct questions that were replayed."""
+    replayed: PassRates
+    """Of the training questions asked before and after, those that were replayed."""
+    rolled_out: PassRates
+    """Those that were rolled out and never replayed."""
+    never_seen: PassRates
+    """Held-out questions, weighted to have the levels of the replayed ones; all of them where levels are not known."""
+    heldout: PassRates
+
+    @property
+    def asked_training(self) -> bool:
+        """Whether training questions were asked before and after."""
+        return self.replayed.questions + self.rolled_out.questions > 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValidTraces:
+    """Stored correct responses whose every step is right, where the task can tell."""
+
+    trajectories: int
+    valid: float
+    """Share of all."""
+    auc: float | None
+    """Chance that a valid one has the lower entropy of a pair of one valid and one not; None without both kinds."""
+    low_entropy: float | None
+    """Share valid in the third of lowest entropy."""
+    high_entropy: float | None
+    """Share valid in the third of highest entropy."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Totals:
+    """What a run spent."""
+
+    steps: int
+    updates: int
+    generated: int
+    trained: int
+    scored: int
+    seconds: float
+    """Wall time, interruptions not counted."""
+    training_seconds: float
+    """Of it the phases of the steps."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunResult:
+    """Endpoints and spending of one finished run."""
+
+    config_hash: str
+    method: str
+    regime: str
+    seed: int
+    budget_amount: float
+    """Tokens or seconds that the run might spend; 0 where steps were counted. No part of the hash, since in a study of
+    equal budgets each seed has its own."""
+    finished: str
+    samples: int
+    """Responses a held-out question was given; 0 where none was asked."""
+    before: Int64[np.ndarray, " questions"]
+    """Correct ones of each held-out question before training."""
+    after: Int64[np.ndarray, " questions"]
+    """After training, the same questions in the same order."""
+    curve: tuple[CurvePoint, ...]
+    area: float | None
+    """Area under the held-out curve over tokens generated, divided by their number: a mean pass@1."""
+    newly_solved: float | None
+    """Share of the held-out questions without a correct response before training that had one at a later validation."""
+    collapsed: bool | None
+    """Whether the last held-out pass@1, upper end of its interval, is below half of the best one."""
+    memorising: Memorising | None
+    valid_traces: ValidTraces | None
+    totals: Totals
+
+    def to_json(self) -> dict[str, Any]:
+        """As `result.json` has it; counts of correct responses are one text of numbers, which stays on one line."""
+        values = asdict(self) | {name: " ".join(map(str, getattr(self, name))) for name in ("before", "after")}
+        return {"format": RESULT_FORMAT, **values}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any], where: Path) -> "RunResult":
+        """Raises InputError where the values are no result of this format."""
+        try:
+            values = dict(values)
+            if values.pop("format") != RESULT_FORMAT:
+                raise InputError(f"{where} is of another format: use the toolkit version that wrote it.")
+            memorising, traces = values["memorising"], values["valid_traces"]
+            if memorising is not None:
+                rates = {name: PassRates(**each) for name, each in memorising.items() if isinstance(each, dict)}
+                memorising = Memorising(**memorising | rates)
+            return cls(
+                **values
+                | {name: np.array(values[name].split(), dtype=np.int64) for name in ("before", "after")}
+                | {
+                    "curve": tuple(CurvePoint(**point) for point in values["curve"]),
+                    "memorising": memorising,
+                    "valid_traces": traces and ValidTraces(**traces),
+                    "totals": Totals(**values["totals"]),
+                }
+            )
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"{where} is not the result of a run ({error!r}): restore it, or leave it out.") from error
+
+
+def write_result(path: Path, result: RunResult) -> None:
+    """Write a result file. Raises RunError where the disk refuses."""
+    write_json(path, result.to_json())
+
+
+def read_result(path: Path) -> RunResult:
+    """Read a result file. Raises InputError naming the file that is damaged or no result."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read ({error}): restore it, or leave it out.") from error
+    if not isinstance(values, dict):
+        raise InputError(f"{path} is not the result of a run: restore it, or leave it out.")
+    return RunResult.from_json(values, path)
+
+
+def find_results(folder: Path) -> Iterator[RunResult]:
+    """The results below a folder: of runs, and copies of them, which end in `.result.json`.
+
+    Raises InputError for a folder that is not there and for a damaged result.
+    """
+    if not folder.is_dir():
+        raise InputError(f"{folder} is not a folder of results: name one that holds {RESULT_FILE} files.")
+    for path in sorted(folder.rglob(f"*{RESULT_FILE}")):
+        if path.name == RESULT_FILE or path.name.endswith(SUFFIX):
+            yield read_result(path)
+
+
+def config_hash(config: Config) -> str:
+    """Sixteen digits that two runs share where they differ in nothing but seed and machine.
+
+    What a run pins when it starts is pinned here too, so that a plan and the run of it agree. Settings at their
+    defaults are left out: a setting that a later version adds changes no hash.
+    """
+    if config.optim.schedule != "constant" and config.optim.horizon == 0:
+        warmup_steps = min(config.optim.warmup_steps, config.run.steps // 2)
+        optim = replace(config.optim, horizon=config.run.steps, warmup_steps=warmup_steps)
+        config = replace(config, optim=optim)
+    chosen = {
+        f"{section.name}.{name}": value
+        for section in fields(Config)
+        for name, value in asdict(getattr(config, section.name)).items()
+        if value != getattr(type(getattr(config, section.name))(), name)
+    }
+    text = json.dumps({name: value for name, value in chosen.items() if name not in NO_PART}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

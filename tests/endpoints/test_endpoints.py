@@ -1,0 +1,109 @@
+"""Endpoints from what a run leaves: worked by hand on small counts, and read back from the file."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_results import result_of
+
+from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.endpoints.heldout import (
+    Validation,
+    area,
+    collapsed,
+    curve_of,
+    newly_solved,
+    read_validations,
+)
+from exgrpo_cli.endpoints.memorising import rates, same_level_weights, weighted
+from exgrpo_cli.endpoints.traces import auc
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.plots.memorising import memorising_figure
+from exgrpo_cli.runs.folder import RunFolder
+from exgrpo_cli.runs.result import Memorising, PassRates, config_hash, find_results, read_result, write_result
+
+
+def validation(step: int, *correct: int, generated: int = 0) -> Validation:
+    return Validation(step=step, generated=generated, samples=4, correct=np.array(correct))
+
+
+def test_area_new_solutions_and_collapse_by_hand() -> None:
+    start, middle, end = (
+        validation(0, 0, 0, 4, 0),
+        validation(5, 0, 1, 4, 1, generated=100),
+        validation(9, 0, 0, 4, 0, generated=400),
+    )
+    # Rates 4/16, 6/16, 4/16 at 0, 100, 400 tokens: (0.3125 * 100 + 0.3125 * 300) / 400.
+    assert area(curve_of([start, middle, end])) == pytest.approx(0.3125)
+    # Of questions 0, 1 and 3, unsolved before, 1 and 3 were solved once.
+    assert newly_solved([start, middle, end]) == pytest.approx(2 / 3)
+    assert newly_solved([start]) is None and area(curve_of([start])) is None and collapsed([start]) is None
+    best, worst = validation(0, *[4] * 200), validation(9, *[0] * 199, 4)
+    assert collapsed([best, worst]) is True and collapsed([worst, best]) is False
+    assert collapsed([best, validation(9, *[2] * 200)]) is False
+
+
+def test_validations_are_read_by_step_and_the_last_of_a_step_counts(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for step, correct in ((0, "1 2"), (3, "0 0"), (3, "4 4"), (5, "3 3")):
+        folder.append_validation(
+            {"step": step, "asked": "heldout", "generated": 7, "samples": 4, "correct": correct, "ids": []}
+        )
+    folder.append_validation({"step": 0, "asked": "train", "generated": 0, "samples": 4, "correct": "4", "ids": ["a"]})
+    found = read_validations(tmp_path)
+    assert [each.step for each in found] == [0, 3, 5] and found[1].pass_at_1 == 1.0
+    assert read_validations(tmp_path, "train")[0].ids == ("a",)
+    folder.cut_back(3)
+    assert [each.step for each in read_validations(tmp_path)] == [0, 3]
+
+
+def test_never_seen_questions_get_the_levels_of_the_replayed_ones() -> None:
+    """Two easy and one hard held-out question; of the replayed ones three are hard and one easy."""
+    weights = same_level_weights(["2", "2", "9"], {"9": 3, "2": 1})
+    before, after = validation(0, 4, 4, 0), validation(5, 4, 4, 2)
+    # Easy 1.0, hard 0 then 0.5: 1/4 + 3/4 * 0 and 1/4 + 3/4 * 0.5.
+    assert weighted([before, after], weights) == PassRates(questions=3, before=0.25, after=0.625)
+    assert same_level_weights(["2", "2"], {"9": 3}).tolist() == [1.0, 1.0]
+    none = rates([before, after], np.array([False, False, False]))
+    assert none == PassRates(questions=0, before=None, after=None)
+    assert rates([before, after], np.array([False, False, True])) == PassRates(questions=1, before=0.0, after=0.5)
+
+
+def test_the_auc_counts_pairs() -> None:
+    """Valid 0.1, 0.4; invalid 0.3, 0.4: pairs below 1, 1, 0 and a tie of one half: 2.5 of 4."""
+    entropy, valid = np.array([0.1, 0.4, 0.3, 0.4]), np.array([True, True, False, False])
+    assert auc(entropy, valid) == 2.5 / 4
+    assert auc(entropy[:2], valid[:2]) is None
+
+
+def test_the_hash_tells_settings_apart_and_forgets_seed_and_machine() -> None:
+    plain = build_config()
+    assert config_hash(build_config(options={"run": {"seed": 7, "threads": 3, "plots": False}})) == config_hash(plain)
+    assert config_hash(build_config(method="grpo")) != config_hash(plain)
+    assert config_hash(build_config(regime="sparse")) != config_hash(plain)
+    assert config_hash(build_config(options={"optim": {"learning_rate": 1e-4}})) != config_hash(plain)
+    started = replace(plain, optim=replace(plain.optim, horizon=plain.run.steps))
+    assert config_hash(started) == config_hash(plain)
+
+
+def test_a_result_is_read_as_it_was_written_and_a_damaged_one_is_named(tmp_path: Path) -> None:
+    known = PassRates(questions=3, before=0.1, after=0.5)
+    memorising = Memorising(
+        trained_questions=30, replayed_questions=5, replayed=known, rolled_out=known, never_seen=known, heldout=known
+    )
+    result = replace(result_of([4, 0, 12], samples=16, seed=3), memorising=memorising)
+    path = tmp_path / "arm-3.result.json"
+    write_result(path, result)
+    assert path.stat().st_size < 4096
+    assert read_result(path).to_json() == result.to_json()
+    assert [found.seed for found in find_results(tmp_path)] == [3]
+    values = json.loads(path.read_text())
+    for damage in ({"format": 9}, {"totals": None}, {"after": "4 x"}):
+        path.write_text(json.dumps(values | damage))
+        with pytest.raises(InputError, match=r"arm-3\.result\.json is"):
+            read_result(path)
+    figure = memorising_figure({"a": [memorising], "b": []})
+    assert figure is not None and len(figure.axes[0].lines) == 4
+    assert memorising_figure({"b": []}) is None
