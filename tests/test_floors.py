@@ -35,6 +35,7 @@ FLOORS = {
     "ablation": 6,
     "reports": 7,
     "publishing": 8,
+    "face": 9,
     "commands": 9,
     "start": 10,
     "__main__": 11,
