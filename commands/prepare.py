@@ -76,10 +76,13 @@ class PrepareSettings:
 
     def request(self, source: str) -> "PrepareRequest":
         """The options as the core takes them."""
+        from exgrpo_cli.config.names import is_made, section_of_made
         from exgrpo_cli.data.layouts.recognise import NamedFields
         from exgrpo_cli.evaluation.preparing import PrepareRequest
 
-        layer = {"arithmetic.seed": self.seed, "word_problems.seed": self.seed, "grading.grader": self.grader}
+        layer: dict[str, Any] = {"grading.grader": self.grader}
+        if is_made(source):
+            layer[f"{section_of_made(source)}.seed"] = self.seed
         return PrepareRequest(
             source=source,
             output=self.output,
@@ -105,7 +108,9 @@ class PrepareSettings:
 def prepare(
     source: Annotated[
         str,
-        typer.Argument(help="arithmetic, word-problems, a file, a folder, or a hub id (owner/name@revision:split)."),
+        typer.Argument(
+            help="A task made here, such as countdown, a file, a folder, or a hub id (owner/name@revision:split)."
+        ),
     ] = "arithmetic",
     *,
     options: PrepareSettings,
@@ -115,8 +120,8 @@ def prepare(
     """Turn any question set into one audited question file, by default data/<source>.parquet.
 
     Exact duplicates are folded; gold answers that do not verify against themselves, prompts over the token limit and
-    questions of evaluation benchmarks are left out and counted. `arithmetic` and `word-problems`, which are built in,
-    write their held-out questions beside it.
+    questions of evaluation benchmarks are left out and counted. `arithmetic`, `word-problems`, `countdown` and
+    `modular`, which are made here, write their held-out questions beside it.
 
     \b
     Examples:

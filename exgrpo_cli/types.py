@@ -63,6 +63,8 @@ class Question:
     """Data set it came from."""
     level: str | None = None
     """Difficulty, where known."""
+    metadata: str | None = None
+    """A JSON table for the question's own verifier or the check of its traces; most questions need none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2T
 
 from exgrpo_cli.backbones.cache import cached_folder
 from exgrpo_cli.backbones.tokenizer import CHAT_TEMPLATE, make_tokenizer
-from exgrpo_cli.backbones.warm_start import WarmStartRecipe, warm_start
+from exgrpo_cli.backbones.warm_start import RECIPES, WarmStartRecipe, warm_start
 from exgrpo_cli.config.sections.backbone import TinySettings
 
 MAX_TOKENS = 8192
@@ -29,8 +29,12 @@ def build_tiny(*, settings: TinySettings, cache_dir: Path | None = None, progres
     The first build trains for less than a minute on one thread; `progress` hears of it step by step, and of a damaged
     copy that is being rebuilt. `cache_dir` overrides the user's cache folder.
     """
-    recipe = WarmStartRecipe()
-    key = {"format": _FORMAT, "settings": asdict(settings), "recipe": asdict(recipe), "template": CHAT_TEMPLATE}
+    recipe = RECIPES[settings.task]
+    made = {"settings": asdict(settings), "recipe": asdict(recipe)}
+    if settings.task == TinySettings().task:
+        # As it was when there was no other task: models in users' caches stay.
+        del made["settings"]["task"], made["recipe"]["task"]
+    key = {"format": _FORMAT, **made, "template": CHAT_TEMPLATE}
     report = progress or (lambda done, total, what: None)
     return cached_folder(
         name="tiny",

@@ -10,8 +10,9 @@ from torch import Tensor
 from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
 from exgrpo_cli.backbones.muon import Muon
-from exgrpo_cli.data.arithmetic import Pool, draw_terms, expression
-from exgrpo_cli.data.traces import TraceMix, write_trace
+from exgrpo_cli.data.made import arithmetic, countdown, modular
+from exgrpo_cli.data.made.pools import Pool
+from exgrpo_cli.data.made.traces import THINK_END, TraceMix, write_trace
 
 Row = tuple[list[int], list[int]]
 """Token ids of a prompt and of a response."""
@@ -25,8 +26,9 @@ _ROWS_AT_ONCE = 8
 class WarmStartRecipe:
     """What the supervised start trains on and how; the settings choose only its length, batch and seed."""
 
+    task: str = "arithmetic"
     levels: tuple[int, ...] = (2, 3, 4, 5, 6, 7)
-    """Operations per question, drawn uniformly."""
+    """Levels of the task, drawn uniformly."""
     mix: TraceMix = field(default_factory=TraceMix)
     matrix_learning_rate: float = 0.014
     """Muon, on the matrices of the layers."""
@@ -36,6 +38,14 @@ class WarmStartRecipe:
     final_fraction: float = 0.1
     """Learning rates end at this share of their peak, after a linear decay."""
     grad_clip: float = 1.0
+
+
+RECIPES = {
+    "arithmetic": WarmStartRecipe(),
+    # A check undoes a line, which does not hold modulo m; lines are too short for two terms at once to save much.
+    "modular": WarmStartRecipe(task="modular", levels=(2, 3, 4, 5), mix=TraceMix(checked=0.0)),
+    "countdown": WarmStartRecipe(task="countdown", levels=(3, 4)),
+}
 
 
 def warm_start(
@@ -70,12 +80,40 @@ def draw_rows(tokenizer: Qwen2Tokenizer, size: int, recipe: WarmStartRecipe, rng
     """Questions of the warm-start pool with a trace each."""
     rows = []
     for _ in range(size):
-        terms = draw_terms(int(rng.choice(recipe.levels)), Pool.WARM_START, rng)
-        messages = [{"role": "user", "content": f"{expression(terms)}=?"}]
+        question, response = draw_example(recipe, int(rng.choice(recipe.levels)), rng)
+        messages = [{"role": "user", "content": question}]
         prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        response_ids = tokenizer.encode(write_trace(terms, recipe.mix, rng), add_special_tokens=False)
+        response_ids = tokenizer.encode(response, add_special_tokens=False)
         rows.append((tokenizer.encode(prompt, add_special_tokens=False), [*response_ids, tokenizer.eos_token_id]))
     return rows
+
+
+def draw_example(recipe: WarmStartRecipe, level: int, rng: np.random.Generator) -> tuple[str, str]:
+    """A question of the recipe's task, of the warm-start pool, and a response to it."""
+    return _EXAMPLES[recipe.task](level, recipe.mix, rng)
+
+
+def _arithmetic_example(level: int, mix: TraceMix, rng: np.random.Generator) -> tuple[str, str]:
+    terms = arithmetic.draw_terms(level, Pool.WARM_START, rng)
+    return f"{arithmetic.expression(terms)}=?", write_trace(terms, mix, rng)
+
+
+def _modular_example(level: int, mix: TraceMix, rng: np.random.Generator) -> tuple[str, str]:
+    terms, modulus = modular.draw_terms(level, Pool.WARM_START, rng), int(rng.choice(_MODULI))
+    return modular.prompt_text(terms, modulus), write_trace(terms, mix, rng, modulus)
+
+
+def _countdown_example(level: int, mix: TraceMix, rng: np.random.Generator) -> tuple[str, str]:
+    solution = countdown.draw_solved(level, Pool.WARM_START, rng)
+    thinking = countdown.write_search(solution, _FAILED_ATTEMPTS, rng)
+    question = countdown.prompt_text(solution.numbers, solution.result)
+    return question, f"{thinking}\n{THINK_END}\n\\boxed{{{solution.expression()}}}"
+
+
+_EXAMPLES = {"arithmetic": _arithmetic_example, "modular": _modular_example, "countdown": _countdown_example}
+_MODULI = (3, 5, 7)
+_FAILED_ATTEMPTS = 2
+"""Most attempts of a countdown trace that miss the target before one that meets it."""
 
 
 def accumulate_gradient(model: Qwen2ForCausalLM, rows: list[Row], pad_id: int) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from exgrpo_cli.config.functions import USER_FUNCTIONS, origin
-from exgrpo_cli.config.names import PREFIX
+from exgrpo_cli.config.names import PREFIX, TINY_TASKS
 from exgrpo_cli.config.resolve import Layer, parse_assignments, resolve
 from exgrpo_cli.config.sections.data import DataSettings
 from exgrpo_cli.config.settings import Config
@@ -73,7 +73,7 @@ def build_config(
         (str(config_file), file_layer),
         *given,
     ]
-    config = resolve(_with_own_heldout(layers))
+    config = resolve(_with_what_follows(layers))
     if regime and config.backbone.name != REGIME_BACKBONE:
         raise InputError(
             f"--regime {regime} is a start of the {REGIME_BACKBONE} backbone, not of {config.backbone.name}: leave one "
@@ -202,14 +202,20 @@ def _refuse_code(file: Path | None, file_layer: Layer, given: Sequence[Layer]) -
             )
 
 
-def _with_own_heldout(layers: list[tuple[str, Layer]]) -> list[tuple[str, Layer]]:
-    """Held-out questions belong to the training set they were named for: who changes the one alone gets `auto`."""
+def _with_what_follows(layers: list[tuple[str, Layer]]) -> list[tuple[str, Layer]]:
+    """What follows the training set where a layer changes that one alone.
+
+    Held-out questions belong to the set they were named for and become `auto`; the tiny backbone starts from traces of
+    the task, where it can.
+    """
     train, result = DataSettings().train, []
     for name, layer in layers:
         data = layer.get("data")
         if isinstance(data, Mapping) and data.get("train", train) != train:
             train = data["train"]
             layer = {**layer, "data": {"heldout": "auto", **data}}
+            if train in TINY_TASKS:
+                layer["tiny"] = {"task": train, **layer.get("tiny", {})}
         result.append((name, layer))
     return result
 

@@ -14,7 +14,21 @@ PRIORITIES = ("uniform", "latest", "advantage", "reward", "headroom", "signal")
 """What a unit weighs where units are drawn by priority."""
 GRADERS = ("math", "choice", "exact", "oat")
 """How an answer is verified."""
-BUILT_IN = ("arithmetic", "word-problems")
+BUILT_IN = ("arithmetic", "word-problems", "countdown", "modular")
 """Question sources that the program makes itself, each with held-out questions."""
+GYM = "gym:"
+"""What a task of reasoning-gym starts with as a source: `gym:spell_backward`."""
+TINY_TASKS = ("arithmetic", "countdown", "modular")
+"""Those whose traces the tiny backbone can learn from the start."""
 PREFIX = "python:"
 """What a function of the user starts with: `python:module:function`."""
+
+
+def is_made(source: str) -> bool:
+    """Whether the program makes the questions of a source itself."""
+    return source in BUILT_IN or source.startswith(GYM)
+
+
+def section_of_made(source: str) -> str:
+    """Section of the settings of a made source."""
+    return source.partition(":")[0].replace("-", "_")

@@ -4,7 +4,14 @@ from dataclasses import dataclass, field
 
 from exgrpo_cli.config.contradictions import require_consistent
 from exgrpo_cli.config.sections.backbone import BackboneSettings, TinySettings
-from exgrpo_cli.config.sections.data import ArithmeticSettings, DataSettings, WordProblemSettings
+from exgrpo_cli.config.sections.data import (
+    ArithmeticSettings,
+    CountdownSettings,
+    DataSettings,
+    GymSettings,
+    ModularSettings,
+    WordProblemSettings,
+)
 from exgrpo_cli.config.sections.grading import GradingSettings
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.optim import OptimSettings
@@ -23,6 +30,9 @@ class Config:
     data: DataSettings = field(default_factory=DataSettings)
     arithmetic: ArithmeticSettings = field(default_factory=ArithmeticSettings)
     word_problems: WordProblemSettings = field(default_factory=WordProblemSettings)
+    countdown: CountdownSettings = field(default_factory=CountdownSettings)
+    modular: ModularSettings = field(default_factory=ModularSettings)
+    gym: GymSettings = field(default_factory=GymSettings)
     backbone: BackboneSettings = field(default_factory=BackboneSettings)
     tiny: TinySettings = field(default_factory=TinySettings)
     rollout: RolloutSettings = field(default_factory=RolloutSettings)

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from exgrpo_cli import __version__
-from exgrpo_cli.config.names import BUILT_IN
-from exgrpo_cli.config.sections.data import ArithmeticSettings, WordProblemSettings
+from exgrpo_cli.config.names import is_made, section_of_made
 from exgrpo_cli.config.sections.grading import GradingSettings
+from exgrpo_cli.config.settings import Config
 from exgrpo_cli.data.audit.checks import (
     Finding,
     Progress,
@@ -36,14 +36,7 @@ from exgrpo_cli.data.question_file.questions import (
     read_metadata,
     write_questions,
 )
-from exgrpo_cli.data.reading import (
-    ARITHMETIC,
-    WORD_PROBLEMS,
-    Reading,
-    make_arithmetic,
-    read_source,
-    word_problems,
-)
+from exgrpo_cli.data.reading import Reading, made_source, read_source
 from exgrpo_cli.data.sources.formats import stem_of
 from exgrpo_cli.data.sources.open import default_name, hub_id_of, is_local
 from exgrpo_cli.data.split import heldout_beside, split_questions
@@ -83,12 +76,10 @@ class PrepareOptions:
     """Share of a benchmark question's n-grams from which a question is contaminated."""
     near_threshold: float = 0.8
     """Jaccard similarity from which two questions are reported as almost the same."""
-    arithmetic: ArithmeticSettings = field(default_factory=ArithmeticSettings)
-    """The built-in questions."""
-    word_problems: WordProblemSettings = field(default_factory=WordProblemSettings)
-    """The built-in word problems."""
+    made: Config = field(default_factory=Config)
+    """Holds the section of each source that the program makes itself."""
     heldout: bool = False
-    """Of a built-in source: the held-out questions instead of the training ones."""
+    """Of a made source: the held-out questions instead of the training ones."""
     split: float | None = None
     """Share of the questions that goes into a held-out file of its own beside the output."""
 
@@ -108,9 +99,9 @@ def default_output(source: str) -> Path:
 
 def outputs_of(source: str, output: Path, options: PrepareOptions) -> list[Path]:
     """The files that `prepare_files` writes; raises InputError where one cannot be, or a split is asked for twice."""
-    if source in BUILT_IN and options.split is not None:
+    if is_made(source) and options.split is not None:
         raise InputError(f"--split does nothing here: {source} brings held-out questions of its own.")
-    two = source in BUILT_IN or options.split is not None
+    two = is_made(source) or options.split is not None
     outputs = [output, heldout_beside(output)] if two else [output]
     for path in outputs:
         check_output(source, path)
@@ -118,9 +109,9 @@ def outputs_of(source: str, output: Path, options: PrepareOptions) -> list[Path]
 
 
 def prepare_files(source: str, output: Path, options: PrepareOptions, progress: Progress) -> list[PrepareReport]:
-    """The question file and, of `arithmetic` and with `split`, the held-out one beside it; raises as `prepare`."""
+    """The question file and, of a made source and with `split`, the held-out one beside it; raises as `prepare`."""
     outputs = outputs_of(source, output, options)
-    if source in BUILT_IN:
+    if is_made(source):
         return [prepare(source, path, replace(options, heldout=path is not output), progress) for path in outputs]
     report = prepare(source, output, options, progress)
     if options.split is None:
@@ -146,10 +137,8 @@ def prepare(source: str, output: Path, options: PrepareOptions, progress: Progre
     started = time.perf_counter()
     check_output(source, output)
     dropped, marked = Tally(), Tally()
-    if source == ARITHMETIC:
-        reading = make_arithmetic(options.arithmetic, heldout=options.heldout)
-    elif source == WORD_PROBLEMS:
-        reading = word_problems(options.word_problems, heldout=options.heldout)
+    if is_made(source):
+        reading = made_source(source, options.made, heldout=options.heldout)
     else:
         reading = read_source(source, options.fields, dropped, progress)
     questions = _audited(reading, options, dropped, marked, progress)
@@ -177,7 +166,7 @@ def prepare(source: str, output: Path, options: PrepareOptions, progress: Progre
 
 def check_source(source: str) -> None:
     """Raises InputError for a source that is neither built in, nor on disk, nor a hub id; nothing is fetched."""
-    if source not in BUILT_IN and not is_local(source):
+    if not is_made(source) and not is_local(source):
         hub_id_of(source)
 
 
@@ -222,9 +211,9 @@ def _grading_pool(settings: GradingSettings, layout: str) -> GradingPool:
     return GradingPool(replace(settings, grader=grader))
 
 
-def _seed(source: str, options: PrepareOptions) -> int | None:
-    """Of a built-in source; None of any other."""
-    return {ARITHMETIC: options.arithmetic.seed, WORD_PROBLEMS: options.word_problems.seed}.get(source)
+def seed_of(source: str, options: PrepareOptions) -> int | None:
+    """Of a made source; None of any other."""
+    return int(getattr(options.made, section_of_made(source)).seed) if is_made(source) else None
 
 
 def _levels(questions: Sequence[Question]) -> dict[str, int]:
@@ -258,7 +247,7 @@ def _metadata(report: PrepareReport, options: PrepareOptions) -> dict[str, Any]:
             "overlap_threshold": options.overlap_threshold,
             "near_threshold": options.near_threshold,
             "held_out_share": options.split,
-            "seed": _seed(report.source, options),
+            "seed": seed_of(report.source, options),
         },
         "counts": report.counts(),
         "dropped": {reason: finding.to_json() for reason, finding in report.dropped.items()},

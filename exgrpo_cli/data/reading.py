@@ -1,24 +1,21 @@
 """A source as questions: rows converted by the layout they have, exact duplicates folded."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from exgrpo_cli.config.names import BUILT_IN
-from exgrpo_cli.config.sections.data import ArithmeticSettings, WordProblemSettings
-from exgrpo_cli.data.arithmetic import make_questions
+from exgrpo_cli.config.settings import Config
 from exgrpo_cli.data.audit.checks import Progress, Tally, one_line
 from exgrpo_cli.data.layouts.drafts import Draft, Layout, UnusableRow
 from exgrpo_cli.data.layouts.recognise import NamedFields, recognise
+from exgrpo_cli.data.made.sources import make_split
 from exgrpo_cli.data.question_file.identity import question_id, same_content
 from exgrpo_cli.data.sources.files import Row, column_names, count_rows, iter_rows
 from exgrpo_cli.data.sources.open import Source, open_source
-from exgrpo_cli.data.word_problems import make_word_problems
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.types import Question
 
-ARITHMETIC, WORD_PROBLEMS = BUILT_IN
 _SAMPLE_ROWS = 20
 _PROGRESS_ROWS = 500
 
@@ -36,20 +33,12 @@ class Reading:
     num_folded: int
 
 
-def make_arithmetic(settings: ArithmeticSettings, *, heldout: bool) -> Reading:
-    """The built-in training questions, or the held-out ones."""
-    split = make_questions(settings)
-    return _built_in(ARITHMETIC, split.heldout if heldout else split.train, heldout=heldout)
-
-
-def word_problems(settings: WordProblemSettings, *, heldout: bool) -> Reading:
-    """The built-in word problems for training, or the held-out ones."""
-    return _built_in(WORD_PROBLEMS, make_word_problems(settings, heldout=heldout), heldout=heldout)
-
-
-def _built_in(source: str, questions: Sequence[Question], *, heldout: bool) -> Reading:
+def made_source(source: str, settings: Config, *, heldout: bool) -> Reading:
+    """The training questions that the program makes of a source, or the held-out ones."""
+    split = make_split(source, settings)
+    questions = split.heldout if heldout else split.train
     return Reading(
-        questions=list(questions),
+        questions=questions,
         layout="built-in",
         source=source,
         revision=None,
@@ -132,4 +121,5 @@ def _to_question(draft: Draft, source: str) -> Question:
         answer=draft.answer,
         source=draft.source or source,
         level=draft.level,
+        metadata=draft.metadata,
     )

@@ -21,6 +21,7 @@ from exgrpo_cli.data.prepare import (
     default_output,
     outputs_of,
     prepare_files,
+    seed_of,
 )
 from exgrpo_cli.data.prompts import choose_template, encode, seen_text
 from exgrpo_cli.data.question_file.rows import FileLayout
@@ -79,8 +80,7 @@ class PrepareRequest:
             grading=replace(settings.grading, workers=max(settings.grading.workers, os.cpu_count() or 1)),
             overlap_ngram=self.ngram,
             overlap_threshold=self.overlap,
-            arithmetic=settings.arithmetic,
-            word_problems=settings.word_problems,
+            made=settings,
             split=self.split,
         )
         output = self.output or default_output(self.source)
@@ -132,7 +132,7 @@ class PreparePlan:
             "overlap_ngram": options.overlap_ngram,
             "overlap_threshold": options.overlap_threshold,
             "split": options.split,
-            "seed": options.arithmetic.seed,
+            "seed": seed_of(request.source, options),
         }
 
     def run(self, *, quiet: bool) -> Prepared:

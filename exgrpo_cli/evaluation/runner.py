@@ -122,6 +122,7 @@ class _Collector:
             finished=response.stop_reason is StopReason.EOS,
             answer_format=self._answer_format,
             options=self._options.get(question.id),
+            metadata=question.metadata,
         )
         self._graded[index][member] = (response, self._pool.submit(item))
         if len(self._graded[index]) == len(self._requests[index].seeds):

@@ -107,9 +107,13 @@ class GradingPool:
         verdicts = self._settled([self._route.same(first, second, options) for first, second in pairs])
         return [verdict is Verdict.CORRECT for verdict in verdicts]
 
-    def verify_gold(self, golds: Sequence[str]) -> list[Verdict]:
-        """Whether each gold can serve: CORRECT, UNPARSABLE_GOLD, or WRONG where it does not verify against itself."""
-        return self._settled([self._route.audit(gold) for gold in golds])
+    def verify_gold(self, golds: Sequence[str], metadata: Sequence[str | None] | None = None) -> list[Verdict]:
+        """Whether each gold can serve: CORRECT, UNPARSABLE_GOLD, or WRONG where it does not verify against itself.
+
+        `metadata` are those of the golds' questions, where they have any.
+        """
+        known = [None] * len(golds) if metadata is None else metadata
+        return self._settled([self._route.audit(gold, own) for gold, own in zip(golds, known, strict=True)])
 
     def reads_in_part(self, golds: Sequence[str]) -> list[bool]:
         """Whether each gold, of those that are unparsable, has a part that the grader would take for all of it."""

@@ -8,6 +8,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from exgrpo_cli.config.names import GYM
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.grading.graders import countdown, gym
 from exgrpo_cli.grading.graders.choice import (
     answered_letter,
     ends_in_demanded_form,
@@ -17,6 +20,7 @@ from exgrpo_cli.grading.graders.choice import (
 from exgrpo_cli.grading.graders.comparison import compare_texts
 from exgrpo_cli.grading.graders.exact import grade_exact
 from exgrpo_cli.grading.graders.plain import plain_number, same_plain_number
+from exgrpo_cli.grading.metadata import read_metadata, verifier_of
 from exgrpo_cli.grading.notation.extract import answer_text, last_box, last_boxed
 from exgrpo_cli.grading.notation.notation import in_box, plain_notation, same_text
 from exgrpo_cli.grading.workers.messages import Task
@@ -37,6 +41,8 @@ class GradingItem:
     answer_format: AnswerFormat
     options: tuple[str, ...] | None = None
     """Texts of the options of a multiple-choice question, A first, where known."""
+    metadata: str | None = None
+    """The question's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +50,8 @@ class Route:
     """How one grader treats a graded text, and a gold that is audited: a verdict, or a task for a worker."""
 
     grade: Callable[[GradingItem, str], Verdict | Task]
-    audit: Callable[[str], Verdict | Task]
+    audit: Callable[[str, str | None], Verdict | Task]
+    """Of a gold and the metadata of its question."""
     same: Callable[[str, str, tuple[str, ...] | None], Verdict | Task]
     """Whether two graded texts give the same answer, to a question with these options: CORRECT where they do."""
     in_part: Callable[[str], Verdict | Task] = lambda gold: Verdict.WRONG
@@ -65,6 +72,7 @@ def math_route(max_answer_chars: int) -> Route:
     """math-verify in a worker. Where there is a box its content alone is parsed: a long explanation costs nothing.
 
     A question whose options are known is graded by them: math-verify would compare letters, never a letter and a text.
+    One that brings a verifier is graded by that.
     """
     by_options = choice_route(max_answer_chars)
 
@@ -81,6 +89,8 @@ def math_route(max_answer_chars: int) -> Route:
         answer = text if boxed is None else boxed
         if not answer or len(answer) > max_answer_chars:
             return Verdict.NO_ANSWER
+        if verifier_of(item.metadata) is not None:
+            return by_own_verifier(item.gold, answer, item.metadata)
         # An answer of nothing but marks is still an answer.
         gold, answer = _gold_content(item.gold), plain_notation(answer) or answer
         if boxed is None:
@@ -91,7 +101,9 @@ def math_route(max_answer_chars: int) -> Route:
             return Task(gold=in_box(gold), answer=text)
         return compare(gold, answer)
 
-    def audit(gold: str) -> Verdict | Task:
+    def audit(gold: str, metadata: str | None) -> Verdict | Task:
+        if verifier_of(metadata) is not None:
+            return by_own_verifier(gold, gold, metadata)
         content = _gold_content(gold)
         if plain_number(content) is not None:
             return Verdict.CORRECT
@@ -112,13 +124,30 @@ def math_route(max_answer_chars: int) -> Route:
     return Route(grade=grade, audit=audit, same=same, in_part=in_part)
 
 
+def by_own_verifier(gold: str, answer: str, metadata: str | None) -> Verdict | Task:
+    """The verdict of the verifier that a question brings; reasoning-gym's scorers run in a worker.
+
+    Raises InputError where there is none of that name, or where it may not be used.
+    """
+    name = verifier_of(metadata) or ""
+    if name == countdown.NAME:
+        return countdown.grade_countdown(read_metadata(metadata), answer)
+    if name.startswith(GYM):
+        gym.require_task(name.removeprefix(GYM))
+        # The first task of a worker imports reasoning-gym, which takes seconds.
+        return Task(gold=gold, answer=answer, kind="gym", metadata=metadata, patience=4)
+    raise InputError(
+        f"a question's metadata name the verifier {name!r}, which is not known: use {countdown.NAME!r} or 'gym:TASK'."
+    )
+
+
 def choice_route(max_answer_chars: int) -> Route:
     """Options by letter or text; nothing to parse."""
 
     def grade(item: GradingItem, text: str) -> Verdict:
         return grade_choice(item.gold, text, options=item.options, max_answer_chars=max_answer_chars)
 
-    def audit(gold: str) -> Verdict:
+    def audit(gold: str, metadata: str | None) -> Verdict:
         return Verdict.UNPARSABLE_GOLD if named_letter(gold, None, is_numbered=True) is None else Verdict.CORRECT
 
     def same(first: str, second: str, options: tuple[str, ...] | None) -> Verdict:
@@ -135,7 +164,7 @@ def exact_route(max_answer_chars: int) -> Route:
     def grade(item: GradingItem, text: str) -> Verdict:
         return grade_exact(item.gold, text, max_answer_chars=max_answer_chars)
 
-    def audit(gold: str) -> Verdict:
+    def audit(gold: str, metadata: str | None) -> Verdict:
         return grade_exact(gold, gold, max_answer_chars=max_answer_chars) if gold.strip() else Verdict.UNPARSABLE_GOLD
 
     def same(first: str, second: str, options: tuple[str, ...] | None) -> Verdict:
@@ -164,7 +193,7 @@ def oat_route(max_answer_chars: int) -> Route:
             return Task(gold=gold, answer=answer, kind="grade like Oat")
         return Verdict.CORRECT if is_same else Verdict.WRONG
 
-    def audit(gold: str) -> Verdict:
+    def audit(gold: str, metadata: str | None) -> Verdict:
         return Verdict.CORRECT if gold.strip() else Verdict.UNPARSABLE_GOLD
 
     def same(first: str, second: str, options: tuple[str, ...] | None) -> Verdict | Task:
@@ -177,10 +206,10 @@ def custom_route() -> Route:
     """A user's function gets the whole graded text, of any length: the deadline is its bound."""
 
     def grade(item: GradingItem, text: str) -> Task:
-        return Task(gold=item.gold, answer=text)
+        return Task(gold=item.gold, answer=text, metadata=item.metadata)
 
-    def audit(gold: str) -> Task:
-        return Task(gold=gold, answer="", kind="audit")
+    def audit(gold: str, metadata: str | None) -> Task:
+        return Task(gold=gold, answer="", kind="audit", metadata=metadata)
 
     def same(first: str, second: str, options: tuple[str, ...] | None) -> Task:
         boxed = last_boxed(first)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from exgrpo_cli.engines.protocols import UpdateReport
+from exgrpo_cli.grading.valid_traces import valid_trace
 from exgrpo_cli.runs.metrics import PHASES
 from exgrpo_cli.training.step.groups import Group
 from exgrpo_cli.types import StopReason, Verdict
@@ -64,6 +65,7 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, float | int]:
         "tokens/generated": sum(len(member.rollout.token_ids) for member in every),
     }
     if members:
+        values |= valid_trace_metrics(fresh)
         values |= {
             "reward/mean": float(np.mean([member.reward for member in members])),
             "batch/pass_at_1": pass_at_1(fresh),
@@ -74,6 +76,19 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, float | int]:
             "length/clipped": float(np.mean([m.rollout.stop_reason is StopReason.LENGTH for m in members])),
         }
     return values | {f"verdict/{verdict.value.replace(' ', '_')}": verdicts[verdict] for verdict in Verdict}
+
+
+def valid_trace_metrics(groups: Sequence[Group]) -> dict[str, float | int]:
+    """Of the fresh rollouts whose working can be checked: the valid ones' share of all and of those that are right."""
+    checked = [
+        (member.verdict is Verdict.CORRECT, valid)
+        for group in groups
+        for member in group.fresh
+        if (valid := valid_trace(group.question.metadata, member.text)) is not None
+    ]
+    right = [valid for is_correct, valid in checked if is_correct]
+    values = {"batch/valid_traces": float(np.mean([valid for _, valid in checked]))} if checked else {}
+    return values | ({"batch/valid_of_correct": float(np.mean(right))} if right else {})
 
 
 def logprob_gap(groups: Sequence[Group]) -> dict[str, float | int]:

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from exgrpo_cli.config.names import BUILT_IN
+from exgrpo_cli.config.names import is_made
 from exgrpo_cli.config.sections.data import DataSettings
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.console.reporter import Reporter
-from exgrpo_cli.data.arithmetic import make_questions
 from exgrpo_cli.data.audit.checks import Tally, check_golds
 from exgrpo_cli.data.layouts.recognise import NamedFields
+from exgrpo_cli.data.made.sources import make_split
 from exgrpo_cli.data.prepare import PrepareOptions, check_source, default_output, prepare
 from exgrpo_cli.data.question_file.questions import (
     QuestionSet,
@@ -23,10 +23,9 @@ from exgrpo_cli.data.question_file.questions import (
     read_questions,
     write_questions,
 )
-from exgrpo_cli.data.reading import WORD_PROBLEMS, read_source
+from exgrpo_cli.data.reading import read_source
 from exgrpo_cli.data.sources.open import is_local
 from exgrpo_cli.data.split import heldout_beside, split_questions
-from exgrpo_cli.data.word_problems import make_word_problems
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.evaluation.benchmarks.presets import load_benchmark
 from exgrpo_cli.evaluation.benchmarks.questions import benchmark_questions
@@ -74,11 +73,11 @@ def check_questions(config: Config, reporter: Reporter) -> None:
     data = config.data
     for split, source in (("train", data.train), ("heldout", data.heldout)):
         named = split == "train" or (data.has_heldout and data.heldout != "auto" and data.heldout_share is None)
-        if named and source not in BUILT_IN:
+        if named and not is_made(source):
             require_source(source, split)
             if is_local(source) and not is_question_file(Path(source)):
                 read_source(source, NamedFields(), Tally(), reporter.progress)
-    if data.train in BUILT_IN or is_question_file(Path(data.train)):
+    if is_made(data.train) or is_question_file(Path(data.train)):
         heldout = data.heldout == "auto" or data.heldout_share is not None or is_question_file(Path(data.heldout))
         load_questions(config if heldout else replace(config, data=replace(data, heldout="none")), reporter)
 
@@ -91,7 +90,7 @@ def with_heldout(
     beside = heldout_beside(Path(data.train))
     if not data.has_heldout:
         return train, []
-    if data.heldout == "auto" and data.train in BUILT_IN:
+    if data.heldout == "auto" and is_made(data.train):
         return train, source_questions(config, data.train, "heldout", reporter)
     if data.heldout == "auto" and is_split(Path(data.train)):
         if not beside.is_file():
@@ -112,11 +111,9 @@ def with_heldout(
 
 def source_questions(config: Config, source: str, split: str, reporter: Reporter) -> list[Question]:
     """Questions of `data.train` or `data.heldout`: built in, whatever `prepare` reads, or a benchmark."""
-    if source == "arithmetic":
-        made = make_questions(config.arithmetic)
+    if is_made(source):
+        made = make_split(source, config)
         return made.train if split == "train" else made.heldout
-    if source == WORD_PROBLEMS:
-        return make_word_problems(config.word_problems, heldout=split != "train")
     if is_question_file(Path(source)):
         return list(read_questions(source).questions)
     if is_local(source):
@@ -185,7 +182,7 @@ def store_questions(folder: Path, config: Config, questions: RunQuestions) -> No
 
 def takes_part(data: DataSettings) -> bool:
     """Whether the held-out questions are taken out of the training ones."""
-    own = data.heldout == "auto" and data.train not in BUILT_IN and not is_split(Path(data.train))
+    own = data.heldout == "auto" and not is_made(data.train) and not is_split(Path(data.train))
     return own or data.heldout_share is not None
 
 

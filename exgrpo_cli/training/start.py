@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from exgrpo_cli.config.checks import require_known
 from exgrpo_cli.config.functions import check_functions, named_functions, origin
 from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.config.names import TINY_TASKS
 from exgrpo_cli.config.resolve import Layer, to_toml
 from exgrpo_cli.config.sections.rollout import RolloutSettings
 from exgrpo_cli.config.settings import Config
@@ -129,10 +130,10 @@ def plan_start(request: RunRequest) -> RunStart:
 
 
 def warn_of_short_responses(config: Config) -> None:
-    """Warn where own questions meet the response limit that was chosen for the built-in arithmetic."""
+    """Warn where own questions meet the response limit that was chosen for the tasks of the tiny backbone."""
     limit = config.rollout.max_response_tokens
     if (
-        config.data.train != "arithmetic"
+        config.data.train not in TINY_TASKS
         and config.rollout.require_eos
         and limit <= RolloutSettings().max_response_tokens
     ):

@@ -7,18 +7,17 @@ import numpy as np
 import pytest
 
 from exgrpo_cli.config.sections.data import ArithmeticSettings
-from exgrpo_cli.data.arithmetic import (
+from exgrpo_cli.data.made.arithmetic import (
     SOURCE,
-    Pool,
     Terms,
     count_expressions,
     draw_terms,
     expression,
     make_questions,
     pool_of,
-    share_out,
 )
-from exgrpo_cli.data.traces import Line, TraceMix, draw_plan, work_out, write_trace
+from exgrpo_cli.data.made.pools import Pool, share_out
+from exgrpo_cli.data.made.traces import Line, TraceMix, draw_plan, work_out, write_trace
 from exgrpo_cli.errors import InputError
 
 SOUND = TraceMix(guessed=0.0, slipped=0.0, malformed=0.0, checked=0.5, swapped=0.25, double=0.3)

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from exgrpo_cli.config.sections.data import ArithmeticSettings
+from exgrpo_cli.config.settings import Config
 from exgrpo_cli.config.sections.grading import GradingSettings
 from exgrpo_cli.data.audit.checks import check_golds
 from exgrpo_cli.data.audit.contamination import BenchmarkIndex
@@ -101,9 +102,9 @@ def test_multiple_choice_golds_are_verified_as_letters(tmp_path):
 
 
 def test_arithmetic_training_and_heldout_questions_are_disjoint(tmp_path):
-    settings = ArithmeticSettings(num_train=60, num_heldout=30, seed=5)
-    train = run("arithmetic", tmp_path / "train.parquet", arithmetic=settings)
-    heldout = run("arithmetic", tmp_path / "heldout.parquet", arithmetic=settings, heldout=True)
+    settings = Config(arithmetic=ArithmeticSettings(num_train=60, num_heldout=30, seed=5))
+    train = run("arithmetic", tmp_path / "train.parquet", made=settings)
+    heldout = run("arithmetic", tmp_path / "heldout.parquet", made=settings, heldout=True)
     assert (train.num_kept, heldout.num_kept, train.num_folded) == (60, 30, 0)
     assert not {question.id for question in train.questions} & {question.id for question in heldout.questions}
     assert train.levels == dict.fromkeys(("2", "3", "4", "5", "6", "7"), 10)

@@ -3,6 +3,7 @@
 import hashlib
 import subprocess
 import sys
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -88,9 +89,30 @@ def test_the_content_hash_is_sha256_over_the_rows_in_order():
 def test_the_canonical_schema(tmp_path):
     write_questions(tmp_path / "q.parquet", [question()], {})
     schema = pq.read_schema(tmp_path / "q.parquet")
-    assert schema.names == ["id", "prompt", "answer", "source", "level"]
+    assert schema.names == ["id", "prompt", "answer", "source", "level", "metadata"]
     assert schema.field("prompt").type.value_type == pa.struct([("role", pa.string()), ("content", pa.string())])
     assert schema.field("level").nullable and not schema.field("answer").nullable
+
+
+@pytest.mark.parametrize("layout", ["canonical", "verl"])
+def test_metadata_travel_in_both_layouts_and_count_as_content(tmp_path, layout):
+    own = replace(question(), metadata='{"verifier": "countdown", "numbers": [2], "target": 2}')
+    write_questions(tmp_path / "q.parquet", [own], {}, layout)
+    found = read_questions(tmp_path / "q.parquet")
+    assert found.questions[0].metadata == own.metadata
+    assert found.content_hash == content_hash([own])
+    # Without any, the hash is what it was before there were metadata.
+    assert content_hash([own]) != content_hash([question()])
+
+
+def test_metadata_of_others_are_not_ours(tmp_path):
+    row = {
+        "data_source": "aime",
+        "prompt": [{"content": "2+2=?", "role": "user"}],
+        "reward_model": {"ground_truth": "4"},
+        "extra_info": {"metadata": {"url": "x"}},
+    }
+    assert read_questions(write_rows(tmp_path / "verl.parquet", row)).questions[0].metadata is None
 
 
 def test_a_verl_file_as_others_write_it(tmp_path):
@@ -122,6 +144,9 @@ def test_unusual_arrow_types_of_text_are_read(tmp_path):
         ([canonical_row(answer=4)], "column 'answer' has the type int64, it must be text"),
         ([canonical_row(prompt="2+2=?")], "column 'prompt' has the type string, it must be a list of {role, content}"),
         ([canonical_row(level=2)], "column 'level' has the type int64"),
+        ([canonical_row(metadata=2)], "column 'metadata' has the type int64, it must be text"),
+        ([canonical_row(metadata="[1]")], r"row 1, field 'metadata' is '\[1\]': it must be a JSON table, or null"),
+        ([canonical_row(metadata="{1")], "field 'metadata' is '{1': it must be a JSON table"),
         ([canonical_row(), canonical_row(id="a2", answer=None)], "row 2, field 'answer' is None"),
         ([canonical_row(answer=" ")], "row 1, field 'answer' is ' '"),
         ([canonical_row(), canonical_row(id=None)], "row 2, field 'id' is None"),

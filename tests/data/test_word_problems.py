@@ -7,16 +7,16 @@ import pytest
 
 from exgrpo_cli.commands import run
 from exgrpo_cli.config.sections.data import WordProblemSettings
-from exgrpo_cli.data.arithmetic import Pool
+from exgrpo_cli.data.made.pools import Pool
+from exgrpo_cli.data.made.word_problems import draw_chain, expression, make_word_problems, pool_of, tell, values_of
 from exgrpo_cli.data.question_file.questions import read_questions
-from exgrpo_cli.data.word_problems import draw_chain, expression, make_word_problems, pool_of, tell, values_of
 from exgrpo_cli.errors import InputError
 
 SMALL = WordProblemSettings(num_train=200, num_heldout=80)
 
 
 def test_every_problem_is_english_with_one_number_per_operation_and_a_box():
-    questions = make_word_problems(SMALL, heldout=False)
+    questions = make_word_problems(SMALL).train
     assert len({question.id for question in questions}) == 200
     assert {level: sum(q.level == level for q in questions) for level in "1234"} == dict.fromkeys("1234", 50)
     for question in questions:
@@ -41,9 +41,9 @@ def test_no_chain_is_in_two_pools():
     assert not chains[Pool.TRAIN] & chains[Pool.HELDOUT]
     # Another seed cannot make them meet, and the same seed repeats itself.
     other = WordProblemSettings(num_train=200, num_heldout=80, seed=1)
-    train = {question.id for settings in (SMALL, other) for question in make_word_problems(settings, heldout=False)}
-    assert not train & {question.id for question in make_word_problems(SMALL, heldout=True)}
-    assert make_word_problems(SMALL, heldout=True) == make_word_problems(SMALL, heldout=True)
+    train = {question.id for settings in (SMALL, other) for question in make_word_problems(settings).train}
+    assert not train & {question.id for question in make_word_problems(SMALL).heldout}
+    assert make_word_problems(SMALL).heldout == make_word_problems(SMALL).heldout
 
 
 def test_one_chain_is_told_in_many_ways():
@@ -54,7 +54,8 @@ def test_one_chain_is_told_in_many_ways():
 
 def test_worked_examples_are_earlier_turns_of_chains_that_nobody_is_asked():
     settings = WordProblemSettings(num_train=20, num_heldout=8, levels=(1, 2), examples=3)
-    train, heldout = (make_word_problems(settings, heldout=part) for part in (False, True))
+    split = make_word_problems(settings)
+    train, heldout = split.train, split.heldout
     turns = train[0].prompt[:-1]
     assert [turn.role for turn in turns] == ["user", "assistant"] * 3
     assert all(question.prompt[:-1] == turns for question in (*train, *heldout))

@@ -21,7 +21,7 @@ import torch
 from exgrpo_cli.backbones.gguf import converted
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.data.prompts import encode
-from exgrpo_cli.data.word_problems import make_word_problems
+from exgrpo_cli.data.made.word_problems import make_word_problems
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.training.assemble import choose_run_template
 
@@ -139,7 +139,7 @@ def test_prompts_are_those_of_its_chat_template(smollm2: Path, examples: int) ->
     tokenizer = AutoTokenizer.from_pretrained(smollm2)
     sized = [f"word_problems.{name}=2" for name in ("num_train", "num_heldout")]
     config = build_config(backbone="smollm2-135m", assignments=[*sized, f"word_problems.examples={examples}"])
-    (question, _) = make_word_problems(config.word_problems, heldout=False)
+    (question, _) = make_word_problems(config.word_problems).train
     turns = [{"role": message.role, "content": message.content} for message in question.prompt]
     expected = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
     assert encode(choose_run_template(config, tokenizer), question, tokenizer).tolist() == list(expected)

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from exgrpo_cli.config.checks import require, require_non_negative, require_positive
+from exgrpo_cli.config.checks import require, require_known, require_non_negative, require_positive
+from exgrpo_cli.config.names import TINY_TASKS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +41,8 @@ class TinySettings:
     num_heads: int = 4
     num_kv_heads: int = 2
     ffn_size: int = 256
+    task: str = "arithmetic"
+    """Task whose traces it starts from: `arithmetic`, `countdown` or `modular`. It follows `data.train`."""
     warm_start_steps: int = 300
     """Supervised updates; fewer make a weaker start."""
     warm_start_batch: int = 32
@@ -48,7 +51,8 @@ class TinySettings:
     """Seed of initialisation and traces; independent of run.seed."""
 
     def __post_init__(self) -> None:
-        require_positive("tiny", self, *(f.name for f in fields(self) if f.name != "seed"))
+        require_positive("tiny", self, *(f.name for f in fields(self) if f.name not in ("seed", "task")))
+        require_known("tiny.task", self.task, TINY_TASKS)
         require_non_negative("tiny", self, "seed")
         head_size = self.hidden_size / self.num_heads
         bound = f"a number that divides tiny.hidden_size = {self.hidden_size} into heads of an even size"

@@ -110,7 +110,8 @@ def drop_bad_golds(
 def _gold_reasons(questions: Sequence[Question], pool: GradingPool) -> list[str | None]:
     """What is wrong with the gold of each question; None where nothing is."""
     golds = [question.answer for question in questions]
-    reasons = [_GOLD_REASONS.get(verdict) for verdict in pool.verify_gold(golds)]
+    verdicts = pool.verify_gold(golds, [question.metadata for question in questions])
+    reasons = [_GOLD_REASONS.get(verdict) for verdict in verdicts]
     unparsable = [place for place, reason in enumerate(reasons) if reason == _GOLD_REASONS[Verdict.UNPARSABLE_GOLD]]
     parts = pool.reads_in_part([golds[place] for place in unparsable])
     for place, is_part in zip(unparsable, parts, strict=True):

@@ -29,6 +29,8 @@ class Draft:
     source: str | None
     """Where the row itself says it came from."""
     level: str | None
+    metadata: str | None = None
+    """A question file's own: other layouts have none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ the order of `_RECOGNISERS` goes from the particular to the general. Column name
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from exgrpo_cli.data.layouts.choices import lettered_choices, listed_choices, separate_choices
 from exgrpo_cli.data.layouts.drafts import (
@@ -28,6 +28,7 @@ from exgrpo_cli.data.layouts.drafts import (
     reach,
     user_prompt,
 )
+from exgrpo_cli.data.question_file.rows import own_metadata
 from exgrpo_cli.data.sources.files import Row
 from exgrpo_cli.errors import InputError, nearest
 from exgrpo_cli.grading import last_boxed
@@ -104,7 +105,7 @@ def _with_pattern(layout: Layout, pattern: str | None) -> Layout:
         if not matches:
             raise UnusableRow("answer pattern not found")
         found = matches[-1].group(1 if compiled.groups else 0)
-        return Draft(prompt=draft.prompt, answer=gold_text(found), source=draft.source, level=draft.level)
+        return replace(draft, answer=gold_text(found))
 
     return Layout(name=layout.name, columns=layout.columns, convert=convert)
 
@@ -113,15 +114,16 @@ def _canonical(columns: Columns, rows: Sequence[Row]) -> Layout | None:
     answer = first_of(columns, ANSWER_NAMES)
     if "prompt" not in columns or answer is None:
         return None
-    prompt, source, level = (columns.get(name, "") for name in ("prompt", "source", "level"))
+    prompt, source, level, metadata = (columns.get(name, "") for name in ("prompt", "source", "level", "metadata"))
     return Layout(
         name="canonical" if "id" in columns else "prompt and answer",
-        columns=(answer, *present(columns, "prompt", "source", "level")),
+        columns=(answer, *present(columns, "prompt", "source", "level", "metadata")),
         convert=lambda row: Draft(
             prompt=messages(row.get(prompt)),
             answer=gold_text(row.get(answer)),
             source=optional(row.get(source)),
             level=optional(row.get(level)),
+            metadata=own_metadata(row.get(metadata)),
         ),
     )
 
@@ -135,11 +137,13 @@ def _verl(columns: Columns, rows: Sequence[Row]) -> Layout | None:
 
     def convert(row: Row) -> Draft:
         extra_info = row.get(extra)
+        more = extra_info if isinstance(extra_info, Mapping) else {}
         return Draft(
             prompt=messages(row.get(prompt)),
             answer=gold_text(reach(row, f"{reward_model}.ground_truth")),
             source=optional(row.get(source)),
-            level=optional(extra_info.get("level")) if isinstance(extra_info, Mapping) else None,
+            level=optional(more.get("level")),
+            metadata=own_metadata(more.get("metadata")),
         )
 
     wanted = present(columns, "prompt", "reward_model", "data_source", "extra_info")

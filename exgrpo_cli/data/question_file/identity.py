@@ -27,21 +27,22 @@ def normalised(text: str) -> str:
 
 
 def same_content(one: Question, other: Question) -> bool:
-    """Whether two questions of one id ask the same: every message and the answer, white space aside."""
+    """Whether two questions of one id ask the same: every message, the answer and the metadata, white space aside."""
 
     def content(question: Question) -> list[tuple[str, str]]:
         turns = [(message.role, normalised(message.content)) for message in question.prompt]
-        return [*turns, ("answer", question.answer.strip())]
+        return [*turns, ("answer", question.answer.strip()), ("metadata", question.metadata or "")]
 
     return content(one) == content(other)
 
 
 def content_hash(questions: Sequence[Question]) -> str:
-    """sha256 over the rows (id, messages, answer, source, level), one JSON line each, in order."""
+    """sha256 over the rows (id, messages, answer, source, level, metadata if any), one JSON line each, in order."""
     digest = hashlib.sha256()
     for question in questions:
         turns = [[message.role, message.content] for message in question.prompt]
-        row = [question.id, turns, question.answer, question.source, question.level]
+        row: list[object] = [question.id, turns, question.answer, question.source, question.level]
+        row += [] if question.metadata is None else [question.metadata]
         digest.update(json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass"))
         digest.update(b"\n")
     return digest.hexdigest()

@@ -145,7 +145,7 @@ def is_question_file(path: Path) -> bool:
 
 
 def _iter_questions(path: Path, file: pq.ParquetFile, layout: FileLayout) -> Iterator[Question]:
-    wanted = ["id", "prompt", "answer", "source", "level"]
+    wanted = ["id", "prompt", "answer", "source", "level", "metadata"]
     if layout == "verl":
         wanted = ["data_source", "prompt", "reward_model", "extra_info"]
     columns = [name for name in wanted if name in file.schema_arrow.names]

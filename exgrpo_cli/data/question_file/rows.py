@@ -1,5 +1,6 @@
 """A question as a parquet row, in the canonical and in the verl layout: schemas, type checks, conversion both ways."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +22,7 @@ _CANONICAL_SCHEMA = pa.schema(
         pa.field("answer", pa.string(), nullable=False),
         pa.field("source", pa.string(), nullable=False),
         pa.field("level", pa.string()),
+        pa.field("metadata", pa.string()),
     ]
 )
 _VERL_SCHEMA = pa.schema(
@@ -29,7 +31,7 @@ _VERL_SCHEMA = pa.schema(
         ("prompt", _MESSAGES),
         ("ability", pa.string()),
         ("reward_model", pa.struct([("ground_truth", pa.string()), ("style", pa.string())])),
-        ("extra_info", pa.struct([("index", pa.int64()), ("level", pa.string())])),
+        ("extra_info", pa.struct([("index", pa.int64()), ("level", pa.string()), ("metadata", pa.string())])),
     ]
 )
 SCHEMAS = {"canonical": _CANONICAL_SCHEMA, "verl": _VERL_SCHEMA}
@@ -57,8 +59,9 @@ def layout_of(path: Path, schema: pa.Schema) -> FileLayout:
 def check_types(path: Path, schema: pa.Schema, layout: FileLayout) -> None:
     """Raises InputError naming the first column that is missing or mistyped."""
     wanted = dict(_REQUIRED[layout])
-    if layout == "canonical" and "level" in schema.names and not pa.types.is_null(schema.field("level").type):
-        wanted["level"] = "text"
+    for name in ("level", "metadata"):
+        if layout == "canonical" and name in schema.names and not pa.types.is_null(schema.field(name).type):
+            wanted[name] = "text"
     for name, kind in wanted.items():
         found = _nested_type(schema, name)
         if found is None:
@@ -101,15 +104,18 @@ def to_question(values: Mapping[str, Any], layout: FileLayout, where: str) -> Qu
             answer=answer,
             source=_filled(values["source"], "source", where),
             level=values.get("level"),
+            metadata=_table(values.get("metadata"), where),
         )
     answer = _filled((values["reward_model"] or {}).get("ground_truth"), "reward_model.ground_truth", where)
-    level = (values.get("extra_info") or {}).get("level")
+    extra = values.get("extra_info") or {}
+    level = extra.get("level")
     return Question(
         id=question_id(prompt, answer),
         prompt=prompt,
         answer=answer,
         source=_filled(values["data_source"], "data_source", where),
         level=None if level is None else str(level),
+        metadata=own_metadata(extra.get("metadata")),
     )
 
 
@@ -147,6 +153,21 @@ def _filled(value: str | None, field: str, where: str) -> str:
     return value
 
 
+def _table(value: Any, where: str) -> str | None:
+    """Metadata as they are, where they are the text of a JSON table."""
+    if value is None or own_metadata(value) is not None:
+        return own_metadata(value)
+    raise InputError(f"{where}, field 'metadata' is {str(value)[:60]!r}: it must be a JSON table, or null.")
+
+
+def own_metadata(value: Any) -> str | None:
+    """Metadata that are the text of a JSON table; None for what others keep under that name."""
+    try:
+        return value if isinstance(value, str) and isinstance(json.loads(value), dict) else None
+    except ValueError:
+        return None
+
+
 def to_row(index: int, question: Question, layout: FileLayout) -> dict[str, Any]:
     """The question as the `index`-th row of a file in this layout."""
     turns = [{"role": message.role, "content": message.content} for message in question.prompt]
@@ -157,11 +178,12 @@ def to_row(index: int, question: Question, layout: FileLayout) -> dict[str, Any]
             "answer": question.answer,
             "source": question.source,
             "level": question.level,
+            "metadata": question.metadata,
         }
     return {
         "data_source": question.source,
         "prompt": turns,
         "ability": "math",
         "reward_model": {"ground_truth": question.answer, "style": "rule"},
-        "extra_info": {"index": index, "level": question.level},
+        "extra_info": {"index": index, "level": question.level, "metadata": question.metadata},
     }

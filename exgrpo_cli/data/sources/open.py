@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from exgrpo_cli.config.names import BUILT_IN, is_made
 from exgrpo_cli.data.sources.formats import FORMATS, SUFFIXES, stem_of, suffix_of
 from exgrpo_cli.data.sources.hub import FetchProgress, HubId, fetch, parse_hub_id, read_card
 from exgrpo_cli.data.sources.splits import select_files
@@ -34,14 +35,16 @@ def hub_id_of(text: str) -> HubId:
     hub = parse_hub_id(text)
     if hub is None or text.lower().endswith(SUFFIXES) or text.startswith((".", "/", "~")):
         raise InputError(
-            f"{text} does not exist: a source is `arithmetic`, `word-problems`, a file ({FORMATS}), a folder, or a "
-            f"Hugging Face id (owner/name@revision:split)."
+            f"{text} does not exist: a source is one of {', '.join(BUILT_IN)}, gym:TASK, a file ({FORMATS}), a folder, "
+            f"or a Hugging Face id (owner/name@revision:split)."
         )
     return hub
 
 
 def default_name(text: str) -> str:
     """File name, without suffix, of the questions of a source: `openai/gsm8k:main` gives `gsm8k-main`."""
+    if is_made(text):
+        return text.replace(":", "-")
     local = _split_local(text)
     hub = None if local else parse_hub_id(text)
     if hub is not None:

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from exgrpo_cli.config.sections.data import ArithmeticSettings
-from exgrpo_cli.data.arithmetic import make_questions
 from exgrpo_cli.data.layouts.drafts import UnusableRow
 from exgrpo_cli.data.layouts.recognise import Layout, NamedFields, recognise
+from exgrpo_cli.data.made.arithmetic import make_questions
 from exgrpo_cli.data.question_file.questions import content_hash, question_id
 from exgrpo_cli.data.sources.files import column_names, iter_rows
 from exgrpo_cli.data.sources.open import Source, open_source

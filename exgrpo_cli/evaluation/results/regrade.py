@@ -90,6 +90,7 @@ def _items(
             finished=sample.stop_reason is StopReason.EOS,
             answer_format=answer_format,
             options=options[record.question.id],
+            metadata=record.question.metadata,
         )
         for record in records
         for sample in record.samples

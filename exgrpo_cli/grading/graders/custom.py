@@ -1,17 +1,20 @@
 """The `python:module:function` grader: a user's own function, run in a worker like math-verify."""
 
+import inspect
 from collections.abc import Callable
 
 from exgrpo_cli.config.functions import load_function
+from exgrpo_cli.grading.metadata import read_metadata
 from exgrpo_cli.types import Verdict
 
-UserGrader = Callable[[str, str], "Verdict | bool"]
+UserGrader = Callable[..., "Verdict | bool"]
 
 
-def load(grader: str) -> Callable[[str, str], Verdict]:
-    """The function that `python:module:function` names, as (gold, text) -> Verdict.
+def load(grader: str) -> Callable[[str, str, str | None], Verdict]:
+    """The function that `python:module:function` names, as (gold, text, metadata) -> Verdict.
 
-    `text` is the graded text of a response. The function returns a Verdict, or a bool: True is correct, False wrong.
+    `text` is the graded text of a response; a function with a parameter `metadata` gets the table of the question's
+    metadata by that name, empty without any. The function returns a Verdict, or a bool: True is correct, False wrong.
     What it raises ends its worker: the answer counts as crashed.
 
     Raises:
@@ -19,8 +22,11 @@ def load(grader: str) -> Callable[[str, str], Verdict]:
     """
     function: UserGrader = load_function("grading.grader", grader)
 
-    def grade(gold: str, text: str) -> Verdict:
-        return _as_verdict(grader, function(gold, text))
+    wants_metadata = "metadata" in inspect.signature(function).parameters
+
+    def grade(gold: str, text: str, metadata: str | None) -> Verdict:
+        more = {"metadata": dict(read_metadata(metadata))} if wants_metadata else {}
+        return _as_verdict(grader, function(gold, text, **more))
 
     return grade
 

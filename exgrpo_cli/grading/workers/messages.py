@@ -2,7 +2,7 @@
 
 from typing import Literal, NamedTuple
 
-TaskKind = Literal["grade", "grade like Oat", "audit", "audit for parts"]
+TaskKind = Literal["grade", "grade like Oat", "audit", "audit for parts", "gym"]
 
 
 class Task(NamedTuple):
@@ -13,6 +13,8 @@ class Task(NamedTuple):
     kind: TaskKind = "grade"
     """An audit checks whether the gold verifies against itself, or whether only a part of it would be read; there is no
     answer."""
+    metadata: str | None = None
+    """Of the question, for its own verifier or a grader that asks for them."""
     patience: int = 1
     """Times the deadline that it gets: above 1 for what is tried again, alone."""
 

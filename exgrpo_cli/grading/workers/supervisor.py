@@ -229,7 +229,7 @@ def _kill(worker: Worker) -> None:
 def task_runner(grader: str) -> Callable[[Task], Verdict]:
     """The function workers run, with everything it needs imported. A user's grader audits a gold as its own answer."""
     if not grader.startswith(PREFIX):
-        from exgrpo_cli.grading.graders import mathematics, oat
+        from exgrpo_cli.grading.graders import gym, mathematics, oat
 
         mathematics.prepare()
         runners: dict[TaskKind, Callable[[Task], Verdict]] = {
@@ -237,10 +237,11 @@ def task_runner(grader: str) -> Callable[[Task], Verdict]:
             "grade like Oat": lambda task: oat.grade(task.gold, task.answer),
             "audit": lambda task: mathematics.audit(task.gold),
             "audit for parts": lambda task: mathematics.reads_in_part(task.gold),
+            "gym": lambda task: gym.grade(task.metadata, task.answer),
         }
         return lambda task: runners[task.kind](task)
     grade = custom.load(grader)
-    return lambda task: grade(task.gold, task.judged)
+    return lambda task: grade(task.gold, task.judged, task.metadata)
 
 
 def _check_memory(memory_mb: int) -> None:

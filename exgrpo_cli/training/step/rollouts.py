@@ -136,6 +136,7 @@ def grade(
             finished=rollout.stop_reason is StopReason.EOS,
             answer_format=parts.answer_format,
             options=options_of(parts.questions[request.question_id]),
+            metadata=parts.questions[request.question_id].metadata,
         )
         for request, group, group_texts in zip(requests, rollouts, texts, strict=True)
         for rollout, text in zip(group, group_texts, strict=True)

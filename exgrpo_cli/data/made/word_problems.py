@@ -5,16 +5,14 @@ prices, ages or times in one of several phrasings, and asks for its answer in `\
 alone says which pool it belongs to: no story, name, seed or size can bring one chain into two pools.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from exgrpo_cli.config.sections.data import WordProblemSettings
-from exgrpo_cli.data.arithmetic import Pool
+from exgrpo_cli.data.made.pools import Pool, Split, distinct, draw_split, pool_of_key
 from exgrpo_cli.data.question_file.identity import question_id
-from exgrpo_cli.errors import InputError
 from exgrpo_cli.types import Message, Question
 
 SOURCE = "word-problems"
@@ -27,8 +25,6 @@ _LARGEST = 120
 """No value of a story exceeds it: ages, prices and minutes stay such as one meets."""
 _OPERANDS = {"+": range(2, 13), "-": range(2, 13), "*": range(2, 5), "/": range(2, 5)}
 _STARTS = range(2, 25)
-# Of the problems asked for, so that a pool that is used up ends in a message and not in a search without end.
-_MOST_ATTEMPTS = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,19 +102,18 @@ _REQUESTS = (
 )
 
 
-def make_word_problems(settings: WordProblemSettings, *, heldout: bool) -> list[Question]:
+def make_word_problems(settings: WordProblemSettings) -> Split:
     """Different problems, each level as often as the others, up to one; training and held-out ones share no chain.
 
     Raises InputError where a level has fewer problems than are asked for.
     """
-    pool, count = (Pool.HELDOUT, settings.num_heldout) if heldout else (Pool.TRAIN, settings.num_train)
-    rng = np.random.default_rng([settings.seed, int(heldout)])
     examples = worked_examples(settings)
-    drawn: list[Question] = []
-    for index, level in enumerate(settings.levels):
-        share = count // len(settings.levels) + (index < count % len(settings.levels))
-        drawn += _draw(share, level, pool, examples, rng)
-    return [drawn[index] for index in rng.permutation(len(drawn))]
+
+    def draw(level: int, pool: Pool, rng: np.random.Generator) -> Question:
+        chain = draw_chain(level, pool, rng)
+        return _question((*examples, Message(role="user", content=tell(chain, rng))), chain, level)
+
+    return draw_split(settings, distinct("Word problems", draw))
 
 
 def worked_examples(settings: WordProblemSettings) -> tuple[Message, ...]:
@@ -157,9 +152,7 @@ def draw_chain(level: int, pool: Pool, rng: np.random.Generator) -> Chain:
 
 def pool_of(chain: Chain) -> Pool:
     """The only pool that stories of a chain may be used in."""
-    digest = hashlib.blake2b(expression(chain).encode(), digest_size=8, key=_POOL_KEY).digest()
-    residue = int.from_bytes(digest, "big") % 16
-    return next(pool for pool in Pool if residue in pool.value)
+    return pool_of_key(expression(chain), _POOL_KEY)
 
 
 def expression(chain: Chain) -> str:
@@ -178,24 +171,6 @@ def values_of(chain: Chain) -> list[float]:
 
 def _is_told_in_whole_numbers(chain: Chain) -> bool:
     return all(value.is_integer() and 1 <= value <= _LARGEST for value in values_of(chain))
-
-
-def _draw(
-    count: int, level: int, pool: Pool, examples: tuple[Message, ...], rng: np.random.Generator
-) -> list[Question]:
-    drawn: dict[str, Question] = {}
-    for _ in range(_MOST_ATTEMPTS * count):
-        if len(drawn) == count:
-            break
-        chain = draw_chain(level, pool, rng)
-        question = _question((*examples, Message(role="user", content=tell(chain, rng))), chain, level)
-        drawn[question.id] = question
-    if len(drawn) < count:
-        raise InputError(
-            f"Word problems of level {level} run out at {len(drawn)} of the {count} asked for: ask for fewer or use "
-            "higher levels."
-        )
-    return list(drawn.values())
 
 
 def tell(chain: Chain, rng: np.random.Generator) -> str:

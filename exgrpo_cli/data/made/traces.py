@@ -12,7 +12,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from exgrpo_cli.data.arithmetic import Terms, expression
+from exgrpo_cli.data.made.arithmetic import Terms, expression
 
 THINK_END = "</think>"
 
@@ -49,18 +49,21 @@ class TraceMix:
     """Lines of a running derivation that take in two terms at once."""
 
 
-def write_trace(terms: Terms, mix: TraceMix, rng: np.random.Generator) -> str:
-    """A response to the question: what follows the opened `<think>` line, without EOS."""
+def write_trace(terms: Terms, mix: TraceMix, rng: np.random.Generator, modulus: int | None = None) -> str:
+    """A response to the question: what follows the opened `<think>` line, without EOS.
+
+    With a `modulus` every result is taken modulo it; checks, which undo a line, would then not hold.
+    """
     kinds = ("guessed", "slipped", "malformed", "sound")
     faults = (mix.guessed, mix.slipped, mix.malformed)
     kind = kinds[int(rng.choice(len(kinds), p=(*faults, 1 - sum(faults))))]
     if kind == "guessed":
-        return f"{THINK_END}\n{_boxed(sum(terms))}"
+        return f"{THINK_END}\n{_boxed(_reduced(sum(terms), modulus))}"
     plan = draw_plan(terms, mix, rng)
     slip = None
     if kind == "slipped":
         slip = (int(rng.integers(len(plan))), int(rng.choice((-10, -2, -1, 1, 2, 10))))
-    lines, answer = work_out(plan, slip)
+    lines, answer = work_out(plan, slip, modulus)
     if rng.random() < mix.checked:
         lines.append(_check(lines[-1]))
     thinking = "\n".join(lines)
@@ -76,13 +79,17 @@ def draw_plan(terms: Terms, mix: TraceMix, rng: np.random.Generator) -> Plan:
     return tuple(replace(line, swapped=min(line.terms, default=0) > 0 and rng.random() < mix.swapped) for line in plan)
 
 
-def work_out(plan: Plan, slip: tuple[int, int] | None = None) -> tuple[list[str], int]:
-    """The written lines and the last result; `slip` = (line, error) falsifies one result and what follows from it."""
+def work_out(plan: Plan, slip: tuple[int, int] | None = None, modulus: int | None = None) -> tuple[list[str], int]:
+    """The written lines and the last result, modulo `modulus` where there is one.
+
+    `slip` = (line, error) falsifies one result and what follows from it.
+    """
     values: list[int] = []
     lines = []
     for index, line in enumerate(plan):
         operands = (*(sign * values[source] for sign, source in line.results), *line.terms)
-        value = sum(operands) + (slip[1] if slip is not None and slip[0] == index else 0)
+        error = slip[1] if slip is not None and slip[0] == index else 0
+        value = _reduced(sum(operands) + error, modulus)
         values.append(value)
         written = operands[::-1] if line.swapped else operands
         lines.append(f"{expression(written)}={value}")
@@ -146,6 +153,10 @@ def _check(line: str) -> str:
     first, *others = re.findall(r"[+-]?\d+", left)
     undone = "".join(f"{-int(term):+d}" for term in others)
     return f"{result}{undone}={first}"
+
+
+def _reduced(value: int, modulus: int | None) -> int:
+    return value if modulus is None else value % modulus
 
 
 def _boxed(answer: int) -> str:

@@ -5,15 +5,13 @@ right its value never falls below 0. A keyed hash of the expression alone says w
 size or choice of levels can make the pools overlap.
 """
 
-import hashlib
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Iterator
 
 import numpy as np
 
 from exgrpo_cli.config.sections.data import ArithmeticSettings
+from exgrpo_cli.data.made.pools import Pool, Split, draw_split, pool_of_key
 from exgrpo_cli.data.question_file.identity import question_id
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.types import Message, Question
@@ -30,33 +28,12 @@ _POOL_KEY = b"exgrpo-arithmetic"
 _MAX_LISTED = 5_000
 
 
-class Pool(Enum):
-    """Who may see an expression; the value is the range of its sixteen hash residues."""
-
-    TRAIN = range(0, 10)
-    HELDOUT = range(10, 13)
-    WARM_START = range(13, 16)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ArithmeticSplit:
-    """Questions of the same levels in equal shares, no expression in both lists."""
-
-    train: list[Question]
-    heldout: list[Question]
-
-
-def make_questions(settings: ArithmeticSettings) -> ArithmeticSplit:
+def make_questions(settings: ArithmeticSettings) -> Split:
     """Draw questions without repetition, each level as many as its share of them, up to one.
 
     Raises InputError, with the number that exist, where a level has fewer expressions than asked for.
     """
-    rng = np.random.default_rng([settings.seed, 0])
-    heldout_rng = np.random.default_rng([settings.seed, 1])
-    return ArithmeticSplit(
-        train=_draw_questions(settings.num_train, settings, Pool.TRAIN, rng),
-        heldout=_draw_questions(settings.num_heldout, settings, Pool.HELDOUT, heldout_rng),
-    )
+    return draw_split(settings, _draw_questions, settings.shares)
 
 
 def draw_terms(level: int, pool: Pool, rng: np.random.Generator) -> Terms:
@@ -76,9 +53,7 @@ def expression(terms: Terms) -> str:
 
 def pool_of(terms: Terms) -> Pool:
     """The only pool an expression may be used in."""
-    digest = hashlib.blake2b(expression(terms).encode(), digest_size=8, key=_POOL_KEY).digest()
-    residue = int.from_bytes(digest, "big") % 16
-    return next(pool for pool in Pool if residue in pool.value)
+    return pool_of_key(expression(terms), _POOL_KEY)
 
 
 def count_expressions(level: int) -> int:
@@ -94,22 +69,8 @@ def count_expressions(level: int) -> int:
     return sum(ways.values())
 
 
-def share_out(count: int, shares: Sequence[float]) -> list[int]:
-    """`count` in whole parts in proportion to `shares`; what rounding leaves goes to the largest remainders."""
-    exact = [count * share / sum(shares) for share in shares]
-    parts = [int(part) for part in exact]
-    by_remainder = sorted(range(len(exact)), key=lambda index: parts[index] - exact[index])
-    for index in by_remainder[: count - sum(parts)]:
-        parts[index] += 1
-    return parts
-
-
-def _draw_questions(count: int, settings: ArithmeticSettings, pool: Pool, rng: np.random.Generator) -> list[Question]:
-    levels = settings.levels
-    drawn: list[Question] = []
-    for level, part in zip(levels, share_out(count, settings.shares or [1.0] * len(levels)), strict=True):
-        drawn += [_question(terms, level) for terms in _draw_distinct(part, level, pool, rng)]
-    return [drawn[index] for index in rng.permutation(len(drawn))]
+def _draw_questions(count: int, level: int, pool: Pool, rng: np.random.Generator) -> list[Question]:
+    return [_question(terms, level) for terms in _draw_distinct(count, level, pool, rng)]
 
 
 def _draw_distinct(count: int, level: int, pool: Pool, rng: np.random.Generator) -> list[Terms]:

@@ -1,0 +1,94 @@
+"""Tasks of reasoning-gym: which are allowed, that their golds score, what part of a point is worth, and the audit."""
+
+import ast
+import inspect
+import json
+import textwrap
+from dataclasses import replace
+
+import pytest
+
+from exgrpo_cli.commands import run
+from exgrpo_cli.config.sections.data import GymSettings
+from exgrpo_cli.data.made.gym import make_gym
+from exgrpo_cli.data.question_file.questions import read_questions, write_questions
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.grading.graders.gym import ALLOWED, grade, require_task
+from exgrpo_cli.grading.routes import GradingItem, math_route, route_item
+from exgrpo_cli.types import AnswerFormat, Verdict
+
+reasoning_gym = pytest.importorskip("reasoning_gym")
+
+RUNS_CODE = {"eval", "exec", "compile", "parse_expr", "sympify", "literal_eval", "parse_latex", "run", "__import__"}
+SMALL = GymSettings(num_train=6, num_heldout=3, options='{"max_word_len": 5}')
+
+
+@pytest.fixture(scope="module")
+def words():
+    return make_gym("gym:spell_backward", SMALL)
+
+
+def test_no_allowed_scorer_names_what_runs_code():
+    factory = pytest.importorskip("reasoning_gym.factory")
+    for task, reason in ALLOWED.items():
+        assert reason and task in factory.DATASETS
+        scorer = textwrap.dedent(inspect.getsource(factory.DATASETS[task][0].score_answer))
+        names = {node.id for node in ast.walk(ast.parse(scorer)) if isinstance(node, ast.Name)}
+        names |= {node.attr for node in ast.walk(ast.parse(scorer)) if isinstance(node, ast.Attribute)}
+        assert not names & RUNS_CODE, task
+
+
+@pytest.mark.parametrize("task", ["number_sorting", "countdown", "polynomial_multiplication", "bf", "spell_backwards"])
+def test_other_tasks_are_refused_in_one_line(task):
+    with pytest.raises(InputError, match=f"gym:{task} is not among the {len(ALLOWED)} tasks .*never as code") as caught:
+        require_task(task)
+    assert "\n" not in str(caught.value)
+
+
+def test_questions_are_disjoint_and_golds_score(words):
+    assert (len(words.train), len(words.heldout)) == (6, 3)
+    other = make_gym("gym:spell_backward", replace(SMALL, seed=3))
+    asked = [{question.prompt[0].content for question in part} for part in (words.train, other.heldout)]
+    assert not asked[0] & asked[1]
+    for question in words.train:
+        assert question.source == "gym:spell_backward" and question.prompt[0].content.endswith("in \\boxed{}.")
+        assert grade(question.metadata, question.answer) is Verdict.CORRECT
+
+
+def test_part_of_a_point_is_no_success(words):
+    question = words.train[0]
+    nearly = question.answer[:-1] + ("b" if question.answer[-1] == "a" else "a")
+    entry = json.loads(question.metadata)["entry"]
+    # The scorer gives a point for each letter in its place.
+    assert 0 < reasoning_gym.create_dataset("spell_backward", size=1).score_answer(nearly, entry) < 1
+    assert grade(question.metadata, nearly) is Verdict.WRONG
+
+
+def test_the_default_grader_hands_what_was_boxed_to_the_scorer(words):
+    question = words.train[0]
+    item = GradingItem(
+        gold=question.answer,
+        response="so \\boxed{olleh}",
+        finished=True,
+        answer_format=AnswerFormat(opens_think=False, requires_box=True, require_eos=True),
+        metadata=question.metadata,
+    )
+    task = route_item(math_route(100), item)
+    assert (task.kind, task.answer, task.metadata) == ("gym", "olleh", question.metadata)
+
+
+@pytest.mark.slow
+def test_the_audit_drops_golds_that_do_not_score_themselves(words, tmp_path, capsys):
+    good, bad = words.train[0], replace(words.train[1], metadata=words.train[2].metadata)
+    write_questions(tmp_path / "mine.parquet", [good, bad], {})
+    output = tmp_path / "kept.parquet"
+    assert run(["prepare", str(tmp_path / "mine.parquet"), "--output", str(output)]) == 0
+    assert [question.metadata for question in read_questions(output).questions] == [good.metadata]
+    assert "gold does not verify against itself" in capsys.readouterr().out
+
+
+def test_wrong_options_and_used_up_tasks_are_named():
+    with pytest.raises(InputError, match=r"gym.options = '\[1\]' is out of range: use a JSON table"):
+        GymSettings(options="[1]")
+    with pytest.raises(InputError, match=r"gym.options = .* do not suit gym:spell_backward: .*'colour'"):
+        make_gym("gym:spell_backward", replace(SMALL, options='{"colour": 1}'))
