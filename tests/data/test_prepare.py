@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from exgrpo_cli.config.sections.data import ArithmeticSettings
-from exgrpo_cli.config.settings import Config
 from exgrpo_cli.config.sections.grading import GradingSettings
+from exgrpo_cli.config.settings import Config
 from exgrpo_cli.data.audit.checks import check_golds
 from exgrpo_cli.data.audit.contamination import BenchmarkIndex
 from exgrpo_cli.data.audit.duplicates import near_duplicates

@@ -20,8 +20,8 @@ import torch
 
 from exgrpo_cli.backbones.gguf import converted
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.data.prompts import encode
 from exgrpo_cli.data.made.word_problems import make_word_problems
+from exgrpo_cli.data.prompts import encode
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.training.assemble import choose_run_template
 
