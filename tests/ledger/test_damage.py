@@ -11,7 +11,9 @@ from small_ledger import QUESTIONS, WRITTEN, create, one_step, part, reopen
 
 from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.errors import InputError, RunError
+from exgrpo_cli.ledger import bodies
 from exgrpo_cli.ledger.bodies import CHECKSUMS
+from exgrpo_cli.ledger.catalogue import read_catalogue
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ledger.recovery import whole_until
 from exgrpo_cli.replay.buffer import ExperienceBuffer
@@ -64,6 +66,15 @@ def test_no_flipped_bit_of_a_part_is_read_as_if_nothing_were_wrong(ledger: Path,
             outcomes["same" if len(after) == len(before) else "cut"] += 1
         path.write_bytes(content)
     assert outcomes["refused"] > 5 and outcomes["cut"] > 5, outcomes
+
+
+def test_a_body_is_checked_when_it_is_first_read(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked, original = [], bodies.checksum
+    monkeypatch.setattr(bodies, "checksum", lambda *body: (checked.append(body), original(*body))[1])
+    store = bodies.BodyStore(read_catalogue(ledger).parts["bodies"])
+    store.read([11, 12])
+    store.read([12, 14])
+    assert len(checked) == 3
 
 
 @pytest.mark.parametrize("column", ["token_ids", "behaviour_logprobs"])
