@@ -35,7 +35,7 @@ def measure(run: Path, config: Config, summary: dict[str, Any], visited: Collect
         newly_solved=newly_solved(heldout),
         collapsed=collapsed(heldout),
         memorising=memorising(run, visited, asked, heldout),
-        valid_traces=valid_traces(run, config.data.train),
+        valid_traces=valid_traces(run),
         totals=totals(run, summary),
     )
 

@@ -4,34 +4,32 @@ A right answer may be a lucky hit. Where entropy tells the two apart, replaying 
 the hits: the area under the ROC curve says how well.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 from jaxtyping import Bool, Float64
 
-from exgrpo_cli.replay_stats.questions import question_texts
-from exgrpo_cli.replay_stats.record import LEDGER_FOLDER, RunRecord, read_run
+from exgrpo_cli.grading.valid_traces import valid_trace
+from exgrpo_cli.replay_stats.record import LEDGER_FOLDER, QUESTIONS_FILE, RunRecord, read_run
 from exgrpo_cli.replay_stats.responses import response_texts
 from exgrpo_cli.runs.result import ValidTraces
 
 MOST = 4000
 """Trajectories that are read; of more, so many spread over the run."""
-TraceCheck = Callable[[str, str], bool]
-"""From a question's text and a correct response to it to whether every step holds."""
-CHECKS: Mapping[str, TraceCheck] = {}
-"""By training source."""
 
 
-def valid_traces(run: Path, source: str) -> ValidTraces | None:
+def valid_traces(run: Path) -> ValidTraces | None:
     """Valid shares of what a run stored; None where the task cannot tell or the run stores nothing correct."""
-    check = CHECKS.get(source)
-    if check is None or not (run / LEDGER_FOLDER).is_dir():
+    metadata = metadata_of(run / QUESTIONS_FILE)
+    # Of one task either every question can be checked or none.
+    if not metadata or valid_trace(next(iter(metadata.values())), "") is None or not (run / LEDGER_FOLDER).is_dir():
         return None
     record = read_run(run)
     rows = np.flatnonzero(record.trajectories.reward > 0)
     rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), MOST)).astype(np.int64))] if len(rows) else rows
-    valid = check_rows(record, rows.tolist(), check)
+    valid = check_rows(record, rows.tolist(), metadata)
     if not len(valid):
         return None
     entropy = record.trajectories.entropy[rows]
@@ -45,16 +43,22 @@ def valid_traces(run: Path, source: str) -> ValidTraces | None:
     )
 
 
-def check_rows(record: RunRecord, rows: list[int], check: TraceCheck) -> Bool[np.ndarray, " rows"]:
+def metadata_of(path: Path) -> dict[str, str]:
+    """Metadata of the questions that have any, by id; none in files of older versions."""
+    if "metadata" not in pq.read_schema(path).names:
+        return {}
+    table = pq.read_table(path, columns=["id", "metadata"])
+    pairs = zip(table.column("id").to_pylist(), table.column("metadata").to_pylist(), strict=True)
+    return {question: text for question, text in pairs if text is not None}
+
+
+def check_rows(record: RunRecord, rows: list[int], metadata: Mapping[str, str]) -> Bool[np.ndarray, " rows"]:
     """Whether each of these trajectories is valid; none where the run has no tokenizer."""
     ids = record.trajectories.trajectory_id[rows].tolist()
     texts = response_texts(record.run, record.config.backbone.source, ids)
-    names = [record.question_ids[int(number)].as_py() for number in record.trajectories.question[rows]]
-    questions = question_texts(record.run, sorted(set(names)))
-    return np.array(
-        [check(questions[name].text, texts[each]) for name, each in zip(names, ids, strict=True)] if texts else [],
-        dtype=bool,
-    )
+    questions = [record.question_ids[int(number)].as_py() for number in record.trajectories.question[rows]]
+    pairs = zip(questions, ids, strict=True) if texts else ()
+    return np.array([bool(valid_trace(metadata.get(question), texts[each])) for question, each in pairs], dtype=bool)
 
 
 def auc(entropy: Float64[np.ndarray, " rows"], valid: Bool[np.ndarray, " rows"]) -> float | None:
