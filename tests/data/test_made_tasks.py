@@ -163,6 +163,13 @@ def test_start_and_held_out_questions_follow_the_source(source):
     assert build_config(assignments=[f"data.train={source}", "tiny.task=arithmetic"]).tiny.task == "arithmetic"
 
 
+@pytest.mark.parametrize("source", sorted(SMALL))
+def test_there_are_as_many_as_a_run_asks_for_without_being_told(source):
+    settings = type(SMALL[source])()
+    split = make_split(source, SimpleNamespace(**{source: settings}))
+    assert (len(split.train), len(split.heldout)) == (settings.num_train, settings.num_heldout)
+
+
 def test_what_cannot_be_made_is_refused_in_one_line():
     with pytest.raises(
         InputError, match=r"countdown\.levels = \(2,\) is out of range: use levels from 3 to 6, each once"

@@ -105,9 +105,9 @@ class WordProblemSettings:
 class CountdownSettings:
     """Targets to be made of given numbers (`countdown`)."""
 
-    num_train: int = 2400
-    """Training questions."""
-    num_heldout: int = 600
+    num_train: int = 1600
+    """Training questions; of three numbers there are about 1,200, and a third as many held-out ones."""
+    num_heldout: int = 400
     """Held-out questions, disjoint from the training ones by construction."""
     levels: tuple[int, ...] = (3, 4)
     """Numbers of a question, in equal shares."""
