@@ -157,6 +157,7 @@ def warm_up(rng: random.Random) -> list[GradingItem]:
 
 
 def item(gold: str, answer: str) -> GradingItem:
+    """A response as a reasoning model would write it, with `answer` after the thinking."""
     response = f"Let me think about {{this}}.</think>\nPutting it together, the result is ${answer}$."
     return GradingItem(gold=gold, response=response, finished=True, answer_format=FORMAT)
 
@@ -184,6 +185,7 @@ def loop(items: Sequence[GradingItem]) -> Outcome:
 
 
 def pooled(items: Sequence[GradingItem], pool: GradingPool) -> Outcome:
+    """One pass of a pool, its workers warm."""
     pool.grade(warm_up(random.Random(2)))
     began, cpu_before = time.perf_counter(), cpu_seconds()
     verdicts = pool.grade(items)
@@ -191,10 +193,12 @@ def pooled(items: Sequence[GradingItem], pool: GradingPool) -> Outcome:
 
 
 def outcome(began: float, cpu_before: float, verdicts: list[Verdict]) -> Outcome:
+    """The pass that ends now."""
     return Outcome(seconds=time.perf_counter() - began, cpu_seconds=cpu_seconds() - cpu_before, verdicts=verdicts)
 
 
 def new_pool(arguments: argparse.Namespace) -> GradingPool:
+    """A pool of math-verify workers."""
     return GradingPool(GradingSettings(workers=arguments.workers, deadline_seconds=arguments.deadline, memory_mb=512))
 
 
@@ -227,6 +231,7 @@ class ProcessTree:
 
 
 def descendants(root: int) -> list[int]:
+    """Process ids of all descendants of `root`."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -260,6 +265,7 @@ def proportional_bytes(pid: int) -> int:
 
 
 def compare_speed(items: list[GradingItem], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Median times of loop and pool, interleaved, and verdicts that differ."""
     loops, pools = [], []
     loop(warm_up(random.Random(2)))
     for _ in range(arguments.repeats):
@@ -285,6 +291,7 @@ def compare_speed(items: list[GradingItem], arguments: argparse.Namespace) -> di
 
 
 def survive_hostile(items: list[GradingItem], clean_seconds: float, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Time, memory and processes left of a pass with hostile answers, beside the bound on its time."""
     mixed = with_hostile(items, random.Random(1))
     with ProcessTree() as tree, new_pool(arguments) as pool:
         passed = pooled(mixed, pool)
@@ -304,6 +311,7 @@ def survive_hostile(items: list[GradingItem], clean_seconds: float, arguments: a
 
 
 def main() -> int:
+    """0 where verdicts agree, hostile answers stay within their bound and no process is left, else 1."""
     parser = argparse.ArgumentParser(description="Speed and robustness of grading.")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)

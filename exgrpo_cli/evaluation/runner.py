@@ -115,6 +115,7 @@ class _Collector:
         self._records: dict[int, QuestionRecord] = {}
 
     def take(self, index: int, member: int, response: Response) -> None:
+        """A finished response: it goes to the grader at once."""
         question = self._questions[index]
         item = GradingItem(
             gold=question.answer,
@@ -130,6 +131,7 @@ class _Collector:
         self.hand_over(wait=False)
 
     def records(self) -> tuple[QuestionRecord, ...]:
+        """All records, in the order of the questions."""
         missing = len(self._requests) - len(self._records)
         assert not missing, f"{missing} questions were not sampled to the end"
         return tuple(self._records[index] for index in range(len(self._requests)))

@@ -70,6 +70,7 @@ class EvaluationPlan:
     """Where the table over all benchmarks goes; the benchmark's own folder when there is one."""
 
     def to_json(self) -> dict[str, Any]:
+        """What `--dry-run --json` prints: the model, and the protocol and folder of each benchmark."""
         source = self.request.endpoint or (self.choice.config.backbone.source if self.choice else "")
         return {
             "model": {"name": self.model, "source": source},

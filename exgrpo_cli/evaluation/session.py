@@ -45,6 +45,7 @@ class BenchmarkSession:
 
     @property
     def asked(self) -> list[AskedQuestion]:
+        """The questions in their order, with prompt and options as the model sees them."""
         options = self.questions.options
         return [
             AskedQuestion(question=question, prompt_text=text, options=options.get(question.id))

@@ -72,7 +72,7 @@ class GradingPool:
         Raises RunError as `submit` and its futures do.
         """
         route = self._routes[grader] if grader else self._route
-        return self._settled([route_item(route, item) for item in items])
+        return self._verdicts_of([route_item(route, item) for item in items])
 
     def has(self, grader: str) -> bool:
         """Whether this pool can grade by `grader` too: every built-in one, unless its own is a user's function."""
@@ -104,7 +104,7 @@ class GradingPool:
 
     def same_answer(self, pairs: Sequence[tuple[str, str]], options: tuple[str, ...] | None = None) -> list[bool]:
         """Whether the two graded texts of each pair give the same answer, the first one taken for the gold."""
-        verdicts = self._settled([self._route.same(first, second, options) for first, second in pairs])
+        verdicts = self._verdicts_of([self._route.same(first, second, options) for first, second in pairs])
         return [verdict is Verdict.CORRECT for verdict in verdicts]
 
     def verify_gold(self, golds: Sequence[str], metadata: Sequence[str | None] | None = None) -> list[Verdict]:
@@ -113,11 +113,13 @@ class GradingPool:
         `metadata` are those of the golds' questions, where they have any.
         """
         known = [None] * len(golds) if metadata is None else metadata
-        return self._settled([self._route.audit(gold, own) for gold, own in zip(golds, known, strict=True)])
+        return self._verdicts_of([self._route.audit(gold, own) for gold, own in zip(golds, known, strict=True)])
 
     def reads_in_part(self, golds: Sequence[str]) -> list[bool]:
         """Whether each gold, of those that are unparsable, has a part that the grader would take for all of it."""
-        return [verdict is Verdict.CORRECT for verdict in self._settled([self._route.in_part(gold) for gold in golds])]
+        return [
+            verdict is Verdict.CORRECT for verdict in self._verdicts_of([self._route.in_part(gold) for gold in golds])
+        ]
 
     def close(self) -> None:
         """End the workers; what is still pending raises RunError."""
@@ -132,7 +134,7 @@ class GradingPool:
     ) -> None:
         self.close()
 
-    def _settled(self, routed: list[Verdict | Task]) -> list[Verdict]:
+    def _verdicts_of(self, routed: list[Verdict | Task]) -> list[Verdict]:
         waited_for = [decided if isinstance(decided, Verdict) else self._future(decided) for decided in routed]
         return [each if isinstance(each, Verdict) else each.result() for each in waited_for]
 

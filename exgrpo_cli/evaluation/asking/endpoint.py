@@ -93,6 +93,7 @@ class Endpoint:
 
     @property
     def base(self) -> str:
+        """Address that requests go to, without the path of one."""
         trimmed = self.url.rstrip("/")
         return trimmed if trimmed.endswith("/v1") else f"{trimmed}/v1"
 

@@ -49,6 +49,7 @@ class Comparison:
     """Differences of the two evaluations that do not forbid the comparison."""
 
     def to_json(self) -> dict[str, Any]:
+        """The comparison as JSON; questions that flipped by id."""
         difference = self.difference
         return {
             "benchmark": self.benchmark,

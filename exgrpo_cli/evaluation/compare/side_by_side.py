@@ -104,6 +104,7 @@ class SideBySide:
         }
 
     def to_json(self) -> dict[str, Any]:
+        """Scores, pass@k, second graders and comparisons by benchmark, and the averages by model."""
         benchmarks = {
             name: {
                 "scores": {m: asdict(self.scores[m, name]) for m in self.models if (m, name) in self.scores},

@@ -98,6 +98,7 @@ class ResultsFolder:
 
     @property
     def stamp(self) -> Stamp:
+        """What the score depends on; raises InputError where `protocol.json` is damaged."""
         try:
             stamp: Stamp = json.loads(self._protocol.read_text(encoding="utf-8"))
         except ValueError as error:
@@ -105,6 +106,7 @@ class ResultsFolder:
         return stamp
 
     def restamp(self, stamp: Stamp) -> None:
+        """Write another stamp, as after grading with another version."""
         write_json(self._protocol, stamp)
 
     def asked(self) -> list[AskedQuestion]:
@@ -138,6 +140,7 @@ class ResultsFolder:
         write_json_lines(self._records, map(_record_row, records))
 
     def close(self) -> None:
+        """Leave the folder to other processes."""
         self._lock.release()
 
     def __enter__(self) -> "ResultsFolder":

@@ -34,10 +34,12 @@ class QuestionRecord:
 
     @property
     def num_correct(self) -> int:
+        """Samples that are correct."""
         return sum(sample.verdict is Verdict.CORRECT for sample in self.samples)
 
     @property
     def pass_rate(self) -> float:
+        """Their share, 0 to 1."""
         return self.num_correct / len(self.samples)
 
 
@@ -67,10 +69,12 @@ class Evaluation:
 
     @property
     def all_samples(self) -> list[Sample]:
+        """Samples of all questions, question by question."""
         return [sample for record in self.records for sample in record.samples]
 
     @property
     def num_tokens(self) -> int:
+        """Tokens of all samples together."""
         return sum(sample.num_tokens for sample in self.all_samples)
 
     @property

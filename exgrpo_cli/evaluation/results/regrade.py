@@ -23,6 +23,7 @@ class Disagreement:
     """Grader's name to what it said."""
 
     def to_json(self) -> dict[str, Any]:
+        """A line of `disagreements.jsonl`."""
         return {
             "question_id": self.question_id,
             "member": self.member,

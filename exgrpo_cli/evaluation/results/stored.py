@@ -21,6 +21,7 @@ class StoredResult:
 
     @property
     def benchmark(self) -> str:
+        """Name of the benchmark."""
         return str(self.stamp["benchmark"]["name"])
 
     def load(self) -> "LoadedResult":

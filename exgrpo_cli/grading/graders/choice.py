@@ -70,7 +70,7 @@ def named_letter(text: str, options: tuple[str, ...] | None, *, is_numbered: boo
 def answered_letter(
     text: str, options: tuple[str, ...] | None, max_answer_chars: int, *, is_numbered: bool = False
 ) -> str | None:
-    """Letter of the option that a graded text settles on; None where it names none, or several."""
+    """Letter of the option that a graded text ends up naming; None where it names none, or several."""
     boxed = last_boxed(text)
     if boxed is not None:
         return named_letter(boxed, options, is_numbered=is_numbered) if len(boxed) <= max_answer_chars else None

@@ -56,6 +56,7 @@ class _Reader:
         return self._left[-1] if self._left else ""
 
     def sum(self) -> sympy.Expr:
+        """Terms with + and - between them, up to the end or a closing bracket; raises NotAFormulaError."""
         value = self._product()
         while self.next in ("+", "-"):
             value = value + self._product() if self._left.pop() == "+" else value - self._product()

@@ -95,12 +95,14 @@ class Suspects:
         return max(deadline_seconds / _SUSPECT_DIVISOR, _LEAST_SUSPECT_SECONDS)
 
     def failed(self, judged: str) -> None:
+        """Hold a deadline that was reached, or a death, against an answer."""
         self._completions_to_clear.pop(judged, None)
         self._completions_to_clear[judged] = _COMPLETIONS_TO_CLEAR
         if len(self._completions_to_clear) > _MAX_SUSPECTS:
             self._completions_to_clear.popitem(last=False)
 
     def completed(self, judged: str) -> None:
+        """Count a completion towards clearing an answer."""
         left = self._completions_to_clear.get(judged)
         if left == 1:
             del self._completions_to_clear[judged]

@@ -1,6 +1,6 @@
 """The parent's line to its supervisor process: started on first need, restarted should it die, left behind by a fork.
 
-One thread reads verdicts and settles futures; any thread may send. The reader never waits for a sender, or both
+One thread reads verdicts and completes their futures; any thread may send. The reader never waits for a sender, or both
 processes could end up waiting for each other with full pipes.
 """
 
@@ -143,14 +143,14 @@ class RemoteGrader:
             connection.send(message)
 
     def _read(self, connection: Connection, process: "subprocess.Popen[bytes]", ready: "Future[None]") -> None:
-        """Settle futures until the supervisor is gone."""
+        """Complete futures until the supervisor is gone."""
         refusal: InputError | None = None
         try:
             greeting = connection.recv()
             if greeting == READY:
                 ready.set_result(None)
                 while True:
-                    self._settle(*connection.recv())
+                    self._complete(*connection.recv())
             refusal = InputError(greeting)
         except (EOFError, ConnectionError):
             pass
@@ -165,7 +165,7 @@ class RemoteGrader:
             ready.set_exception(death)
         self._after_death(connection, death, may_restart=refusal is None)
 
-    def _settle(self, number: int, verdict: str) -> None:
+    def _complete(self, number: int, verdict: str) -> None:
         with self._state_lock:
             self._num_deaths_in_a_row = 0
             _, future = self._pending.pop(number, (None, None))

@@ -1,4 +1,4 @@
-"""The supervisor process: forks workers, hands them answers, kills the one that overruns its deadline or its memory.
+"""The supervisor process: forks workers, sends them answers, kills the one that overruns its deadline or its memory.
 
 It stands between the pool and the workers so that deadlines hold whatever the parent's threads do, and so that it can
 fork: it has one thread, no torch, and everything the graders need already imported. It ends, and its workers with it,
@@ -80,10 +80,10 @@ class Supervisor:
             self._workers.append(self._fork_worker())
 
     def run(self) -> None:
-        """Hand out jobs and collect verdicts until the parent is gone; then kill the workers."""
+        """Send out jobs and collect verdicts until the parent is gone; then kill the workers."""
         try:
             while os.getppid() == self._parent_pid and not self._stopped:
-                self._hand_out()
+                self._send_out()
                 for key, _ in self._selector.select(self._seconds_to_wait()):
                     if key.data is None:
                         self._receive_jobs()
@@ -112,7 +112,7 @@ class Supervisor:
             number, task = message
             self._queue.push(Job(number=number, task=task), is_suspect=task.judged in self._suspects)
 
-    def _hand_out(self) -> None:
+    def _send_out(self) -> None:
         for index, worker in enumerate(self._workers):
             if worker.job is not None:
                 continue
