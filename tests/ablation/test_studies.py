@@ -13,6 +13,7 @@ from exgrpo_cli.ablation.arms import cross, method_arms, metric_arms, regimes_of
 from exgrpo_cli.ablation.schedule import failure_reason, last_line, log_path, run_study, start
 from exgrpo_cli.ablation.study import Study, StudyBase, plan_study
 from exgrpo_cli.ablation.writing import report_study
+from exgrpo_cli.commands import run
 from exgrpo_cli.console.reporter import SilentReporter
 from exgrpo_cli.errors import InputError, Interrupted, RunError
 
@@ -100,37 +101,35 @@ def test_the_metric_study_has_twelve_runs(tmp_path: Path) -> None:
     assert seeds == {0: 0, 1: 1, 2: 2}
 
 
+def small_settings(backbone: Path) -> list[str]:
+    return [
+        "arithmetic.levels=[2]",
+        "arithmetic.num_train=60",
+        "arithmetic.num_heldout=20",
+        "rollout.questions_per_step=8",
+        "replay.start_threshold=0.05",
+        "run.steps=4",
+        "run.threads=1",
+        "run.plots=false",
+        "validation.samples=2",
+        f"backbone.source={backbone}",
+    ]
+
+
 @pytest.fixture(scope="module")
 def study_of(small_backbone: Path):
     """A study of two arms and one seed that takes seconds."""
 
     def make(root: Path, *assignments: str) -> Study:
-        return plan_study(
-            name="small",
-            root=root,
-            arms=cross([metric_arms("ent:min")]),
-            seeds=(0,),
-            base=StudyBase(
-                assignments=[
-                    "arithmetic.levels=[2]",
-                    "arithmetic.num_train=60",
-                    "arithmetic.num_heldout=20",
-                    "rollout.questions_per_step=8",
-                    "replay.start_threshold=0.05",
-                    "run.steps=4",
-                    "run.threads=1",
-                    "run.plots=false",
-                    "validation.samples=2",
-                    f"backbone.source={small_backbone}",
-                    *assignments,
-                ]
-            ),
-        )
+        base = StudyBase(assignments=[*small_settings(small_backbone), *assignments])
+        return plan_study(name="small", root=root, arms=cross([metric_arms("ent:min")]), seeds=(0,), base=base)
 
     return make
 
 
-def test_a_study_runs_compares_and_is_not_run_again(study_of, tmp_path: Path) -> None:
+def test_a_study_runs_compares_and_is_not_run_again(
+    study_of, small_backbone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     study = study_of(tmp_path)
     torn = study.runs[0].folder  # of a run that was killed while it was set up
     (torn / "data").mkdir(parents=True)
@@ -173,7 +172,15 @@ def test_a_study_runs_compares_and_is_not_run_again(study_of, tmp_path: Path) ->
     again = study_of(tmp_path)
     assert {run.state for run in again.runs} == {"finished"}
     before = {run.folder: (run.folder / "summary.json").stat().st_mtime_ns for run in again.runs}
-    run_study(again, jobs=1, reporter=SilentReporter())
+    same = [word for assignment in small_settings(small_backbone) for word in ("--set", assignment)]
+    command = ["ablate", "--metric", "ent:min", "--seeds", "1", "--output", str(tmp_path / "small"), *same, "--json"]
+    capsys.readouterr()
+    assert run(command) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out) == report
+    assert "2 runs, 2 finished already" in err and f"report: {tmp_path / 'small' / 'report.html'}" in err
+    page = (tmp_path / "small" / "report.html").read_text()
+    assert "ent:min" in page and "on-policy" in page
     assert before == {run.folder: (run.folder / "summary.json").stat().st_mtime_ns for run in again.runs}
 
     with pytest.raises(InputError, match=r"holds a run with another run.steps: choose another --name"):
