@@ -82,7 +82,8 @@ def warnings_of(listener: Listener) -> list[str]:
 
 def test_a_run_whose_answers_are_all_cut_off_says_so_with_verdicts_and_a_response(small_config, tmp_path):
     listener = Listener()
-    config = small_config("rollout.max_response_tokens=2", "run.steps=21", "run.save_every=21", "replay.enabled=false")
+    short = ("rollout.max_response_tokens=2", "rollout.questions_per_step=2", "data.heldout=none", "run.steps=20")
+    config = small_config(*short, "run.save_every=20", "replay.enabled=false")
     train(config, tmp_path / "run", reporter=listener)
     told = warnings_of(listener)
     assert len(told) == 3
@@ -94,7 +95,8 @@ def test_a_run_whose_answers_are_all_cut_off_says_so_with_verdicts_and_a_respons
 
 def test_a_run_whose_updates_are_skipped_says_so_with_the_reason(small_config, tmp_path):
     listener = Listener()
-    config = small_config("optim.skip_norm=1e-9", "optim.max_skipped=99", "run.steps=3", "replay.enabled=false")
+    skipping = ("optim.skip_norm=1e-9", "optim.max_skipped=99", "data.heldout=none")
+    config = small_config(*skipping, "run.steps=3", "replay.enabled=false")
     train(config, tmp_path / "run", reporter=listener)
     (told,) = warnings_of(listener)
     assert told.startswith("step 3: updates have been skipped in 3 steps in a row (gradient norm above 1e-09)")
