@@ -33,7 +33,8 @@ def replay_stats(
         typer.Option(
             "--what-if",
             metavar="KEY=VALUE,...",
-            help="What another policy would have drawn: sampler, metric, direction, mu, sigma.",
+            help="What another policy would have drawn: sampler, metric, direction, mu, sigma; of units "
+            "priority, draw, exponent, age_decay, max_drift.",
         ),
     ] = "",
     output: Annotated[

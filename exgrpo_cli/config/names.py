@@ -12,6 +12,8 @@ EVICTIONS = ("oldest", "highest-entropy", "longest", "random", "lowest-priority"
 """What leaves a question or a store that holds as much as it may."""
 PRIORITIES = ("uniform", "latest", "advantage", "reward", "headroom", "signal")
 """What a unit weighs where units are drawn by priority."""
+DRAWS = ("proportional", "top")
+"""Whether units are drawn in proportion to their priority, or the highest taken."""
 GRADERS = ("math", "choice", "exact", "oat")
 """How an answer is verified."""
 BUILT_IN = ("arithmetic", "word-problems", "countdown", "modular")

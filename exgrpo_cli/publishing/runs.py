@@ -17,7 +17,7 @@ from exgrpo_cli.publishing.cards import Score, evaluation_score, ledger_card, mo
 from exgrpo_cli.publishing.experience import ROWS, write_rows, write_tables
 from exgrpo_cli.publishing.package import Package, make_package
 from exgrpo_cli.publishing.private import TOLD, Private
-from exgrpo_cli.replay_stats.record import LEDGER_FOLDER, QUESTIONS_FILE, read_config
+from exgrpo_cli.replay_stats.record import LEDGER_FOLDER, QUESTIONS_FILE, keeps_experience, read_config
 from exgrpo_cli.replay_stats.responses import TOKENIZER_FILE, find_tokenizer
 from exgrpo_cli.reports.report import write_report
 from exgrpo_cli.runs.folder import RunFolder
@@ -50,7 +50,7 @@ def run_packages(
             f"BENCHMARK --model {run}, then publish with --results FOLDER."
         )
     origin = run_origin(run, summary)
-    with_ledger = ledger and (run / LEDGER_FOLDER / IDENTITY_FILE).is_file()
+    with_ledger = ledger and (run / LEDGER_FOLDER / IDENTITY_FILE).is_file() and keeps_experience(run)
     packages = []
     if with_ledger:
         packages.append(ledger_package(run, repo, config, origin, staging / "ledger", private))

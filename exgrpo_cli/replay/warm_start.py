@@ -102,6 +102,8 @@ def read_experience(
     """
     reader = LedgerReader(source)
     identity.require_match(reader.identity, str(source), WARM_START_FIELDS)
+    if not with_retired and not len(reader.trajectories(["trajectory_id"])):
+        raise InputError(f"{source} holds no trajectories: name a run that has stored some")
     _require_columns(reader.identity.format, rules, source)
     ids = sorted(set(pc.unique(reader.events(["question_id"]).column("question_id")).to_pylist()))
     state = rebuild(partial(reader.table, dictionary=True), ids)

@@ -28,7 +28,7 @@ from exgrpo_cli.ledger.columns import (
     question_numbers,
 )
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
-from exgrpo_cli.ledger.schemas import DRAWS, EVENTS, SCORES, TRAJECTORIES
+from exgrpo_cli.ledger.schemas import DRAWS, EVENTS, REPLAYS, SCORES, TRAJECTORIES
 from exgrpo_cli.runs.folder import POOL_FILE
 from exgrpo_cli.runs.metrics import RunMetrics, read_metrics
 
@@ -48,9 +48,13 @@ _COLUMNS = {
         "entropy",
         "nll",
         "reward",
+        "advantage",
+        "priority",
+        "group_id",
     ),
     SCORES: ("step", "trajectory_id", "weight_version", "entropy", "nll", "chosen"),
     EVENTS: EVENT_COLUMNS,
+    REPLAYS: ("step", "unit_id", "priority", "probability", "weight", "drift", "headroom", "accepted"),
     DRAWS: ("step", "bucket", "num_members", "num_questions", "probability", "num_drawn"),
 }
 
@@ -69,6 +73,12 @@ class TrajectoryColumns:
     """Mean token entropy under the policy that sampled it, in nats."""
     nll: Float64[np.ndarray, " trajectories"]
     reward: Float64[np.ndarray, " trajectories"]
+    advantage: Float64[np.ndarray, " trajectories"]
+    """Of birth; NaN where nobody noted it."""
+    priority: Float64[np.ndarray, " trajectories"]
+    """Of birth, of its unit; NaN where units are not drawn by a built-in one."""
+    group: Int64[np.ndarray, " trajectories"]
+    """First trajectory of the visit that stored it."""
 
     def rows_of(self, trajectory_ids: Int64[np.ndarray, " ids"]) -> Int64[np.ndarray, " ids"]:
         """Row of each id; ids rise with the row. Raises InputError for an id that no row has."""
@@ -117,6 +127,21 @@ class DrawColumns:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class UnitColumns:
+    """Every unit scanned, in the order drawn; what was not measured is NaN."""
+
+    step: Int64[np.ndarray, " scanned"]
+    unit: Int64[np.ndarray, " scanned"]
+    """A trajectory, or the first of a group."""
+    priority: Float64[np.ndarray, " scanned"]
+    probability: Float64[np.ndarray, " scanned"]
+    weight: Float64[np.ndarray, " scanned"]
+    drift: Float64[np.ndarray, " scanned"]
+    headroom: Float64[np.ndarray, " scanned"]
+    accepted: Bool[np.ndarray, " scanned"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord:
     """A run folder, read."""
 
@@ -131,6 +156,7 @@ class RunRecord:
     scores: ScoreColumns
     events: EventColumns
     draws: DrawColumns
+    units: UnitColumns
     last_step: int
     """Newest step that metrics or ledger know of; where the ledger is damaged, its last whole one."""
     incomplete: str
@@ -154,13 +180,18 @@ def read_config(run: Path) -> Config:
     return resolve([(str(path), layer)])
 
 
+def keeps_experience(run: Path) -> bool:
+    """Whether there is a ledger with more than visits to show. Raises InputError as `read_config`."""
+    return (run / LEDGER_FOLDER).is_dir() and ((run / POOL_FILE).is_file() or read_config(run).replay.keeps_buffer)
+
+
 def read_run(run: Path) -> RunRecord:
     """Read settings, metrics and ledger of a finished or running run.
 
     Raises InputError for a folder that is no run, and for a run without a ledger (saying so when replay was off).
     """
     config = read_config(run)
-    if not (run / LEDGER_FOLDER).is_dir():
+    if not config.replay.keeps_buffer or not (run / LEDGER_FOLDER).is_dir():
         raise InputError(_without_ledger(run, config))
     metrics = RunMetrics.nothing() if (run / POOL_FILE).is_file() else read_metrics(run)
     with warnings.catch_warnings():
@@ -185,6 +216,7 @@ def read_run(run: Path) -> RunRecord:
         scores=_scores(tables[SCORES], trajectories),
         events=events,
         draws=_draws(tables[DRAWS]),
+        units=_units(tables[REPLAYS]),
         last_step=max(logged, int(events.step.max(initial=0))),
         incomplete=f"ledger read up to step {reader.last_step}; {reader.dropped}" if reader.dropped else "",
     )
@@ -193,7 +225,7 @@ def read_run(run: Path) -> RunRecord:
 def _without_ledger(run: Path, config: Config) -> str:
     if not config.replay.enabled:
         return (
-            f"{run} has no replay ledger: replay was off (method {config.run.method!r}, replay.enabled = false). "
+            f"{run} has stored nothing: replay was off (method {config.run.method!r}, replay.enabled = false). "
             "Name a run of a method that replays, such as exgrpo."
         )
     return (
@@ -229,6 +261,9 @@ def _trajectories(table: pa.Table, question_ids: pa.Array) -> TrajectoryColumns:
         entropy=floats(table, "entropy")[order],
         nll=floats(table, "nll")[order],
         reward=floats(table, "reward")[order],
+        advantage=floats(table, "advantage")[order],
+        priority=floats(table, "priority")[order],
+        group=integers(table, "group_id")[order],
     )
 
 
@@ -246,3 +281,12 @@ def _scores(table: pa.Table, trajectories: TrajectoryColumns) -> ScoreColumns:
 def _draws(table: pa.Table) -> DrawColumns:
     names = ("step", "bucket", "num_members", "num_questions", "num_drawn")
     return DrawColumns(probability=floats(table, "probability"), **{name: integers(table, name) for name in names})
+
+
+def _units(table: pa.Table) -> UnitColumns:
+    return UnitColumns(
+        step=integers(table, "step"),
+        unit=integers(table, "unit_id"),
+        accepted=np.asarray(flat(table.column("accepted")).to_numpy(zero_copy_only=False), dtype=bool),
+        **{name: floats(table, name) for name in ("priority", "probability", "weight", "drift", "headroom")},
+    )

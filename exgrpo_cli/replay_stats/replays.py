@@ -42,18 +42,34 @@ class ReplayShares:
 
 
 def replays(record: RunRecord) -> Replays:
-    """The replays of a run with their trajectories."""
-    selected = record.events.of(SELECTED)
-    rows = record.trajectories.rows_of(selected.trajectory_id)
+    """The replays of a run with their trajectories: those selected, or those of accepted units."""
+    trajectories, selected = record.trajectories, record.events.of(SELECTED)
+    unit_steps, unit_rows = rows_of_units(record, record.units.unit[record.units.accepted])
+    steps = np.concatenate([selected.step, record.units.step[record.units.accepted][unit_steps]])
+    rows = np.concatenate([trajectories.rows_of(selected.trajectory_id), unit_rows])
     evicted = record.events.of(EVICTED).trajectory_id
     return Replays(
-        step=selected.step,
-        question=selected.question,
+        step=steps,
+        question=trajectories.question[rows],
         row=rows,
-        age=selected.step - record.trajectories.step_born[rows],
+        age=steps - trajectories.step_born[rows],
         reuse=np.bincount(rows, minlength=len(record.trajectories.trajectory_id)),
         evicted=record.trajectories.rows_of(evicted[evicted >= 0]),
     )
+
+
+def rows_of_units(
+    record: RunRecord, units: Int64[np.ndarray, " units"]
+) -> tuple[Int64[np.ndarray, " members"], Int64[np.ndarray, " members"]]:
+    """Position among `units` and trajectory row of each of their members, unit by unit."""
+    if not record.config.replay.draws_groups:
+        return np.arange(len(units)), record.trajectories.rows_of(units)
+    # The rows of a visit stand together, in the order of their ids.
+    begins = np.searchsorted(record.trajectories.group, units)
+    lengths = np.searchsorted(record.trajectories.group, units, side="right") - begins
+    which = np.repeat(np.arange(len(units)), lengths)
+    within = np.arange(len(which)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    return which, np.repeat(begins, lengths) + within
 
 
 def replay_shares(record: RunRecord, drawn: Replays) -> ReplayShares:

@@ -6,24 +6,26 @@ buffer stays the recorded one: had the other policy really run, later steps woul
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from exgrpo_cli.config.names import DIRECTIONS
+from exgrpo_cli.config.names import DIRECTIONS, DRAWS
 from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.errors import InputError, nearest
 from exgrpo_cli.ledger.columns import EVICTED, NO_BUCKET, READMITTED, RETIRED, SELECTED
 from exgrpo_cli.replay.drawing.sampling import Sampler, check_draw, resolve_sampler
-from exgrpo_cli.replay.drawing.selection import Candidates, Metric, choose, resolve_metric
+from exgrpo_cli.replay.drawing.selection import Candidates, Metric, choose_several, resolve_metric
 from exgrpo_cli.replay.question_states import BucketKey, QuestionStates
 from exgrpo_cli.replay_stats.entropy import draw_numbers
 from exgrpo_cli.replay_stats.record import RunRecord
 
 REPETITIONS = 4
 """Draws by the other sampler at each step; their mean is reported."""
-_KEYS = ("sampler", "metric", "direction", "mu", "sigma")
+_UNIT_KEYS = ("priority", "draw", "exponent", "age_decay", "max_drift")
+_KEYS = ("sampler", "metric", "direction", "mu", "sigma", *_UNIT_KEYS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +37,10 @@ class WhatIf:
     sigma: float
     metric: str = ""
     direction: str
+    units: ReplaySettings | None = None
+    """The run's settings with another priority, or another way to draw by it."""
+    max_drift: float | None = None
+    """Another bound on the drift."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,9 +82,9 @@ class MetricOutcome:
     """Whether the run measured its candidates; otherwise their values are those of birth."""
     draws: int
     share_with_choice: float
-    """Share of draws with two candidates or more."""
+    """Share of draws with more candidates than were taken."""
     share_same: float
-    """Share of the draws with a choice in which both take the same trajectory."""
+    """Share of the draws with a choice in which both take the same trajectories."""
     chosen: Mapping[str, float]
     """Means over all draws of `entropy`, `nll`, `num_tokens` and `age` of what the run took."""
     other: Mapping[str, float]
@@ -98,13 +104,12 @@ def parse_what_if(text: str, own: ReplaySettings) -> WhatIf:
     given: dict[str, str] = {}
     for item in text.split(","):
         key, equals, value = (part.strip() for part in item.partition("="))
+        key = key.removeprefix("replay.")
         if not equals or not value or key in given:
             raise InputError(f"--what-if {text!r}: {item!r} is not a new key=value; write sampler=linear,metric=ppl.")
         if key not in _KEYS:
             raise InputError(f"--what-if {text!r}: unknown key {key!r}.{nearest(key, _KEYS)}")
         given[key] = value
-    if not {"sampler", "metric", "mu", "sigma", "direction"} & set(given):
-        raise InputError(f"--what-if {text!r} names neither a sampler nor a metric.")
     metric, direction = _split_direction(given.get("metric", ""), given.get("direction", own.direction))
     if direction != given.get("direction", direction):
         raise InputError(f"--what-if {text!r}: metric says {direction} and direction {given['direction']}; give one.")
@@ -119,7 +124,25 @@ def parse_what_if(text: str, own: ReplaySettings) -> WhatIf:
         sigma=_number(text, "sigma", given.get("sigma", str(own.sigma))),
         metric=metric,
         direction=direction,
+        units=_other_units(text, given, own),
+        max_drift=_number(text, "max_drift", given["max_drift"]) if "max_drift" in given else None,
     )
+
+
+def _other_units(text: str, given: Mapping[str, str], own: ReplaySettings) -> ReplaySettings | None:
+    """The run's settings with what is given of the priority; None where nothing is."""
+    changed: dict[str, Any] = {key: given[key] for key in ("priority", "draw") if key in given}
+    changed |= {key: _number(text, key, given[key]) for key in ("exponent", "age_decay") if key in given}
+    if not changed:
+        return None
+    if changed.get("draw", own.draw) not in DRAWS:
+        raise InputError(
+            f"--what-if {text!r}: draw = {changed['draw']!r} is not known.{nearest(changed['draw'], DRAWS)}"
+        )
+    if changed.get("priority") == "latest" and changed.get("draw", "top") == "top":
+        # A step number is an order, not a weight.
+        changed["draw"] = "top"
+    return replace(own, **changed)
 
 
 def _split_direction(metric: str, direction: str) -> tuple[str, str]:
@@ -140,6 +163,18 @@ def _number(text: str, key: str, value: str) -> float:
     if not np.isfinite(number) or (key == "sigma" and number <= 0):
         raise InputError(f"--what-if {text!r}: {key} = {value} is out of range: use a finite number, sigma above 0.")
     return number
+
+
+def require_questions(record: RunRecord, what_if: WhatIf) -> None:
+    """Raise InputError where the run has no such draw: of questions by a sampler, of a question's rows by a metric."""
+    composition = record.config.replay.composition
+    asked = "sampler" if what_if.sampler and composition != "replace" else ""
+    asked = "metric" if what_if.metric and record.config.replay.draws_units else asked
+    if asked:
+        raise InputError(
+            f"--what-if: {record.run} draws by no {asked} (replay.composition = {composition!r}): ask for another "
+            f"{'priority or max_drift' if record.config.replay.draws_units else 'metric'}."
+        )
 
 
 def sampler_title(policy: WhatIf | ReplaySettings) -> str:
@@ -240,14 +275,15 @@ def other_metric(record: RunRecord, what_if: WhatIf, rng: np.random.Generator) -
     numbers = draw_numbers(scores, trajectories.question[scores.row])
     order = np.lexsort((scores.row, numbers))
     bounds = np.searchsorted(numbers[order], np.arange(numbers.max(initial=-1) + 2))
-    taken, others, with_choice = [], [], []
+    taken, others, with_choice, same = [], [], [], []
     for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         rows = order[begin:end]
         chosen = np.flatnonzero(scores.chosen[rows])
         if len(chosen):
-            taken.append(rows[chosen[0]])
-            others.append(rows[_choose(record, rows, metric, what_if.direction, rng)])
-            with_choice.append(len(rows) > 1)
+            taken += rows[chosen].tolist()
+            others += rows[_choose(record, rows, metric, what_if.direction, len(chosen), rng)].tolist()
+            with_choice.append(len(rows) > len(chosen))
+            same.append(set(taken[-len(chosen) :]) == set(others[-len(chosen) :]))
     own, other = np.array(taken, dtype=np.int64), np.array(others, dtype=np.int64)
     choice = np.array(with_choice, dtype=bool)
     return MetricOutcome(
@@ -255,9 +291,9 @@ def other_metric(record: RunRecord, what_if: WhatIf, rng: np.random.Generator) -
         direction=what_if.direction,
         title=metric_title(what_if),
         measured=record.config.replay.needs_scores,
-        draws=len(own),
+        draws=len(choice),
         share_with_choice=float(choice.mean()) if len(choice) else float("nan"),
-        share_same=float((own == other)[choice].mean()) if choice.any() else float("nan"),
+        share_same=float(np.array(same)[choice].mean()) if choice.any() else float("nan"),
         chosen=_means(record, own),
         other=_means(record, other),
         steps=np.unique(scores.step[own]),
@@ -267,8 +303,14 @@ def other_metric(record: RunRecord, what_if: WhatIf, rng: np.random.Generator) -
 
 
 def _choose(
-    record: RunRecord, rows: Int64[np.ndarray, " candidates"], metric: Metric, direction: str, rng: np.random.Generator
-) -> int:
+    record: RunRecord,
+    rows: Int64[np.ndarray, " candidates"],
+    metric: Metric,
+    direction: str,
+    num: int,
+    rng: np.random.Generator,
+) -> Int64[np.ndarray, " chosen"]:
+    """Positions of the `num` candidates that a metric takes."""
     scores, trajectories = record.scores, record.trajectories
     stored = scores.row[rows]
     candidates = Candidates(
@@ -283,7 +325,7 @@ def _choose(
         reward=trajectories.reward[stored].astype(np.float32),
         priority=np.full(len(rows), np.nan),
     )
-    return choose(candidates, metric, direction, rng)
+    return np.array(choose_several(candidates, metric, direction, rng, num=num), dtype=np.int64)
 
 
 def _values(record: RunRecord, rows: Int64[np.ndarray, " draws"]) -> dict[str, np.ndarray]:

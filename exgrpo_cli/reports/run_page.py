@@ -14,7 +14,7 @@ from exgrpo_cli.errors import InputError
 from exgrpo_cli.plots.gallery import replay_figures, training_figures
 from exgrpo_cli.replay_stats.output import tables
 from exgrpo_cli.replay_stats.output.report import RunReport
-from exgrpo_cli.replay_stats.record import LEDGER_FOLDER, RunRecord, read_config, read_run
+from exgrpo_cli.replay_stats.record import RunRecord, keeps_experience, read_config, read_run
 from exgrpo_cli.replay_stats.step import step_replay
 from exgrpo_cli.replay_stats.summary import summarise_record
 from exgrpo_cli.reports.page import (
@@ -172,7 +172,7 @@ def _warnings(folder: RunFolder) -> Iterator[Block]:
         for text in guards.check(line, ()):
             said += 1
             yield Paragraph(text=text, warning=True)
-    if (folder.path / LEDGER_FOLDER).is_dir():
+    if keeps_experience(folder.path):
         incomplete = read_run(folder.path).incomplete
         if incomplete:
             said += 1

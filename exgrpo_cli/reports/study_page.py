@@ -122,7 +122,7 @@ def _runs(study: Study, broken: list[tuple[Path, str]]) -> Iterator[Block]:
 def _ledgers(study: Study) -> Iterator[Block]:
     reports = []
     for run in study.runs:
-        if not (run.folder / LEDGER_FOLDER).is_dir():
+        if not (run.config.replay.keeps_buffer and (run.folder / LEDGER_FOLDER).is_dir()):
             continue
         try:
             reports.append(RunReport(label=f"{run.arm.name}/{run.seed}", summary=summarise(run.folder)))

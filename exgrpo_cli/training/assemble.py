@@ -172,11 +172,13 @@ def open_shared_buffer(
     ranks: Ranks,
     step: int | None,
 ) -> Buffer:
-    """The experience buffer as every rank sees it: rank 0 alone opens it; an empty one where nothing would use it.
+    """The experience buffer as every rank sees it: rank 0 alone opens it.
 
+    Where nothing is stored its ledger has the visits alone; a run of an older version that has none goes on without.
     An old one is as it stood after `step`, without one as before step 1.
     """
-    if not config.replay.keeps_buffer:
+    older = step is not None and not config.replay.keeps_buffer
+    if older and not ranks.from_main(lambda: (folder.replay / IDENTITY_FILE).exists()):
         return NoBuffer()
     own = open_buffer(config, folder, questions, backbone, stack, step or 0) if ranks.is_main else None
     if ranks.world_size > 1:

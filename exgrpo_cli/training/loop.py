@@ -76,7 +76,8 @@ def run_step(parts: Parts, state: RunState, step: int, clock: Clock | None = Non
     with clock.phase("replay"):
         if mixed:
             groups, experience = compose(parts, groups, experience, step)
-        record_visits(parts, groups, step, advantage, collecting=mixed or config.replay.collect_before_start)
+        collecting = mixed or config.replay.collect_before_start
+        record_visits(parts, groups, step, advantage, state.history, collecting=collecting)
     with clock.phase("update"):
         clip = not mixed or config.objective.clip_in_mixed_phase
         trained = [group for group in groups if trains(group, rolled, parts.config.replay, mixed=mixed)]

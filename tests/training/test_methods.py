@@ -16,8 +16,10 @@ import pytest
 from exgrpo_cli.config.resolve import to_toml
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.console.reporter import SilentReporter
+from exgrpo_cli.errors import InputError
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.presets import load_preset, preset_names
+from exgrpo_cli.replay_stats.output.report import report_runs
 from exgrpo_cli.training.run import train
 
 B, K, STEPS = 4, 4, 5
@@ -211,6 +213,28 @@ def test_groups_are_scanned_from_most_headroom_until_enough_have_not_drifted(run
         for row in scanned.itertuples():
             assert abs(row.headroom - stored.priority("headroom", row.unit_id)) <= np.sqrt(row.drift) + 1e-5
     assert stored.replays.accepted.sum() >= 2
+
+
+def test_replay_stats_count_units_and_ask_another_priority_and_bound(run_of: Callable[[str], Path]) -> None:
+    """Latest from the top instead: of the units there at each draw the newest, as many as the run took."""
+    run = run_of("headroom-drift")
+    stored = Stored(run, groups=True)
+    [report] = report_runs([run], what_if="priority=latest,replay.max_drift=0.01")
+    taken = stored.replays[stored.replays.accepted]
+    assert len(report.summary.replays.step) == K * len(taken)
+    assert report.summary.shares.share_of_tokens > 0
+    born = stored.rows.groupby("group_id").step_born.first()
+    ages, same = [], 0
+    for step, own in taken.groupby("step"):
+        newest = sorted(stored.units_before(step), key=lambda unit: (-born[unit], unit))[: len(own)]
+        ages += [step - born[unit] for unit in newest]
+        same += len(set(newest) & set(own.unit_id))
+    assert report.priority.expected["age"] == pytest.approx(np.mean(ages))
+    assert report.priority.taken["age"] == pytest.approx((taken.step - born[taken.unit_id].to_numpy()).mean())
+    assert report.priority.share_same == pytest.approx(same / len(taken))
+    assert report.gate.would_accept == (stored.replays.drift <= 0.01).sum() <= report.gate.scanned
+    with pytest.raises(InputError, match="draws by no sampler"):
+        report_runs([run], what_if="sampler=linear")
 
 
 def test_joined_rows_are_the_best_of_their_question(run_of: Callable[[str], Path]) -> None:

@@ -15,6 +15,7 @@ from exgrpo_cli.engines.policy.plain import TorchPolicy
 from exgrpo_cli.engines.protocols import UpdateReport
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.grading import GradingItem, GradingPool
+from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.training.run import train
 from exgrpo_cli.types import Verdict
 
@@ -98,6 +99,8 @@ def test_rounds_draw_what_is_missing_until_the_batch_is_full(
     assert summary["tokens"]["generated"] == first["tokens/generated"] + second["tokens/generated"]
     state = json.loads((tmp_path / "run" / "checkpoints" / "step-000002" / "state.json").read_text())["state"]
     assert sum(state["visits"].values()) == 19
+    visits = LedgerReader(tmp_path / "run" / "replay").visits().to_pandas()
+    assert visits.k.tolist() == [3, K, 0, 5, 0, 1, 7] + [0] * 12 and visits.alpha.isna().all()
 
 
 def test_the_baseline_of_a_questions_own_past(
@@ -121,6 +124,12 @@ def test_the_baseline_of_a_questions_own_past(
     np.testing.assert_allclose(advantages[2], [-9.25 / 12.5] * 16, rtol=1e-12)
     state = json.loads((tmp_path / "run" / "checkpoints" / "step-000003" / "state.json").read_text())["state"]
     assert list(state["history"].values()) == [[9.25, 3.25]] * 2
+    # Two questions a step: what the ledger has of each visit, the resumed step's too.
+    visits = LedgerReader(tmp_path / "run" / "replay").visits().to_pandas()
+    assert visits.step.tolist() == [1, 1, 2, 2, 3, 3]
+    assert visits.k.tolist() == [2, 2, 8, 8, 0, 0] and visits.verifier_failed.tolist() == [False] * 4 + [True] * 2
+    assert visits.alpha.tolist() == [2.5, 2.5, 9.25, 9.25, 9.25, 9.25]
+    assert visits.beta.tolist() == [6.5, 6.5, 3.25, 3.25, 3.25, 3.25]
 
 
 def test_normalised_by_the_spread_that_the_past_promises() -> None:

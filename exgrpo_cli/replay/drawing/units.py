@@ -116,12 +116,15 @@ class UnitStore:
         self._size += len(new)
         self._build() if grows else self._refresh(new)
 
-    def discard(self, unit: int) -> None:
-        if unit < len(self._present) and self._present[unit]:
+    def discard(self, unit: int) -> bool:
+        """Let a unit go; returns whether it was there."""
+        here = unit < len(self._present) and bool(self._present[unit])
+        if here:
             self._present[unit] = False
             self._size -= 1
             self._taken.pop(unit, None)
             self._refresh(np.array([unit]))
+        return here
 
     def excess(self) -> list[int]:
         """The units that must go for the store to hold no more than its capacity."""

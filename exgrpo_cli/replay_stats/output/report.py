@@ -1,19 +1,34 @@
 """What `replay-stats` reports of each run: its summary, and what else was asked for."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from exgrpo_cli.errors import InputError
-from exgrpo_cli.replay_stats.output.as_json import history_json, metric_json, sampler_json, step_json, summary_json
+from exgrpo_cli.replay_stats.output.as_json import (
+    finite,
+    history_json,
+    metric_json,
+    sampler_json,
+    step_json,
+    summary_json,
+)
 from exgrpo_cli.replay_stats.questions import QuestionHistory, question_history
 from exgrpo_cli.replay_stats.record import read_run
 from exgrpo_cli.replay_stats.step import StepReplay, step_replay
 from exgrpo_cli.replay_stats.summary import ReplaySummary, summarise_record
-from exgrpo_cli.replay_stats.what_if import MetricOutcome, SamplerOutcome, other_metric, other_sampler, parse_what_if
+from exgrpo_cli.replay_stats.unit_what_if import GateOutcome, PriorityOutcome, other_gate, other_priority
+from exgrpo_cli.replay_stats.what_if import (
+    MetricOutcome,
+    SamplerOutcome,
+    other_metric,
+    other_sampler,
+    parse_what_if,
+    require_questions,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,11 +42,13 @@ class RunReport:
     history: QuestionHistory | None = None
     sampler: SamplerOutcome | None = None
     metric: MetricOutcome | None = None
+    priority: PriorityOutcome | None = None
+    gate: GateOutcome | None = None
 
     @property
     def detailed(self) -> bool:
         """Whether something besides the summary was asked for."""
-        return any((self.step, self.history, self.sampler, self.metric))
+        return any((self.step, self.history, self.sampler, self.metric, self.priority, self.gate))
 
 
 def report_runs(
@@ -58,6 +75,8 @@ def _report(
 ) -> RunReport:
     record = read_run(run)
     other = parse_what_if(what_if, record.config.replay) if what_if else None
+    if other:
+        require_questions(record, other)
     return RunReport(
         label=label,
         summary=summarise_record(record),
@@ -65,6 +84,8 @@ def _report(
         history=question_history(record, question_id) if question_id else None,
         sampler=other_sampler(record, other, rng) if other and other.sampler else None,
         metric=other_metric(record, other, rng) if other and other.metric else None,
+        priority=other_priority(record, other.units, rng) if other and other.units else None,
+        gate=other_gate(record, other.max_drift) if other and other.max_drift is not None else None,
     )
 
 
@@ -102,6 +123,12 @@ def _run_json(report: RunReport) -> dict[str, Any]:
         outcomes["sampler"] = sampler_json(report.sampler)
     if report.metric:
         outcomes["metric"] = metric_json(report.metric)
+    if report.priority:
+        own = asdict(report.priority) | {"steps": report.priority.steps.tolist()}
+        means = {name: {key: finite(value) for key, value in own[name].items()} for name in ("taken", "expected")}
+        outcomes["priority"] = own | means | {"share_same": finite(own["share_same"])}
+    if report.gate:
+        outcomes["max_drift"] = {name: finite(value) for name, value in asdict(report.gate).items()}
     if outcomes:
         asked["what_if"] = outcomes
     return summary_json(report.summary) | asked

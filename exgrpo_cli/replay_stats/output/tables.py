@@ -14,6 +14,7 @@ from exgrpo_cli.replay_stats.output.report import RunReport
 from exgrpo_cli.replay_stats.questions import QuestionHistory
 from exgrpo_cli.replay_stats.step import StepReplay
 from exgrpo_cli.replay_stats.summary import ReplaySummary
+from exgrpo_cli.replay_stats.unit_what_if import GateOutcome, PriorityOutcome, priority_title
 from exgrpo_cli.replay_stats.what_if import MetricOutcome, SamplerOutcome, metric_title, sampler_title
 
 TIMES_SHOWN = 8
@@ -55,6 +56,10 @@ def _details(report: RunReport) -> Iterator[Table]:
         yield sampler_outcome(report.label, report.sampler, report.summary)
     if report.metric:
         yield metric_outcome(report.label, report.metric, report.summary)
+    if report.priority:
+        yield priority_outcome(report.label, report.priority)
+    if report.gate:
+        yield gate_outcome(report.label, report.gate)
 
 
 def overview(reports: Sequence[RunReport]) -> Table:
@@ -72,7 +77,9 @@ def _overview(summary: ReplaySummary) -> dict[str, str]:
     p_value = summary.draws.p_value
     return {
         "method": config.run.method,
-        "sampler, metric": f"{config.replay.sampler}, {metric_title(config.replay)}",
+        "drawn by": priority_title(config.replay)
+        if config.replay.draws_units
+        else f"{config.replay.sampler}, {metric_title(config.replay)}",
         "steps (mixed from)": f"{summary.last_step} ({_maybe(summary.first_mixed_step)})",
         "questions buffered": f"{summary.questions:,}",
         "retired": f"{summary.retired:,}",
@@ -235,6 +242,26 @@ def metric_outcome(label: str, outcome: MetricOutcome, summary: ReplaySummary) -
         table.add_row(name, _number(outcome.chosen[name]), _number(outcome.other[name]))
     table.add_row("same trajectory, of draws with a choice", "", _percent(outcome.share_same))
     table.add_row("draws, with a choice", f"{outcome.draws:,}", _percent(outcome.share_with_choice))
+    return table
+
+
+def priority_outcome(label: str, outcome: PriorityOutcome) -> Table:
+    """Units taken by the run and by the other priority."""
+    table = _table(
+        f"{label}: units replayed, had the priority been {outcome.other}", "mean of", outcome.own, outcome.other
+    )
+    for name in outcome.taken:
+        table.add_row(name, _number(outcome.taken[name]), _number(outcome.expected[name]))
+    table.add_row("units; share that both take", f"{outcome.units:,}", _percent(outcome.share_same))
+    return table
+
+
+def gate_outcome(label: str, outcome: GateOutcome) -> Table:
+    """Units scanned, by the run's bound on their drift and by the other."""
+    table = _table(f"{label}: units within a drift of", "", f"{outcome.own:g}", f"{outcome.other:g}")
+    table.add_row(f"of {outcome.scanned:,} scanned", f"{outcome.accepted:,}", f"{outcome.would_accept:,}")
+    table.add_row("steps with as many as the run took", f"{outcome.steps:,}", f"{outcome.steps_enough:,}")
+    table.add_row("scans of these, mean", _number(outcome.scans), _number(outcome.scans_needed))
     return table
 
 

@@ -51,8 +51,9 @@ def find_resume_point(folder: RunFolder, config: Config) -> ResumePoint:
             )
         return ResumePoint()
     ledger_step, problem = max(steps), ""
-    if config.replay.keeps_buffer:
-        if not (folder.replay / IDENTITY_FILE).is_file():
+    has_ledger = (folder.replay / IDENTITY_FILE).is_file()
+    if config.replay.keeps_buffer or has_ledger:
+        if not has_ledger:
             raise InputError(
                 f"{folder.replay / IDENTITY_FILE} is missing, but the run keeps its experience there: restore the "
                 "folder from a copy, or start a new run."

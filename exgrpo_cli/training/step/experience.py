@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from exgrpo_cli.algo.batching import TrainingRow
+from exgrpo_cli.algo.history import SuccessHistory
 from exgrpo_cli.engines.protocols import Policy
 from exgrpo_cli.replay.drawing.selection import Candidates
 from exgrpo_cli.replay.protocol import BufferCounts, Choice, Offer
@@ -181,9 +182,18 @@ def experiential_count(ratio: float, questions_per_step: int) -> int:
 
 
 def record_visits(
-    parts: Parts, groups: Sequence[Group], step: int, advantage: Callable[[str], Advantage], *, collecting: bool
+    parts: Parts,
+    groups: Sequence[Group],
+    step: int,
+    advantage: Callable[[str], Advantage],
+    histories: Mapping[str, SuccessHistory],
+    *,
+    collecting: bool,
 ) -> None:
-    """Tell the buffer how each question went; it retires, moves and collects. `advantage` is by question."""
+    """Tell the buffer how each question went; it retires, moves and collects.
+
+    `advantage` and `histories` are by question; a run without the baseline of a question's past has no histories.
+    """
     replay = parts.config.replay
     collecting = collecting and replay.enabled and replay.store != "none"
     visits = [
@@ -198,6 +208,8 @@ def record_visits(
             rows=list(fresh_rows(group, advantage(group.question.id), failures=replay.store == "all"))
             if collecting
             else [],
+            alpha=histories[group.question.id].alpha if group.question.id in histories else None,
+            beta=histories[group.question.id].beta if group.question.id in histories else None,
         )
         for group in groups
     ]
