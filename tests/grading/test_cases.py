@@ -8,6 +8,7 @@ import pytest
 from grading_pools import pool_of
 
 from exgrpo_cli.grading import GradingItem, GradingPool, answer_text, last_boxed
+from exgrpo_cli.grading.notation.notation import plain_notation
 from exgrpo_cli.types import AnswerFormat, Verdict
 
 CORRECT, WRONG, NO_ANSWER, UNPARSABLE = Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER, Verdict.UNPARSABLE_GOLD
@@ -347,3 +348,20 @@ def test_identical_pairs_are_graded_once(math_pool: GradingPool) -> None:
     assert same[0].result() is CORRECT
     # Known by now: no waiting at all.
     assert math_pool.submit(item("x+y+z", r"So $\boxed{z+y+x}$.")).done()
+
+
+@pytest.mark.parametrize("answer", ["," * 1999, "7" + " " * 1998 + "x", r"7\text{ }" * 250, "x," * 1000])
+def test_an_answer_of_nothing_but_marks_is_brought_to_plain_notation_in_few_steps(answer: str) -> None:
+    looks = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal looks
+        looks += event == "c_call"
+
+    sys.setprofile(count)
+    try:
+        plain_notation.__wrapped__(answer)
+    finally:
+        sys.setprofile(None)
+    # Each a regular expression that reads the text once: a mark taken away at a time made it thousands.
+    assert looks < 1000

@@ -103,12 +103,15 @@ _CHARACTERS = str.maketrans(
     }
 )
 _MAX_PASSES = 4
+_MOST_LAST_MARKS = 4
+"""In one pass. Each takes a look at the whole text, so a thousand of them may not."""
+_SPACES = re.compile(r"\s{2,}")
 
 
 @lru_cache(maxsize=8192)
 def plain_notation(content: str) -> str:
     """The content of a box, or a gold, in the notation that math-verify reads."""
-    text = _in_ascii(content)
+    text = _SPACES.sub(" ", _in_ascii(content))
     # A full stop behind bold print hides that all of it is bold: what one pass takes away may show more.
     for _ in range(_MAX_PASSES):
         simpler = _simplified(text)
@@ -198,8 +201,8 @@ def _with_plain_spaces(text: str) -> str:
 
 
 def _with_plain_numbers(text: str) -> str:
-    while text and (shorter := _LAST_MARK.sub("", text)) != text:
-        text = shorter.rstrip()
+    for _ in range(_MOST_LAST_MARKS):
+        text = _LAST_MARK.sub("", text).rstrip()
     text = _IDLE_POINT.sub("", _REPEATING.sub(_as_fraction, text))
     text = _SPACED_MIXED.sub(r"\1", _BARE_POINT.sub("0.", _INTEGRAL_FLOAT.sub(r"\1", text)))
     mixed = _MIXED.fullmatch(text)

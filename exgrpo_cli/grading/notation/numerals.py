@@ -13,7 +13,7 @@ _BASE_OF_WORD = {
     "twelve": 12, "sixteen": 16,
 }  # fmt: skip
 _BASED = re.compile(
-    r"\(?\s*(?:\\(?:text|mathrm)\s*\{)?([0-9A-Fa-f]*[0-9][0-9A-Fa-f]*)\}?\s*\)?\s*"
+    r"\(?\s*(?:\\(?:text|mathrm)\s*\{)?((?=[A-Fa-f]*[0-9])[0-9A-Fa-f]+)\}?\s*\)?\s*"
     r"_\s*\{?\s*(?:\\(?:text|mathrm)\s*\{)?\s*\(?(?:base\s*\}?\s*)?([0-9]{1,2}|[a-z]{3,8})\)?\s*\}{0,2}",
     re.IGNORECASE,
 )
