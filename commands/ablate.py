@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -116,6 +116,12 @@ def ablate(
     options: StudyOptions,
     speech: Speech,
     jobs: Annotated[int, typer.Option(min=0, help="Runs at a time; 0 is one for each core, or one on a GPU.")] = 0,
+    launcher: Annotated[
+        Literal["local", "slurm"] | None,
+        typer.Option(
+            help="Runs as tasks of submitit: one array job, asked for by [slurm] of --config, or on this host."
+        ),
+    ] = None,
     dry_run: DryRunOption = False,
 ) -> None:
     """Compare arms over several seeds with the same question order, each against on-policy training.
@@ -129,19 +135,24 @@ def ablate(
       exgrpo ablate --sampler normal,uniform --seeds 5
       exgrpo ablate --regimes strong,hard-tail,sparse --methods grpo,exgrpo
       exgrpo ablate --claim quick --dry-run
+      exgrpo ablate --methods exgrpo,latest --launcher slurm --config cluster.toml
       exgrpo ablate --vary replay.ratio=0.25,0.5,0.75 --steps 100 --dry-run
     """
+    from exgrpo_cli.ablation.cluster.launch import scripts, slurm_settings
     from exgrpo_cli.ablation.duration import time_to_go
     from exgrpo_cli.ablation.schedule import compare, jobs_of
     from exgrpo_cli.ablation.writing import study_json
 
     study = options.request().plan()
+    slurm = slurm_settings(options.config)
     if dry_run:
         _print_runs(study, jobs, speech.json)
+        if launcher is not None:
+            talk(scripts(study, launcher, slurm))
         return
     talk(f"exgrpo: {len(study.runs)} runs in {study.folder}", quiet=speech.quiet)
     talk(time_to_go(study, jobs_of(study, jobs)), quiet=speech.quiet)
-    report = compare(study, jobs=jobs, quiet=speech.quiet)
+    report = compare(study, jobs=jobs, quiet=speech.quiet, launcher=launcher, slurm=slurm)
     write_page(study.folder, quiet=speech.quiet)
     print_json(study_json(study, report)) if speech.json else _print_report(study, report)
 

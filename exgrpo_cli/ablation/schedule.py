@@ -19,6 +19,7 @@ from exgrpo_cli.ablation.study import Study, StudyRun, budgeted, is_ready
 from exgrpo_cli.ablation.study_files import write_arms
 from exgrpo_cli.ablation.writing import report_study
 from exgrpo_cli.config.resolve import to_toml
+from exgrpo_cli.config.sections.slurm import SlurmSettings
 from exgrpo_cli.console.reporter import Reporter, make_reporter
 from exgrpo_cli.console.signals import Stopper
 from exgrpo_cli.errors import InputError, Interrupted, RunError
@@ -44,13 +45,24 @@ class Started:
         return f"{self.run.arm.name}, seed {self.run.seed}"
 
 
-def compare(study: Study, *, jobs: int, quiet: bool) -> StudyReport:
-    """Run what is not finished and compare the arms; raises as `run_study`, and InputError for a machine too small."""
-    machine = survey_machine()
-    require_runnable(plan_run(resolve_ranks(study.runs[0].config, machine), machine))
+def compare(
+    study: Study, *, jobs: int, quiet: bool, launcher: str | None = None, slurm: SlurmSettings | None = None
+) -> StudyReport:
+    """Run what is not finished and compare the arms: as processes of this one, or by a launcher's tasks.
+
+    Raises as `run_study` and `launch_study`, and InputError for a machine too small where the runs are to be on it.
+    """
+    from exgrpo_cli.ablation.cluster.launch import launch_study
+
+    if launcher != "slurm":
+        machine = survey_machine()
+        require_runnable(plan_run(resolve_ranks(study.runs[0].config, machine), machine))
     reporter = make_reporter(quiet=quiet)
     try:
-        run_study(study, jobs=jobs, reporter=reporter)
+        if launcher is None:
+            run_study(study, jobs=jobs, reporter=reporter)
+        else:
+            launch_study(study, launcher, slurm or SlurmSettings(), jobs=jobs, reporter=reporter)
     finally:
         reporter.close()
     return report_study(study)

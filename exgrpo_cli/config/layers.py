@@ -28,6 +28,10 @@ _CHOSEN_BY_OPTION = {
 }
 
 
+JOB = "slurm"
+"""Table of a configuration file that is about a cluster's jobs and no part of any run's settings."""
+
+
 def build_config(
     *,
     backbone: str | None = None,
@@ -54,7 +58,7 @@ def build_config(
     contradicts the one in the file, for a regime with another backbone than `tiny`, and where the file, not the command
     line, names a function of the user and `allow_code` is off: whoever wrote the file would choose what runs here.
     """
-    file_layer = read_config(config_file) if config_file else {}
+    file_layer = {name: part for name, part in (read_config(config_file) if config_file else {}).items() if name != JOB}
     chosen = read_method(method, allow_code=allow_code) if method is not None else None
     in_file = _in_layer(file_layer, "run", "method")
     name = _agreed("--method", chosen.name if chosen else None, in_file, config_file)
