@@ -47,7 +47,9 @@ class StudyOptions:
     vary: Annotated[
         list[str] | None, typer.Option(metavar="SECTION.KEY=V1,V2", help="Values of one setting; repeatable.")
     ] = None
-    seeds: Annotated[str, typer.Option(metavar="N|LIST", help="How many seeds, or which: 3, or 0,1,5.")] = "3"
+    seeds: Annotated[
+        str | None, typer.Option(metavar="N|LIST", help="How many seeds, or which: 3, or 0,1,5.", show_default="3")
+    ] = None
     name: Annotated[str | None, typer.Option(help="Name of the study.", show_default="from the arms")] = None
     equal: Annotated[
         str | None,

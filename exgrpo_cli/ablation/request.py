@@ -31,8 +31,8 @@ class StudyRequest:
     regimes: str | None = None
     """Regime presets; each arm is run in each of them."""
     vary: Sequence[str] = ()
-    seeds: str = "3"
-    """How many, or which: "3" or "0,1,5"."""
+    seeds: str | None = None
+    """How many, or which: "3" or "0,1,5"; three without one."""
     name: str | None = None
     replay_from: Path | None = None
     """Run whose experience the methods replay that store none of their own."""
@@ -58,7 +58,7 @@ class StudyRequest:
             name=name,
             root=root,
             arms=self._arms(),
-            seeds=parse_seeds(self.seeds),
+            seeds=parse_seeds(self.seeds or "3"),
             base=self.base(),
             equal=self._equal(),
             results=self.results,
@@ -118,12 +118,13 @@ class StudyRequest:
             "--methods": self.methods,
             "--regimes": self.regimes,
             "--vary": self.vary,
+            "--seeds": self.seeds,
             "--equal": self.equal,
             "--replay-from": self.replay_from,
         }
         for option, value in options.items():
             if value:
-                raise InputError(f"--claim brings its own arms, regimes and budgets: leave {option} out.")
+                raise InputError(f"--claim brings its own arms, regimes, seeds and budgets: leave {option} out.")
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -25,9 +25,8 @@ from exgrpo_cli.console.signals import Stopper
 from exgrpo_cli.errors import InputError, Interrupted, RunError
 from exgrpo_cli.files import last_json_line, write_text
 from exgrpo_cli.machine.run_plan import plan_run, require_runnable, resolve_ranks
-from exgrpo_cli.machine.survey import survey_machine
+from exgrpo_cli.machine.survey import survey_machine, visible_gpus
 from exgrpo_cli.runs.folder import RunFolder
-from exgrpo_cli.training.assemble import choose_device
 
 POLL_SECONDS = 0.5
 
@@ -148,7 +147,8 @@ def jobs_of(study: Study, jobs: int) -> int:
     run = study.runs[0].config.run
     if study.equal == "seconds":
         return 1
-    if jobs or choose_device(run.device).type == "cuda" or run.nproc != 1:
+    on_gpu = run.device == "cuda" or (run.device == "auto" and bool(visible_gpus()))
+    if jobs or on_gpu or run.nproc != 1:
         return jobs or 1
     waiting = sum(each.state != "finished" for each in study.runs)
     return max(1, min(waiting, len(os.sched_getaffinity(0)) // max(1, run.threads)))

@@ -9,7 +9,7 @@ from exgrpo_cli.ablation.claims.outcome import claim_outcomes, claim_rows
 from exgrpo_cli.ablation.figures import study_figures
 from exgrpo_cli.ablation.report import compare_runs
 from exgrpo_cli.ablation.study import Study, StudyRun
-from exgrpo_cli.ablation.study_files import kept_results, read_arms
+from exgrpo_cli.ablation.study_files import PLAN_FILE, kept_results, read_arms
 from exgrpo_cli.ablation.tables import TITLE, endpoint_rows, rich_table, score_rows, spending_rows
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.replay_stats.output import tables
@@ -30,8 +30,8 @@ CAPTIONS = {
 
 
 def is_study(path: Path) -> bool:
-    """Whether the folder holds runs as ARM/seed-N."""
-    return any(path.glob("*/seed-*/config.toml"))
+    """Whether the folder holds runs as ARM/seed-N, or the plan of a study whose results came from elsewhere."""
+    return (path / PLAN_FILE).is_file() or any(path.glob("*/seed-*/config.toml"))
 
 
 def study_page(folder: Path) -> Page:

@@ -1,10 +1,16 @@
 """`exgrpo ablate` from the command line: which runs a study has, where they go, what is refused."""
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
+from made_results import result_of
 
+from exgrpo_cli.ablation.claims.claim import chosen_claims
+from exgrpo_cli.ablation.claims.plan import plan_claims
 from exgrpo_cli.commands import run
+from exgrpo_cli.runs.result import config_hash, write_result
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +70,33 @@ def test_a_claim_brings_arms_seeds_and_the_time_it_takes(capsys):
     assert "16 of 16 runs to go, 2 at a time: about" in capsys.readouterr().err
 
 
+def test_a_claim_whose_results_are_all_there_is_judged_without_a_run(capsys, tmp_path):
+    """Sixteen results of another machine: 6 of 8 questions right against 2 of 8, each once more or less."""
+    carried = tmp_path / "carried"
+    for run_of in plan_claims(chosen_claims("replay-beats-on-policy"), name="c", root=tmp_path).runs:
+        rng = np.random.default_rng(run_of.seed)
+        right = 0.75 if run_of.config.run.method == "exgrpo" else 0.25
+        result = replace(
+            result_of(rng.binomial(4, right, size=40), seed=run_of.seed),
+            config_hash=config_hash(run_of.config),
+            budget_amount=run_of.config.run.budget_amount,
+        )
+        write_result(carried / f"{run_of.arm.folder_name}-{run_of.seed}.result.json", result)
+    arguments = ["ablate", "--claim", "replay-beats-on-policy", "--results", str(carried), "--output", "out/claims"]
+    assert run([*arguments, "--json"]) == 0
+    out, err = capsys.readouterr()
+    claim = json.loads(out)["claims"]["replay-beats-on-policy"]
+    assert claim["verdict"] == "supported" and claim["seeds"] == 8 and claim["tokens"] == 16_000
+    assert claim["contrasts"][0]["effect"]["mean"] == pytest.approx(0.5, abs=0.1)
+    assert "0 of 16 runs to go" in err
+    report = (tmp_path / "out" / "claims" / "report.md").read_text()
+    assert "| Replay beats on-policy training at equal generated tokens | sparse |" in report
+    assert "supported" in (tmp_path / "out" / "claims" / "report.html").read_text()
+    (carried / "sparse-grpo-107.result.json").unlink()
+    assert run(["ablate", "--claim", "replay-beats-on-policy", "--results", str(carried), "--dry-run"]) == 0
+    assert "1 of 16 runs to go, 1 at a time: about 60 s" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -73,8 +106,9 @@ def test_a_claim_brings_arms_seeds_and_the_time_it_takes(capsys):
         (["--claim", "replay-beats"], "--claim: no claim 'replay-beats'. Did you mean 'replay-beats-on-policy'"),
         (
             ["--claim", "all", "--metric", "ent"],
-            "--claim brings its own arms, regimes and budgets: leave --metric out.",
+            "--claim brings its own arms, regimes, seeds and budgets: leave --metric out.",
         ),
+        (["--claim", "shaping", "--set", "optim.learning_rate=1"], "--claim brings its own settings: leave --set"),
         (["--results", "nowhere"], "nowhere is not a folder of results"),
         (["--seeds", "many"], "--seeds 'many' is neither a number of seeds nor a list such as 0,1,5."),
         (["--seeds", "0"], "must be at least one"),

@@ -5,8 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from exgrpo_cli.ablation.arms import BASELINE, Arm
-from exgrpo_cli.ablation.claims.claim import Claim
+from exgrpo_cli.ablation.claims.claim import FIRST_SEED, Claim
 from exgrpo_cli.ablation.study import Study, StudyBase, plan_study
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.runs.result import config_hash
 
 
 def plan_claims(
@@ -14,8 +16,9 @@ def plan_claims(
 ) -> Study:
     """The study in `root/name` of all arms of the claims, each with as many seeds as the claim that needs most.
 
-    Raises InputError as `plan_study` does.
+    Raises InputError as `plan_study` does, and where `base` has settings that would change what a claim says.
     """
+    base = base or StudyBase()
     arms: dict[str, Arm] = {}
     seeds: dict[str, Sequence[int]] = {}
     minutes: dict[str, float] = {}
@@ -26,6 +29,12 @@ def plan_claims(
             minutes[arm.name] = claim.run_minutes
     # An arm without an on-policy run in its regime is compared with nothing but what its claim names.
     every = [arm if arm.baseline in arms else replace(arm, baseline="") for arm in arms.values()]
+    for arm in every:
+        if config_hash(base.config(arm, FIRST_SEED)) != config_hash(StudyBase().config(arm, FIRST_SEED)):
+            raise InputError(
+                "--claim brings its own settings: leave --set and other options out that change more than what the "
+                "machine does (run.threads, run.plots and the like)."
+            )
     study = plan_study(name=name, root=root, arms=every, seeds=seeds, base=base, results=results)
     run_seconds = {name: 60 * each for name, each in minutes.items()}
     return replace(study, claims=tuple(claim.name for claim in claims), run_seconds=run_seconds)
