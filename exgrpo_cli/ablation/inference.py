@@ -37,6 +37,7 @@ class Effect:
 
     @property
     def interval(self) -> Interval:
+        """The effect with its 95 % interval."""
         return Interval(mean=self.mean, low=self.low, high=self.high)
 
 

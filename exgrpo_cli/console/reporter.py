@@ -30,7 +30,8 @@ class Reporter(Protocol):
         """A training step ended with this journal line."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Take what is live off the terminal."""
 
 
 def make_reporter(*, quiet: bool) -> Reporter:
@@ -44,13 +45,17 @@ def make_reporter(*, quiet: bool) -> Reporter:
 class SilentReporter:
     """Shows nothing."""
 
-    def note(self, text: str) -> None: ...
+    def note(self, text: str) -> None:
+        """See `Reporter.note`."""
 
-    def progress(self, done: int, total: int, what: str) -> None: ...
+    def progress(self, done: int, total: int, what: str) -> None:
+        """See `Reporter.progress`."""
 
-    def step(self, line: Mapping[str, Any], total: int) -> None: ...
+    def step(self, line: Mapping[str, Any], total: int) -> None:
+        """See `Reporter.step`."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """See `Reporter.close`."""
 
 
 class PlainReporter:
@@ -63,17 +68,21 @@ class PlainReporter:
         self._started: dict[str, tuple[float, int]] = {}
 
     def note(self, text: str) -> None:
+        """See `Reporter.note`."""
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def progress(self, done: int, total: int, what: str) -> None:
+        """See `Reporter.progress`."""
         if self._due(what, done, total):
             self.note(f"{what}: {done}/{total}{self._remaining(what, done, total)}")
 
     def step(self, line: Mapping[str, Any], total: int) -> None:
+        """See `Reporter.step`."""
         if self._due("step", line["step"], total):
             self.note(f"{describe_step(line, total)}{self._remaining('step', line['step'], total)}")
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """See `Reporter.close`."""
 
     def _due(self, what: str, done: int, total: int) -> bool:
         now = time.monotonic()
@@ -130,9 +139,11 @@ class LiveReporter:
         self._live.start()
 
     def note(self, text: str) -> None:
+        """See `Reporter.note`."""
         self._live.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def progress(self, done: int, total: int, what: str) -> None:
+        """See `Reporter.progress`."""
         if what not in self._tasks:
             if done >= total and what in self._finished:
                 return
@@ -144,12 +155,14 @@ class LiveReporter:
             self.note(f"{what}: done")
 
     def step(self, line: Mapping[str, Any], total: int) -> None:
+        """See `Reporter.step`."""
         if "training" not in self._tasks:
             self._tasks["training"] = self._progress.add_task("training", total=total, completed=line["step"] - 1)
         self._progress.update(self._tasks["training"], completed=line["step"])
         self._live.update(Group(self._progress, step_figures(line), bucket_bars(line)))
 
     def close(self) -> None:
+        """See `Reporter.close`."""
         self._live.stop()
 
 

@@ -31,6 +31,7 @@ class Validation:
 
     @property
     def pass_at_1(self) -> float:
+        """Share of right samples over all questions."""
         return float(self.correct.mean()) / self.samples
 
 

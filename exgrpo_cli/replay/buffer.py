@@ -166,6 +166,7 @@ class ExperienceBuffer:
 
     @property
     def num_retired(self) -> int:
+        """Questions that are no longer drawn from the stream."""
         return len(self._state.questions.retired)
 
     @property

@@ -150,6 +150,7 @@ class BufferState:
         self.questions.place(question, key)
 
     def move(self, step: int, question: int, key: BucketKey) -> None:
+        """Put a question into the bucket of its latest visit."""
         self.questions.place(question, key)
         self._log(step, Event.MOVED, question)
 

@@ -124,35 +124,46 @@ class NoBuffer:
     counts = BufferCounts()
 
     def warm_start(self, source: Path, *, max_response_tokens: int, with_retired: bool) -> WarmStartReport:
+        """See `Buffer.warm_start`."""
         raise AssertionError("a run without a buffer has no warm start")
 
     def readmit(self, step: int, rng: np.random.Generator) -> Sequence[str]:
+        """See `Buffer.readmit`."""
         return ()
 
     def offer(self, num: int, step: int, weight_version: int, rng: np.random.Generator) -> Offer:
+        """See `Buffer.offer`."""
         return Offer()
 
     def offer_joining(self, question_ids: Sequence[str], step: int, weight_version: int) -> Offer:
+        """See `Buffer.offer_joining`."""
         return Offer()
 
     def scan(self, num: int, step: int, rng: np.random.Generator) -> tuple[ReplayUnit, ...]:
+        """See `Buffer.scan`."""
         return ()
 
     def end_scan(self, step: int, verdicts: Sequence[ScannedUnit]) -> None:
+        """See `Buffer.end_scan`."""
         pass
 
     def choose_from(self, candidates: Sequence[Candidates], rng: np.random.Generator) -> Choice:
+        """See `Buffer.choose_from`."""
         assert not candidates
         return Choice(positions=(), trajectories=())
 
     def record_replay(self, step: int, candidates: Sequence[Candidates], choice: Choice | None) -> None:
+        """See `Buffer.record_replay`."""
         pass
 
     def record_visits(self, visits: Sequence[Visit], *, collecting: bool) -> None:
+        """See `Buffer.record_visits`."""
         pass
 
     def flush(self, step: int) -> None:
+        """See `Buffer.flush`."""
         pass
 
     def compact(self, kept_checkpoints: Sequence[int]) -> None:
+        """See `Buffer.compact`."""
         pass

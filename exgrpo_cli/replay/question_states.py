@@ -49,20 +49,25 @@ class QuestionStates:
 
     @property
     def retired(self) -> "NamedQuestions":
+        """The retired questions, as a set of their ids."""
         return NamedQuestions(self.ids, self._number, self._retired)
 
     def bucket(self, question: int) -> BucketKey | None:
+        """The bucket of a question; None where it is in none."""
         return self._bucket[question]
 
     def is_retired(self, question: int) -> bool:
+        """Whether a question has retired."""
         return question in self._retired
 
     @property
     def num_buffered(self) -> int:
+        """Questions in a bucket, resting ones included."""
         return self._sizes.total()
 
     @property
     def num_drawable(self) -> int:
+        """Questions in a bucket that do not rest."""
         return sum(len(members) for members in self._drawable.values())
 
     def sizes(self) -> dict[BucketKey, int]:
@@ -102,10 +107,12 @@ class QuestionStates:
                 self._members(key).add(question)
 
     def retire(self, question: int) -> None:
+        """Take a question out of its bucket and of the stream."""
         self.place(question, None)
         self._retired.add(question)
 
     def unretire(self, question: int) -> None:
+        """Let a question be asked again."""
         self._retired.discard(question)
 
     def rest(self, question: int, until: int) -> None:

@@ -56,6 +56,7 @@ class TrajectoryIndex:
 
     @property
     def nbytes(self) -> int:
+        """Memory in bytes."""
         return self._rows.nbytes + self._head.nbytes + self._count.nbytes
 
     def count(self, question: int) -> int:
@@ -63,6 +64,7 @@ class TrajectoryIndex:
         return int(self._count[question])
 
     def counts(self) -> Int32[np.ndarray, " questions"]:
+        """Live trajectories by question."""
         return self._count
 
     def question_of(self, trajectory_id: int) -> int:
@@ -157,6 +159,7 @@ class TrajectoryIndex:
         return found
 
     def candidates(self, question: int, question_id: str) -> Candidates:
+        """A question's live trajectories with what selection may ask of them."""
         ids = np.array(self.ids(question), dtype=np.int64)
         rows = self._rows[ids]
         return Candidates(
@@ -199,6 +202,7 @@ class TrajectoryIndex:
     def set_priorities(
         self, trajectory_ids: Int64[np.ndarray, " some"], priorities: Float64[np.ndarray, " some"]
     ) -> None:
+        """Give trajectories new priorities."""
         self._rows["priority"][trajectory_ids] = priorities
 
     def use(self, trajectory_id: int) -> int:
@@ -208,6 +212,7 @@ class TrajectoryIndex:
         return uses
 
     def questions(self, trajectory_ids: Int64[np.ndarray, " some"]) -> list[int]:
+        """The question of each trajectory."""
         return self._rows["question"][trajectory_ids].tolist()
 
     def sums(self, units: Int64[np.ndarray, " some"], *, groups: bool) -> dict[str, np.ndarray]:

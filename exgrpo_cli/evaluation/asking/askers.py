@@ -49,7 +49,8 @@ class Asker(Protocol):
         """Questions of one fixed batch under `--deterministic`."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free engines and connections."""
 
 
 class LocalAsker:
@@ -86,6 +87,7 @@ class LocalAsker:
         self._decode: Callable[[Any], str] | None = None
 
     def prepare(self, benchmark: Benchmark, questions: Sequence[Question], *, fits_window: bool) -> Prepared:
+        """See `Asker.prepare`."""
         from exgrpo_cli.data.prompts import answer_format, choose_template, encode, render
 
         wanted = benchmark.protocol.template
@@ -109,6 +111,7 @@ class LocalAsker:
         )
 
     def stamp(self) -> dict[str, dict[str, Any]]:
+        """See `Asker.stamp`."""
         engine: dict[str, Any] = {
             "name": self._engine,
             "version": engine_version(self._engine),
@@ -125,9 +128,11 @@ class LocalAsker:
         return {"model": model, "engine": engine}
 
     def batch_questions(self, samples: int) -> int:
+        """See `Asker.batch_questions`."""
         return max(1, self._max_rows // samples)
 
     def close(self) -> None:
+        """See `Asker.close`."""
         if self._generator is not None:
             self._generator.close()
             if self._deterministic:
@@ -207,15 +212,18 @@ class EndpointAsker:
         )
 
     def stamp(self) -> dict[str, dict[str, Any]]:
+        """See `Asker.stamp`."""
         return {
             "model": {"name": self._endpoint.model, "path": self._endpoint.url, "hash": "unknown to the client"},
             "engine": {"name": "endpoint", "version": self._endpoint.server_version(), "deterministic": False},
         }
 
     def batch_questions(self, samples: int) -> int:
+        """See `Asker.batch_questions`."""
         raise InputError("--deterministic needs a model loaded here: a server batches as it likes.")
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """See `Asker.close`."""
 
 
 def endpoint_prompt(name: str, question: Question) -> Prompt:

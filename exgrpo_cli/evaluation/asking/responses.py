@@ -58,6 +58,8 @@ class GeneratorSource:
     """Encoded prompt by question id."""
 
     def respond(self, requests: Sequence[ResponseRequest], params: SamplingParams, on_response: OnResponse) -> None:
+        """See `ResponseSource.respond`; responses come as the generator ends them."""
+
         def hand_over(index: int, rollout: Rollout) -> None:
             response = Response(
                 text=self.decode(rollout.token_ids),

@@ -34,6 +34,7 @@ class BornUnit:
 
 
 def uniform(unit: BornUnit) -> float:
+    """The same for every unit."""
     return 1.0
 
 
@@ -58,6 +59,7 @@ def signal(unit: BornUnit) -> float:
 
 
 def headroom(unit: BornUnit) -> float:
+    """Mean room of the unit's tokens before the clip (`token_headroom`)."""
     return token_headroom(unit.logprobs, unit.advantages)
 
 

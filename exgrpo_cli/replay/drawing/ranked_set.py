@@ -38,14 +38,17 @@ class RankedSet:
         return iter(np.flatnonzero(self.mask()).tolist())
 
     def mask(self) -> Bool[np.ndarray, " capacity"]:
+        """Which integers are members."""
         return np.frombuffer(self._present, dtype=np.uint8).astype(bool)
 
     def add(self, member: int) -> None:
+        """Make `member` one; nothing where it is already."""
         if not self._present[member]:
             self._present[member] = 1
             self._change(member, 1)
 
     def discard(self, member: int) -> None:
+        """Take `member` out; nothing where it is not one."""
         if self._present[member]:
             self._present[member] = 0
             self._change(member, -1)
@@ -64,6 +67,7 @@ class RankedSet:
         return node
 
     def at_all(self, ranks: Iterable[int]) -> list[int]:
+        """The members of these ranks, counted from 0 in ascending order."""
         return [self.at(int(rank)) for rank in ranks]
 
     def _change(self, member: int, difference: int) -> None:

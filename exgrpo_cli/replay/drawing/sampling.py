@@ -32,6 +32,7 @@ class Bucket:
 
     @property
     def pass_rate(self) -> float:
+        """k / K of the questions in it."""
         return self.success_count / self.num_members
 
 

@@ -90,14 +90,17 @@ def perplexity(candidates: Candidates, rng: np.random.Generator) -> Float64[np.n
 
 
 def length(candidates: Candidates, rng: np.random.Generator) -> Float64[np.ndarray, " candidates"]:
+    """Response tokens."""
     return candidates.num_tokens.astype(np.float64)
 
 
 def uniformly(candidates: Candidates, rng: np.random.Generator) -> Float64[np.ndarray, " candidates"]:
+    """A number from [0, 1) each, so that the choice is random."""
     return rng.random(len(candidates))
 
 
 def reward(candidates: Candidates, rng: np.random.Generator) -> Float64[np.ndarray, " candidates"]:
+    """The reward each had."""
     return candidates.reward.astype(np.float64)
 
 

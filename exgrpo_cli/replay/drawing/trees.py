@@ -32,10 +32,12 @@ class SumTree:
 
     @property
     def weights(self) -> Float64[np.ndarray, " capacity"]:
+        """Weight of each unit; 0 of those that are out."""
         return self._levels[0]
 
     @property
     def total(self) -> float:
+        """Sum of all weights."""
         return float(self._levels[-1].sum())
 
     @property
@@ -45,6 +47,7 @@ class SumTree:
 
     @property
     def nbytes(self) -> int:
+        """Memory in bytes."""
         return sum(level.nbytes for level in (*self._levels, *self._leasts))
 
     def set(self, units: Int64[np.ndarray, " some"], weights: Float64[np.ndarray, " some"]) -> None:
@@ -95,6 +98,7 @@ class OrderTree:
 
     @property
     def nbytes(self) -> int:
+        """Memory in bytes."""
         return self._present.nbytes + sum(level.nbytes for level in self._levels)
 
     def set(self, units: Int64[np.ndarray, " some"], present: Bool[np.ndarray, " some"]) -> None:

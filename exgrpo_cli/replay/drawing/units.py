@@ -89,6 +89,7 @@ class UnitStore:
 
     @property
     def nbytes(self) -> int:
+        """Memory in bytes."""
         trees = (self._sum, self._top, self._evicted_first)
         return self._present.nbytes + sum(tree.nbytes for tree in trees if tree is not None)
 

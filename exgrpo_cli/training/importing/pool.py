@@ -63,6 +63,7 @@ class PoolReport:
     from_text: int = 0
 
     def to_json(self) -> dict[str, Any]:
+        """As `prepare --json` prints it."""
         return asdict(self)
 
     def lines(self, group_size: int) -> list[str]:

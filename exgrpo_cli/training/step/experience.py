@@ -107,6 +107,7 @@ def by_question(trajectories: Sequence[Trajectory], old: Scores | None) -> dict[
 
 
 def tokens_of(scores: Scores) -> int:
+    """Tokens that were scored."""
     return sum(len(each.logprobs) for each in scores.values())
 
 

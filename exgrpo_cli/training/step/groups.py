@@ -46,6 +46,7 @@ class Group:
 
     @property
     def num_fresh_correct(self) -> int:
+        """Right rollouts among the fresh ones."""
         return sum(member.verdict is Verdict.CORRECT for member in self.fresh)
 
     @property
@@ -66,9 +67,11 @@ class Group:
 
     @property
     def verifier_failed(self) -> bool:
+        """Whether a fresh rollout's verdict says more of the verifier than of the response."""
         return any(member.verdict.is_verifier_failure for member in self.fresh)
 
     def rewards(self) -> Float64[np.ndarray, " members"]:
+        """Of all members, fresh ones first."""
         return np.array([member.reward for member in self.fresh] + [each.trajectory.reward for each in self.replayed])
 
     def advantages(self, advantage: Advantage) -> Float64[np.ndarray, " members"]:

@@ -42,6 +42,7 @@ class RankedBuffer:
         self.retired, self.counts = self._asked(lambda own: (set(own.retired), own.counts))
 
     def warm_start(self, source: Path, *, max_response_tokens: int, with_retired: bool) -> WarmStartReport:
+        """See `Buffer.warm_start`."""
         report = self._asked(
             lambda own: own.warm_start(source, max_response_tokens=max_response_tokens, with_retired=with_retired)
         )
@@ -49,6 +50,7 @@ class RankedBuffer:
         return report
 
     def readmit(self, step: int, rng: np.random.Generator) -> Sequence[str]:
+        """See `Buffer.readmit`."""
         if not self._rules.readmits_at(step):
             return ()
         returning = self._asked(lambda own: own.readmit(step, rng))
@@ -56,24 +58,32 @@ class RankedBuffer:
         return returning
 
     def offer(self, num: int, step: int, weight_version: int, rng: np.random.Generator) -> Offer:
+        """See `Buffer.offer`."""
         return self._asked(lambda own: own.offer(num, step, weight_version, rng))
 
     def offer_joining(self, question_ids: Sequence[str], step: int, weight_version: int) -> Offer:
+        """See `Buffer.offer_joining`."""
         return self._asked(lambda own: own.offer_joining(question_ids, step, weight_version))
 
     def scan(self, num: int, step: int, rng: np.random.Generator) -> tuple[ReplayUnit, ...]:
+        """See `Buffer.scan`."""
         return self._asked(lambda own: own.scan(num, step, rng))
 
     def end_scan(self, step: int, verdicts: Sequence[ScannedUnit]) -> None:
+        """See `Buffer.end_scan`."""
         self._told(lambda own: own.end_scan(step, verdicts))
 
     def choose_from(self, candidates: Sequence[Candidates], rng: np.random.Generator) -> Choice:
+        """See `Buffer.choose_from`."""
         return self._asked(lambda own: own.choose_from(candidates, rng))
 
     def record_replay(self, step: int, candidates: Sequence[Candidates], choice: Choice | None) -> None:
+        """See `Buffer.record_replay`."""
         self._told(lambda own: own.record_replay(step, candidates, choice))
 
     def record_visits(self, visits: Sequence[Visit], *, collecting: bool) -> None:
+        """See `Buffer.record_visits`."""
+
         def record(own: ExperienceBuffer) -> None:
             for visit in visits:
                 if own.record_visit(visit, collecting=collecting).retired:
@@ -93,6 +103,7 @@ class RankedBuffer:
         self._newly_retired = []
 
     def compact(self, kept_checkpoints: Sequence[int]) -> None:
+        """See `Buffer.compact`."""
         self._told(lambda own: own.compact(kept_checkpoints))
 
     def _asked(self, call: Callable[[ExperienceBuffer], T]) -> T:
