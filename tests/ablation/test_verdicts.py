@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from made_results import result_of
 
-from exgrpo_cli.ablation.claims.claim import claim_of
+from exgrpo_cli.ablation.claims.claim import FIRST_SEED, claim_of
 from exgrpo_cli.ablation.claims.outcome import claim_rows, outcome
 from exgrpo_cli.ablation.inference import (
     Verdict,
@@ -129,15 +129,15 @@ CLAIM = {
 
 def test_a_claim_reads_not_run_until_all_of_its_seeds_are_there() -> None:
     claim = claim_of("more", CLAIM)
-    assert claim.seeds == tuple(range(100, 108))
+    assert claim.seeds == tuple(range(FIRST_SEED, FIRST_SEED + 8))
     rng = np.random.default_rng(0)
 
     def arm(rate: float, seeds: int) -> dict:
-        return {100 + n: result_of(rng.binomial(4, rate, size=100), seed=100 + n) for n in range(seeds)}
+        return {FIRST_SEED + n: result_of(rng.binomial(4, rate, size=100), seed=FIRST_SEED + n) for n in range(seeds)}
 
     own, control = arm(0.6, 8), arm(0.3, 8)
     assert outcome(claim, {"exgrpo": own, "grpo": control}).verdict is Verdict.SUPPORTED
-    control.pop(107)
+    control.pop(FIRST_SEED + 7)
     found = outcome(claim, {"exgrpo": own, "grpo": control})
     assert found.verdict is Verdict.NOT_RUN and found.seeds == 7
     none = outcome(claim, {"exgrpo": {}, "grpo": {}})

@@ -12,7 +12,7 @@ from exgrpo_cli.config.resolve import convert
 from exgrpo_cli.errors import InputError, nearest
 from exgrpo_cli.presets import load_preset, preset_names
 
-FIRST_SEED = 100
+FIRST_SEED = 200
 """Of the runs that are reported: regimes, lengths and learning rates are searched on seeds below."""
 GROUPS = ("all", "quick")
 
