@@ -127,6 +127,7 @@ def study_of(small_backbone: Path):
     return make
 
 
+@pytest.mark.engines
 def test_a_study_runs_compares_and_is_not_run_again(
     study_of, small_backbone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,6 +188,7 @@ def test_a_study_runs_compares_and_is_not_run_again(
         study_of(tmp_path, "run.steps=5")
 
 
+@pytest.mark.engines
 def test_a_run_that_fails_is_named_and_the_others_finish(study_of, tmp_path: Path) -> None:
     """A bound no gradient meets stops every run after five skipped updates; both are told, with the reason."""
     with pytest.raises(RunError, match=r"2 of 2 runs failed, first .*5 consecutive updates were skipped"):
@@ -202,6 +204,7 @@ def test_what_killed_a_run_is_named(study_of, tmp_path: Path) -> None:
     assert failure_reason(job) == "ended by a signal (Killed)"
 
 
+@pytest.mark.engines
 def test_a_stop_signal_to_the_study_saves_its_runs(study_of, tmp_path: Path) -> None:
     """What a cluster sends before it takes a machine away counts as Ctrl-C does."""
     study = study_of(tmp_path, "run.steps=200")

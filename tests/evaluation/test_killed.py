@@ -96,6 +96,7 @@ def verl_rows(source: str, count: int) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.engines
 def test_a_file_of_two_benchmarks_killed_and_gone_on_with(tmp_path, small_backbone):
     data = tmp_path / "mixed.parquet"
     pq.write_table(pa.Table.from_pylist([*verl_rows("aime", 8) * COPIES, *verl_rows("math", 3)]), data)

@@ -365,6 +365,7 @@ def test_a_perfect_server_scores_one_and_a_wrong_one_zero(tmp_path, monkeypatch,
         assert layout.known is not OPTIONS_KNOWN or found.right in text
 
 
+@pytest.mark.engines
 def test_nine_benchmarks_from_one_file_with_thirty_two_samples(tmp_path, monkeypatch, capsys, pools, oracle):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("exgrpo_cli.evaluation.service.open_pool", pools)

@@ -56,6 +56,7 @@ def test_equal_text_is_correct_before_any_worker() -> None:
         assert descendants() == []
 
 
+@pytest.mark.slow
 def test_answer_that_hung_once_gets_less_time_against_the_next_gold() -> None:
     with pool_of(deadline_seconds=4.0) as pool:
         assert pool.grade([boxed("7", TOWER)]) == [Verdict.TIMEOUT]

@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "replay.py"
 
 
+@pytest.mark.engines
 def test_small_ledgers_are_built_and_measured() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", str(BENCHMARK), "--sizes", "1500,3000", "--tokens", "20", "--json"],

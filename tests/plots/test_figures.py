@@ -178,6 +178,7 @@ def test_entropy_is_compared_within_stretches_of_steps(summary: ReplaySummary, r
     assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()][-1] == "whole run"
 
 
+@pytest.mark.slow
 def test_what_another_policy_would_have_drawn_is_a_figure(run: Path, tmp_path: Path) -> None:
     reports = report_runs([run], what_if="sampler=linear,metric=random")
     assert tmp_path / "replay-what-if.svg" in save_reports(reports, [tmp_path])

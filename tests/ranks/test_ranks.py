@@ -35,6 +35,7 @@ def test_shares_keep_prompts_together_and_have_as_many_tokens() -> None:
     assert len(prompts[0] & prompts[1]) <= 1
 
 
+@pytest.mark.engines
 def test_two_processes_have_the_scores_and_the_gradient_of_one(tmp_path: Path) -> None:
     done = two_ranks("torch", tmp_path)
     assert done.returncode == 0, done.stderr

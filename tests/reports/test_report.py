@@ -101,6 +101,7 @@ def test_settings_that_differ_from_the_presets_are_listed(run: Path) -> None:
     assert "run.method" not in changed and "optim.horizon" not in changed
 
 
+@pytest.mark.engines
 def test_a_broken_or_young_run_gets_the_page_that_its_files_allow(run: Path, tmp_path: Path) -> None:
     damages = {
         "config.toml": "[run\n",

@@ -111,6 +111,7 @@ def test_the_first_mixed_step_is_one_that_was_trained(exceeded_at: int, threshol
     assert RunState(step=8, start_exceeded_at=exceeded_at).first_mixed_step(threshold) == first
 
 
+@pytest.mark.slow
 def test_validation_between_the_steps_changes_nothing_and_the_last_is_not_made_twice(
     finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -155,6 +156,7 @@ def test_what_was_replayed_is_what_was_selected(finished_run: Path) -> None:
     assert contested > 5, "no draw had a choice: the test shows nothing"
 
 
+@pytest.mark.engines
 def test_retired_questions_are_never_visited_again(small_config, tmp_path: Path) -> None:
     """With a bound that retires easily (K = 2), no question is rolled out after the step that retired it."""
     run = tmp_path / "run"
@@ -191,6 +193,7 @@ def accept_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(folder))
 
 
+@pytest.mark.engines
 def test_grpo_and_exgrpo_are_bit_for_bit_the_same_until_the_delayed_start(small_config, tmp_path: Path) -> None:
     """With retirement set alike and a threshold no batch reaches, every figure and weight agrees."""
     never = "replay.start_threshold=1.0"
@@ -205,6 +208,7 @@ def test_grpo_and_exgrpo_are_bit_for_bit_the_same_until_the_delayed_start(small_
     assert_same_weights(tmp_path / "exgrpo", tmp_path / "grpo")
 
 
+@pytest.mark.engines
 def test_replay_changes_the_run_from_the_delayed_start_on(small_config, finished_run: Path, tmp_path: Path) -> None:
     summary = train(small_config("run.steps=8", method="grpo"), tmp_path / "grpo", reporter=SilentReporter())
     assert summary["mixed_from_step"] is None
@@ -248,6 +252,7 @@ def uninterrupted(small_config, tmp_path_factory: pytest.TempPathFactory) -> tup
     return config, folder / "run"
 
 
+@pytest.mark.engines
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
 def test_a_resumed_run_equals_an_uninterrupted_one(
     stop: signal.Signals, uninterrupted: tuple[Config, Path], tmp_path: Path
@@ -274,6 +279,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     assert (cut / "config.toml").read_text() == (whole / "config.toml").read_text()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_the_disk_refuses_stops_the_run_in_one_line(small_config, tmp_path: Path) -> None:
     """No file may grow beyond 100 KiB, which the policy's does: step 2 is in the ledger, nothing half-written stays."""
     run = tmp_path / "run"
@@ -287,6 +293,7 @@ def test_a_checkpoint_that_the_disk_refuses_stops_the_run_in_one_line(small_conf
     assert LedgerReader(run / "replay").last_step == 2
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_steps_are_raised(small_config, tmp_path: Path) -> None:
     """With a constant schedule, 4 steps and then 2 more are the same as 6 at once."""
     constant = ("optim.schedule=constant", "optim.learning_rate=1e-4")
@@ -314,6 +321,7 @@ main(["train", "--resume", "--quiet", "--output", sys.argv[1]])
 """
 
 
+@pytest.mark.engines
 def test_a_run_that_is_killed_while_its_plots_are_drawn_is_not_finished(finished_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(finished_run, run)
@@ -359,6 +367,7 @@ def test_a_run_folder_is_never_overwritten(small_config, finished_run: Path) -> 
     assert sorted(finished_run.iterdir()) == before
 
 
+@pytest.mark.engines
 def test_two_processes_cannot_train_in_one_folder(small_config, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = start_training(small_config("run.steps=200"), run, tmp_path)
@@ -371,6 +380,7 @@ def test_two_processes_cannot_train_in_one_folder(small_config, tmp_path: Path) 
         process.communicate()
 
 
+@pytest.mark.slow
 def test_too_many_skipped_updates_stop_the_run(small_config, tmp_path: Path) -> None:
     """A bound no gradient meets: steps 1 and 2 skip two updates each, the fifth skip in step 3 ends the run."""
     with pytest.raises(RunError, match=r"5 consecutive updates were skipped .*gradient norm above"):
@@ -380,6 +390,7 @@ def test_too_many_skipped_updates_stop_the_run(small_config, tmp_path: Path) -> 
     assert {line["optim/skip_reason"] for line in lines} == {"gradient norm above 1e-09"}
 
 
+@pytest.mark.engines
 def test_config_toml_repeats_the_run(small_config, finished_run: Path, tmp_path: Path) -> None:
     from exgrpo_cli.config.resolve import resolve
 

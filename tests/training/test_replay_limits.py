@@ -61,6 +61,7 @@ def start(small_config, tmp_path: Path) -> Start:
     return run
 
 
+@pytest.mark.slow
 def test_a_draw_below_the_bound_is_given_back_and_the_step_is_fresh(start: Start) -> None:
     """No policy that has moved reaches a bound of 1: every draw is measured, none is replayed."""
     run = start("replay.ess_bound=1", "replay.cooldown=3")
@@ -91,6 +92,7 @@ def test_collecting_before_the_start_fills_the_buffer_of_the_first_mixed_step(st
     assert [run.logged("replay/used")[0], run.logged("replay/used")[1] > 0] == [0, True]
 
 
+@pytest.mark.engines
 def test_limits_hold_together_in_every_step(start: Start) -> None:
     run = start(
         "replay.max_per_question=2", "replay.eviction=longest", "replay.max_age=2", "replay.cooldown=1", "run.steps=9"
@@ -117,6 +119,7 @@ def test_limits_hold_together_in_every_step(start: Start) -> None:
     assert max(map(len, held.values())) == 2
 
 
+@pytest.mark.slow
 def test_fresh_members_alone_count_where_so_set(start: Start) -> None:
     run = start("replay.count_fresh_only=true")
     replayed = run.of("selected")[["step", "question_id"]]
@@ -128,6 +131,7 @@ def test_fresh_members_alone_count_where_so_set(start: Start) -> None:
     assert (fresh[fresh._merge == "left_only"].num_members == K).all()
 
 
+@pytest.mark.slow
 def test_bounded_staleness_measures_again_only_what_lags_too_far(start: Start) -> None:
     """Two updates a step: versions 2 apart may be used once more, those 4 apart are measured again."""
     run = start("replay.max_score_staleness=2")

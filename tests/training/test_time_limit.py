@@ -38,6 +38,7 @@ def test_a_limit_is_near_when_the_longest_step_and_a_checkpoint_would_not_fit():
     assert limit.is_near
 
 
+@pytest.mark.engines
 def test_a_run_near_its_limit_saves_stops_and_goes_on(small_config, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "settings.toml").write_text(to_toml(small_config("run.steps=3", "run.save_every=3")))
