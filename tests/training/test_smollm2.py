@@ -145,12 +145,11 @@ def test_prompts_are_those_of_its_chat_template(smollm2: Path, examples: int) ->
     assert encode(choose_run_template(config, tokenizer), question, tokenizer).tolist() == list(expected)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_with_vllm_every_sync_arrives(smollm2: Path, grader: Path, tmp_path: Path, dtype: str) -> None:
+def test_with_vllm_every_sync_arrives(smollm2: Path, grader: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    options = ["--rollout", "vllm", "--set", f"backbone.dtype={dtype}", "--set", "run.save_every=50"]
+    options = ["--rollout", "vllm", "--set", "backbone.dtype=float32", "--set", "run.save_every=50"]
     assert train(smollm2, grader, run, *options, steps=2).wait(timeout=900) == 0
     lines = lines_of(run)
-    # The run itself stops at the bound of its precision; the canary has compared weights and log-probs at each sync.
+    # The run itself stops above a mean gap of 1e-3; the canary has compared weights and log-probs at each sync.
     assert len(lines) == 2 and all(np.isfinite(line["policy/logprob_gap_mean"]) for line in lines)
     assert sum(line["optim/updates_applied"] for line in lines) > 0
