@@ -103,3 +103,8 @@ def test_a_hostile_answer_is_killed_like_any_other() -> None:
 def test_golds_and_pairs(pool: GradingPool) -> None:
     assert pool.verify_gold(["7", r"\frac{1}{2}", " "]) == [Verdict.CORRECT, Verdict.CORRECT, Verdict.UNPARSABLE_GOLD]
     assert pool.same_answer([(r"\boxed{0.5}", r"\boxed{\frac12}"), ("1", "2")]) == [True, False]
+
+
+def test_more_digits_than_python_reads_are_no_formula() -> None:
+    with pytest.raises(NotAFormulaError, match="5000 digits"):
+        read_formula("9" * 5000)

@@ -117,6 +117,7 @@ def test_the_plain_reporter_writes_lines_that_hold_the_figures() -> None:
 def test_torch_on_a_full_disk_is_one_line_and_other_errors_stay_what_they_are(tmp_path: Path) -> None:
     """Running out of GPU memory while weights are gathered is a RuntimeError as well, and no full disk."""
     if not Path("/dev/full").exists():
+        # Linux has it and macOS, where people try the tiny backbone, has not; nothing else refuses every byte there.
         pytest.skip("this system has no /dev/full")
     with pytest.raises(RunError, match=r"weights cannot be written \(.*free some space"), writing(tmp_path / "weights"):
         torch.save({"weight": torch.zeros(100_000)}, "/dev/full")

@@ -43,6 +43,14 @@ def _tokens(text: str) -> list[str]:
     return tokens
 
 
+def _integer(digits: str) -> sympy.Integer:
+    try:
+        return sympy.Integer(digits)
+    except ValueError as error:
+        # Python reads integers of at most 4,300 digits.
+        raise NotAFormulaError(f"{len(digits)} digits") from error
+
+
 class _Reader:
     """One method for each level of binding, weakest first."""
 
@@ -101,7 +109,7 @@ class _Reader:
         if token.isalpha():
             return sympy.Symbol(token)
         if token.isdigit():
-            return sympy.Integer(token)
+            return _integer(token)
         if token and (token[0].isdigit() or token[0] == "."):
             return sympy.Float(token)
         raise NotAFormulaError(token)

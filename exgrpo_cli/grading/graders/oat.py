@@ -12,7 +12,7 @@ from functools import lru_cache
 import sympy
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
-from exgrpo_cli.grading.graders.formula import read_formula
+from exgrpo_cli.grading.graders.formula import NotAFormulaError, read_formula
 from exgrpo_cli.types import Verdict
 
 _LATEX_THEN_EXPRESSION = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
@@ -113,8 +113,7 @@ def _same_element(gold: str, answer: str) -> bool:
         return False
     try:
         return bool(sympy.simplify(read_formula(difference)) == 0)
-    except (ArithmeticError, NotImplementedError, TypeError, ValueError):
-        # No formula, or nothing that sympy can simplify.
+    except NotAFormulaError:
         return False
 
 
