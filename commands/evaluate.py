@@ -314,8 +314,11 @@ def _print_comparison(comparison: "Comparison") -> None:
             f"  pass@{k}: {100 * at_k.value:+.1f} points, 95 % interval {100 * at_k.low:+.1f} to "
             f"{100 * at_k.high:+.1f}, p = {at_k.p_value:.4f}"
         )
-    for grader, (first, second) in comparison.second_scores.items():
-        write_data(f"  by {grader}: {100 * first:.1f} and {100 * second:.1f}")
+    for grader, (first, second, found) in comparison.by_second_grader.items():
+        write_data(
+            f"  by {grader}: {100 * first:.1f} and {100 * second:.1f}, {100 * found.value:+.1f} points, 95 % interval "
+            f"{100 * found.low:+.1f} to {100 * found.high:+.1f}, p = {found.p_value:.4f}"
+        )
     for flip in comparison.flips:
         text = " ".join(flip.text.split())
         write_data(f"  {flip.first:.2f} -> {flip.second:.2f}  {flip.question_id}  {text[:80]}")

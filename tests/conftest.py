@@ -2,18 +2,35 @@
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from jaxtyping import install_import_hook
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # Two OpenMP threads on two busy cores wait for each other; one is as fast here and sums in one order everywhere.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-
+# Hundreds of processes start the toolkit here: where nothing is cached, each compiles all of it again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 TESTS = Path(__file__).parent
+
+
+def modules_with_shapes() -> list[str]:
+    """The toolkit's modules that declare shapes of arrays; checking the others too costs a third more."""
+    top = TESTS.parent
+    return [
+        ".".join(path.relative_to(top).with_suffix("").parts)
+        for path in sorted((top / "exgrpo_cli").rglob("*.py"))
+        if "from jaxtyping import" in path.read_text(encoding="utf-8")
+    ]
+
+
+install_import_hook(modules_with_shapes(), "shape_checks.checked")
 LONG_FILES = (
     "training/test_loop.py",
     "ablation/test_studies.py",

@@ -79,6 +79,9 @@ def tokens_to(result: RunResult, target: float) -> float | None:
 ENDPOINTS: Mapping[str, Endpoint] = {
     "pass_at_1": Endpoint(title="held-out pass@1", bounds=(0.0, 1.0), by_question=pass_at_1),
     "pass_at_n": Endpoint(title="held-out pass@n", bounds=(0.0, 1.0), by_question=pass_at_n),
+    "pass_at_1_oat": Endpoint(
+        title="held-out pass@1 by oat", bounds=(0.0, 1.0), value=lambda result: result.second_graders.get("oat")
+    ),
     "beyond_pass_at_1": Endpoint(title="pass@n less pass@1", bounds=(0.0, 1.0), by_question=beyond),
     "area": Endpoint(title="area under the curve", bounds=(0.0, 1.0), value=lambda result: result.area),
     "newly_solved": Endpoint(

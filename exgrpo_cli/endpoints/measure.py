@@ -20,6 +20,7 @@ def measure(run: Path, config: Config, summary: dict[str, Any], visited: Collect
     heldout, asked = read_validations(run), read_validations(run, TRAINED)
     curve = curve_of(heldout)
     none = np.array([], dtype=np.int64)
+    after = summary["heldout"]["after"] or {}
     return RunResult(
         config_hash=config_hash(config),
         method=config.run.method,
@@ -37,6 +38,7 @@ def measure(run: Path, config: Config, summary: dict[str, Any], visited: Collect
         memorising=memorising(run, visited, asked, heldout),
         valid_traces=valid_traces(run),
         totals=totals(run, summary),
+        second_graders={name: found["pass_at_1"] for name, found in after.get("second_graders", {}).items()},
     )
 
 

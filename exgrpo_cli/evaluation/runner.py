@@ -3,7 +3,7 @@
 Responses are graded while others are still being sampled; a question is handed over as soon as its last verdict is in.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import numpy as np
@@ -12,13 +12,10 @@ from jaxtyping import Int32
 from exgrpo_cli.data.question_file.choices import options_of
 from exgrpo_cli.engines.protocols import Generator
 from exgrpo_cli.evaluation.asking.responses import GeneratorSource, Response, ResponseRequest, ResponseSource
-from exgrpo_cli.evaluation.results.records import Evaluation, QuestionRecord, Sample
+from exgrpo_cli.evaluation.results.records import Evaluation, Options, QuestionRecord, Sample
 from exgrpo_cli.grading import GradingItem, GradingPool
 from exgrpo_cli.seeds import rollout_seed
 from exgrpo_cli.types import AnswerFormat, Question, SamplingParams, StopReason, Verdict
-
-Options = Mapping[str, tuple[str, ...]]
-"""Option texts of multiple-choice questions, A first, by question id."""
 
 OnResult = Callable[[QuestionRecord], None]
 

@@ -14,6 +14,8 @@ from exgrpo_cli.evaluation.results.majority import majority_at_k
 from exgrpo_cli.evaluation.results.metrics import summarise
 from exgrpo_cli.evaluation.results.records import Evaluation, QuestionRecord
 from exgrpo_cli.evaluation.results.regrade import (
+    BESIDE,
+    DISAGREEMENTS_FILE,
     Disagreement,
     disagreements,
     regrade,
@@ -25,10 +27,6 @@ from exgrpo_cli.evaluation.results.stamp import Stamp, grader_version
 from exgrpo_cli.files import write_json, write_json_lines, write_text
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.types import Verdict
-
-BESIDE = {"math": ("oat",)}
-"""Graders that always stand beside another one: the paper's scores are Oat's."""
-
 
 MOST_WORKERS = 8
 
@@ -51,26 +49,24 @@ def score_folder(folder: ResultsFolder, pool: GradingPool, second_graders: Seque
     if len(by_id) < len(asked):
         raise InputError(f"{folder.path} holds {len(by_id)} of {len(asked)} questions: finish the evaluation first.")
     records = [by_id[item.question.id] for item in asked]
-    answer_format = stamped_format(stamp)
+    answer_format, options = stamped_format(stamp), {item.question.id: item.options for item in asked}
     if any(sample.verdict is Verdict.TIMEOUT for record in records for sample in record.samples):
-        records = retry_timeouts(records, asked, answer_format, pool)
+        records = retry_timeouts(records, options, answer_format, pool)
         folder.rewrite(records)
     evaluation = Evaluation(records=tuple(records), samples=stamp["sampling"]["samples"])
     result = summarise(evaluation)
     if evaluation.samples > 1:
-        result["maj_at_k"] = majority_at_k(
-            records, answer_format, pool, {item.question.id: item.options for item in asked}
-        )
+        result["maj_at_k"] = majority_at_k(records, answer_format, pool, options)
     seconds = {}
     for grader in dict.fromkeys((*BESIDE.get(stamp["grader"]["name"], ()), *second_graders)):
         with nullcontext(pool) if pool.has(grader) else open_pool(grader) as second_pool:
-            seconds[grader] = regrade(records, asked, answer_format, second_pool, grader=grader)
+            seconds[grader] = regrade(records, options, answer_format, second_pool, grader=grader)
     differing = _disagreements(stamp, records, seconds)
     if seconds:
         result["second_graders"] = {
             name: _second(name, regraded, evaluation.samples, differing) for name, regraded in seconds.items()
         }
-        write_json_lines(folder.path / "disagreements.jsonl", (item.to_json() for item in differing))
+        write_json_lines(folder.path / DISAGREEMENTS_FILE, (item.to_json() for item in differing))
     result["protocol"] = stamp
     write_samples(folder.path / "samples.parquet", asked, records, seconds)
     write_json(folder.path / "results.json", result)
@@ -79,8 +75,9 @@ def score_folder(folder: ResultsFolder, pool: GradingPool, second_graders: Seque
 
 def rescore(folder: ResultsFolder, pool: GradingPool) -> None:
     """Grade all stored samples again with the protocol's grader as it is today."""
-    stamp, asked, records = folder.stamp, folder.asked(), list(folder.records().values())
-    folder.rewrite(regrade(records, asked, stamped_format(stamp), pool))
+    stamp, records = folder.stamp, list(folder.records().values())
+    options = {item.question.id: item.options for item in folder.asked()}
+    folder.rewrite(regrade(records, options, stamped_format(stamp), pool))
     stamp["grader"]["version"] = grader_version(stamp["grader"]["name"])
     folder.restamp(stamp)
 

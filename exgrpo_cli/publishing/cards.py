@@ -8,6 +8,7 @@ from typing import Any
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.data.sources.hub import parse_hub_id
 from exgrpo_cli.publishing.features import FEATURES
+from exgrpo_cli.runs.summary import told_beside
 
 USE = """
 ```python
@@ -35,6 +36,8 @@ class Score:
     high: float
     questions: int
     samples: int
+    beside: str = ""
+    """What other graders say."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +63,7 @@ def run_scores(summary: Mapping[str, Any]) -> list[Score]:
             high=score["high"],
             questions=score["questions"],
             samples=score["samples"],
+            beside=told_beside(score),
         )
         for when in ("before", "after")
         if (score := heldout[when])
@@ -117,8 +121,8 @@ def model_card(
 def score_table(scores: Sequence[Score]) -> str:
     """The scores as a Markdown table, each with its set."""
     rows = [
-        f"| {score.set} | {score.when} | {score.value:.3f} | {score.low:.3f} to {score.high:.3f} | {score.questions} | "
-        f"{score.samples} |"
+        f"| {score.set} | {score.when} | {score.value:.3f} | {score.low:.3f} to {score.high:.3f}{score.beside} | "
+        f"{score.questions} | {score.samples} |"
         for score in scores
     ]
     head = ["| set | when | pass@1 | 95 % interval | questions | samples each |", "|---|---|---|---|---|---|"]

@@ -31,6 +31,7 @@ from exgrpo_cli.reports.page import (
 )
 from exgrpo_cli.runs.folder import RunFolder, read_json_lines
 from exgrpo_cli.runs.metrics import RunMetrics, read_metrics
+from exgrpo_cli.runs.summary import told_beside
 from exgrpo_cli.training.step.guards import Guards
 
 RESPONSES_SHOWN = 3
@@ -121,7 +122,7 @@ def _result(folder: RunFolder) -> Iterator[Block]:
         yield from _latest(read_metrics(folder.path))
         return
     summary = _read_json(folder.summary)
-    heldout = Path(read_config(folder.path).data.heldout).stem
+    heldout = summary["heldout"]
     scores = [
         [
             f"{when} training",
@@ -129,13 +130,14 @@ def _result(folder: RunFolder) -> Iterator[Block]:
             _interval(score),
             str(score["questions"]),
             str(score["samples"]),
+            told_beside(score).removeprefix("; ") or "-",
         ]
-        for when, score in summary["heldout"].items()
-        if score
+        for when in ("before", "after")
+        if (score := heldout[when])
     ]
     if scores:
-        header = ["", "pass@1", "95 % interval", "questions", "samples each"]
-        yield TableBlock(header=header, rows=scores, caption=f"Held-out questions: {heldout}")
+        header = ["", "pass@1", "95 % interval", "questions", "samples each", "second grader"]
+        yield TableBlock(header=header, rows=scores, caption=f"Held-out questions: {heldout['set']}")
     else:
         yield Paragraph(text="No held-out questions: the run was not validated.")
     tokens, replay, seconds = summary["tokens"], summary["replay"], summary["wall_seconds"]

@@ -5,8 +5,8 @@ It stands for the run wherever the run folder itself is not: on another machine,
 
 import hashlib
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +133,8 @@ class RunResult:
     memorising: Memorising | None
     valid_traces: ValidTraces | None
     totals: Totals
+    second_graders: Mapping[str, float] = field(default_factory=dict)
+    """Held-out pass@1 after training by each grader that stands beside the run's own."""
 
     def to_json(self) -> dict[str, Any]:
         """As `result.json` has it; counts of correct responses are one text of numbers, which stays on one line."""

@@ -12,6 +12,7 @@ from exgrpo_cli.console.reporter import Reporter
 from exgrpo_cli.console.signals import Stopper
 from exgrpo_cli.evaluation.results.records import Evaluation
 from exgrpo_cli.runs.folder import HELDOUT, TRAINED, RunFolder
+from exgrpo_cli.runs.summary import told_beside
 from exgrpo_cli.runs.watchdog import Watchdog
 from exgrpo_cli.training.parts import Parts
 from exgrpo_cli.training.resuming.checkpoint import save_checkpoint
@@ -19,7 +20,7 @@ from exgrpo_cli.training.resuming.state import RunState
 from exgrpo_cli.training.step.guards import Guards
 from exgrpo_cli.training.time_limit import TimeLimit
 from exgrpo_cli.training.trackers import Tracker
-from exgrpo_cli.training.validation import score_json, validate
+from exgrpo_cli.training.validation import beside, score_json, validate
 from exgrpo_cli.types import Question
 
 
@@ -72,12 +73,17 @@ class ActiveRun:
 
 def ask_heldout(run: ActiveRun, when: str) -> dict[str, Any]:
     """Score the current weights on the held-out questions, tell it and keep the counts; returns the score."""
+    parts = run.parts
     evaluation = ask(run, run.heldout, f"held-out, {when}", HELDOUT)
-    score = score_json(evaluation)
+    with run.timed("validation"):
+        seconds = {}
+        if parts.ranks.is_main:  # One rank is enough for what is only told.
+            seconds = beside(evaluation, parts.config.grading.grader, parts.answer_format, parts.pool.local)
+    score = score_json(evaluation, seconds)
     run.reporter.note(
-        f"held-out pass@1 ({run.parts.config.data.heldout_name}) {when}: "
+        f"held-out pass@1 ({parts.config.data.heldout_name}) {when}: "
         f"{score['pass_at_1']:.3f} [{score['low']:.3f}, {score['high']:.3f}] "
-        f"over {score['questions']} questions"
+        f"over {score['questions']} questions{told_beside(score)}"
     )
     return score
 
@@ -126,5 +132,6 @@ def validation_metrics(run: ActiveRun) -> dict[str, float | int]:
         if k != "1"
         for end, part in (("", "value"), ("/low", "low"), ("/high", "high"))
     }
+    coverage |= {f"val/{name}/{grader}": found["pass_at_1"] for grader, found in score["second_graders"].items()}
     ends = {f"val/{name}/low": score["low"], f"val/{name}/high": score["high"]}
     return {f"val/{name}": score["pass_at_1"], **ends, **coverage}

@@ -1,13 +1,16 @@
 """Held-out evaluation before, during and after training: the same questions and seeds every time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from exgrpo_cli.data.question_file.choices import options_of
 from exgrpo_cli.engines.ranked_generator import local_generator
 from exgrpo_cli.evaluation.results.records import Evaluation, QuestionRecord
+from exgrpo_cli.evaluation.results.regrade import BESIDE, disagreements, regrade
 from exgrpo_cli.evaluation.runner import evaluate_questions
+from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.training.parts import Parts
-from exgrpo_cli.types import Question, SamplingParams
+from exgrpo_cli.types import AnswerFormat, Question, SamplingParams
 
 
 def validate(
@@ -47,11 +50,26 @@ def validate(
     return Evaluation(records=tuple(records), samples=settings.samples)
 
 
-def score_json(evaluation: Evaluation) -> dict[str, Any]:
-    """pass@1 of a validation with its 95 % interval.
+def beside(
+    evaluation: Evaluation, own: str, answer_format: AnswerFormat, pool: GradingPool
+) -> dict[str, dict[str, float]]:
+    """pass@1 by each grader that always stands beside the run's `own`, with `low`, `high` and `disagreements`."""
+    records = evaluation.records
+    options = {record.question.id: options_of(record.question) for record in records}
+    found = {}
+    for grader in BESIDE.get(own, ()):
+        second = regrade(records, options, answer_format, pool, grader=grader)
+        score = Evaluation(records=tuple(second), samples=evaluation.samples).score()
+        apart = len(disagreements(own, records, grader, second))
+        found[grader] = {"pass_at_1": score.value, "low": score.low, "high": score.high, "disagreements": apart}
+    return found
 
-    Returns {`pass_at_1`, `low`, `high`, `pass_at_k`, `questions`, `samples`, `mean_tokens`, `clipped`}; `pass_at_k` is
-    {k: {`value`, `low`, `high`}} for k = 1, 2, 4, ... up to the samples of a question.
+
+def score_json(evaluation: Evaluation, second_graders: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """pass@1 of a validation with its 95 % interval, and what `beside` found.
+
+    Returns {`pass_at_1`, `low`, `high`, `pass_at_k`, `second_graders`, `questions`, `samples`, `mean_tokens`,
+    `clipped`}; `pass_at_k` is {k: {`value`, `low`, `high`}} for k = 1, 2, 4, ... up to the samples of a question.
     """
     score = evaluation.score()
     return {
@@ -62,6 +80,7 @@ def score_json(evaluation: Evaluation) -> dict[str, Any]:
             str(k): {"value": at_k.value, "low": at_k.low, "high": at_k.high}
             for k, at_k in evaluation.pass_at_k().items()
         },
+        "second_graders": second_graders,
         "questions": len(evaluation.records),
         "samples": evaluation.samples,
         "mean_tokens": evaluation.mean_tokens,

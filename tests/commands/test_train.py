@@ -111,6 +111,10 @@ def test_a_run_its_summary_its_table_and_its_sequel(small_config, tmp_path, caps
     summary = json.loads(out)
     assert summary == json.loads((tmp_path / "runs" / "one" / "summary.json").read_text())
     assert (summary["steps"], summary["updates"]["applied"] + summary["updates"]["skipped"]) == (2, 4)
+    assert summary["heldout"]["after"]["second_graders"]["oat"]["disagreements"] == 0
+    assert run(["report", "runs/one"]) == 0
+    capsys.readouterr()
+    assert "Not shown" not in (tmp_path / "runs" / "one" / "report.html").read_text()
     assert "step 2/2" in err
 
     assert run(["train", "--config", "small.toml", "--output", "runs/one"]) == 2

@@ -127,8 +127,11 @@ def test_oat_stands_beside_math_unasked(tmp_path, pool: GradingPool):
     rows = (tmp_path / "both" / "table.md").read_text().splitlines()
     assert rows[2].startswith("| a | 66.7 | 66.7 | **66.7** |")
     assert rows[4].startswith("| a, by oat | 33.3 | 33.3 | **33.3** |")
-    compared = compare_folders(tmp_path / "made", tmp_path / "made")
-    assert compared.to_json()["second_graders"] == {"oat": [1 / 3, 1 / 3]}
+    better = [record(question(1, answer="7,8"), ("7,8", RIGHT), ("7,8", RIGHT), ("6", WRONG))]
+    rescore_folders([stored(tmp_path / "better", better, benchmark__name="made")], (), tmp_path / "one")
+    compared = compare_folders(tmp_path / "made", tmp_path / "better").to_json()
+    assert (compared["difference"], compared["second_graders"]["oat"]["scores"]) == (0, [1 / 3, 2 / 3])
+    assert compared["second_graders"]["oat"]["difference"] == pytest.approx(1 / 3)
 
 
 def test_rescoring_needs_no_model_and_updates_the_stamp(tmp_path):

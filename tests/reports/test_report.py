@@ -153,7 +153,7 @@ def finish(folder: Path, score: float) -> None:
         "steps": 6,
         "updates": {"applied": 6, "skipped": 0},
         "finished": "steps reached",
-        "heldout": {"before": heldout | {"pass_at_1": 0.2}, "after": heldout},
+        "heldout": {"set": "arithmetic", "before": heldout | {"pass_at_1": 0.2}, "after": heldout},
         "tokens": {"generated": 1000, "trained": 900},
         "wall_seconds": {"total": 3.0, "update": 1.0},
         "peak_memory_bytes": 2**30,

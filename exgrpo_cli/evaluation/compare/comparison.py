@@ -41,8 +41,8 @@ class Comparison:
     """Of pass@k at each k above 1, paired by question as well."""
     curves: tuple[Mapping[int, Score], Mapping[int, Score]]
     """pass@k of both."""
-    second_scores: Mapping[str, tuple[float, float]]
-    """avg@k of both by each second grader that graded both."""
+    by_second_grader: Mapping[str, tuple[float, float, PairedDifference]]
+    """avg@k of both by each second grader that graded both, and their difference."""
     flips: tuple[Flip, ...]
     """Pass rates on different sides of one half, the largest changes first."""
     notes: tuple[str, ...]
@@ -56,20 +56,21 @@ class Comparison:
             "first": self.first,
             "second": self.second,
             "scores": [asdict(score) for score in self.scores],
-            "difference": difference.value,
-            "low": difference.low,
-            "high": difference.high,
-            "p_value": difference.p_value,
+            **_difference_json(difference),
             "questions": difference.questions,
-            "pass_at_k": {
-                str(k): {"difference": at_k.value, "low": at_k.low, "high": at_k.high, "p_value": at_k.p_value}
-                for k, at_k in self.pass_at_k.items()
+            "pass_at_k": {str(k): _difference_json(at_k) for k, at_k in self.pass_at_k.items()},
+            "second_graders": {
+                grader: {"scores": [first, second], **_difference_json(found)}
+                for grader, (first, second, found) in self.by_second_grader.items()
             },
-            "second_graders": {grader: list(scores) for grader, scores in self.second_scores.items()},
             "gained": [flip.question_id for flip in self.flips if flip.second > flip.first],
             "lost": [flip.question_id for flip in self.flips if flip.second < flip.first],
             "notes": list(self.notes),
         }
+
+
+def _difference_json(found: PairedDifference) -> dict[str, float]:
+    return {"difference": found.value, "low": found.low, "high": found.high, "p_value": found.p_value}
 
 
 def compare_folders(first: Path, second: Path) -> Comparison:
@@ -113,14 +114,23 @@ def compare_loaded(one: LoadedResult, other: LoadedResult) -> Comparison:
         difference=_paired(first, second, samples, 1),
         pass_at_k={k: _paired(first, second, samples, k) for k in pass_at_ks(samples)[1:]},
         curves=(evaluations[0].pass_at_k(BOOTSTRAP_SEED), evaluations[1].pass_at_k(BOOTSTRAP_SEED)),
-        second_scores={
-            grader: (scores["avg_at_k"], other.second_graders[grader]["avg_at_k"])
-            for grader, scores in one.second_graders.items()
-            if grader in other.second_graders
+        by_second_grader={
+            grader: _by_second_grader(one, other, grader)
+            for grader in one.by_second_grader
+            if grader in other.by_second_grader
         },
         flips=tuple(sorted(flips, key=lambda flip: -abs(flip.second - flip.first))),
         notes=tuple(differences(*stamps, may_differ=("environment.", "model."))),
     )
+
+
+def _by_second_grader(one: LoadedResult, other: LoadedResult, grader: str) -> tuple[float, float, PairedDifference]:
+    samples = one.stamp["sampling"]["samples"]
+    first, second = (
+        np.array([result.by_second_grader[grader][question_id] for question_id in one.records], dtype=np.int64)
+        for result in (one, other)
+    )
+    return float(first.mean()) / samples, float(second.mean()) / samples, _paired(first, second, samples, 1)
 
 
 def _paired(

@@ -1,10 +1,10 @@
 """maj@k: the share of questions whose most frequent answer is right, answers grouped by mathematical equivalence."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from exgrpo_cli.evaluation.results.records import QuestionRecord
+from exgrpo_cli.evaluation.results.records import Options, QuestionRecord
 from exgrpo_cli.grading import GradingPool, answer_text
 from exgrpo_cli.statistics import majority_share
 from exgrpo_cli.types import AnswerFormat, StopReason, Verdict
@@ -16,7 +16,7 @@ def majority_at_k(
     records: Sequence[QuestionRecord],
     answer_format: AnswerFormat,
     pool: GradingPool,
-    options: Mapping[str, tuple[str, ...] | None],
+    options: Options,
 ) -> float:
     """Mean over questions of whether the largest group of equal answers is the correct one; ties count by share.
 

@@ -1,6 +1,7 @@
 """What an evaluation records: every sample with its verdict, question by question."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,6 +9,9 @@ from jaxtyping import Int64
 
 from exgrpo_cli.statistics import Score, avg_at_k, pass_at_k_score, pass_at_ks
 from exgrpo_cli.types import Question, StopReason, Verdict
+
+Options = Mapping[str, tuple[str, ...] | None]
+"""Option texts of multiple-choice questions, A first, by question id; other questions have None or are not there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

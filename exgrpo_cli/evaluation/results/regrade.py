@@ -4,11 +4,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from exgrpo_cli.evaluation.results.folder import AskedQuestion
-from exgrpo_cli.evaluation.results.records import QuestionRecord
+from exgrpo_cli.evaluation.results.records import Options, QuestionRecord
 from exgrpo_cli.evaluation.results.stamp import Stamp
 from exgrpo_cli.grading import GradingItem, GradingPool
 from exgrpo_cli.types import AnswerFormat, StopReason, Verdict
+
+DISAGREEMENTS_FILE = "disagreements.jsonl"
+"""In a results folder: the samples that graders reward unlike."""
+BESIDE = {"math": ("oat",)}
+"""Graders that always stand beside another one: the paper's scores are Oat's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,20 +47,20 @@ def stamped_format(stamp: Stamp) -> AnswerFormat:
 
 def regrade(
     records: Sequence[QuestionRecord],
-    asked: Sequence[AskedQuestion],
+    options: Options,
     answer_format: AnswerFormat,
     pool: GradingPool,
     *,
     grader: str = "",
 ) -> list[QuestionRecord]:
     """The same samples with the verdicts of the pool's grader, or of another that it has; time-outs tried again."""
-    items = _items(records, asked, answer_format)
-    return retry_timeouts(_with(records, pool.grade(items, grader=grader)), asked, answer_format, pool, grader=grader)
+    items = _items(records, options, answer_format)
+    return retry_timeouts(_with(records, pool.grade(items, grader=grader)), options, answer_format, pool, grader=grader)
 
 
 def retry_timeouts(
     records: Sequence[QuestionRecord],
-    asked: Sequence[AskedQuestion],
+    options: Options,
     answer_format: AnswerFormat,
     pool: GradingPool,
     *,
@@ -66,7 +70,7 @@ def retry_timeouts(
     verdicts = [sample.verdict for record in records for sample in record.samples]
     late = [place for place, verdict in enumerate(verdicts) if verdict is Verdict.TIMEOUT]
     if late:
-        items = _items(records, asked, answer_format)
+        items = _items(records, options, answer_format)
         for place, verdict in zip(late, pool.try_again([items[place] for place in late], grader=grader), strict=True):
             verdicts[place] = verdict
     return _with(records, verdicts)
@@ -80,17 +84,14 @@ def _with(records: Sequence[QuestionRecord], verdicts: Iterable[Verdict]) -> lis
     ]
 
 
-def _items(
-    records: Sequence[QuestionRecord], asked: Sequence[AskedQuestion], answer_format: AnswerFormat
-) -> list[GradingItem]:
-    options = {item.question.id: item.options for item in asked}
+def _items(records: Sequence[QuestionRecord], options: Options, answer_format: AnswerFormat) -> list[GradingItem]:
     return [
         GradingItem(
             gold=record.question.answer,
             response=sample.text,
             finished=sample.stop_reason is StopReason.EOS,
             answer_format=answer_format,
-            options=options[record.question.id],
+            options=options.get(record.question.id),
             metadata=record.question.metadata,
         )
         for record in records

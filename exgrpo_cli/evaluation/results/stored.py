@@ -1,7 +1,7 @@
 """Stored results: from the folders that a user names to each model's results, one per benchmark."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,10 @@ from typing import Any
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.evaluation.results.folder import ResultsFolder
 from exgrpo_cli.evaluation.results.records import QuestionRecord
+from exgrpo_cli.evaluation.results.regrade import DISAGREEMENTS_FILE
 from exgrpo_cli.evaluation.results.stamp import Stamp, differences
+from exgrpo_cli.files import read_json_lines
+from exgrpo_cli.types import Verdict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,18 +35,32 @@ class StoredResult:
             raise InputError(
                 f"{self.path} holds {len(records)} of {len(asked)} questions: finish it before it is compared."
             )
+        ordered = {item.question.id: records[item.question.id] for item in asked}
+        try:
+            found = json.loads((self.path / "results.json").read_text(encoding="utf-8")).get("second_graders", {})
+            apart = list(read_json_lines(self.path / DISAGREEMENTS_FILE)) if found else []
+        except (OSError, ValueError):
+            # Its samples are whole, its figures were not written to the end.
+            found, apart = {}, []
         return LoadedResult(
             stamp=self.stamp,
-            records={item.question.id: records[item.question.id] for item in asked},
-            second_graders=self._second_graders(),
+            records=ordered,
+            second_graders=found,
+            by_second_grader=self._by_second_grader(ordered, found, apart),
         )
 
-    def _second_graders(self) -> dict[str, dict[str, Any]]:
-        try:
-            found: dict[str, dict[str, Any]] = json.loads((self.path / "results.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return found.get("second_graders", {})
+    @staticmethod
+    def _by_second_grader(
+        records: Mapping[str, QuestionRecord], found: Iterable[str], apart: Sequence[Mapping[str, Any]]
+    ) -> dict[str, dict[str, int]]:
+        by_grader = {}
+        for grader in found:
+            correct = {question_id: record.num_correct for question_id, record in records.items()}
+            for sample in apart:
+                if grader in sample["verdicts"]:
+                    correct[sample["question_id"]] += 1 if sample["verdicts"][grader] == Verdict.CORRECT else -1
+            by_grader[grader] = correct
+        return by_grader
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +72,8 @@ class LoadedResult:
     """All questions by id, in the order they were asked."""
     second_graders: dict[str, dict[str, Any]]
     """Second grader to its score, as `results.json` holds it; empty where there is none."""
+    by_second_grader: dict[str, dict[str, int]]
+    """Second grader to the correct samples of each question, by id; empty where there is none."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -1,0 +1,33 @@
+"""What other graders say of a validation."""
+
+from exgrpo_cli.config.sections.grading import GradingSettings
+from exgrpo_cli.evaluation.results.records import Evaluation, QuestionRecord, Sample
+from exgrpo_cli.grading import GradingPool
+from exgrpo_cli.runs.summary import told_beside
+from exgrpo_cli.training.validation import beside, score_json
+from exgrpo_cli.types import AnswerFormat, Message, Question, StopReason, Verdict
+
+FORMAT = AnswerFormat(opens_think=False, requires_box=False, require_eos=False)
+RESPONSES = {
+    r"\boxed{7}": Verdict.CORRECT,
+    "The answer is 7.": Verdict.CORRECT,  # Oat's grader wants a box.
+    r"\boxed{8}": Verdict.WRONG,
+    r"\boxed{9}": Verdict.WRONG,
+}
+
+
+def test_oat_stands_beside_math_verify_and_beside_no_other():
+    question = Question(id="seven", prompt=(Message(role="user", content="3 + 4"),), answer="7", source="here")
+    samples = tuple(
+        Sample(member=i, seed=i, text=text, num_tokens=3, stop_reason=StopReason.EOS, logprob=None, verdict=verdict)
+        for i, (text, verdict) in enumerate(RESPONSES.items())
+    )
+    evaluation = Evaluation(records=(QuestionRecord(question=question, samples=samples),), samples=len(samples))
+    with GradingPool(GradingSettings(workers=1)) as pool:
+        found = beside(evaluation, "math", FORMAT, pool)
+        assert beside(evaluation, "exact", FORMAT, pool) == {}
+    assert (found["oat"]["pass_at_1"], found["oat"]["disagreements"]) == (0.25, 1)
+    score = score_json(evaluation, found)
+    assert score["pass_at_1"] == 0.5
+    assert told_beside(score) == "; by oat 0.250 (differs on 1)"
+    assert told_beside(score_json(evaluation, {})) == ""
