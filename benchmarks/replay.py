@@ -171,17 +171,20 @@ def measure(folder: Path, mean_tokens: int) -> dict[str, float]:
         buffer.close()
     drop_page_cache(folder)
     buffer = open_buffer(at_step)
-    result: dict[str, float] = {"trajectories": buffer.num_trajectories, "questions": buffer.num_questions}
-    result["index_bytes_per_trajectory"] = buffer.index_nbytes / buffer.num_trajectories
+    result: dict[str, float] = {
+        "trajectories": buffer.counts.num_trajectories,
+        "questions": buffer.counts.num_questions,
+    }
+    result["index_bytes_per_trajectory"] = buffer.index_nbytes / buffer.counts.num_trajectories
 
     step = at_step + 1
     for _ in range(200):
         with watch.time("draw"):
-            buffer.draw(DRAWN, step, rng)
-    drawn = buffer.draw(DRAWN, step, rng).question_ids
+            buffer.questions.draw(DRAWN, step, rng)
+    drawn = buffer.questions.draw(DRAWN, step, rng).question_ids
     for repeat in range(31):
         with watch.time("fetch_cold" if repeat == 0 else "fetch"):
-            ids = [int(i) for question_id in drawn for i in buffer.candidates(question_id).trajectory_ids]
+            ids = [int(i) for question_id in drawn for i in buffer.questions.candidates(question_id).trajectory_ids]
             buffer.load(ids)
     result["fetched"] = len(ids)
 

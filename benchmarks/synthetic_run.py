@@ -163,14 +163,14 @@ class _Simulation:
         )
 
     def _replay(self, buffer: ExperienceBuffer, step: int) -> tuple[dict[str, int], dict[str, object]]:
-        wanted = min(int(self.spec.ratio * self.spec.questions_per_step), buffer.available(step))
-        draw = buffer.draw(wanted, step, self.rng)
+        wanted = min(int(self.spec.ratio * self.spec.questions_per_step), buffer.questions.available(step))
+        draw = buffer.questions.draw(wanted, step, self.rng)
         replayed: dict[str, int] = {}
         sizes, selected, available = [], [], []
         for question_id in draw.question_ids:
-            candidates = buffer.candidates(question_id)
+            candidates = buffer.questions.candidates(question_id)
             if buffer.rules.needs_scores:
-                stale = buffer.stale(candidates, step)
+                stale = buffer.questions.stale(candidates, step)
                 drift = self.rng.lognormal(-0.02, 0.05, int(stale.sum()))
                 candidates = candidates.measured(
                     stale,
@@ -178,13 +178,13 @@ class _Simulation:
                     nll=candidates.nll[stale] * drift,
                     weight_version=step,
                 )
-            at = buffer.choose(candidates, self.rng)
-            buffer.record_scores(step, candidates, at)
+            [at] = buffer.questions.choose(candidates, self.rng)
+            buffer.questions.record_scores(step, candidates, at)
             replayed[question_id] = int(candidates.trajectory_ids[at])
             sizes.append(len(candidates))
             selected.append(float(candidates.entropy[at]))
             available.append(float(candidates.entropy.mean()))
-        buffer.record_selected(step, list(replayed.values()))
+        buffer.questions.record_selected(step, list(replayed.values()))
         if not replayed:
             return {}, {}
         progress = step / self.spec.steps
@@ -213,11 +213,11 @@ class _Simulation:
             "phase": "mixed" if mixed else "on-policy",
             "tokens/generated": tokens,
             "tokens/trained": tokens + MEAN_TOKENS * len(replayed),
-            "replay/questions": buffer.num_questions,
-            "replay/trajectories": buffer.num_trajectories,
-            "replay/retired": buffer.num_retired,
+            "replay/questions": buffer.counts.num_questions,
+            "replay/trajectories": buffer.counts.num_trajectories,
+            "replay/retired": buffer.counts.num_retired,
             "replay/used": len(replayed),
-            **{f"replay/bucket/{k}": count for k, count in buffer.bucket_counts().items()},
+            **{f"replay/bucket/{k}": count for k, count in buffer.counts.buckets.items()},
             "policy/entropy": self.entropy(step) * float(rng.lognormal(0, 0.04)),
             "policy/ratio_fresh": 1 + float(rng.normal(0, 0.002)),
             "policy/ratio_fresh_max": 1.1 + float(rng.gamma(2, 0.15)),

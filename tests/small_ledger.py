@@ -27,11 +27,11 @@ WRITTEN = [table for table in TABLES if table != "replays"]
 
 def one_step(buffer: ExperienceBuffer, step: int, num_tokens: int = 3) -> None:
     """Two new trajectories of one question, and a draw once there is something to draw."""
-    draw = buffer.draw(1, step, np.random.default_rng(step))
+    draw = buffer.questions.draw(1, step, np.random.default_rng(step))
     for question_id in draw.question_ids:
-        candidates = buffer.candidates(question_id)
-        buffer.record_scores(step, candidates, 0)
-        buffer.record_selected(step, [int(candidates.trajectory_ids[0])])
+        candidates = buffer.questions.candidates(question_id)
+        buffer.questions.record_scores(step, candidates, 0)
+        buffer.questions.record_selected(step, [int(candidates.trajectory_ids[0])])
     successes = [
         FreshRow(
             token_ids=np.full(num_tokens, 10 * step + member, dtype=np.int32),

@@ -29,11 +29,11 @@ def play(folder: Path, rules: ReplaySettings, num_steps: int) -> ExperienceBuffe
     rng = np.random.default_rng(0)
     buffer = ExperienceBuffer.create(folder, identity=identity, rules=rules, question_ids=QUESTIONS)
     for step in range(1, num_steps + 1):
-        for question_id in buffer.draw(2, step, rng).question_ids:
-            candidates = buffer.candidates(question_id)
-            chosen = buffer.choose(candidates, rng)
-            buffer.record_scores(step, candidates, chosen)
-            buffer.record_selected(step, [int(candidates.trajectory_ids[chosen])])
+        for question_id in buffer.questions.draw(2, step, rng).question_ids:
+            candidates = buffer.questions.candidates(question_id)
+            [chosen] = buffer.questions.choose(candidates, rng)
+            buffer.questions.record_scores(step, candidates, chosen)
+            buffer.questions.record_selected(step, [int(candidates.trajectory_ids[chosen])])
         for position in range(3):
             k = (step + position) % K
             successes = [
@@ -84,7 +84,7 @@ def test_reading_the_ledger(run: Path) -> None:
     with ExperienceBuffer.open(
         run / "replay", identity=reader.identity, rules=ReplaySettings(), question_ids=QUESTIONS, at_step=9
     ) as buffer:
-        assert dict(seen["buckets"].itertuples(index=False)) == buffer.bucket_counts()
+        assert dict(seen["buckets"].itertuples(index=False)) == buffer.counts.buckets
 
 
 def expression(event: str) -> object:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from exgrpo_cli.config.sections.replay import ReplaySettings
-from exgrpo_cli.errors import RunError
+from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.ledger.bodies import Body, BodyStore
 from exgrpo_cli.ledger.catalogue import Catalogue
 from exgrpo_cli.ledger.columns import NO_BUCKET
@@ -25,6 +25,7 @@ from exgrpo_cli.replay.question_states import BucketKey, QuestionStates
 from exgrpo_cli.replay.rebuild import NEVER, StoredState, rebuild
 from exgrpo_cli.replay.trajectory_index import TrajectoryIndex
 from exgrpo_cli.replay.visits import FreshRow, Visit
+from exgrpo_cli.types import Trajectory
 
 
 class BufferState:
@@ -72,6 +73,42 @@ class BufferState:
         except DamagedBytes as error:
             raise RunError(f"{error}; restore the file from a copy, then go on with --resume") from error
         return [self._writer.pending_body(i) if self._writer.is_pending(i) else next(stored) for i in trajectory_ids]
+
+    def begin(self, step: int) -> None:
+        """Let rested questions be drawn again and evict what is over age; idempotent within a step."""
+        self.questions.wake(step)
+        if self._rules.max_age:
+            for trajectory_id in self.index.born_before(step - self._rules.max_age):
+                self.evict(step, trajectory_id)
+
+    def number(self, question_id: str) -> int:
+        """Number of a question. Raises InputError for one that is not of the run's question file."""
+        if question_id not in self.questions:
+            raise InputError(f"question {question_id} is not in the question file of this run")
+        return self.questions.number(question_id)
+
+    def trajectories(self, trajectory_ids: Sequence[int]) -> list[Trajectory]:
+        """Live trajectories with their bodies, bit for bit as they were recorded."""
+        births = self.index.births(trajectory_ids)
+        return [
+            Trajectory(
+                trajectory_id=int(trajectory_id),
+                question_id=self.questions.ids[question],
+                token_ids=token_ids,
+                behaviour_logprobs=logprobs,
+                step_born=step_born,
+                weight_version=version,
+                reward=reward,
+                advantage=advantage,
+            )
+            for trajectory_id, (token_ids, logprobs), question, step_born, version, reward, advantage in zip(
+                trajectory_ids,
+                self.bodies(trajectory_ids),
+                *births,
+                *self.index.outcomes(trajectory_ids),
+                strict=True,
+            )
+        ]
 
     def add_part(self, part: PartInfo) -> None:
         """Find bodies that were just flushed."""

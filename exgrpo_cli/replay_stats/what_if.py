@@ -17,7 +17,7 @@ from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.errors import InputError, nearest
 from exgrpo_cli.ledger.columns import EVICTED, NO_BUCKET, READMITTED, RETIRED, SELECTED
 from exgrpo_cli.replay.drawing.sampling import Sampler, check_draw, resolve_sampler
-from exgrpo_cli.replay.drawing.selection import Candidates, Metric, choose_several, resolve_metric
+from exgrpo_cli.replay.drawing.selection import Candidates, Metric, choose, resolve_metric
 from exgrpo_cli.replay.question_states import BucketKey, QuestionStates
 from exgrpo_cli.replay_stats.entropy import draw_numbers
 from exgrpo_cli.replay_stats.record import RunRecord
@@ -325,7 +325,7 @@ def _choose(
         reward=trajectories.reward[stored].astype(np.float32),
         priority=np.full(len(rows), np.nan),
     )
-    return np.array(choose_several(candidates, metric, direction, rng, num=num), dtype=np.int64)
+    return np.array(choose(candidates, metric, direction, rng, num=num), dtype=np.int64)
 
 
 def _values(record: RunRecord, rows: Int64[np.ndarray, " draws"]) -> dict[str, np.ndarray]:

@@ -69,10 +69,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             )
         )  # fmt: skip
     buffer.flush(1)
-    draw = buffer.draw(1, 2, np.random.default_rng(0))
-    candidates = buffer.candidates(draw.question_ids[0])
-    buffer.record_scores(2, candidates, 0)
-    buffer.record_selected(2, [int(candidates.trajectory_ids[0])])
+    draw = buffer.questions.draw(1, 2, np.random.default_rng(0))
+    candidates = buffer.questions.candidates(draw.question_ids[0])
+    buffer.questions.record_scores(2, candidates, 0)
+    buffer.questions.record_selected(2, [int(candidates.trajectory_ids[0])])
     buffer.flush(2)
     return folder
 

@@ -87,8 +87,8 @@ def test_a_flipped_token_or_logprob_is_named(ledger: Path, column: str) -> None:
     with pytest.raises(InputError, match=rf"{path.name}: trajectory 12 is damaged .*; restore the file from a copy"):
         LedgerReader(ledger).bodies([11, 12])
     with reopen(ledger, 10) as buffer:
-        stored = next(q for q in QUESTIONS if 12 in buffer.candidates(q).trajectory_ids)
-        assert 13 in buffer.candidates(stored).trajectory_ids
+        stored = next(q for q in QUESTIONS if 12 in buffer.questions.candidates(q).trajectory_ids)
+        assert 13 in buffer.questions.candidates(stored).trajectory_ids
         with pytest.raises(RunError, match=rf"{path.name}: trajectory 12 is damaged .*, then go on with --resume"):
             buffer.load([12])
 

@@ -43,7 +43,7 @@ def test_a_truncated_part_leaves_the_steps_before_it(ledger: Path, table: str) -
         reopen(ledger, 10)
     assert path.exists()
     with reopen(ledger, 6) as buffer:
-        assert buffer.num_trajectories == 12
+        assert buffer.counts.num_trajectories == 12
         one_step(buffer, 7)
     assert num_rows(LedgerReader(ledger))["trajectories"] == 14
 

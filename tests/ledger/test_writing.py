@@ -158,7 +158,7 @@ def test_compaction_keeps_every_row_and_every_kept_checkpoint(ledger: Path) -> N
         reopen(ledger, 5)
     reopen(ledger, 7).close()
     with reopen(ledger, 3) as buffer:
-        assert buffer.num_trajectories == 6
+        assert buffer.counts.num_trajectories == 6
 
 
 def test_a_few_parts_or_none_before_a_checkpoint_stay_as_they_are(ledger: Path) -> None:
@@ -216,4 +216,4 @@ def test_steps_in_which_nothing_happened(tmp_path: Path) -> None:
         one_step(buffer, 5)
     assert LedgerReader(tmp_path / "replay").last_step == 5
     with reopen(tmp_path / "replay", 1) as buffer:
-        assert buffer.num_questions == 0
+        assert buffer.counts.num_questions == 0

@@ -164,7 +164,7 @@ def test_experience_from_the_hub_fills_a_buffer_like_the_run_itself(run: Path, h
             question_ids=pq.read_table(run / "data/train.parquet").column("id").to_pylist(),
         ) as buffer:
             report = buffer.warm_start(replay, max_response_tokens=500, with_retired=False)
-            reports.append((report.num_trajectories, report.num_questions, buffer.bucket_counts()))
+            reports.append((report.num_trajectories, report.num_questions, buffer.counts.buckets))
     assert reports[0] == reports[1] and reports[0][0] > 20
 
 

@@ -94,14 +94,14 @@ def events(buffer: ExperienceBuffer) -> list[tuple[object, ...]]:
 
 
 def ids(buffer: ExperienceBuffer, question: str) -> list[int]:
-    return buffer.candidates(question).trajectory_ids.tolist()
+    return buffer.questions.candidates(question).trajectory_ids.tolist()
 
 
 def test_a_visit_stores_every_success_and_sets_the_bucket(worlds: Worlds) -> None:
     buffer = worlds.create()
     outcome = buffer.record_visit(visit("q3", 2))
     assert (outcome.collected, outcome.bucket, outcome.retired) == ((0, 1), 2, False)
-    assert buffer.bucket_counts() == {2: 1} and buffer.num_questions == 1 and buffer.num_trajectories == 2
+    assert buffer.counts.buckets == {2: 1} and buffer.counts.num_questions == 1 and buffer.counts.num_trajectories == 2
     buffer.flush(1)
     assert events(buffer) == [(1, "collected", "q3", 0, 2), (1, "collected", "q3", 1, 2)]
 
@@ -111,7 +111,7 @@ def test_none_and_all_correct_store_nothing_without_retirement(worlds: Worlds, k
     buffer = worlds.create(retirement=False)
     outcome = buffer.record_visit(visit("q0", k))
     assert outcome.collected == () and outcome.bucket is None
-    assert buffer.num_questions == 0 and len(buffer.retired) == 0
+    assert buffer.counts.num_questions == 0 and len(buffer.retired) == 0
 
 
 def test_bounds_are_open_below_and_closed_above(worlds: Worlds) -> None:
@@ -124,7 +124,7 @@ def test_the_bucket_follows_the_latest_count_down_to_0_and_outside_the_bounds(wo
     buffer = worlds.create(upper_bound=2)
     for step, k in enumerate([2, 0, 3, 1], start=1):
         assert buffer.record_visit(visit("q5", k, step)).bucket == k
-        assert buffer.bucket_counts() == {k: 1}
+        assert buffer.counts.buckets == {k: 1}
         buffer.flush(step)
     # k = 3 is above the bound: it moves the bucket and stores nothing.
     assert [row for row in events(buffer) if row[1] == "moved"] == [
@@ -138,7 +138,7 @@ def test_the_bucket_follows_the_latest_count_down_to_0_and_outside_the_bounds(wo
 def test_bucket_0_exists_only_for_questions_with_trajectories(worlds: Worlds) -> None:
     buffer = worlds.create()
     assert buffer.record_visit(visit("q1", 0)).bucket is None
-    assert buffer.bucket_counts() == {} and buffer.available(2) == 0
+    assert buffer.counts.buckets == {} and buffer.questions.available(2) == 0
 
 
 def test_all_correct_retires_at_once_also_before_the_delayed_start(worlds: Worlds) -> None:
@@ -147,7 +147,7 @@ def test_all_correct_retires_at_once_also_before_the_delayed_start(worlds: World
     assert buffer.record_visit(visit("q1", K, 2)).retired
     assert buffer.record_visit(visit("q2", K, 2), collecting=False).retired
     assert list(buffer.retired) == ["q1", "q2"] and "q1" in buffer.retired and "q0" not in buffer.retired
-    assert buffer.num_questions == buffer.num_trajectories == buffer.available(3) == 0
+    assert buffer.counts.num_questions == buffer.counts.num_trajectories == buffer.questions.available(3) == 0
     assert buffer.record_visit(visit("q4", 2, 2), collecting=False).collected == ()
 
 
@@ -174,8 +174,8 @@ def test_counting_fresh_members_only(worlds: Worlds) -> None:
     buffer.record_visit(visit("q2", 2))
     # The replayed success and 2 fresh ones are k = 3 of 4, but k' = 2 of 3.
     assert buffer.record_visit(visit("q1", 3, 2, experiential=True)).bucket == 2
-    assert buffer.bucket_counts() == {2: 2}
-    draw = buffer.draw(2, 3, np.random.default_rng(0))
+    assert buffer.counts.buckets == {2: 2}
+    draw = buffer.questions.draw(2, 3, np.random.default_rng(0))
     buffer.flush(3)
     rows = LedgerReader(buffer.folder).draws().to_pylist()
     # Pass rates 2/3 and 2/4 give linear weights 4/7 and 3/7.
@@ -246,7 +246,7 @@ def test_most_trajectories_per_question(worlds: Worlds, eviction: str, left: lis
     buffer = worlds.create(max_per_question=2, eviction=eviction)
     three = [success(1, 2, 3, entropy=0.2), success(4, entropy=0.9), success(5, 6, entropy=0.5)]
     outcome = buffer.record_visit(visit("q1", 3, 1, three))
-    assert outcome.num_evicted == 1 and ids(buffer, "q1") == left and buffer.num_trajectories == 2
+    assert outcome.num_evicted == 1 and ids(buffer, "q1") == left and buffer.counts.num_trajectories == 2
     buffer.flush(1)
     assert ids(worlds.reopen(buffer, 1), "q1") == left
 
@@ -272,10 +272,10 @@ def test_trajectories_over_age_leave_and_with_the_last_one_their_question(worlds
     buffer.flush(1)
     buffer.record_visit(visit("q1", 2, 2))
     buffer.flush(2)
-    assert buffer.available(3) == 1 and ids(buffer, "q1") == [0, 1, 2]
+    assert buffer.questions.available(3) == 1 and ids(buffer, "q1") == [0, 1, 2]
     # At step 4 the one of step 1 is 3 steps old, at step 5 those of step 2 are.
-    assert buffer.available(4) == 1 and ids(buffer, "q1") == [1, 2]
-    assert buffer.available(5) == 0 and buffer.num_questions == buffer.num_trajectories == 0
+    assert buffer.questions.available(4) == 1 and ids(buffer, "q1") == [1, 2]
+    assert buffer.questions.available(5) == 0 and buffer.counts.num_questions == buffer.counts.num_trajectories == 0
     buffer.flush(5)
     assert events(buffer)[-3:] == [
         (4, "evicted", "q1", 0, 2),
@@ -290,19 +290,19 @@ def test_a_replayed_question_rests(worlds: Worlds) -> None:
     buffer = worlds.create(cooldown=2)
     buffer.record_visit(visit("q1", 1))
     buffer.flush(1)
-    assert buffer.draw(1, 2, np.random.default_rng(0)).question_ids == ("q1",)
-    buffer.record_selected(2, [0])
+    assert buffer.questions.draw(1, 2, np.random.default_rng(0)).question_ids == ("q1",)
+    buffer.questions.record_selected(2, [0])
     buffer.record_visit(visit("q1", 3, 2, experiential=True))
     buffer.flush(2)
-    assert [buffer.available(step) for step in (3, 4)] == [0, 0]
-    assert buffer.bucket_counts() == {3: 1} and buffer.draw(1, 4, np.random.default_rng(0)).question_ids == ()
+    assert [buffer.questions.available(step) for step in (3, 4)] == [0, 0]
+    assert buffer.counts.buckets == {3: 1} and buffer.questions.draw(1, 4, np.random.default_rng(0)).question_ids == ()
     again = worlds.reopen(buffer, 2)
-    assert [again.available(step) for step in (3, 4, 5)] == [0, 0, 1]
-    assert again.draw(1, 5, np.random.default_rng(0)).buckets == (3,)
+    assert [again.questions.available(step) for step in (3, 4, 5)] == [0, 0, 1]
+    assert again.questions.draw(1, 5, np.random.default_rng(0)).buckets == (3,)
     again.flush(3)
     # One step before its rest ends.
     later = worlds.reopen(again, 3)
-    assert [later.available(step) for step in (4, 5)] == [0, 1]
+    assert [later.questions.available(step) for step in (4, 5)] == [0, 1]
 
 
 def test_readmission_returns_a_share_with_its_trajectories_to_the_top_bucket(worlds: Worlds) -> None:
@@ -316,24 +316,24 @@ def test_readmission_returns_a_share_with_its_trajectories_to_the_top_bucket(wor
     assert len(back) == 2 and not set(back) & set(buffer.retired) and len(buffer.retired) == 2
     # The share is rounded up: the last one comes back too.
     assert [len(buffer.readmit(step, rng)) for step in (6, 9, 12)] == [1, 1, 0]
-    assert buffer.bucket_counts() == {K - 1: 1} and buffer.num_trajectories == 2
+    assert buffer.counts.buckets == {K - 1: 1} and buffer.counts.num_trajectories == 2
     buffer.flush(3)
-    assert worlds.reopen(buffer, 3).bucket_counts() == {K - 1: 1}
+    assert worlds.reopen(buffer, 3).counts.buckets == {K - 1: 1}
 
 
 def test_scores_and_selections_are_recorded_and_survive(worlds: Worlds) -> None:
     buffer = worlds.create(max_score_staleness=1)
     buffer.record_visit(visit("q1", 3))
     buffer.flush(1)
-    found = buffer.candidates("q1")
-    assert buffer.stale(found, 1).tolist() == [False] * 3 and buffer.stale(found, 2).all()
+    found = buffer.questions.candidates("q1")
+    assert buffer.questions.stale(found, 1).tolist() == [False] * 3 and buffer.questions.stale(found, 2).all()
     measured = found.measured(
         np.array([True, True, False]), entropy=np.array([0.4, 0.1]), nll=np.array([0.7, 0.8]), weight_version=2
     )
-    chosen = buffer.choose(measured, np.random.default_rng(0))
+    [chosen] = buffer.questions.choose(measured, np.random.default_rng(0))
     assert chosen == 1
-    buffer.record_scores(2, measured, chosen)
-    buffer.record_selected(2, [int(measured.trajectory_ids[chosen])])
+    buffer.questions.record_scores(2, measured, chosen)
+    buffer.questions.record_selected(2, [int(measured.trajectory_ids[chosen])])
     buffer.flush(2)
     rows = LedgerReader(buffer.folder).scores().to_pylist()
     assert [(row["trajectory_id"], row["entropy"], row["weight_version"], row["chosen"]) for row in rows] == [
@@ -342,7 +342,7 @@ def test_scores_and_selections_are_recorded_and_survive(worlds: Worlds) -> None:
         (2, 0.5, 0, False),
     ]
     assert events(buffer)[-1] == (2, "selected", "q1", 1, 3)
-    again = worlds.reopen(buffer, 2).candidates("q1")
+    again = worlds.reopen(buffer, 2).questions.candidates("q1")
     assert again.entropy.tolist() == [0.4, 0.1, 0.5] and again.measured_version.tolist() == [2, 2, 0]
 
 
@@ -350,7 +350,7 @@ def test_what_the_sampler_promised_is_recorded(worlds: Worlds) -> None:
     buffer = worlds.create(sampler="linear")
     for number, k in enumerate([1, 1, 3]):
         buffer.record_visit(visit(f"q{number}", k))
-    draw = buffer.draw(2, 2, np.random.default_rng(0))
+    draw = buffer.questions.draw(2, 2, np.random.default_rng(0))
     buffer.flush(2)
     assert draw.probabilities == {1: pytest.approx(0.25), 3: pytest.approx(0.75)}
     rows = LedgerReader(buffer.folder).draws().to_pylist()
@@ -360,10 +360,10 @@ def test_what_the_sampler_promised_is_recorded(worlds: Worlds) -> None:
 
 def test_a_draw_of_more_than_there_is_gives_what_there_is(worlds: Worlds) -> None:
     buffer = worlds.create()
-    assert buffer.draw(3, 1, np.random.default_rng(0)).question_ids == ()
+    assert buffer.questions.draw(3, 1, np.random.default_rng(0)).question_ids == ()
     buffer.record_visit(visit("q4", 1))
     buffer.record_visit(visit("q2", 2))
-    assert sorted(buffer.draw(5, 2, np.random.default_rng(0)).question_ids) == ["q2", "q4"]
+    assert sorted(buffer.questions.draw(5, 2, np.random.default_rng(0)).question_ids) == ["q2", "q4"]
 
 
 @pytest.mark.parametrize(
@@ -391,7 +391,7 @@ def test_unknown_question_and_bad_sampler(worlds: Worlds, tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     buffer = worlds.create(sampler="python:sampler_of_mine:greedy")
     with pytest.raises(InputError, match="question nobody is not in the question file"):
-        buffer.candidates("nobody")
+        buffer.questions.candidates("nobody")
     buffer.record_visit(visit("q1", 1))
     with pytest.raises(RunError, match="python:sampler_of_mine:greedy drew question q9, which was not offered"):
-        buffer.draw(1, 2, np.random.default_rng(0))
+        buffer.questions.draw(1, 2, np.random.default_rng(0))

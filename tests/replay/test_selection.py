@@ -43,7 +43,7 @@ UNEQUAL = candidates([0.3, 0.5, 0.4], [30, 4, 10], nll=[0.6, 0.9, 0.2])
     ],
 )
 def test_choice_by_hand(metric: str, direction: str, position: int) -> None:
-    assert choose(UNEQUAL, METRICS[metric], direction, np.random.default_rng(0)) == position
+    assert choose(UNEQUAL, METRICS[metric], direction, np.random.default_rng(0)) == [position]
 
 
 def test_perplexity_is_exp_of_mean_nll() -> None:
@@ -53,16 +53,16 @@ def test_perplexity_is_exp_of_mean_nll() -> None:
 
 @pytest.mark.parametrize("direction", ["min", "max"])
 def test_ties_go_to_the_lowest_id(direction: str) -> None:
-    assert choose(candidates([0.7, 0.2, 0.2, 0.7], [5] * 4), METRICS["ent"], direction, np.random.default_rng(0)) == (
+    assert choose(candidates([0.7, 0.2, 0.2, 0.7], [5] * 4), METRICS["ent"], direction, np.random.default_rng(0)) == [
         1 if direction == "min" else 0
-    )
+    ]
 
 
 def test_random_is_uniform_and_comes_from_the_generator() -> None:
     seen = [0, 0, 0]
     rng = np.random.default_rng(5)
     for _ in range(3000):
-        seen[choose(UNEQUAL, METRICS["random"], "min", rng)] += 1
+        seen[choose(UNEQUAL, METRICS["random"], "min", rng)[0]] += 1
     # 3000/3 with a standard deviation of sqrt(3000 * 1/3 * 2/3) = 26.
     assert all(abs(count - 1000) < 4 * 26 for count in seen)
     again = [choose(UNEQUAL, METRICS["random"], "max", np.random.default_rng(6)) for _ in range(2)]
@@ -100,7 +100,7 @@ def test_function_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "metric_of_mine.py").write_text("def newest(candidates, rng):\n    return -candidates.trajectory_ids\n")
     monkeypatch.chdir(tmp_path)
     metric = resolve_metric("python:metric_of_mine:newest")
-    assert choose(UNEQUAL, metric, "min", np.random.default_rng(0)) == 2
+    assert choose(UNEQUAL, metric, "min", np.random.default_rng(0)) == [2]
     with pytest.raises(InputError, match="has no function oldest; it has newest"):
         resolve_metric("python:metric_of_mine:oldest")
 

@@ -183,15 +183,15 @@ class BufferMachine(RuleBasedStateMachine):
     def replay(self, num: int) -> None:
         self.reference.begin(self.step)
         expected = self.reference.drawable(self.step)
-        assert self.buffer.available(self.step) == len(expected)
-        draw = self.buffer.draw(num, self.step, self.rng)
+        assert self.buffer.questions.available(self.step) == len(expected)
+        draw = self.buffer.questions.draw(num, self.step, self.rng)
         assert len(draw.question_ids) == min(num, len(expected)) and set(draw.question_ids) <= expected
         assert list(draw.buckets) == [self.reference.bucket[question][0] for question in draw.question_ids]
         for question in draw.question_ids:
-            candidates = self.buffer.candidates(question)
-            chosen = self.buffer.choose(candidates, self.rng)
-            self.buffer.record_scores(self.step, candidates, chosen)
-            self.buffer.record_selected(self.step, [int(candidates.trajectory_ids[chosen])])
+            candidates = self.buffer.questions.candidates(question)
+            [chosen] = self.buffer.questions.choose(candidates, self.rng)
+            self.buffer.questions.record_scores(self.step, candidates, chosen)
+            self.buffer.questions.record_selected(self.step, [int(candidates.trajectory_ids[chosen])])
             self.reference.last_replay[question] = self.step
 
     def readmit(self) -> None:
@@ -227,15 +227,21 @@ class BufferMachine(RuleBasedStateMachine):
         if self.has_pending:
             self.finish_step()
         lived = copy.deepcopy(self.rng)
-        first = self.buffer.draw(3, self.step, lived)
-        chosen = [self.buffer.choose(self.buffer.candidates(question), lived) for question in first.question_ids]
+        first = self.buffer.questions.draw(3, self.step, lived)
+        chosen = [
+            self.buffer.questions.choose(self.buffer.questions.candidates(question), lived)
+            for question in first.question_ids
+        ]
         self.buffer.close()
         self.buffer = ExperienceBuffer.open(
             self.folder, identity=IDENTITY, rules=self.rules, question_ids=QUESTIONS, at_step=self.step - 1
         )
         rebuilt = copy.deepcopy(self.rng)
-        assert self.buffer.draw(3, self.step, rebuilt) == first
-        again = [self.buffer.choose(self.buffer.candidates(question), rebuilt) for question in first.question_ids]
+        assert self.buffer.questions.draw(3, self.step, rebuilt) == first
+        again = [
+            self.buffer.questions.choose(self.buffer.questions.candidates(question), rebuilt)
+            for question in first.question_ids
+        ]
         assert again == chosen
         # Those draws began the step, so what is over age is gone.
         self.reference.begin(self.step)
@@ -253,15 +259,15 @@ class BufferMachine(RuleBasedStateMachine):
             return
         reference, buffer = self.reference, self.buffer
         assert set(buffer.retired) == reference.retired
-        assert buffer.num_questions == len(reference.bucket)
-        assert buffer.num_trajectories == sum(len(reference.stored[question]) for question in reference.bucket)
+        assert buffer.counts.num_questions == len(reference.bucket)
+        assert buffer.counts.num_trajectories == sum(len(reference.stored[question]) for question in reference.bucket)
         counts: dict[int, int] = {}
         for k, _ in reference.bucket.values():
             counts[k] = counts.get(k, 0) + 1
-        assert buffer.bucket_counts() == counts
+        assert buffer.counts.buckets == counts
         for question, held in reference.stored.items():
             ids = [entry[0] for entry in held]
-            assert buffer.candidates(question).trajectory_ids.tolist() == ids
+            assert buffer.questions.candidates(question).trajectory_ids.tolist() == ids
             for trajectory, (_, born, tokens) in zip(buffer.load(ids), held, strict=True):
                 assert (trajectory.step_born, tuple(trajectory.token_ids.tolist())) == (born, tokens)
                 assert (trajectory.behaviour_logprobs == np.float32(-0.1 * born)).all()

@@ -205,7 +205,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def holds_as_much(self) -> None:
         if hasattr(self, "buffer"):
-            assert self.buffer.num_trajectories == sum(unit.num_rows for unit in self.reference.units)
+            assert self.buffer.counts.num_trajectories == sum(unit.num_rows for unit in self.reference.units)
             assert set(self.buffer.retired) == self.reference.retired
 
 

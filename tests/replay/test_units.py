@@ -171,14 +171,14 @@ def test_what_leaves_a_full_store(
     for question, successes in enumerate((1, 2, 1, 2)):
         buffer.record_visit(visit(question, [1.0] * successes + [0.0] * (K - successes), 1))
     assert sorted(unit.drawn.unit_id // K for unit in take(buffer, 9, 2)) == kept
-    assert buffer.num_trajectories == K * len(kept)
+    assert buffer.counts.num_trajectories == K * len(kept)
 
 
 def test_a_unit_leaves_after_its_last_use(buffer_of: Callable[..., ExperienceBuffer]) -> None:
     buffer = buffer_of(**GROUPS, priority="latest", draw="top", max_uses=2)
     buffer.record_visit(visit(0, [1, 0, 0, 0], 1))
     assert [len(take(buffer, 1, step)) for step in (2, 3, 4)] == [1, 1, 0]
-    assert buffer.num_trajectories == 0
+    assert buffer.counts.num_trajectories == 0
 
 
 def test_a_visit_in_which_the_verifier_failed_stores_no_failures(buffer_of: Callable[..., ExperienceBuffer]) -> None:

@@ -10,6 +10,7 @@ from exgrpo_cli.errors import InputError
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
 from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.replay.buffer import ExperienceBuffer
+from exgrpo_cli.replay.protocol import BufferCounts
 from exgrpo_cli.replay.visits import FreshRow, Visit
 
 K = 4
@@ -75,12 +76,12 @@ def test_trajectories_and_buckets_come_along(source: Path, tmp_path: Path) -> No
         report = buffer.warm_start(source, max_response_tokens=8, with_retired=False)
         # a: 3 and 5; b holds 6 and 9 of which 9 is too long; d's only one of 20 too; c is retired.
         assert (report.num_trajectories, report.num_questions, report.num_too_long, report.num_retired) == (3, 2, 2, 0)
-        assert buffer.bucket_counts() == {0: 1, 2: 1} and buffer.num_trajectories == 3 and buffer.num_retired == 0
-        candidates = buffer.candidates("a")
+        assert buffer.counts == BufferCounts(num_questions=2, num_trajectories=3, num_retired=0, buckets={0: 1, 2: 1})
+        candidates = buffer.questions.candidates("a")
         assert candidates.num_tokens.tolist() == [3, 5] and candidates.born_version.tolist() == [-1, -1]
         # Another run's measurements do not count, whatever staleness is allowed.
         assert candidates.stale(0, 10**6).all()
-        [trajectory] = buffer.load(buffer.candidates("b").trajectory_ids.tolist())
+        [trajectory] = buffer.load(buffer.questions.candidates("b").trajectory_ids.tolist())
         np.testing.assert_array_equal(trajectory.token_ids, np.arange(1, 7))
         np.testing.assert_array_equal(trajectory.behaviour_logprobs, np.linspace(-3, 0, 6, dtype=np.float32))
         assert (trajectory.step_born, trajectory.weight_version) == (0, -1)
@@ -98,13 +99,14 @@ def test_the_limit_of_the_new_run_holds_from_the_start(source: Path, tmp_path: P
     with ExperienceBuffer.create(tmp_path / "new", identity=TARGET, rules=rules, question_ids=QUESTIONS) as buffer:
         report = buffer.warm_start(source, max_response_tokens=10, with_retired=True)
         assert (report.num_trajectories, report.num_too_long, report.num_over_limit) == (3, 1, 2)
-        assert {q: buffer.candidates(q).num_tokens.tolist() for q in QUESTIONS} == {
+        assert {q: buffer.questions.candidates(q).num_tokens.tolist() for q in QUESTIONS} == {
             "a": [3],
             "b": [6],
             "c": [4],
             "d": [],
         }
-        assert buffer.load(buffer.candidates("b").trajectory_ids.tolist())[0].token_ids.tolist() == [1, 2, 3, 4, 5, 6]
+        oldest = buffer.load(buffer.questions.candidates("b").trajectory_ids.tolist())[0]
+        assert oldest.token_ids.tolist() == [1, 2, 3, 4, 5, 6]
 
 
 def test_it_survives_a_resume_from_step_0(source: Path, tmp_path: Path) -> None:
@@ -115,7 +117,7 @@ def test_it_survives_a_resume_from_step_0(source: Path, tmp_path: Path) -> None:
     with ExperienceBuffer.open(
         tmp_path / "replay", identity=TARGET, rules=buffer.rules, question_ids=QUESTIONS, at_step=0
     ) as again:
-        assert again.bucket_counts() == {0: 1, 2: 1} and list(again.retired) == ["c"]
+        assert again.counts.buckets == {0: 1, 2: 1} and list(again.retired) == ["c"]
 
 
 def test_one_that_was_being_written_when_the_process_died_is_not_half_read(source: Path, tmp_path: Path) -> None:
@@ -134,9 +136,9 @@ def test_retired_questions_come_only_when_asked_and_keep_their_trajectories(sour
     with create(tmp_path / "replay") as buffer:
         report = buffer.warm_start(source, max_response_tokens=8, with_retired=True)
         assert report.num_retired == 1 and report.num_trajectories == 4 and list(buffer.retired) == ["c"]
-        assert buffer.num_trajectories == 3
+        assert buffer.counts.num_trajectories == 3
         assert buffer.readmit(1, np.random.default_rng(0)) == ["c"]
-        assert buffer.bucket_counts() == {0: 1, 2: 1, K - 1: 1} and buffer.num_trajectories == 4
+        assert buffer.counts.buckets == {0: 1, 2: 1, K - 1: 1} and buffer.counts.num_trajectories == 4
 
 
 def test_more_trajectories_than_one_batch_of_bodies(tmp_path: Path) -> None:
@@ -163,7 +165,7 @@ def test_another_tokenizer_template_or_k_is_refused(source: Path, tmp_path: Path
     with create(tmp_path / "replay", identity) as buffer:
         with pytest.raises(InputError, match=f"{name} is .* in the ledger but {value!r} in this run"):
             buffer.warm_start(source, max_response_tokens=8, with_retired=False)
-        assert buffer.num_questions == 0
+        assert buffer.counts.num_questions == 0
         buffer.flush(1)
 
 

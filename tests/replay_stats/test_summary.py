@@ -55,9 +55,9 @@ def visit(buffer: ExperienceBuffer, question: str, step: int, k: int, *, entropi
 
 
 def replay(buffer: ExperienceBuffer, question: str, step: int, position: int) -> None:
-    candidates = buffer.candidates(question)
-    buffer.record_scores(step, candidates, position)
-    buffer.record_selected(step, [int(candidates.trajectory_ids[position])])
+    candidates = buffer.questions.candidates(question)
+    buffer.questions.record_scores(step, candidates, position)
+    buffer.questions.record_selected(step, [int(candidates.trajectory_ids[position])])
 
 
 @pytest.fixture

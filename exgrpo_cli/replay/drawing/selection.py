@@ -129,20 +129,12 @@ def resolve_metric(name: str) -> Metric:
     return METRICS[name]
 
 
-def choose(candidates: Candidates, metric: Metric, direction: str, rng: np.random.Generator) -> int:
-    """Position of the candidate with the lowest ("min") or highest ("max") score, the first of equals.
-
-    Raises RunError where the metric does not give one finite score per candidate.
-    """
-    return choose_several(candidates, metric, direction, rng, num=1)[0]
-
-
-def choose_several(
-    candidates: Candidates, metric: Metric, direction: str, rng: np.random.Generator, *, num: int
+def choose(
+    candidates: Candidates, metric: Metric, direction: str, rng: np.random.Generator, *, num: int = 1
 ) -> list[int]:
-    """Positions of the `num` candidates that `choose` would take one after the other; all of them, if fewer.
+    """Positions of the `num` candidates of lowest ("min") or highest ("max") score, best first, the first of equals.
 
-    Raises RunError as `choose` does.
+    All of them, if fewer. Raises RunError where the metric does not give one finite score per candidate.
     """
     scores = np.asarray(metric(candidates, rng), dtype=np.float64)
     if scores.shape != (len(candidates),):
