@@ -24,8 +24,8 @@ from exgrpo_cli.commands.options import (
 from exgrpo_cli.commands.report import write_page
 
 if TYPE_CHECKING:
-    from exgrpo_cli.ablation.report import StudyReport
     from exgrpo_cli.ablation.request import StudyRequest
+    from exgrpo_cli.ablation.results.report import StudyReport
     from exgrpo_cli.ablation.study import Study
 
 
@@ -142,8 +142,8 @@ def ablate(
     """
     from exgrpo_cli.ablation.cluster.launch import scripts, slurm_settings
     from exgrpo_cli.ablation.duration import time_to_go
+    from exgrpo_cli.ablation.results.writing import study_json
     from exgrpo_cli.ablation.schedule import compare, jobs_of
-    from exgrpo_cli.ablation.writing import study_json
 
     study = options.request().plan()
     slurm = slurm_settings(options.config)
@@ -175,7 +175,7 @@ def _print_runs(study: "Study", jobs: int, json: bool) -> None:
 
 def _print_report(study: "Study", report: "StudyReport") -> None:
     from exgrpo_cli.ablation.claims.outcome import claim_outcomes, claim_rows
-    from exgrpo_cli.ablation.tables import TITLE, endpoint_rows, rich_table, score_rows
+    from exgrpo_cli.ablation.results.tables import TITLE, endpoint_rows, rich_table, score_rows
     from exgrpo_cli.console.tables import print_table
 
     for warning in report.warnings:

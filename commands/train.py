@@ -27,7 +27,7 @@ from exgrpo_cli.commands.report import write_page
 
 if TYPE_CHECKING:
     from exgrpo_cli.machine.run_plan import RunPlan
-    from exgrpo_cli.training.start import RunRequest
+    from exgrpo_cli.training.starting.start import RunRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ class TrainOptions:
 
     def request(self) -> "RunRequest":
         """The options as the core takes them."""
-        from exgrpo_cli.training.start import RunRequest
+        from exgrpo_cli.training.starting.start import RunRequest
 
         layer = option_layer(
             {
@@ -139,7 +139,7 @@ def train(options: TrainOptions, speech: Speech, dry_run: DryRunOption = False) 
       exgrpo train --resume --output runs/baseline --steps 300
     """
     from exgrpo_cli.machine.run_plan import require_runnable
-    from exgrpo_cli.training import start as core
+    from exgrpo_cli.training.starting import start as core
     from exgrpo_cli.training.time_limit import TimeLimit
 
     time_limit = None if options.time_limit is None else TimeLimit.parse(options.time_limit)

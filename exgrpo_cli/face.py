@@ -156,8 +156,8 @@ def train(
     way; what a callback raises ends the run, which `resume` goes on with from its newest checkpoint.
     """
     from exgrpo_cli.machine.run_plan import require_runnable
-    from exgrpo_cli.training import start as core
     from exgrpo_cli.training.run import train as train_run
+    from exgrpo_cli.training.starting import start as core
 
     layer = _layer({"run.nproc": 1, **(settings or {})})
     request = core.RunRequest(

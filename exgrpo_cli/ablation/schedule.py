@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from exgrpo_cli.ablation.duration import estimate, time_to_go
-from exgrpo_cli.ablation.report import StudyReport
+from exgrpo_cli.ablation.results.report import StudyReport
+from exgrpo_cli.ablation.results.writing import report_study
 from exgrpo_cli.ablation.study import Study, StudyRun, budgeted, is_ready
 from exgrpo_cli.ablation.study_files import write_arms
-from exgrpo_cli.ablation.writing import report_study
 from exgrpo_cli.config.resolve import to_toml
 from exgrpo_cli.config.sections.slurm import SlurmSettings
 from exgrpo_cli.console.reporter import Reporter, make_reporter

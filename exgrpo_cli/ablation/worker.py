@@ -20,7 +20,7 @@ from exgrpo_cli.machine.run_plan import resolve_ranks
 from exgrpo_cli.machine.survey import survey_machine
 from exgrpo_cli.ranks.launching import RankLauncher, quieten_gloo
 from exgrpo_cli.ranks.ranks import Ranks, started_as_rank
-from exgrpo_cli.training.assemble import choose_device
+from exgrpo_cli.training.starting.assemble import choose_device
 
 MODULE = "exgrpo_cli.ablation.worker"
 

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exgrpo_cli.errors import InputError
-from exgrpo_cli.plots import buckets, replay
-from exgrpo_cli.plots.comparison import buffers_compared
+from exgrpo_cli.plots.buffer import buckets, draws
+from exgrpo_cli.plots.buffer.comparison import buffers_compared
+from exgrpo_cli.plots.buffer.what_if import what_if_figure
 from exgrpo_cli.plots.diagnostics import policy_diagnostics
 from exgrpo_cli.plots.learning import accuracy_by_tokens, heldout_scores, learning_curve
 from exgrpo_cli.plots.memorising import memorising_figure
 from exgrpo_cli.plots.style import save
-from exgrpo_cli.plots.what_if import what_if_figure
 from exgrpo_cli.replay_stats.output.report import RunReport
 from exgrpo_cli.replay_stats.record import LEDGER_FOLDER, read_config
 from exgrpo_cli.replay_stats.summary import ReplaySummary, summarise
@@ -108,7 +108,7 @@ def replay_figures(summary: ReplaySummary) -> Iterator[tuple[str, "Figure"]]:
     yield "replay-buckets", buckets.bucket_occupancy(summary)
     yield "replay-flow", buckets.bucket_flow(summary)
     yield "replay-questions", buckets.question_states(summary)
-    yield "replay-entropy", replay.entropy_of_choice(summary)
-    yield "replay-age-reuse", replay.age_and_reuse(summary)
-    yield "replay-entropy-by-bucket", replay.entropy_by_bucket(summary)
-    yield "replay-draws", replay.draws_against_promise(summary)
+    yield "replay-entropy", draws.entropy_of_choice(summary)
+    yield "replay-age-reuse", draws.age_and_reuse(summary)
+    yield "replay-entropy-by-bucket", draws.entropy_by_bucket(summary)
+    yield "replay-draws", draws.draws_against_promise(summary)

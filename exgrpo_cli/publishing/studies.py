@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from exgrpo_cli.ablation.report import compare_runs
+from exgrpo_cli.ablation.results.report import compare_runs
+from exgrpo_cli.ablation.results.tables import markdown, score_rows
 from exgrpo_cli.ablation.study import Study, StudyRun
 from exgrpo_cli.ablation.study_files import RESULTS_FOLDER
-from exgrpo_cli.ablation.tables import markdown, score_rows
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.files import read_json_lines
 from exgrpo_cli.publishing.cards import study_card

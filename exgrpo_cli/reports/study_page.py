@@ -6,11 +6,11 @@ from pathlib import Path
 
 from exgrpo_cli.ablation.arms import BASELINE, Arm
 from exgrpo_cli.ablation.claims.outcome import claim_outcomes, claim_rows
-from exgrpo_cli.ablation.figures import study_figures
-from exgrpo_cli.ablation.report import compare_runs
+from exgrpo_cli.ablation.results.figures import study_figures
+from exgrpo_cli.ablation.results.report import compare_runs
+from exgrpo_cli.ablation.results.tables import TITLE, endpoint_rows, rich_table, score_rows, spending_rows
 from exgrpo_cli.ablation.study import Study, StudyRun
 from exgrpo_cli.ablation.study_files import PLAN_FILE, kept_results, read_arms
-from exgrpo_cli.ablation.tables import TITLE, endpoint_rows, rich_table, score_rows, spending_rows
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.replay_stats.output import tables
 from exgrpo_cli.replay_stats.output.report import RunReport

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from made_results import result_of
 
-from exgrpo_cli.ablation.endpoints import tokens_to
-from exgrpo_cli.ablation.report import StudyReport, report_arm, with_holm
-from exgrpo_cli.ablation.tables import endpoint_rows, markdown, score_rows
+from exgrpo_cli.ablation.results.endpoints import tokens_to
+from exgrpo_cli.ablation.results.report import StudyReport, report_arm, with_holm
+from exgrpo_cli.ablation.results.tables import endpoint_rows, markdown, score_rows
 from exgrpo_cli.statistics import holm
 
 

@@ -8,9 +8,9 @@ import pytest
 from made_results import result_of
 
 from exgrpo_cli.ablation.arms import cross, metric_arms
+from exgrpo_cli.ablation.results.writing import report_study
 from exgrpo_cli.ablation.schedule import run_study
 from exgrpo_cli.ablation.study import Study, StudyBase, budgeted, is_ready, plan_study
-from exgrpo_cli.ablation.writing import report_study
 from exgrpo_cli.console.reporter import SilentReporter
 from exgrpo_cli.runs.result import write_result
 

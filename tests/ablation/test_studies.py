@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from exgrpo_cli.ablation.arms import cross, method_arms, metric_arms, regimes_of, sampler_arms, vary_arms
+from exgrpo_cli.ablation.results.writing import report_study
 from exgrpo_cli.ablation.schedule import failure_reason, last_line, log_path, run_study, start
 from exgrpo_cli.ablation.study import Study, StudyBase, plan_study
-from exgrpo_cli.ablation.writing import report_study
 from exgrpo_cli.commands import run
 from exgrpo_cli.console.reporter import SilentReporter
 from exgrpo_cli.errors import InputError, Interrupted, RunError

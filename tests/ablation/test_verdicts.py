@@ -6,7 +6,7 @@ from made_results import result_of
 
 from exgrpo_cli.ablation.claims.claim import FIRST_SEED, claim_of
 from exgrpo_cli.ablation.claims.outcome import claim_rows, outcome
-from exgrpo_cli.ablation.inference import (
+from exgrpo_cli.ablation.results.inference import (
     Verdict,
     detectable,
     effect,

@@ -11,7 +11,7 @@ from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.machine.run_plan import plan_run
 from exgrpo_cli.machine.shapes import preset_config
 from exgrpo_cli.machine.survey import Gpu, Machine
-from exgrpo_cli.training.assemble import take_device
+from exgrpo_cli.training.starting.assemble import take_device
 
 ONE_GPU = Machine(cores=16, memory_bytes=2**37, gpus=(Gpu(name="H200", memory_bytes=2**37),))
 

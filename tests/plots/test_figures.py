@@ -15,16 +15,16 @@ from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.plots import save_all
-from exgrpo_cli.plots.buckets import bucket_flow, bucket_occupancy
-from exgrpo_cli.plots.comparison import buffers_compared
+from exgrpo_cli.plots.buffer.buckets import bucket_flow, bucket_occupancy
+from exgrpo_cli.plots.buffer.comparison import buffers_compared
+from exgrpo_cli.plots.buffer.draws import draws_against_promise, entropy_by_bucket
+from exgrpo_cli.plots.buffer.what_if import what_if_figure
 from exgrpo_cli.plots.diagnostics import policy_diagnostics
 from exgrpo_cli.plots.evaluation import accuracy_by_level, level_scores
 from exgrpo_cli.plots.gallery import replay_figures, save_reports, training_figures
 from exgrpo_cli.plots.learning import HeldoutScore, accuracy_by_tokens, heldout_scores, learning_curve
-from exgrpo_cli.plots.replay import draws_against_promise, entropy_by_bucket
 from exgrpo_cli.plots.series import moving_average
 from exgrpo_cli.plots.style import brief_count, bucket_colours, full_rows, save
-from exgrpo_cli.plots.what_if import what_if_figure
 from exgrpo_cli.replay_stats.output.report import report_runs
 from exgrpo_cli.replay_stats.summary import ReplaySummary, summarise
 from exgrpo_cli.runs.metrics import RunMetrics, read_metrics

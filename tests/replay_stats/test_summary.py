@@ -11,7 +11,7 @@ import pytest
 from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.ledger.schemas import LedgerIdentity
-from exgrpo_cli.plots.buckets import question_states
+from exgrpo_cli.plots.buffer.buckets import question_states
 from exgrpo_cli.replay.buffer import ExperienceBuffer
 from exgrpo_cli.replay.visits import FreshRow, Visit
 from exgrpo_cli.replay_stats.output.as_json import summary_json

@@ -9,7 +9,7 @@ import pytest
 from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.replay_stats.record import RunRecord, read_run
-from exgrpo_cli.replay_stats.what_if import (
+from exgrpo_cli.replay_stats.what_if.sampler import (
     REPETITIONS,
     WhatIf,
     other_metric,

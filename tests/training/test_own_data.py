@@ -11,7 +11,7 @@ from exgrpo_cli.console.reporter import SilentReporter
 from exgrpo_cli.data.question_file.questions import read_metadata, read_questions
 from exgrpo_cli.data.split import split_questions
 from exgrpo_cli.errors import InputError
-from exgrpo_cli.training.run_questions import load_questions, store_questions
+from exgrpo_cli.training.starting.run_questions import load_questions, store_questions
 from exgrpo_cli.types import Message, Question
 
 

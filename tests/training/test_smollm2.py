@@ -23,7 +23,7 @@ from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.data.made.word_problems import make_word_problems
 from exgrpo_cli.data.prompts import encode
 from exgrpo_cli.ledger.reader import LedgerReader
-from exgrpo_cli.training.assemble import choose_run_template
+from exgrpo_cli.training.starting.assemble import choose_run_template
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1200)]
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from exgrpo_cli.ablation.arms import Arm, split_list
-from exgrpo_cli.ablation.endpoints import ENDPOINTS
-from exgrpo_cli.ablation.inference import SEEDS_FOR_A_VERDICT, Direction, seeds_needed, threshold_of
+from exgrpo_cli.ablation.results.endpoints import ENDPOINTS
+from exgrpo_cli.ablation.results.inference import SEEDS_FOR_A_VERDICT, Direction, seeds_needed, threshold_of
 from exgrpo_cli.config.checks import require_known
 from exgrpo_cli.config.resolve import convert
 from exgrpo_cli.errors import InputError, nearest

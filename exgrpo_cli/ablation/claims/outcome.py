@@ -9,10 +9,10 @@ import numpy as np
 from exgrpo_cli.ablation.claims.claim import Claim, Contrast, read_claim
 from exgrpo_cli.ablation.claims.plan import arms_of
 from exgrpo_cli.ablation.duration import duration
-from exgrpo_cli.ablation.endpoints import ENDPOINTS, Results, effect_from, paired_effect
-from exgrpo_cli.ablation.inference import Effect, Verdict, verdict
+from exgrpo_cli.ablation.results.endpoints import ENDPOINTS, Results, effect_from, paired_effect
+from exgrpo_cli.ablation.results.inference import Effect, Verdict, verdict
+from exgrpo_cli.ablation.results.tables import Rows, span
 from exgrpo_cli.ablation.study import Study
-from exgrpo_cli.ablation.tables import Rows, span
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,8 +20,7 @@ from exgrpo_cli.replay_stats.questions import QuestionHistory, question_history
 from exgrpo_cli.replay_stats.record import read_run
 from exgrpo_cli.replay_stats.step import StepReplay, step_replay
 from exgrpo_cli.replay_stats.summary import ReplaySummary, summarise_record
-from exgrpo_cli.replay_stats.unit_what_if import GateOutcome, PriorityOutcome, other_gate, other_priority
-from exgrpo_cli.replay_stats.what_if import (
+from exgrpo_cli.replay_stats.what_if.sampler import (
     MetricOutcome,
     SamplerOutcome,
     other_metric,
@@ -29,6 +28,7 @@ from exgrpo_cli.replay_stats.what_if import (
     parse_what_if,
     require_questions,
 )
+from exgrpo_cli.replay_stats.what_if.units import GateOutcome, PriorityOutcome, other_gate, other_priority
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

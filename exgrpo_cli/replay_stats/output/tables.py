@@ -14,8 +14,8 @@ from exgrpo_cli.replay_stats.output.report import RunReport
 from exgrpo_cli.replay_stats.questions import QuestionHistory
 from exgrpo_cli.replay_stats.step import StepReplay
 from exgrpo_cli.replay_stats.summary import ReplaySummary
-from exgrpo_cli.replay_stats.unit_what_if import GateOutcome, PriorityOutcome, priority_title
-from exgrpo_cli.replay_stats.what_if import MetricOutcome, SamplerOutcome, metric_title, sampler_title
+from exgrpo_cli.replay_stats.what_if.sampler import MetricOutcome, SamplerOutcome, metric_title, sampler_title
+from exgrpo_cli.replay_stats.what_if.units import GateOutcome, PriorityOutcome, priority_title
 
 TIMES_SHOWN = 8
 """Rows of a table over time."""

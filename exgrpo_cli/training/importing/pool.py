@@ -31,9 +31,9 @@ from exgrpo_cli.ledger.schemas import FOREIGN_WEIGHTS, LedgerIdentity
 from exgrpo_cli.replay.buffer import ExperienceBuffer
 from exgrpo_cli.replay.visits import FreshRow, Visit
 from exgrpo_cli.runs.folder import POOL_FILE, RunFolder
-from exgrpo_cli.training.assemble import choose_run_template, tokenizer_hash
 from exgrpo_cli.training.importing.rows import LoggedRow, RowReader, UnknownQuestion
-from exgrpo_cli.training.run_questions import load_questions
+from exgrpo_cli.training.starting.assemble import choose_run_template, tokenizer_hash
+from exgrpo_cli.training.starting.run_questions import load_questions
 
 MOST_MEMBERS = 10**6
 """Whatever the number of rows of a visit, all of them are stored."""

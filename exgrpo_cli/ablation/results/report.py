@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from exgrpo_cli.ablation.endpoints import (
+from exgrpo_cli.ablation.results.endpoints import (
     ENDPOINTS,
     Endpoint,
     Results,
@@ -20,7 +20,7 @@ from exgrpo_cli.ablation.endpoints import (
     tokens_to_match,
     values_of,
 )
-from exgrpo_cli.ablation.inference import FEW_SEEDS, Effect
+from exgrpo_cli.ablation.results.inference import FEW_SEEDS, Effect
 from exgrpo_cli.ablation.study import Study
 from exgrpo_cli.runs.result import RunResult, Totals
 from exgrpo_cli.statistics import Interval, holm, pass_at_k_by_question, pass_at_ks, t_interval

@@ -26,10 +26,10 @@ from exgrpo_cli.ranks.ranks import Ranks
 from exgrpo_cli.replay.buffer import ExperienceBuffer
 from exgrpo_cli.replay.protocol import Buffer, NoBuffer
 from exgrpo_cli.runs.folder import RunFolder
-from exgrpo_cli.training.generators import make_generator
 from exgrpo_cli.training.parts import Parts
 from exgrpo_cli.training.resuming.state import make_generators
-from exgrpo_cli.training.run_questions import RunQuestions
+from exgrpo_cli.training.starting.rollout_engine import make_generator
+from exgrpo_cli.training.starting.run_questions import RunQuestions
 from exgrpo_cli.training.step.ranked_buffer import RankedBuffer
 from exgrpo_cli.training.step.ranked_pool import RankedPool
 

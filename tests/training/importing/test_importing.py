@@ -17,7 +17,7 @@ from exgrpo_cli.errors import InputError
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.training.importing.pool import PoolReport, prepare_pool
 from exgrpo_cli.training.run import train
-from exgrpo_cli.training.run_questions import load_questions
+from exgrpo_cli.training.starting.run_questions import load_questions
 
 K = 4
 SMALL = (

@@ -16,10 +16,11 @@ from exgrpo_cli.console.reporter import SilentReporter
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.files import read_json_lines
 from exgrpo_cli.runs.folder import RunFolder
-from exgrpo_cli.training import opening, run, run_questions
+from exgrpo_cli.training import run
 from exgrpo_cli.training.resuming import checkpoint
 from exgrpo_cli.training.resuming.resume import resumed_config
 from exgrpo_cli.training.run import train
+from exgrpo_cli.training.starting import opening, run_questions
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 

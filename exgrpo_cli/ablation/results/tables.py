@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from exgrpo_cli.ablation.endpoints import ENDPOINTS
-from exgrpo_cli.ablation.report import MAIN, ArmReport, Compared, StudyReport
+from exgrpo_cli.ablation.results.endpoints import ENDPOINTS
+from exgrpo_cli.ablation.results.report import MAIN, ArmReport, Compared, StudyReport
 from exgrpo_cli.statistics import Interval
 
 TITLE = "held-out pass@1"

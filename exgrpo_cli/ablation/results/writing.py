@@ -3,11 +3,11 @@
 from typing import Any
 
 from exgrpo_cli.ablation.claims.outcome import claim_outcomes, claim_rows
-from exgrpo_cli.ablation.figures import study_figures
-from exgrpo_cli.ablation.report import StudyReport, compare_runs
+from exgrpo_cli.ablation.results.figures import study_figures
+from exgrpo_cli.ablation.results.report import StudyReport, compare_runs
+from exgrpo_cli.ablation.results.tables import TITLE, endpoint_rows, markdown, score_rows, spending_rows
 from exgrpo_cli.ablation.study import Study
 from exgrpo_cli.ablation.study_files import result_path
-from exgrpo_cli.ablation.tables import TITLE, endpoint_rows, markdown, score_rows, spending_rows
 from exgrpo_cli.files import write_json, write_text
 from exgrpo_cli.plots.style import save
 from exgrpo_cli.runs.result import write_result

@@ -15,7 +15,8 @@ from exgrpo_cli.config.resolve import resolve
 from exgrpo_cli.console.reporter import SilentReporter
 from exgrpo_cli.engines.protocols import Generator
 from exgrpo_cli.ranks.ranks import Ranks
-from exgrpo_cli.training import assemble, run
+from exgrpo_cli.training import run
+from exgrpo_cli.training.starting import assemble
 from exgrpo_cli.types import Rollout, RolloutRequest
 
 Noted = dict[tuple[str, int], Rollout]

@@ -27,7 +27,6 @@ from exgrpo_cli.replay.warm_start import WarmStartReport
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.runs.watchdog import Watchdog
 from exgrpo_cli.training.active_run import ActiveRun
-from exgrpo_cli.training.assemble import assemble, choose_device, open_shared_buffer
 from exgrpo_cli.training.loop import sync
 from exgrpo_cli.training.parts import Parts
 from exgrpo_cli.training.resuming.checkpoint import folder_name as checkpoint_name
@@ -35,7 +34,8 @@ from exgrpo_cli.training.resuming.checkpoint import load_checkpoint
 from exgrpo_cli.training.resuming.resume_point import ResumePoint, find_resume_point, set_aside
 from exgrpo_cli.training.resuming.state import RunState
 from exgrpo_cli.training.resuming.trust import remember_run
-from exgrpo_cli.training.run_questions import (
+from exgrpo_cli.training.starting.assemble import assemble, choose_device, open_shared_buffer
+from exgrpo_cli.training.starting.run_questions import (
     RunQuestions,
     check_answers,
     load_questions,

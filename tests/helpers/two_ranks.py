@@ -14,7 +14,7 @@ TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
 def two_ranks(job: str, folder: Path, launcher: Sequence[str] = TORCHRUN) -> subprocess.CompletedProcess[str]:
-    paths = [str(Path(__file__).parents[1]), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    paths = [str(Path(__file__).parents[2]), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     return subprocess.run(
         [sys.executable, "-m", *launcher, str(WORKER), job, str(folder)],
         capture_output=True,

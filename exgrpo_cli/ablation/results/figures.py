@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from exgrpo_cli.ablation.endpoints import Results
-from exgrpo_cli.ablation.report import ArmReport, StudyReport
+from exgrpo_cli.ablation.results.endpoints import Results
+from exgrpo_cli.ablation.results.report import ArmReport, StudyReport
+from exgrpo_cli.ablation.results.tables import TITLE
 from exgrpo_cli.ablation.study import Study
-from exgrpo_cli.ablation.tables import TITLE
 from exgrpo_cli.plots.ablation import (
     ArmCurve,
     ArmDifference,

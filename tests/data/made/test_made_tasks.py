@@ -19,7 +19,7 @@ from exgrpo_cli.errors import InputError
 from exgrpo_cli.grading.graders.countdown import grade_countdown
 from exgrpo_cli.grading.metadata import read_metadata
 from exgrpo_cli.grading.valid_traces import valid_trace
-from exgrpo_cli.training.run_questions import load_questions
+from exgrpo_cli.training.starting.run_questions import load_questions
 from exgrpo_cli.types import Verdict
 
 SMALL = {

@@ -148,7 +148,7 @@ def warn_of_short_responses(config: Config) -> None:
 def check_start(start: RunStart) -> None:
     """Raise InputError for what the run itself would refuse: called where nothing is to be started."""
     from exgrpo_cli.runs.folder import RunFolder
-    from exgrpo_cli.training.run_questions import check_questions
+    from exgrpo_cli.training.starting.run_questions import check_questions
 
     config = start.config
     RunFolder.existing(start.folder) if start.resume else RunFolder.check_new(start.folder)
@@ -202,7 +202,7 @@ def train_here(
 def train_in_ranks(start: RunStart, config: Config, flags: Sequence[str]) -> int:
     """Run this command once per rank of this host; returns the exit code."""
     from exgrpo_cli.ranks.launching import RankLauncher, quieten_gloo
-    from exgrpo_cli.training.assemble import choose_device
+    from exgrpo_cli.training.starting.assemble import choose_device
 
     if "--debug" not in flags and choose_device(config.run.device).type == "cpu":
         quieten_gloo(os.environ)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64
 
-from exgrpo_cli.ablation.inference import Effect, effect_over_questions, effect_over_seeds
+from exgrpo_cli.ablation.results.inference import Effect, effect_over_questions, effect_over_seeds
 from exgrpo_cli.runs.result import RunResult
 from exgrpo_cli.statistics import pass_at_k_by_question
 

@@ -1,0 +1,1 @@
+"""Figures of the experience buffer and of what is drawn from it."""
