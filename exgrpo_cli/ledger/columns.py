@@ -5,11 +5,12 @@ arithmetic.
 """
 
 from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from jaxtyping import Float64, Int64
+from jaxtyping import Int64
 
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.ledger.schemas import Event
@@ -24,8 +25,17 @@ NO_BUCKET = -1
 """Stands for the null bucket of a question that is in none."""
 MISSING = -1
 """Stands for any other null."""
-EVENT_COLUMNS = ("step", "event", "question_id", "trajectory_id", "bucket", "num_members")
-"""What `decode_events` reads."""
+STORED_NAMES = {
+    "success_count": "k",
+    "question": "question_id",
+    "group": "group_id",
+    "unit": "unit_id",
+    "kind": "event",
+    "row": "trajectory_id",
+}
+"""Fields of column classes -> the tables' columns, where the names differ."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,14 +70,20 @@ def decode_events(table: pa.Table, known_ids: pa.Array) -> EventColumns:
     if codes.null_count:
         unknown = words.filter(pc.is_null(codes))[0].as_py()
         raise InputError(f"the ledger holds events of the unknown kind {unknown!r}: a newer version wrote it.")
-    return EventColumns(
-        step=integers(table, "step"),
-        kind=codes.to_numpy().astype(np.int64)[numbers],
-        question=question_numbers(table, known_ids),
-        trajectory_id=integers(table, "trajectory_id"),
-        bucket=integers(table, "bucket"),
-        num_members=integers(table, "num_members"),
-    )
+    kinds = codes.to_numpy().astype(np.int64)[numbers]
+    return read_columns(EventColumns, table, kind=kinds, question=question_numbers(table, known_ids))
+
+
+def stored_names(kind: type) -> list[str]:
+    """The columns that a class of columns is read from."""
+    return [STORED_NAMES.get(field.name, field.name) for field in fields(kind)]
+
+
+def read_columns(kind: type[T], table: pa.Table, /, **given: np.ndarray) -> T:
+    """A class of columns: those given, the others as the table holds them (`column`)."""
+    names: list[str] = [field.name for field in fields(kind) if field.name not in given]  # type: ignore[arg-type]
+    values: dict[str, Any] = {name: column(table, STORED_NAMES.get(name, name)) for name in names}
+    return kind(**values, **given)
 
 
 def question_numbers(table: pa.Table, known_ids: pa.Array) -> Int64[np.ndarray, " rows"]:
@@ -89,14 +105,14 @@ def encoded_words(column: pa.ChunkedArray) -> tuple[pa.Array, Int64[np.ndarray, 
     return encoded.dictionary.cast(pa.string()), encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
 
 
-def integers(table: pa.Table, name: str) -> Int64[np.ndarray, " rows"]:
-    """The column as int64, -1 where it is null."""
-    return pc.fill_null(flat(table.column(name)).cast(pa.int64()), MISSING).to_numpy(zero_copy_only=False)
-
-
-def floats(table: pa.Table, name: str) -> Float64[np.ndarray, " rows"]:
-    """The column as float64, NaN where it is null."""
-    return flat(table.column(name)).cast(pa.float64()).to_numpy(zero_copy_only=False)
+def column(table: pa.Table, name: str) -> np.ndarray:
+    """One column: int64 with MISSING for null, float64 with NaN for null, or bool."""
+    values = flat(table.column(name))
+    if pa.types.is_boolean(values.type):
+        return np.asarray(values.to_numpy(zero_copy_only=False), dtype=bool)
+    if pa.types.is_floating(values.type):
+        return values.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    return pc.fill_null(values.cast(pa.int64()), MISSING).to_numpy(zero_copy_only=False)
 
 
 def flat(column: pa.ChunkedArray) -> pa.Array:

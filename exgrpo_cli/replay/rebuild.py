@@ -13,15 +13,16 @@ import pyarrow.compute as pc
 from jaxtyping import Bool, Float64, Int32, Int64
 
 from exgrpo_cli.ledger.columns import (
-    EVENT_COLUMNS,
     EVICTED,
     MISSING,
     NO_BUCKET,
     READMITTED,
     RETIRED,
     SELECTED,
+    EventColumns,
     decode_events,
     question_numbers,
+    stored_names,
 )
 from exgrpo_cli.ledger.schemas import EVENTS, REPLAYS, SCORES, TRAJECTORIES
 from exgrpo_cli.replay.trajectory_index import NO_QUESTION, ROW
@@ -51,7 +52,7 @@ class StoredState:
 def rebuild(read: ReadTable, question_ids: Sequence[str]) -> StoredState:
     """The state after all rows that `read` gives. Raises InputError for a question that is not among `question_ids`."""
     known = pa.array(question_ids, type=pa.string())
-    events = decode_events(read(EVENTS, EVENT_COLUMNS), known)
+    events = decode_events(read(EVENTS, stored_names(EventColumns)), known)
     rows = _born(read, known)
     _apply_scores(rows, read)
     rows["question"][events.trajectory_id[events.kind == EVICTED]] = NO_QUESTION

@@ -18,14 +18,14 @@ from exgrpo_cli.config.resolve import resolve
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.ledger.columns import (
-    EVENT_COLUMNS,
     EventColumns,
+    column,
     decode_events,
     encoded_words,
     flat,
-    floats,
-    integers,
     question_numbers,
+    read_columns,
+    stored_names,
 )
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
 from exgrpo_cli.ledger.schemas import DRAWS, EVENTS, REPLAYS, SCORES, TRAJECTORIES
@@ -35,28 +35,6 @@ from exgrpo_cli.runs.metrics import RunMetrics, read_metrics
 LEDGER_FOLDER = "replay"
 CONFIG_FILE = "config.toml"
 QUESTIONS_FILE = Path("data") / "train.parquet"
-
-# A score's question is that of its trajectory, so that the longest table needs no text column.
-_COLUMNS = {
-    TRAJECTORIES: (
-        "trajectory_id",
-        "question_id",
-        "step_born",
-        "weight_version",
-        "k",
-        "num_tokens",
-        "entropy",
-        "nll",
-        "reward",
-        "advantage",
-        "priority",
-        "group_id",
-    ),
-    SCORES: ("step", "trajectory_id", "weight_version", "entropy", "nll", "chosen"),
-    EVENTS: EVENT_COLUMNS,
-    REPLAYS: ("step", "unit_id", "priority", "probability", "weight", "drift", "headroom", "accepted"),
-    DRAWS: ("step", "bucket", "num_members", "num_questions", "probability", "num_drawn"),
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,6 +119,15 @@ class UnitColumns:
     accepted: Bool[np.ndarray, " scanned"]
 
 
+_COLUMNS = {
+    TRAJECTORIES: TrajectoryColumns,
+    SCORES: ScoreColumns,
+    EVENTS: EventColumns,
+    REPLAYS: UnitColumns,
+    DRAWS: DrawColumns,
+}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord:
     """A run folder, read."""
@@ -200,10 +187,12 @@ def read_run(run: Path) -> RunRecord:
     if reader.dropped:
         # Steps whose replays are not known would count as steps without any.
         metrics = metrics.up_to(reader.last_step)
-    tables = {name: reader.table(name, columns, dictionary=True) for name, columns in _COLUMNS.items()}
+    tables = {name: reader.table(name, stored_names(kind), dictionary=True) for name, kind in _COLUMNS.items()}
     training_ids = _training_ids(run)
     question_ids = _all_ids(training_ids, tables[EVENTS], tables[TRAJECTORIES])
     trajectories = _trajectories(tables[TRAJECTORIES], question_ids)
+    # A score's question is that of its trajectory, so that the longest table needs no text column.
+    rows = trajectories.rows_of(column(tables[SCORES], "trajectory_id"))
     events = decode_events(tables[EVENTS], question_ids)
     logged = int(metrics.steps[-1]) if len(metrics.steps) else 0
     return RunRecord(
@@ -213,10 +202,10 @@ def read_run(run: Path) -> RunRecord:
         question_ids=question_ids,
         num_training_questions=len(training_ids),
         trajectories=trajectories,
-        scores=_scores(tables[SCORES], trajectories),
+        scores=read_columns(ScoreColumns, tables[SCORES], row=rows),
         events=events,
-        draws=_draws(tables[DRAWS]),
-        units=_units(tables[REPLAYS]),
+        draws=read_columns(DrawColumns, tables[DRAWS]),
+        units=read_columns(UnitColumns, tables[REPLAYS]),
         last_step=max(logged, int(events.step.max(initial=0))),
         incomplete=f"ledger read up to step {reader.last_step}; {reader.dropped}" if reader.dropped else "",
     )
@@ -249,44 +238,5 @@ def _all_ids(training_ids: pa.Array, *tables: pa.Table) -> pa.Array:
 
 
 def _trajectories(table: pa.Table, question_ids: pa.Array) -> TrajectoryColumns:
-    ids = integers(table, "trajectory_id")
-    order = np.argsort(ids, kind="stable")
-    return TrajectoryColumns(
-        trajectory_id=ids[order],
-        question=question_numbers(table, question_ids)[order],
-        step_born=integers(table, "step_born")[order],
-        weight_version=integers(table, "weight_version")[order],
-        success_count=integers(table, "k")[order],
-        num_tokens=integers(table, "num_tokens")[order],
-        entropy=floats(table, "entropy")[order],
-        nll=floats(table, "nll")[order],
-        reward=floats(table, "reward")[order],
-        advantage=floats(table, "advantage")[order],
-        priority=floats(table, "priority")[order],
-        group=integers(table, "group_id")[order],
-    )
-
-
-def _scores(table: pa.Table, trajectories: TrajectoryColumns) -> ScoreColumns:
-    return ScoreColumns(
-        step=integers(table, "step"),
-        row=trajectories.rows_of(integers(table, "trajectory_id")),
-        weight_version=integers(table, "weight_version"),
-        entropy=floats(table, "entropy"),
-        nll=floats(table, "nll"),
-        chosen=np.asarray(flat(table.column("chosen")).to_numpy(zero_copy_only=False), dtype=bool),
-    )
-
-
-def _draws(table: pa.Table) -> DrawColumns:
-    names = ("step", "bucket", "num_members", "num_questions", "num_drawn")
-    return DrawColumns(probability=floats(table, "probability"), **{name: integers(table, name) for name in names})
-
-
-def _units(table: pa.Table) -> UnitColumns:
-    return UnitColumns(
-        step=integers(table, "step"),
-        unit=integers(table, "unit_id"),
-        accepted=np.asarray(flat(table.column("accepted")).to_numpy(zero_copy_only=False), dtype=bool),
-        **{name: floats(table, name) for name in ("priority", "probability", "weight", "drift", "headroom")},
-    )
+    table = table.take(np.argsort(table.column("trajectory_id").to_numpy(), kind="stable"))
+    return read_columns(TrajectoryColumns, table, question=question_numbers(table, question_ids))

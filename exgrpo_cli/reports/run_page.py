@@ -12,7 +12,7 @@ from exgrpo_cli.config.resolve import resolve
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.plots.gallery import replay_figures, training_figures
-from exgrpo_cli.replay_stats.output import tables
+from exgrpo_cli.replay_stats.output import summary_tables
 from exgrpo_cli.replay_stats.output.report import RunReport
 from exgrpo_cli.replay_stats.record import RunRecord, keeps_experience, read_config, read_run
 from exgrpo_cli.replay_stats.step import step_replay
@@ -242,8 +242,8 @@ def _replay_sections(run: Path) -> list[Section]:
 
 def _replay(run: Path) -> Iterator[Block]:
     summary = summarise_record(read_run(run))
-    yield table_of(tables.overview([RunReport(label=run.resolve().name, summary=summary)]))
-    yield table_of(tables.difficulty_windows(summary))
+    yield table_of(summary_tables.overview([RunReport(label=run.resolve().name, summary=summary)]))
+    yield table_of(summary_tables.difficulty_windows(summary))
     for name, figure in replay_figures(summary):
         yield figure_block(name, figure, CAPTIONS.get(name, ""))
 

@@ -12,7 +12,7 @@ from exgrpo_cli.ablation.results.tables import TITLE, endpoint_rows, rich_table,
 from exgrpo_cli.ablation.study import Study, StudyRun
 from exgrpo_cli.ablation.study_files import PLAN_FILE, kept_results, read_arms
 from exgrpo_cli.errors import InputError
-from exgrpo_cli.replay_stats.output import tables
+from exgrpo_cli.replay_stats.output import summary_tables
 from exgrpo_cli.replay_stats.output.report import RunReport
 from exgrpo_cli.replay_stats.record import LEDGER_FOLDER, read_config
 from exgrpo_cli.replay_stats.summary import summarise
@@ -129,7 +129,7 @@ def _ledgers(study: Study) -> Iterator[Block]:
         except InputError as error:
             yield Paragraph(text=f"{run.arm.name}, seed {run.seed}: {error}", warning=True)
     if reports:
-        yield table_of(tables.overview(reports))
+        yield table_of(summary_tables.overview(reports))
     else:
         yield Paragraph(text="No arm keeps a ledger.")
 

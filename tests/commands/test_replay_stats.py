@@ -18,8 +18,9 @@ from tokenizers.models import WordLevel
 from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.plots.gallery import plot_folders
+from exgrpo_cli.replay_stats.output.detail_tables import step_choices
 from exgrpo_cli.replay_stats.output.report import report_runs
-from exgrpo_cli.replay_stats.output.tables import dynamics, step_choices
+from exgrpo_cli.replay_stats.output.summary_tables import dynamics
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from synthetic_run import SyntheticRun, write_config, write_run

@@ -16,7 +16,7 @@ from exgrpo_cli.replay.buffer import ExperienceBuffer
 from exgrpo_cli.replay.visits import FreshRow, Visit
 from exgrpo_cli.replay_stats.output.as_json import summary_json
 from exgrpo_cli.replay_stats.output.report import report_json, report_runs
-from exgrpo_cli.replay_stats.output.tables import overview
+from exgrpo_cli.replay_stats.output.summary_tables import overview
 from exgrpo_cli.replay_stats.questions import question_history
 from exgrpo_cli.replay_stats.record import read_run
 from exgrpo_cli.replay_stats.summary import ReplaySummary, summarise

@@ -9,14 +9,9 @@ import pytest
 from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.replay_stats.record import RunRecord, read_run
-from exgrpo_cli.replay_stats.what_if.sampler import (
-    REPETITIONS,
-    WhatIf,
-    other_metric,
-    other_sampler,
-    parse_what_if,
-    states_at_draws,
-)
+from exgrpo_cli.replay_stats.what_if.metric import other_metric
+from exgrpo_cli.replay_stats.what_if.policy import REPETITIONS, WhatIf, parse_what_if
+from exgrpo_cli.replay_stats.what_if.sampler import other_sampler, states_at_draws
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from synthetic_run import SyntheticRun, write_run

@@ -6,14 +6,15 @@ import numpy as np
 
 from exgrpo_cli.plots.series import draw_series, explain_smoothing
 from exgrpo_cli.plots.style import BLUE, FULL_WIDTH, VERMILION, full_rows, say_nothing_to_show, step_axis, styled
-from exgrpo_cli.replay_stats.what_if.sampler import metric_title, sampler_title
+from exgrpo_cli.replay_stats.what_if.policy import metric_title, sampler_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from exgrpo_cli.replay_stats.output.report import RunReport
-    from exgrpo_cli.replay_stats.what_if.sampler import MetricOutcome, SamplerOutcome
+    from exgrpo_cli.replay_stats.what_if.metric import MetricOutcome
+    from exgrpo_cli.replay_stats.what_if.sampler import SamplerOutcome
 
 MEANS = {"entropy": "entropy of the chosen (nats)", "age": "age of the chosen (steps)"}
 

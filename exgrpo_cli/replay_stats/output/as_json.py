@@ -11,7 +11,8 @@ from exgrpo_cli.replay_stats.entropy import EntropyGroup, EntropyWindow
 from exgrpo_cli.replay_stats.questions import QuestionHistory
 from exgrpo_cli.replay_stats.step import StepReplay
 from exgrpo_cli.replay_stats.summary import ReplaySummary
-from exgrpo_cli.replay_stats.what_if.sampler import MetricOutcome, SamplerOutcome
+from exgrpo_cli.replay_stats.what_if.metric import MetricOutcome
+from exgrpo_cli.replay_stats.what_if.sampler import SamplerOutcome
 
 QUANTILES = ("5%", "25%", "50%", "75%", "95%")
 

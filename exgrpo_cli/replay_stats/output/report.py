@@ -20,14 +20,9 @@ from exgrpo_cli.replay_stats.questions import QuestionHistory, question_history
 from exgrpo_cli.replay_stats.record import read_run
 from exgrpo_cli.replay_stats.step import StepReplay, step_replay
 from exgrpo_cli.replay_stats.summary import ReplaySummary, summarise_record
-from exgrpo_cli.replay_stats.what_if.sampler import (
-    MetricOutcome,
-    SamplerOutcome,
-    other_metric,
-    other_sampler,
-    parse_what_if,
-    require_questions,
-)
+from exgrpo_cli.replay_stats.what_if.metric import MetricOutcome, other_metric
+from exgrpo_cli.replay_stats.what_if.policy import parse_what_if, require_questions
+from exgrpo_cli.replay_stats.what_if.sampler import SamplerOutcome, other_sampler
 from exgrpo_cli.replay_stats.what_if.units import GateOutcome, PriorityOutcome, other_gate, other_priority
 
 

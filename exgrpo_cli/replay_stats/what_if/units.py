@@ -19,9 +19,7 @@ from exgrpo_cli.replay.drawing.units import UnitStore
 from exgrpo_cli.replay.trajectory_index import ROW, TrajectoryIndex
 from exgrpo_cli.replay_stats.record import LEDGER_FOLDER, RunRecord
 from exgrpo_cli.replay_stats.replays import rows_of_units
-
-REPETITIONS = 4
-"""Draws by the other priority at each step; their mean is reported."""
+from exgrpo_cli.replay_stats.what_if.policy import REPETITIONS, priority_title
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,13 +59,6 @@ class GateOutcome:
     """Mean scans of these steps; NaN without any."""
     scans_needed: float
     """Mean scans until as many had been found within the other bound."""
-
-
-def priority_title(rules: ReplaySettings) -> str:
-    """The priority with what else orders or weighs units."""
-    fading = f", fading in {rules.age_decay:g} steps" if rules.age_decay else ""
-    power = f"^{rules.exponent:g}" if rules.exponent != 1 else ""
-    return f"{rules.priority}{power}, {rules.draw}{fading}"
 
 
 def require_units(record: RunRecord, *, gated: bool = False) -> None:
