@@ -89,7 +89,8 @@ class BufferState:
 
     def trajectories(self, trajectory_ids: Sequence[int]) -> list[Trajectory]:
         """Live trajectories with their bodies, bit for bit as they were recorded."""
-        births = self.index.births(trajectory_ids)
+        names = ("question", "step_born", "born_version", "reward", "advantage")
+        columns = [self.index.column(name, trajectory_ids).tolist() for name in names]
         return [
             Trajectory(
                 trajectory_id=int(trajectory_id),
@@ -102,11 +103,7 @@ class BufferState:
                 advantage=advantage,
             )
             for trajectory_id, (token_ids, logprobs), question, step_born, version, reward, advantage in zip(
-                trajectory_ids,
-                self.bodies(trajectory_ids),
-                *births,
-                *self.index.outcomes(trajectory_ids),
-                strict=True,
+                trajectory_ids, self.bodies(trajectory_ids), *columns, strict=True
             )
         ]
 

@@ -106,7 +106,7 @@ class Collection:
             candidates = self._state.index.candidates(question, self._state.questions.ids[question])
             if self._state.units is not None:
                 candidates = replace(candidates, priority=self._state.units.keys(candidates.trajectory_ids))
-            position = self._evicts(candidates, self._state.index.hashes(candidates.trajectory_ids))
+            position = self._evicts(candidates, self._state.index.column("token_hash", candidates.trajectory_ids))
             self._state.evict(step, int(candidates.trajectory_ids[position]))
         return max(excess, 0)
 

@@ -71,45 +71,19 @@ class TrajectoryIndex:
         """The question of a trajectory, -1 once it is evicted."""
         return int(self._rows["question"][trajectory_id])
 
-    def add(
-        self,
-        *,
-        question: int,
-        step_born: int,
-        weight_version: int,
-        num_tokens: int,
-        entropy: float,
-        nll: float,
-        token_hash: int,
-        reward: float,
-        advantage: float,
-        priority: float,
-        group: int,
-        success_count: int,
-    ) -> int:
-        """Append a trajectory, measured by the weights that sampled it, and return its id."""
+    def add(self, question: int, weight_version: int, **born: float) -> int:
+        """Append a trajectory, measured by the weights that sampled it, and return its id.
+
+        `born` are the columns of ROW that this does not fill itself.
+        """
         if self._size == len(self._rows):
             grown = np.zeros(max(1024, 2 * self._size), dtype=ROW)
             grown[: self._size] = self._rows
             self._rows = grown
-        trajectory_id, previous = self._size, self._head[question]
-        self._rows[trajectory_id] = (
-            entropy,
-            nll,
-            token_hash,
-            question,
-            previous,
-            step_born,
-            weight_version,
-            weight_version,
-            num_tokens,
-            advantage,
-            priority,
-            reward,
-            group,
-            success_count,
-            0,
-        )
+        trajectory_id = self._size
+        versions = {"born_version": weight_version, "measured_version": weight_version}
+        values = {**born, **versions, "question": question, "previous": self._head[question], "uses": 0}
+        self._rows[trajectory_id] = tuple(values[name] for name in ROW.names)
         self._head[question] = trajectory_id
         self._count[question] += 1
         self._size += 1
@@ -146,9 +120,9 @@ class TrajectoryIndex:
             trajectory_id = int(previous[trajectory_id])
         return found[::-1]
 
-    def hashes(self, trajectory_ids: Int64[np.ndarray, " some"]) -> Int64[np.ndarray, " some"]:
-        """Fingerprints of the tokens of some trajectories."""
-        return self._rows["token_hash"][trajectory_ids]
+    def column(self, name: str, trajectory_ids: Sequence[int] | Int64[np.ndarray, " some"]) -> np.ndarray:
+        """One column of ROW of some trajectories."""
+        return self._rows[name][np.asarray(trajectory_ids, dtype=np.int64)]
 
     def by_hash(self, question: int) -> dict[int, list[int]]:
         """Live trajectories of a question by the fingerprint of their tokens."""
@@ -211,10 +185,6 @@ class TrajectoryIndex:
         self._rows["uses"][trajectory_id] = uses
         return uses
 
-    def questions(self, trajectory_ids: Int64[np.ndarray, " some"]) -> list[int]:
-        """The question of each trajectory."""
-        return self._rows["question"][trajectory_ids].tolist()
-
     def sums(self, units: Int64[np.ndarray, " some"], *, groups: bool) -> dict[str, np.ndarray]:
         """What is known of units (rows, or groups under their first row), the sums and means over their rows."""
         first = self._rows[units]
@@ -237,16 +207,6 @@ class TrajectoryIndex:
             "advantage": advantages,
             "tokens": tokens.astype(np.int64),
         }
-
-    def outcomes(self, trajectory_ids: Sequence[int]) -> tuple[list[float], list[float]]:
-        """Reward and advantage of birth of some live trajectories."""
-        rows = self._rows[np.asarray(trajectory_ids, dtype=np.int64)]
-        return rows["reward"].tolist(), rows["advantage"].tolist()
-
-    def births(self, trajectory_ids: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
-        """Question, step and weight version at birth of some live trajectories."""
-        rows = self._rows[np.asarray(trajectory_ids, dtype=np.int64)]
-        return rows["question"].tolist(), rows["step_born"].tolist(), rows["born_version"].tolist()
 
     def _link(self) -> None:
         """Build every question's list at once from the `question` column."""

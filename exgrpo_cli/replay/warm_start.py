@@ -34,7 +34,7 @@ from exgrpo_cli.ledger.schemas import (
     Event,
     LedgerIdentity,
 )
-from exgrpo_cli.replay.drawing.priorities import PRIORITIES, BornUnit
+from exgrpo_cli.replay.drawing.priorities import PRIORITIES, priorities_at_birth
 from exgrpo_cli.replay.eviction import EVICTIONS
 from exgrpo_cli.replay.rebuild import StoredState, rebuild
 from exgrpo_cli.replay.trajectory_index import NO_QUESTION, TrajectoryIndex
@@ -185,7 +185,7 @@ def _within_limit(
     for question in np.flatnonzero(index.counts() > rules.max_per_question).tolist():
         while index.count(question) > rules.max_per_question:
             candidates = index.candidates(question, ids[question])
-            position = EVICTIONS[rules.eviction](candidates, index.hashes(candidates.trajectory_ids))
+            position = EVICTIONS[rules.eviction](candidates, index.column("token_hash", candidates.trajectory_ids))
             index.evict(int(candidates.trajectory_ids[position]))
     return np.array([i for i in wanted.tolist() if index.question_of(i) != NO_QUESTION], dtype=np.int64)
 
@@ -229,21 +229,16 @@ def _priorities(
     rules: ReplaySettings,
 ) -> Float64[np.ndarray, " trajectories"]:
     """What each unit weighs by this run's rules; NaN where units are not drawn, or by a priority of the user's own."""
-    priorities = np.full(len(kept), np.nan)
     if not rules.draws_units or rules.priority not in PRIORITIES:
-        return priorities
-    rewards, advantages = (table.column(name).to_numpy() for name in ("reward", "advantage"))
-    begins = np.flatnonzero(np.diff(group_ids, prepend=-1)) if rules.draws_groups else np.arange(len(kept))
-    for begin, end in zip(begins, np.append(begins[1:], len(kept)), strict=True):
-        bodies = reader.bodies(kept[begin:end].tolist()) if rules.priority == "headroom" else []
-        unit = BornUnit(
-            step=WARM_START_STEP,
-            rewards=rewards[begin:end],
-            advantages=advantages[begin:end],
-            logprobs=[logprobs for _, logprobs in bodies],
-        )
-        priorities[begin:end] = PRIORITIES[rules.priority](unit)
-    return priorities
+        return np.full(len(kept), np.nan)
+    return priorities_at_birth(
+        rules.priority,
+        group_ids if rules.draws_groups else np.arange(len(kept)),
+        steps=np.full(len(kept), WARM_START_STEP),
+        rewards=table.column("reward").to_numpy(),
+        advantages=table.column("advantage").to_numpy(),
+        logprobs=lambda begin, end: [logprobs for _, logprobs in reader.bodies(kept[begin:end].tolist())],
+    )
 
 
 def _events(

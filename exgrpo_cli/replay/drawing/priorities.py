@@ -6,6 +6,7 @@ units = the units of a store.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
@@ -71,6 +72,32 @@ PRIORITIES: dict[str, Callable[[BornUnit], float]] = {
     "headroom": headroom,
     "signal": signal,
 }
+
+
+def priorities_at_birth(
+    name: str,
+    ids: Int64[np.ndarray, " rows"],
+    *,
+    steps: Int64[np.ndarray, " rows"],
+    rewards: Rows,
+    advantages: Rows,
+    logprobs: Callable[[int, int], TokenRows],
+) -> Rows:
+    """What a built-in priority gives each row: that of its unit, the neighbours with the same of `ids`.
+
+    `logprobs(begin, end)` reads those of some rows, and is called for the priority that looks at them alone.
+    """
+    values = np.full(len(ids), np.nan)
+    bounds = [*np.flatnonzero(np.diff(ids, prepend=-1)).tolist(), len(ids)]
+    for begin, end in pairwise(bounds):
+        unit = BornUnit(
+            step=int(steps[begin]),
+            rewards=rewards[begin:end],
+            advantages=advantages[begin:end],
+            logprobs=logprobs(begin, end) if name == "headroom" else [],
+        )
+        values[begin:end] = PRIORITIES[name](unit)
+    return values
 
 
 def token_headroom(logprobs: TokenRows, advantages: Rows) -> float:

@@ -265,7 +265,7 @@ class UnitStore:
             case "longest":
                 return self._described(units).tokens.astype(np.float64), nobody
             case "random":
-                return -self._index.hashes(units).astype(np.float64), nobody
+                return -self._index.column("token_hash", units).astype(np.float64), nobody
         return nobody, nobody
 
     def keys(self, units: Units) -> Float64[np.ndarray, " some"]:
@@ -286,7 +286,7 @@ class UnitStore:
         sums = self._index.sums(units, groups=self.groups)
         return StoredUnits(
             ids=units,
-            question_ids=tuple(self._question_ids[number] for number in self._index.questions(units)),
+            question_ids=tuple(self._question_ids[number] for number in self._index.column("question", units).tolist()),
             **sums,
         )
 

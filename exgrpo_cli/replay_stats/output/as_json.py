@@ -1,8 +1,8 @@
 """A replay summary as one JSON object: plain numbers and lists, null where there is no value."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,24 @@ from exgrpo_cli.replay_stats.what_if.sampler import SamplerOutcome
 QUANTILES = ("5%", "25%", "50%", "75%", "95%")
 
 
+def plain(value: Any) -> Any:
+    """A value as JSON holds it: dataclasses as objects, arrays as lists, keys as text, null for NaN and infinities."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def summary_json(summary: ReplaySummary) -> dict[str, Any]:
     """Everything of a summary; `over_time` lists have one value per step from 0 on, `ratios` one per logged step."""
     replays, occupancy, selection = summary.replays, summary.occupancy, summary.selection
-    return {
+    visits_known = occupancy.visits_known
+    told = {
         "run": str(summary.run),
         "method": summary.config.run.method,
         "sampler": summary.config.replay.sampler,
@@ -28,69 +42,68 @@ def summary_json(summary: ReplaySummary) -> dict[str, Any]:
         "group_size": summary.config.rollout.group_size,
         "steps": summary.last_step,
         "first_mixed_step": summary.first_mixed_step,
-        "buckets": {str(bucket): count for bucket, count in summary.buckets.items()},
+        "buckets": summary.buckets,
         "questions": summary.questions,
         "retired": summary.retired,
-        "tried": int(occupancy.tried[-1]) if occupancy.visits_known else None,
-        "unseen": int(occupancy.unseen[-1]) if occupancy.visits_known else None,
+        "tried": occupancy.tried[-1] if visits_known else None,
+        "unseen": occupancy.unseen[-1] if visits_known else None,
         "trajectories": summary.trajectories,
         "stored": summary.stored,
         "evicted": len(replays.evicted),
         "entropy": {
-            "selected": finite(selection.mean_selected),
-            "available": finite(selection.mean_available),
-            "share_with_choice": finite(selection.share_with_choice),
-            "by_bucket": [_group(group) for group in summary.entropy.by_bucket],
-            "by_difficulty": [_group(group) for group in summary.entropy.by_difficulty],
-            "hard_over_easy": finite(summary.entropy.hard_over_easy),
-            "windows": [_window(window) for window in summary.entropy_windows],
+            "selected": selection.mean_selected,
+            "available": selection.mean_available,
+            "share_with_choice": selection.share_with_choice,
+            **_entropies(summary.entropy),
+            "windows": [
+                {"first_step": window.first_step, "last_step": window.last_step, **_entropies(window)}
+                for window in summary.entropy_windows
+            ],
         },
         "age": _spread(replays.age),
         "reuse": {
             **_spread(replays.reuse),
-            "never": int((replays.reuse == 0).sum()),
-            "histogram": {str(uses): int(count) for uses, count in enumerate(np.bincount(replays.reuse)) if count},
+            "never": (replays.reuse == 0).sum(),
+            "histogram": {uses: count for uses, count in enumerate(np.bincount(replays.reuse)) if count},
         },
         "used": len(replays.step),
-        "share": {
-            "steps": finite(summary.shares.share_of_steps),
-            "tokens": finite(summary.shares.share_of_tokens),
-        },
+        "share": {"steps": summary.shares.share_of_steps, "tokens": summary.shares.share_of_tokens},
         "draws": {
             "chi_square": summary.draws.chi_square,
             "degrees_of_freedom": summary.draws.degrees_of_freedom,
             "p_value": summary.draws.p_value,
-            "buckets": [asdict(bucket) for bucket in summary.draws.buckets],
+            "buckets": summary.draws.buckets,
         },
         "flow": {
-            str(before): {
-                "after": {str(after): int(num) for after, num in enumerate(summary.flow.between[before]) if num},
-                "retired": int(summary.flow.retired[before]),
-                "dropped": int(summary.flow.dropped[before]),
+            before: {
+                "after": {after: num for after, num in enumerate(summary.flow.between[before]) if num},
+                "retired": summary.flow.retired[before],
+                "dropped": summary.flow.dropped[before],
             }
-            for before in np.flatnonzero(summary.flow.visits).tolist()
+            for before in np.flatnonzero(summary.flow.visits)
         },
-        "most_replayed": [asdict(question) for question in summary.most_replayed],
+        "most_replayed": summary.most_replayed,
         "ratios": {
-            "steps": summary.ratios.steps.tolist(),
-            "mean": _column(summary.ratios.mean),
-            "max": _column(summary.ratios.maximum),
-            "ess": _column(summary.ratios.effective_sample_size),
+            "steps": summary.ratios.steps,
+            "mean": summary.ratios.mean,
+            "max": summary.ratios.maximum,
+            "ess": summary.ratios.effective_sample_size,
         },
         "over_time": {
-            "buckets": {str(bucket): occupancy.in_bucket[:, bucket].tolist() for bucket in occupied(summary)},
-            "questions": occupancy.buffered.tolist(),
-            "retired": occupancy.retired.tolist(),
-            "tried": occupancy.tried.tolist() if occupancy.visits_known else None,
-            "unseen": occupancy.unseen.tolist() if occupancy.visits_known else None,
-            "trajectories": occupancy.trajectories.tolist(),
-            "entropy_selected": _column(selection.selected),
-            "entropy_available": _column(selection.available),
-            "candidates": _column(selection.candidates),
-            "age": _column(summary.age_over_time),
+            "buckets": {bucket: occupancy.in_bucket[:, bucket] for bucket in occupied(summary)},
+            "questions": occupancy.buffered,
+            "retired": occupancy.retired,
+            "tried": occupancy.tried if visits_known else None,
+            "unseen": occupancy.unseen if visits_known else None,
+            "trajectories": occupancy.trajectories,
+            "entropy_selected": selection.selected,
+            "entropy_available": selection.available,
+            "candidates": selection.candidates,
+            "age": summary.age_over_time,
         },
         "incomplete": summary.incomplete,
     }
+    return {name: plain(value) for name, value in told.items()}
 
 
 def occupied(summary: ReplaySummary) -> list[int]:
@@ -104,97 +117,55 @@ def history_json(history: QuestionHistory) -> dict[str, Any]:
         "question_id": history.question_id,
         **asdict(history.question),
         "state": history.state,
-        "events": [{key: finite(value) for key, value in asdict(row).items()} for row in history.rows],
-        "responses": {str(trajectory_id): text for trajectory_id, text in history.texts.items()},
+        "events": history.rows,
+        "responses": history.texts,
     }
 
 
 def step_json(replay: StepReplay) -> dict[str, Any]:
     """What one step drew and replayed."""
-    questions = [
-        {
-            **asdict(drawn),
-            "candidates": [{key: finite(value) for key, value in asdict(one).items()} for one in drawn.candidates],
-        }
-        for drawn in replay.questions
-    ]
-    return {
-        "step": replay.step,
-        "nothing": replay.nothing,
-        "buckets": [asdict(offer) for offer in replay.offers],
-        "questions": questions,
-    }
+    return {"step": replay.step, "nothing": replay.nothing, "buckets": replay.offers, "questions": replay.questions}
 
 
 def sampler_json(outcome: SamplerOutcome) -> dict[str, Any]:
     """What another question sampler would have drawn."""
     return {
         "sampler": outcome.name,
-        "drawn": {str(bucket): count for bucket, count in outcome.drawn.items()},
-        "expected": {str(bucket): count for bucket, count in outcome.expected.items()},
-        "steps": outcome.steps.tolist(),
-        "pass_rate": _column(outcome.pass_rate),
-        "expected_pass_rate": _column(outcome.expected_pass_rate),
+        "drawn": outcome.drawn,
+        "expected": outcome.expected,
+        "steps": outcome.steps,
+        "pass_rate": outcome.pass_rate,
+        "expected_pass_rate": outcome.expected_pass_rate,
         "by_step": {
-            "drawn": {str(bucket): outcome.drawn_by_step[:, bucket].tolist() for bucket in outcome.drawn},
-            "expected": {str(bucket): outcome.expected_by_step[:, bucket].tolist() for bucket in outcome.expected},
+            "drawn": {bucket: outcome.drawn_by_step[:, bucket] for bucket in outcome.drawn},
+            "expected": {bucket: outcome.expected_by_step[:, bucket] for bucket in outcome.expected},
         },
     }
 
 
 def metric_json(outcome: MetricOutcome) -> dict[str, Any]:
     """What another selection metric would have taken."""
+    names = ("direction", "measured", "draws", "share_with_choice", "share_same", "chosen", "other", "steps")
     return {
         "metric": outcome.name,
-        "direction": outcome.direction,
-        "measured": outcome.measured,
-        "draws": outcome.draws,
-        "share_with_choice": finite(outcome.share_with_choice),
-        "share_same": finite(outcome.share_same),
-        "chosen": {name: finite(value) for name, value in outcome.chosen.items()},
-        "other": {name: finite(value) for name, value in outcome.other.items()},
-        "steps": outcome.steps.tolist(),
-        "by_step": {
-            "chosen": {name: _column(values) for name, values in outcome.chosen_by_step.items()},
-            "other": {name: _column(values) for name, values in outcome.other_by_step.items()},
-        },
+        **{name: getattr(outcome, name) for name in names},
+        "by_step": {"chosen": outcome.chosen_by_step, "other": outcome.other_by_step},
     }
 
 
-def finite(value: Any) -> Any:
-    """The value, None for NaN and infinities, which JSON cannot hold."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _column(values: Iterable[float]) -> list[float | None]:
-    return [finite(float(value)) for value in values]
-
-
-def _window(window: EntropyWindow) -> dict[str, Any]:
+def _entropies(entropy: EntropyWindow) -> dict[str, Any]:
     return {
-        "first_step": window.first_step,
-        "last_step": window.last_step,
-        "by_bucket": [_group(group) for group in window.by_bucket],
-        "by_difficulty": [_group(group) for group in window.by_difficulty],
-        "hard_over_easy": finite(window.hard_over_easy),
+        "by_bucket": [_group(group) for group in entropy.by_bucket],
+        "by_difficulty": [_group(group) for group in entropy.by_difficulty],
+        "hard_over_easy": entropy.hard_over_easy,
     }
 
 
 def _group(group: EntropyGroup) -> dict[str, Any]:
-    return {
-        "name": group.name,
-        "trajectories": group.trajectories,
-        "mean": finite(group.mean),
-        "quantiles": dict(zip(QUANTILES, map(finite, group.quantiles), strict=True)),
-    }
+    return asdict(group) | {"quantiles": dict(zip(QUANTILES, group.quantiles, strict=True))}
 
 
-def _spread(values: np.ndarray) -> dict[str, float | int | None]:
+def _spread(values: np.ndarray) -> dict[str, Any]:
     if not len(values):
         return {"mean": None, "median": None, "p90": None, "max": None}
-    return {
-        "mean": float(values.mean()),
-        "median": float(np.median(values)),
-        "p90": float(np.quantile(values, 0.9)),
-        "max": int(values.max()),
-    }
+    return {"mean": values.mean(), "median": np.median(values), "p90": np.quantile(values, 0.9), "max": values.max()}

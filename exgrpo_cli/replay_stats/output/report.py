@@ -1,7 +1,7 @@
 """What `replay-stats` reports of each run: its summary, and what else was asked for."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +9,9 @@ import numpy as np
 
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.replay_stats.output.as_json import (
-    finite,
     history_json,
     metric_json,
+    plain,
     sampler_json,
     step_json,
     summary_json,
@@ -108,22 +108,15 @@ def report_json(reports: Sequence[RunReport]) -> dict[str, Any]:
 
 
 def _run_json(report: RunReport) -> dict[str, Any]:
-    asked: dict[str, Any] = {}
-    if report.step:
-        asked["step"] = step_json(report.step)
-    if report.history:
-        asked["question"] = history_json(report.history)
-    outcomes: dict[str, Any] = {}
-    if report.sampler:
-        outcomes["sampler"] = sampler_json(report.sampler)
-    if report.metric:
-        outcomes["metric"] = metric_json(report.metric)
-    if report.priority:
-        own = asdict(report.priority) | {"steps": report.priority.steps.tolist()}
-        means = {name: {key: finite(value) for key, value in own[name].items()} for name in ("taken", "expected")}
-        outcomes["priority"] = own | means | {"share_same": finite(own["share_same"])}
-    if report.gate:
-        outcomes["max_drift"] = {name: finite(value) for name, value in asdict(report.gate).items()}
-    if outcomes:
-        asked["what_if"] = outcomes
-    return summary_json(report.summary) | asked
+    outcomes = {
+        "sampler": report.sampler and sampler_json(report.sampler),
+        "metric": report.metric and metric_json(report.metric),
+        "priority": report.priority,
+        "max_drift": report.gate,
+    }
+    asked = {
+        "step": report.step and step_json(report.step),
+        "question": report.history and history_json(report.history),
+        "what_if": {name: outcome for name, outcome in outcomes.items() if outcome},
+    }
+    return summary_json(report.summary) | plain({name: value for name, value in asked.items() if value})

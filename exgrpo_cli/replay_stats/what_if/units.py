@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Int64
 
 from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.ledger.columns import COLLECTED, EVICTED, READMITTED, RETIRED
 from exgrpo_cli.ledger.reader import LedgerReader
-from exgrpo_cli.replay.drawing.priorities import PRIORITIES, BornUnit
+from exgrpo_cli.replay.drawing.priorities import PRIORITIES, priorities_at_birth
 from exgrpo_cli.replay.drawing.units import UnitStore
 from exgrpo_cli.replay.trajectory_index import ROW, TrajectoryIndex
 from exgrpo_cli.replay_stats.record import LEDGER_FOLDER, RunRecord
@@ -149,27 +149,18 @@ def _rows(record: RunRecord, rules: ReplaySettings) -> np.ndarray:
     elif rules.priority == record.config.replay.priority:
         rows["priority"] = born.priority
     else:
-        rows["priority"] = _priorities(record, rules)
-    return rows
-
-
-def _priorities(record: RunRecord, rules: ReplaySettings) -> Float64[np.ndarray, " trajectories"]:
-    born, priority = record.trajectories, PRIORITIES[rules.priority]
-    ids = born.group if rules.draws_groups else born.trajectory_id
-    begins = np.flatnonzero(np.diff(ids, prepend=-1))
-    reader = LedgerReader(record.run / LEDGER_FOLDER) if rules.priority == "headroom" else None
-    values = np.empty(len(ids))
-    for begin, end in zip(begins.tolist(), [*begins[1:].tolist(), len(ids)], strict=True):
-        bodies = [] if reader is None else reader.bodies(born.trajectory_id[begin:end].tolist())
-        values[begin:end] = priority(
-            BornUnit(
-                step=int(born.step_born[begin]),
-                rewards=born.reward[begin:end],
-                advantages=born.advantage[begin:end],
-                logprobs=[logprobs for _, logprobs in bodies],
-            )
+        reader = LedgerReader(record.run / LEDGER_FOLDER)
+        rows["priority"] = priorities_at_birth(
+            rules.priority,
+            born.group if rules.draws_groups else born.trajectory_id,
+            steps=born.step_born,
+            rewards=born.reward,
+            advantages=born.advantage,
+            logprobs=lambda begin, end: [
+                logprobs for _, logprobs in reader.bodies(born.trajectory_id[begin:end].tolist())
+            ],
         )
-    return values
+    return rows
 
 
 def _stores_at(
@@ -197,7 +188,7 @@ def _stores_at(
         while position < len(rows) and rows[position][0] <= step:
             row = rows[position]
             position += 1
-            over_age = row[1] == EVICTED and max_age and index.births([row[3]])[1][0] < row[0] - max_age
+            over_age = row[1] == EVICTED and max_age and index.column("step_born", [row[3]])[0] < row[0] - max_age
             if row[0] < step or row[1] == READMITTED or over_age:
                 _apply([row], store, live)
             else:
