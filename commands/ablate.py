@@ -8,11 +8,14 @@ import typer
 
 from exgrpo_cli.commands.options import (
     AllowCodeOption,
+    BackboneOption,
     ConfigOption,
+    DataOption,
     DryRunOption,
     OutputOption,
     SetOption,
     Speech,
+    handed_on,
     option_layer,
     print_json,
     run_folder,
@@ -63,12 +66,8 @@ class StudyOptions:
         str | None,
         typer.Option(metavar="RUN", help="Experience for the methods that store none: a run, or hf://OWNER/NAME."),
     ] = None
-    backbone: Annotated[
-        str | None, typer.Option(help="Preset, model folder or hub id (owner/name).", show_default="tiny")
-    ] = None
-    data: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Training questions.", show_default="the backbone's")
-    ] = None
+    backbone: BackboneOption = None
+    data: DataOption = None
     heldout: Annotated[
         str | None,
         typer.Option(
@@ -92,25 +91,12 @@ class StudyOptions:
         from exgrpo_cli.ablation.request import StudyRequest
 
         layer = {"run.steps": self.steps, "data.train": whole_path(self.data), "data.heldout": whole_path(self.heldout)}
-        return StudyRequest(
-            claim=self.claim,
-            metric=self.metric,
-            sampler=self.sampler,
-            methods=self.methods,
-            regimes=self.regimes,
-            results=self.results or [],
-            vary=self.vary or [],
-            seeds=self.seeds,
-            name=self.name,
-            equal=self.equal,
-            replay_from=run_folder(self.replay_from),
-            output=self.output,
-            backbone=self.backbone,
-            config_file=self.config,
-            options=option_layer(layer),
-            assignments=self.assignments or [],
-            allow_code=self.allow_code,
-        )
+        own = {
+            "config_file": self.config,
+            "options": option_layer(layer),
+            "replay_from": run_folder(self.replay_from),
+        }
+        return StudyRequest(**handed_on(self, StudyRequest) | own)
 
 
 @with_groups

@@ -12,6 +12,12 @@ import typer
 
 from exgrpo_cli.console.output import data_stream
 
+BackboneOption = Annotated[
+    str | None, typer.Option(help="Preset, model folder or hub id (owner/name).", show_default="tiny")
+]
+DataOption = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Training questions.", show_default="the backbone's")
+]
 OutputOption = Annotated[Path | None, typer.Option("--output", metavar="PATH", help="Where the results go.")]
 SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of every random stream.", show_default="0")]
 ConfigOption = Annotated[
@@ -71,6 +77,12 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
 
 def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def handed_on(options: Any, request: Any) -> dict[str, Any]:
+    """What was given of the options that a request of the core has under the same names."""
+    shared = {field.name for field in fields(options)} & {field.name for field in fields(request)}
+    return {name: getattr(options, name) for name in shared if getattr(options, name) is not None}
 
 
 def option_layer(values: dict[str, Any]) -> dict[str, dict[str, Any]]:

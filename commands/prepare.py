@@ -14,6 +14,7 @@ from exgrpo_cli.commands.options import (
     SeedOption,
     SetOption,
     Speech,
+    handed_on,
     option_layer,
     print_json,
     talk,
@@ -83,25 +84,9 @@ class PrepareSettings:
         layer: dict[str, Any] = {"grading.grader": self.grader}
         if is_made(source):
             layer[f"{section_of_made(source)}.seed"] = self.seed
-        return PrepareRequest(
-            source=source,
-            output=self.output,
-            layout=self.layout,
-            fields=NamedFields(
-                question=self.question_field, answer=self.answer_field, answer_pattern=self.answer_pattern
-            ),
-            backbone=self.backbone,
-            show=self.show,
-            max_prompt_tokens=self.max_prompt_tokens,
-            decontaminate=self.decontaminate,
-            overlap=self.overlap,
-            ngram=self.ngram,
-            split=self.split,
-            config_file=self.config,
-            options=option_layer(layer),
-            assignments=self.assignments or [],
-            allow_code=self.allow_code,
-        )
+        named = NamedFields(question=self.question_field, answer=self.answer_field, answer_pattern=self.answer_pattern)
+        own = {"source": source, "fields": named, "config_file": self.config, "options": option_layer(layer)}
+        return PrepareRequest(**handed_on(self, PrepareRequest) | own)
 
 
 @with_groups

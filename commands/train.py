@@ -9,12 +9,15 @@ import typer
 
 from exgrpo_cli.commands.options import (
     AllowCodeOption,
+    BackboneOption,
     ConfigOption,
+    DataOption,
     DryRunOption,
     OutputOption,
     SeedOption,
     SetOption,
     Speech,
+    handed_on,
     option_layer,
     print_json,
     run_folder,
@@ -34,18 +37,14 @@ if TYPE_CHECKING:
 class TrainOptions:
     """What a run is made of; None leaves it to the presets."""
 
-    backbone: Annotated[
-        str | None, typer.Option(help="Preset, model folder or hub id (owner/name).", show_default="tiny")
-    ] = None
+    backbone: BackboneOption = None
     method: Annotated[
         str | None, typer.Option(help="exgrpo, grpo, another method preset, or a TOML file.", show_default="exgrpo")
     ] = None
     regime: Annotated[
         str | None, typer.Option(help="Task, start and lengths: a preset such as hard-tail.", show_default="none")
     ] = None
-    data: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Training questions.", show_default="the backbone's")
-    ] = None
+    data: DataOption = None
     heldout: Annotated[
         str | None,
         typer.Option(
@@ -107,20 +106,8 @@ class TrainOptions:
                 "optim.engine": self.engine,
             }
         )
-        return RunRequest(
-            backbone=self.backbone,
-            method=self.method,
-            regime=self.regime,
-            config_file=self.config,
-            options=layer,
-            assignments=self.assignments or [],
-            output=self.output,
-            resume=self.resume,
-            replay_from=run_folder(self.replay_from),
-            with_retired=self.with_retired,
-            allow_code=self.allow_code,
-            as_published=self.as_published,
-        )
+        own = {"config_file": self.config, "options": layer, "replay_from": run_folder(self.replay_from)}
+        return RunRequest(**handed_on(self, RunRequest) | own)
 
 
 @with_groups

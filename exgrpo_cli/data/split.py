@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from exgrpo_cli.data.question_file.identity import normalised
+from exgrpo_cli.data.question_file.identity import normalised, question_text
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.types import Question
 
@@ -17,7 +17,10 @@ def split_questions(
     Questions of the same words are kept on one side, whatever their answers: the lowest hashes of (seed, last user
     message) are held out. Raises InputError where one side would be empty.
     """
-    asked = [_hash(question, seed) for question in questions]
+    asked = [
+        hashlib.sha256(f"{seed}\x1f{normalised(question_text(question))}".encode()).hexdigest()
+        for question in questions
+    ]
     wanted = max(1, round(fraction * len(questions)))
     chosen = set(sorted(set(asked))[: wanted if most is None else min(wanted, most)])
     heldout = [question for question, key in zip(questions, asked, strict=True) if key in chosen]
@@ -33,8 +36,3 @@ def split_questions(
 def heldout_beside(file: Path) -> Path:
     """Where the held-out part of a question file lies: `mine.parquet` has `mine-heldout.parquet`."""
     return file.with_stem(f"{file.stem}-heldout")
-
-
-def _hash(question: Question, seed: int) -> str:
-    asked = next(message.content for message in reversed(question.prompt) if message.role == "user")
-    return hashlib.sha256(f"{seed}\x1f{normalised(asked)}".encode()).hexdigest()

@@ -8,7 +8,7 @@ from typing import Any
 from exgrpo_cli.data.audit.contamination import BenchmarkIndex
 from exgrpo_cli.data.audit.duplicates import near_duplicates
 from exgrpo_cli.data.prompts import Template, Tokenizer, prompt_lengths
-from exgrpo_cli.data.question_file.identity import normalised
+from exgrpo_cli.data.question_file.identity import normalised, question_text
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.types import Question, Verdict
@@ -70,11 +70,6 @@ def one_line(text: str) -> str:
     return text if len(text) <= _EXAMPLE_CHARS else text[: _EXAMPLE_CHARS - 3] + "..."
 
 
-def question_text(question: Question) -> str:
-    """The last user message."""
-    return next(message.content for message in reversed(question.prompt) if message.role == "user")
-
-
 def check_golds(questions: Sequence[Question], pool: GradingPool) -> None:
     """Raises InputError naming the first question whose gold answer does not verify against itself, and their number.
 
@@ -90,21 +85,41 @@ def check_golds(questions: Sequence[Question], pool: GradingPool) -> None:
         )
 
 
+Reason = tuple[str, str]
+"""Why a question is left out, and an example for the report."""
+
+
+def _sift(
+    questions: Sequence[Question],
+    reasons_of: Callable[[Sequence[Question]], Iterable[Reason | None]],
+    what: str,
+    tally: Tally,
+    progress: Progress,
+) -> list[Question]:
+    """Questions that nothing speaks against; the others are counted."""
+    kept = []
+    for start in range(0, len(questions), _CHUNK):
+        progress(start, len(questions), what)
+        chunk = questions[start : start + _CHUNK]
+        for question, reason in zip(chunk, reasons_of(chunk), strict=True):
+            if reason is None:
+                kept.append(question)
+            else:
+                tally.add(*reason)
+    progress(len(questions), len(questions), what)
+    return kept
+
+
 def drop_bad_golds(
     questions: Sequence[Question], pool: GradingPool, tally: Tally, progress: Progress
 ) -> list[Question]:
     """Questions whose gold verifies against itself; the others are counted by what is wrong with them."""
-    kept = []
-    for start in range(0, len(questions), _CHUNK):
-        progress(start, len(questions), "verifying gold answers")
-        chunk = questions[start : start + _CHUNK]
-        for question, reason in zip(chunk, _gold_reasons(chunk, pool), strict=True):
-            if reason is None:
-                kept.append(question)
-            else:
-                tally.add(reason, f"{question.id}: {question.answer}")
-    progress(len(questions), len(questions), "verifying gold answers")
-    return kept
+
+    def reasons_of(chunk: Sequence[Question]) -> list[Reason | None]:
+        found = zip(chunk, _gold_reasons(chunk, pool), strict=True)
+        return [reason and (reason, f"{question.id}: {question.answer}") for question, reason in found]
+
+    return _sift(questions, reasons_of, "verifying gold answers", tally, progress)
 
 
 def _gold_reasons(questions: Sequence[Question], pool: GradingPool) -> list[str | None]:
@@ -131,18 +146,15 @@ def drop_contaminated(
 ) -> list[Question]:
     """Questions that share less than `threshold` of the n-grams (of `size` words) of any evaluation question."""
     index = BenchmarkIndex(benchmarks, size=size)
-    kept = []
-    for place, question in enumerate(questions):
-        if place % _CHUNK == 0:
-            progress(place, len(questions), "comparing with benchmarks")
+
+    def reason_of(question: Question) -> Reason | None:
         nearest = index.nearest(question_text(question))
         if nearest is None or nearest.share < threshold:
-            kept.append(question)
-        else:
-            example = f"{question.id} ({nearest.share:.0%} of the n-grams): {nearest.text}"
-            tally.add(f"contaminated by {nearest.benchmark}", example)
-    progress(len(questions), len(questions), "comparing with benchmarks")
-    return kept
+            return None
+        example = f"{question.id} ({nearest.share:.0%} of the n-grams): {nearest.text}"
+        return f"contaminated by {nearest.benchmark}", example
+
+    return _sift(questions, lambda chunk: map(reason_of, chunk), "comparing with benchmarks", tally, progress)
 
 
 def drop_long_prompts(
@@ -155,18 +167,17 @@ def drop_long_prompts(
     max_tokens: int,
 ) -> list[Question]:
     """Questions whose prompt has at most `max_tokens` tokens."""
-    kept = []
-    for start in range(0, len(questions), _CHUNK):
-        progress(start, len(questions), "counting prompt tokens")
-        chunk = questions[start : start + _CHUNK]
-        for question, length in zip(chunk, prompt_lengths(template, chunk, tokenizer).tolist(), strict=True):
-            if length <= max_tokens:
-                kept.append(question)
-            else:
-                example = f"{question.id} ({length} tokens): {question_text(question)}"
-                tally.add(f"prompt over {max_tokens} tokens", example)
-    progress(len(questions), len(questions), "counting prompt tokens")
-    return kept
+
+    def reasons_of(chunk: Sequence[Question]) -> list[Reason | None]:
+        lengths = prompt_lengths(template, chunk, tokenizer).tolist()
+        return [
+            (f"prompt over {max_tokens} tokens", f"{question.id} ({length} tokens): {question_text(question)}")
+            if length > max_tokens
+            else None
+            for question, length in zip(chunk, lengths, strict=True)
+        ]
+
+    return _sift(questions, reasons_of, "counting prompt tokens", tally, progress)
 
 
 def mark_near_duplicates(questions: Sequence[Question], tally: Tally, progress: Progress, *, threshold: float) -> None:

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from exgrpo_cli.config.sections.data import ArithmeticSettings
-from exgrpo_cli.data.made.pools import Pool, Split, draw_split, pool_of_key
-from exgrpo_cli.data.question_file.identity import question_id
+from exgrpo_cli.data.made.pools import Pool, Split, draw_split, made_question, pool_of_key
 from exgrpo_cli.errors import InputError
-from exgrpo_cli.types import Message, Question
+from exgrpo_cli.types import Question
 
 SOURCE = "arithmetic"
 
@@ -33,7 +32,12 @@ def make_questions(settings: ArithmeticSettings) -> Split:
 
     Raises InputError, with the number that exist, where a level has fewer expressions than asked for.
     """
-    return draw_split(settings, _draw_questions, settings.shares)
+
+    def draw(count: int, level: int, pool: Pool, rng: np.random.Generator) -> list[Question]:
+        drawn = _draw_distinct(count, level, pool, rng)
+        return [made_question(SOURCE, f"{expression(terms)}=?", str(sum(terms)), level=level) for terms in drawn]
+
+    return draw_split(settings, draw, settings.shares)
 
 
 def draw_terms(level: int, pool: Pool, rng: np.random.Generator) -> Terms:
@@ -67,10 +71,6 @@ def count_expressions(level: int) -> int:
                     longer[value + sign * operand] = longer.get(value + sign * operand, 0) + count
         ways = longer
     return sum(ways.values())
-
-
-def _draw_questions(count: int, level: int, pool: Pool, rng: np.random.Generator) -> list[Question]:
-    return [_question(terms, level) for terms in _draw_distinct(count, level, pool, rng)]
 
 
 def _draw_distinct(count: int, level: int, pool: Pool, rng: np.random.Generator) -> list[Terms]:
@@ -107,9 +107,3 @@ def _all_terms(level: int) -> Iterator[Terms]:
 
 def _is_question(terms: Terms) -> bool:
     return min(itertools.accumulate(terms)) >= 0
-
-
-def _question(terms: Terms, level: int) -> Question:
-    prompt = (Message(role="user", content=f"{expression(terms)}=?"),)
-    answer = str(sum(terms))
-    return Question(id=question_id(prompt, answer), prompt=prompt, answer=answer, source=SOURCE, level=str(level))

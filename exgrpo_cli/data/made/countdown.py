@@ -5,15 +5,13 @@ long to say. A question of level n has n numbers from 1 to 9, each to be used on
 expression that gives the target is right (`exgrpo_cli.grading.graders.countdown`).
 """
 
-import json
 from dataclasses import dataclass
 
 import numpy as np
 
 from exgrpo_cli.config.sections.data import CountdownSettings
-from exgrpo_cli.data.made.pools import Pool, Split, distinct, draw_split, pool_of_key
-from exgrpo_cli.data.question_file.identity import question_id
-from exgrpo_cli.types import Message, Question
+from exgrpo_cli.data.made.pools import Pool, Split, distinct, draw_split, made_question, pool_of_key
+from exgrpo_cli.types import Question
 
 SOURCE = "countdown"
 _NUMBERS = range(1, 10)
@@ -93,14 +91,6 @@ def write_search(solution: Attempt, failures: int, rng: np.random.Generator) -> 
 
 def _draw(level: int, pool: Pool, rng: np.random.Generator) -> Question:
     attempt = draw_solved(level, pool, rng)
-    prompt = (Message(role="user", content=prompt_text(attempt.numbers, attempt.result)),)
-    answer = attempt.expression()
     asked = {"verifier": SOURCE, "numbers": sorted(attempt.numbers), "target": attempt.result}
-    return Question(
-        id=question_id(prompt, answer),
-        prompt=prompt,
-        answer=answer,
-        source=SOURCE,
-        level=str(level),
-        metadata=json.dumps(asked),
-    )
+    text = prompt_text(attempt.numbers, attempt.result)
+    return made_question(SOURCE, text, attempt.expression(), level=level, metadata=asked)

@@ -4,15 +4,12 @@ A question of level n adds n + 1 terms from 2 to 9. Its metadata say what was as
 `exgrpo_cli.grading.valid_traces` can tell a derivation from a lucky hit.
 """
 
-import json
-
 import numpy as np
 
 from exgrpo_cli.config.sections.data import ModularSettings
 from exgrpo_cli.data.made.arithmetic import Terms, expression
-from exgrpo_cli.data.made.pools import Pool, Split, distinct, draw_split, pool_of_key
-from exgrpo_cli.data.question_file.identity import question_id
-from exgrpo_cli.types import Message, Question
+from exgrpo_cli.data.made.pools import Pool, Split, distinct, draw_split, made_question, pool_of_key
+from exgrpo_cli.types import Question
 
 SOURCE = "modular"
 _TERMS = range(2, 10)
@@ -27,7 +24,10 @@ def make_modular(settings: ModularSettings) -> Split:
 
     def draw(level: int, pool: Pool, rng: np.random.Generator) -> Question:
         terms = draw_terms(level, pool, rng)
-        return _question(terms, settings.modulus, level)
+        modulus = settings.modulus
+        asked = {"trace": "sum", "terms": terms, "modulus": modulus}
+        answer = str(sum(terms) % modulus)
+        return made_question(SOURCE, prompt_text(terms, modulus), answer, level=level, metadata=asked)
 
     return draw_split(settings, distinct("Sums", draw))
 
@@ -43,16 +43,3 @@ def draw_terms(level: int, pool: Pool, rng: np.random.Generator) -> Terms:
 def prompt_text(terms: Terms, modulus: int) -> str:
     """What is asked: (7+5+8)%5=?"""
     return f"({expression(terms)})%{modulus}=?"
-
-
-def _question(terms: Terms, modulus: int, level: int) -> Question:
-    prompt = (Message(role="user", content=prompt_text(terms, modulus)),)
-    answer = str(sum(terms) % modulus)
-    return Question(
-        id=question_id(prompt, answer),
-        prompt=prompt,
-        answer=answer,
-        source=SOURCE,
-        level=str(level),
-        metadata=json.dumps({"trace": "sum", "terms": terms, "modulus": modulus}),
-    )

@@ -1,6 +1,7 @@
 """What made questions share: pools that nothing can bring together, shares of levels, drawing without repetition."""
 
 import hashlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -8,8 +9,9 @@ from enum import Enum
 import numpy as np
 
 from exgrpo_cli.config.sections.data import QuestionSetSettings
+from exgrpo_cli.data.question_file.identity import question_id
 from exgrpo_cli.errors import InputError
-from exgrpo_cli.types import Question
+from exgrpo_cli.types import Message, Question
 
 # Draws in a row without a new question, so that a pool that is used up ends in a message and not in a search without
 # end: the last of n equally likely questions is drawn within 5 n with probability 0.993.
@@ -37,6 +39,21 @@ Draw = Callable[[int, Pool, np.random.Generator], Question]
 """One question of a level and a pool."""
 DrawMany = Callable[[int, int, Pool, np.random.Generator], list[Question]]
 """So many different ones of a level and a pool."""
+
+
+def made_question(
+    source: str, text: str, answer: str, *, level: int, before: Sequence[Message] = (), metadata: object = None
+) -> Question:
+    """A question that asks `text` after the messages `before`; `metadata` are kept as JSON."""
+    prompt = (*before, Message(role="user", content=text))
+    return Question(
+        id=question_id(prompt, answer),
+        prompt=prompt,
+        answer=answer,
+        source=source,
+        level=str(level),
+        metadata=None if metadata is None else json.dumps(metadata),
+    )
 
 
 def pool_of_key(text: str, key: bytes) -> Pool:

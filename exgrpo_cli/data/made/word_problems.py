@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from exgrpo_cli.config.sections.data import WordProblemSettings
-from exgrpo_cli.data.made.pools import Pool, Split, distinct, draw_split, pool_of_key
-from exgrpo_cli.data.question_file.identity import question_id
+from exgrpo_cli.data.made.pools import Pool, Split, distinct, draw_split, made_question, pool_of_key
 from exgrpo_cli.types import Message, Question
 
 SOURCE = "word-problems"
@@ -111,7 +110,8 @@ def make_word_problems(settings: WordProblemSettings) -> Split:
 
     def draw(level: int, pool: Pool, rng: np.random.Generator) -> Question:
         chain = draw_chain(level, pool, rng)
-        return _question((*examples, Message(role="user", content=tell(chain, rng))), chain, level)
+        answer = f"{values_of(chain)[-1]:.0f}"
+        return made_question(SOURCE, tell(chain, rng), answer, level=level, before=examples)
 
     return draw_split(settings, distinct("Word problems", draw))
 
@@ -146,7 +146,8 @@ def draw_chain(level: int, pool: Pool, rng: np.random.Generator) -> Chain:
         for _ in range(level):
             sign = str(rng.choice(list(_OPERANDS)))
             chain = (*chain, (sign, int(rng.choice(_OPERANDS[sign]))))
-        if _is_told_in_whole_numbers(chain) and pool_of(chain) is pool:
+        told_in_whole_numbers = all(value.is_integer() and 1 <= value <= _LARGEST for value in values_of(chain))
+        if told_in_whole_numbers and pool_of(chain) is pool:
             return chain
 
 
@@ -169,10 +170,6 @@ def values_of(chain: Chain) -> list[float]:
     return values
 
 
-def _is_told_in_whole_numbers(chain: Chain) -> bool:
-    return all(value.is_integer() and 1 <= value <= _LARGEST for value in values_of(chain))
-
-
 def tell(chain: Chain, rng: np.random.Generator) -> str:
     """The chain as one of its stories."""
     story = _STORIES[int(rng.integers(len(_STORIES)))]
@@ -191,8 +188,3 @@ def tell(chain: Chain, rng: np.random.Generator) -> str:
 
 def _pick(phrasings: Sequence[str], rng: np.random.Generator) -> str:
     return phrasings[int(rng.integers(len(phrasings)))]
-
-
-def _question(prompt: tuple[Message, ...], chain: Chain, level: int) -> Question:
-    answer = f"{values_of(chain)[-1]:.0f}"
-    return Question(id=question_id(prompt, answer), prompt=prompt, answer=answer, source=SOURCE, level=str(level))

@@ -21,6 +21,11 @@ def question_id(prompt: Sequence[Message], answer: str) -> str:
     return hashlib.sha256(f"{normalised(asked[-1])}\x1f{answer.strip()}".encode()).hexdigest()[:16]
 
 
+def question_text(question: Question) -> str:
+    """The last user message."""
+    return next(message.content for message in reversed(question.prompt) if message.role == "user")
+
+
 def normalised(text: str) -> str:
     """NFKC, with every run of white space as one blank."""
     return " ".join(unicodedata.normalize("NFKC", text).split())

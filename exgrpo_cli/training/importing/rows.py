@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float32, Int32
 from transformers import PreTrainedTokenizerBase
 
-from exgrpo_cli.data.question_file.identity import normalised
+from exgrpo_cli.data.question_file.identity import normalised, question_text
 from exgrpo_cli.data.sources.files import Row, iter_rows
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.types import Question
@@ -54,8 +54,7 @@ class RowReader:
         self._by_text: dict[str, list[str]] = {}
         for question in questions:
             self._ids.add(question.id)
-            asked = [message.content for message in question.prompt if message.role == "user"][-1]
-            self._by_text.setdefault(normalised(asked), []).append(question.id)
+            self._by_text.setdefault(normalised(question_text(question)), []).append(question.id)
 
     def read(self, file: Path) -> Iterator[LoggedRow | UnknownQuestion]:
         """Every row in its order.
