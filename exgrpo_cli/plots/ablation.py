@@ -9,6 +9,7 @@ from jaxtyping import Float64
 
 from exgrpo_cli.plots.series import FEW
 from exgrpo_cli.plots.style import (
+    BAND_ALPHA,
     BLACK,
     CYCLE,
     FULL_WIDTH,
@@ -26,12 +27,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ROW_HEIGHT = 0.34
-BAND_ALPHA = 0.15
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ArmResult:
-    """One arm's final score."""
+class ArmScore:
+    """One arm's final score, or what it is less the baseline's, paired by seed."""
 
     name: str
     mean: float
@@ -39,20 +39,7 @@ class ArmResult:
     high: float
     """95 % interval of the mean over seeds; equal to the mean where one seed allows none."""
     seeds: Sequence[float]
-    """One final score per seed."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ArmDifference:
-    """One arm less the baseline, paired by seed."""
-
-    name: str
-    mean: float
-    low: float
-    high: float
-    """95 % interval of the mean over seeds; equal to the mean where one seed allows none."""
-    seeds: Sequence[float]
-    """One difference per seed that both have finished."""
+    """One value per seed, of a difference per seed that both have finished."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,74 +56,80 @@ class ArmCurve:
     """Band over the seeds."""
 
 
-def arm_comparison(arms: Sequence[ArmResult], *, baseline: str, measure: str) -> "Figure":
+def arm_comparison(arms: Sequence[ArmScore], *, baseline: str, measure: str) -> "Figure":
     """One row per arm in the order given: mean with its interval, single seeds as dots, the baseline's mean as a line.
 
     `measure` names the horizontal axis, for example "held-out pass@1".
     """
+    names = [f"{arm.name} (baseline)" if arm.name == baseline else arm.name for arm in arms]
+    reference = next((arm.mean for arm in arms if arm.name == baseline), None)
+    return _arm_rows(arms, names, baseline, reference, measure, "no arm has finished yet")
+
+
+def paired_differences(arms: Sequence[ArmScore], *, baseline: str, measure: str) -> "Figure":
+    """One row per arm in the order given: mean difference from the baseline with its interval, single seeds as dots."""
+    nothing = f"no arm has finished a seed that {baseline} has finished yet"
+    label = f"{measure} minus {baseline}, same seeds"
+    return _arm_rows(arms, [arm.name for arm in arms], baseline, 0.0, label, nothing)
+
+
+def _arm_rows(
+    arms: Sequence[ArmScore], names: Sequence[str], baseline: str, reference: float | None, label: str, nothing: str
+) -> "Figure":
+    """`reference` is where the vertical line stands, `nothing` what is said where there are no arms."""
     with styled():
         figure, (axes,) = new_figure(width=5.0, height=0.9 + ROW_HEIGHT * max(len(arms), 1))
         if not arms:
-            say_nothing_to_show(axes, "no arm has finished yet")
+            say_nothing_to_show(axes, nothing)
             return figure
-        colours = _colours([arm.name for arm in arms], baseline)
-        reference = next((arm.mean for arm in arms if arm.name == baseline), None)
         if reference is not None:
             axes.axvline(reference, color=GREY, linewidth=0.9, linestyle=(0, (4, 2)), zorder=1)
-        for row, arm in enumerate(arms):
-            _arm_row(axes, row, arm, colours[arm.name])
-        names = [f"{arm.name} (baseline)" if arm.name == baseline else arm.name for arm in arms]
-        _arm_axis(axes, names)
-        axes.set_xlabel(f"{measure} ({_seed_count(arms)})")
-        return figure
-
-
-def paired_differences(arms: Sequence[ArmDifference], *, baseline: str, measure: str) -> "Figure":
-    """One row per arm in the order given: mean difference from the baseline with its interval, single seeds as dots."""
-    with styled():
-        figure, (axes,) = new_figure(width=5.0, height=0.9 + ROW_HEIGHT * max(len(arms), 1))
-        if not arms:
-            say_nothing_to_show(axes, f"no arm has finished a seed that {baseline} has finished yet")
-            return figure
-        axes.axvline(0, color=GREY, linewidth=0.9, linestyle=(0, (4, 2)), zorder=1)
         colours = _colours([arm.name for arm in arms], baseline)
         for row, arm in enumerate(arms):
             _arm_row(axes, row, arm, colours[arm.name])
-        _arm_axis(axes, [arm.name for arm in arms])
-        axes.set_xlabel(f"{measure} minus {baseline}, same seeds ({_seed_count(arms)})")
+        axes.set_yticks(range(len(names)), names)
+        axes.set_ylim(len(names) - 0.4, -0.6)
+        axes.tick_params(axis="y", length=0)
+        axes.grid(visible=False, axis="y")
+        axes.margins(x=0.08)
+        most = max(len(arm.seeds) for arm in arms)
+        axes.set_xlabel(f"{label} ({f'mean, 95 % interval, {most} seeds' if most > 1 else '1 seed'})")
         return figure
 
 
 def arm_curves(curves: Sequence[ArmCurve], *, baseline: str, measure: str) -> "Figure":
     """Each arm's mean over the steps with the band of its seeds; the baseline in black."""
+    last_step = max((step for curve in curves for step in curve.steps), default=0)
     with styled():
-        figure, (axes,) = new_figure(width=FULL_WIDTH, height=3.0)
-        last_step = max((step for curve in curves for step in curve.steps), default=0)
-        if not last_step:
-            say_nothing_to_show(axes, "no step has finished yet")
-            return figure
-        _draw_curves(axes, curves, [curve.steps for curve in curves], baseline)
-        axes.set_ylabel(measure)
-        step_axis(axes, last_step)
-        axes.set_xlim(-0.03 * last_step, 1.03 * last_step)
-        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+        figure, axes = _curves(curves, [curve.steps for curve in curves], baseline, measure)
+        if last_step:
+            step_axis(axes, last_step)
+            axes.set_xlim(-0.03 * last_step, 1.03 * last_step)
         return figure
 
 
 def arm_curves_by_tokens(curves: Sequence[ArmCurve], *, baseline: str, measure: str) -> "Figure":
     """The same against the tokens generated: what each arm reached for equal rollouts paid."""
     with styled():
-        figure, (axes,) = new_figure(width=FULL_WIDTH, height=3.0)
-        if not any(any(curve.tokens) for curve in curves):
-            say_nothing_to_show(axes, "no step has finished yet")
-            return figure
-        _draw_curves(axes, curves, [curve.tokens for curve in curves], baseline)
-        axes.set_ylabel(measure)
-        axes.set_xlabel("tokens generated (mean over seeds)")
-        token_axis(axes)
-        axes.margins(x=0.03)
-        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+        figure, axes = _curves(curves, [curve.tokens for curve in curves], baseline, measure)
+        if any(any(curve.tokens) for curve in curves):
+            axes.set_xlabel("tokens generated (mean over seeds)")
+            token_axis(axes)
+            axes.margins(x=0.03)
         return figure
+
+
+def _curves(
+    curves: Sequence[ArmCurve], places: Sequence[Sequence[float]], baseline: str, measure: str
+) -> "tuple[Figure, Axes]":
+    figure, (axes,) = new_figure(width=FULL_WIDTH, height=3.0)
+    if not any(any(where) for where in places):
+        say_nothing_to_show(axes, "no step has finished yet")
+        return figure, axes
+    _draw_curves(axes, curves, places, baseline)
+    axes.set_ylabel(measure)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure, axes
 
 
 def _draw_curves(axes: "Axes", curves: Sequence[ArmCurve], places: Sequence[Sequence[float]], baseline: str) -> None:
@@ -149,19 +142,6 @@ def _draw_curves(axes: "Axes", curves: Sequence[ArmCurve], places: Sequence[Sequ
         _curve(axes, curve, x, colours[curve.name], LINESTYLES[number // len(CYCLE) % len(LINESTYLES)])
 
 
-def _arm_axis(axes: "Axes", names: Sequence[str]) -> None:
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(visible=False, axis="y")
-    axes.margins(x=0.08)
-
-
-def _seed_count(arms: "Sequence[ArmResult] | Sequence[ArmDifference]") -> str:
-    most = max(len(arm.seeds) for arm in arms)
-    return f"mean, 95 % interval, {most} seeds" if most > 1 else "1 seed"
-
-
 def _colours(names: Sequence[str], baseline: str) -> dict[str, str]:
     """Black for the baseline, the cycle without black for the others."""
     others = [name for name in names if name != baseline]
@@ -169,7 +149,7 @@ def _colours(names: Sequence[str], baseline: str) -> dict[str, str]:
     return {baseline: BLACK} | {name: palette[number % len(palette)] for number, name in enumerate(others)}
 
 
-def _arm_row(axes: "Axes", row: int, arm: ArmResult | ArmDifference, colour: str) -> None:
+def _arm_row(axes: "Axes", row: int, arm: ArmScore, colour: str) -> None:
     seeds = np.asarray(arm.seeds, dtype=np.float64)
     axes.plot(
         seeds,

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from exgrpo_cli.plots.style import CYCLE, FULL_WIDTH, SINGLE_COLUMN, new_figure, styled
+from exgrpo_cli.plots.style import BAND_ALPHA, CYCLE, FULL_WIDTH, MARKERS, SINGLE_COLUMN, new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
 PANELS_A_ROW = 3
 PANEL_HEIGHT = 1.9
-BAND_ALPHA = 0.15
-MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

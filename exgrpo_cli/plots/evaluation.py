@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from exgrpo_cli.plots.style import CYCLE, FULL_WIDTH, SINGLE_COLUMN, new_figure, styled
+from exgrpo_cli.plots.style import CYCLE, FULL_WIDTH, MARKERS, SINGLE_COLUMN, new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 SPREAD = 0.62
 """Share of a benchmark's slot that its models take up."""
 INCHES_PER_POINT = 0.22

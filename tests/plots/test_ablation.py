@@ -7,8 +7,7 @@ import numpy as np
 
 from exgrpo_cli.plots.ablation import (
     ArmCurve,
-    ArmDifference,
-    ArmResult,
+    ArmScore,
     arm_comparison,
     arm_curves,
     arm_curves_by_tokens,
@@ -17,9 +16,9 @@ from exgrpo_cli.plots.ablation import (
 from exgrpo_cli.plots.style import save
 
 ARMS = [
-    ArmResult(name="on-policy", mean=0.80, low=0.78, high=0.82, seeds=[0.79, 0.80, 0.81]),
-    ArmResult(name="ent-min", mean=0.75, low=0.70, high=0.80, seeds=[0.72, 0.75, 0.78]),
-    ArmResult(name="random", mean=0.74, low=0.74, high=0.74, seeds=[0.74]),
+    ArmScore(name="on-policy", mean=0.80, low=0.78, high=0.82, seeds=[0.79, 0.80, 0.81]),
+    ArmScore(name="ent-min", mean=0.75, low=0.70, high=0.80, seeds=[0.72, 0.75, 0.78]),
+    ArmScore(name="random", mean=0.74, low=0.74, high=0.74, seeds=[0.74]),
 ]
 
 
@@ -51,7 +50,7 @@ def test_curves_have_a_band_and_skip_what_was_not_measured() -> None:
 
 
 def test_differences_are_drawn_from_zero_with_their_seeds() -> None:
-    arms = [ArmDifference(name="ent-min", mean=-0.05, low=-0.08, high=-0.02, seeds=[-0.07, -0.05, -0.03])]
+    arms = [ArmScore(name="ent-min", mean=-0.05, low=-0.08, high=-0.02, seeds=[-0.07, -0.05, -0.03])]
     (axes,) = paired_differences(arms, baseline="on-policy", measure="held-out pass@1").axes
     assert axes.get_xlabel() == "held-out pass@1 minus on-policy, same seeds (mean, 95 % interval, 3 seeds)"
     assert 0 in {line.get_xdata()[0] for line in axes.lines if len(line.get_xdata()) == 2}
@@ -76,7 +75,7 @@ def test_a_study_that_has_nothing_yet_says_so() -> None:
 
 def test_many_arms_stay_apart() -> None:
     names = [f"an-arm-with-a-long-name-{n}" for n in range(16)]
-    arms = [ArmResult(name=name, mean=0.5, low=0.4, high=0.6, seeds=[0.5]) for name in names]
+    arms = [ArmScore(name=name, mean=0.5, low=0.4, high=0.6, seeds=[0.5]) for name in names]
     figure = arm_comparison(arms, baseline=names[0], measure="pass@1")
     figure.canvas.draw()
     boxes = [label.get_window_extent() for label in figure.axes[0].get_yticklabels()]

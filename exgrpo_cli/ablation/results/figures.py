@@ -10,8 +10,7 @@ from exgrpo_cli.ablation.results.tables import TITLE
 from exgrpo_cli.ablation.study import Study
 from exgrpo_cli.plots.ablation import (
     ArmCurve,
-    ArmDifference,
-    ArmResult,
+    ArmScore,
     arm_comparison,
     arm_curves,
     arm_curves_by_tokens,
@@ -30,7 +29,7 @@ def study_figures(study: Study, report: StudyReport) -> "dict[str, Figure]":
     baseline = ", ".join(report.baselines)
     curves = [arm_curve(arm.name, results[arm.name]) for arm in report.arms]
     figures = {
-        "ablation": arm_comparison([_result(arm) for arm in report.arms], baseline=baseline, measure=TITLE),
+        "ablation": arm_comparison([_score(arm) for arm in report.arms], baseline=baseline, measure=TITLE),
         "differences": paired_differences(_differences(report), baseline=baseline, measure=TITLE),
         "curves": arm_curves(curves, baseline=baseline, measure=TITLE),
         "curves-tokens": arm_curves_by_tokens(curves, baseline=baseline, measure=TITLE),
@@ -42,17 +41,15 @@ def study_figures(study: Study, report: StudyReport) -> "dict[str, Figure]":
     return figures if drawn is None else {**figures, "memorising": drawn}
 
 
-def _result(arm: ArmReport) -> ArmResult:
+def _score(arm: ArmReport) -> ArmScore:
     score = arm.main.score
-    return ArmResult(
-        name=arm.name, mean=score.mean, low=score.low, high=score.high, seeds=list(arm.main.seeds.values())
-    )
+    return ArmScore(name=arm.name, mean=score.mean, low=score.low, high=score.high, seeds=list(arm.main.seeds.values()))
 
 
-def _differences(report: StudyReport) -> list[ArmDifference]:
+def _differences(report: StudyReport) -> list[ArmScore]:
     by_name = {arm.name: arm.main.seeds for arm in report.arms}
     return [
-        ArmDifference(
+        ArmScore(
             name=arm.name,
             mean=found.mean,
             low=found.low,
