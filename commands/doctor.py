@@ -43,22 +43,18 @@ def _print_report(report: "Report") -> None:
     console.print(_table("package", [(each.name, each.version or "-", each.problem) for each in report.packages]))
     engines = [(each.name, "yes" if each.usable else "no", each.reason) for each in report.engines]
     console.print(_table("engine", engines))
-    console.print(_table("backbone", [_backbone_row(*row) for row in _fits(report)]))
+    backbones = []
+    for each in report.backbones:
+        where = f"on each of {each.gpus} GPUs" if each.gpus else "on the CPU"
+        needs = f"{each.peak_bytes / GIB:.1f} GiB {where}; {each.gpus_of_80_gb} x 80 GB would do"
+        backbones.append((each.name, "fits" if each.fits else "too large", needs))
+    console.print(_table("backbone", backbones))
     for conflict in report.conflicts:
         console.print(f"conflict: {conflict}", soft_wrap=True)
     for problem in report.problems:
         console.print(f"problem: {problem}", soft_wrap=True)
     verdict = "would not work: see the problems above" if report.problems else "works here"
     console.print(f"exgrpo train with its defaults {verdict}.", soft_wrap=True)
-
-
-def _fits(report: "Report") -> list[tuple[str, bool, float, int, int]]:
-    return [(each.name, each.fits, each.peak_bytes / GIB, each.gpus, each.gpus_of_80_gb) for each in report.backbones]
-
-
-def _backbone_row(name: str, fits: bool, gib: float, gpus: int, enough: int) -> tuple[str, str, str]:
-    where = f"on each of {gpus} GPUs" if gpus else "on the CPU"
-    return name, "fits" if fits else "too large", f"{gib:.1f} GiB {where}; {enough} x 80 GB would do"
 
 
 def _table(name: str, rows: list[tuple[str, str, str]]) -> "Table":

@@ -139,7 +139,9 @@ def cross(axes: Sequence[Sequence[Arm]], regimes: Sequence[str | None] = (None,)
     for regime in regimes:
         baselines: dict[str, Arm] = {}
         for parts in itertools.product(*axes):
-            shared = [part for part in parts if part.assignments and not any(map(is_of_replay, part.assignments))]
+            # On-policy training does not read what is about replay alone.
+            shared = [part for part in parts if not any(text.startswith(REPLAY_ONLY) for text in part.assignments)]
+            shared = [part for part in shared if part.assignments]
             baseline = _joined([on_policy, *shared], regime)
             baseline = replace(baseline, baseline=baseline.name)
             arm = _joined(parts, regime)
@@ -151,11 +153,6 @@ def cross(axes: Sequence[Sequence[Arm]], regimes: Sequence[str | None] = (None,)
             baselines[baseline.name] = baseline
         every = every | {name: arm for name, arm in baselines.items() if name not in every}
     return list(every.values())
-
-
-def is_of_replay(assignment: str) -> bool:
-    """Whether on-policy training does not read this setting."""
-    return assignment.startswith(REPLAY_ONLY)
 
 
 def _joined(parts: Sequence[Arm], regime: str | None) -> Arm:

@@ -54,7 +54,8 @@ def cached_folder(
             shutil.rmtree(folder)
         with whole_folder(folder) as partial:
             build(partial)
-            _write_manifest(partial, key)
+            files = {path.name: _hash_file(path) for path in sorted(partial.iterdir())}
+            (partial / _MANIFEST).write_text(json.dumps({"key": key, "files": files}, indent=2), encoding="utf-8")
     return folder
 
 
@@ -86,11 +87,6 @@ def _find_damage(folder: Path) -> str:
         if _hash_file(path) != digest:
             return f"{name} has changed since it was written"
     return ""
-
-
-def _write_manifest(folder: Path, key: Mapping[str, object]) -> None:
-    files = {path.name: _hash_file(path) for path in sorted(folder.iterdir())}
-    (folder / _MANIFEST).write_text(json.dumps({"key": key, "files": files}, indent=2), encoding="utf-8")
 
 
 def _hash_file(path: Path) -> str:

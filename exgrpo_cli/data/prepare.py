@@ -17,7 +17,6 @@ from exgrpo_cli.config.names import is_made, section_of_made
 from exgrpo_cli.config.sections.grading import GradingSettings
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.data.audit.checks import (
-    Finding,
     Progress,
     Tally,
     drop_bad_golds,
@@ -143,7 +142,8 @@ def prepare(source: str, output: Path, options: PrepareOptions, progress: Progre
         reading = read_source(source, options.fields, dropped, progress)
     questions = _audited(reading, options, dropped, marked, progress)
     if not questions:
-        raise InputError(f"{source}: none of the {reading.num_read} rows is left: {_reasons(dropped.findings())}.")
+        found = [f"{each.count} {reason} ({each.examples[0]})" for reason, each in dropped.findings().items()]
+        raise InputError(f"{source}: none of the {reading.num_read} rows is left: {'; '.join(found)}.")
     report = PrepareReport(
         source=reading.source,
         revision=reading.revision,
@@ -186,7 +186,8 @@ def check_output(source: str, output: Path) -> None:
 def _audited(
     reading: Reading, options: PrepareOptions, dropped: Tally, marked: Tally, progress: Progress
 ) -> list[Question]:
-    with _grading_pool(options.grading, reading.layout) as pool:
+    by_choice = reading.layout == MULTIPLE_CHOICE and options.grading.grader == "math"
+    with GradingPool(replace(options.grading, grader="choice") if by_choice else options.grading) as pool:
         questions = drop_bad_golds(reading.questions, pool, dropped, progress)
     if options.benchmarks:
         questions = drop_contaminated(
@@ -206,11 +207,6 @@ def _audited(
     return questions
 
 
-def _grading_pool(settings: GradingSettings, layout: str) -> GradingPool:
-    grader = "choice" if layout == MULTIPLE_CHOICE and settings.grader == "math" else settings.grader
-    return GradingPool(replace(settings, grader=grader))
-
-
 def seed_of(source: str, options: PrepareOptions) -> int | None:
     """Of a made source; None of any other."""
     return int(getattr(options.made, section_of_made(source)).seed) if is_made(source) else None
@@ -219,10 +215,6 @@ def seed_of(source: str, options: PrepareOptions) -> int | None:
 def _levels(questions: Sequence[Question]) -> dict[str, int]:
     counts = Counter(question.level for question in questions if question.level is not None)
     return {level: counts[level] for level in sorted(counts)}
-
-
-def _reasons(findings: Mapping[str, Finding]) -> str:
-    return "; ".join(f"{finding.count} {reason} ({finding.examples[0]})" for reason, finding in findings.items())
 
 
 def _metadata(report: PrepareReport, options: PrepareOptions) -> dict[str, Any]:

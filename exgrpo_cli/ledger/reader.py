@@ -131,7 +131,9 @@ class LedgerReader:
 def read_rows(table: str, parts: Sequence[PartInfo], columns: Sequence[str], *, dictionary: bool = False) -> pa.Table:
     """Rows of some parts of a Parquet table."""
     encoded = [name for name in _REPETITIVE if name in columns] if dictionary else []
-    schema = pa.schema([_field(SCHEMAS[table].field(name), name in encoded) for name in columns])
+    words = pa.dictionary(pa.int32(), pa.string())
+    fields = [SCHEMAS[table].field(name) for name in columns]
+    schema = pa.schema([field.with_type(words) if field.name in encoded else field for field in fields])
     pieces = []
     for part in parts:
         piece = _read_part(table, part, columns, encoded)
@@ -180,7 +182,3 @@ def with_later_columns(births: pa.Table, rows: pa.Table) -> pa.Table:
     for name, values in later.items():
         rows = rows.append_column(name, values)
     return rows
-
-
-def _field(field: pa.Field, encoded: bool) -> pa.Field:
-    return field.with_type(pa.dictionary(pa.int32(), pa.string())) if encoded else field

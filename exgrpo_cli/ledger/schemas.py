@@ -44,92 +44,81 @@ class Event(StrEnum):
     READMITTED = "readmitted"
 
 
-def _required(name: str, kind: pa.DataType) -> pa.Field:
-    return pa.field(name, kind, nullable=False)
+def _schema(**columns: str) -> pa.Schema:
+    """Columns by name, each with the name of its Arrow type; those with a question mark behind it may hold nulls."""
+    lists = {"tokens": pa.list_(pa.int32()), "logprobs": pa.list_(pa.float32())}
+    return pa.schema(
+        [
+            pa.field(name, lists.get(kind) or pa.type_for_alias(kind.rstrip("?")), nullable=kind.endswith("?"))
+            for name, kind in columns.items()
+        ]
+    )
 
 
 SCHEMAS: dict[str, pa.Schema] = {
-    BODIES: pa.schema(
-        [
-            _required("trajectory_id", pa.int64()),
-            _required("token_ids", pa.list_(pa.int32())),
-            _required("behaviour_logprobs", pa.list_(pa.float32())),
-        ]
+    BODIES: _schema(trajectory_id="int64", token_ids="tokens", behaviour_logprobs="logprobs"),
+    TRAJECTORIES: _schema(
+        trajectory_id="int64",
+        question_id="string",
+        step_born="int32",
+        weight_version="int32",
+        k="int32",
+        num_tokens="int32",
+        entropy="float64",
+        nll="float64",
+        logprob_source="string",
+        token_hash="int64",
+        reward="float64?",
+        advantage="float64?",
+        priority="float64?",
+        group_id="int64?",
     ),
-    TRAJECTORIES: pa.schema(
-        [
-            _required("trajectory_id", pa.int64()),
-            _required("question_id", pa.string()),
-            _required("step_born", pa.int32()),
-            _required("weight_version", pa.int32()),
-            _required("k", pa.int32()),
-            _required("num_tokens", pa.int32()),
-            _required("entropy", pa.float64()),
-            _required("nll", pa.float64()),
-            _required("logprob_source", pa.string()),
-            _required("token_hash", pa.int64()),
-            pa.field("reward", pa.float64()),
-            pa.field("advantage", pa.float64()),
-            pa.field("priority", pa.float64()),
-            pa.field("group_id", pa.int64()),
-        ]
+    SCORES: _schema(
+        step="int32",
+        question_id="string",
+        trajectory_id="int64",
+        weight_version="int32",
+        entropy="float64",
+        nll="float64",
+        num_tokens="int32",
+        chosen="bool",
     ),
-    SCORES: pa.schema(
-        [
-            _required("step", pa.int32()),
-            _required("question_id", pa.string()),
-            _required("trajectory_id", pa.int64()),
-            _required("weight_version", pa.int32()),
-            _required("entropy", pa.float64()),
-            _required("nll", pa.float64()),
-            _required("num_tokens", pa.int32()),
-            _required("chosen", pa.bool_()),
-        ]
+    DRAWS: _schema(
+        step="int32",
+        bucket="int32",
+        num_members="int32",
+        num_questions="int32",
+        probability="float64",
+        num_drawn="int32",
     ),
-    DRAWS: pa.schema(
-        [
-            _required("step", pa.int32()),
-            _required("bucket", pa.int32()),
-            _required("num_members", pa.int32()),
-            _required("num_questions", pa.int32()),
-            _required("probability", pa.float64()),
-            _required("num_drawn", pa.int32()),
-        ]
+    VISITS: _schema(
+        step="int32",
+        question_id="string",
+        k="int32",
+        num_fresh_successes="int32",
+        num_members="int32",
+        verifier_failed="bool",
+        alpha="float64?",
+        beta="float64?",
     ),
-    VISITS: pa.schema(
-        [
-            _required("step", pa.int32()),
-            _required("question_id", pa.string()),
-            _required("k", pa.int32()),
-            _required("num_fresh_successes", pa.int32()),
-            _required("num_members", pa.int32()),
-            _required("verifier_failed", pa.bool_()),
-            pa.field("alpha", pa.float64()),
-            pa.field("beta", pa.float64()),
-        ]
+    REPLAYS: _schema(
+        step="int32",
+        unit_id="int64",
+        group_id="int64",
+        priority="float64",
+        probability="float64?",
+        weight="float64",
+        drift="float64?",
+        headroom="float64?",
+        accepted="bool",
     ),
-    REPLAYS: pa.schema(
-        [
-            _required("step", pa.int32()),
-            _required("unit_id", pa.int64()),
-            _required("group_id", pa.int64()),
-            _required("priority", pa.float64()),
-            pa.field("probability", pa.float64()),
-            _required("weight", pa.float64()),
-            pa.field("drift", pa.float64()),
-            pa.field("headroom", pa.float64()),
-            _required("accepted", pa.bool_()),
-        ]
-    ),
-    EVENTS: pa.schema(
-        [
-            _required("step", pa.int32()),
-            _required("event", pa.string()),
-            _required("question_id", pa.string()),
-            pa.field("trajectory_id", pa.int64()),
-            pa.field("bucket", pa.int32()),
-            pa.field("num_members", pa.int32()),
-        ]
+    EVENTS: _schema(
+        step="int32",
+        event="string",
+        question_id="string",
+        trajectory_id="int64?",
+        bucket="int32?",
+        num_members="int32?",
     ),
 }
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from exgrpo_cli.plots.style import BLACK, BLUE, FULL_WIDTH, GREY, ORANGE, new_figure, styled
-from exgrpo_cli.runs.result import Memorising, PassRates
+from exgrpo_cli.runs.result import Memorising
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,18 +34,13 @@ def memorising_figure(runs: Mapping[str, Sequence[Memorising]]) -> "Figure | Non
             axes.set_visible(False)
         for axes, (name, found) in zip(panels, runs.items(), strict=False):
             for kind, (label, colour) in KINDS.items():
-                ends = mean_rates([getattr(each, kind) for each in found])
-                if ends is not None:
-                    axes.plot([0, 1], ends, color=colour, marker="o", label=label)
+                rates = [getattr(each, kind) for each in found]
+                known = [(rate.before, rate.after) for rate in rates if None not in (rate.before, rate.after)]
+                if known:
+                    axes.plot([0, 1], np.mean(known, axis=0), color=colour, marker="o", label=label)
             axes.set_xticks([0, 1], ["before", "after"])
             axes.set_xlim(-0.2, 1.2)
             axes.set_title(f"{name} ({np.mean([each.trained_questions for each in found]):,.0f} questions)")
         panels[0].set_ylabel("pass@1")
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
         return figure
-
-
-def mean_rates(rates: Sequence[PassRates]) -> tuple[float, float] | None:
-    """Means before and after over the runs that have such questions."""
-    known = [(each.before, each.after) for each in rates if each.before is not None and each.after is not None]
-    return (float(np.mean([b for b, _ in known])), float(np.mean([a for _, a in known]))) if known else None

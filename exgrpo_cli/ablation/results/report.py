@@ -7,7 +7,6 @@ that share a baseline.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from exgrpo_cli.ablation.results.endpoints import (
 )
 from exgrpo_cli.ablation.results.inference import FEW_SEEDS, Effect
 from exgrpo_cli.ablation.study import Study
-from exgrpo_cli.runs.result import RunResult, Totals
+from exgrpo_cli.runs.result import Totals
 from exgrpo_cli.statistics import Interval, holm, pass_at_k_by_question, pass_at_ks, t_interval
 
 MAIN = "pass_at_1"
@@ -135,13 +134,10 @@ class StudyReport:
 def compare_runs(study: Study) -> StudyReport:
     """Compare the finished runs of a study; nothing is written."""
     results = study.results()
-    arms = [report_arm(arm.name, arm.baseline, results) for arm in study.arms if has_scores(results.get(arm.name, {}))]
+    # Arms any of whose runs was asked held-out questions.
+    scored = [arm for arm in study.arms if any(len(each.after) for each in results.get(arm.name, {}).values())]
+    arms = [report_arm(arm.name, arm.baseline, results) for arm in scored]
     return StudyReport(name=study.name, equal=study.equal, baselines=study.baselines, arms=with_holm(arms))
-
-
-def has_scores(results: Results) -> bool:
-    """Whether any of the runs was asked held-out questions."""
-    return any(len(result.after) for result in results.values())
 
 
 def report_arm(name: str, baseline: str, results: Mapping[str, Results]) -> ArmReport:
@@ -158,6 +154,7 @@ def report_arm(name: str, baseline: str, results: Mapping[str, Results]) -> ArmR
             )
     shares = {seed: tokens_to_match(own[seed], other[seed]) for seed in sorted(own.keys() & other.keys())}
     reached = [share for share in shares.values() if share is not None]
+    spent = [result.totals for result in own.values()]
     return ArmReport(
         name=name,
         baseline=baseline,
@@ -166,7 +163,7 @@ def report_arm(name: str, baseline: str, results: Mapping[str, Results]) -> ArmR
         endpoints=compared,
         match=float(np.mean(reached)) if reached else None,
         matched=(len(reached), len(shares)),
-        totals=mean_totals(list(own.values())),
+        totals={name: float(np.mean([getattr(each, name) for each in spent])) for name in Totals.__slots__},
     )
 
 
@@ -175,19 +172,13 @@ def coverage_endpoints(results: Results) -> dict[str, Endpoint]:
     fewest = min(result.samples for result in results.values())
 
     def endpoint(k: int) -> Endpoint:
-        by_question = partial(_pass_at, k=k)
-        return Endpoint(title=f"held-out pass@{k}", bounds=(0.0, 1.0), by_question=by_question)
+        return Endpoint(
+            title=f"held-out pass@{k}",
+            bounds=(0.0, 1.0),
+            by_question=lambda result: pass_at_k_by_question(result.after, result.samples, k),
+        )
 
     return {f"pass@{k}": endpoint(k) for k in pass_at_ks(fewest) if k > 1}
-
-
-def _pass_at(result: RunResult, *, k: int) -> np.ndarray:
-    return pass_at_k_by_question(result.after, result.samples, k)
-
-
-def mean_totals(results: list[RunResult]) -> dict[str, float]:
-    """Means over runs of what they spent."""
-    return {name: float(np.mean([getattr(each.totals, name) for each in results])) for name in Totals.__slots__}
 
 
 def with_holm(arms: list[ArmReport]) -> tuple[ArmReport, ...]:

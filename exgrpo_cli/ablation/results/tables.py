@@ -1,7 +1,5 @@
 """A study's report as tables, for a terminal and in Markdown."""
 
-from collections.abc import Sequence
-
 from rich.table import Table
 
 from exgrpo_cli.ablation.results.endpoints import ENDPOINTS
@@ -77,12 +75,8 @@ def rich_table(rows: Rows, title: str) -> Table:
 
 def markdown(rows: Rows) -> str:
     """Rows as a Markdown table."""
-    return markdown_table([rows[0], ["---"] * len(rows[0]), *rows[1:]])
-
-
-def markdown_table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells, header and rule included, as Markdown."""
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+    ruled = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
+    return "\n".join("| " + " | ".join(row) + " |" for row in ruled) + "\n"
 
 
 def _value(found: Compared | None) -> str:

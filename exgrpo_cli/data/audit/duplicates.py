@@ -49,7 +49,8 @@ def near_duplicates(texts: Sequence[str], *, threshold: float) -> list[NearPair]
         signature = _signature(grams, multipliers, offsets)
         keys = [(band, signature[band].tobytes()) for band in range(_NUM_BANDS)]
         candidates = dict.fromkeys(first for key in keys for first in buckets[key][:_MAX_COMPARED])
-        scored = [(_jaccard(grams, _trigrams(texts[first])), -first) for first in candidates]
+        others = {first: _trigrams(texts[first]) for first in candidates}
+        scored = [(len(grams & other) / len(grams | other), -first) for first, other in others.items()]
         if scored and max(scored)[0] >= threshold:
             similarity, negated = max(scored)
             pairs.append(NearPair(first=-negated, second=second, similarity=similarity))
@@ -81,7 +82,3 @@ def _signature(
     mixed = (hashes[:, None] * multipliers + offsets) % np.uint64(_PRIME) & np.uint64((1 << _HASH_BITS) - 1)
     smallest: UInt64[np.ndarray, hashes] = mixed.min(axis=0)
     return smallest.reshape(_NUM_BANDS, _BAND_ROWS)
-
-
-def _jaccard(one: set[str], other: set[str]) -> float:
-    return len(one & other) / len(one | other)

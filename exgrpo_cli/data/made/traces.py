@@ -96,11 +96,6 @@ def work_out(plan: Plan, slip: tuple[int, int] | None = None, modulus: int | Non
     return lines, values[-1]
 
 
-def _in_order(terms: Terms, double: float, rng: np.random.Generator) -> Plan:
-    """Left to right."""
-    return _running(terms, double, rng)
-
-
 def _gains_first(terms: Terms, double: float, rng: np.random.Generator) -> Plan:
     """What is added before what is taken away."""
     return _running(_gains(terms) + _losses(terms), double, rng)
@@ -164,7 +159,7 @@ def _boxed(answer: int) -> str:
 
 
 _DERIVATIONS: tuple[Callable[[Terms, float, np.random.Generator], Plan], ...] = (
-    _in_order,
+    _running,
     _gains_first,
     _last_first,
     _netted,

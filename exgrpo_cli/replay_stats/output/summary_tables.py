@@ -27,7 +27,7 @@ def overview(reports: Sequence[RunReport]) -> Table:
 
 
 def _overview(summary: ReplaySummary) -> dict[str, str]:
-    now, replays, config = summary.occupancy, summary.replays, summary.config
+    now, replays, config, chosen = summary.occupancy, summary.replays, summary.config, summary.selection
     never = (replays.reuse == 0).mean() if len(replays.reuse) else math.nan
     p_value = summary.draws.p_value
     return {
@@ -45,8 +45,8 @@ def _overview(summary: ReplaySummary) -> dict[str, str]:
         "replays": f"{len(replays.step):,}",
         "steps with replay": percent(summary.shares.share_of_steps),
         "trained tokens replayed": percent(summary.shares.share_of_tokens),
-        "entropy replayed / available": _pair(summary.selection.mean_selected, summary.selection.mean_available),
-        "draws with a choice": percent(summary.selection.share_with_choice),
+        "entropy replayed / available": f"{number(chosen.mean_selected)} / {number(chosen.mean_available)}",
+        "draws with a choice": percent(chosen.share_with_choice),
         "age: mean, median, oldest": _spread(replays.age),
         "replays of a trajectory: mean, most": f"{number(mean(replays.reuse))}, {int(replays.reuse.max(initial=0))}",
         "never replayed": percent(never),
@@ -177,10 +177,6 @@ def _times(summary: ReplaySummary) -> list[int]:
     """Up to TIMES_SHOWN steps, evenly spaced, the last one among them."""
     first = min(1, summary.last_step)
     return sorted({round(step) for step in np.linspace(first, summary.last_step, TIMES_SHOWN)})
-
-
-def _pair(first: float, second: float) -> str:
-    return f"{number(first)} / {number(second)}"
 
 
 def _spread(values: np.ndarray) -> str:

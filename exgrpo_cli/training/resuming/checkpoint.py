@@ -8,11 +8,8 @@ and `best` are files that name a folder.
 import json
 import re
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from exgrpo_cli.backbones.export import export_model
 from exgrpo_cli.errors import InputError, RunError
@@ -106,7 +103,8 @@ def load_checkpoint(folder: Path, parts: Parts) -> RunState:
     parts.policy.load(folder / "policy")
     try:
         parts.stream.restore(saved["stream"])
-        restore_generators(parts.rngs, saved["generators"])
+        for name, rng in parts.rngs.items():
+            rng.bit_generator.state = saved["generators"][name]
         return RunState.from_json(saved["state"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
@@ -120,12 +118,6 @@ def read_state(path: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_text()))
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({error}): resume from another checkpoint or start anew.") from error
-
-
-def restore_generators(rngs: Mapping[str, np.random.Generator], saved: Mapping[str, Any]) -> None:
-    """Put the random generators back to their saved states, in place."""
-    for name, rng in rngs.items():
-        rng.bit_generator.state = saved[name]
 
 
 def latest_step(checkpoints: Path) -> int | None:

@@ -72,21 +72,9 @@ class Guards:
         return fired
 
 
-def _no_reward(guards: Guards, line: Line) -> bool:
-    return line.get("verdict/correct", 0) == 0
-
-
-def _no_mixed_group(guards: Guards, line: Line) -> bool:
-    return line.get("batch/solve_all", 0.0) + line.get("batch/solve_none", 0.0) >= 1.0
-
-
 def _collapsed(guards: Guards, line: Line) -> bool:
     certain = line.get("policy/entropy", float("inf")) < COLLAPSED * guards.first_entropy
     return certain and line.get("batch/pass_at_1", 1.0) < 0.5
-
-
-def _cut_off(guards: Guards, line: Line) -> bool:
-    return line.get("length/clipped", 0.0) >= CUT_OFF
 
 
 def _skipping(guards: Guards, line: Line) -> bool:
@@ -98,7 +86,7 @@ GUARDS = (
     Guard(
         name="no reward",
         after=3,
-        holds=_no_reward,
+        holds=lambda guards, line: line.get("verdict/correct", 0) == 0,
         message="no rollout of the last {after} steps earned a reward, so nothing is learned; usual causes: a prompt "
         "template that does not fit the backbone (data.template), an answer without the box that is asked for "
         "(data.require_box), responses cut off (rollout.max_response_tokens, rollout.require_eos), questions that are "
@@ -108,7 +96,7 @@ GUARDS = (
     Guard(
         name="no mixed group",
         after=20,
-        holds=_no_mixed_group,
+        holds=lambda guards, line: line.get("batch/solve_all", 0.0) + line.get("batch/solve_none", 0.0) >= 1.0,
         message="in {after} steps no fresh group had both right and wrong answers, so every advantage was 0; usual "
         "causes: questions that are all too hard or all too easy (data.train), too few rollouts a question "
         "(rollout.group_size)",
@@ -126,7 +114,7 @@ GUARDS = (
     Guard(
         name="cut off",
         after=3,
-        holds=_cut_off,
+        holds=lambda guards, line: line.get("length/clipped", 0.0) >= CUT_OFF,
         message="{length/clipped:.0%} of the responses reach rollout.max_response_tokens and are cut off; usual "
         "causes: a limit that is too low for the task, a policy that no longer ends its answers",
         with_sample=True,
