@@ -12,6 +12,7 @@ NO_VALUE = "–"
 
 
 def table_of(title: str, first: str, *others: str) -> Table:
+    """An empty table: the first column flush left, the others right."""
     table = Table(
         title=title,
         title_justify="left",
@@ -36,25 +37,31 @@ def text_column_last(table: Table) -> None:
 
 
 def excerpt(text: str, length: int = TEXT_SHOWN) -> str:
+    """A text on one line, cut to `length` characters."""
     line = " ".join(text.split())
     return line if len(line) <= length else f"{line[: length - 1]}…"
 
 
 def maybe(value: int | None) -> str:
+    """A count, or a dash."""
     return NO_VALUE if value is None else str(value)
 
 
 def number(value: float | None) -> str:
+    """Three decimals, or a dash for what is missing or not finite."""
     return NO_VALUE if value is None or not math.isfinite(value) else f"{value:.3f}"
 
 
 def percent(share: float) -> str:
+    """A share in per cent, or a dash where it is not finite."""
     return NO_VALUE if not math.isfinite(share) else f"{share:.1%}"
 
 
 def mean(values: np.ndarray) -> float:
+    """The mean; NaN of nothing."""
     return float(values.mean()) if len(values) else math.nan
 
 
 def nan_mean(values: np.ndarray) -> float:
+    """The mean of what is finite; NaN without any."""
     return mean(values[np.isfinite(values)])
