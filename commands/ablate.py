@@ -15,10 +15,10 @@ from exgrpo_cli.commands.options import (
     OutputOption,
     SetOption,
     Speech,
-    handed_on,
     option_layer,
     print_json,
     run_folder,
+    shared_options,
     talk,
     whole_path,
     with_groups,
@@ -96,7 +96,7 @@ class StudyOptions:
             "options": option_layer(layer),
             "replay_from": run_folder(self.replay_from),
         }
-        return StudyRequest(**handed_on(self, StudyRequest) | own)
+        return StudyRequest(**shared_options(self, StudyRequest) | own)
 
 
 @with_groups

@@ -79,7 +79,7 @@ def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def handed_on(options: Any, request: Any) -> dict[str, Any]:
+def shared_options(options: Any, request: Any) -> dict[str, Any]:
     """What was given of the options that a request of the core has under the same names."""
     shared = {field.name for field in fields(options)} & {field.name for field in fields(request)}
     return {name: getattr(options, name) for name in shared if getattr(options, name) is not None}

@@ -14,9 +14,9 @@ from exgrpo_cli.commands.options import (
     SeedOption,
     SetOption,
     Speech,
-    handed_on,
     option_layer,
     print_json,
+    shared_options,
     talk,
     whole_path,
     with_groups,
@@ -86,7 +86,7 @@ class PrepareSettings:
             layer[f"{section_of_made(source)}.seed"] = self.seed
         named = NamedFields(question=self.question_field, answer=self.answer_field, answer_pattern=self.answer_pattern)
         own = {"source": source, "fields": named, "config_file": self.config, "options": option_layer(layer)}
-        return PrepareRequest(**handed_on(self, PrepareRequest) | own)
+        return PrepareRequest(**shared_options(self, PrepareRequest) | own)
 
 
 @with_groups

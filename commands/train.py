@@ -17,10 +17,10 @@ from exgrpo_cli.commands.options import (
     SeedOption,
     SetOption,
     Speech,
-    handed_on,
     option_layer,
     print_json,
     run_folder,
+    shared_options,
     talk,
     whole_path,
     with_groups,
@@ -107,7 +107,7 @@ class TrainOptions:
             }
         )
         own = {"config_file": self.config, "options": layer, "replay_from": run_folder(self.replay_from)}
-        return RunRequest(**handed_on(self, RunRequest) | own)
+        return RunRequest(**shared_options(self, RunRequest) | own)
 
 
 @with_groups

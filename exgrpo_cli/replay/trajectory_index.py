@@ -38,6 +38,9 @@ ROW = np.dtype(
 `group` is the first trajectory of the visit that stored it; `priority` is that of its unit, NaN where none has one."""
 
 
+_NAMES = ROW.names or ()
+
+
 class TrajectoryIndex:
     """All trajectories ever stored, by id, and for each question the live ones."""
 
@@ -83,7 +86,7 @@ class TrajectoryIndex:
         trajectory_id = self._size
         versions = {"born_version": weight_version, "measured_version": weight_version}
         values = {**born, **versions, "question": question, "previous": self._head[question], "uses": 0}
-        self._rows[trajectory_id] = tuple(values[name] for name in ROW.names)
+        self._rows[trajectory_id] = tuple(values[name] for name in _NAMES)
         self._head[question] = trajectory_id
         self._count[question] += 1
         self._size += 1

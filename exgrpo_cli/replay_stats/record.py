@@ -180,7 +180,7 @@ def read_run(run: Path) -> RunRecord:
     config = read_config(run)
     if not config.replay.keeps_buffer or not (run / LEDGER_FOLDER).is_dir():
         raise InputError(_without_ledger(run, config))
-    metrics = RunMetrics.nothing() if (run / POOL_FILE).is_file() else read_metrics(run)
+    metrics = RunMetrics.empty() if (run / POOL_FILE).is_file() else read_metrics(run)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LedgerWarning)  # carried on as `incomplete`
         reader = LedgerReader(run / LEDGER_FOLDER)

@@ -28,7 +28,7 @@ class RunMetrics:
     """Every numeric key; NaN where a step did not log it."""
 
     @classmethod
-    def nothing(cls) -> "RunMetrics":
+    def empty(cls) -> "RunMetrics":
         """Of what took no step."""
         return _columns([])
 

@@ -117,7 +117,7 @@ def drop_bad_golds(
 
     def reasons_of(chunk: Sequence[Question]) -> list[Reason | None]:
         found = zip(chunk, _gold_reasons(chunk, pool), strict=True)
-        return [reason and (reason, f"{question.id}: {question.answer}") for question, reason in found]
+        return [None if reason is None else (reason, f"{question.id}: {question.answer}") for question, reason in found]
 
     return _sift(questions, reasons_of, "verifying gold answers", tally, progress)
 

@@ -2,13 +2,13 @@
 
 import json
 import tomllib
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from exgrpo_cli.config.functions import named_functions
 from exgrpo_cli.config.layers import build_config, read_config
-from exgrpo_cli.config.resolve import Layer, to_toml
+from exgrpo_cli.config.resolve import to_toml
 from exgrpo_cli.config.sections.run import BUDGET_STEPS
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import InputError
@@ -18,18 +18,9 @@ from exgrpo_cli.training.resuming.trust import is_own_run
 MAY_CHANGE = ("run.steps", "run.nproc", "run.rank_timeout", "optim.horizon")
 
 
-def resumed_config(
-    run_folder: Path,
-    *,
-    backbone: str | None = None,
-    method: str | None = None,
-    regime: str | None = None,
-    options: Layer | None = None,
-    assignments: Sequence[str] = (),
-    allow_code: bool = False,
-) -> Config:
-    """The run's own configuration; options may repeat it, raise `run.steps`, and change how many ranks there are and
-    how long they wait for one another. More ranks share the threads of fewer.
+def resumed_config(run_folder: Path, *, allow_code: bool = False, **asked: Any) -> Config:
+    """The run's own configuration; what is `asked` of `build_config` may repeat it, raise `run.steps`, and change how
+    many ranks there are and how long they wait for one another. More ranks share the threads of fewer.
 
     A run's config.toml holds the horizon its schedule began with, so more steps do not stretch a decay unless
     `optim.horizon` is set as well. Raises InputError when `run_folder` holds no run, and naming any other setting that
@@ -41,15 +32,7 @@ def resumed_config(
         raise InputError(f"{run_folder} is not a run folder: it has no config.toml; start without --resume.")
     own = build_config(config_file=file, allow_code=True)
     allow_code = allow_code or is_own_run(run_folder, named_functions(own))
-    wanted = build_config(
-        backbone=backbone,
-        method=method,
-        regime=regime,
-        config_file=file,
-        options=options,
-        assignments=assignments,
-        allow_code=allow_code,
-    )
+    wanted = build_config(config_file=file, allow_code=allow_code, **asked)
     before, after = (tomllib.loads(to_toml(config)) for config in (own, wanted))
     for section, values in after.items():
         for key, value in values.items():

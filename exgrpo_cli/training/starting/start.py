@@ -88,6 +88,8 @@ def plan_start(request: RunRequest) -> RunStart:
     Raises InputError for anything unknown or contradictory, a folder that is taken, and for nothing to resume.
     """
     folder = request.output
+    names = ("backbone", "method", "regime", "assignments", "allow_code")
+    asked = {name: getattr(request, name) for name in names} | {"options": request.options_layer()}
     if request.resume:
         if folder is None:
             folder = newest_unfinished(RUNS)
@@ -99,26 +101,9 @@ def plan_start(request: RunRequest) -> RunStart:
             )
         if request.as_published:
             raise InputError("--resume goes on with the run's own configuration: leave --as-published out.")
-        config = resumed_config(
-            folder,
-            backbone=request.backbone,
-            method=request.method,
-            regime=request.regime,
-            options=request.options_layer(),
-            assignments=request.assignments,
-            allow_code=request.allow_code,
-        )
+        config = resumed_config(folder, **asked)
     else:
-        config = build_config(
-            backbone=request.backbone,
-            method=request.method,
-            regime=request.regime,
-            config_file=request.config_file,
-            options=request.options_layer(),
-            assignments=request.assignments,
-            allow_code=request.allow_code,
-            as_published=request.as_published,
-        )
+        config = build_config(config_file=request.config_file, as_published=request.as_published, **asked)
         folder = folder or RUNS / f"{config.run.method}-{config.backbone.name}-{datetime.now():%Y%m%d-%H%M%S}"
     if request.replay_from is not None and not config.replay.enabled:
         raise InputError(
