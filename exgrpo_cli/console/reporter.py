@@ -20,15 +20,12 @@ class Reporter(Protocol):
 
     def note(self, text: str) -> None:
         """One line that stays."""
-        ...
 
     def progress(self, done: int, total: int, what: str) -> None:
         """Work outside the training steps: building the backbone, validation."""
-        ...
 
     def step(self, line: Mapping[str, Any], total: int) -> None:
         """A training step ended with this journal line."""
-        ...
 
     def close(self) -> None:
         """Take what is live off the terminal."""
@@ -42,20 +39,8 @@ def make_reporter(*, quiet: bool) -> Reporter:
     return LiveReporter(console) if console.is_terminal else PlainReporter(console)
 
 
-class SilentReporter:
+class SilentReporter(Reporter):
     """Shows nothing."""
-
-    def note(self, text: str) -> None:
-        """See `Reporter.note`."""
-
-    def progress(self, done: int, total: int, what: str) -> None:
-        """See `Reporter.progress`."""
-
-    def step(self, line: Mapping[str, Any], total: int) -> None:
-        """See `Reporter.step`."""
-
-    def close(self) -> None:
-        """See `Reporter.close`."""
 
 
 class PlainReporter:

@@ -65,60 +65,47 @@ class Buffer(Protocol):
     @property
     def retired(self) -> Collection[str]:
         """Ids of the retired questions."""
-        ...
 
     @property
     def counts(self) -> BufferCounts:
         """What the buffer holds after the last step; within a step, where work is shared, not yet its changes."""
-        ...
 
     def warm_start(self, source: Path, *, max_response_tokens: int, with_retired: bool) -> WarmStartReport:
         """Fill the still empty buffer from another run's ledger. Raises InputError where the two do not match."""
-        ...
 
     def readmit(self, step: int, rng: np.random.Generator) -> Sequence[str]:
         """Let a share of the retired questions return, in the steps that the settings say; returns their ids."""
-        ...
 
     def offer(self, num: int, step: int, weight_version: int, rng: np.random.Generator) -> Offer:
         """Draw up to `num` questions; what they offer is to be measured by weights of version `weight_version`."""
-        ...
 
     def offer_joining(self, question_ids: Sequence[str], step: int, weight_version: int) -> Offer:
         """What those of the questions that hold enough stored rows offer to their own fresh groups."""
-        ...
 
     def choose_from(self, candidates: Sequence[Candidates], rng: np.random.Generator) -> Choice:
         """The trajectories to replay of each question, by the settings' metric and direction."""
-        ...
 
     def record_replay(self, step: int, candidates: Sequence[Candidates], choice: Choice | None) -> None:
         """Record the measurements and the choice; None where the draw is given back and nothing is replayed."""
-        ...
 
     def scan(self, num: int, step: int, rng: np.random.Generator) -> tuple[ReplayUnit, ...]:
         """The next `num` units in the order drawn, from the whole store; fewer where it ends."""
-        ...
 
     def end_scan(self, step: int, verdicts: Sequence[ScannedUnit]) -> None:
         """Record which of the units scanned in this step are replayed."""
-        ...
 
     def record_visits(self, visits: Sequence[Visit], *, collecting: bool) -> None:
         """How the step's questions went: retires and moves them and, with `collecting`, stores their successes."""
-        ...
 
     def flush(self, step: int) -> None:
         """Make the step durable. Raises RunError where the disk refuses."""
-        ...
 
     def compact(self, kept_checkpoints: Sequence[int]) -> None:
         """Merge small parts of the ledger, so that it can still be cut back to each of these steps."""
-        ...
 
 
-class NoBuffer:
-    """Implements `Buffer` for a run that neither replays nor retires: takes everything, keeps and offers nothing."""
+class NoBuffer(Buffer):
+    """The buffer of a run that neither replays nor retires: takes everything, keeps and offers nothing."""
 
     retired: frozenset[str] = frozenset()
     counts = BufferCounts()
@@ -143,27 +130,7 @@ class NoBuffer:
         """See `Buffer.scan`."""
         return ()
 
-    def end_scan(self, step: int, verdicts: Sequence[ScannedUnit]) -> None:
-        """See `Buffer.end_scan`."""
-        pass
-
     def choose_from(self, candidates: Sequence[Candidates], rng: np.random.Generator) -> Choice:
         """See `Buffer.choose_from`."""
         assert not candidates
         return Choice(positions=(), trajectories=())
-
-    def record_replay(self, step: int, candidates: Sequence[Candidates], choice: Choice | None) -> None:
-        """See `Buffer.record_replay`."""
-        pass
-
-    def record_visits(self, visits: Sequence[Visit], *, collecting: bool) -> None:
-        """See `Buffer.record_visits`."""
-        pass
-
-    def flush(self, step: int) -> None:
-        """See `Buffer.flush`."""
-        pass
-
-    def compact(self, kept_checkpoints: Sequence[int]) -> None:
-        """See `Buffer.compact`."""
-        pass

@@ -27,11 +27,9 @@ class Tracker(Protocol):
 
     def log(self, line: Mapping[str, Any]) -> None:
         """One line of the journal, `step` among its keys."""
-        ...
 
     def close(self) -> None:
         """Write what is still held back."""
-        ...
 
 
 def require_trackers(names: Sequence[str]) -> None:
