@@ -145,19 +145,17 @@ class UnitStore:
             return []
         units = self._draw_proportionally(num, rng) if self._proportional else self._take_first(num)
         priorities = self._aged(units, step).tolist()
-        if not self._proportional:
-            return [
-                DrawnUnit(unit_id=unit, priority=priority, probability=None, weight=1.0)
-                for unit, priority in zip(units.tolist(), priorities, strict=True)
-            ]
-        probabilities = np.array([self._taken[unit] for unit in units.tolist()]) / self._total
+        probabilities: list[float | None] = [None] * len(units)
         weights = np.ones(len(units))
-        if self._rules.bias_correction and len(units):
-            weights = bias_weights(probabilities, self._least / self._total, self._rules.bias_correction)
+        if self._proportional:
+            chances = np.array([self._taken[unit] for unit in units.tolist()]) / self._total
+            if self._rules.bias_correction and len(units):
+                weights = bias_weights(chances, self._least / self._total, self._rules.bias_correction)
+            probabilities = chances.tolist()
         return [
             DrawnUnit(unit_id=unit, priority=priority, probability=probability, weight=weight)
             for unit, priority, probability, weight in zip(
-                units.tolist(), priorities, probabilities.tolist(), weights.tolist(), strict=True
+                units.tolist(), priorities, probabilities, weights.tolist(), strict=True
             )
         ]
 
@@ -207,7 +205,7 @@ class UnitStore:
         if self._sum is not None:
             self._sum.set(units, np.where(drawable, self._weights(units), 0.0))
         if self._top is not None:
-            self._top.set(units, drawable & (self._keys(units) > -np.inf))
+            self._top.set(units, drawable & (self.keys(units) > -np.inf))
         if self._evicted_first is not None:
             self._evicted_first.set(units, here)
 
@@ -237,8 +235,8 @@ class UnitStore:
         decay = self._rules.age_decay
         return priority * np.exp(-(step - born) / decay) if decay else priority
 
-    def _keys(self, units: Units) -> Float64[np.ndarray, " some"]:
-        """Orders as priorities do at any one step: log priority + born / age_decay where age counts."""
+    def keys(self, units: Units) -> Float64[np.ndarray, " some"]:
+        """What orders units as priorities do at any one step: log priority + born / age_decay where age counts."""
         priority, born = self._index.priorities(units)
         priority = np.nan_to_num(priority, nan=-np.inf)
         decay = self._rules.age_decay
@@ -250,27 +248,23 @@ class UnitStore:
     def _keys_of_all(self) -> Float64[np.ndarray, " capacity"]:
         keys = np.full(len(self._present), -np.inf)
         live = np.flatnonzero(self._present)
-        keys[live] = self._keys(live)
+        keys[live] = self.keys(live)
         return keys
 
     def _rank_by_key(self, units: Units) -> tuple[np.ndarray, np.ndarray]:
-        return self._keys(units), self._index.priorities(units)[1]
+        return self.keys(units), self._index.priorities(units)[1]
 
     def _rank_by_eviction(self, units: Units) -> tuple[np.ndarray, np.ndarray]:
         """What goes first comes first; of equals the oldest."""
         nobody = np.zeros(len(units))
         match self._rules.eviction:
             case "lowest-priority":
-                return -self._keys(units), nobody
+                return -self.keys(units), nobody
             case "longest":
                 return self._described(units).tokens.astype(np.float64), nobody
             case "random":
                 return -self._index.column("token_hash", units).astype(np.float64), nobody
         return nobody, nobody
-
-    def keys(self, units: Units) -> Float64[np.ndarray, " some"]:
-        """What orders units by their priority now."""
-        return self._keys(units)
 
     def _ask_own(self, rng: np.random.Generator) -> None:
         assert self._own is not None

@@ -74,14 +74,7 @@ def summary_json(summary: ReplaySummary) -> dict[str, Any]:
             "p_value": summary.draws.p_value,
             "buckets": summary.draws.buckets,
         },
-        "flow": {
-            before: {
-                "after": {after: num for after, num in enumerate(summary.flow.between[before]) if num},
-                "retired": summary.flow.retired[before],
-                "dropped": summary.flow.dropped[before],
-            }
-            for before in np.flatnonzero(summary.flow.visits)
-        },
+        "flow": _flow(summary),
         "most_replayed": summary.most_replayed,
         "ratios": {
             "steps": summary.ratios.steps,
@@ -89,21 +82,40 @@ def summary_json(summary: ReplaySummary) -> dict[str, Any]:
             "max": summary.ratios.maximum,
             "ess": summary.ratios.effective_sample_size,
         },
-        "over_time": {
-            "buckets": {bucket: occupancy.in_bucket[:, bucket] for bucket in occupied(summary)},
-            "questions": occupancy.buffered,
-            "retired": occupancy.retired,
-            "tried": occupancy.tried if visits_known else None,
-            "unseen": occupancy.unseen if visits_known else None,
-            "trajectories": occupancy.trajectories,
-            "entropy_selected": selection.selected,
-            "entropy_available": selection.available,
-            "candidates": selection.candidates,
-            "age": summary.age_over_time,
-        },
+        "over_time": _over_time(summary),
         "incomplete": summary.incomplete,
     }
     return {name: plain(value) for name, value in told.items()}
+
+
+def _over_time(summary: ReplaySummary) -> dict[str, Any]:
+    """One value per step."""
+    occupancy, selection, visits_known = summary.occupancy, summary.selection, summary.occupancy.visits_known
+    return {
+        "buckets": {bucket: occupancy.in_bucket[:, bucket] for bucket in occupied(summary)},
+        "questions": occupancy.buffered,
+        "retired": occupancy.retired,
+        "tried": occupancy.tried if visits_known else None,
+        "unseen": occupancy.unseen if visits_known else None,
+        "trajectories": occupancy.trajectories,
+        "entropy_selected": selection.selected,
+        "entropy_available": selection.available,
+        "candidates": selection.candidates,
+        "age": summary.age_over_time,
+    }
+
+
+def _flow(summary: ReplaySummary) -> dict[int, Any]:
+    """Success counts before a replay visit -> what became of the questions."""
+    flow = summary.flow
+    return {
+        before: {
+            "after": {after: num for after, num in enumerate(flow.between[before]) if num},
+            "retired": flow.retired[before],
+            "dropped": flow.dropped[before],
+        }
+        for before in np.flatnonzero(flow.visits).tolist()
+    }
 
 
 def occupied(summary: ReplaySummary) -> list[int]:
