@@ -57,7 +57,8 @@ class PrepareSettings:
     ] = 0.5
     ngram: Annotated[int, typer.Option(help="Words of those n-grams.")] = 8
     split: Annotated[
-        float | None, typer.Option(metavar="FRACTION", help="Share of the questions to hold out, in a file beside.")
+        float | None,
+        typer.Option(metavar="FRACTION", help="Share of the questions to hold out, in a second file beside the first."),
     ] = None
     experience: Annotated[
         Path | None,

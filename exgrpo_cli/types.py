@@ -144,7 +144,7 @@ class Trajectory:
     weight_version: int
     reward: float = 1.0
     advantage: float = math.nan
-    """Of birth, as its step trained on it; NaN where nobody noted it."""
+    """Of birth, as its step trained on it; NaN where it was not recorded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,7 @@ _MANIFEST = "manifest.json"
 _CHUNK_BYTES = 1 << 20
 
 Notice = Callable[[str], None]
-"""Told why a folder that exists is built again."""
+"""Receives the reason for which a folder that exists is built again."""
 
 
 def cache_root() -> Path:

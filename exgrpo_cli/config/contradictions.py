@@ -1,6 +1,6 @@
 """Which settings of replay contradict each other: one table, read before a run starts.
 
-A setting that the chosen composition would not read is refused too, for a value that does nothing misleads.
+A setting that the chosen composition would not read is refused too, since a value without effect misleads.
 """
 
 from collections.abc import Callable
@@ -197,7 +197,7 @@ REPLAYING = (
     Contradiction(
         keys=("replay.priority", "replay.capacity"),
         holds=lambda c: c.replay.priority.startswith("python:") and _unbounded(c),
-        reason="a function of one's own is asked about the whole store in every step",
+        reason="your own function is asked about the whole store in every step",
         instead="set replay.capacity or replay.max_age",
     ),
     Contradiction(
@@ -215,7 +215,7 @@ REPLAYING = (
     Contradiction(
         keys=("replay.eviction", "replay.priority"),
         holds=lambda c: c.replay.eviction == "lowest-priority" and c.replay.priority.startswith("python:"),
-        reason="what a function of one's own said of the store is not in the ledger to resume from",
+        reason="what your own function said of the store is not in the ledger to resume from",
         instead="use another eviction, or a built-in priority",
     ),
     Contradiction(

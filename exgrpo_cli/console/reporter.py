@@ -16,7 +16,7 @@ from rich.text import Text
 
 @runtime_checkable
 class Reporter(Protocol):
-    """Told what happens; decides what is shown."""
+    """Hears what happens and decides what is shown."""
 
     def note(self, text: str) -> None:
         """One line that stays."""

@@ -89,7 +89,7 @@ def _readable_prefix(folder: Path, table: str) -> tuple[list[PartInfo], list[str
 
 
 def _last_whole_step(listed: Mapping[str, list[PartInfo]]) -> tuple[Commit | None, str]:
-    """The last step by which every table has the rows its commit record promises, and what is amiss after it."""
+    """The last step by which every table has the rows its commit record promises, and what is wrong after it."""
     commits, mismatch = _commits(listed[EVENTS])
     whole = len(commits)
     for table, parts in listed.items():

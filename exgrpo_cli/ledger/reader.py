@@ -162,7 +162,7 @@ _BIRTH = ("trajectory_id", "question_id", "step_born")
 
 
 def with_later_columns(births: pa.Table, rows: pa.Table) -> pa.Table:
-    """Trajectories of format 1 with the columns of format 2: all of them successes, of advantages that nobody noted.
+    """Trajectories of format 1 with the columns of format 2: all of them successes, their advantages not recorded.
 
     The rows of one visit stand together, so the first of a run of equal question and step is the group's.
     """
@@ -172,11 +172,11 @@ def with_later_columns(births: pa.Table, rows: pa.Table) -> pa.Table:
     codes, steps = question.indices.to_numpy(), births.column("step_born").to_numpy()
     begins = np.ones(len(ids), dtype=bool)
     begins[1:] = (codes[1:] != codes[:-1]) | (steps[1:] != steps[:-1])
-    nobody = pa.nulls(len(ids), pa.float64())
+    nulls = pa.nulls(len(ids), pa.float64())
     later = {
         "reward": pa.array(np.ones(len(ids))),
-        "advantage": nobody,
-        "priority": nobody,
+        "advantage": nulls,
+        "priority": nulls,
         "group_id": pa.array(ids[begins][np.cumsum(begins) - 1] if len(ids) else ids),
     }
     for name, values in later.items():

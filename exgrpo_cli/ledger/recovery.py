@@ -54,7 +54,7 @@ def cut_after(folder: Path, step: int) -> None:
 
 
 def whole_until(folder: Path) -> tuple[int, str]:
-    """The last step up to which all tables can be read with their checksums right, and what is amiss after it.
+    """The last step up to which all tables can be read with their checksums right, and what is wrong after it.
 
     Reads every table whole, bodies apart: those are checked one by one, as they are replayed.
     """

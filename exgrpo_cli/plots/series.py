@@ -13,7 +13,7 @@ SMOOTHED_FROM = 40
 """Values from which on a moving average is drawn over them."""
 WINDOWS_PER_RUN = 20
 FEW = 3
-"""Fewer values than this are drawn as dots: a line through them would tell of steps that nobody measured."""
+"""Fewer values than this are drawn as dots: a line through them would suggest steps that were not measured."""
 
 
 def draw_series(
@@ -29,7 +29,7 @@ def draw_series(
     """Draw the finite values; many of them thin, with a centred moving average over 1/20 of the run as a thick line.
 
     Returns the steps that the average is over, 0 where there is none. Turn `smooth` off for maxima: the average of a
-    spike is a rectangle that nobody measured.
+    spike is a rectangle that was not measured.
     """
     known = np.isfinite(values)
     x, y = steps[known], values[known]

@@ -28,7 +28,7 @@ class Collection:
 
         Without `collecting` (before the delayed start) nothing is stored; retirement is active all the same. A failure
         of the verifier neither retires a question nor moves a bucket already set; its successes are stored, but with
-        store = all nothing is, for a reward that nobody gave would be replayed.
+        store = all nothing is, since a reward that was never given would be replayed.
         """
         question = self._state.number(visit.question_id)
         assert not self._state.questions.is_retired(question), f"question {visit.question_id} was retired before"

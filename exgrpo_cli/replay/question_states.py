@@ -141,7 +141,7 @@ class QuestionStates:
         num_members: Int32[np.ndarray, " questions"],
         retired: Bool[np.ndarray, " questions"],
     ) -> None:
-        """Set all questions at once, nobody resting; a success count of -1 means no bucket."""
+        """Set all questions at once, none resting; a success count of -1 means no bucket."""
         buffered = np.flatnonzero(success_counts >= 0)
         keys = np.stack([success_counts[buffered], num_members[buffered]], axis=1)
         distinct, which = np.unique(keys, axis=0, return_inverse=True)

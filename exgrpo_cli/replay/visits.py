@@ -20,12 +20,12 @@ class FreshRow:
     behaviour_logprobs: Float32[np.ndarray, " tokens"]
     """The very array that serves as pi_old in this step."""
     entropy: float
-    """Mean token entropy under the policy that sampled it, in nats; NaN where nobody measured it."""
+    """Mean token entropy under the policy that sampled it, in nats; NaN where it was not measured."""
     nll: float
-    """Mean negative log-likelihood under that policy, in nats; NaN where the log-probs are, for nobody noted them."""
+    """Mean negative log-likelihood under that policy, in nats; NaN where the log-probs are, which were not recorded."""
     reward: float = 1.0
     advantage: float = math.nan
-    """As this step trains on it; NaN where nobody noted it."""
+    """As this step trains on it; NaN where it was not recorded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

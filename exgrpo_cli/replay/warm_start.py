@@ -45,7 +45,7 @@ _BATCH = 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WarmStartReport:
-    """What came along and what did not."""
+    """What was taken over and what was not."""
 
     source: Path
     source_step: int
@@ -62,9 +62,9 @@ class WarmStartReport:
     num_failures: int
     """Trajectories without reward, left out where neither failures nor groups are replayed."""
     num_without_logprobs: int
-    """Of those that came along: nobody noted the log-probs of the policy that sampled them."""
+    """Of those taken over: the log-probs of the policy that sampled them were not recorded."""
     num_without_advantage: int
-    """Of those that came along: nobody noted their advantage."""
+    """Of those taken over: their advantage was not recorded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,8 +160,8 @@ def _require_rewards(rows: np.ndarray, source: Path) -> None:
     unknown = int(np.isnan(rows["reward"]).sum())
     if unknown:
         raise InputError(
-            f"{source}: {unknown} of its {len(rows)} trajectories have no reward, and a reward that nobody gave is not "
-            "replayed; write it into the column reward of trajectories/, or name another run"
+            f"{source}: {unknown} of its {len(rows)} trajectories have no reward, and a reward that was never given is "
+            "not replayed; write it into the column reward of trajectories/, or name another run"
         )
 
 
@@ -250,15 +250,15 @@ def _events(
     owners = state.rows["question"][kept]
     buckets, members = state.success_counts[owners], state.num_members[owners]
     outside = buckets == NO_BUCKET
-    nobody = [None] * len(retired)
+    nulls = [None] * len(retired)
     return pa.table(
         {
             "step": [WARM_START_STEP] * (len(kept) + len(retired)),
             "event": [Event.COLLECTED.value] * len(kept) + [Event.RETIRED.value] * len(retired),
             "question_id": [ids[number] for number in (*owners.tolist(), *retired.tolist())],
-            "trajectory_id": [*range(len(kept)), *nobody],
-            "bucket": [*pa.array(buckets, mask=outside).to_pylist(), *nobody],
-            "num_members": [*pa.array(members, mask=outside).to_pylist(), *nobody],
+            "trajectory_id": [*range(len(kept)), *nulls],
+            "bucket": [*pa.array(buckets, mask=outside).to_pylist(), *nulls],
+            "num_members": [*pa.array(members, mask=outside).to_pylist(), *nulls],
         },
         schema=SCHEMAS[EVENTS],
     )

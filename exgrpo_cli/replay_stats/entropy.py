@@ -142,7 +142,7 @@ def entropy_windows(record: RunRecord) -> tuple[EntropyWindow, ...]:
 
 
 def _group(name: str, entropy: Float64[np.ndarray, " trajectories"]) -> EntropyGroup:
-    known = entropy[np.isfinite(entropy)]  # NaN where nobody measured a trajectory at birth
+    known = entropy[np.isfinite(entropy)]  # NaN where a trajectory was not measured at birth
     quantiles = np.quantile(known, (0.05, 0.25, 0.5, 0.75, 0.95)) if len(known) else np.full(5, np.nan)
     low, lower, median, upper, high = quantiles.tolist()
     return EntropyGroup(

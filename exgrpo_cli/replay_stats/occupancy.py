@@ -26,7 +26,7 @@ class OccupancyHistory:
     """Never drawn from the stream."""
     visits_known: bool
     """Whether tried and unseen can be told; otherwise both are 0. They cannot without the training set, nor where
-    questions came from another run or back from retirement: of those nobody knows which the stream gave out since."""
+    questions came from another run or back from retirement: which of those the stream gave out since is unknown."""
     trajectories: Int64[np.ndarray, " steps"]
     """Stored trajectories of the buffered questions."""
 

@@ -52,7 +52,7 @@ class TrajectoryColumns:
     nll: Float64[np.ndarray, " trajectories"]
     reward: Float64[np.ndarray, " trajectories"]
     advantage: Float64[np.ndarray, " trajectories"]
-    """Of birth; NaN where nobody noted it."""
+    """Of birth; NaN where it was not recorded."""
     priority: Float64[np.ndarray, " trajectories"]
     """Of birth, of its unit; NaN where units are not drawn by a built-in one."""
     group: Int64[np.ndarray, " trajectories"]

@@ -1,7 +1,7 @@
 """The watchdog of a run: a phase that lasts longer than its deadline ends the process, with the stacks of all ranks.
 
-A rank that waits for ever (a collective whose partner is gone, a device that does not answer, a disk that hangs) says
-nothing by itself. A thread looks at how long the current phases have lasted; past the deadline it writes the stacks of
+A rank that hangs (in a collective whose partner is gone, on a device that does not answer, on a disk) says nothing by
+itself. A thread looks at how long the current phases have lasted; past the deadline it writes the stacks of
 all threads to `stacks/rank-<n>.txt` in the run folder, asks the other ranks of the run to do the same, says which
 phase it was on which rank, and ends the process with exit code 1. The last checkpoint is untouched.
 """

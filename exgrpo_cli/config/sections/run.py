@@ -42,7 +42,7 @@ class RunSettings:
     """Minutes that ranks wait for one of them before the run ends: more than their rollouts end apart."""
     phase_timeout: float = 120.0
     """Minutes a phase (rollout, update, sync, validation, ...) may last before the run ends with the stacks of all its
-    ranks in `stacks/`; 0 waits for ever."""
+    ranks in `stacks/`; 0 waits without limit."""
     save_every: int = 25
     """Steps between checkpoints; the last step is always saved."""
     keep_checkpoints: int = 2

@@ -96,7 +96,7 @@ def _sift(
     tally: Tally,
     progress: Progress,
 ) -> list[Question]:
-    """Questions that nothing speaks against; the others are counted."""
+    """Questions without a reason to leave them out; the others are counted."""
     kept = []
     for start in range(0, len(questions), _CHUNK):
         progress(start, len(questions), what)

@@ -65,7 +65,7 @@ def _trigrams(text: str) -> set[str]:
 
 
 def _hash_family() -> tuple[UInt64[np.ndarray, " hashes"], UInt64[np.ndarray, " hashes"]]:
-    # The same family every time: what is reported must not depend on a seed nobody set.
+    # The same family every time: the report must not depend on a seed that was not set.
     rng = np.random.default_rng(0)
     count = _NUM_BANDS * _BAND_ROWS
     # Multipliers below 2^29 keep multiplier * hash + offset inside 64 bits for hashes of 32 bits.

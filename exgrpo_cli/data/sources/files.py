@@ -185,7 +185,7 @@ def _iter_csv(file: Path, _: Collection[str] | None, *, delimiter: str) -> Itera
 
 
 def _refuse_repeated(file: Path, names: Collection[str]) -> None:
-    # Spreadsheets end their rows with columns that have no name, which nobody reads.
+    # Spreadsheets end their rows with columns without a name, which are not read.
     repeated = [name for name, count in Counter(names).items() if name and count > 1]
     if repeated:
         raise InputError(f"{file} has several columns named {repeated[0]!r}: rename all but one of them.")

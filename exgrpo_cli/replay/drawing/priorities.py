@@ -127,7 +127,7 @@ def bias_weights(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredUnits:
-    """The units of a store as a priority of one's own sees them, oldest first."""
+    """The units of a store as a priority of the user's own sees them, oldest first."""
 
     ids: Int64[np.ndarray, " units"]
     """The first trajectory of each."""

@@ -17,7 +17,7 @@ from exgrpo_cli.replay.drawing.trees import OrderTree, SumTree
 from exgrpo_cli.replay.trajectory_index import TrajectoryIndex
 
 REFERENCE_RANGE = 300.0
-"""Largest exponent of a weight: e^300 is finite, and what a unit of that age would weigh is not missed."""
+"""Largest exponent of a weight: e^300 is finite, and the weight of a unit of that age is negligible."""
 _LOWEST_KEY = -1e300
 """Stands for the logarithm of a priority of 0, which comes last but is there."""
 
@@ -221,7 +221,7 @@ class UnitStore:
             self._build()
 
     def _weights(self, units: Units) -> Float64[np.ndarray, " some"]:
-        """priority^exponent, its age counted from the reference; NaN (a unit of one's own not yet asked) is 0."""
+        """priority^exponent, its age counted from the reference; NaN, before the user's function is asked, is 0."""
         priority, born = self._index.priorities(units)
         exponent, decay = self._rules.exponent, self._rules.age_decay
         weights = np.nan_to_num(priority, nan=0.0) ** exponent
@@ -256,15 +256,15 @@ class UnitStore:
 
     def _rank_by_eviction(self, units: Units) -> tuple[np.ndarray, np.ndarray]:
         """What goes first comes first; of equals the oldest."""
-        nobody = np.zeros(len(units))
+        equal = np.zeros(len(units))
         match self._rules.eviction:
             case "lowest-priority":
-                return -self.keys(units), nobody
+                return -self.keys(units), equal
             case "longest":
-                return self._described(units).tokens.astype(np.float64), nobody
+                return self._described(units).tokens.astype(np.float64), equal
             case "random":
-                return -self._index.column("token_hash", units).astype(np.float64), nobody
-        return nobody, nobody
+                return -self._index.column("token_hash", units).astype(np.float64), equal
+        return equal, equal
 
     def _ask_own(self, rng: np.random.Generator) -> None:
         assert self._own is not None

@@ -112,8 +112,8 @@ def other_priority(record: RunRecord, rules: ReplaySettings, rng: np.random.Gene
     index = TrajectoryIndex(len(record.question_ids), _rows(record, rules))
     # A store of everything: what leaves it is in the recorded events.
     rules = replace(rules, capacity=0, eviction="oldest", bias_correction=0.0)
-    nobody = np.zeros(0, dtype=np.int64)
-    store = UnitStore(rules, index, record.question_ids.to_pylist(), nobody, groups=rules.draws_groups)
+    none = np.zeros(0, dtype=np.int64)
+    store = UnitStore(rules, index, record.question_ids.to_pylist(), none, groups=rules.draws_groups)
     drawn: list[tuple[int, int]] = []
     same, wanted_in_all = 0.0, 0
     for step in _stores_at(record, store, index, taken_by, by_headroom=rules.priority == "headroom"):

@@ -50,7 +50,7 @@ from exgrpo_cli.training.trackers import open_trackers, require_trackers
 def pin_choices(config: Config, ranks: Ranks) -> Config:
     """Settings that say "choose" replaced by the choice, so that `config.toml` repeats the run.
 
-    Raises InputError for several ranks that nobody has started.
+    Raises InputError for several ranks that have not been started.
     """
     if config.run.nproc > 1 and ranks.world_size == 1:
         raise InputError(

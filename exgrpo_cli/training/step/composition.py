@@ -133,7 +133,7 @@ def verdict_on(parts: Parts, unit: ReplayUnit, scores: Scores) -> ScannedUnit:
 def unit_rows(parts: Parts, unit: ReplayUnit, scores: Scores) -> tuple[TrainingRow, ...]:
     """The rows that a unit trains, with the advantages of their birth.
 
-    One that nobody noted is 0: it comes with the surrogate that reads none, and NaN would spread through its gradient.
+    An unrecorded one is 0: it comes with the surrogate that reads none, and NaN would spread through its gradient.
     """
     old = parts.config.objective.importance == "old"
     return tuple(

@@ -112,7 +112,7 @@ def tokens_of(scores: Scores) -> int:
 
 
 def given_back(step: int, ess: float, bound: float) -> Experience:
-    """No replay in this step; the draw's other figures are of trajectories that nobody replays."""
+    """No replay in this step; the draw's other figures are of trajectories that are not replayed."""
     note = (
         f"step {step}: the draw's effective sample size {ess:.3f} is below replay.ess_bound = {bound}; its questions "
         "stay in the buffer and the step takes fresh ones"

@@ -116,6 +116,6 @@ class RankedBuffer:
         return self._ranks.from_main(ask)
 
     def _told(self, call: Callable[[ExperienceBuffer], object]) -> None:
-        """A call whose result nobody needs: the other ranks need not wait for it, and an error of it ends them all."""
+        """A call whose result is not needed: the other ranks need not wait for it, and an error of it ends them all."""
         if self._buffer is not None:
             call(self._buffer)
