@@ -30,7 +30,7 @@ from exgrpo_cli.ledger.schemas import (
 )
 from exgrpo_cli.ledger.writer import IDENTITY_FILE, LedgerWriter, create_folders, lock_ledger
 from exgrpo_cli.replay.buffer_state import BufferState
-from exgrpo_cli.replay.collection import Collection
+from exgrpo_cli.replay.collector import Collector
 from exgrpo_cli.replay.drawing.question_replay import QuestionReplay
 from exgrpo_cli.replay.drawing.selection import Candidates
 from exgrpo_cli.replay.drawing.unit_replay import UnitReplay
@@ -63,7 +63,7 @@ class ExperienceBuffer(AbstractContextManager):
     def _take_on(self, catalogue: Catalogue) -> None:
         """Start from what the ledger holds."""
         self._state = BufferState(catalogue, self._writer, self._question_ids, self.rules)
-        self._collection = Collection(self._state, self.rules, self.group_size)
+        self._collector = Collector(self._state, self.rules, self.group_size)
         self.questions = QuestionReplay(self._state, self._writer, self.rules)
         """Draws by question."""
         self._units = None if self._state.units is None else UnitReplay(self._state, self._state.units)
@@ -127,7 +127,7 @@ class ExperienceBuffer(AbstractContextManager):
         )
         self._writer.write(WARM_START_STEP, experience.tables, experience.bodies(), experience.num_bodies)
         self._take_on(read_catalogue(self.folder))
-        self._collection.trim_store(WARM_START_STEP + 1)
+        self._collector.trim_store(WARM_START_STEP + 1)
         return experience.report
 
     def close(self) -> None:
@@ -209,8 +209,8 @@ class ExperienceBuffer(AbstractContextManager):
         return self._state.trajectories(trajectory_ids)
 
     def record_visit(self, visit: Visit, *, collecting: bool = True) -> VisitOutcome:
-        """Record one visit. See `Collection.record`."""
-        return self._collection.record(visit, collecting=collecting)
+        """Record one visit. See `Collector.record`."""
+        return self._collector.record(visit, collecting=collecting)
 
     def record_visits(self, visits: Sequence[Visit], *, collecting: bool) -> None:
         """Record each visit of a step, in their order."""

@@ -13,7 +13,7 @@ from exgrpo_cli.replay.eviction import EVICTIONS
 from exgrpo_cli.replay.visits import FreshRow, Visit, VisitOutcome, born_unit, counted, token_hash
 
 
-class Collection:
+class Collector:
     """Takes in visits, and evicts what no longer fits."""
 
     def __init__(self, state: BufferState, rules: ReplaySettings, group_size: int) -> None:
