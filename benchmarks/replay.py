@@ -181,7 +181,7 @@ def measure(folder: Path, mean_tokens: int) -> dict[str, float]:
     for _ in range(200):
         with watch.time("draw"):
             buffer.questions.draw(DRAWN, step, rng)
-    drawn = buffer.questions.draw(DRAWN, step, rng).question_ids
+    drawn = buffer.questions.draw(DRAWN, step, rng)
     for repeat in range(31):
         with watch.time("fetch_cold" if repeat == 0 else "fetch"):
             ids = [int(i) for question_id in drawn for i in buffer.questions.candidates(question_id).trajectory_ids]

@@ -164,10 +164,10 @@ class _Simulation:
 
     def _replay(self, buffer: ExperienceBuffer, step: int) -> tuple[dict[str, int], dict[str, object]]:
         wanted = min(int(self.spec.ratio * self.spec.questions_per_step), buffer.questions.available(step))
-        draw = buffer.questions.draw(wanted, step, self.rng)
+        drawn = buffer.questions.draw(wanted, step, self.rng)
         replayed: dict[str, int] = {}
         sizes, selected, available = [], [], []
-        for question_id in draw.question_ids:
+        for question_id in drawn:
             candidates = buffer.questions.candidates(question_id)
             if buffer.rules.needs_scores:
                 stale = buffer.questions.stale(candidates, step)

@@ -29,7 +29,7 @@ def play(folder: Path, rules: ReplaySettings, num_steps: int) -> ExperienceBuffe
     rng = np.random.default_rng(0)
     buffer = ExperienceBuffer.create(folder, identity=identity, rules=rules, question_ids=QUESTIONS)
     for step in range(1, num_steps + 1):
-        for question_id in buffer.questions.draw(2, step, rng).question_ids:
+        for question_id in buffer.questions.draw(2, step, rng):
             candidates = buffer.questions.candidates(question_id)
             [chosen] = buffer.questions.choose(candidates, rng)
             buffer.questions.record_scores(step, candidates, chosen)

@@ -69,8 +69,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             )
         )  # fmt: skip
     buffer.flush(1)
-    draw = buffer.questions.draw(1, 2, np.random.default_rng(0))
-    candidates = buffer.questions.candidates(draw.question_ids[0])
+    drawn = buffer.questions.draw(1, 2, np.random.default_rng(0))
+    candidates = buffer.questions.candidates(drawn[0])
     buffer.questions.record_scores(2, candidates, 0)
     buffer.questions.record_selected(2, [int(candidates.trajectory_ids[0])])
     buffer.flush(2)

@@ -27,8 +27,8 @@ WRITTEN = [table for table in TABLES if table != "replays"]
 
 def one_step(buffer: ExperienceBuffer, step: int, num_tokens: int = 3) -> None:
     """Two new trajectories of one question, and a draw once there is something to draw."""
-    draw = buffer.questions.draw(1, step, np.random.default_rng(step))
-    for question_id in draw.question_ids:
+    drawn = buffer.questions.draw(1, step, np.random.default_rng(step))
+    for question_id in drawn:
         candidates = buffer.questions.candidates(question_id)
         buffer.questions.record_scores(step, candidates, 0)
         buffer.questions.record_selected(step, [int(candidates.trajectory_ids[0])])

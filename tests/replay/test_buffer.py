@@ -175,7 +175,7 @@ def test_counting_fresh_members_only(worlds: Worlds) -> None:
     # The replayed success and 2 fresh ones are k = 3 of 4, but k' = 2 of 3.
     assert buffer.record_visit(visit("q1", 3, 2, experiential=True)).bucket == 2
     assert buffer.counts.buckets == {2: 2}
-    draw = buffer.questions.draw(2, 3, np.random.default_rng(0))
+    buffer.questions.draw(2, 3, np.random.default_rng(0))
     buffer.flush(3)
     rows = LedgerReader(buffer.folder).draws().to_pylist()
     # Pass rates 2/3 and 2/4 give linear weights 4/7 and 3/7.
@@ -183,7 +183,6 @@ def test_counting_fresh_members_only(worlds: Worlds) -> None:
         (2, 3, round(4 / 7, 6)),
         (2, 4, round(3 / 7, 6)),
     ]
-    assert draw.probabilities == {2: pytest.approx(1.0)}
     assert buffer.record_visit(visit("q2", K, 4, experiential=True)).retired
 
 
@@ -290,15 +289,15 @@ def test_a_replayed_question_rests(worlds: Worlds) -> None:
     buffer = worlds.create(cooldown=2)
     buffer.record_visit(visit("q1", 1))
     buffer.flush(1)
-    assert buffer.questions.draw(1, 2, np.random.default_rng(0)).question_ids == ("q1",)
+    assert buffer.questions.draw(1, 2, np.random.default_rng(0)) == ("q1",)
     buffer.questions.record_selected(2, [0])
     buffer.record_visit(visit("q1", 3, 2, experiential=True))
     buffer.flush(2)
     assert [buffer.questions.available(step) for step in (3, 4)] == [0, 0]
-    assert buffer.counts.buckets == {3: 1} and buffer.questions.draw(1, 4, np.random.default_rng(0)).question_ids == ()
+    assert buffer.counts.buckets == {3: 1} and buffer.questions.draw(1, 4, np.random.default_rng(0)) == ()
     again = worlds.reopen(buffer, 2)
     assert [again.questions.available(step) for step in (3, 4, 5)] == [0, 0, 1]
-    assert again.questions.draw(1, 5, np.random.default_rng(0)).buckets == (3,)
+    assert again.questions.draw(1, 5, np.random.default_rng(0)) == ("q1",)
     again.flush(3)
     # One step before its rest ends.
     later = worlds.reopen(again, 3)
@@ -350,20 +349,20 @@ def test_what_the_sampler_promised_is_recorded(worlds: Worlds) -> None:
     buffer = worlds.create(sampler="linear")
     for number, k in enumerate([1, 1, 3]):
         buffer.record_visit(visit(f"q{number}", k))
-    draw = buffer.questions.draw(2, 2, np.random.default_rng(0))
+    drawn = buffer.questions.draw(2, 2, np.random.default_rng(0))
     buffer.flush(2)
-    assert draw.probabilities == {1: pytest.approx(0.25), 3: pytest.approx(0.75)}
     rows = LedgerReader(buffer.folder).draws().to_pylist()
     assert [(row["bucket"], row["num_questions"], row["probability"]) for row in rows] == [(1, 2, 0.25), (3, 1, 0.75)]
-    assert {row["bucket"]: row["num_drawn"] for row in rows} == {k: draw.buckets.count(k) for k in (1, 3)}
+    threes = drawn.count("q2")
+    assert {row["bucket"]: row["num_drawn"] for row in rows} == {1: 2 - threes, 3: threes}
 
 
 def test_a_draw_of_more_than_there_is_gives_what_there_is(worlds: Worlds) -> None:
     buffer = worlds.create()
-    assert buffer.questions.draw(3, 1, np.random.default_rng(0)).question_ids == ()
+    assert buffer.questions.draw(3, 1, np.random.default_rng(0)) == ()
     buffer.record_visit(visit("q4", 1))
     buffer.record_visit(visit("q2", 2))
-    assert sorted(buffer.questions.draw(5, 2, np.random.default_rng(0)).question_ids) == ["q2", "q4"]
+    assert sorted(buffer.questions.draw(5, 2, np.random.default_rng(0))) == ["q2", "q4"]
 
 
 @pytest.mark.parametrize(

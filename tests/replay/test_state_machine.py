@@ -184,10 +184,9 @@ class BufferMachine(RuleBasedStateMachine):
         self.reference.begin(self.step)
         expected = self.reference.drawable(self.step)
         assert self.buffer.questions.available(self.step) == len(expected)
-        draw = self.buffer.questions.draw(num, self.step, self.rng)
-        assert len(draw.question_ids) == min(num, len(expected)) and set(draw.question_ids) <= expected
-        assert list(draw.buckets) == [self.reference.bucket[question][0] for question in draw.question_ids]
-        for question in draw.question_ids:
+        drawn = self.buffer.questions.draw(num, self.step, self.rng)
+        assert len(drawn) == min(num, len(expected)) and set(drawn) <= expected
+        for question in drawn:
             candidates = self.buffer.questions.candidates(question)
             [chosen] = self.buffer.questions.choose(candidates, self.rng)
             self.buffer.questions.record_scores(self.step, candidates, chosen)
@@ -228,10 +227,7 @@ class BufferMachine(RuleBasedStateMachine):
             self.finish_step()
         lived = copy.deepcopy(self.rng)
         first = self.buffer.questions.draw(3, self.step, lived)
-        chosen = [
-            self.buffer.questions.choose(self.buffer.questions.candidates(question), lived)
-            for question in first.question_ids
-        ]
+        chosen = [self.buffer.questions.choose(self.buffer.questions.candidates(question), lived) for question in first]
         self.buffer.close()
         self.buffer = ExperienceBuffer.open(
             self.folder, identity=IDENTITY, rules=self.rules, question_ids=QUESTIONS, at_step=self.step - 1
@@ -239,8 +235,7 @@ class BufferMachine(RuleBasedStateMachine):
         rebuilt = copy.deepcopy(self.rng)
         assert self.buffer.questions.draw(3, self.step, rebuilt) == first
         again = [
-            self.buffer.questions.choose(self.buffer.questions.candidates(question), rebuilt)
-            for question in first.question_ids
+            self.buffer.questions.choose(self.buffer.questions.candidates(question), rebuilt) for question in first
         ]
         assert again == chosen
         # Those draws began the step, so what is over age is gone.

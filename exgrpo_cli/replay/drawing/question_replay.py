@@ -10,7 +10,7 @@ from exgrpo_cli.ledger.schemas import DRAWS, SCORES
 from exgrpo_cli.ledger.writer import LedgerWriter
 from exgrpo_cli.replay.buffer_state import BufferState
 from exgrpo_cli.replay.drawing import selection
-from exgrpo_cli.replay.drawing.sampling import Draw, check_draw, resolve_sampler
+from exgrpo_cli.replay.drawing.sampling import check_draw, resolve_sampler
 from exgrpo_cli.replay.drawing.selection import Candidates, resolve_metric
 from exgrpo_cli.replay.protocol import Choice, Offer
 
@@ -31,7 +31,7 @@ class QuestionReplay:
 
         Raises RunError where a custom sampler breaks its promises.
         """
-        drawn = self.draw(num, step, rng).question_ids
+        drawn = self.draw(num, step, rng)
         return self._offered(tuple(self.candidates(question_id) for question_id in drawn), weight_version)
 
     def offer_joining(self, question_ids: Sequence[str], step: int, weight_version: int) -> Offer:
@@ -55,22 +55,21 @@ class QuestionReplay:
         self._state.begin(step)
         return self._state.questions.num_drawable
 
-    def draw(self, num: int, step: int, rng: np.random.Generator) -> Draw:
-        """Draw up to `num` distinct questions. Raises RunError where a custom sampler breaks its promises."""
+    def draw(self, num: int, step: int, rng: np.random.Generator) -> tuple[str, ...]:
+        """Draw up to `num` distinct questions, and record what the sampler promised of each bucket.
+
+        Raises RunError where a custom sampler breaks its promises.
+        """
         self._state.begin(step)
         offered = self._state.questions.drawable()
         if num <= 0 or not offered:
-            return Draw(question_ids=(), buckets=(), probabilities={})
+            return ()
         buckets = [bucket for _, bucket in offered]
         num = min(num, self._state.questions.num_drawable)
         drawn = check_draw(self._sampler(buckets, num, rng), buckets, num, self._rules.sampler)
-        keys = [
-            self._state.questions.bucket(self._state.questions.number(question_id))
-            for question_id in drawn.question_ids
-        ]
-        probabilities: dict[int, float] = {}
+        states = self._state.questions
+        keys = [states.bucket(states.number(question_id)) for question_id in drawn.question_ids]
         for (key, bucket), probability in zip(offered, drawn.probabilities.tolist(), strict=True):
-            probabilities[key.success_count] = probabilities.get(key.success_count, 0.0) + probability
             self._writer.append(
                 DRAWS,
                 {
@@ -82,11 +81,7 @@ class QuestionReplay:
                     "num_drawn": keys.count(key),
                 },
             )
-        return Draw(
-            question_ids=drawn.question_ids,
-            buckets=tuple(key.success_count for key in keys if key is not None),
-            probabilities=probabilities,
-        )
+        return drawn.question_ids
 
     def candidates(self, question_id: str) -> Candidates:
         """The stored trajectories of a question, with their last measurements."""

@@ -46,18 +46,6 @@ class QuestionDraw:
     """Of each bucket that was offered, in their order; all 0 where nothing could be drawn."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Draw:
-    """Questions drawn for replay, and what the sampler had promised."""
-
-    question_ids: tuple[str, ...]
-    """May be fewer than asked for."""
-    buckets: tuple[int, ...]
-    """The success count of each question's bucket."""
-    probabilities: dict[int, float]
-    """Of each drawable bucket, before the draw; summed over equal success counts."""
-
-
 Sampler = Callable[[Sequence[Bucket], int, np.random.Generator], QuestionDraw]
 """Non-empty buckets in ascending order, number of questions wanted and the run's generator in, a draw out."""
 
