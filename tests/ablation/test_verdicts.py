@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 from made_results import result_of
+from scipy.special import stdtrit
 
 from exgrpo_cli.ablation.claims.claim import FIRST_SEED, claim_of
 from exgrpo_cli.ablation.claims.outcome import claim_rows, outcome
 from exgrpo_cli.ablation.results.inference import (
     Verdict,
-    detectable,
     effect,
     effect_over_questions,
     effect_over_seeds,
@@ -63,7 +63,8 @@ def test_no_effect_is_hardly_ever_called_supported_and_power_is_as_calculated() 
     assert rates(0.0, 400)[Verdict.SUPPORTED] <= 0.005
     rng = np.random.default_rng(0)
     spread = float(np.std([simulated(0.0, rng, unlike=0.0).mean(axis=1) for _ in range(100)], ddof=1))
-    far = SMALLEST + detectable(spread=spread, seeds=8)
+    # `seeds_needed` read the other way: t(7) at 0.975 and at 0.8, over sqrt(8).
+    far = SMALLEST + float(stdtrit(7, 0.975) + stdtrit(7, 0.8)) * spread / np.sqrt(8)
     assert rates(far, 400, unlike=0.0)[Verdict.SUPPORTED] == pytest.approx(0.8, abs=0.08)
 
 
@@ -90,7 +91,6 @@ def test_seeds_are_counted_from_the_spread_and_the_distance() -> None:
     """Spread = distance: with 10 seeds t(9) = 2.262, the shift is sqrt(10) = 3.162, P(T > -0.900) = 0.804."""
     assert seeds_needed(spread=0.02, distance=0.02) == 10
     assert seeds_needed(spread=0.02, distance=0.04) < 10 < seeds_needed(spread=0.04, distance=0.02)
-    assert detectable(spread=0.02, seeds=10) == pytest.approx(0.02, rel=0.03)
 
 
 def test_all_seeds_alike_do_not_make_certain() -> None:

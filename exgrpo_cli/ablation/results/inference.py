@@ -119,11 +119,6 @@ def seeds_needed(*, spread: float, distance: float, power: float = POWER, confid
     return 1000
 
 
-def detectable(*, spread: float, seeds: int, power: float = POWER, confidence: float = CONFIDENCE) -> float:
-    """The distance from a threshold that `seeds` seeds tell with this power: `seeds_needed` read the other way."""
-    return float(stdtrit(seeds - 1, 0.5 + confidence / 2) + stdtrit(seeds - 1, power)) * spread / math.sqrt(seeds)
-
-
 class Verdict(StrEnum):
     """What a comparison says about a statement."""
 

@@ -73,12 +73,6 @@ def find_choices(text: str) -> Choices | None:
     return None
 
 
-def parse_choices(text: str) -> tuple[str, ...] | None:
-    """Option texts in their order; None for a text without options."""
-    choices = find_choices(text)
-    return None if choices is None else choices.options
-
-
 def options_of(question: Question) -> tuple[str, ...] | None:
     """Options of a multiple-choice question in their order; None without options, or where its gold labels none."""
     choices = find_choices(question.prompt[-1].content)

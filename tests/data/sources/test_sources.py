@@ -11,7 +11,7 @@ import pytest
 from exgrpo_cli.data.audit.checks import Tally
 from exgrpo_cli.data.layouts.drafts import UnusableRow, gold_text
 from exgrpo_cli.data.layouts.recognise import NamedFields
-from exgrpo_cli.data.question_file.choices import format_choices, parse_choices
+from exgrpo_cli.data.question_file.choices import find_choices, format_choices
 from exgrpo_cli.data.reading import read_source
 from exgrpo_cli.data.sources.files import iter_rows
 from exgrpo_cli.data.sources.open import default_name
@@ -153,7 +153,7 @@ def test_right_and_wrong_answers_apart_are_placed_by_the_question(tmp_path):
     reading = read(write(tmp_path / "gpqa.csv", rows))
     placed = [question.answer for question in reading.questions]
     for question in reading.questions:
-        options = parse_choices(question.prompt[0].content)
+        options = find_choices(question.prompt[0].content).options
         assert options["ABCD".index(question.answer)] == "right" and sorted(options) == ["right", "w1", "w2", "w3"]
     # 40 questions over four places: each place is taken (a place stays empty with probability 4 * 0.75^40 = 4e-5).
     assert set(placed) == set("ABCD")
@@ -161,8 +161,12 @@ def test_right_and_wrong_answers_apart_are_placed_by_the_question(tmp_path):
 
 
 def test_choices_there_and_back():
-    assert parse_choices(format_choices("Which?", ["one", " two\nlines ", "three"])) == ("one", "two lines", "three")
-    assert parse_choices("Which?") is None and parse_choices("Which?\n\nA. one\nC. two") is None
+    assert find_choices(format_choices("Which?", ["one", " two\nlines ", "three"])).options == (
+        "one",
+        "two lines",
+        "three",
+    )
+    assert find_choices("Which?") is None and find_choices("Which?\n\nA. one\nC. two") is None
 
 
 def test_named_fields_reach_into_structs_and_patterns_cut_the_gold_out(tmp_path):
