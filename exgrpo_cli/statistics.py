@@ -80,9 +80,9 @@ def mean_of_scores(scores: Sequence[tuple[float, float, float]]) -> tuple[float,
     return value, value - below, value + above
 
 
-def wilson(successes: float, trials: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
+def wilson(successes: float, trials: int) -> tuple[float, float]:
     """Wilson's score interval of a proportion (Wilson 1927); stays inside [0, 1] and has a width at 0 and 1."""
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     p = successes / trials
     scale = 1 / (1 + z * z / trials)
     centre = scale * (p + z * z / (2 * trials))
@@ -187,9 +187,7 @@ def majority_share(groups: Int[np.ndarray, " samples"], correct_group: int) -> f
     return float(np.mean(winners == correct_group))
 
 
-def smallest_detectable_difference(
-    correct: Int[np.ndarray, " questions"], samples: int, *, confidence: float = CONFIDENCE, power: float = POWER
-) -> float:
+def smallest_detectable_difference(correct: Int[np.ndarray, " questions"], samples: int) -> float:
     """The true difference from another model that these questions would show with 80 % probability at the 5 % level.
 
     (z_{1-a/2} + z_{power}) * sqrt(2) * standard error over questions, which takes the other model to be as variable
@@ -202,7 +200,7 @@ def smallest_detectable_difference(
         # No spread seen is not no spread: Agresti and Coull's shrunk proportion stands in.
         shrunk = (float(rates.sum()) + 2) / (questions + 4)
         variance = shrunk * (1 - shrunk)
-    quantiles = NormalDist().inv_cdf((1 + confidence) / 2) + NormalDist().inv_cdf(power)
+    quantiles = NormalDist().inv_cdf((1 + CONFIDENCE) / 2) + NormalDist().inv_cdf(POWER)
     return min(1.0, quantiles * math.sqrt(2 * variance / questions))
 
 
@@ -248,17 +246,15 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def t_interval(
-    values: Sequence[float], *, bounds: tuple[float, float] = (-math.inf, math.inf), confidence: float = CONFIDENCE
-) -> Interval:
-    """Student's t interval of the mean: mean +- t(n - 1) * s / sqrt(n), s with n - 1 in the denominator.
+def t_interval(values: Sequence[float], *, bounds: tuple[float, float] = (-math.inf, math.inf)) -> Interval:
+    """Student's 95 % t interval of the mean: mean +- t(n - 1) * s / sqrt(n), s with n - 1 in the denominator.
 
     What reaches beyond `bounds`, those of the values themselves (0 and 1 of a rate), is cut off.
     """
     mean = float(np.mean(values))
     if len(values) < 2:
         return Interval(mean=mean, low=mean, high=mean)
-    half = float(stdtrit(len(values) - 1, 0.5 + confidence / 2) * np.std(values, ddof=1) / math.sqrt(len(values)))
+    half = float(stdtrit(len(values) - 1, 0.5 + CONFIDENCE / 2) * np.std(values, ddof=1) / math.sqrt(len(values)))
     return Interval(mean=mean, low=max(bounds[0], mean - half), high=min(bounds[1], mean + half))
 
 

@@ -11,10 +11,10 @@ PIPE_WIDTH = 120
 _AMPLE = 10_000
 
 
-def stdout_console(width: int | None = None) -> Console:
+def stdout_console() -> Console:
     """A console for data: nothing in it is markup; as wide as the terminal, or PIPE_WIDTH in a pipe."""
     out = data_stream()
-    return Console(file=out, markup=False, highlight=False, width=width or (None if out.isatty() else PIPE_WIDTH))
+    return Console(file=out, markup=False, highlight=False, width=None if out.isatty() else PIPE_WIDTH)
 
 
 def print_table(table: Table, console: Console | None = None) -> None:

@@ -45,8 +45,8 @@ class DrawTest:
     p_value: float | None
 
 
-def draw_test(draws: DrawColumns, seed: int = 0) -> DrawTest:
-    """Compare all draws of a run with their promise; `seed` is that of the simulated overflow."""
+def draw_test(draws: DrawColumns) -> DrawTest:
+    """Compare all draws of a run with their promise."""
     if not draws.num_drawn.sum():
         return DrawTest(buckets=(), chi_square=0.0, degrees_of_freedom=0, p_value=None)
     names, cells = np.unique(np.stack([draws.bucket, draws.num_members]), axis=1, return_inverse=True)
@@ -56,7 +56,7 @@ def draw_test(draws: DrawColumns, seed: int = 0) -> DrawTest:
     probability[rows, cells] = draws.probability
     room[rows, cells] = draws.num_questions
     drawn[rows, cells] = draws.num_drawn
-    expected, covariance = _moments(probability, room, drawn.sum(axis=1), np.random.default_rng(seed))
+    expected, covariance = _moments(probability, room, drawn.sum(axis=1), np.random.default_rng(0))
     chi_square, degrees = _statistic(drawn.sum(axis=0) - expected, covariance, expected)
     buckets = tuple(
         BucketDraws(bucket=int(bucket), num_members=int(members), expected=float(e), drawn=int(d))

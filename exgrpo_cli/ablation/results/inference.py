@@ -105,7 +105,7 @@ def ends(mean: float, error: float, seeds: int, confidence: float) -> tuple[floa
     return mean - half, mean + half
 
 
-def seeds_needed(*, spread: float, distance: float, power: float = POWER, confidence: float = CONFIDENCE) -> int:
+def seeds_needed(*, spread: float, distance: float) -> int:
     """Fewest seeds with which an effect `distance` away from the threshold of a verdict is told from it.
 
     `spread` is the standard deviation over seeds of the paired difference. With S seeds the verdict is reached when
@@ -113,8 +113,8 @@ def seeds_needed(*, spread: float, distance: float, power: float = POWER, confid
     P(T > t - distance * sqrt(S) / spread); the noncentral t is taken as a shifted one. At least 2.
     """
     for seeds in range(2, 1001):
-        quantile = float(stdtrit(seeds - 1, 0.5 + confidence / 2))
-        if stdtr(seeds - 1, distance * math.sqrt(seeds) / spread - quantile) >= power:
+        quantile = float(stdtrit(seeds - 1, 0.5 + CONFIDENCE / 2))
+        if stdtr(seeds - 1, distance * math.sqrt(seeds) / spread - quantile) >= POWER:
             return seeds
     return 1000
 

@@ -52,15 +52,14 @@ def report_runs(
     step: int | None = None,
     question_id: str = "",
     what_if: str = "",
-    seed: int = 0,
 ) -> list[RunReport]:
     """Summarise every run; besides what `step` replayed, the history of `question_id`, what `what_if` would have drawn.
 
-    `seed` is that of the other policy's draws. Raises InputError for what is no run, a step that it has not finished,
+    Raises InputError for what is no run, a step that it has not finished,
     an unknown question or a `what_if` that cannot be read.
     """
     return [
-        _report(run, label, step, question_id, what_if, np.random.default_rng(seed))
+        _report(run, label, step, question_id, what_if, np.random.default_rng(0))
         for run, label in zip(runs, labels(runs), strict=True)
     ]
 
