@@ -47,16 +47,12 @@ class RunReport:
 
 
 def report_runs(
-    runs: Sequence[Path],
-    *,
-    step: int | None = None,
-    question_id: str = "",
-    what_if: str = "",
+    runs: Sequence[Path], *, step: int | None = None, question_id: str = "", what_if: str = ""
 ) -> list[RunReport]:
     """Summarise every run; besides what `step` replayed, the history of `question_id`, what `what_if` would have drawn.
 
-    Raises InputError for what is no run, a step that it has not finished,
-    an unknown question or a `what_if` that cannot be read.
+    Raises InputError for what is no run, a step that it has not finished, an unknown question or a `what_if` that
+    cannot be read.
     """
     return [
         _report(run, label, step, question_id, what_if, np.random.default_rng(0))
