@@ -167,7 +167,11 @@ def _state(record: RunRecord, question: int) -> str:
 def _event_rows(record: RunRecord, question: int) -> list[tuple[tuple[int, int], HistoryRow]]:
     """Placed rows: those of a step that were drawn come before those that its rollouts caused."""
     events, trajectories = record.events, record.trajectories
-    measured = _measurements(record, question)
+    scores = record.scores
+    measured = {
+        (int(scores.step[i]), int(scores.row[i])): (float(scores.entropy[i]), float(scores.nll[i]))
+        for i in np.flatnonzero(trajectories.question[scores.row] == question)
+    }
     rows = []
     for index in np.flatnonzero(events.question == question):
         step, event = int(events.step[index]), str(KINDS[events.kind[index]])
@@ -196,12 +200,6 @@ def _event_rows(record: RunRecord, question: int) -> list[tuple[tuple[int, int],
         )
         rows.append(((step, 2 + int(index)), placed))
     return rows
-
-
-def _measurements(record: RunRecord, question: int) -> dict[tuple[int, int], tuple[float, float]]:
-    scores = record.scores
-    own = np.flatnonzero(record.trajectories.question[scores.row] == question)
-    return {(int(scores.step[i]), int(scores.row[i])): (float(scores.entropy[i]), float(scores.nll[i])) for i in own}
 
 
 def _score_rows(record: RunRecord, question: int) -> list[tuple[tuple[int, int], HistoryRow]]:

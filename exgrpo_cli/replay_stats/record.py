@@ -189,7 +189,8 @@ def read_run(run: Path) -> RunRecord:
         metrics = metrics.up_to(reader.last_step)
     tables = {name: reader.table(name, stored_names(kind), dictionary=True) for name, kind in _COLUMNS.items()}
     training_ids = _training_ids(run)
-    question_ids = _all_ids(training_ids, tables[EVENTS], tables[TRAJECTORIES])
+    named = [encoded_words(tables[name].column("question_id"))[0] for name in (EVENTS, TRAJECTORIES)]
+    question_ids = pc.unique(pa.concat_arrays([training_ids.cast(pa.string()), *named]))
     trajectories = _trajectories(tables[TRAJECTORIES], question_ids)
     # A score's question is that of its trajectory, so that the longest table needs no text column.
     rows = trajectories.rows_of(column(tables[SCORES], "trajectory_id"))
@@ -230,11 +231,6 @@ def _training_ids(run: Path) -> pa.Array:
     if not path.is_file():
         return pa.array([], pa.string())
     return flat(pq.read_table(path, columns=["id"]).column("id"))
-
-
-def _all_ids(training_ids: pa.Array, *tables: pa.Table) -> pa.Array:
-    named = [training_ids.cast(pa.string()), *(encoded_words(table.column("question_id"))[0] for table in tables)]
-    return pc.unique(pa.concat_arrays(named))
 
 
 def _trajectories(table: pa.Table, question_ids: pa.Array) -> TrajectoryColumns:

@@ -28,7 +28,7 @@ from exgrpo_cli.training.metrics import (
 )
 from exgrpo_cli.training.parts import Parts
 from exgrpo_cli.training.resuming.state import RunState
-from exgrpo_cli.training.step.composition import compose
+from exgrpo_cli.training.step.composition import COMPOSITIONS
 from exgrpo_cli.training.step.experience import (
     NO_EXPERIENCE,
     Experience,
@@ -75,7 +75,7 @@ def run_step(parts: Parts, state: RunState, step: int, clock: Clock | None = Non
     advantage = partial(advantage_of, settings=config.objective, state=state)
     with clock.phase("replay"):
         if mixed:
-            groups, experience = compose(parts, groups, experience, step)
+            groups, experience = COMPOSITIONS[config.replay.composition](parts, groups, experience, step)
         collecting = mixed or config.replay.collect_before_start
         record_visits(parts, groups, step, advantage, state.history, collecting=collecting)
     with clock.phase("update"):

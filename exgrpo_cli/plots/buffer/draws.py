@@ -29,7 +29,6 @@ from exgrpo_cli.replay_stats.entropy import GROUPS
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
 
     from exgrpo_cli.replay_stats.entropy import EntropyGroup, EntropyWindow
     from exgrpo_cli.replay_stats.summary import ReplaySummary
@@ -134,6 +133,8 @@ def _means_by_bucket(axes: "Axes", window: "EntropyWindow", **style: Any) -> Non
 
 def _difficulty_boxes(axes: "Axes", windows: "Sequence[EntropyWindow]") -> None:
     """Hard, medium and easy side by side in each stretch of steps, with the ratio of the means below."""
+    from matplotlib.patches import Patch
+
     for number, window in enumerate(windows):
         for group in window.by_difficulty:
             place = number + 0.26 * (GROUPS.index(group.name) - 1)
@@ -147,7 +148,8 @@ def _difficulty_boxes(axes: "Axes", windows: "Sequence[EntropyWindow]") -> None:
     axes.set_xlim(-0.5, len(windows) - 0.5)
     axes.set_xlabel("steps")
     axes.grid(visible=False, axis="x")
-    axes.legend(handles=[_patch(colour, name) for name, colour in DIFFICULTY_COLOURS.items()], loc="best")
+    patches = [Patch(facecolor=colour, label=name) for name, colour in DIFFICULTY_COLOURS.items()]
+    axes.legend(handles=patches, loc="best")
 
 
 def draws_against_promise(summary: "ReplaySummary") -> "Figure":
@@ -214,12 +216,6 @@ def _box(axes: "Axes", place: float, group: "EntropyGroup", colour: str) -> None
         capprops={"linewidth": 0.7},
         boxprops={"linewidth": 0.4, "facecolor": colour},
     )
-
-
-def _patch(colour: str, label: str) -> "Patch":
-    from matplotlib.patches import Patch
-
-    return Patch(facecolor=colour, label=label)
 
 
 def _whole_bins(largest: int) -> np.ndarray:

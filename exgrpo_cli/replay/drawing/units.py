@@ -144,7 +144,9 @@ class UnitStore:
         if num <= 0 or not self._size:
             return []
         units = self._draw_proportionally(num, rng) if self._proportional else self._take_first(num)
-        priorities = self._aged(units, step).tolist()
+        priority, born = self._index.priorities(units)
+        decay = self._rules.age_decay
+        priorities = (priority * np.exp(-(step - born) / decay) if decay else priority).tolist()
         probabilities: list[float | None] = [None] * len(units)
         weights = np.ones(len(units))
         if self._proportional:
@@ -229,11 +231,6 @@ class UnitStore:
             # Capped for a unit born after the reference of a tree that the next draw will rebuild.
             weights = weights * np.exp(np.minimum(exponent * (born - self._reference) / decay, 2 * REFERENCE_RANGE))
         return weights
-
-    def _aged(self, units: Units, step: int) -> Float64[np.ndarray, " some"]:
-        priority, born = self._index.priorities(units)
-        decay = self._rules.age_decay
-        return priority * np.exp(-(step - born) / decay) if decay else priority
 
     def keys(self, units: Units) -> Float64[np.ndarray, " some"]:
         """What orders units as priorities do at any one step: log priority + born / age_decay where age counts."""

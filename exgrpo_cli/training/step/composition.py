@@ -33,16 +33,6 @@ Composed = tuple[Sequence[Group], Experience]
 """A step's groups, and what is replayed with them."""
 
 
-def compose(parts: Parts, groups: Sequence[Group], experience: Experience, step: int) -> Composed:
-    """Add the replay of a mixed step to its groups, by `replay.composition`."""
-    return COMPOSITIONS[parts.config.replay.composition](parts, groups, experience, step)
-
-
-def replace_fresh(parts: Parts, groups: Sequence[Group], experience: Experience, step: int) -> Composed:
-    """Replayed rows stand in for rollouts already."""
-    return groups, experience
-
-
 def join(parts: Parts, groups: Sequence[Group], experience: Experience, step: int) -> Composed:
     """A fresh question that holds enough rows gets the best of them beside its K rollouts."""
     buffer = parts.buffer
@@ -83,11 +73,13 @@ def refill(parts: Parts, groups: Sequence[Group], experience: Experience, step: 
 
 
 COMPOSITIONS: dict[str, Callable[[Parts, Sequence[Group], Experience, int], Composed]] = {
-    "replace": replace_fresh,
+    # Replayed rows stand in for rollouts already.
+    "replace": lambda parts, groups, experience, step: (groups, experience),
     "join": join,
     "append": append,
     "refill": refill,
 }
+"""By `replay.composition`: adds the replay of a mixed step to its groups."""
 
 
 def draw_units(parts: Parts, wanted: int, step: int) -> Experience:
