@@ -39,8 +39,20 @@ def make_reporter(*, quiet: bool) -> Reporter:
     return LiveReporter(console) if console.is_terminal else PlainReporter(console)
 
 
-class SilentReporter(Reporter):
+class SilentReporter:
     """Shows nothing."""
+
+    def note(self, text: str) -> None:
+        """See `Reporter.note`."""
+
+    def progress(self, done: int, total: int, what: str) -> None:
+        """See `Reporter.progress`."""
+
+    def step(self, line: Mapping[str, Any], total: int) -> None:
+        """See `Reporter.step`."""
+
+    def close(self) -> None:
+        """See `Reporter.close`."""
 
 
 class PlainReporter:

@@ -104,8 +104,8 @@ class Buffer(Protocol):
         """Merge small parts of the ledger, so that it can still be cut back to each of these steps."""
 
 
-class NoBuffer(Buffer):
-    """The buffer of a run that neither replays nor retires: takes everything, keeps and offers nothing."""
+class NoBuffer:
+    """Implements `Buffer` for a run that neither replays nor retires: takes everything, keeps and offers nothing."""
 
     retired: frozenset[str] = frozenset()
     counts = BufferCounts()
@@ -130,7 +130,22 @@ class NoBuffer(Buffer):
         """See `Buffer.scan`."""
         return ()
 
+    def end_scan(self, step: int, verdicts: Sequence[ScannedUnit]) -> None:
+        """See `Buffer.end_scan`."""
+
     def choose_from(self, candidates: Sequence[Candidates], rng: np.random.Generator) -> Choice:
         """See `Buffer.choose_from`."""
         assert not candidates
         return Choice(positions=(), trajectories=())
+
+    def record_replay(self, step: int, candidates: Sequence[Candidates], choice: Choice | None) -> None:
+        """See `Buffer.record_replay`."""
+
+    def record_visits(self, visits: Sequence[Visit], *, collecting: bool) -> None:
+        """See `Buffer.record_visits`."""
+
+    def flush(self, step: int) -> None:
+        """See `Buffer.flush`."""
+
+    def compact(self, kept_checkpoints: Sequence[int]) -> None:
+        """See `Buffer.compact`."""
