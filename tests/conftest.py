@@ -40,7 +40,7 @@ LONG_FILES = (
     "commands/test_train.py",
     "evaluation/test_session.py",
     "grading/test_processes.py",
-    "data/test_hub.py",
+    "data/sources/test_hub.py",
 )
 
 
