@@ -38,7 +38,10 @@ class StudyOptions:
 
     claim: Annotated[
         str | None,
-        typer.Option(metavar="NAME|quick|all", help="Put what a paper says to the test: brings its arms and seeds."),
+        typer.Option(
+            metavar="NAME|FILE|quick|all",
+            help="Put what a paper says to the test, or a claim of your own in TOML: brings arms and seeds.",
+        ),
     ] = None
     metric: Annotated[
         str | None,

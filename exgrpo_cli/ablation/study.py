@@ -76,8 +76,8 @@ class Study:
     equal: str = "steps"
     """What all arms of a seed spend alike: `steps`, or `generated` or `trained` tokens or `seconds` of the baseline."""
 
-    claims: tuple[str, ...] = ()
-    """Names of the claims that the runs are of."""
+    claims: Mapping[str, Layer] = field(default_factory=dict)
+    """The claims that the runs are of, by name, as their files state them."""
     run_seconds: Mapping[str, float] = field(default_factory=dict)
     """Time of a run by arm, where it is known before one has been measured here."""
     others: Mapping[tuple[str, int], RunResult] = field(default_factory=dict)

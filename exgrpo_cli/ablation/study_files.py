@@ -2,13 +2,15 @@
 
 import glob
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from exgrpo_cli.ablation.arms import Arm
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.files import write_json
+from exgrpo_cli.presets import load_preset
 from exgrpo_cli.runs.result import SUFFIX, RunResult, find_results, read_result
 
 PLAN_FILE = "study.json"
@@ -23,24 +25,28 @@ def results_folders(folder: Path, others: Sequence[Path]) -> Iterator[Iterator[R
     return (find_results(each) for each in [*([own] if own.is_dir() else []), *others])
 
 
-def write_arms(folder: Path, arms: Iterable[Arm], *, equal: str, claims: Sequence[str]) -> None:
+def write_arms(folder: Path, arms: Iterable[Arm], *, equal: str, claims: Mapping[str, Any]) -> None:
     """Keep what the arms are and which is compared with which. Raises RunError where the disk refuses."""
-    plan = {"equal": equal, "claims": list(claims), "arms": [asdict(arm) for arm in arms]}
+    plan = {"equal": equal, "claims": dict(claims), "arms": [asdict(arm) for arm in arms]}
     write_json(folder / PLAN_FILE, plan)
 
 
-def read_arms(folder: Path) -> tuple[dict[str, Arm], str, tuple[str, ...]]:
+def read_arms(folder: Path) -> tuple[dict[str, Arm], str, dict[str, Any]]:
     """Arms by the name of their folder, what they are equal in, and the claims; none where no study was begun there.
 
     Raises InputError for a damaged file.
     """
     path = folder / PLAN_FILE
     if not path.is_file():
-        return {}, "steps", ()
+        return {}, "steps", {}
     try:
         plan = json.loads(path.read_text(encoding="utf-8"))
         arms = [Arm(**{**arm, "assignments": tuple(arm["assignments"])}) for arm in plan["arms"]]
-        return {arm.folder_name: arm for arm in arms}, plan["equal"], tuple(plan["claims"])
+        claims = plan["claims"]
+        if isinstance(claims, list):
+            # Studies begun by an earlier version kept the names of shipped claims.
+            claims = {name: load_preset("claims", name) for name in claims}
+        return {arm.folder_name: arm for arm in arms}, plan["equal"], claims
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} is damaged ({error!r}): remove it, `exgrpo ablate` writes it again.") from error
 

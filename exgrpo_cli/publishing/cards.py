@@ -150,12 +150,13 @@ def ledger_card(repo: str, config: Config, tables: Mapping[str, str], num_rows: 
     return front_matter(front) + "\n".join(parts)
 
 
-def study_card(repo: str, table: str, baseline: str) -> str:
-    """The README of a study's tables; `table` is its result as Markdown."""
-    configs = [
-        {"config_name": "runs", "data_files": [{"split": "train", "path": "runs.parquet"}], "default": True},
-        {"config_name": "steps", "data_files": [{"split": "train", "path": "steps.parquet"}]},
+def study_card(repo: str, table: str, baseline: str, *, with_steps: bool) -> str:
+    """The README of a study's tables; `table` is its result as Markdown, `with_steps` whether there are journals."""
+    configs: list[dict[str, Any]] = [
+        {"config_name": name, "data_files": [{"split": "train", "path": f"{name}.parquet"}]}
+        for name in ("runs", *(["steps"] if with_steps else []))
     ]
+    configs[0]["default"] = True
     return (
         front_matter({"configs": configs, "tags": ["exgrpo", "reinforcement-learning", "ablation"]})
         + f"\n# {repo.split('/')[1]}\n\nA study of exgrpo: arms over seeds, held-out pass@1, against "

@@ -19,6 +19,7 @@ from exgrpo_cli.publishing.private import Private
 from exgrpo_cli.publishing.runs import copy_text
 from exgrpo_cli.reports.report import write_report
 from exgrpo_cli.reports.study_page import read_study
+from exgrpo_cli.runs.result import RunResult
 
 TEXTS = (".json", ".md", ".tex", ".csv")
 """Files of a study's folder that go along: its tables."""
@@ -33,8 +34,16 @@ def study_package(folder: Path, repo: str, staging: Path, private: Private) -> P
     staged = staging / "study"
     staged.mkdir(parents=True)
     finished = [run for run in study.runs if run.state == "finished"]
-    write_table([run_row(run) for run in finished], staged / "runs.parquet", private)
-    write_table([row for run in finished for row in step_rows(run)], staged / "steps.parquet", private)
+    here = {(run.arm.name, run.seed) for run in finished}
+    carried = [
+        result_row(arm, seed, result)
+        for arm, results in study.results().items()
+        for seed, result in results.items()
+        if (arm, seed) not in here
+    ]
+    write_table([*map(run_row, finished), *carried], staged / "runs.parquet", private)
+    if finished:
+        write_table([row for run in finished for row in step_rows(run)], staged / "steps.parquet", private)
     for path in sorted(path for path in folder.iterdir() if path.suffix in TEXTS):
         copy_text(path, staged / path.name, private)
     for run in finished:
@@ -44,20 +53,36 @@ def study_package(folder: Path, repo: str, staging: Path, private: Private) -> P
         copy_text(path, staged / RESULTS_FOLDER / path.name, private)
     write_report(folder, staged / "report.html")
     copy_text(staged / "report.html", staged / "report.html", private)
-    card = study_card(repo, markdown(score_rows(report)), ", ".join(study.baselines))
+    card = study_card(repo, markdown(score_rows(report)), ", ".join(study.baselines), with_steps=bool(finished))
     (staged / "README.md").write_text(private.without(card, "the card"), encoding="utf-8")
     return make_package("dataset", study_origin(study), staged, {})
 
 
 def study_origin(study: Study) -> dict[str, str]:
     """Which study this is, to tell it from others; more seeds or arms make no other one of it."""
-    return {"study": study.name, "backbone": study.runs[0].config.backbone.name, "baseline": ", ".join(study.baselines)}
+    backbone = {"backbone": study.runs[0].config.backbone.name} if study.runs else {}
+    return {"study": study.name, **backbone, "baseline": ", ".join(study.baselines)}
 
 
 def run_row(run: StudyRun) -> dict[str, Any]:
     """The final figures of a run, flat."""
     summary = json.loads((run.folder / "summary.json").read_text(encoding="utf-8"))
     return {"arm": run.arm.name, "seed": run.seed, **flat(summary, skip=("seed",))}
+
+
+def result_row(arm: str, seed: int, result: RunResult) -> dict[str, Any]:
+    """The same of a run whose result alone is known, as far as that goes."""
+    scores = {"before": result.before, "after": result.after}
+    return {
+        "arm": arm,
+        "seed": seed,
+        "steps": result.totals.steps,
+        **{f"heldout/{k}/pass_at_1": float(each.mean()) / result.samples for k, each in scores.items() if len(each)},
+        "heldout/after/questions": len(result.after),
+        "tokens/generated": result.totals.generated,
+        "tokens/trained": result.totals.trained,
+        "wall_seconds/total": result.totals.seconds,
+    }
 
 
 def step_rows(run: StudyRun) -> list[dict[str, Any]]:

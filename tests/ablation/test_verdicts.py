@@ -161,7 +161,7 @@ def test_a_claim_reads_not_run_until_all_of_its_seeds_are_there() -> None:
         ({"contrast": [{"arm": "exgrpos", "smallest_effect": 1, "spread": 1}]}, "no method preset 'exgrpos'"),
         ({"contrast": [{"arm": "exgrpo", "endpoint": "luck", "smallest_effect": 1, "spread": 1}]}, "endpoint"),
         ({"contrast": [{"arm": "exgrpo", "smallest_effect": 0, "spread": 1}]}, "must be above 0"),
-        ({"claim": {"run_minutes": 1}}, "claim more has no regime"),
+        ({"claim": {"regime": "sparse"}}, "claim more has no run_minutes"),
     ],
 )
 def test_a_claim_that_cannot_be_tested_is_refused(change: dict, message: str) -> None:

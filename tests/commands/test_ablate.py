@@ -110,6 +110,8 @@ def test_a_claim_whose_results_are_all_there_is_judged_without_a_run(capsys, tmp
             "--claim brings its own arms, regimes, seeds and budgets: leave --metric out.",
         ),
         (["--claim", "shaping", "--set", "optim.learning_rate=1"], "--claim brings its own settings: leave --set"),
+        (["--claim", "mine.toml"], "cannot read the configuration mine.toml: No such file or directory"),
+        (["--claim", "shaping.toml"], "--claim shaping.toml: a shipped claim is called shaping too"),
         (["--results", "nowhere"], "nowhere is not a folder of results"),
         (["--seeds", "many"], "--seeds 'many' is neither a number of seeds nor a list such as 0,1,5."),
         (["--seeds", "0"], "must be at least one"),

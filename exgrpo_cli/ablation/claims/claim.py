@@ -1,13 +1,15 @@
-"""A claim as its preset states it: regime, arms, endpoint, direction, smallest effect of interest, seeds."""
+"""A claim as its file states it: regime, arms, endpoint, direction, smallest effect of interest, seeds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from exgrpo_cli.ablation.arms import Arm, split_list
 from exgrpo_cli.ablation.results.endpoints import ENDPOINTS
 from exgrpo_cli.ablation.results.inference import SEEDS_FOR_A_VERDICT, Direction, seeds_needed, threshold_of
 from exgrpo_cli.config.checks import require_known
+from exgrpo_cli.config.layers import read_config
 from exgrpo_cli.config.resolve import convert
 from exgrpo_cli.errors import InputError, nearest
 from exgrpo_cli.presets import load_preset, preset_names
@@ -61,12 +63,15 @@ class Claim:
     quick: bool
     """Whether it is part of `--claim quick`."""
     regime: str
+    """Regime preset; empty leaves the task to `settings`."""
     settings: tuple[str, ...]
     """`section.key=value` of all of its arms."""
     run_minutes: float
     """Measured time of a run on two cores: what is said before any run of one's own has been measured."""
     arms: Mapping[str, Arm]
     contrasts: tuple[Contrast, ...]
+    stated: Mapping[str, Any]
+    """Content of the file, which a study keeps: it is judged by what was stated when it ran."""
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -76,19 +81,23 @@ class Claim:
 
 
 def chosen_claims(text: str) -> list[Claim]:
-    """The claims of `--claim`: `all`, `quick`, or names. Raises InputError for an unknown name."""
-    known = preset_names("claims")
-    names = known if text in GROUPS else split_list("--claim", text)
-    for name in names:
-        if name not in known:
-            raise InputError(f"--claim: no claim {name!r}.{nearest(name, (*GROUPS, *known))}")
+    """The claims of `--claim`: `all`, `quick`, or names and files. Raises InputError for an unknown name."""
+    names = preset_names("claims") if text in GROUPS else split_list("--claim", text)
     claims = [read_claim(name) for name in names]
     return [claim for claim in claims if claim.quick] if text == "quick" else claims
 
 
 def read_claim(name: str) -> Claim:
-    """A shipped claim. Raises InputError naming the claim and the key that is wrong."""
-    return claim_of(name, load_preset("claims", name))
+    """A shipped claim, or that of a file. Raises InputError naming the claim and the key that is wrong."""
+    known = preset_names("claims")
+    if not name.endswith(".toml"):
+        if name not in known:
+            raise InputError(f"--claim: no claim {name!r}.{nearest(name, (*GROUPS, *known))}")
+        return claim_of(name, load_preset("claims", name))
+    own = Path(name).stem
+    if own in known:
+        raise InputError(f"--claim {name}: a shipped claim is called {own} too: give the file another name.")
+    return claim_of(own, read_config(Path(name)))
 
 
 def claim_of(name: str, content: Mapping[str, Any]) -> Claim:
@@ -98,17 +107,19 @@ def claim_of(name: str, content: Mapping[str, Any]) -> Claim:
         settings = tuple(convert(stated.get("settings", []), tuple[str, ...], f"claim {name}: settings"))
         contrasts = tuple(Contrast(**each) for each in content["contrast"])
         named = {arm for each in contrasts for arm in (each.arm, each.control) if arm}
-        arms = {arm: claim_arm(arm, content.get("arms", {}).get(arm, {}), stated["regime"], settings) for arm in named}
+        regime = stated.get("regime", "")
+        arms = {arm: claim_arm(arm, content.get("arms", {}).get(arm, {}), regime, settings) for arm in named}
         return Claim(
             name=name,
             title=about["title"],
             source=about["source"],
             quick=about.get("quick", False),
-            regime=stated["regime"],
+            regime=regime,
             settings=settings,
             run_minutes=float(stated["run_minutes"]),
             arms=arms,
             contrasts=contrasts,
+            stated=content,
         )
     except KeyError as error:
         raise InputError(f"claim {name} has no {error.args[0]}.") from error
@@ -119,8 +130,16 @@ def claim_of(name: str, content: Mapping[str, Any]) -> Claim:
 def claim_arm(name: str, stated: Mapping[str, Any], regime: str, settings: tuple[str, ...]) -> Arm:
     """An arm of a claim: a method preset by its own name, or what `[arms]` says of it."""
     method = stated.get("method", name)
-    if method not in preset_names("methods"):
+    if not method.endswith(".toml") and method not in preset_names("methods"):
         raise InputError(f"arm {name!r}: no method preset {method!r}.{nearest(method, preset_names('methods'))}")
     return Arm(
-        name=f"{regime}: {name}", method=method, assignments=(*settings, *stated.get("settings", ())), regime=regime
+        name=in_regime(name, regime),
+        method=method,
+        assignments=(*settings, *stated.get("settings", ())),
+        regime=regime or None,
     )
+
+
+def in_regime(arm: str, regime: str) -> str:
+    """An arm's name in a study of several regimes."""
+    return f"{regime}: {arm}" if regime else arm

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from exgrpo_cli.ablation.claims.claim import Claim, Contrast, read_claim
+from exgrpo_cli.ablation.claims.claim import Claim, Contrast, claim_of
 from exgrpo_cli.ablation.claims.plan import arms_of
 from exgrpo_cli.ablation.duration import duration
 from exgrpo_cli.ablation.results.endpoints import ENDPOINTS, Results, effect_from, paired_effect
@@ -61,7 +61,7 @@ class Outcome:
 
 def claim_outcomes(study: Study) -> list[Outcome]:
     """What the study's finished runs say about each of its claims."""
-    results, claims = study.results(), [read_claim(name) for name in study.claims]
+    results, claims = study.results(), [claim_of(name, stated) for name, stated in study.claims.items()]
     return [outcome(claim, claim_results(claim, claims, results)) for claim in claims]
 
 

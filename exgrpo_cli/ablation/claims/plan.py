@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from exgrpo_cli.ablation.arms import BASELINE, Arm
-from exgrpo_cli.ablation.claims.claim import FIRST_SEED, Claim
+from exgrpo_cli.ablation.claims.claim import FIRST_SEED, Claim, in_regime
 from exgrpo_cli.ablation.study import Study, StudyBase, plan_study
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.runs.result import config_hash
@@ -24,7 +24,7 @@ def plan_claims(
     minutes: dict[str, float] = {}
     for claim in claims:
         for arm in arms_of(claim, claims).values():
-            arms[arm.name] = replace(arm, baseline=f"{claim.regime}: {BASELINE.method}")
+            arms[arm.name] = replace(arm, baseline=in_regime(BASELINE.method, claim.regime))
             seeds[arm.name] = max(seeds.get(arm.name, ()), claim.seeds, key=len)
             minutes[arm.name] = claim.run_minutes
     # An arm without an on-policy run in its regime is compared with nothing but what its claim names.
@@ -37,7 +37,7 @@ def plan_claims(
             )
     study = plan_study(name=name, root=root, arms=every, seeds=seeds, base=base, results=results)
     run_seconds = {name: 60 * each for name, each in minutes.items()}
-    return replace(study, claims=tuple(claim.name for claim in claims), run_seconds=run_seconds)
+    return replace(study, claims={claim.name: claim.stated for claim in claims}, run_seconds=run_seconds)
 
 
 def arms_of(claim: Claim, claims: Sequence[Claim]) -> dict[str, Arm]:

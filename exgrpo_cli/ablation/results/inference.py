@@ -34,6 +34,8 @@ class Effect:
     seeds: int
     error: float
     """Standard error of the mean over seeds and questions; 0 with one seed."""
+    spread: float
+    """Standard deviation over seeds of the difference, of which `seeds_needed` makes a number; 0 with one seed."""
 
     @property
     def interval(self) -> Interval:
@@ -63,7 +65,7 @@ def effect_over_questions(
     values, counts = np.unique(np.round(of_questions, 12), return_counts=True)
     drawn_questions = rng.multinomial(questions, counts / questions, size=RESAMPLES)
     resampled = drawn_seeds @ of_seeds / seeds * math.sqrt(seeds / (seeds - 1)) + drawn_questions @ values / questions
-    return effect(mean, float(resampled.std()), seeds, bounds)
+    return effect(mean, float(resampled.std()), seeds, bounds, spread=float(of_seeds.std(ddof=1)))
 
 
 def _shrinkage(differences: Float64[np.ndarray, "seeds questions"]) -> float:
@@ -80,11 +82,11 @@ def _shrinkage(differences: Float64[np.ndarray, "seeds questions"]) -> float:
 def effect_over_seeds(differences: Float64[np.ndarray, " seeds"], *, bounds: tuple[float, float]) -> Effect:
     """Mean of one difference a seed, for endpoints that are no mean over questions: Student's t."""
     seeds = len(differences)
-    error = float(differences.std(ddof=1)) / math.sqrt(seeds) if seeds > 1 else 0.0
-    return effect(float(differences.mean()), error, seeds, bounds)
+    spread = float(differences.std(ddof=1)) if seeds > 1 else 0.0
+    return effect(float(differences.mean()), spread / math.sqrt(seeds), seeds, bounds, spread=spread)
 
 
-def effect(mean: float, error: float, seeds: int, bounds: tuple[float, float]) -> Effect:
+def effect(mean: float, error: float, seeds: int, bounds: tuple[float, float], *, spread: float = 0.0) -> Effect:
     """An effect by its standard error, Student's t with S - 1 degrees of freedom; the interval stays in `bounds`.
 
     Where all seeds agree (no run collapsed, say) the error is that which a share of seeds unlike those seen would make,
@@ -96,7 +98,7 @@ def effect(mean: float, error: float, seeds: int, bounds: tuple[float, float]) -
         error = unseen / float(stdtrit(seeds - 1, 0.5 + CONFIDENCE / 2))
     low, high = ends(mean, error, seeds, CONFIDENCE)
     low, high = max(bounds[0], low), min(bounds[1], high)
-    return Effect(mean=mean, low=low, high=high, p_value=p_value, seeds=seeds, error=error)
+    return Effect(mean=mean, low=low, high=high, p_value=p_value, seeds=seeds, error=error, spread=spread)
 
 
 def ends(mean: float, error: float, seeds: int, confidence: float) -> tuple[float, float]:

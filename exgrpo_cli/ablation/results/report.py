@@ -48,7 +48,7 @@ class Compared:
             "low": self.score.low,
             "high": self.score.high,
             "seeds": {str(seed): value for seed, value in self.seeds.items()},
-            "difference": found and {"mean": found.mean, "low": found.low, "high": found.high, "seeds": found.seeds},
+            "difference": found and {name: getattr(found, name) for name in ("mean", "low", "high", "seeds", "spread")},
             "p_value": found.p_value if found else None,
             "p_holm": self.p_holm,
         }

@@ -1,0 +1,121 @@
+"""The guide: everything on its pages is typed in order, shortened where it must be."""
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import SMALL_RUN
+from made_results import result_of
+
+from exgrpo_cli.ablation.claims.claim import chosen_claims
+from exgrpo_cli.ablation.claims.plan import plan_claims
+from exgrpo_cli.commands import run
+from exgrpo_cli.runs.result import config_hash, write_result
+
+GUIDE = Path(__file__).parents[1] / "docs" / "guide"
+Shorten = Callable[[list[str]], list[str]]
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
+
+
+@contextmanager
+def inside(folder: Path) -> Iterator[None]:
+    """The working folder of what a page does."""
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def play(page: str, shorten: Shorten) -> list[str]:
+    """Do what the page does, block by block, in the working folder; returns the commands as they stand on it."""
+    typed = []
+    for language, text in re.findall(r"```(\w+)\n(.*?)```", (GUIDE / page).read_text(), flags=re.DOTALL):
+        if language == "toml":
+            [name] = re.findall(r"\A# (\S+\.toml)$", text, flags=re.MULTILINE)
+            Path(name).write_text(text)
+        elif language == "python":
+            exec(text, {})
+        elif language == "sh":
+            for line in text.splitlines():
+                program, *arguments = shlex.split(line)
+                assert program == "exgrpo", line
+                assert run(shorten(arguments)) == 0, line
+                typed.append(line)
+    return typed
+
+
+def test_your_data_your_model(tmp_path: Path) -> None:
+    """Questions in GSM8K's layout; the toy and its four steps are short as they stand."""
+    rows = [
+        {"question": f"A box holds {n} eggs. How many are in 7 boxes?", "answer": f"7 * {n}\n#### {7 * n}"}
+        for n in range(30)
+    ]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with inside(tmp_path):
+        typed = play("your-data-your-model.md", lambda arguments: arguments)
+    assert len(typed) == 10
+    assert json.loads((tmp_path / "runs/first/summary.json").read_text())["steps"] == 6
+    assert json.loads((tmp_path / "runs/first/summary.json").read_text())["heldout"]["set"] == "mine-heldout"
+    assert (tmp_path / "results/after/results.json").is_file()
+
+
+def small(backbone: Path) -> list[str]:
+    """Settings of seconds for what trains the built-in backbone."""
+    settings = (*SMALL_RUN, f"backbone.source={backbone}", "rollout.max_response_tokens=64")
+    return [part for setting in settings for part in ("--set", setting)]
+
+
+def test_reading_a_run(small_backbone: Path, tmp_path: Path) -> None:
+    def shorten(arguments: list[str]) -> list[str]:
+        if arguments[0] == "train":
+            return [*arguments, *small(small_backbone)]
+        return [{"40": "4"}.get(each, each) for each in arguments]
+
+    with inside(tmp_path):
+        play("reading-a-run.md", shorten)
+    healthy, sick = (json.loads((tmp_path / f"runs/{name}/summary.json").read_text()) for name in ("healthy", "sick"))
+    assert healthy["steps"] == sick["steps"] == 6
+    assert (tmp_path / "runs/healthy/report.html").is_file()
+
+
+def test_a_study_of_your_own(small_backbone: Path, tmp_path: Path) -> None:
+    """The pilot is run, two seeds of seconds; the study's eighteen runs are made up: it is judged, not trained."""
+
+    def shorten(arguments: list[str]) -> list[str]:
+        if arguments[0] != "ablate":
+            return arguments
+        if "--claim" not in arguments:
+            return [{"100,101,102": "100,101"}.get(each, each) for each in arguments] + small(small_backbone)
+        if "--dry-run" in arguments:
+            return arguments
+        carried = tmp_path / "carried"
+        for planned in plan_claims(chosen_claims("forgetting.toml"), name="c", root=tmp_path).runs:
+            right = 0.75 if planned.arm.name.endswith("young") else 0.25
+            correct = np.random.default_rng(planned.seed).binomial(4, right, size=40)
+            result = replace(
+                result_of(correct, seed=planned.seed),
+                config_hash=config_hash(planned.config),
+                budget_amount=planned.config.run.budget_amount,
+            )
+            write_result(carried / f"{planned.arm.folder_name}-{planned.seed}.result.json", result)
+        return [*arguments, "--results", str(carried)]
+
+    with inside(tmp_path):
+        play("a-study-of-your-own.md", shorten)
+    found = json.loads((tmp_path / "studies/forgetting/results.json").read_text())
+    assert found["claims"]["forgetting"]["verdict"] == "supported"
+    assert found["claims"]["forgetting"]["seeds_needed"] == 9
+    # The claim travels with the study: the page needs no file that the author had.
+    (tmp_path / "forgetting.toml").unlink()
+    assert run(["report", str(tmp_path / "studies/forgetting")]) == 0
+    assert "forgets after 20 steps" in (tmp_path / "studies/forgetting/report.html").read_text()
