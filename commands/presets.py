@@ -87,20 +87,20 @@ def _resolved(kind: "PresetKind", name: str) -> dict[str, Any]:
 def _print_listing(listing: dict[str, dict[str, str]]) -> None:
     from rich.table import Table
 
-    from exgrpo_cli.console.tables import stdout_console
+    from exgrpo_cli.console.tables import print_table
 
-    table = Table(box=None, padding=(0, 2))
-    for column in ("kind", "name", "what it is"):
-        table.add_column(column, no_wrap=column != "what it is")
+    table = Table(box=None, padding=(0, 2), show_header=False)
+    table.add_column("name", no_wrap=True)
+    table.add_column("what it is")
     shown = ""
     for kind, titles in listing.items():
-        for index, (name, title) in enumerate(titles.items()):
-            heading = kind if index == 0 else ""
-            if kind == "methods" and _group(name) != shown:
-                shown = _group(name)
-                heading = f"methods: {shown}"
-            table.add_row(heading, name, title)
-    stdout_console().print(table)
+        for name, title in titles.items():
+            heading = f"methods: {_group(name)}" if kind == "methods" else kind
+            if heading != shown:
+                table.add_row(heading, "", style="bold")
+                shown = heading
+            table.add_row(f"  {name}", title)
+    print_table(table)
 
 
 def _print_toml(about: dict[str, Any], settings: dict[str, Any]) -> None:

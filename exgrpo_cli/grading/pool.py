@@ -11,16 +11,7 @@ from types import TracebackType
 from exgrpo_cli.config.names import PREFIX
 from exgrpo_cli.config.sections.grading import GradingSettings
 from exgrpo_cli.errors import RunError
-from exgrpo_cli.grading.routes import (
-    GradingItem,
-    Route,
-    choice_route,
-    custom_route,
-    exact_route,
-    math_route,
-    oat_route,
-    route_item,
-)
+from exgrpo_cli.grading.routes import MOST_CHARS_HERE, GradingItem, packed, route_item, routes_of
 from exgrpo_cli.grading.workers.messages import Task
 from exgrpo_cli.grading.workers.remote import RemoteGrader
 from exgrpo_cli.types import Verdict
@@ -47,7 +38,8 @@ class GradingPool:
         Raises:
             InputError: a function that cannot be imported.
         """
-        self._routes = _routes(settings)
+        self._settings = settings
+        self._routes = routes_of(settings.grader, settings.max_answer_chars)
         self._route = self._routes[settings.grader]
         self._remote = RemoteGrader(settings)
         self._lock = threading.Lock()
@@ -64,15 +56,14 @@ class GradingPool:
         Raises:
             RunError: the pool is closed. The future raises it where the workers cannot be kept alive.
         """
-        return self._future(route_item(self._route, item))
+        return self._future(self._routed(item))
 
     def grade(self, items: Sequence[GradingItem], *, grader: str = "") -> list[Verdict]:
         """Verdicts on responses, in their order, of the pool's grader or of another that it `has`.
 
         Raises RunError as `submit` and its futures do.
         """
-        route = self._routes[grader] if grader else self._route
-        return self._verdicts_of([route_item(route, item) for item in items])
+        return self._verdicts_of([self._routed(item, grader) for item in items])
 
     def has(self, grader: str) -> bool:
         """Whether this pool can grade by `grader` too: every built-in one, unless its own is a user's function."""
@@ -86,13 +77,18 @@ class GradingPool:
         """
         failed: set[str] = set()
         verdicts = []
-        route = self._routes[grader] if grader else self._route
         for item in items:
-            decided = route_item(route, item)
+            decided = self._routed(item, grader)
             if not isinstance(decided, Verdict):
                 decided = self._tried_again(decided, failed)
             verdicts.append(decided)
         return verdicts
+
+    def _routed(self, item: GradingItem, grader: str = "") -> Verdict | Task:
+        grader = grader or self._settings.grader
+        if len(item.response) > MOST_CHARS_HERE:
+            return packed(item, grader, self._settings.max_answer_chars)
+        return route_item(self._routes[grader], item)
 
     def _tried_again(self, task: Task, failed: set[str]) -> Verdict:
         if task.judged in failed or len(failed) >= _MOST_FAILURES:
@@ -162,8 +158,10 @@ class GradingPool:
     def _remember(self, task: Task, done: "Future[Verdict]") -> None:
         with self._lock:
             self._in_flight.pop(task, None)
-            # A failure may be the machine's: the same pair gets another chance when it comes again.
-            if done.exception() is None and not done.result().is_verifier_failure:
+            # A failure may be the machine's: the same pair gets another chance when it comes again. Whole responses are
+            # too long to be kept.
+            is_kept = task.kind != "whole response" and done.exception() is None
+            if is_kept and not done.result().is_verifier_failure:
                 self._verdicts[task] = done.result()
                 if len(self._verdicts) > _MAX_CACHED_VERDICTS:
                     self._verdicts.popitem(last=False)
@@ -173,14 +171,6 @@ class GradingPool:
         self._lock = threading.Lock()
         self._in_flight = {}
         self._remote.forget()
-
-
-def _routes(settings: GradingSettings) -> dict[str, Route]:
-    """The ways that one set of workers can go: a user's function alone, or all of the built-in graders."""
-    if settings.grader.startswith(PREFIX):
-        return {settings.grader: custom_route()}
-    built_in = {"math": math_route, "choice": choice_route, "exact": exact_route, "oat": oat_route}
-    return {name: route(settings.max_answer_chars) for name, route in built_in.items()}
 
 
 def _done(verdict: Verdict) -> Future[Verdict]:

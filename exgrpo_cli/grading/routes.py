@@ -4,11 +4,12 @@ Without an answer there is nothing to parse; plain numbers, letters and exact te
 in their length. Only math-verify and users' own functions can hang, so only they need a worker.
 """
 
+import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
-from exgrpo_cli.config.names import GYM
+from exgrpo_cli.config.names import GYM, PREFIX
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.grading.graders import countdown, gym
 from exgrpo_cli.grading.graders.choice import (
@@ -26,6 +27,9 @@ from exgrpo_cli.grading.notation.notation import in_box, plain_notation, same_te
 from exgrpo_cli.grading.workers.messages import Task
 from exgrpo_cli.types import AnswerFormat, Verdict
 
+MOST_CHARS_HERE = 1 << 16
+"""Length of a response above which its answer is looked for in a worker, whatever that costs; 32,768 tokens of plain
+English are twice as long, and are read in a millisecond there too."""
 _OPTIONS_LETTER = re.compile(r"[A-J]")
 
 
@@ -66,6 +70,31 @@ def route_item(route: Route, item: GradingItem) -> Verdict | Task:
         answer_format = replace(answer_format, requires_box=False)
     text = answer_text(item.response, finished=item.finished, answer_format=answer_format)
     return Verdict.NO_ANSWER if text is None else route.grade(item, text)
+
+
+def routes_of(grader: str, max_answer_chars: int) -> dict[str, Route]:
+    """The ways that one set of workers can go: a user's function alone, or all of the built-in graders."""
+    if grader.startswith(PREFIX):
+        return {grader: custom_route()}
+    built_in = {"math": math_route, "choice": choice_route, "exact": exact_route, "oat": oat_route}
+    return {name: route(max_answer_chars) for name, route in built_in.items()}
+
+
+def packed(item: GradingItem, grader: str, max_answer_chars: int) -> Task:
+    """The task of a worker that is to look for the answer too."""
+    known = asdict(item) | {"grader": grader, "max_answer_chars": max_answer_chars}
+    gold, response = known.pop("gold"), known.pop("response")
+    return Task(gold=gold, answer=response, kind="whole response", metadata=json.dumps(known))
+
+
+def route_packed(task: Task) -> Verdict | Task:
+    """What is to be done of a packed response, in the worker."""
+    known = json.loads(task.metadata or "")
+    grader = known.pop("grader")
+    route = routes_of(grader, known.pop("max_answer_chars"))[grader]
+    known["answer_format"] = AnswerFormat(**known["answer_format"])
+    known["options"] = known["options"] and tuple(known["options"])
+    return route_item(route, GradingItem(gold=task.gold, response=task.answer, **known))
 
 
 def math_route(max_answer_chars: int) -> Route:

@@ -36,6 +36,10 @@ LOGARITHMIC_SPAN = 20.0
 """Largest over smallest value: below, a logarithmic axis has too few labels to be read."""
 
 
+LEGEND_LINE = 14
+"""Points between a panel and its title where a legend stands between them."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Panel:
     """One panel: its title, the keys it draws, and how."""
@@ -62,7 +66,6 @@ def _mark_skipped(axes: "Axes", metrics: RunMetrics) -> None:
             marker="x",
             label="update skipped",
         )
-        axes.legend(loc="best")
 
 
 PANELS = (
@@ -135,12 +138,14 @@ def _draw(axes: "Axes", panel: Panel, metrics: RunMetrics) -> int:
         axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 4))
     if panel.from_zero:
         axes.set_ylim(bottom=0)
-    if any(label for _, _, label in panel.keys):
-        axes.legend(loc="best")
     step_axis(axes, int(metrics.steps[-1]))
     mark_phase_start(axes, metrics.first_mixed_step)
     if panel.extra:
         panel.extra(axes, metrics)
+    if axes.get_legend_handles_labels()[1]:
+        # Between title and panel, where no line runs.
+        axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=3, borderaxespad=0.0, columnspacing=1.0)
+        axes.set_title(panel.title, loc="left", pad=LEGEND_LINE)
     return max(windows)
 
 

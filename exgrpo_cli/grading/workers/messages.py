@@ -2,7 +2,7 @@
 
 from typing import Literal, NamedTuple
 
-TaskKind = Literal["grade", "grade like Oat", "audit", "audit for parts", "gym"]
+TaskKind = Literal["grade", "grade like Oat", "audit", "audit for parts", "gym", "whole response"]
 
 
 class Task(NamedTuple):
@@ -12,9 +12,10 @@ class Task(NamedTuple):
     answer: str
     kind: TaskKind = "grade"
     """An audit checks whether the gold verifies against itself, or whether only a part of it would be read; there is no
-    answer."""
+    answer. Of a whole response the answer is yet to be found."""
     metadata: str | None = None
-    """Of the question, for its own verifier or a grader that asks for them."""
+    """Of the question, for its own verifier or a grader that asks for them; of a whole response all that says where its
+    answer is."""
     patience: int = 1
     """Times the deadline that it gets: above 1 for what is tried again, alone."""
 

@@ -227,7 +227,20 @@ def _kill(worker: Worker) -> None:
 
 
 def task_runner(grader: str) -> Callable[[Task], Verdict]:
-    """The function workers run, with everything it needs imported. A user's grader audits a gold as its own answer."""
+    """The function workers run, with everything it needs imported."""
+    from exgrpo_cli.grading.routes import route_packed
+
+    run_found = _found_answer_runner(grader)
+
+    def run(task: Task) -> Verdict:
+        decided = route_packed(task) if task.kind == "whole response" else task
+        return decided if isinstance(decided, Verdict) else run_found(decided)
+
+    return run
+
+
+def _found_answer_runner(grader: str) -> Callable[[Task], Verdict]:
+    """For tasks whose answer is found. A user's grader audits a gold as its own answer."""
     if not grader.startswith(PREFIX):
         from exgrpo_cli.grading.graders import gym, mathematics, oat
 
