@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from jaxtyping import Bool, Float64, Int32, Int64
 
 from exgrpo_cli.ledger.columns import (
@@ -20,6 +19,7 @@ from exgrpo_cli.ledger.columns import (
     RETIRED,
     SELECTED,
     EventColumns,
+    column,
     decode_events,
     question_numbers,
     stored_names,
@@ -58,12 +58,11 @@ def rebuild(read: ReadTable, question_ids: Sequence[str]) -> StoredState:
     rows["question"][events.trajectory_id[events.kind == EVICTED]] = NO_QUESTION
 
     replays = read(REPLAYS, ("unit_id", "headroom", "accepted"))
-    units, headroom = replays.column("unit_id").to_numpy(), np.full(len(rows), np.nan)
-    measured = pc.fill_null(replays.column("headroom"), np.nan).to_numpy()
+    units, measured, accepted = (column(replays, name) for name in replays.column_names)
+    headroom = np.full(len(rows), np.nan)
     latest = last_positions(units, len(rows), ~np.isnan(measured))
     headroom[latest >= 0] = measured[latest[latest >= 0]]
-    accepted = units[replays.column("accepted").to_numpy(zero_copy_only=False)]
-    replayed = np.concatenate([events.trajectory_id[events.kind == SELECTED], accepted]).astype(np.int64)
+    replayed = np.concatenate([events.trajectory_id[events.kind == SELECTED], units[accepted]])
     uses = np.bincount(replayed, minlength=len(rows))
     rows["uses"] = np.minimum(uses, np.iinfo(np.int16).max)
 
@@ -96,35 +95,32 @@ def last_positions(
 
 def _born(read: ReadTable, known: pa.Array) -> np.ndarray:
     """Index rows as they were at birth."""
-    copied = {
-        "entropy": "entropy",
-        "nll": "nll",
-        "token_hash": "token_hash",
-        "step_born": "step_born",
-        "num_tokens": "num_tokens",
-        "born_version": "weight_version",
-        "measured_version": "weight_version",
-        "success_count": "k",
-    }
-    valued = ("reward", "advantage", "priority")
-    table = read(TRAJECTORIES, ("question_id", "group_id", *valued, *dict.fromkeys(copied.values())))
+    names = [name for name in ROW.names or () if name not in ("question", "previous", "uses")]
+    stored = [_STORED.get(name, name) for name in names]
+    table = read(TRAJECTORIES, ("question_id", *dict.fromkeys(stored)))
     rows = np.zeros(len(table), dtype=ROW)
-    for name, column in copied.items():
-        rows[name] = table.column(column).to_numpy()
+    for name, own in zip(names, stored, strict=True):
+        rows[name] = column(table, own)
     rows["question"] = question_numbers(table, known)
-    for name in valued:
-        rows[name] = pc.fill_null(table.column(name), np.nan).to_numpy()
-    rows["group"] = table.column("group_id").to_numpy()
     return rows
+
+
+_STORED = {
+    "born_version": "weight_version",
+    "measured_version": "weight_version",
+    "success_count": "k",
+    "group": "group_id",
+}
+"""Fields of ROW -> the tables' columns, where the names differ."""
 
 
 def _apply_scores(rows: np.ndarray, read: ReadTable) -> None:
     """Keep the last measurement of every trajectory that was scored."""
     scores = read(SCORES, ("trajectory_id", "weight_version", "entropy", "nll"))
-    last = last_positions(scores.column("trajectory_id").to_numpy(), len(rows))
+    last = last_positions(column(scores, "trajectory_id"), len(rows))
     scored = np.flatnonzero(last >= 0)
-    for name, column in (("entropy", "entropy"), ("nll", "nll"), ("measured_version", "weight_version")):
-        rows[name][scored] = scores.column(column).to_numpy()[last[scored]]
+    for name in ("entropy", "nll", "measured_version"):
+        rows[name][scored] = column(scores, _STORED.get(name, name))[last[scored]]
 
 
 def _at(
