@@ -1,58 +1,109 @@
-"""The proof of a sync, on plain tensors: shards, bit patterns, what is checked and what is reported."""
+"""The proof of a sync, on plain tensors: shards, fused and packed layers, bit patterns, and what is reported."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from exgrpo_cli.engines.vllm.canary import (
-    Canary,
-    SentWeights,
-    bit_checksum,
-    checked_parameters,
-    require_arrived,
-    require_equal_logprobs,
-    shard,
-)
+from exgrpo_cli.engines.vllm.canary import Canary, require_arrived, require_equal_logprobs
+from exgrpo_cli.engines.vllm.readback import SentWeights, bit_checksum, held_weights, shard
 from exgrpo_cli.errors import RunError
 
 SENT = {
     "embed.weight": torch.arange(10.0).view(5, 2),
     "o_proj.weight": torch.arange(8.0).view(2, 4),
-    "q_proj.weight": torch.ones(2, 2),
+    "attn.q_proj.weight": torch.arange(16.0).view(8, 2),
+    "attn.k_proj.weight": -torch.arange(4.0).view(2, 2),
     "norm.weight": torch.tensor([1.0, 2.0]),
 }
 NAMES = frozenset(SENT)
 
 
-def engine(rank: int) -> dict[str, Tensor]:
-    """Two ranks: the vocabulary of 5 padded to 6 and cut, the output projection cut by columns, q fused, norm whole."""
+class Layer(nn.Module):
+    """One of vLLM's, with what is read of it."""
+
+    def __init__(self, weight: Tensor, sizes: list[int], kv_replicas: int = 1) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight.clone(), requires_grad=False)
+        self.output_partition_sizes, self.input_size_per_partition = sizes, weight.shape[1] if weight.ndim > 1 else 0
+        self.num_kv_head_replicas = kv_replicas
+
+    def pack(self, *, keep: bool) -> None:
+        """Compute with a copy, as on a CPU; the parameter goes unless it is kept."""
+        copy = self.weight.detach().clone()
+        self.cpu_linear = copy
+        self.quant_method = SimpleNamespace(apply=lambda layer, x: x @ layer.cpu_linear.T)
+        if not keep:
+            self.weight = nn.Parameter(copy.new_empty(0), requires_grad=False)
+
+
+def engine(rank: int) -> nn.Module:
+    """Two ranks: the vocabulary of 5 padded to 6 and cut, the output projection cut by columns, the queries by rows and
+    fused with the keys of one head, which both ranks hold; the norm whole."""
     padded = torch.cat([SENT["embed.weight"], torch.zeros(1, 2)])
-    return {
-        "embed.weight": padded[3 * rank : 3 * rank + 3].clone(),
-        "o_proj.weight": SENT["o_proj.weight"][:, 2 * rank : 2 * rank + 2].clone(),
-        "qkv_proj.weight": torch.empty(0),
-        "norm.weight": SENT["norm.weight"].clone(),
-    }
+    queries = SENT["attn.q_proj.weight"][4 * rank : 4 * rank + 4]
+    model = nn.Module()
+    model.embed = Layer(padded[3 * rank : 3 * rank + 3], [3])
+    model.o_proj = Layer(SENT["o_proj.weight"][:, 2 * rank : 2 * rank + 2], [2])
+    model.attn = nn.Module()
+    model.attn.qkv_proj = Layer(torch.cat([queries, SENT["attn.k_proj.weight"]]), [4, 2], kv_replicas=2)
+    model.norm = Layer(SENT["norm.weight"], [])
+    return model
 
 
-def sync(held: dict[str, Tensor], rank: int, weights: Iterator[tuple[str, Tensor]]) -> None:
-    sent = SentWeights(weights, checked_parameters(NAMES, held), rank)
+def sync(model: nn.Module, rank: int, weights: Iterator[tuple[str, Tensor]]) -> None:
+    held = held_weights(NAMES, root(model), rank)
+    assert held.keys() == NAMES
+    sent = SentWeights(weights, held)
     for _ in sent:
         pass
     require_arrived(sent, NAMES, held)
 
 
+def root(model: nn.Module) -> nn.Module:
+    """`model`, as a model that says which layers it fuses."""
+    model.packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj"]}
+    return model
+
+
+def lost(name: str) -> str:
+    return rf"weight '{name}\.weight' did not reach the rollout engine: what is read back"
+
+
 @pytest.mark.parametrize("rank", [0, 1])
-def test_every_rank_compares_its_own_shards_without_padding(rank: int) -> None:
-    held = engine(rank)
-    assert list(checked_parameters(NAMES, held)) == ["embed.weight", "o_proj.weight", "norm.weight"]
-    sync(held, rank, iter(SENT.items()))
-    held["embed.weight"][1, 0] += 1
-    with pytest.raises(RunError, match=r"weight 'embed\.weight' did not reach the rollout engine: checksum"):
-        sync(held, rank, iter(SENT.items()))
+@pytest.mark.parametrize("name", ["embed", "o_proj", "norm"])
+def test_every_rank_compares_its_own_shards_without_padding(rank: int, name: str) -> None:
+    model = engine(rank)
+    sync(model, rank, iter(SENT.items()))
+    model.get_parameter(f"{name}.weight").view(-1)[1] += 1
+    with pytest.raises(RunError, match=lost(name)):
+        sync(model, rank, iter(SENT.items()))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("row", "name"), [(3, "attn.q_proj"), (4, "attn.k_proj")])
+def test_the_parts_of_a_fused_layer_are_told_apart(rank: int, packed: bool, row: int, name: str) -> None:
+    model = engine(rank)
+    if packed:
+        model.attn.qkv_proj.pack(keep=False)
+    sync(model, rank, iter(SENT.items()))
+    (model.attn.qkv_proj.cpu_linear if packed else model.attn.qkv_proj.weight)[row, 1] += 1
+    with pytest.raises(RunError, match=lost(name)):
+        sync(model, rank, iter(SENT.items()))
+
+
+def test_a_stale_copy_beside_a_parameter_that_arrived_is_seen() -> None:
+    """A head with tied embeddings: the parameter is the embedding's, the layer computes with a copy."""
+    model = engine(0)
+    model.o_proj.pack(keep=True)
+    sync(model, 0, iter(SENT.items()))
+    model.o_proj.cpu_linear[1, 0] -= 1
+    with pytest.raises(RunError, match=lost("o_proj")):
+        sync(model, 0, iter(SENT.items()))
 
 
 def test_shards_by_hand() -> None:
@@ -64,13 +115,12 @@ def test_shards_by_hand() -> None:
 
 
 def test_a_weight_that_was_not_sent_is_named() -> None:
-    with pytest.raises(RunError, match=r"1 weights were not sent to the rollout engine, 'q_proj\.weight' first"):
-        sync(engine(0), 0, ((name, weight) for name, weight in SENT.items() if name != "q_proj.weight"))
+    with pytest.raises(RunError, match=r"1 weights were not sent to the rollout engine, 'attn\.q_proj\.weight' first"):
+        sync(engine(0), 0, ((name, weight) for name, weight in SENT.items() if name != "attn.q_proj.weight"))
 
 
 def test_weights_are_compared_in_the_engines_precision() -> None:
-    held = {name: weight.bfloat16() for name, weight in engine(0).items()}
-    sync(held, 0, iter((SENT | {"norm.weight": torch.tensor([1.0009765625, 2.0])}).items()))
+    sync(engine(0).bfloat16(), 0, iter((SENT | {"norm.weight": torch.tensor([1.0009765625, 2.0])}).items()))
 
 
 def test_checksums_see_swaps_and_single_bits() -> None:
@@ -85,12 +135,22 @@ def test_checksums_see_swaps_and_single_bits() -> None:
 
 def test_a_gap_beyond_rounding_stops_the_run() -> None:
     ours = np.array([-1.0, -2.0], dtype=np.float32)
-    require_equal_logprobs(ours, ours + np.float32(5e-4), "float32")
-    require_equal_logprobs(ours, ours + np.float32(0.05), "bfloat16")
+    assert require_equal_logprobs(ours, ours + np.float32(5e-4), "float32") == pytest.approx(5e-4, rel=1e-3)
     with pytest.raises(RunError, match=r"differ from the trainer's by 0\.05 on average, bound 0\.001 in float32"):
         require_equal_logprobs(ours, ours + np.float32(0.05), "float32")
     with pytest.raises(RunError, match="differ from the trainer's by nan"):
         require_equal_logprobs(ours, ours * np.float32(np.nan), "float32")
+
+
+@pytest.mark.parametrize(("first", "bound"), [(None, 0.5), (0.112, 0.448), (0.03, 0.12), (0.002, 0.05), (0.2, 0.5)])
+def test_in_bfloat16_the_bound_is_measured_at_the_first_sync(first: float | None, bound: float) -> None:
+    """Four times the first gap, between 0.05 and 0.5; in float32 it stays where it is."""
+    ours = np.array([-1.0, -2.0], dtype=np.float32)
+    require_equal_logprobs(ours, ours + np.float32(0.99 * bound), "bfloat16", first)
+    with pytest.raises(RunError, match=rf"bound {bound:.3g} in bfloat16"):
+        require_equal_logprobs(ours, ours + np.float32(1.01 * bound), "bfloat16", first)
+    with pytest.raises(RunError, match=r"bound 0\.001 in float32"):
+        require_equal_logprobs(ours, ours + np.float32(0.002), "float32", first)
 
 
 def test_the_canary_is_the_end_of_a_prompt() -> None:

@@ -4,25 +4,26 @@ Every rollout is a request of its own with its own seed; rollouts of one prompt 
 update: sleep, wake the weights, take the new ones, drop cached prefixes, wake the cache, prove.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from jaxtyping import Float32
-from torch import Tensor, nn
+from torch import Tensor
 
 from exgrpo_cli.engines.protocols import Score
 from exgrpo_cli.engines.sampling import check_sampling
 from exgrpo_cli.engines.vllm.canary import (
     Canary,
-    SentWeights,
-    checked_parameters,
     require_arrived,
     require_equal_logprobs,
     state_dict_names,
 )
+from exgrpo_cli.engines.vllm.readback import HeldWeight, SentWeights, held_weights
 from exgrpo_cli.engines.vllm.start import VLLMSettings, open_llm
-from exgrpo_cli.errors import InputError, RunError
+from exgrpo_cli.errors import InputError, RunError, ToolkitWarning
 from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams, StopReason, TokenSequence
 
 if TYPE_CHECKING:
@@ -42,12 +43,17 @@ class VLLMGenerator:
         """
         self.llm = open_llm(settings)
         self.weight_version = 0
+        self.transit: Callable[[Iterator[tuple[str, Tensor]]], Iterator[tuple[str, Tensor]]] = iter
+        """What weights go through on their way into the engine: nothing, unless a fault is to be seen caught."""
         self._settings = settings
         self._eos_ids = list(eos_ids)
         self._canary = canary
         self._asleep = False
         self._num_requests = 0
         self._names = state_dict_names(settings.folder)
+        self._first_gap: float | None = None
+        if canary is not None:
+            self._tell_unread()
 
     def generate(
         self,
@@ -107,20 +113,23 @@ class VLLMGenerator:
     def sync(self, weights: Iterator[tuple[str, Tensor]], weight_version: int, score: Score | None = None) -> None:
         """Stream the weights into the engine, layer by layer and in place, and prove that it computes with them."""
         if self._asleep:
+            # What torch keeps of the update's activations is not free for vLLM, which allocates by itself.
+            torch.cuda.empty_cache()
             self.llm.wake_up(tags=["weights"])
-        checked = checked_parameters(self._names, self._parameters())
-        sent = SentWeights(weights, checked, self._tensor_parallel_rank())
-        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": sent})
+        held = self._held()
+        sent = SentWeights(weights, held)
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": self.transit(iter(sent))})
         if not self.llm.reset_prefix_cache():
             raise RunError("vLLM kept cached prefixes of the old weights: requests were under way during a sync.")
         if self._asleep:
             self.llm.wake_up(tags=["kv_cache"])
             self._asleep = False
-        require_arrived(sent, self._names, self._parameters())
+        require_arrived(sent, self._names, held)
         if score is not None and self._canary is not None:
             expected = score([self._canary.sequence])[0].logprobs
             engine = self.logprobs(self._canary.sequence, self._canary.temperature)
-            require_equal_logprobs(expected, engine, self._settings.dtype)
+            gap = require_equal_logprobs(expected, engine, self._settings.dtype, self._first_gap)
+            self._first_gap = gap if self._first_gap is None else self._first_gap
         self.weight_version = weight_version
 
     def close(self) -> None:
@@ -188,8 +197,20 @@ class VLLMGenerator:
                 "started for."
             )
 
-    def _parameters(self) -> Mapping[str, Tensor]:
-        return self.llm.apply_model(_named_parameters)[0]
+    def _held(self) -> dict[str, HeldWeight]:
+        rank = self._tensor_parallel_rank()
+        held: dict[str, HeldWeight] = self.llm.apply_model(lambda model: held_weights(self._names, model, rank))[0]
+        return held
+
+    def _tell_unread(self) -> None:
+        unread = sorted(self._names - self._held().keys())
+        if unread:
+            warnings.warn(
+                f"{len(unread)} of {len(self._names)} weights cannot be read back from vLLM, {unread[0]!r} first: that "
+                "they arrive shows in log-probs alone, as far as rounding lets it.",
+                ToolkitWarning,
+                stacklevel=2,
+            )
 
     def _tensor_parallel_rank(self) -> int:
         if self._settings.tensor_parallel == 1:
@@ -197,7 +218,3 @@ class VLLMGenerator:
         from vllm.distributed import get_tensor_model_parallel_rank
 
         return int(get_tensor_model_parallel_rank())
-
-
-def _named_parameters(model: nn.Module) -> dict[str, Tensor]:
-    return dict(model.named_parameters(remove_duplicate=False))

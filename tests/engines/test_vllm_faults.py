@@ -1,0 +1,136 @@
+"""Every fault of a sync that we could think of, in both precisions and at both places: the run must stop.
+
+A fault is a rule for what becomes of each weight: the new one, the previous one, another one, or none at all. Weights
+have moved by a hundredth, as far as no log-prob in bfloat16 shows.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from exgrpo_cli.backbones.load import load_folder
+from exgrpo_cli.config.sections.backbone import BackboneSettings
+from exgrpo_cli.config.sections.objective import ObjectiveSettings
+from exgrpo_cli.config.sections.optim import OptimSettings
+from exgrpo_cli.engines.policy.plain import TorchPolicy
+from exgrpo_cli.errors import RunError
+from exgrpo_cli.training.step.groups import Group
+from exgrpo_cli.training.step.staleness import require_current_weights
+from exgrpo_cli.types import GradedRollout, Message, Question, RolloutRequest, SamplingParams, Verdict
+
+pytestmark = [
+    pytest.mark.engines,
+    pytest.mark.filterwarnings("ignore:::vllm"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+TEMPERATURE = 0.8
+PROMPT = np.arange(5, 37, dtype=np.int32)
+
+Fault = Callable[[str, Tensor, Tensor], Tensor]
+"""Name, new and previous weight to the one that arrives."""
+
+
+def stale(part: str) -> Fault:
+    return lambda name, new, old: old if part in name else new
+
+
+def other(part: str) -> Fault:
+    return lambda name, new, old: nudged(new) if part in name else new
+
+
+def nudged(weight: Tensor) -> Tensor:
+    """Larger by 0.1 %, or by the least there is where that rounds to the same number."""
+    larger = weight * 1.001
+    return torch.where(larger == weight, torch.nextafter(weight, torch.full_like(weight, 9.0)), larger)
+
+
+FAULTS = {
+    "head": stale("lm_head.weight"),
+    "layer": stale("model.layers.1."),
+    "MLP": stale("model.layers.0.mlp."),
+    "keys": stale("model.layers.0.self_attn.k_proj."),
+    "norm by 0.1 %": other("model.norm.weight"),
+    "norm of a layer by 0.1 %": other("model.layers.1.input_layernorm.weight"),
+    "output projection by 0.1 %": other("model.layers.0.self_attn.o_proj.weight"),
+    "previous weights": stale(""),
+}
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def pair(request: pytest.FixtureRequest, vllm_backbone: Path) -> Iterator[tuple[TorchPolicy, Any]]:
+    from exgrpo_cli.engines.vllm.canary import Canary
+    from exgrpo_cli.engines.vllm.generator import VLLMGenerator
+    from exgrpo_cli.engines.vllm.start import VLLMSettings
+
+    dtype = request.param
+    backbone = load_folder(vllm_backbone, torch.device("cpu"), BackboneSettings(dtype=dtype))
+    policy = TorchPolicy(backbone.model, temperature=TEMPERATURE, objective=ObjectiveSettings(), optim=OptimSettings())
+    generator = VLLMGenerator(
+        VLLMSettings(folder=vllm_backbone, dtype=dtype, device="cpu", max_tokens=100, max_rows=8),
+        eos_ids=backbone.eos_ids,
+        canary=Canary.of_prompt(PROMPT, TEMPERATURE),
+    )
+    generator.sync(policy.named_weights(), 0, policy.score)
+    yield policy, generator
+    generator.close()
+
+
+def move(policy: TorchPolicy) -> dict[str, Tensor]:
+    """An update of about a hundredth of every weight; returns the weights before."""
+    before = {name: weight.clone() for name, weight in policy.named_weights()}
+    noise = torch.Generator().manual_seed(len(before))
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.mul_(1 + 0.01 * torch.randn(parameter.shape, generator=noise).to(parameter.dtype))
+    return before
+
+
+@pytest.mark.parametrize("place", ["in transit", "after arrival"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_a_sync_stops_the_run(
+    pair: tuple[TorchPolicy, Any], monkeypatch: pytest.MonkeyPatch, fault: str, place: str
+) -> None:
+    policy, generator = pair
+    before = move(policy)
+    reload = generator.llm.collective_rpc
+
+    def call(method: str, kwargs: dict[str, Any]) -> None:
+        sent = list(kwargs["weights_iterator"])
+        wrong = [(name, FAULTS[fault](name, weight, before[name])) for name, weight in sent]
+        if place == "after arrival":
+            reload(method, kwargs={"weights_iterator": iter(sent)})
+        reload(method, kwargs={"weights_iterator": iter(wrong)})
+
+    with monkeypatch.context() as patched:
+        patched.setattr(generator.llm, "collective_rpc", call)
+        with pytest.raises(RunError, match=r"weight '[a-z0-9_.]+' did not reach the rollout engine: what is read back"):
+            generator.sync(policy.named_weights(), 1, policy.score)
+    generator.sync(policy.named_weights(), 1, policy.score)
+
+
+def test_a_missed_sync_stops_the_run(pair: tuple[TorchPolicy, Any]) -> None:
+    """The engine has the weights it had: its rollouts say so."""
+    policy, generator = pair
+    generator.sync(policy.named_weights(), 4, policy.score)
+    move(policy)
+    request = RolloutRequest(question_id="q1", prompt_ids=PROMPT, seeds=(1, 2))
+    params = SamplingParams(temperature=TEMPERATURE, top_p=1.0, max_new_tokens=8)
+    (rollouts,) = generator.generate([request], params)
+    group = Group(
+        question=Question(id="q1", prompt=(Message(role="user", content="?"),), answer="", source="test"),
+        prompt_ids=PROMPT,
+        fresh=tuple(GradedRollout(rollout=each, text="", verdict=Verdict.WRONG) for each in rollouts),
+        scores=(),
+    )
+    with pytest.raises(RunError, match="sampled with version 4 of the weights, the policy has version 5"):
+        require_current_weights([group], 5)
+    generator.sync(policy.named_weights(), 5, policy.score)
+    (rollouts,) = generator.generate([request], params)
+    assert {each.weight_version for each in rollouts} == {5}
