@@ -94,6 +94,12 @@ ALWAYS = (
         reason="no visit has so many successes",
         instead="use at most K, or 0 for all members",
     ),
+    Contradiction(
+        keys=("optim.offload_during_rollouts", "optim.engine"),
+        holds=lambda c: c.optim.offload_during_rollouts and c.optim.engine == "deepspeed",
+        reason="DeepSpeed moves its state by itself",
+        instead="use optim.offload = true, or optim.engine = 'torch'",
+    ),
 )
 """Retirement acts without replay too."""
 

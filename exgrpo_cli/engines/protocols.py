@@ -98,6 +98,10 @@ class Policy(Protocol):
         """One optimizer update: gradient accumulated over token-budget micro-batches, clipped, checked, applied."""
         ...
 
+    def rest(self) -> None:
+        """Give back the device memory that only updates need, until the next one; nothing where none is asked for."""
+        ...
+
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of the state dict, tied ones under each of their names, one at a time.
 

@@ -42,7 +42,10 @@ class MemoryPlan:
     optimizer: int
     """Adam's two moments, and the float32 master weights beside narrower ones; DeepSpeed has masters of all."""
     optimizer_on_host: int
-    """Optimizer state and gradients kept in main memory instead (`optim.offload`), per rank."""
+    """Optimizer state and gradients kept in main memory instead (`optim.offload`), or room for the state between
+    updates (`optim.offload_during_rollouts`), per rank."""
+    optimizer_asleep: int
+    """What of the optimizer's stays on the GPU during rollouts."""
     activations: int
     """Kept for the backward pass of one micro-batch."""
     logprobs: int
@@ -72,8 +75,8 @@ class MemoryPlan:
 
     @property
     def rollout_peak(self) -> int:
-        """During rollouts from step 2 on: the trainer's weights and optimizer state stay where they are."""
-        return self.weights + self.copies + self.optimizer + self.context + self.rollout_engine
+        """During rollouts from step 2 on: the trainer's weights stay where they are, and mostly its optimizer state."""
+        return self.weights + self.copies + self.optimizer_asleep + self.context + self.rollout_engine
 
     @property
     def peak(self) -> int:
@@ -109,6 +112,7 @@ def memory_plan(
     longest = (longest_prompt or config.data.max_prompt_tokens) + config.rollout.max_response_tokens
     tokens = min(max(config.optim.microbatch_tokens, longest), trained_rows(config, gpus) * longest)
     state, on_host = optimizer_bytes(shape, config, gpus)
+    asleep = 0 if config.optim.offload_during_rollouts else state
     kv_bytes = 2 * shape.num_layers * shape.kv_size * width
     vllm = config.rollout.engine == "vllm"
     parallel = config.rollout.tensor_parallel if vllm else 1
@@ -121,7 +125,7 @@ def memory_plan(
     least = engine_weights + kv_cache + sampling
     fraction = 0.0
     if vllm and on_gpu:
-        free = gpu_bytes - weights - copies - state - context
+        free = gpu_bytes - weights - copies - asleep - context
         fraction = affordable_fraction(config.rollout.gpu_memory_fraction, free / gpu_bytes, least / gpu_bytes)
     return MemoryPlan(
         gpus=gpus,
@@ -130,6 +134,7 @@ def memory_plan(
         gradients=gradient_bytes(shape, config, gpus),
         optimizer=state,
         optimizer_on_host=on_host,
+        optimizer_asleep=asleep,
         activations=activation_bytes(shape, tokens, width, checkpointing=config.backbone.gradient_checkpointing),
         logprobs=TILE_TENSORS * min(TILE_ELEMENTS, tokens * shape.vocab_size) * 4,
         rollout_weights=engine_weights,
@@ -204,7 +209,8 @@ def optimizer_bytes(shape: Shape, config: Config, gpus: int) -> tuple[int, int]:
     """
     stage, width = _stage(config), _width(config)
     if not stage:
-        return shape.num_parameters * (12 if width == 2 else 8), 0
+        state = shape.num_parameters * (12 if width == 2 else 8)
+        return state, state if config.optim.offload_during_rollouts else 0
     if config.optim.offload:
         return 0, shape.num_parameters * (12 + 8 + width) // gpus
     return shape.num_parameters * 12 // gpus, 0

@@ -25,7 +25,7 @@ NO_PART = frozenset(
     {
         *("run." + name for name in ("seed", "budget_amount", "device", "threads", "nproc", "rank_timeout")),
         *("run." + name for name in ("phase_timeout", "save_every", "keep_checkpoints", "samples_per_step")),
-        *("run.plots", "run.log", "backbone.dtype", "rollout.gpu_memory_fraction"),
+        *("run.plots", "run.log", "backbone.dtype", "rollout.gpu_memory_fraction", "optim.offload_during_rollouts"),
         *("grading." + name for name in ("workers", "deadline_seconds", "memory_mb")),
     }
 )

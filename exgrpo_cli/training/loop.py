@@ -165,7 +165,8 @@ def spent_share(parts: Parts, state: RunState) -> float | None:
 
 
 def sync(parts: Parts) -> None:
-    """Hand the policy's weights to the generator, which proves that it has them."""
+    """Hand the policy's weights to the generator, which proves that it has them; no update comes before rollouts."""
+    parts.policy.rest()
     parts.generator.sync(parts.policy.named_weights(), parts.policy.weight_version, parts.policy.score)
 
 

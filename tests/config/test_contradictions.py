@@ -23,6 +23,10 @@ REFUSED = [
         ("store=none", "warm_start=x", "collect_before_start=true"),
         ["replay.store = 'none'", "replay.collect_before_start = True", "leave"],
     ),
+    (
+        ("optim.offload_during_rollouts=true", "optim.engine=deepspeed"),
+        ["optim.offload_during_rollouts = True", "optim.engine = 'deepspeed'", "optim.offload = true"],
+    ),
     (("lower_bound=-1",), ["replay.lower_bound = -1", "replay.store = 'successes'", "store = 'all'"]),
     (("per_question=8",), ["replay.per_question = 8", "rollout.group_size = 8", "'join'"]),
     (("advantage_over=own",), ["replay.advantage_over = 'own'", "replay.per_question = 1", "at least 2"]),
@@ -62,7 +66,7 @@ REFUSED = [
 
 
 def assignments(settings: tuple[str, ...]) -> list[str]:
-    return [text if text.startswith(("objective.", "rollout.")) else f"replay.{text}" for text in settings]
+    return [text if text.startswith(("objective.", "rollout.", "optim.")) else f"replay.{text}" for text in settings]
 
 
 @pytest.mark.parametrize(("settings", "said"), REFUSED)

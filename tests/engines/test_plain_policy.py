@@ -233,6 +233,32 @@ def test_bfloat16_gradients_of_micro_batches_add_up() -> None:
     assert norms[0] == pytest.approx(norms[1], rel=0.02)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_state_that_rests_between_updates_changes_nothing(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Bit for bit the weights and the checkpoint of a policy whose state never moves, in the middle of it and after."""
+    resting, plain = (
+        build_policy(build_model(dtype), optim=replace(LINEAR, offload_during_rollouts=offload))
+        for offload in (True, False)
+    )
+    for _ in range(2):
+        resting.rest()
+        resting.rest()
+        assert resting.update(minibatch()) == plain.update(minibatch())
+    resting.rest()
+    state = {tensor.data_ptr() for tensor in resting._update_state()}
+    assert state == {host.data_ptr() for host in resting._between_updates._hosts}
+    assert len(state) == len(plain._masters.tensors()) * (2 + (dtype is torch.bfloat16))
+    for name, policy in (("resting", resting), ("plain", plain)):
+        policy.save(tmp_path / name)
+    resting.load(tmp_path / "plain")
+    again = build_policy(build_model(dtype), optim=replace(LINEAR, offload_during_rollouts=True))
+    again.load(tmp_path / "resting")
+    plain.update(minibatch())
+    for policy in (resting, again):
+        policy.update(minibatch())
+        assert torch.equal(weights(policy.model), weights(plain.model))
+
+
 def test_a_positive_advantage_raises_the_log_probs_of_its_tokens() -> None:
     sequence = sequences()[1]
     policy = build_policy(build_model(), optim=OptimSettings(learning_rate=1e-3))

@@ -205,6 +205,23 @@ def test_offload_moves_optimizer_and_gradients_to_main_memory():
     assert plan.gradients == 4 * 32 * 8
 
 
+def test_optimizer_state_that_rests_makes_room_for_an_engine():
+    """1.5 billion parameters on one card of 40 GB: 18.5 GB of masters and moments leave the card to rollouts."""
+    settings = ["optim.engine=torch", "rollout.gpu_memory_fraction=0.8"]
+    shape, moves = shape_of(preset_config("qwen-math-1.5b")), "optim.offload_during_rollouts=true"
+    plans = [
+        memory_plan(shape, build_config(backbone="qwen-math-1.5b", assignments=chosen), gpus=1, gpu_bytes=40 * GIGA)
+        for chosen in (settings, [*settings, moves])
+    ]
+    assert [plan.gpu_memory_fraction for plan in plans] == [0.4, 0.8]
+    assert [plan.optimizer for plan in plans] == [12 * shape.num_parameters] * 2
+    assert [plan.optimizer_on_host for plan in plans] == [0, 12 * shape.num_parameters]
+    assert [plan.rollout_peak - plan.rollout_engine for plan in plans] == [
+        plan.weights + plan.context + resident for plan, resident in zip(plans, (plans[0].optimizer, 0), strict=True)
+    ]
+    assert plans[1].peak <= 40 * GIGA
+
+
 def test_checkpointing_keeps_one_layer_and_the_inputs_of_the_others():
     whole = activation_bytes(SMALL, 100, 2, checkpointing=False)
     layer = layer_activation_bytes(SMALL, 2) * 100

@@ -42,6 +42,8 @@ class OptimSettings:
     """DeepSpeed ZeRO stage."""
     offload: bool = False
     """DeepSpeed: keep optimizer state in CPU memory."""
+    offload_during_rollouts: bool = False
+    """The torch engine: keep optimizer state and master weights in CPU memory between updates."""
 
     def __post_init__(self) -> None:
         require_positive(

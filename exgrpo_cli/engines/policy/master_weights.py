@@ -30,6 +30,10 @@ class MasterWeights:
         """What the optimizer steps: float32 copies of a bfloat16 model's weights, else the weights themselves."""
         return [master for _, _, master in self._pairs]
 
+    def copies(self) -> list[Tensor]:
+        """The float32 copies alone, which no forward pass reads."""
+        return [master for _, parameter, master in self._pairs if parameter is not master]
+
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Names of the model's parameters, each with its master."""
         return ((name, master) for name, _, master in self._pairs)

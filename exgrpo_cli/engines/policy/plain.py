@@ -21,6 +21,7 @@ from exgrpo_cli.engines.policy.master_weights import MasterWeights
 from exgrpo_cli.engines.policy.micro_batches import Accumulated, MicroBatches, frozen_copy
 from exgrpo_cli.engines.policy.optimizer import build_adamw
 from exgrpo_cli.engines.policy.packing import packed_scores, prove_packing
+from exgrpo_cli.engines.policy.resting import RestingTensors
 from exgrpo_cli.engines.protocols import UpdateReport
 from exgrpo_cli.ranks.ranks import ALONE, Ranks
 from exgrpo_cli.types import TokenScores, TokenSequence
@@ -54,6 +55,7 @@ class TorchPolicy:
         self._optim = optim
         self._masters = MasterWeights(model)
         self._optimizer = build_adamw(self._masters.tensors(), optim)
+        self._between_updates = RestingTensors(self._update_state, parts.device)
         self._ranks = ranks
         self._micro_batches = MicroBatches(
             parts=parts,
@@ -89,12 +91,18 @@ class TorchPolicy:
     def update(self, batch: MiniBatch) -> UpdateReport:
         """See `protocols.Policy.update`."""
         self.counters.progress = batch.progress
+        self._between_updates.wake()
         self._optimizer.zero_grad(set_to_none=True)
         # transformers checkpoints a layer in training mode only; dropout is 0, so nothing else changes with it.
         self.model.train(self._checkpointing)
         accumulated = self._micro_batches.accumulate(batch)
         self.model.eval()
         return self._apply(accumulated)
+
+    def rest(self) -> None:
+        """See `protocols.Policy.rest`: optimizer state and masters, where `optim.offload_during_rollouts` says so."""
+        if self._optim.offload_during_rollouts:
+            self._between_updates.rest()
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `protocols.Policy.named_weights`."""
@@ -108,8 +116,17 @@ class TorchPolicy:
 
     def load(self, folder: Path) -> None:
         """Raises RunError when `folder` was written for another model."""
+        self._between_updates.wake()
         load_policy(folder, self.model, self._masters, self._optimizer)
         self.counters.load(folder)
+
+    def _update_state(self) -> list[Tensor]:
+        """Masters of narrower weights, then Adam's moments once the first update has made them."""
+        states = [
+            self._optimizer.state[tensor] for tensor in self._masters.tensors() if tensor in self._optimizer.state
+        ]
+        moments = [state[name] for state in states for name in ("exp_avg", "exp_avg_sq")]
+        return [*self._masters.copies(), *moments]
 
     def _apply(self, accumulated: Accumulated) -> UpdateReport:
         tensors = self._masters.tensors()

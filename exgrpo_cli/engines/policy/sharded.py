@@ -146,6 +146,9 @@ class DeepSpeedPolicy:
             skipped = skipped or "skipped by DeepSpeed"
         return self.counters.count(accumulated, grad_norm=grad_norm, skipped=skipped)
 
+    def rest(self) -> None:
+        """Nothing: DeepSpeed keeps its state where `optim.offload` says."""
+
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `protocols.Policy.named_weights`; under stage 3 all ranks must iterate, each weight being gathered."""
         if not self.is_sharded:
