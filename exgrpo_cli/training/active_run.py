@@ -78,7 +78,7 @@ def ask_heldout(run: ActiveRun, when: str) -> dict[str, Any]:
     with run.timed("validation"):
         seconds = {}
         if parts.ranks.is_main:  # One rank is enough for what is only told.
-            seconds = beside(evaluation, parts.config.grading.grader, parts.answer_format, parts.pool.local)
+            seconds = beside(evaluation, parts.config.grading.grader, parts.answer_format, parts.pool)
     score = score_json(evaluation, seconds)
     run.reporter.note(
         f"held-out pass@1 ({parts.config.data.heldout_name}) {when}: "

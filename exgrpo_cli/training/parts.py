@@ -10,9 +10,9 @@ from exgrpo_cli.backbones.load import Backbone
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.data.stream import QuestionStream
 from exgrpo_cli.engines.protocols import Generator, Policy
+from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.ranks.ranks import ALONE, Ranks
 from exgrpo_cli.replay.protocol import Buffer
-from exgrpo_cli.training.step.ranked_pool import RankedPool
 from exgrpo_cli.types import AnswerFormat, Question
 
 Prompts = Mapping[str, Int32[np.ndarray, " prompt_tokens"]]
@@ -30,7 +30,8 @@ class Parts:
     backbone: Backbone
     generator: Generator
     policy: Policy
-    pool: RankedPool
+    pool: GradingPool
+    """This rank's own."""
     stream: QuestionStream
     buffer: Buffer
     rngs: Mapping[str, np.random.Generator]

@@ -35,7 +35,7 @@ def validate(
         prompts=[parts.prompts[question.id] for question in own],
         generator=local_generator(parts.generator),
         decode=parts.backbone.decode,
-        pool=parts.pool.local,
+        pool=parts.pool,
         answer_format=parts.answer_format,
         params=SamplingParams(
             temperature=settings.temperature,

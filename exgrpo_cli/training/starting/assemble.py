@@ -31,7 +31,6 @@ from exgrpo_cli.training.resuming.state import make_generators
 from exgrpo_cli.training.starting.rollout_engine import make_generator
 from exgrpo_cli.training.starting.run_questions import RunQuestions
 from exgrpo_cli.training.step.ranked_buffer import RankedBuffer
-from exgrpo_cli.training.step.ranked_pool import RankedPool
 
 
 def choose_device(requested: str, local_rank: int = 0) -> torch.device:
@@ -108,7 +107,7 @@ def assemble(
         backbone=backbone,
         generator=generator,
         policy=policy,
-        pool=RankedPool(pool, ranks),
+        pool=pool,
         stream=QuestionStream([question.id for question in questions.train], rngs["stream"]),
         buffer=NoBuffer(),
         rngs=rngs,

@@ -127,27 +127,33 @@ def rollout_requests(
 def grade(
     parts: Parts, requests: Sequence[RolloutRequest], rollouts: Sequence[Sequence[Rollout]]
 ) -> list[list[GradedRollout]]:
-    """Verdicts of all rollouts, in their order."""
-    texts = [[parts.backbone.decode(rollout.token_ids) for rollout in group] for group in rollouts]
+    """Texts and verdicts of all rollouts, in their order; every rank decodes and grades its share."""
+    asked = [
+        (parts.questions[request.question_id], rollout)
+        for request, group in zip(requests, rollouts, strict=True)
+        for rollout in group
+    ]
     items = [
         GradingItem(
-            gold=parts.questions[request.question_id].answer,
-            response=text,
+            gold=question.answer,
+            response=parts.backbone.decode(rollout.token_ids),
             finished=rollout.stop_reason is StopReason.EOS,
             answer_format=parts.answer_format,
-            options=options_of(parts.questions[request.question_id]),
-            metadata=parts.questions[request.question_id].metadata,
+            options=options_of(question),
+            metadata=question.metadata,
         )
-        for request, group, group_texts in zip(requests, rollouts, texts, strict=True)
-        for rollout, text in zip(group, group_texts, strict=True)
+        for question, rollout in parts.ranks.share(asked)
     ]
-    verdicts = iter(parts.pool.grade(items))
+    # A verdict that depends on the clock (a timeout) is the same on every rank, because one rank alone has waited.
+    verdicts = parts.pool.grade(items)
+    graded = parts.ranks.whole([(item.response, verdict) for item, verdict in zip(items, verdicts, strict=True)])
+    results = iter(graded)
     return [
         [
-            GradedRollout(rollout=rollout, text=text, verdict=next(verdicts))
-            for rollout, text in zip(group, group_texts, strict=True)
+            GradedRollout(rollout=rollout, text=text, verdict=verdict)
+            for rollout, (text, verdict) in zip(group, results, strict=False)
         ]
-        for group, group_texts in zip(rollouts, texts, strict=True)
+        for group in rollouts
     ]
 
 

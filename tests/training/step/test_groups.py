@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,13 +17,17 @@ from exgrpo_cli.training.metrics import (
     truncation,
     update_metrics,
 )
+from exgrpo_cli.training.parts import Parts
 from exgrpo_cli.training.step.experience import effective_sample_share, experiential_count
 from exgrpo_cli.training.step.groups import Group, Replayed
+from exgrpo_cli.training.step.rollouts import grade
 from exgrpo_cli.types import (
+    AnswerFormat,
     GradedRollout,
     Message,
     Question,
     Rollout,
+    RolloutRequest,
     StopReason,
     TokenScores,
     Trajectory,
@@ -42,6 +47,52 @@ def member(verdict: Verdict, tokens: int = 3, stop: StopReason = StopReason.EOS,
         weight_version=0,
     )
     return GradedRollout(rollout=rollout, text="", verdict=verdict)
+
+
+class SecondOfTwo:
+    """The ranks of a run as the second of two sees them; the first has nothing to say."""
+
+    def share(self, items: list) -> list:
+        return items[1::2]
+
+    def whole(self, results: list) -> list:
+        merged = [("of the other rank", Verdict.WRONG)] * (2 * len(results))
+        merged[1::2] = results
+        return merged
+
+
+def test_a_rank_decodes_and_grades_its_share_alone() -> None:
+    decoded, graded = [], []
+
+    def decode(token_ids: np.ndarray) -> str:
+        decoded.append(len(token_ids))
+        return f"{len(token_ids)} tokens"
+
+    def grade_items(items: list) -> list[Verdict]:
+        graded.extend(item.response for item in items)
+        return [Verdict.CORRECT] * len(items)
+
+    # Parts with what grading reads, and no backbone of gigabytes.
+    parts = object.__new__(Parts)
+    for name, value in {
+        "questions": {"q": QUESTION},
+        "backbone": SimpleNamespace(decode=decode),
+        "pool": SimpleNamespace(grade=grade_items),
+        "ranks": SecondOfTwo(),
+        "answer_format": AnswerFormat(opens_think=False, requires_box=False, require_eos=True),
+    }.items():
+        object.__setattr__(parts, name, value)
+    request = RolloutRequest(question_id="q", prompt_ids=np.arange(2, dtype=np.int32), seeds=(1, 2, 3))
+    rollouts = [[member(Verdict.WRONG, tokens).rollout for tokens in lengths] for lengths in ((1, 2, 3), (4, 5, 6))]
+    whole = grade(parts, [request, request], rollouts)
+    assert decoded == [2, 4, 6]
+    assert graded == ["2 tokens", "4 tokens", "6 tokens"]
+    assert [[each.text for each in group] for group in whole] == [
+        ["of the other rank", "2 tokens", "of the other rank"],
+        ["4 tokens", "of the other rank", "6 tokens"],
+    ]
+    assert [[len(each.rollout.token_ids) for each in group] for group in whole] == [[1, 2, 3], [4, 5, 6]]
+    assert [each.verdict for each in whole[0]] == [Verdict.WRONG, Verdict.CORRECT, Verdict.WRONG]
 
 
 def scores(tokens: int = 3, logprob: float = -0.5) -> TokenScores:
