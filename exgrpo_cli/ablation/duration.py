@@ -3,6 +3,7 @@
 import numpy as np
 
 from exgrpo_cli.ablation.study import Study, StudyRun
+from exgrpo_cli.console.reporter import spent
 from exgrpo_cli.files import last_json_line
 from exgrpo_cli.runs.metrics import METRICS_FILE
 
@@ -41,13 +42,22 @@ def whole_seconds(run: StudyRun) -> float | None:
     if result is not None:
         return result.totals.seconds
     line = last_json_line(run.folder / METRICS_FILE)
-    return None if line is None else float(line["time/step"]) * run.config.run.steps
+    return None if line is None else float(line["time/step"]) * line["step"] / done_share(run)
 
 
 def done_share(run: StudyRun) -> float:
-    """Share of its steps that an unfinished run has made."""
-    line = last_json_line(run.folder / METRICS_FILE)
-    return 0.0 if line is None else min(1.0, line["step"] / run.config.run.steps)
+    """Share of its budget that an unfinished run has spent."""
+    done, whole = progress(run)
+    return min(1.0, done / whole)
+
+
+def progress(run: StudyRun) -> tuple[int, int]:
+    """What a run has spent of its budget, and the whole of it: steps, tokens or seconds."""
+    line, settings = last_json_line(run.folder / METRICS_FILE), run.config.run
+    if settings.budget == "steps":
+        # The baseline of its seed may have given it another budget when it started: steps tell nearly as much.
+        return int(line["step"]) if line else 0, settings.steps
+    return spent(line) if line else 0, settings.whole_budget
 
 
 def duration(seconds: float) -> str:

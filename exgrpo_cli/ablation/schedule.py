@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from exgrpo_cli.ablation.duration import estimate, time_to_go
+from exgrpo_cli.ablation.duration import estimate, progress, time_to_go
 from exgrpo_cli.ablation.results.report import StudyReport
 from exgrpo_cli.ablation.results.writing import report_study
 from exgrpo_cli.ablation.study import Study, StudyRun, budgeted, is_ready
@@ -23,7 +23,7 @@ from exgrpo_cli.config.sections.slurm import SlurmSettings
 from exgrpo_cli.console.reporter import Reporter, make_reporter
 from exgrpo_cli.console.signals import Stopper
 from exgrpo_cli.errors import InputError, Interrupted, RunError
-from exgrpo_cli.files import last_json_line, write_text
+from exgrpo_cli.files import write_text
 from exgrpo_cli.machine.run_plan import plan_run, require_runnable, resolve_ranks
 from exgrpo_cli.machine.survey import survey_machine, visible_gpus
 from exgrpo_cli.runs.folder import RunFolder
@@ -119,9 +119,10 @@ def collect_ended(started: list[Started], reporter: Reporter) -> list[Started]:
             failed.append(job)
             reporter.note(f"{job.label} failed: {failure_reason(job)}")
         else:
-            reporter.progress(job.run.config.run.steps, job.run.config.run.steps, job.label)
+            whole = progress(job.run)[1]
+            reporter.progress(whole, whole, job.label)
     for job in started:
-        reporter.progress(steps_done(job.run.folder), job.run.config.run.steps, job.label)
+        reporter.progress(*progress(job.run), job.label)
     return failed
 
 
@@ -210,9 +211,3 @@ def last_line(path: Path) -> str:
     """The last line of a log, or "no output" where there is none."""
     lines = path.read_text(errors="replace").strip().splitlines() if path.is_file() else []
     return lines[-1] if lines else "no output"
-
-
-def steps_done(folder: Path) -> int:
-    """Steps a run has written, from the last whole line of its journal."""
-    line = last_json_line(folder / "metrics.jsonl")
-    return int(line["step"]) if line else 0

@@ -25,7 +25,7 @@ class Reporter(Protocol):
         """Work outside the training steps: building the backbone, validation."""
 
     def step(self, line: Mapping[str, Any], total: int) -> None:
-        """A training step ended with this journal line."""
+        """A training step ended with this journal line; `total` is the run's budget of steps, tokens or seconds."""
 
     def close(self) -> None:
         """Take what is live off the terminal."""
@@ -75,8 +75,9 @@ class PlainReporter:
 
     def step(self, line: Mapping[str, Any], total: int) -> None:
         """See `Reporter.step`."""
-        if self._due("step", line["step"], total):
-            self.note(f"{describe_step(line, total)}{self._remaining('step', line['step'], total)}")
+        done = spent(line)
+        if self._due("step", done, total):
+            self.note(f"{describe_step(line, total)}{self._remaining('step', done, total)}")
 
     def close(self) -> None:
         """See `Reporter.close`."""
@@ -100,9 +101,15 @@ class PlainReporter:
         return f", {seconds:.0f} s left"
 
 
+def spent(line: Mapping[str, Any]) -> int:
+    """What a run has spent of its budget by a journal line: steps, or the tokens or seconds that it counts."""
+    return int(line.get("budget/spent", line["step"]))
+
+
 def describe_step(line: Mapping[str, Any], total: int) -> str:
     """One plain line of a step: phase, success, reward, buffer and entropy."""
-    parts = [f"step {line['step']}/{total}", line["phase"]]
+    budget = f" ({spent(line):,}/{total:,})" if "budget/spent" in line else f"/{total}"
+    parts = [f"step {line['step']}{budget}", line["phase"]]
     for key, name in (
         ("batch/pass_at_1", "pass@1"),
         ("reward/mean", "reward"),
@@ -154,8 +161,8 @@ class LiveReporter:
     def step(self, line: Mapping[str, Any], total: int) -> None:
         """See `Reporter.step`."""
         if "training" not in self._tasks:
-            self._tasks["training"] = self._progress.add_task("training", total=total, completed=line["step"] - 1)
-        self._progress.update(self._tasks["training"], completed=line["step"])
+            self._tasks["training"] = self._progress.add_task("training", total=total, completed=spent(line) - 1)
+        self._progress.update(self._tasks["training"], completed=spent(line))
         self._live.update(Group(self._progress, step_figures(line), bucket_bars(line)))
 
     def close(self) -> None:

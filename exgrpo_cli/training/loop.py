@@ -106,6 +106,8 @@ def run_step(parts: Parts, state: RunState, step: int, clock: Clock | None = Non
         clock.metrics(),
     )
     advance(state, step, groups, experience, line, clock)
+    if config.run.budget != "steps":
+        line["budget/spent"] = state.spent(config.run.budget)
     return StepResult(line=line, groups=tuple(groups), notes=tuple(notes))
 
 

@@ -108,7 +108,7 @@ def run_steps(run: ActiveRun) -> None:
             run.folder.append_samples(state.step, samples(result.groups, config.run.samples_per_step))
         for tracker in run.trackers:
             tracker.log(line)
-        run.reporter.step(line, config.run.steps)
+        run.reporter.step(line, config.run.whole_budget)
         share = spent_share(run.parts, state)
         if share is not None and share >= 1:
             state.finished = Ending.BUDGET_SPENT

@@ -32,6 +32,7 @@ def test_a_run_ends_with_the_step_that_reaches_its_budget(small_config, tmp_path
     lines = journal(run)
     spent = [line[f"tokens/{budget}"] for line in lines]
     assert sum(spent[:-1]) < amount <= sum(spent) == summary["tokens"][budget]
+    assert lines[-1]["budget/spent"] == sum(spent)
     assert summary["finished"] == "budget spent"
     assert 1 < len(lines) < 32
     for index, line in enumerate(lines):

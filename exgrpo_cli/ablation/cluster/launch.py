@@ -13,13 +13,13 @@ from filelock import FileLock
 
 from exgrpo_cli.ablation.cluster.shared import require_shared
 from exgrpo_cli.ablation.cluster.task import RunTask
+from exgrpo_cli.ablation.duration import progress
 from exgrpo_cli.ablation.schedule import (
     clear_torn,
     jobs_of,
     last_line,
     log_path,
     make_writable,
-    steps_done,
     with_threads,
 )
 from exgrpo_cli.ablation.study import Study, StudyRun, budgeted, is_ready
@@ -87,12 +87,13 @@ class Launch:
         again = []
         for name, (run, job) in list(self.running.items()):
             if not job.done():
-                self.reporter.progress(steps_done(run.folder), run.config.run.steps, name)
+                self.reporter.progress(*progress(run), name)
                 continue
             del self.running[name]
             reason = "" if run.state == "finished" else self._why_unfinished(run, job)
             if run.state == "finished":
-                self.reporter.progress(run.config.run.steps, run.config.run.steps, name)
+                whole = progress(run)[1]
+                self.reporter.progress(whole, whole, name)
             elif not reason and self.kills[name] < MOST_KILLS:
                 self.kills[name] += 1
                 self.reporter.note(f"{name}: its task was killed; submitted again")

@@ -73,6 +73,11 @@ class RunSettings:
             require_known("run.log", name, ("tensorboard", "wandb"))
 
     @property
+    def whole_budget(self) -> int:
+        """Steps, tokens or seconds that the run may spend."""
+        return self.steps if self.budget == "steps" else int(self.budget_amount)
+
+    @property
     def last_step(self) -> int:
         """Step after which the run ends, whatever is left of another budget."""
         return self.steps if self.budget == "steps" else BUDGET_STEPS * self.steps
