@@ -86,7 +86,7 @@ class TrainOptions:
         bool, typer.Option("--with-retired", help="Take that run's retired questions over as well.")
     ] = False
     log: Annotated[
-        list[str] | None, typer.Option(metavar="TRACKER", help="tensorboard or wandb, besides the journal; repeatable.")
+        list[str] | None, typer.Option(metavar="TRACKER", help="tensorboard, wandb or trackio; repeatable.")
     ] = None
 
     def request(self) -> "RunRequest":

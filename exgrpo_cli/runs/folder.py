@@ -71,7 +71,15 @@ class RunFolder:
         What a set-up fills carries its lock; without one, only empty folders are taken for its own.
         """
         folders = (self.data, self.replay, self.checkpoints, self.samples, self.plots)
-        known = {".lock", "environment.json", "stacks", "tensorboard", "wandb", *(folder.name for folder in folders)}
+        known = {
+            ".lock",
+            "environment.json",
+            "stacks",
+            "tensorboard",
+            "wandb",
+            "trackio",
+            *(folder.name for folder in folders),
+        }
         known |= {partial.name for partial in partials(self.path)}
         if not self.path.is_dir() or not {path.name for path in self.path.iterdir()} <= known:
             return False

@@ -33,7 +33,10 @@ def finish(run: ActiveRun) -> dict[str, Any]:
             if parts.ranks.is_main:
                 write_result(folder.path / RESULT_FILE, measure(folder.path, parts.config, summary, state.visits))
                 if parts.config.run.plots:
-                    save_all(folder.path, heldout=summary["heldout"])
+                    drawn = save_all(folder.path, heldout=summary["heldout"])
+                    figures = {path.stem: path for path in drawn if path.suffix == ".png"}
+                    for tracker in run.trackers:
+                        tracker.show_figures(state.step, figures)
                 # Last of all: a run with a summary counts as finished.
                 write_json(folder.summary, summary)
     except KeyboardInterrupt:

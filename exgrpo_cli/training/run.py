@@ -103,9 +103,10 @@ def run_steps(run: ActiveRun) -> None:
             run.reporter.note(note)
         if config.validation.every and state.step % config.validation.every == 0 and run.heldout:
             line |= validation_metrics(run)
+        shown = list(samples(result.groups, config.run.samples_per_step))
         if run.parts.ranks.is_main:
             run.folder.append_metrics(line)
-            run.folder.append_samples(state.step, samples(result.groups, config.run.samples_per_step))
+            run.folder.append_samples(state.step, shown)
         for tracker in run.trackers:
             tracker.log(line)
         run.reporter.step(line, config.run.whole_budget)
@@ -116,6 +117,8 @@ def run_steps(run: ActiveRun) -> None:
         run.time_limit.count_step(time.perf_counter() - started)
         stopping = run.parts.ranks.any(run.stopper.requested or run.time_limit.is_near)
         due = state.step % config.run.save_every == 0 or state.step == last_step or state.finished.is_final
+        for tracker in run.trackers if due and shown else ():
+            tracker.show_samples(state.step, shown)
         if due or state.best_step == state.step or stopping:
             run.save()
         if stopping and state.step < last_step and not state.finished.is_final:

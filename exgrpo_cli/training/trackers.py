@@ -1,7 +1,8 @@
-"""Step metrics to TensorBoard or Weights & Biases, beside the journal, which stays the record of a run.
+"""Step metrics, sample tables and figures to TensorBoard, Weights & Biases or Trackio, beside the journal.
 
-Both keep their files in the run folder, and a resumed run goes on in the same chart: TensorBoard hides what was logged
-after the checkpoint, W&B takes up the run id stored beside its files. Whether W&B goes online its WANDB_MODE says.
+The journal stays the record of a run. A resumed run goes on in the same chart: TensorBoard hides what was logged after
+the checkpoint, the others take up the run whose id is in the run folder. Where W&B and Trackio send or keep it, their
+own variables say (WANDB_MODE, TRACKIO_DIR, TRACKIO_SPACE_ID, ...).
 """
 
 import contextlib
@@ -17,8 +18,10 @@ from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.files import write_text
 
-WANDB_PROJECT = "exgrpo"
-"""Unless WANDB_PROJECT says otherwise."""
+PROJECT = "exgrpo"
+"""Unless WANDB_PROJECT or TRACKIO_PROJECT says otherwise."""
+SAMPLE_COLUMNS = ("prompt", "answer", "text", "reward", "verdict", "num_tokens")
+"""Of a stored sample, what a table shows."""
 
 
 @runtime_checkable
@@ -27,6 +30,12 @@ class Tracker(Protocol):
 
     def log(self, line: Mapping[str, Any]) -> None:
         """One line of the journal, `step` among its keys."""
+
+    def show_samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Samples of a step, as `samples/` has them, as a table."""
+
+    def show_figures(self, step: int, figures: Mapping[str, Path]) -> None:
+        """PNG files by name."""
 
     def close(self) -> None:
         """Write what is still held back."""
@@ -42,7 +51,11 @@ def require_trackers(names: Sequence[str]) -> None:
 @contextlib.contextmanager
 def open_trackers(names: Sequence[str], config: Config, run_folder: Path, *, step: int) -> Iterator[list[Tracker]]:
     """The trackers `names`, for a run that goes on after `step`; all are closed at the end."""
-    makers: dict[str, Callable[..., Tracker]] = {"tensorboard": TensorBoardTracker, "wandb": WandbTracker}
+    makers: dict[str, Callable[..., Tracker]] = {
+        "tensorboard": TensorBoardTracker,
+        "wandb": WandbTracker,
+        "trackio": TrackioTracker,
+    }
     with contextlib.ExitStack() as stack:
         trackers: list[Tracker] = []
         for name in names:
@@ -65,6 +78,22 @@ class TensorBoardTracker:
             self._writer.add_scalar(name, value, global_step=line["step"])
         self._writer.flush()
 
+    def show_samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write them as a text: a Markdown table."""
+        lines = [SAMPLE_COLUMNS, ("---",) * len(SAMPLE_COLUMNS), *cells(rows)]
+        escaped = [[str(cell).replace("|", "\\|").replace("\n", "<br>") for cell in line] for line in lines]
+        self._writer.add_text("samples", "\n".join(f"| {' | '.join(line)} |" for line in escaped), global_step=step)
+
+    def show_figures(self, step: int, figures: Mapping[str, Path]) -> None:
+        """Write them as images."""
+        import numpy as np
+        from PIL import Image
+
+        for name, path in figures.items():
+            with Image.open(path) as image:
+                pixels = np.asarray(image.convert("RGB"))
+            self._writer.add_image(f"plots/{name}", pixels, global_step=step, dataformats="HWC")
+
     def close(self) -> None:
         """Finish the event file."""
         self._writer.close()
@@ -76,16 +105,11 @@ class WandbTracker:
     def __init__(self, config: Config, run_folder: Path, *, step: int) -> None:
         import wandb
 
-        folder = run_folder / "wandb"
-        folder.mkdir(exist_ok=True)
-        id_file = folder / "run-id"
-        if not id_file.exists():
-            write_text(id_file, uuid.uuid4().hex + "\n")
         try:
             self._run = wandb.init(
-                project=os.environ.get("WANDB_PROJECT", WANDB_PROJECT),
+                project=os.environ.get("WANDB_PROJECT", PROJECT),
                 name=run_folder.name,
-                id=id_file.read_text().strip(),
+                id=stored_id(run_folder / "wandb"),
                 resume="allow",
                 dir=run_folder,
                 config=dataclasses.asdict(config),
@@ -103,9 +127,76 @@ class WandbTracker:
         """Write the numbers of one journal line at its step."""
         self._run.log({"step": line["step"], **numbers(line)})
 
+    def show_samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write them as a table."""
+        import wandb
+
+        self._run.log({"step": step, "samples": wandb.Table(columns=list(SAMPLE_COLUMNS), data=cells(rows))})
+
+    def show_figures(self, step: int, figures: Mapping[str, Path]) -> None:
+        """Write them as images."""
+        import wandb
+
+        self._run.log({"step": step, **{f"plots/{name}": wandb.Image(str(path)) for name, path in figures.items()}})
+
     def close(self) -> None:
         """Finish the upload, or the offline files."""
         self._run.finish()
+
+
+class TrackioTracker:
+    """A run of Trackio, named after the run folder and its id: `trackio show --project exgrpo` shows all runs."""
+
+    def __init__(self, config: Config, run_folder: Path, *, step: int) -> None:
+        import trackio
+
+        name = f"{run_folder.name}-{stored_id(run_folder / 'trackio')[:8]}"
+        try:
+            self._run = trackio.init(
+                project=os.environ.get("TRACKIO_PROJECT", PROJECT),
+                name=name,
+                config=dataclasses.asdict(config),
+                resume="allow",
+                embed=False,
+                auto_log_gpu=False,
+                auto_log_cpu=False,
+            )
+        except (ValueError, OSError) as error:
+            raise InputError(f"--log trackio cannot start: {error} Look at its TRACKIO_ variables.") from error
+
+    def log(self, line: Mapping[str, Any]) -> None:
+        """Write the numbers of one journal line at its step."""
+        self._run.log(numbers(line), step=line["step"])
+
+    def show_samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write them as a table."""
+        import trackio
+
+        self._run.log({"samples": trackio.Table(columns=list(SAMPLE_COLUMNS), data=cells(rows))}, step=step)
+
+    def show_figures(self, step: int, figures: Mapping[str, Path]) -> None:
+        """Write them as images."""
+        import trackio
+
+        self._run.log({f"plots/{name}": trackio.Image(str(path)) for name, path in figures.items()}, step=step)
+
+    def close(self) -> None:
+        """Write, or send, what is left."""
+        self._run.finish()
+
+
+def stored_id(folder: Path) -> str:
+    """The id that a run has at a tracker: made once, kept in `folder`/run-id, the same after a resume."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "run-id"
+    if not path.exists():
+        write_text(path, uuid.uuid4().hex + "\n")
+    return path.read_text().strip()
+
+
+def cells(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+    """Rows of samples as a table shows them."""
+    return [[row[name] for name in SAMPLE_COLUMNS] for row in rows]
 
 
 def numbers(line: Mapping[str, Any]) -> dict[str, float]:

@@ -2,7 +2,10 @@
 
 import importlib.util
 import json
+import os
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,21 @@ from exgrpo_cli.training.trackers import numbers, open_trackers, require_tracker
 
 def line(step: int, reward: float) -> dict[str, float | int | str]:
     return {"step": step, "phase": "mixed", "reward/mean": reward, "replay/used": 2 * step}
+
+
+SAMPLE = {"prompt": "2+3=?", "answer": "5", "text": "a | b\n5", "reward": 1.0, "verdict": "correct", "num_tokens": 4}
+
+
+def show(name: str, folder: Path) -> None:
+    """A table of one sample, and one figure of 3 x 2 red pixels."""
+    from PIL import Image
+
+    picture = folder / "replay-buckets.png"
+    Image.new("RGB", (3, 2), "red").save(picture)
+    config = build_config(assignments=[f'run.log=["{name}"]'])
+    with open_trackers((name,), config, folder, step=5) as (tracker,):
+        tracker.show_samples(6, [SAMPLE])
+        tracker.show_figures(6, {"replay-buckets": picture})
 
 
 def track(name: str, folder: Path, first: int, last: int, scale: float) -> None:
@@ -36,7 +54,7 @@ def test_no_tracker_is_the_default(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio"])
 def test_a_package_that_is_missing_is_named(name: str) -> None:
     if importlib.util.find_spec(name) is not None:
         require_trackers((name,))
@@ -58,6 +76,56 @@ def test_tensorboard_shows_a_resumed_run_as_one(tmp_path: Path) -> None:
     assert sorted(events.Tags()["scalars"]) == ["replay/used", "reward/mean"]
     found = {event.step: event.value for event in events.Scalars("reward/mean")}
     assert found == {1: 1.0, 2: 2.0, 3: 30.0, 4: 40.0, 5: 50.0}
+
+
+@pytest.mark.engines
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_shows_samples_and_figures(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    show("tensorboard", tmp_path)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    [text] = events.Tensors("samples/text_summary")
+    assert b"| 2+3=? | 5 | a \\| b<br>5 | 1.0 | correct | 4 |" in text.tensor_proto.string_val[0]
+    [image] = events.Images("plots/replay-buckets")
+    assert (image.step, image.width, image.height) == (6, 3, 2)
+
+
+@pytest.mark.engines
+def test_trackio_keeps_one_run_through_a_resume_with_samples_and_figures(tmp_path: Path) -> None:
+    """In a process of its own, since trackio looks for its folder when it is imported."""
+    run, home = tmp_path / "exgrpo-tiny", tmp_path / "home"
+    run.mkdir()
+    code = (
+        "import json, sys; sys.path.insert(0, sys.argv[1])\n"
+        "from pathlib import Path\n"
+        "from test_trackers import show, track\n"
+        "folder = Path(sys.argv[2])\n"
+        "track('trackio', folder, 1, 3, 1.0)\n"
+        "track('trackio', folder, 3, 4, 10.0)\n"
+        "show('trackio', folder)\n"
+        "from trackio.sqlite_storage import SQLiteStorage\n"
+        "[name] = SQLiteStorage.get_runs('exgrpo')\n"
+        "print(json.dumps({'name': name, 'logs': SQLiteStorage.get_logs('exgrpo', name)}))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(Path(__file__).parent), str(run)],
+        env={**os.environ, "TRACKIO_DIR": str(home)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    found = json.loads(line)
+    assert found["name"] == f"exgrpo-tiny-{(run / 'trackio/run-id').read_text()[:8]}"
+    rewards = [(line["step"], line["reward/mean"]) for line in found["logs"] if "reward/mean" in line]
+    assert rewards == [(1, 1.0), (2, 2.0), (3, 3.0), (3, 30.0), (4, 40.0)]
+    [table] = [line["samples"] for line in found["logs"] if "samples" in line]
+    assert table["_value"] == [SAMPLE]
+    [image] = [line["plots/replay-buckets"] for line in found["logs"] if "plots/replay-buckets" in line]
+    assert (home / "media" / image["file_path"]).read_bytes() == (run / "replay-buckets.png").read_bytes()
 
 
 def offline_records(data: bytes) -> Iterator[Any]:

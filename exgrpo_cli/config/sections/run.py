@@ -52,7 +52,7 @@ class RunSettings:
     plots: bool = True
     """Draw `plots/` when the run ends; `exgrpo replay-stats` draws the replay ones at any time."""
     log: tuple[str, ...] = ()
-    """Trackers besides the journal: "tensorboard", "wandb"."""
+    """Trackers besides the journal: "tensorboard", "wandb", "trackio"."""
 
     def __post_init__(self) -> None:
         require_positive("run", self, "steps", "rank_timeout", "save_every")
@@ -70,7 +70,7 @@ class RunSettings:
         require(self.steps <= MOST_STEPS, "run.steps", self.steps, f"at most {MOST_STEPS}")
         require(self.seed <= MOST_SEED, "run.seed", self.seed, f"a whole number from 0 to {MOST_SEED}")
         for name in self.log:
-            require_known("run.log", name, ("tensorboard", "wandb"))
+            require_known("run.log", name, ("tensorboard", "wandb", "trackio"))
 
     @property
     def whole_budget(self) -> int:
