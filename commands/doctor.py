@@ -1,11 +1,12 @@
 """`exgrpo doctor`: what this machine can run."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from exgrpo_cli.commands.options import DebugOption, JsonOption, print_json, talk
+from exgrpo_cli.commands.train import TrainOptions, train
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -15,21 +16,38 @@ if TYPE_CHECKING:
 GIB = 2**30
 
 
-def doctor(json: JsonOption = False, debug: DebugOption = False) -> None:
+def doctor(
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Also two steps with random weights at full lengths, measured.")
+    ] = False,
+    backbone: Annotated[
+        str | None,
+        typer.Option(help="Whose configuration --smoke runs: a preset or model folder.", show_default="tiny"),
+    ] = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
     """Say what this machine can run: packages, devices, engines, memory against each backbone.
 
-    Ends with 1 when the default `exgrpo train` would not work.
+    Ends with 1 when the default `exgrpo train` would not work, or --smoke finds a problem.
 
     \b
     Examples:
       exgrpo doctor
       exgrpo doctor --json
+      exgrpo doctor --smoke --backbone qwen-math-1.5b
     """
     from exgrpo_cli.machine.doctor import examine
 
     talk("exgrpo: trying what is installed, which takes a while")
     report = examine(Path.cwd())
-    print_json(report.to_json()) if json else _print_report(report)
+    if json and not smoke:
+        print_json(report.to_json())
+    elif not json:
+        _print_report(report)
+    if smoke and not report.problems:
+        # The check of a configuration is one thing, whoever asks for it.
+        train(**vars(TrainOptions(backbone=backbone)), quiet=False, json=json, debug=debug, dry_run=False, check=True)
     raise typer.Exit(1 if report.problems else 0)
 
 

@@ -111,7 +111,14 @@ class TrainOptions:
 
 
 @with_groups
-def train(options: TrainOptions, speech: Speech, dry_run: DryRunOption = False) -> None:
+def train(
+    options: TrainOptions,
+    speech: Speech,
+    dry_run: DryRunOption = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Two steps with random weights at full lengths, measured, then stop.")
+    ] = False,
+) -> None:
     """Train a backbone with ExGRPO, or with another method.
 
     Without any option: the built-in tiny backbone learns arithmetic on the CPU in minutes.
@@ -122,6 +129,7 @@ def train(options: TrainOptions, speech: Speech, dry_run: DryRunOption = False) 
       exgrpo train --method grpo --seed 1 --output runs/baseline
       exgrpo train --regime hard-tail
       exgrpo train --backbone qwen-math-1.5b --dry-run
+      exgrpo train --backbone qwen-math-1.5b --check
       exgrpo train --data mine.jsonl --heldout 0.1
       exgrpo train --resume --output runs/baseline --steps 300
     """
@@ -133,7 +141,7 @@ def train(options: TrainOptions, speech: Speech, dry_run: DryRunOption = False) 
     start = core.plan_start(options.request())
     with core.this_rank() as ranks:
         speaks = ranks is None or ranks.is_main
-        talk(start.line(), quiet=speech.quiet or dry_run or not speaks)
+        talk(start.line(), quiet=speech.quiet or dry_run or check or not speaks)
         plan = core.plan_on_machine(start.config, ranks)
         if dry_run:
             core.check_start(start)
@@ -144,8 +152,16 @@ def train(options: TrainOptions, speech: Speech, dry_run: DryRunOption = False) 
         require_runnable(plan)
         if ranks is None and plan.config.run.nproc > 1:
             # Not typer.Exit: the ranks have said what there is to say.
-            limit = [] if options.time_limit is None else ["--time-limit", options.time_limit]
-            sys.exit(core.train_in_ranks(start, plan.config, [*speech.flags(), *limit]))
+            others = [] if options.time_limit is None else ["--time-limit", options.time_limit]
+            others += ["--check"] if check else []
+            sys.exit(core.train_in_ranks(start, plan.config, [*speech.flags(), *others]))
+        if check:
+            report = core.check_here(plan.config, ranks, quiet=speech.quiet)
+            if speaks:
+                print_json(report.to_json()) if speech.json else write_data("\n".join(report.lines()))
+            if report.problems:
+                raise typer.Exit(1)
+            return
         summary = core.train_here(start, plan.config, ranks, quiet=speech.quiet, time_limit=time_limit)
         if speaks:
             if plan.config.run.plots:

@@ -35,7 +35,7 @@ def backbone_shape(backbone: BackboneSettings, tiny: TinySettings) -> Shape | No
 
     Raises InputError when a local folder's config.json cannot be read.
     """
-    config = _local_config(backbone, tiny)
+    config = architecture(backbone, tiny)
     return None if config is None else shape_of(config)
 
 
@@ -44,7 +44,7 @@ def with_dtype(config: Config, *, on_gpu: bool) -> Config:
     from exgrpo_cli.backbones.load import pin_dtype
 
     backbone = config.backbone
-    if backbone.dtype != "auto" or (on_gpu and _local_config(backbone, config.tiny) is None):
+    if backbone.dtype != "auto" or (on_gpu and architecture(backbone, config.tiny) is None):
         return config
     return replace(config, backbone=pin_dtype(backbone, config.tiny, on_gpu=on_gpu))
 
@@ -76,7 +76,11 @@ def preset_config(name: str) -> Any:
     return AutoConfig.for_model(fields.pop("model_type"), **fields)
 
 
-def _local_config(backbone: BackboneSettings, tiny: TinySettings) -> Any:
+def architecture(backbone: BackboneSettings, tiny: TinySettings) -> Any:
+    """The transformers config of a backbone, or None where only the hub has it.
+
+    Raises InputError when a local folder's config.json cannot be read.
+    """
     if backbone.source == "tiny":
         return _tiny_config(tiny)
     for name in preset_names("backbones"):

@@ -92,9 +92,7 @@ def assemble(
     check_window(config, backbone)
     prompts = {question.id: encode(template, question, backbone.tokenizer) for question in everything}
     config = plan_memory(config, max(map(len, prompts.values())), ranks, reporter)
-    # The `hf` generator samples with the policy's own module, or with a copy where ZeRO stage 3 will empty that.
-    emptied = config.optim.engine == "deepspeed" and config.optim.zero_stage == 3 and config.rollout.engine == "hf"
-    sampled = replace(backbone, model=copy.deepcopy(backbone.model)) if emptied else backbone
+    sampled = sampling_backbone(config, backbone)
     policy = make_policy(config, backbone, ranks)
     generator = make_generator(config, sampled, prompts, device, ranks)
     stack.callback(generator.close)
@@ -138,6 +136,12 @@ def check_window(config: Config, backbone: Backbone) -> None:
             f"rollout.max_response_tokens = {needed} leaves no room for a prompt in the backbone's window of {window} "
             "tokens: lower it, or set backbone.max_position_embeddings."
         )
+
+
+def sampling_backbone(config: Config, backbone: Backbone) -> Backbone:
+    """What the `hf` generator samples with: the policy's own module, or a copy where ZeRO stage 3 will empty that."""
+    emptied = config.optim.engine == "deepspeed" and config.optim.zero_stage == 3 and config.rollout.engine == "hf"
+    return replace(backbone, model=copy.deepcopy(backbone.model)) if emptied else backbone
 
 
 def make_policy(config: Config, backbone: Backbone, ranks: Ranks) -> Policy:

@@ -28,6 +28,7 @@ from exgrpo_cli.training.time_limit import TimeLimit
 
 if TYPE_CHECKING:
     from exgrpo_cli.ranks.ranks import Ranks
+    from exgrpo_cli.training.checking.report import CheckReport
 
 RUNS = Path("runs")
 
@@ -180,6 +181,18 @@ def train_here(
             ranks=ranks or ALONE,
             time_limit=time_limit,
         )
+    finally:
+        reporter.close()
+
+
+def check_here(config: Config, ranks: "Ranks | None", *, quiet: bool) -> "CheckReport":
+    """Two measured steps of `config` in this process, as `check_run` describes them."""
+    from exgrpo_cli.ranks.ranks import ALONE
+    from exgrpo_cli.training.checking.check import check_run
+
+    reporter: Reporter = make_reporter(quiet=quiet or not (ranks or ALONE).is_main)
+    try:
+        return check_run(config, reporter=reporter, ranks=ranks or ALONE)
     finally:
         reporter.close()
 

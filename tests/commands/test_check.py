@@ -1,0 +1,133 @@
+"""`exgrpo train --check` and `doctor --smoke`: two real steps with random weights, and what they say of a fault."""
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from exgrpo_cli.commands import run
+from exgrpo_cli.engines.hf.generator import HFGenerator
+from exgrpo_cli.errors import RunError
+from exgrpo_cli.machine.shapes import Shape
+from exgrpo_cli.ranks.ranks import Ranks
+from exgrpo_cli.training.checking.check import noting, over_plan
+from exgrpo_cli.training.checking.measure import Meter, forward_operations
+from exgrpo_cli.training.checking.report import Memory
+from exgrpo_cli.types import TokenSequence
+
+OUT = "out of memory in step 0, after loading: tried to allocate 2.00 GiB"
+SMALL = [
+    part
+    for setting in (
+        "rollout.questions_per_step=2", "rollout.group_size=4", "rollout.max_response_tokens=12",
+        "data.max_prompt_tokens=10", "run.threads=1", "tiny.hidden_size=64", "tiny.num_heads=2",
+    )
+    for part in ("--set", setting)
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+def test_a_check_measures_two_steps_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "--check", "--json", "--quiet", *SMALL]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["well"] and report["problems"] == []
+    phases = [(phase["step"], phase["name"]) for phase in report["phases"]]
+    assert phases == [(step, name) for step in (1, 2) for name in ("rollouts", "asleep", "scoring", "update", "sync")]
+    memory = {each["part"]: each for each in report["memory"]}
+    assert memory["scoring and update"]["measured"] >= memory["rollouts"]["measured"] > 0
+    assert memory["scoring and update"]["planned"] > memory["rollouts"]["planned"] > 0
+    assert {each["part"]: each["utilisation"] is None for each in report["speeds"]} == {
+        "rollouts": True, "scoring": False, "update": False,
+    }  # fmt: skip
+    assert report["faults_caught"] == ["a weight that is not sent"]
+    assert report["logprob_gap"] < 1e-3
+    assert "prompts of 10 tokens, responses of 12; 2 steps of 8 rollouts, 8 of them trained" in report["lengths"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_wrong_is_in_the_verdict(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A generator that takes no weights and says nothing, and updates that are skipped."""
+    monkeypatch.setattr(HFGenerator, "sync", lambda self, weights, version, score=None: list(weights))
+    assert run(["train", "--check", "--quiet", *SMALL, "--set", "optim.skip_norm=1e-9"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "canary     stopped the run for: nothing" in lines
+    assert "problem    the canary let a fault pass: a weight that is not sent" in lines
+    assert sum("was skipped: gradient norm above 1e-09" in line for line in lines) == 4
+    assert lines[-1] == "verdict    5 problems, see above"
+
+
+@pytest.mark.parametrize(("ranks", "told"), [(1, True), (2, False)])
+def test_what_stops_a_run_is_told_and_ends_several_ranks(ranks: int, told: bool) -> None:
+    problems: list[str] = []
+    failed = pytest.raises(RunError, match=OUT) if not told else nullcontext()
+    with failed, noting(problems, Meter(torch.device("cpu")), Ranks(world_size=ranks)):
+        raise torch.OutOfMemoryError("tried to allocate 2.00 GiB\nand more")
+    assert problems == ([OUT] if told else [])
+
+
+def test_what_cannot_be_checked_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "--check", "--backbone", "no-one/no-model", "--device", "cpu"]) == 2
+    assert "the shape of backbone 'no-one/no-model' is not known here" in capsys.readouterr().err
+
+
+def test_memory_clearly_above_the_plan_is_a_problem() -> None:
+    """A tenth and half a gibibyte above it are not."""
+    fine, above = (Memory(part="rollouts", planned=2**30, measured=2**30 + extra) for extra in (2**29, 2**30))
+    assert list(over_plan([fine, Memory(part="sync", planned=None, measured=2**40)])) == []
+    assert list(over_plan([above])) == ["rollouts took 2.00 GiB, 1.00 were planned"]
+
+
+def test_operations_by_hand() -> None:
+    """Two matrices of 4 x 3 in the body, embeddings of 5 tokens; one prompt of 2 tokens, responses of 3 and 1."""
+    body = torch.nn.ModuleList([torch.nn.Embedding(5, 3), torch.nn.Linear(3, 4, bias=False), torch.nn.Linear(4, 3)])
+    shape = Shape(num_parameters=0, num_layers=2, hidden_size=3, ffn_size=4, query_size=6, kv_size=3, vocab_size=5)
+    ids = np.arange(3, dtype=np.int32)
+    group = [TokenSequence(prompt_ids=ids[:2], response_ids=ids[:length]) for length in (3, 1)]
+    matrices, head, attention = (12 + 12 + 3) * (2 + 3 + 1), 15 * (3 + 1), 2 * 2 * 6 * (5**2 + 3**2)
+    assert forward_operations(body, shape, [group]) == 2 * matrices + 2 * head + attention
+
+
+def check(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "exgrpo_cli", *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+
+
+@pytest.mark.engines
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_with_vllm_a_norm_of_the_next_number_is_caught_too(dtype: str) -> None:
+    settings = ["--rollout", "vllm", "--set", f"backbone.dtype={dtype}"]
+    done = check("train", "--check", "--json", *SMALL, *settings)
+    assert done.returncode == 0, done.stderr + done.stdout
+    report = json.loads(done.stdout)
+    assert report["faults_caught"] == ["a weight that is not sent", "a norm by the next number"]
+
+
+@pytest.mark.engines
+@pytest.mark.timeout(600)
+def test_two_ranks_under_deepspeed_are_checked_together() -> None:
+    settings = ["--nproc", "2", "--engine", "deepspeed", "--device", "cpu"]
+    done = check("train", "--check", "--json", *SMALL, *settings)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert json.loads(done.stdout)["device"] == "2 x CPU"
+
+
+@pytest.mark.engines
+@pytest.mark.timeout(600)
+def test_doctor_smoke_ends_with_a_verdict() -> None:
+    done = check("doctor", "--smoke")
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert done.stdout.splitlines()[-1] == "verdict    all is well"
+    assert "exgrpo train with its defaults works here." in done.stdout
