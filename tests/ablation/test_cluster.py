@@ -3,14 +3,16 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import fake_slurm
 import pytest
+import real_slurm
 
 from exgrpo_cli.ablation.cluster import launch
 from exgrpo_cli.ablation.cluster.shared import Mount, mount_of, read_mounts, require_shared
@@ -225,3 +227,48 @@ def test_the_table_of_a_configuration_file_is_read_and_checked(
         assert exgrpo(command) == 2
         assert wrong in capsys.readouterr().err
     assert StudyRequest(config_file=file, seeds="1").plan().runs
+
+
+@pytest.fixture
+def one_node(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmSettings]:
+    """A real Slurm, and what its node has."""
+    if reason := real_slurm.why_not():
+        pytest.skip(reason)
+    with real_slurm.real_slurm(monkeypatch.setenv):
+        yield SlurmSettings(shared=True, partition="main", hours=1.0)
+
+
+@pytest.mark.slow
+def test_an_array_job_of_a_real_slurm(study: Study, one_node: SlurmSettings) -> None:
+    launch.launch_study(study, "slurm", one_node, jobs=0, reporter=SilentReporter())
+    assert all(run.state == "finished" for run in study.runs) and set(starts(study).values()) == {1}
+
+
+@pytest.mark.slow
+def test_a_real_slurm_requeues_a_task_whose_time_is_over(study: Study, one_node: SlurmSettings) -> None:
+    """The signal that Slurm sends before the end of a task's time; `scontrol requeue` is submitit's."""
+    run = study.runs[0]
+    run.folder.parent.mkdir(parents=True)
+    (run.folder.parent / "hold").touch()
+    held = [each for each in study.runs if each.arm == run.arm]
+
+    def time_out() -> None:
+        for each in held:
+            wait_for(each.folder / "metrics.jsonl", '"step": 3')
+        (run.folder.parent / "hold").unlink()
+        jobs = subprocess.run(["squeue", "-h", "-t", "R", "-o", "%A"], capture_output=True, text=True, check=True)
+        for job in jobs.stdout.split():
+            subprocess.run(["scancel", "--signal=USR2", job], check=False)
+
+    in_background(time_out)
+    launch.launch_study(study, "slurm", one_node, jobs=0, reporter=SilentReporter())
+    for each in study.runs:
+        assert each.state == "finished"
+        assert [line["step"] for line in read_json_lines(each.folder / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+    assert all(starts(study)[launch.label(each)] == 2 for each in held)
+
+
+@pytest.mark.slow
+def test_a_partition_that_a_real_slurm_refuses_is_one_line(study: Study, one_node: SlurmSettings) -> None:
+    with pytest.raises(InputError, match=r"sbatch refused the study: .*invalid partition specified: gpu"):
+        launch.launch_study(study, "slurm", SHARED, jobs=0, reporter=SilentReporter())

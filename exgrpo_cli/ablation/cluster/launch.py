@@ -254,9 +254,9 @@ def scripts(study: Study, launcher: str, settings: SlurmSettings) -> str:
 
 
 def sbatch_says(error: Exception) -> str:
-    """The line of sbatch that says why."""
-    lines = [line for line in str(error).splitlines() if "error:" in line]
-    return lines[-1].split("error:")[-1].strip().rstrip(".") if lines else first_line(error).rstrip(".")
+    """What sbatch says of why: it names the value that is wrong before the kind of mistake."""
+    said = [line.split("error:")[-1].strip().rstrip(".") for line in str(error).splitlines() if "error:" in line]
+    return "; ".join(dict.fromkeys(said)) or first_line(error).rstrip(".")
 
 
 def slurm_settings(config_file: Path | None) -> SlurmSettings:
