@@ -187,7 +187,7 @@ def _print_result(summary: dict[str, Any], run_folder: Path) -> None:
     from rich.table import Table
 
     from exgrpo_cli.console.tables import print_table
-    from exgrpo_cli.runs.summary import told_beside
+    from exgrpo_cli.runs.summary import remarks
 
     tokens, replay, heldout = summary["tokens"], summary["replay"], summary["heldout"]
     table = Table("", "", "", box=None, show_header=False, padding=(0, 2, 0, 0))
@@ -195,7 +195,7 @@ def _print_result(summary: dict[str, Any], run_folder: Path) -> None:
     for when in ("before", "after"):
         if score := heldout[when]:
             interval = f"[{score['low']:.3f}, {score['high']:.3f}], {score['questions']} questions of {heldout['set']}"
-            interval += told_beside(score)
+            interval += remarks(score)
             table.add_row(f"held-out pass@1 {when}", f"{score['pass_at_1']:.3f}", interval)
     table.add_row("steps", str(summary["steps"]), f"{summary['wall_seconds']['total']:.0f} s")
     table.add_row("tokens generated", f"{tokens['generated']:,}", f"{tokens['trained']:,} trained on")

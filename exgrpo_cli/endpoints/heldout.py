@@ -26,6 +26,8 @@ class Validation:
     samples: int
     """Responses to each question."""
     correct: Int64[np.ndarray, " questions"]
+    valid: Int64[np.ndarray, " questions"] | None = None
+    """Samples that are right in every step, where the task can tell."""
     ids: tuple[str, ...] = ()
     """Question ids, where the questions are not the held-out ones."""
 
@@ -48,6 +50,7 @@ def read_validations(run: Path, asked: str = HELDOUT) -> tuple[Validation, ...]:
             generated=row["generated"],
             samples=row["samples"],
             correct=np.array(row["correct"].split(), dtype=np.int64),
+            valid=np.array(row["valid"].split(), dtype=np.int64) if "valid" in row else None,
             ids=tuple(row["ids"]),
         )
         for row in rows

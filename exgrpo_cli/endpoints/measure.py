@@ -38,6 +38,7 @@ def measure(run: Path, config: Config, summary: dict[str, Any], visited: Collect
         memorising=memorising(run, visited, asked, heldout),
         valid_traces=valid_traces(run),
         totals=totals(run, summary),
+        after_valid=heldout[-1].valid if heldout else None,
         second_graders={name: found["pass_at_1"] for name, found in after.get("second_graders", {}).items()},
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.data.sources.hub import parse_hub_id
 from exgrpo_cli.publishing.features import FEATURES
-from exgrpo_cli.runs.summary import told_beside
+from exgrpo_cli.runs.summary import remarks
 
 USE = """
 ```python
@@ -63,7 +63,7 @@ def run_scores(summary: Mapping[str, Any]) -> list[Score]:
             high=score["high"],
             questions=score["questions"],
             samples=score["samples"],
-            beside=told_beside(score),
+            beside=remarks(score),
         )
         for when in ("before", "after")
         if (score := heldout[when])

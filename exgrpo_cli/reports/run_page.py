@@ -31,7 +31,7 @@ from exgrpo_cli.reports.page import (
 )
 from exgrpo_cli.runs.folder import RunFolder, read_json_lines
 from exgrpo_cli.runs.metrics import RunMetrics, read_metrics
-from exgrpo_cli.runs.summary import told_beside
+from exgrpo_cli.runs.summary import remarks
 from exgrpo_cli.training.step.guards import Guards
 
 RESPONSES_SHOWN = 3
@@ -130,13 +130,13 @@ def _result(folder: RunFolder) -> Iterator[Block]:
             _interval(score),
             str(score["questions"]),
             str(score["samples"]),
-            told_beside(score).removeprefix("; ") or "-",
+            remarks(score).removeprefix("; ") or "-",
         ]
         for when in ("before", "after")
         if (score := heldout[when])
     ]
     if scores:
-        header = ["", "pass@1", "95 % interval", "questions", "samples each", "second grader"]
+        header = ["", "pass@1", "95 % interval", "questions", "samples each", "beside it"]
         yield TableBlock(header=header, rows=scores, caption=f"Held-out questions: {heldout['set']}")
     else:
         yield Paragraph(text="No held-out questions: the run was not validated.")

@@ -88,6 +88,9 @@ class ValidTraces:
     """Share valid in the third of lowest entropy."""
     high_entropy: float | None
     """Share valid in the third of highest entropy."""
+    auc_within: float | None = None
+    """As `auc`, of pairs of one question alone, which is what a choice among a question's trajectories needs: neither
+    its difficulty nor when they were sampled tells for them. None without such a pair."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,12 +136,15 @@ class RunResult:
     memorising: Memorising | None
     valid_traces: ValidTraces | None
     totals: Totals
+    after_valid: Int64[np.ndarray, " questions"] | None = None
+    """Of `after`, those right in every step, where the task can tell."""
     second_graders: Mapping[str, float] = field(default_factory=dict)
     """Held-out pass@1 after training by each grader that stands beside the run's own."""
 
     def to_json(self) -> dict[str, Any]:
         """As `result.json` has it; counts of correct responses are one text of numbers, which stays on one line."""
-        values = asdict(self) | {name: " ".join(map(str, getattr(self, name))) for name in ("before", "after")}
+        counts = {name: getattr(self, name) for name in ("before", "after", "after_valid")}
+        values = asdict(self) | {name: None if n is None else " ".join(map(str, n)) for name, n in counts.items()}
         return {"format": RESULT_FORMAT, **values}
 
     @classmethod
@@ -154,8 +160,9 @@ class RunResult:
                 memorising = Memorising(**memorising | rates)
             return cls(
                 **values
-                | {name: np.array(values[name].split(), dtype=np.int64) for name in ("before", "after")}
+                | {name: _counts(values[name]) for name in ("before", "after")}
                 | {
+                    "after_valid": _counts(values.get("after_valid")),
                     "curve": tuple(CurvePoint(**point) for point in values["curve"]),
                     "memorising": memorising,
                     "valid_traces": traces and ValidTraces(**traces),
@@ -166,6 +173,10 @@ class RunResult:
             if isinstance(error, InputError):
                 raise
             raise InputError(f"{where} is not the result of a run ({error!r}): restore it, or leave it out.") from error
+
+
+def _counts(text: str | None) -> Int64[np.ndarray, " questions"] | None:
+    return None if text is None else np.array(text.split(), dtype=np.int64)
 
 
 def write_result(path: Path, result: RunResult) -> None:

@@ -12,7 +12,7 @@ from exgrpo_cli.console.reporter import Reporter
 from exgrpo_cli.console.signals import Stopper
 from exgrpo_cli.evaluation.results.records import Evaluation
 from exgrpo_cli.runs.folder import HELDOUT, TRAINED, RunFolder
-from exgrpo_cli.runs.summary import told_beside
+from exgrpo_cli.runs.summary import remarks
 from exgrpo_cli.runs.watchdog import Watchdog
 from exgrpo_cli.training.parts import Parts
 from exgrpo_cli.training.resuming.checkpoint import save_checkpoint
@@ -20,7 +20,7 @@ from exgrpo_cli.training.resuming.state import RunState
 from exgrpo_cli.training.step.guards import Guards
 from exgrpo_cli.training.time_limit import TimeLimit
 from exgrpo_cli.training.trackers import Tracker
-from exgrpo_cli.training.validation import beside, score_json, validate
+from exgrpo_cli.training.validation import beside, score_json, valid_counts, validate
 from exgrpo_cli.types import Question
 
 
@@ -83,7 +83,7 @@ def ask_heldout(run: ActiveRun, when: str) -> dict[str, Any]:
     run.reporter.note(
         f"held-out pass@1 ({parts.config.data.heldout_name}) {when}: "
         f"{score['pass_at_1']:.3f} [{score['low']:.3f}, {score['high']:.3f}] "
-        f"over {score['questions']} questions{told_beside(score)}"
+        f"over {score['questions']} questions{remarks(score)}"
     )
     return score
 
@@ -93,14 +93,15 @@ def ask(run: ActiveRun, questions: Sequence[Question], what: str, asked: str) ->
     with run.timed("validation"):
         evaluation = validate(run.parts, questions, run.reporter.progress, what)
     if run.parts.ranks.is_main:
-        counts = " ".join(map(str, evaluation.correct))
+        valid = valid_counts(evaluation)
         run.folder.append_validation(
             {
                 "step": run.state.step,
                 "asked": asked,
                 "generated": run.state.tokens_generated,
                 "samples": evaluation.samples,
-                "correct": counts,
+                "correct": " ".join(map(str, evaluation.correct)),
+                **({} if valid is None else {"valid": " ".join(map(str, valid))}),
                 "ids": [question.id for question in questions] if asked == TRAINED else [],
             }
         )
@@ -132,6 +133,8 @@ def validation_metrics(run: ActiveRun) -> dict[str, float | int]:
         if k != "1"
         for end, part in (("", "value"), ("/low", "low"), ("/high", "high"))
     }
+    if "valid_pass_at_1" in score:
+        coverage[f"val/{name}/valid"] = score["valid_pass_at_1"]
     coverage |= {f"val/{name}/{grader}": found["pass_at_1"] for grader, found in score["second_graders"].items()}
     ends = {f"val/{name}/low": score["low"], f"val/{name}/high": score["high"]}
     return {f"val/{name}": score["pass_at_1"], **ends, **coverage}

@@ -11,7 +11,7 @@ from exgrpo_cli.machine.environment import peak_memory_bytes
 from exgrpo_cli.plots import save_all
 from exgrpo_cli.runs.folder import writing
 from exgrpo_cli.runs.result import RESULT_FILE, write_result
-from exgrpo_cli.runs.summary import told_beside
+from exgrpo_cli.runs.summary import remarks
 from exgrpo_cli.training.active_run import ActiveRun, ask_heldout, ask_trained
 from exgrpo_cli.training.resuming.checkpoint import export_weights
 
@@ -54,7 +54,7 @@ def export_run_model(run: ActiveRun, after: dict[str, Any]) -> None:
     if after:
         interval = f"{after['pass_at_1']:.3f} [{after['low']:.3f}, {after['high']:.3f}]"
         asked = f"{after['questions']} questions of {config.data.heldout_name}"
-        score = f" Held-out pass@1 on {asked}: {interval}{told_beside(after)}."
+        score = f" Held-out pass@1 on {asked}: {interval}{remarks(after)}."
     card = model_card(
         title=f"{config.backbone.name} trained with {config.run.method}",
         description=(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from exgrpo_cli.engines.protocols import UpdateReport
-from exgrpo_cli.grading.valid_traces import valid_trace
+from exgrpo_cli.grading.valid_traces import sum_asked, valid_trace
 from exgrpo_cli.runs.metrics import PHASES
 from exgrpo_cli.training.step.groups import Group
 from exgrpo_cli.types import StopReason, Verdict
@@ -80,15 +80,17 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, float | int]:
 
 def valid_trace_metrics(groups: Sequence[Group]) -> dict[str, float | int]:
     """Of the fresh rollouts whose working can be checked: the valid ones' share of all and of those that are right."""
-    checked = [
-        (member.verdict is Verdict.CORRECT, valid)
-        for group in groups
+    checked = [group for group in groups if sum_asked(group.question) is not None]
+    fresh = sum(len(group.fresh) for group in checked)
+    # What comes to another number than the gold is not right in its last step.
+    valid = [
+        bool(valid_trace(group.question, member.text))
+        for group in checked
         for member in group.fresh
-        if (valid := valid_trace(group.question.metadata, member.text)) is not None
+        if member.verdict is Verdict.CORRECT
     ]
-    right = [valid for is_correct, valid in checked if is_correct]
-    values = {"batch/valid_traces": float(np.mean([valid for _, valid in checked]))} if checked else {}
-    return values | ({"batch/valid_of_correct": float(np.mean(right))} if right else {})
+    values = {"batch/valid_traces": sum(valid) / fresh} if fresh else {}
+    return values | ({"batch/valid_of_correct": float(np.mean(valid))} if valid else {})
 
 
 def logprob_gap(groups: Sequence[Group]) -> dict[str, float | int]:

@@ -1,7 +1,11 @@
 """Held-out evaluation before, during and after training: the same questions and seeds every time."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
 
 from exgrpo_cli.data.question_file.choices import options_of
 from exgrpo_cli.engines.ranked_generator import local_generator
@@ -9,8 +13,9 @@ from exgrpo_cli.evaluation.results.records import Evaluation, QuestionRecord
 from exgrpo_cli.evaluation.results.regrade import BESIDE, disagreements, regrade
 from exgrpo_cli.evaluation.runner import evaluate_questions
 from exgrpo_cli.grading import GradingPool
+from exgrpo_cli.grading.valid_traces import sum_asked, valid_trace
 from exgrpo_cli.training.parts import Parts
-from exgrpo_cli.types import AnswerFormat, Question, SamplingParams
+from exgrpo_cli.types import AnswerFormat, Question, SamplingParams, Verdict
 
 
 def validate(
@@ -65,13 +70,33 @@ def beside(
     return found
 
 
-def score_json(evaluation: Evaluation, second_graders: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """pass@1 of a validation with its 95 % interval, and what `beside` found.
+def valid_counts(evaluation: Evaluation) -> Int64[np.ndarray, " questions"] | None:
+    """Of each question, the samples that are right in every step; None where the task cannot tell."""
+    if sum_asked(evaluation.records[0].question) is None:
+        return None
+    return np.array(
+        [
+            sum(s.verdict is Verdict.CORRECT and bool(valid_trace(record.question, s.text)) for s in record.samples)
+            for record in evaluation.records
+        ],
+        dtype=np.int64,
+    )
 
-    Returns {`pass_at_1`, `low`, `high`, `pass_at_k`, `second_graders`, `questions`, `samples`, `mean_tokens`,
-    `clipped`}; `pass_at_k` is {k: {`value`, `low`, `high`}} for k = 1, 2, 4, ... up to the samples of a question.
+
+def constant_answer(evaluation: Evaluation) -> dict[str, Any]:
+    """The most frequent gold, as `answer`, and the `pass_at_1` of whoever gives it to every question."""
+    ((answer, count),) = Counter(record.question.answer for record in evaluation.records).most_common(1)
+    return {"answer": answer, "pass_at_1": count / len(evaluation.records)}
+
+
+def score_json(evaluation: Evaluation, second_graders: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """pass@1 of a validation with its 95 % interval, what `beside` found, and what a constant answer would get.
+
+    Returns {`pass_at_1`, `low`, `high`, `pass_at_k`, `second_graders`, `constant_answer`, `questions`, `samples`,
+    `mean_tokens`, `clipped`}; `pass_at_k` is {k: {`value`, `low`, `high`}} for k = 1, 2, 4, ... up to the samples of a
+    question. Where steps can be checked, `valid_pass_at_1` is the share right in every step.
     """
-    score = evaluation.score()
+    score, valid = evaluation.score(), valid_counts(evaluation)
     return {
         "pass_at_1": score.value,
         "low": score.low,
@@ -81,8 +106,10 @@ def score_json(evaluation: Evaluation, second_graders: Mapping[str, Mapping[str,
             for k, at_k in evaluation.pass_at_k().items()
         },
         "second_graders": second_graders,
+        "constant_answer": constant_answer(evaluation),
         "questions": len(evaluation.records),
         "samples": evaluation.samples,
         "mean_tokens": evaluation.mean_tokens,
         "clipped": evaluation.share_clipped,
+        **({} if valid is None else {"valid_pass_at_1": float(valid.mean()) / evaluation.samples}),
     }

@@ -42,5 +42,5 @@ def test_each_run_is_planned_once_and_all_end_in_a_night_the_quick_ones_in_an_ho
 def test_claims_of_one_regime_share_their_arms(tmp_path: Path) -> None:
     both = chosen_claims("shaping,importance-correction")
     study = plan_claims(both, name="claims", root=tmp_path)
-    assert [arm.name for arm in study.arms].count("sparse: exgrpo") == 1
+    assert [arm.name for arm in study.arms].count("hard-tail: exgrpo") == 1
     assert len(study.runs) == sum(len({*each.arms}) * len(each.seeds) for each in both) - len(both[0].seeds)

@@ -91,9 +91,9 @@ def test_a_claim_whose_results_are_all_there_is_judged_without_a_run(capsys, tmp
     assert claim["contrasts"][0]["effect"]["mean"] == pytest.approx(0.5, abs=0.1)
     assert "0 of 16 runs to go" in err
     report = (tmp_path / "out" / "claims" / "report.md").read_text()
-    assert "| Replay beats on-policy training at equal generated tokens | sparse |" in report
+    assert "| Replay beats on-policy training at equal generated tokens | strong |" in report
     assert "supported" in (tmp_path / "out" / "claims" / "report.html").read_text()
-    (carried / "sparse-grpo-207.result.json").unlink()
+    (carried / "strong-grpo-207.result.json").unlink()
     assert run(["ablate", "--claim", "replay-beats-on-policy", "--results", str(carried), "--dry-run"]) == 0
     assert "1 of 16 runs to go, 1 at a time: about 60 s" in capsys.readouterr().err
 

@@ -74,8 +74,17 @@ def test_never_seen_questions_get_the_levels_of_the_replayed_ones() -> None:
 def test_the_auc_counts_pairs() -> None:
     """Valid 0.1, 0.4; invalid 0.3, 0.4: pairs below 1, 1, 0 and a tie of one half: 2.5 of 4."""
     entropy, valid = np.array([0.1, 0.4, 0.3, 0.4]), np.array([True, True, False, False])
-    assert auc(entropy, valid) == 2.5 / 4
-    assert auc(entropy[:2], valid[:2]) is None
+    assert auc(entropy, valid, np.zeros(len(valid), dtype=np.int64)) == 2.5 / 4
+    assert auc(entropy[:2], valid[:2], np.zeros(2, dtype=np.int64)) is None
+
+
+def test_pairs_of_one_question_alone_leave_its_difficulty_out() -> None:
+    # Responses to the second, harder question are less certain: over all entropy tells, within a question it does not.
+    entropy, valid = np.array([0.1, 0.2, 0.3, 1.1, 1.2, 1.3]), np.array([True, False, True, False, True, False])
+    question = np.array([4, 4, 4, 9, 9, 9])
+    assert auc(entropy, valid, np.zeros(6, dtype=np.int64)) == 6 / 9
+    assert auc(entropy, valid, question) == (1 + 1) / (2 + 2)
+    assert auc(entropy, valid, np.arange(6)) is None
 
 
 def test_the_hash_tells_settings_apart_and_forgets_seed_and_machine() -> None:

@@ -1,10 +1,12 @@
 """What other graders say of a validation."""
 
+from dataclasses import replace
+
 from exgrpo_cli.config.sections.grading import GradingSettings
 from exgrpo_cli.evaluation.results.records import Evaluation, QuestionRecord, Sample
 from exgrpo_cli.grading import GradingPool
-from exgrpo_cli.runs.summary import told_beside
-from exgrpo_cli.training.validation import beside, score_json
+from exgrpo_cli.runs.summary import remarks
+from exgrpo_cli.training.validation import beside, score_json, valid_counts
 from exgrpo_cli.types import AnswerFormat, Message, Question, StopReason, Verdict
 
 FORMAT = AnswerFormat(opens_think=False, requires_box=False, require_eos=False)
@@ -29,5 +31,29 @@ def test_oat_stands_beside_math_verify_and_beside_no_other():
     assert (found["oat"]["pass_at_1"], found["oat"]["disagreements"]) == (0.25, 1)
     score = score_json(evaluation, found)
     assert score["pass_at_1"] == 0.5
-    assert told_beside(score) == "; by oat 0.250 (differs on 1)"
-    assert told_beside(score_json(evaluation, {})) == ""
+    told = "; not above 1.000, what answering 7 throughout gets"
+    assert remarks(score) == f"{told}; by oat 0.250 (differs on 1)"
+    assert remarks(score_json(evaluation, {})) == told
+
+
+def test_answers_that_are_right_in_every_step_are_counted():
+    right, wrong = Verdict.CORRECT, Verdict.WRONG
+    texts = {
+        "3+4=7\n</think>\n\\boxed{7}": right,
+        "</think>\n\\boxed{7}": right,
+        "3+4=8\n</think>\n\\boxed{7}": right,
+        "3+4=7\n</think>\n8": wrong,
+    }
+    samples = tuple(
+        Sample(member=i, seed=i, text=text, num_tokens=9, stop_reason=StopReason.EOS, logprob=None, verdict=verdict)
+        for i, (text, verdict) in enumerate(texts.items())
+    )
+    question = Question(id="sum", prompt=(Message(role="user", content="3+4=?"),), answer="7", source="arithmetic")
+    evaluation = Evaluation(records=(QuestionRecord(question=question, samples=samples),), samples=4)
+    assert valid_counts(evaluation).tolist() == [1]
+    score = score_json(evaluation, {})
+    assert (score["pass_at_1"], score["valid_pass_at_1"]) == (0.75, 0.25)
+    assert remarks(score).startswith("; 0.250 right in every step; not above 1.000")
+    others = replace(question, source="mine")
+    evaluation = Evaluation(records=(QuestionRecord(question=others, samples=samples),), samples=4)
+    assert valid_counts(evaluation) is None and "valid_pass_at_1" not in score_json(evaluation, {})

@@ -24,13 +24,15 @@ class Endpoint:
     value: Callable[[RunResult], float | None] = lambda result: None
     """None where the run or its task does not tell."""
     by_question: Callable[[RunResult], Float64[np.ndarray, " questions"]] | None = None
-    """Instead of `value`, where that is a mean over held-out questions: what it is the mean of."""
+    """Instead of `value`, where that is a mean over held-out questions: what it is the mean of; empty where the run or
+    its task does not tell."""
 
     def of(self, result: RunResult) -> float | None:
         """One run's value; None where the run or its task does not tell."""
         if self.by_question is None:
             return self.value(result)
-        return float(self.by_question(result).mean()) if len(result.after) else None
+        by_question = self.by_question(result)
+        return float(by_question.mean()) if len(by_question) else None
 
 
 def pass_at_1(result: RunResult) -> Float64[np.ndarray, " questions"]:
@@ -41,6 +43,11 @@ def pass_at_1(result: RunResult) -> Float64[np.ndarray, " questions"]:
 def pass_at_n(result: RunResult) -> Float64[np.ndarray, " questions"]:
     """Whether each held-out question was solved by any of its n responses after training."""
     return pass_at_k_by_question(result.after, result.samples, result.samples)
+
+
+def valid_pass_at_1(result: RunResult) -> Float64[np.ndarray, " questions"]:
+    """Share of each held-out question's responses after training that are right in every step."""
+    return np.array([]) if result.after_valid is None else result.after_valid / result.samples
 
 
 def beyond(result: RunResult) -> Float64[np.ndarray, " questions"]:
@@ -79,6 +86,9 @@ def tokens_to(result: RunResult, target: float) -> float | None:
 ENDPOINTS: Mapping[str, Endpoint] = {
     "pass_at_1": Endpoint(title="held-out pass@1", bounds=(0.0, 1.0), by_question=pass_at_1),
     "pass_at_n": Endpoint(title="held-out pass@n", bounds=(0.0, 1.0), by_question=pass_at_n),
+    "valid_pass_at_1": Endpoint(
+        title="held-out pass@1, right in every step", bounds=(0.0, 1.0), by_question=valid_pass_at_1
+    ),
     "pass_at_1_oat": Endpoint(
         title="held-out pass@1 by oat", bounds=(0.0, 1.0), value=lambda result: result.second_graders.get("oat")
     ),
@@ -101,6 +111,11 @@ ENDPOINTS: Mapping[str, Endpoint] = {
         title="AUC of low entropy for valid traces",
         bounds=(0.0, 1.0),
         value=lambda result: result.valid_traces.auc if result.valid_traces else None,
+    ),
+    "valid_auc_within": Endpoint(
+        title="AUC of low entropy for valid traces of a question",
+        bounds=(0.0, 1.0),
+        value=lambda result: result.valid_traces.auc_within if result.valid_traces else None,
     ),
     "valid_gap": Endpoint(title="valid, lowest less highest entropy", bounds=(-1.0, 1.0), value=valid_gap),
     "memorised": Endpoint(title="gain on replayed less on new questions", bounds=(-1.0, 1.0), value=memorised),

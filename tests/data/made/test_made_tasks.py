@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from exgrpo_cli.backbones.warm_start import RECIPES, draw_example
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.config.sections.data import CountdownSettings, ModularSettings
+from exgrpo_cli.config.sections.data import ArithmeticSettings, CountdownSettings, ModularSettings
 from exgrpo_cli.console.reporter import SilentReporter
 from exgrpo_cli.data.made import countdown, modular
 from exgrpo_cli.data.made.pools import Pool
@@ -18,9 +19,9 @@ from exgrpo_cli.data.made.traces import TraceMix, write_trace
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.grading.graders.countdown import grade_countdown
 from exgrpo_cli.grading.metadata import read_metadata
-from exgrpo_cli.grading.valid_traces import valid_trace
+from exgrpo_cli.grading.valid_traces import sum_asked, valid_trace
 from exgrpo_cli.training.starting.run_questions import load_questions
-from exgrpo_cli.types import Verdict
+from exgrpo_cli.types import Message, Question, Verdict
 
 SMALL = {
     "countdown": CountdownSettings(num_train=60, num_heldout=20),
@@ -135,20 +136,57 @@ SUM = '{"trace": "sum", "terms": [7, 5, 8], "modulus": 5}'
     ],
 )
 def test_the_working_of_a_sum_modulo_m(response, valid):
-    assert valid_trace(SUM, response) is valid
+    assert valid_trace(asked("(7+5+8)%5=?", SUM), response) is valid
+
+
+RUNNING = "9+2-4+7-3=?"
+
+
+@pytest.mark.parametrize(
+    ("response", "valid"),
+    [
+        ("9+2=11\n11-4=7\n7+7=14\n14-3=11\n</think>\n\\boxed{11}", True),
+        ("9+2-4=7\n7+7=14\n14-3=11\n11+3=14\n</think>\n\\boxed{11}", True),  # two terms in a line, and a check
+        ("9+2=11\n11+7=18\n4+3=7\n18-7=11\n</think>\n\\boxed{11}", True),  # what is lost added up first
+        ("2-4=-2\n9-2=7\n7+7-3=11\n</think>\n\\boxed{11}", True),  # a loss on the way
+        ("9+2=11\n11-4=7\n7+7=14\n14-3=11\n11+3=15\n</think>\n\\boxed{11}", False),  # a false check
+        ("</think>\n\\boxed{11}", False),
+        ("9+2=11\n</think>\n\\boxed{11}", False),
+        ("9+2=12\n12-4=8\n8+7=14\n14-3=11\n</think>\n\\boxed{11}", False),
+        ("9-2=7\n7+4=11\n11+7=18\n18-7=11\n</think>\n\\boxed{11}", False),  # signs exchanged
+        ("9+2=11\n11+4=15\n15-7=8\n8+3=11\n</think>\n\\boxed{11}", False),
+    ],
+)
+def test_the_working_of_a_running_sum(response, valid):
+    assert valid_trace(asked(RUNNING), response) is valid
 
 
 def test_traces_that_cannot_be_checked_are_neither():
-    assert valid_trace(None, "7+5=2") is None and valid_trace('{"verifier": "countdown"}', "") is None
+    assert valid_trace(asked("7+5=?", '{"verifier": "countdown"}'), "") is None
+    assert valid_trace(replace(asked(RUNNING), source="my own"), "9+2=11") is None
+    assert valid_trace(asked("How much is 7+5?"), "7+5=12") is None
+
+
+def asked(text, metadata=None):
+    return Question(
+        id="q", prompt=(Message(role="user", content=text),), answer="0", source="arithmetic", metadata=metadata
+    )
 
 
 def test_sound_traces_of_the_warm_start_are_valid_and_faults_are_not():
     rng = np.random.default_rng(0)
     for question in make_split("modular", SimpleNamespace(modular=SMALL["modular"])).train:
         terms = tuple(read_metadata(question.metadata)["terms"])
-        assert valid_trace(question.metadata, write_trace(terms, SOUND, rng, 5))
+        assert valid_trace(question, write_trace(terms, SOUND, rng, 5))
         guessed = write_trace(terms, TraceMix(guessed=1.0, slipped=0.0, malformed=0.0), rng, 5)
-        assert guessed.endswith(f"\\boxed{{{question.answer}}}") and not valid_trace(question.metadata, guessed)
+        assert guessed.endswith(f"\\boxed{{{question.answer}}}") and not valid_trace(question, guessed)
+    for question in make_split(
+        "arithmetic", SimpleNamespace(arithmetic=ArithmeticSettings(num_train=60, num_heldout=20))
+    ).train:
+        terms = sum_asked(question).terms
+        assert valid_trace(question, write_trace(terms, replace(SOUND, checked=0.5, double=0.3, swapped=0.3), rng))
+        slipped = write_trace(terms, TraceMix(guessed=0.0, slipped=1.0, malformed=0.0), rng)
+        assert not valid_trace(question, slipped)
 
 
 @pytest.mark.parametrize("source", sorted(SMALL))
