@@ -135,7 +135,13 @@ def memory_plan(
         optimizer=state,
         optimizer_on_host=on_host,
         optimizer_asleep=asleep,
-        activations=activation_bytes(shape, tokens, width, checkpointing=config.backbone.gradient_checkpointing),
+        activations=activation_bytes(
+            shape,
+            tokens,
+            width,
+            checkpointing=config.backbone.gradient_checkpointing,
+            cells=attention_cells(config, gpus, longest),
+        ),
         logprobs=TILE_TENSORS * min(TILE_ELEMENTS, tokens * shape.vocab_size) * 4,
         rollout_weights=engine_weights,
         kv_cache=kv_cache,
@@ -226,10 +232,24 @@ def _stage(config: Config) -> int:
     return config.optim.zero_stage if config.optim.engine == "deepspeed" else 0
 
 
-def activation_bytes(shape: Shape, tokens: int, width: int, *, checkpointing: bool) -> int:
+def attention_cells(config: Config, gpus: int, longest: int) -> int:
+    """Cells that attention gathers in a micro-batch: every row with its prompt, which rows share everywhere else.
+
+    `longest` is the length of a row in tokens, the response at its limit.
+    """
+    response, size = config.rollout.max_response_tokens, config.rollout.group_size
+    group = longest - response + size * response
+    gathered = config.optim.microbatch_tokens * size * longest // group
+    return min(max(gathered, longest), trained_rows(config, gpus) * longest)
+
+
+def activation_bytes(shape: Shape, tokens: int, width: int, *, checkpointing: bool, cells: int) -> int:
     """Bytes that autograd keeps for `tokens` tokens at `width` bytes per element: every layer's tensors, or with
-    checkpointing one layer's and the inputs of all others."""
-    layer = layer_activation_bytes(shape, width) * tokens
+    checkpointing one layer's and the inputs of all others. What attention keeps is of `cells`, and its output is kept
+    once more for the tokens."""
+    attention = attention_bytes(shape, width)
+    layer = layer_activation_bytes(shape, width) * tokens + attention * (cells - tokens)
+    layer += shape.query_size * width * tokens
     if not checkpointing:
         return shape.num_layers * layer
     return (shape.num_layers - 1) * shape.hidden_size * width * tokens + layer
@@ -242,8 +262,12 @@ def layer_activation_bytes(shape: Shape, width: int) -> int:
     keys (rotated), values and its output; the gated feed-forward keeps gate, activated gate, up-projection and product.
     """
     norms = 4 * shape.hidden_size * width + 2 * shape.hidden_size * 4
-    attention = (2 * shape.query_size + 2 * shape.kv_size) * width
-    return norms + attention + 4 * shape.ffn_size * width
+    return norms + attention_bytes(shape, width) + 4 * shape.ffn_size * width
+
+
+def attention_bytes(shape: Shape, width: int) -> int:
+    """Bytes that attention keeps per cell in one layer: queries, keys, values and output."""
+    return (2 * shape.query_size + 2 * shape.kv_size) * width
 
 
 def step_tokens(config: Config) -> StepTokens:

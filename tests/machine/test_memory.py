@@ -2,15 +2,19 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.sections.backbone import BackboneSettings, TinySettings
+from exgrpo_cli.engines.model.causal_lm import split_causal_lm
+from exgrpo_cli.engines.policy.packing import pack, response_hidden
 from exgrpo_cli.machine.memory import (
     CONTEXT_BYTES,
     activation_bytes,
+    attention_cells,
     fewest_gpus,
     layer_activation_bytes,
     memory_plan,
@@ -18,6 +22,7 @@ from exgrpo_cli.machine.memory import (
 )
 from exgrpo_cli.machine.shapes import Shape, backbone_shape, preset_config, shape_of
 from exgrpo_cli.presets import load_preset, preset_names
+from exgrpo_cli.types import TokenSequence
 
 PRESETS = {name: load_preset("backbones", name)["about"] for name in preset_names("backbones")}
 SHAPED = [name for name, about in PRESETS.items() if "shape" in about]
@@ -83,6 +88,29 @@ def test_activations_are_what_autograd_keeps(model_type, dtype):
     assert (kept[1] - kept[0]) / 256 == pytest.approx(planned, rel=0.02)
 
 
+@pytest.mark.parametrize(("prompt", "response"), [(64, 24), (8, 100)])
+def test_activations_of_packed_rows_are_what_autograd_keeps(prompt, response):
+    """Four groups of 8: a prompt is packed once for its rows, and gathered for each. Pads are what is left: 2 %."""
+    rng = np.random.default_rng(0)
+    prompts, response_ids = rng.integers(0, 64, (4, prompt), dtype=np.int32), np.zeros(response, dtype=np.int32)
+    rows = [TokenSequence(prompt_ids=ids, response_ids=response_ids) for ids in prompts for _ in range(8)]
+    kept = []
+    for layers in (1, 2):
+        model = AutoModelForCausalLM.from_config(_small_config("qwen2", layers))
+        parts = split_causal_lm(model)
+        batch = pack(rows, torch.device("cpu"))
+        kept.append(_bytes_for_backward(model, lambda parts=parts, batch=batch: response_hidden(parts, batch)))
+    settings = [
+        f"optim.microbatch_tokens={batch.input_ids.numel()}",
+        f"rollout.max_response_tokens={response}",
+        "rollout.group_size=8",
+    ]
+    cells = attention_cells(build_config(assignments=settings), 1, prompt + response)
+    shape, tokens = shape_of(_small_config("qwen2", layers=2)), batch.input_ids.numel()
+    planned = activation_bytes(shape, tokens, 4, checkpointing=False, cells=cells) / 2
+    assert kept[1] - kept[0] == pytest.approx(planned, rel=0.02)
+
+
 def _small_config(model_type, layers):
     return AutoConfig.for_model(
         model_type,
@@ -98,6 +126,10 @@ def _small_config(model_type, layers):
 
 def _kept_bytes(model_type, dtype, layers):
     model = AutoModelForCausalLM.from_config(_small_config(model_type, layers)).to(dtype).model
+    return _bytes_for_backward(model, lambda: model(torch.zeros(1, 256, dtype=torch.long), use_cache=False))
+
+
+def _bytes_for_backward(model, forward):
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept = {}
 
@@ -109,7 +141,7 @@ def _kept_bytes(model_type, dtype, layers):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        model(torch.zeros(1, 256, dtype=torch.long), use_cache=False)
+        forward()
     return sum(size for size, _ in kept.values())
 
 
@@ -136,7 +168,8 @@ def test_parts_of_a_small_plan_by_hand():
     assert plan.rollout_engine == plan.kv_cache + plan.sampling
     # One sequence is longer than the micro-batch budget of 16, so 32 tokens are the least there can be.
     layer = 4 * 8 * 2 + 2 * 8 * 4 + (2 * 8 + 2 * 4) * 2 + 4 * 16 * 2
-    assert plan.activations == 2 * layer * 32
+    # Attention gathers its queries, keys, values and output by row; its output is packed again.
+    assert plan.activations == 2 * (layer + 8 * 2) * 32
     assert plan.logprobs == 5 * 32 * 32 * 4
     assert plan.context == CONTEXT_BYTES
     resident = plan.weights + plan.optimizer + plan.context
@@ -223,10 +256,10 @@ def test_optimizer_state_that_rests_makes_room_for_an_engine():
 
 
 def test_checkpointing_keeps_one_layer_and_the_inputs_of_the_others():
-    whole = activation_bytes(SMALL, 100, 2, checkpointing=False)
-    layer = layer_activation_bytes(SMALL, 2) * 100
+    whole = activation_bytes(SMALL, 100, 2, checkpointing=False, cells=150)
+    layer = layer_activation_bytes(SMALL, 2) * 100 + (2 * 8 + 2 * 4) * 2 * 50 + 8 * 2 * 100
     assert whole == 2 * layer
-    assert activation_bytes(SMALL, 100, 2, checkpointing=True) == layer + 100 * 8 * 2
+    assert activation_bytes(SMALL, 100, 2, checkpointing=True, cells=150) == layer + 100 * 8 * 2
 
 
 @pytest.mark.parametrize(("name", "gpus"), [("qwen-math-1.5b", 1), ("qwen-math-7b", 4), ("llama-8b", 4)])
@@ -279,7 +312,7 @@ def test_a_small_run_of_a_135_million_model_is_planned_at_what_it_asks():
     plan = memory_plan(shape, config, gpus=1, on_gpu=False, longest_prompt=24)
     assert plan.kv_cache == 32 * 120 * 2 * 30 * 192 * 4
     # Two mini-batches of 16 rows of 120 tokens.
-    assert plan.activations == 30 * layer_activation_bytes(shape, 4) * 16 * 120
+    assert plan.activations == 30 * (layer_activation_bytes(shape, 4) + 576 * 4) * 16 * 120
     assert plan.peak < 6 * 2**30
     # 600 held-out questions with 4 samples each fill all 512 rows.
     validated = memory_plan(shape, build_config(assignments=small[1:]), gpus=1, on_gpu=False, longest_prompt=24)
