@@ -92,6 +92,8 @@ def test_a_claim_whose_results_are_all_there_is_judged_without_a_run(capsys, tmp
     assert "0 of 16 runs to go" in err
     report = (tmp_path / "out" / "claims" / "report.md").read_text()
     assert "| Replay beats on-policy training at equal generated tokens | strong |" in report
+    table = (tmp_path / "out" / "claims" / "table.tex").read_text()
+    assert r"\begin{tabular}" in table and r"95 \% &" in table and "strong: exgrpo & 8 &" in table
     assert "supported" in (tmp_path / "out" / "claims" / "report.html").read_text()
     (carried / "strong-grpo-207.result.json").unlink()
     assert run(["ablate", "--claim", "replay-beats-on-policy", "--results", str(carried), "--dry-run"]) == 0

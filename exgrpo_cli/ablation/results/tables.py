@@ -4,6 +4,7 @@ from rich.table import Table
 
 from exgrpo_cli.ablation.results.endpoints import ENDPOINTS
 from exgrpo_cli.ablation.results.report import MAIN, ArmReport, Compared, StudyReport
+from exgrpo_cli.evaluation.compare.paper_table import escape
 from exgrpo_cli.statistics import Interval
 
 TITLE = "held-out pass@1"
@@ -77,6 +78,14 @@ def markdown(rows: Rows) -> str:
     """Rows as a Markdown table."""
     ruled = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
     return "\n".join("| " + " | ".join(row) + " |" for row in ruled) + "\n"
+
+
+def latex(rows: Rows) -> str:
+    """Rows as a complete LaTeX tabular (booktabs)."""
+    lines = [" & ".join(map(escape, row)) + r" \\" for row in rows]
+    layout = "l" + "r" * (len(rows[0]) - 1)
+    parts = [rf"\begin{{tabular}}{{{layout}}}", r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"]
+    return "\n".join([*parts, r"\end{tabular}"]) + "\n"
 
 
 def _value(found: Compared | None) -> str:

@@ -1,11 +1,11 @@
-"""A study's result on disk: `results.json`, `report.md`, the figures, and a copy of each run's result."""
+"""A study's result on disk: `results.json`, `report.md`, `table.tex`, the figures, and a copy of each run's result."""
 
 from typing import Any
 
 from exgrpo_cli.ablation.claims.outcome import claim_outcomes, claim_rows
 from exgrpo_cli.ablation.results.figures import study_figures
 from exgrpo_cli.ablation.results.report import StudyReport, compare_runs
-from exgrpo_cli.ablation.results.tables import TITLE, endpoint_rows, markdown, score_rows, spending_rows
+from exgrpo_cli.ablation.results.tables import TITLE, endpoint_rows, latex, markdown, score_rows, spending_rows
 from exgrpo_cli.ablation.study import Study
 from exgrpo_cli.ablation.study_files import result_path
 from exgrpo_cli.files import write_json, write_text
@@ -28,6 +28,7 @@ def report_study(study: Study) -> StudyReport:
         markdown(spending_rows(report)),
     ]
     write_text(study.folder / "report.md", "\n\n".join(part.strip() for part in parts) + "\n")
+    write_text(study.folder / "table.tex", latex(score_rows(report)))
     for name, figure in study_figures(study, report).items():
         save(figure, study.folder, name)
     return report

@@ -115,9 +115,9 @@ def latex(rows: Rows, footnote: str = "") -> str:
     columns = rows[0][1]
     # A rule between the groups, as between the in- and out-of-distribution halves of the paper's tables.
     layout = "".join("r|" if column.closes_group else "r" for column in columns).rstrip("|")
-    lines = [" & ".join(["Model", *(_escape(column.head) for column in columns)]), "\\midrule"]
+    lines = [" & ".join(["Model", *(escape(column.head) for column in columns)]), "\\midrule"]
     for model, own in rows:
-        lines.append(" & ".join([_escape(model), *(_latex_percent(column) for column in own)]))
+        lines.append(" & ".join([escape(model), *(_latex_percent(column) for column in own)]))
         lines.append(" & ".join(["\\scriptsize 95\\,\\% interval", *(_latex_interval(column) for column in own)]))
     body = [line if line == "\\midrule" else line + " \\\\" for line in lines]
     parts = [f"\\begin{{tabular}}{{l{layout}}}", "\\toprule", *body, "\\bottomrule", "\\end{tabular}"]
@@ -142,7 +142,7 @@ def _interval(column: Column) -> str:
 
 def _latex_percent(column: Column) -> str:
     text = _percent(column.value)
-    marked = f"{text}\\textsuperscript{{{_escape(column.mark)}}}" if column.mark else text
+    marked = f"{text}\\textsuperscript{{{escape(column.mark)}}}" if column.mark else text
     return f"\\textbf{{{text}}}" if column.closes_group and column.value is not None else marked
 
 
@@ -166,5 +166,6 @@ _LATEX = str.maketrans(
 )
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
+    """Text as LaTeX sets it, its special characters spelled out."""
     return text.translate(_LATEX)
