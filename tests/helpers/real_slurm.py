@@ -83,6 +83,9 @@ def real_slurm(setenv: Callable[[str, str], None]) -> Iterator[None]:
         wait_until(lambda: "idle" in subprocess.run(["sinfo"], capture_output=True, text=True, check=False).stdout)
         yield
     finally:
+        # Steps outlive their slurmd: none must be left when it is stopped.
+        subprocess.run(["scancel", "--user", "root"], check=False)
+        wait_until(lambda: not subprocess.run(["squeue", "-h"], capture_output=True, check=False).stdout)
         for name in ("slurmd", "slurmctld", "munged"):
             pid = folder / f"{name}.pid"
             if pid.is_file():
