@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from exgrpo_cli.data.question_file.questions import read_questions
 from exgrpo_cli.grading.valid_traces import sum_asked, valid_trace
-from exgrpo_cli.replay_stats.record import LEDGER_FOLDER, QUESTIONS_FILE, RunRecord, read_run
+from exgrpo_cli.replay_stats.record import QUESTIONS_FILE, RunRecord, keeps_experience, read_run
 from exgrpo_cli.replay_stats.responses import response_texts
 from exgrpo_cli.runs.result import ValidTraces
 from exgrpo_cli.types import Question
@@ -25,7 +25,7 @@ def valid_traces(run: Path) -> ValidTraces | None:
     """Valid shares of what a run stored; None where the task cannot tell or the run stores nothing correct."""
     questions = {question.id: question for question in read_questions(run / QUESTIONS_FILE).questions}
     # Of one task either every question can be checked or none.
-    if sum_asked(next(iter(questions.values()))) is None or not (run / LEDGER_FOLDER).is_dir():
+    if sum_asked(next(iter(questions.values()))) is None or not keeps_experience(run):
         return None
     record = read_run(run)
     rows = np.flatnonzero(record.trajectories.reward > 0)
