@@ -95,7 +95,7 @@ class PlainReporter:
 
     def _remaining(self, what: str, done: int, total: int) -> str:
         started, first = self._started[what]
-        if done in (first, total):
+        if done == first or done >= total:
             return ""
         seconds = (time.monotonic() - started) / (done - first) * (total - done)
         return f", {seconds:.0f} s left"
