@@ -25,7 +25,7 @@ def test_the_default_run_needs_nothing_a_laptop_lacks():
     require_runnable(plan)
 
 
-@pytest.mark.parametrize(("name", "memory"), [("smollm2-135m", 12 * GIB), ("qwen2.5-0.5b-instruct", 24 * GIB)])
+@pytest.mark.parametrize(("name", "memory"), [("smollm2-135m", 8 * GIB), ("qwen2.5-0.5b-instruct", 24 * GIB)])
 def test_a_preset_made_for_a_cpu_needs_nothing_else(name, memory):
     plan = plan_run(build_config(backbone=name), replace(LAPTOP, memory_bytes=memory), longest_prompt=400)
     assert (plan.missing, plan.on_gpu, plan.config.backbone.dtype) == ((), False, "float32")

@@ -116,12 +116,12 @@ def plan_start(request: RunRequest) -> RunStart:
 
 
 def warn_of_short_responses(config: Config) -> None:
-    """Warn where own questions meet the response limit that was chosen for the tasks of the tiny backbone."""
+    """Warn where own questions meet the response limit of the built-in tasks, which nobody chose for them."""
     limit = config.rollout.max_response_tokens
     if (
         config.data.train not in TINY_TASKS
         and config.rollout.require_eos
-        and limit <= RolloutSettings().max_response_tokens
+        and limit == RolloutSettings().max_response_tokens
     ):
         warnings.warn(
             f"rollout.max_response_tokens = {limit} is the limit of the built-in arithmetic: with rollout.require_eos "
