@@ -8,6 +8,8 @@ from exgrpo_cli.console.output import data_stream
 
 PIPE_WIDTH = 120
 """Columns of a table that does not go to a terminal."""
+FEW_WORDS = 18
+"""Least columns of text that may wrap."""
 _AMPLE = 10_000
 
 
@@ -18,10 +20,16 @@ def stdout_console() -> Console:
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
-    """Print a table whose right-aligned columns, the numbers, keep to one line; too wide a one as lists of its rows."""
+    """Print a table whose right-aligned columns, the numbers, keep to one line; too wide a one as lists of its rows.
+
+    Other columns keep the width of a few words. Rich itself would count the longest word of a cell that must not wrap,
+    and squeeze others to nothing for it.
+    """
     console = console or stdout_console()
     for column in table.columns:
         column.no_wrap = column.no_wrap or column.justify == "right"
+        longest = max((len(_plain(cell)) for cell in (column.header, *column.cells)), default=0)
+        column.min_width = longest if column.no_wrap else min(longest, FEW_WORDS)
     # Measured with room to spare: in a narrow console no minimum is above its width.
     least = console.measure(table, options=console.options.update(width=_AMPLE)).minimum
     console.print(table if least <= console.width else as_lists(table))

@@ -32,6 +32,17 @@ def test_a_table_that_does_not_fit_becomes_a_list() -> None:
     assert "questions     2,368" in printed(30)
 
 
+def test_no_column_is_squeezed_to_nothing_by_one_that_must_not_wrap() -> None:
+    table = Table("claim")
+    table.add_column("contrast", justify="right")
+    words = ["Right", "answers", "of", "low", "entropy", "are", "more", "often", "valid"]
+    table.add_row(" ".join(words), "valid_auc_within: exgrpo minus 0.5 > 0.05")
+    for width in (120, 66, 50):
+        out = io.StringIO()
+        print_table(table, Console(file=out, width=width))
+        assert all(word in out.getvalue() for word in words)
+
+
 def test_work_that_is_done_is_said_to_be_done_once() -> None:
     out = io.StringIO()
     reporter = LiveReporter(Console(file=out, width=80, force_terminal=False))
