@@ -85,7 +85,7 @@ def test_reading_a_run(small_backbone: Path, tmp_path: Path) -> None:
         play("reading-a-run.md", shorten)
     healthy, sick = (json.loads((tmp_path / f"runs/{name}/summary.json").read_text()) for name in ("healthy", "sick"))
     assert healthy["steps"] == sick["steps"] == 6
-    assert (tmp_path / "runs/healthy/report.html").is_file()
+    assert (tmp_path / "runs/sick/report.html").is_file()
 
 
 def test_a_study_of_your_own(small_backbone: Path, tmp_path: Path) -> None:
