@@ -6,6 +6,7 @@ import os
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,7 @@ def test_wandb_offline_keeps_one_run_through_a_resume(tmp_path: Path, monkeypatc
     run = tmp_path / "exgrpo-tiny"
     run.mkdir()
     track("wandb", run, 1, 3, 1.0)
+    time.sleep(1.0)  # wandb names what it keeps offline by the second in which it starts
     track("wandb", run, 3, 4, 10.0)
     ids, rows = set(), []
     for path in sorted(run.glob("wandb/offline-run-*/*.wandb")):
