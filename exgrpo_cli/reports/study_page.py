@@ -106,7 +106,8 @@ def _result(study: Study) -> Iterator[Block]:
         yield Paragraph(text=warning, warning=True)
     yield table_of(rich_table(score_rows(report), TITLE))
     yield table_of(rich_table(endpoint_rows(report), "other endpoints, difference from the baseline in brackets"))
-    yield table_of(rich_table(spending_rows(report), f"spent, means over seeds; equal in {report.equal}"))
+    budgets = "budgets as the claims state" if study.claims else f"equal in {report.equal}"
+    yield table_of(rich_table(spending_rows(report), f"spent, means over seeds; {budgets}"))
     for name, figure in study_figures(study, report).items():
         yield figure_block(name, figure, CAPTIONS.get(name, ""))
 

@@ -17,6 +17,7 @@ from exgrpo_cli.plots.ablation import (
     paired_differences,
 )
 from exgrpo_cli.plots.memorising import memorising_figure
+from exgrpo_cli.runs.result import CurvePoint
 from exgrpo_cli.statistics import t_interval
 
 if TYPE_CHECKING:
@@ -66,17 +67,22 @@ def _differences(report: StudyReport) -> list[ArmScore]:
 
 
 def arm_curve(name: str, results: Results) -> ArmCurve:
-    """Held-out pass@1 by step, mean over the seeds that were scored there, with the t interval cut to 0..1."""
-    by_step: dict[int, list[tuple[float, float]]] = {}
-    for result in results.values():
-        for point in result.curve:
-            by_step.setdefault(point.step, []).append((point.pass_at_1, point.generated))
-    steps = sorted(by_step)
-    intervals = [t_interval([score for score, _ in by_step[step]], bounds=(0.0, 1.0)) for step in steps]
+    """Held-out pass@1 by step, mean over seeds, with the t interval cut to 0..1.
+
+    At the steps where all seeds were scored, and at the ends of the runs taken together: a budget of tokens ends each
+    at a step of its own.
+    """
+    curves = [result.curve for result in results.values() if result.curve]
+    by_step: dict[int, list[CurvePoint]] = {}
+    for point in (point for curve in curves for point in curve[:-1]):
+        by_step.setdefault(point.step, []).append(point)
+    columns = [by_step[step] for step in sorted(by_step) if len(by_step[step]) == len(curves)]
+    columns += [[curve[-1] for curve in curves]] if curves else []
+    intervals = [t_interval([point.pass_at_1 for point in column], bounds=(0.0, 1.0)) for column in columns]
     return ArmCurve(
         name=name,
-        steps=steps,
-        tokens=[float(np.mean([generated for _, generated in by_step[step]])) for step in steps],
+        steps=[round(float(np.mean([point.step for point in column]))) for column in columns],
+        tokens=[float(np.mean([point.generated for point in column])) for column in columns],
         mean=[interval.mean for interval in intervals],
         low=[interval.low for interval in intervals],
         high=[interval.high for interval in intervals],

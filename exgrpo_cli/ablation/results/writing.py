@@ -24,7 +24,7 @@ def report_study(study: Study) -> StudyReport:
         *(f"**{warning}**" for warning in report.warnings),
         markdown(score_rows(report)),
         markdown(endpoint_rows(report)),
-        f"Equal in {study.equal}.",
+        "Budgets are those that the claims state." if study.claims else f"Equal in {study.equal}.",
         markdown(spending_rows(report)),
     ]
     write_text(study.folder / "report.md", "\n\n".join(part.strip() for part in parts) + "\n")
