@@ -45,7 +45,8 @@ def test_a_check_measures_two_steps_and_writes_nothing(tmp_path: Path, capsys: p
     phases = [(phase["step"], phase["name"]) for phase in report["phases"]]
     assert phases == [(step, name) for step in (1, 2) for name in ("rollouts", "asleep", "scoring", "update", "sync")]
     memory = {each["part"]: each for each in report["memory"]}
-    assert memory["scoring and update"]["measured"] >= memory["rollouts"]["measured"] > 0
+    # Growth of this process: none where an earlier test has left as much memory behind.
+    assert memory["scoring and update"]["measured"] >= memory["rollouts"]["measured"] >= 0
     assert memory["scoring and update"]["planned"] > memory["rollouts"]["planned"] > 0
     assert {each["part"]: each["utilisation"] is None for each in report["speeds"]} == {
         "rollouts": True, "scoring": False, "update": False,
