@@ -233,6 +233,7 @@ def test_the_table_of_a_configuration_file_is_read_and_checked(
 def one_node(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmSettings]:
     """A real Slurm, and what its node has."""
     if reason := real_slurm.why_not():
+        # A controller and a node need root and Debian's packages; CI runs the same launcher on fake programs.
         pytest.skip(reason)
     with real_slurm.real_slurm(monkeypatch.setenv):
         yield SlurmSettings(shared=True, partition="main", hours=1.0)
