@@ -11,7 +11,7 @@ from types import TracebackType
 from exgrpo_cli.config.names import PREFIX
 from exgrpo_cli.config.sections.grading import GradingSettings
 from exgrpo_cli.errors import RunError
-from exgrpo_cli.grading.routes import MOST_CHARS_HERE, GradingItem, packed, route_item, routes_of
+from exgrpo_cli.grading.routes import MOST_CHARS_HERE, GradingItem, packed, packed_pair, route_item, routes_of
 from exgrpo_cli.grading.workers.messages import Task
 from exgrpo_cli.grading.workers.remote import RemoteGrader
 from exgrpo_cli.types import Verdict
@@ -100,8 +100,13 @@ class GradingPool:
 
     def same_answer(self, pairs: Sequence[tuple[str, str]], options: tuple[str, ...] | None = None) -> list[bool]:
         """Whether the two graded texts of each pair give the same answer, the first one taken for the gold."""
-        verdicts = self._verdicts_of([self._route.same(first, second, options) for first, second in pairs])
+        verdicts = self._verdicts_of([self._compared(first, second, options) for first, second in pairs])
         return [verdict is Verdict.CORRECT for verdict in verdicts]
+
+    def _compared(self, first: str, second: str, options: tuple[str, ...] | None) -> Verdict | Task:
+        if max(len(first), len(second)) > MOST_CHARS_HERE:
+            return packed_pair(first, second, options, self._settings.grader, self._settings.max_answer_chars)
+        return self._route.same(first, second, options)
 
     def verify_gold(self, golds: Sequence[str], metadata: Sequence[str | None] | None = None) -> list[Verdict]:
         """Whether each gold can serve: CORRECT, UNPARSABLE_GOLD, or WRONG where it does not verify against itself.
@@ -160,7 +165,7 @@ class GradingPool:
             self._in_flight.pop(task, None)
             # A failure may be the machine's: the same pair gets another chance when it comes again. Whole responses are
             # too long to be kept.
-            is_kept = task.kind != "whole response" and done.exception() is None
+            is_kept = not task.is_packed and done.exception() is None
             if is_kept and not done.result().is_verifier_failure:
                 self._verdicts[task] = done.result()
                 if len(self._verdicts) > _MAX_CACHED_VERDICTS:

@@ -1,36 +1,28 @@
 """What the parent decides itself, and what has to go to a worker.
 
-Without an answer there is nothing to parse; plain numbers, letters and exact texts are compared by code that is linear
-in their length. Only math-verify and users' own functions can hang, so only they need a worker.
+Without an answer there is nothing to parse; equal texts, plain numbers, letters and exact texts are compared by code
+that is linear in their length, of which there is a limit. Everything else that reads what a model wrote, from its
+notation on, is done by a worker: it has a deadline and a cap on memory.
 """
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 from exgrpo_cli.config.names import GYM, PREFIX
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.grading.graders import countdown, gym
-from exgrpo_cli.grading.graders.choice import (
-    answered_letter,
-    ends_in_demanded_form,
-    grade_choice,
-    named_letter,
-)
-from exgrpo_cli.grading.graders.comparison import compare_texts
+from exgrpo_cli.grading.graders.choice import answered_letter, ends_in_demanded_form, grade_choice, named_letter
 from exgrpo_cli.grading.graders.exact import grade_exact
 from exgrpo_cli.grading.graders.plain import plain_number, same_plain_number
 from exgrpo_cli.grading.metadata import read_metadata, verifier_of
-from exgrpo_cli.grading.notation.extract import answer_text, last_box, last_boxed
-from exgrpo_cli.grading.notation.notation import in_box, plain_notation, same_text
+from exgrpo_cli.grading.notation.extract import answer_text, boxed_or_all, last_box, last_boxed
 from exgrpo_cli.grading.workers.messages import Task
 from exgrpo_cli.types import AnswerFormat, Verdict
 
 MOST_CHARS_HERE = 1 << 16
 """Length of a response above which its answer is looked for in a worker, whatever that costs; 32,768 tokens of plain
 English are twice as long, and are read in a millisecond there too."""
-_OPTIONS_LETTER = re.compile(r"[A-J]")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,13 +79,21 @@ def packed(item: GradingItem, grader: str, max_answer_chars: int) -> Task:
     return Task(gold=gold, answer=response, kind="whole response", metadata=json.dumps(known))
 
 
+def packed_pair(first: str, second: str, options: tuple[str, ...] | None, grader: str, max_answer_chars: int) -> Task:
+    """The task of a worker that is to look for the answers of two graded texts and compare them."""
+    known = {"options": options, "grader": grader, "max_answer_chars": max_answer_chars}
+    return Task(gold=first, answer=second, kind="whole pair", metadata=json.dumps(known))
+
+
 def route_packed(task: Task) -> Verdict | Task:
-    """What is to be done of a packed response, in the worker."""
+    """What is to be done of a packed response or pair, in the worker."""
     known = json.loads(task.metadata or "")
     grader = known.pop("grader")
     route = routes_of(grader, known.pop("max_answer_chars"))[grader]
-    known["answer_format"] = AnswerFormat(**known["answer_format"])
     known["options"] = known["options"] and tuple(known["options"])
+    if task.kind == "whole pair":
+        return route.same(task.gold, task.answer, known["options"])
+    known["answer_format"] = AnswerFormat(**known["answer_format"])
     return route_item(route, GradingItem(gold=task.gold, response=task.answer, **known))
 
 
@@ -105,12 +105,6 @@ def math_route(max_answer_chars: int) -> Route:
     """
     by_options = choice_route(max_answer_chars)
 
-    def compare(gold: str, answer: str) -> Verdict | Task:
-        compared = compare_texts(gold, answer)
-        if compared.is_same is not None:
-            return Verdict.CORRECT if compared.is_same else Verdict.WRONG
-        return Task(gold=in_box(compared.gold), answer=in_box(compared.answer))
-
     def grade(item: GradingItem, text: str) -> Verdict | Task:
         if item.options is not None:
             return by_options.grade(item, text)
@@ -120,35 +114,32 @@ def math_route(max_answer_chars: int) -> Route:
             return Verdict.NO_ANSWER
         if verifier_of(item.metadata) is not None:
             return by_own_verifier(item.gold, answer, item.metadata)
-        # An answer of nothing but marks is still an answer.
-        gold, answer = _gold_content(item.gold), plain_notation(answer) or answer
         if boxed is None:
-            if same_text(gold, answer):
-                return Verdict.CORRECT
-            if _OPTIONS_LETTER.fullmatch(gold) and answered_letter(text, None, max_answer_chars) is not None:
-                return by_options.grade(item, text)
-            return Task(gold=in_box(gold), answer=text)
-        return compare(gold, answer)
+            return Task(gold=item.gold, answer=text, kind="grade a text")
+        return compare(boxed_or_all(item.gold), boxed)
+
+    def compare(gold: str, answer: str) -> Verdict | Task:
+        is_same = True if gold == answer else same_plain_number(gold, answer)
+        if is_same is None:
+            return Task(gold=gold, answer=answer)
+        return Verdict.CORRECT if is_same else Verdict.WRONG
 
     def audit(gold: str, metadata: str | None) -> Verdict | Task:
         if verifier_of(metadata) is not None:
             return by_own_verifier(gold, gold, metadata)
-        content = _gold_content(gold)
-        if plain_number(content) is not None:
-            return Verdict.CORRECT
-        return Task(gold=in_box(content), answer="", kind="audit")
+        content = boxed_or_all(gold)
+        return Task(gold=content, answer="", kind="audit") if plain_number(content) is None else Verdict.CORRECT
 
     def same(first: str, second: str, options: tuple[str, ...] | None) -> Verdict | Task:
         if options is not None:
             return by_options.same(first, second, options)
         boxes = last_boxed(first), last_boxed(second)
         if boxes[0] is not None and boxes[1] is not None:
-            return compare(plain_notation(boxes[0]), plain_notation(boxes[1]))
-        # What a worker calls the gold may be a whole text too: the answer is found in it as in any other.
-        return Task(gold=_found_in(first), answer=_found_in(second))
+            return compare(boxes[0], boxes[1])
+        return Task(gold=first, answer=second, kind="compare texts")
 
     def in_part(gold: str) -> Task:
-        return Task(gold=in_box(_gold_content(gold)), answer="", kind="audit for parts")
+        return Task(gold=boxed_or_all(gold), answer="", kind="audit for parts")
 
     return Route(grade=grade, audit=audit, same=same, in_part=in_part)
 
@@ -197,8 +188,7 @@ def exact_route(max_answer_chars: int) -> Route:
         return grade_exact(gold, gold, max_answer_chars=max_answer_chars) if gold.strip() else Verdict.UNPARSABLE_GOLD
 
     def same(first: str, second: str, options: tuple[str, ...] | None) -> Verdict:
-        boxed = last_boxed(first)
-        return grade_exact(first if boxed is None else boxed, second, max_answer_chars=max_answer_chars)
+        return grade_exact(boxed_or_all(first), second, max_answer_chars=max_answer_chars)
 
     return Route(grade=grade, audit=audit, same=same)
 
@@ -241,17 +231,6 @@ def custom_route() -> Route:
         return Task(gold=gold, answer="", kind="audit", metadata=metadata)
 
     def same(first: str, second: str, options: tuple[str, ...] | None) -> Task:
-        boxed = last_boxed(first)
-        return Task(gold=first if boxed is None else boxed, answer=second)
+        return Task(gold=boxed_or_all(first), answer=second)
 
     return Route(grade=grade, audit=audit, same=same)
-
-
-def _gold_content(gold: str) -> str:
-    boxed = last_boxed(gold)
-    return plain_notation(gold if boxed is None else boxed)
-
-
-def _found_in(text: str) -> str:
-    boxed = last_boxed(text)
-    return text if boxed is None else in_box(plain_notation(boxed))

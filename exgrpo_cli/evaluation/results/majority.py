@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from exgrpo_cli.evaluation.results.records import Options, QuestionRecord
-from exgrpo_cli.grading import GradingPool, answer_text
+from exgrpo_cli.grading import GradingPool, graded_part
 from exgrpo_cli.statistics import majority_share
 from exgrpo_cli.types import AnswerFormat, StopReason, Verdict
 
@@ -36,7 +36,7 @@ def _majority_share(
     if record.num_correct == 0 or record.num_correct > len(wrong):
         return float(record.num_correct > 0)
     answers = [
-        answer_text(sample.text, finished=sample.stop_reason is StopReason.EOS, answer_format=answer_format) or ""
+        graded_part(sample.text, finished=sample.stop_reason is StopReason.EOS, answer_format=answer_format) or ""
         for sample in wrong
     ]
     groups = _group(answers, pool, options)

@@ -1,7 +1,7 @@
 """What can be said of a gold and a boxed answer before a parser sees them.
 
-Everything here is linear in the length of the two. It decides where math-verify is certain to agree, and where it is
-known to be wrong: equal texts that it cannot read, bases, units, repeated roots, an option's letter before its text.
+It decides where math-verify is certain to agree, and where it is known to be wrong: equal texts that it cannot read,
+bases, units, repeated roots, an option's letter before its text.
 """
 
 import re

@@ -1,8 +1,8 @@
 r"""Answers as people write them, brought to the notation that math-verify reads; what they say stays the same.
 
 A full stop after the answer, a thin space between thousands, bold print, an integer written as 142.0, a square root in
-Unicode: math-verify reads all of these as something else or not at all. Every rule is a regular expression that is
-linear in the length of the text, so that no worker is needed.
+Unicode: math-verify reads all of these as something else or not at all. Most rules are regular expressions that are
+linear in the length of the text; a few look at every pair of places in it, so that answers are read in workers.
 """
 
 import re

@@ -29,7 +29,7 @@ _SYMBOLS: dict[str, tuple[str, Fraction]] = {
 _WRAPPER = r"\\(?:text|textrm|textbf|textit|mathrm|mathbf|mathit|mbox)"
 _WRAPPED = re.compile(rf"{_WRAPPER}\s*\{{((?:[^{{}}]|\{{[^{{}}]*\}})*)\}}")
 _TAIL = re.compile(
-    rf"(?:{_WRAPPER}\s*\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}}|\^\s*\{{?\s*-?[0-9]\s*\}}?|\\cdot(?![a-z])|[\s/*.])+"
+    rf"(?:{_WRAPPER}\s*\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}}|\^\s*(?:\{{\s*)?-?[0-9](?:\s*\}})?|\\cdot(?![a-z])|[\s/*.])+"
 )
 _BARE_TAIL = re.compile(
     r"(?<=[0-9})\s])\s*((?:square |cubic |sq\.? |cu\.? )?(?:mm|cm|dm|km|kg|mg|ft|"

@@ -2,7 +2,17 @@
 
 from typing import Literal, NamedTuple
 
-TaskKind = Literal["grade", "grade like Oat", "audit", "audit for parts", "gym", "whole response"]
+TaskKind = Literal[
+    "grade",
+    "grade a text",
+    "grade like Oat",
+    "compare texts",
+    "audit",
+    "audit for parts",
+    "gym",
+    "whole response",
+    "whole pair",
+]
 
 
 class Task(NamedTuple):
@@ -11,13 +21,19 @@ class Task(NamedTuple):
     gold: str
     answer: str
     kind: TaskKind = "grade"
-    """An audit checks whether the gold verifies against itself, or whether only a part of it would be read; there is no
-    answer. Of a whole response the answer is yet to be found."""
+    """The answer of "grade" is the content of a box, or what a user's function gets. An audit checks whether the gold
+    verifies against itself, or whether only a part of it would be read; there is no answer. Of a whole response, and of
+    a whole pair of texts to be compared, the answer is yet to be found."""
     metadata: str | None = None
     """Of the question, for its own verifier or a grader that asks for them; of a whole response all that says where its
     answer is."""
     patience: int = 1
     """Times the deadline that it gets: above 1 for what is tried again, alone."""
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the worker is to look for the answer too."""
+        return self.kind in ("whole response", "whole pair")
 
     @property
     def judged(self) -> str:

@@ -233,7 +233,7 @@ def task_runner(grader: str) -> Callable[[Task], Verdict]:
     run_found = _found_answer_runner(grader)
 
     def run(task: Task) -> Verdict:
-        decided = route_packed(task) if task.kind == "whole response" else task
+        decided = route_packed(task) if task.is_packed else task
         return decided if isinstance(decided, Verdict) else run_found(decided)
 
     return run
@@ -242,14 +242,16 @@ def task_runner(grader: str) -> Callable[[Task], Verdict]:
 def _found_answer_runner(grader: str) -> Callable[[Task], Verdict]:
     """For tasks whose answer is found. A user's grader audits a gold as its own answer."""
     if not grader.startswith(PREFIX):
-        from exgrpo_cli.grading.graders import gym, mathematics, oat
+        from exgrpo_cli.grading.graders import found, gym, mathematics, oat
 
         mathematics.prepare()
         runners: dict[TaskKind, Callable[[Task], Verdict]] = {
-            "grade": lambda task: mathematics.grade(task.gold, task.answer),
+            "grade": lambda task: found.grade_box(task.gold, task.answer),
+            "grade a text": lambda task: found.grade_text(task.gold, task.answer),
             "grade like Oat": lambda task: oat.grade(task.gold, task.answer),
-            "audit": lambda task: mathematics.audit(task.gold),
-            "audit for parts": lambda task: mathematics.reads_in_part(task.gold),
+            "compare texts": lambda task: found.compare_answers(task.gold, task.answer),
+            "audit": lambda task: found.audit(task.gold),
+            "audit for parts": lambda task: found.reads_in_part(task.gold),
             "gym": lambda task: gym.grade(task.metadata, task.answer),
         }
         return lambda task: runners[task.kind](task)

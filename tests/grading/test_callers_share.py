@@ -1,0 +1,150 @@
+"""What of a model's text the asking process reads itself: in proportion to its length, and nothing that can hang."""
+
+import re
+import subprocess
+import sys
+import tracemalloc
+
+import pytest
+
+from exgrpo_cli.config.sections.grading import GradingSettings
+from exgrpo_cli.grading import GradingItem, GradingPool
+from exgrpo_cli.grading.graders import choice, plain
+from exgrpo_cli.grading.notation import extract
+from exgrpo_cli.grading.routes import MOST_CHARS_HERE, route_item, routes_of
+from exgrpo_cli.grading.workers import remote
+from exgrpo_cli.types import AnswerFormat, Verdict
+
+FORMAT = AnswerFormat(opens_think=False, requires_box=True, require_eos=False)
+PIECES = {
+    "nested boxes": (r"\boxed{", "}"),
+    "unclosed boxes": (r"\boxed{", ""),
+    "one box after the other": (r"\boxed{7}", ""),
+    "boxes with a comma between": (r"\boxed{7}, ", ""),
+    "boxes with white space": (r"\boxed" + " " * 50, ""),
+    "nested braces": ("{", "}"),
+    "nested text": (r"\text{", "}"),
+    "text without braces": (r"\text ", ""),
+    "dollars": ("$", ""),
+    "bases": ("_7 ", ""),
+    "powers of units": (r"\text{m}^2 ", ""),
+    "announcements": ("answer ", ""),
+    "announcements with white space": ("answer is" + " " * 40, ""),
+    "statements": ("option A is ", ""),
+    "lines": ("ANSWER: \n", ""),
+    "thoughts": ("</think>", ""),
+}
+"""What a hostile text repeats, and what closes it."""
+
+
+class Counted:
+    """A pattern that counts the characters it is given."""
+
+    given = 0
+
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        self._pattern = pattern
+
+    def __getattr__(self, name: str):
+        method = getattr(self._pattern, name)
+
+        def call(*arguments):
+            texts = [each for each in arguments if isinstance(each, str)]
+            Counted.given += len(texts[-1])
+            return method(*arguments)
+
+        return call
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (extract, choice, plain):
+        for name, value in list(vars(module).items()):
+            if isinstance(value, re.Pattern):
+                monkeypatch.setattr(module, name, Counted(value))
+
+
+def hostile(piece: str, closing: str, length: int, *, boxed: bool) -> str:
+    times = (length - 20) // len(piece + closing)
+    text = piece * times + "7" + closing * times
+    return rf"\boxed{{{text}}}" if boxed else text
+
+
+def steps(text: str, grader: str) -> int:
+    """Characters given to patterns, and functions called, to decide a response or to pass it on."""
+    item = GradingItem(gold="7", response=text, finished=True, answer_format=FORMAT)
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    Counted.given = 0
+    route = routes_of(grader, 2000)[grader]
+    sys.setprofile(count)
+    try:
+        route_item(route, item)
+    finally:
+        sys.setprofile(None)
+    return Counted.given + calls
+
+
+@pytest.mark.parametrize("grader", ["math", "choice", "exact", "oat"])
+def test_what_the_caller_does_grows_with_the_length_of_a_text_and_no_faster(counted: None, grader: str) -> None:
+    for name, (piece, closing) in PIECES.items():
+        for boxed in (False, True):
+            half, whole = (
+                steps(hostile(piece, closing, length, boxed=boxed), grader)
+                for length in (MOST_CHARS_HERE // 2, MOST_CHARS_HERE)
+            )
+            # Of a line with "answer" in it 2,000 characters are read from each "answer" on, whatever the length.
+            assert whole <= 2.2 * half + 1000, (name, boxed)
+            assert whole <= 30 * MOST_CHARS_HERE, (name, boxed)
+
+
+def test_what_the_caller_holds_is_a_few_times_the_text() -> None:
+    for name in ("nested boxes", "unclosed boxes", "announcements"):
+        text = hostile(*PIECES[name], MOST_CHARS_HERE, boxed=False)
+        item = GradingItem(gold="7", response=text, finished=True, answer_format=FORMAT, options=("7", "8"))
+        tracemalloc.start()
+        route_item(routes_of("choice", 2000)["choice"], item)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 64 * MOST_CHARS_HERE, name
+
+
+def test_the_notation_of_an_answer_is_not_even_loaded_where_it_is_asked_for() -> None:
+    """Its patterns may take any time, so workers alone have them."""
+    code = (
+        "import sys; from exgrpo_cli.grading import GradingPool; "
+        "print([name for name in sys.modules if 'notation.' in name and not name.endswith('extract')], "
+        "'exgrpo_cli.grading.graders.comparison' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[] False"
+
+
+def test_an_answer_that_hangs_its_reader_costs_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pattern that takes forever, as one for units once did on a hundred characters, in the worker alone."""
+    slow = "import re; from exgrpo_cli.grading.graders import comparison; "
+    slow += "comparison.split_unit = lambda text: (re.fullmatch('(a|a)*', 'a' * 60 + 'b'), None)"
+    monkeypatch.setattr(remote, "_BOOT", remote._BOOT.replace("; main(", f"; {slow}; main("))
+    with GradingPool(GradingSettings(deadline_seconds=0.5)) as pool:
+        [late, fine] = pool.grade(
+            [
+                GradingItem(gold=gold, response=rf"\boxed{{{answer}}}", finished=True, answer_format=FORMAT)
+                for gold, answer in ((r"x^2", r"5\text{ m}"), ("7", "7"))
+            ]
+        )
+    assert (late, fine) == (Verdict.TIMEOUT, Verdict.CORRECT)
+
+
+def test_units_of_many_powers_are_read_at_once() -> None:
+    """Two hundred characters took longer than the age of the universe: each power doubled the time."""
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_CPU, (5, 5)); "
+        "from exgrpo_cli.grading.notation.units import split_unit; "
+        r"print(split_unit(r'5\text{ m}' + '^2 ' * 60 + '?')[1], split_unit(r'5\text{ m}^{ 2 }')[1].dimensions)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "None (('length', 2),)", done.stderr
