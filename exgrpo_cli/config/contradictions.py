@@ -95,6 +95,12 @@ ALWAYS = (
         instead="use at most K, or 0 for all members",
     ),
     Contradiction(
+        keys=("replay.upper_bound", "replay.retirement"),
+        holds=lambda c: c.replay.upper_bound >= c.rollout.group_size and c.replay.retirement,
+        reason="a question that all K solve retires before it stores",
+        instead="use an upper_bound below K, or replay.retirement = false",
+    ),
+    Contradiction(
         keys=("optim.offload_during_rollouts", "optim.engine"),
         holds=lambda c: c.optim.offload_during_rollouts and c.optim.engine == "deepspeed",
         reason="DeepSpeed moves its state by itself",
@@ -104,6 +110,12 @@ ALWAYS = (
 """Retirement acts without replay too."""
 
 REPLAYING = (
+    Contradiction(
+        keys=("objective.baseline", "replay.enabled"),
+        holds=lambda c: c.objective.baseline == "history",
+        reason="a replayed success is no visit of the current policy",
+        instead="set replay.enabled = false, or use baseline = 'group'",
+    ),
     Contradiction(
         keys=("replay.upper_bound", "replay.retire_at"),
         holds=lambda c: 0 < c.replay.retire_at <= c.replay.upper_bound,
@@ -163,6 +175,18 @@ REPLAYING = (
         holds=lambda c: c.replay.composition == "replace" and c.replay.per_question >= c.rollout.group_size,
         reason="a replaced question needs at least one fresh rollout",
         instead="use fewer than K, or composition = 'join'",
+    ),
+    Contradiction(
+        keys=("replay.min_stored", "replay.max_per_question"),
+        holds=lambda c: 0 < c.replay.max_per_question < c.replay.min_stored,
+        reason="no question ever holds so many rows",
+        instead="use a min_stored of at most max_per_question",
+    ),
+    Contradiction(
+        keys=("replay.age_decay", "replay.priority"),
+        holds=lambda c: c.replay.age_decay > 0 and c.replay.priority.startswith("python:") and c.replay.draw == "top",
+        reason="what your own function orders by need not be above 0, and would not fade",
+        instead="let the function look at units.step, or use draw = 'proportional'",
     ),
     Contradiction(
         keys=("replay.advantage_over", "replay.per_question"),

@@ -45,17 +45,11 @@ class Config:
     def __post_init__(self) -> None:
         k = self.rollout.group_size
         require_consistent(self)
-        if self.replay.upper_bound >= k and self.replay.retirement:
-            raise InputError(f"replay.upper_bound = {self.replay.upper_bound} has no effect: K = {k} is retired.")
         if self.replay.lower_bound >= self.replay.upper(k):
             raise InputError(
                 f"replay.lower_bound = {self.replay.lower_bound} and replay.upper_bound = {self.replay.upper(k)} leave "
-                "no success count between them: trajectories are stored when lower_bound < k <= upper_bound."
-            )
-        if self.objective.baseline == "history" and self.replay.enabled:
-            raise InputError(
-                "objective.baseline = 'history' contradicts replay.enabled = true: a replayed success is no "
-                "visit of the current policy; set replay.enabled = false, or use baseline 'group'."
+                "no success count between them, and a visit stores when lower_bound < k <= upper_bound: lower the one "
+                "or raise the other."
             )
         if self.optim.schedule == "linear" and 0 < self.optim.horizon <= self.optim.warmup_steps:
             raise InputError(

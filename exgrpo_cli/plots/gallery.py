@@ -74,7 +74,7 @@ def save_reports(reports: Sequence[RunReport], folders: Sequence[Path]) -> list[
     for report, folder in zip(reports, folders, strict=True):
         paths += [path for name, figure in training_figures(report.summary.run) for path in save(figure, folder, name)]
         paths += save_replay(report.summary, folder)
-        if report.sampler or report.metric:
+        if any((report.sampler, report.metric, report.priority, report.gate)):
             paths += save(what_if_figure(report), folder, "replay-what-if")
     if len(reports) > 1:
         figure = buffers_compared([report.label for report in reports], [report.summary for report in reports])

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from exgrpo_cli.errors import InputError, nearest
 from exgrpo_cli.ledger.columns import KINDS, NO_BUCKET, READMITTED, RETIRED
 from exgrpo_cli.replay_stats.record import QUESTIONS_FILE, RunRecord
-from exgrpo_cli.replay_stats.replays import Replays
+from exgrpo_cli.replay_stats.replays import Replays, rows_of_units
 from exgrpo_cli.replay_stats.responses import response_texts
 
 IDS_SHOWN = 2000
@@ -49,12 +49,13 @@ class HistoryRow:
 
     step: int
     event: str
-    """A name from KINDS, or "scored" for a candidate that was measured and not chosen."""
+    """A name from KINDS, "scored" for a candidate that was measured and not chosen, or "refused" for a row of a unit
+    that had drifted too far; "selected" for one of a unit that was taken, too."""
     trajectory_id: int | None
     bucket: int | None
     """The question's bucket afterwards; None when it is in none, and for a score."""
     probability: float | None = None
-    """Of this question at each single draw of the step, where it was selected."""
+    """Of this question at each single draw of the step, or of the unit at the first one, where it was selected."""
     age: int | None = None
     """Steps since the trajectory was born, where it was measured or selected."""
     num_tokens: int | None
@@ -104,7 +105,7 @@ def question_history(record: RunRecord, question_id: str) -> QuestionHistory:
     """
     question = _find(record, question_id)
     full_id = record.question_ids[question].as_py()
-    rows = _event_rows(record, question) + _score_rows(record, question)
+    rows = [*_event_rows(record, question), *_score_rows(record, question), *_unit_rows(record, question)]
     own = record.trajectories.trajectory_id[record.trajectories.question == question]
     return QuestionHistory(
         question_id=full_id,
@@ -220,3 +221,26 @@ def _score_rows(record: RunRecord, question: int) -> list[tuple[tuple[int, int],
         )
         rows.append(((int(scores.step[index]), 1), placed))
     return rows
+
+
+def _unit_rows(record: RunRecord, question: int) -> list[tuple[tuple[int, int], HistoryRow]]:
+    """The rows of scanned units of a question."""
+    units, trajectories = record.units, record.trajectories
+    which, rows = rows_of_units(record, units.unit)
+    found = []
+    for at in np.flatnonzero(trajectories.question[rows] == question).tolist():
+        unit, row = which[at], int(rows[at])
+        step, chance = int(units.step[unit]), float(units.probability[unit])
+        placed = HistoryRow(
+            step=step,
+            event="selected" if units.accepted[unit] else "refused",
+            trajectory_id=int(trajectories.trajectory_id[row]),
+            bucket=None,
+            probability=None if np.isnan(chance) else chance,
+            age=step - int(trajectories.step_born[row]),
+            num_tokens=int(trajectories.num_tokens[row]),
+            entropy=None,
+            nll=None,
+        )
+        found.append(((step, 1), placed))
+    return found

@@ -45,6 +45,20 @@ REFUSED = [
     (("warmup_steps=3",), ["replay.warmup_steps = 3", "replay.collect_before_start = False", "= true"]),
     (("retirement=false", "retire_at=3"), ["replay.retire_at = 3", "replay.retirement = False", "= true"]),
     (("retire_at=9",), ["replay.retire_at = 9", "rollout.group_size = 8", "at most K"]),
+    (
+        ("objective.baseline=history",),
+        ["objective.baseline = 'history'", "replay.enabled = True", "replay.enabled = false"],
+    ),
+    (("lower_bound=4", "upper_bound=4"), ["replay.lower_bound = 4", "replay.upper_bound = 4", "raise the other"]),
+    (("upper_bound=8",), ["replay.upper_bound = 8", "replay.retirement = True", "below K", "retirement = false"]),
+    (
+        ("composition=join", "min_stored=9", "max_per_question=4"),
+        ["replay.min_stored = 9", "replay.max_per_question = 4", "at most"],
+    ),
+    (
+        (*ROWS, "draw=top", "priority=python:a:b", "capacity=9", "age_decay=5"),
+        ["replay.age_decay = 5.0", "replay.priority = 'python:a:b'", "units.step"],
+    ),
     (("retire_at=5", "upper_bound=5"), ["replay.upper_bound = 5", "replay.retire_at = 5", "below"]),
     (
         (*ROWS, "objective.replay_surrogate=likelihood"),

@@ -13,11 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.config.resolve import to_toml
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.console.reporter import SilentReporter
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.ledger.reader import LedgerReader
+from exgrpo_cli.plots.buffer.what_if import what_if_figure
 from exgrpo_cli.presets import load_preset, preset_names
 from exgrpo_cli.replay_stats.output.report import report_runs
 from exgrpo_cli.training.run import train
@@ -237,6 +239,60 @@ def test_replay_stats_count_units_and_ask_another_priority_and_bound(run_of: Cal
         report_runs([run], what_if="sampler=linear")
 
 
+def test_another_priority_and_another_bound_have_figures(run_of: Callable[[str], Path]) -> None:
+    """Ages and advantages of both, step by step; units within both bounds, and their drifts."""
+    run = run_of("headroom-drift")
+    stored = Stored(run, groups=True)
+    [report] = report_runs([run], what_if="priority=latest,max_drift=0.01")
+    ages, advantages, within, drifts = what_if_figure(report).axes
+    taken = stored.replays[stored.replays.accepted].merge(
+        stored.rows[["group_id", "step_born", "advantage"]], on="group_id"
+    )
+    by_step = taken.assign(age=taken.step - taken.step_born, advantage=taken.advantage.abs()).groupby("step")
+    for axes, name in ((ages, "age"), (advantages, "advantage")):
+        own, other = axes.get_lines()
+        assert own.get_xdata().tolist() == other.get_xdata().tolist() == sorted(set(taken.step))
+        assert own.get_ydata() == pytest.approx(by_step[name].mean())
+        assert axes.get_legend().get_texts()[1].get_text() == "what if: latest, top"
+    assert ages.get_lines()[1].get_ydata().mean() <= ages.get_lines()[0].get_ydata().mean()
+    scanned = stored.replays.groupby("step")
+    assert within.get_lines()[0].get_ydata().tolist() == scanned.accepted.sum().tolist()
+    assert within.get_lines()[1].get_ydata().tolist() == scanned.drift.apply(lambda one: (one <= 0.01).sum()).tolist()
+    assert drifts.get_lines()[0].get_ydata() == pytest.approx(scanned.drift.mean())
+    assert [line.get_ydata()[0] for line in drifts.get_lines()[1:]] == [0.5, 0.01]
+
+
+def test_a_step_shows_the_units_that_it_scanned(
+    run_of: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the ledger has them, in the order drawn, each with its rows; a question's history has its uses."""
+    run = run_of("headroom-drift")
+    stored = Stored(run, groups=True)
+    scanned = stored.replays[stored.replays.step == STEPS]
+    assert exgrpo(["replay-stats", str(run), "--step", str(STEPS), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["step"]
+    assert told["nothing"] == "" and len(told["units"]) == len(scanned)
+    for unit, row in zip(told["units"], scanned.itertuples(), strict=True):
+        for name in ("unit_id", "accepted", "priority", "weight", "drift", "headroom"):
+            assert unit[name] == getattr(row, name), name
+        assert unit["probability"] is None
+        rows = stored.rows[stored.rows.group_id == row.unit_id]
+        assert unit["age"] == STEPS - rows.step_born.iloc[0] and unit["question_id"] == rows.question_id.iloc[0]
+        for name in ("trajectory_id", "advantage", "num_tokens"):
+            assert [one[name] for one in unit["rows"]] == rows[name].tolist()
+        assert all(one["text"] for one in unit["rows"])
+    assert exgrpo(["replay-stats", str(run), "--step", str(STEPS)]) == 0
+    out = capsys.readouterr().out
+    assert f"scanned at step {STEPS}" in out and "buckets at step" not in out
+    assert all(("> " * accepted) + str(unit) in out for unit, accepted in scanned[["unit_id", "accepted"]].values)
+    taken = stored.replays[stored.replays.accepted].merge(stored.rows[["group_id", "question_id"]], on="group_id")
+    question, times = next(iter(taken.question_id.value_counts().items()))
+    [report] = report_runs([run], question_id=question)
+    assert sum(row.event == "selected" for row in report.history.rows) == times
+    [report] = report_runs([run_of("adv-per")], step=1)
+    assert report.step.nothing == "on-policy phase: replay begins with step 2" and not report.step.units
+
+
 def test_joined_rows_are_the_best_of_their_question(run_of: Callable[[str], Path]) -> None:
     """Four of those that a question holds, successes first, of equals the oldest; replay starts at its second visit."""
     stored = Stored(run_of("repo"), groups=False)
@@ -247,6 +303,10 @@ def test_joined_rows_are_the_best_of_their_question(run_of: Callable[[str], Path
         assert sorted(group.trajectory_id) == sorted(held.trajectory_id)
         best = group.sort_values(["reward", "trajectory_id"], ascending=[False, True]).head(4)
         assert sorted(best.trajectory_id) == sorted(group[group.chosen].trajectory_id)
+    drawn, empty = (report_runs([run_of("repo")], step=at)[0].step for at in (int(scores.step.iloc[0]), 1))
+    shown = {one.trajectory_id: one.chosen for question in drawn.questions for one in question.candidates}
+    assert shown == dict(scores[scores.step == drawn.step][["trajectory_id", "chosen"]].values)
+    assert empty.nothing == "no question of the step held replay.min_stored rows that could be replayed"
 
 
 @pytest.mark.slow

@@ -2,22 +2,19 @@
 
 import json
 import math
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from given_verdicts import give_verdicts
 
 from exgrpo_cli.algo.batching import MiniBatch
 from exgrpo_cli.algo.history import SuccessHistory, normalised_history_advantages
 from exgrpo_cli.console.reporter import SilentReporter
 from exgrpo_cli.engines.policy.plain import TorchPolicy
 from exgrpo_cli.engines.protocols import UpdateReport
-from exgrpo_cli.errors import InputError
-from exgrpo_cli.grading import GradingItem, GradingPool
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.training.run import train
-from exgrpo_cli.types import Verdict
 
 K = 8
 ON_POLICY = (
@@ -50,26 +47,6 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[MiniBatch]:
     return seen
 
 
-def give_verdicts(monkeypatch: pytest.MonkeyPatch, rounds: Sequence[Sequence[int | None]]) -> None:
-    """Each call of the graders finds so many of K right, group by group; None: all of them time out."""
-    calls: Iterator[Sequence[int | None]] = iter(rounds)
-    check_answers = GradingPool.grade
-
-    def grade(pool: GradingPool, items: Sequence[GradingItem]) -> list[Verdict]:
-        if len(items) % K:
-            return check_answers(pool, items)
-        counts = next(calls)
-        assert len(items) == K * len(counts)
-        verdicts: list[Verdict] = []
-        for count in counts:
-            right = 0 if count is None else count
-            others = Verdict.TIMEOUT if count is None else Verdict.WRONG
-            verdicts += [Verdict.CORRECT] * right + [others] * (K - right)
-        return verdicts
-
-    monkeypatch.setattr(GradingPool, "grade", grade)
-
-
 def journal(run: Path) -> list[dict]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
@@ -78,7 +55,7 @@ def test_rounds_draw_what_is_missing_until_the_batch_is_full(
     small_config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: list[MiniBatch]
 ) -> None:
     """B = 4: rounds of 4, 2 and 1 question yield 2, 1 and 1 mixed groups: 7 groups are generated, 4 trained."""
-    give_verdicts(monkeypatch, [[3, K, 0, 5], [0, 1], [7], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
+    give_verdicts(monkeypatch, [[3, K, 0, 5], [0, 1], [7], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]], K)
     config = small_config(
         *ON_POLICY, "arithmetic.num_train=30", "rollout.questions_per_step=4", "rollout.max_rounds=3", "run.steps=2"
     )
@@ -107,7 +84,7 @@ def test_the_baseline_of_a_questions_own_past(
     small_config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: list[MiniBatch]
 ) -> None:
     """d = 1/2. S = 2: p = 2.5 / 9 = .278; then S = 8: p = 9.25 / 12.5 = .74; a failing verifier changes nothing."""
-    give_verdicts(monkeypatch, [[2, 2], [8, 8], [None, None]])
+    give_verdicts(monkeypatch, [[2, 2], [8, 8], [None, None]], K)
     config = small_config(
         *ON_POLICY, "arithmetic.num_train=2", "rollout.questions_per_step=2", "objective.baseline=history",
         "objective.history_discount=0.5", "run.steps=2", "run.save_every=1",
@@ -137,8 +114,3 @@ def test_normalised_by_the_spread_that_the_past_promises() -> None:
     found = normalised_history_advantages(np.array([1.0, 0.0]), SuccessHistory(1.0, 4.0))
     np.testing.assert_allclose(found, [2.0, -0.5], rtol=1e-5)
     assert math.isclose(SuccessHistory().after(2, 8, 0.75).pass_rate, 2.75 / 9.5)
-
-
-def test_a_past_of_replayed_successes_is_refused(small_config) -> None:
-    with pytest.raises(InputError, match=r"objective.baseline = 'history' contradicts replay.enabled = true"):
-        small_config("objective.baseline=history")

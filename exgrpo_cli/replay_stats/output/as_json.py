@@ -136,7 +136,13 @@ def history_json(history: QuestionHistory) -> dict[str, Any]:
 
 def step_json(replay: StepReplay) -> dict[str, Any]:
     """What one step drew and replayed."""
-    return {"step": replay.step, "nothing": replay.nothing, "buckets": replay.offers, "questions": replay.questions}
+    return {
+        "step": replay.step,
+        "nothing": replay.nothing,
+        "buckets": replay.offers,
+        "questions": replay.questions,
+        "units": replay.units,
+    }
 
 
 def sampler_json(outcome: SamplerOutcome) -> dict[str, Any]:

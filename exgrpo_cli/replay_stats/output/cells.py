@@ -52,6 +52,11 @@ def number(value: float | None) -> str:
     return NO_VALUE if value is None or not math.isfinite(value) else f"{value:.3f}"
 
 
+def significant(value: float) -> str:
+    """Three digits that count, or a dash where it is not finite: drifts are small, steps as priorities large."""
+    return NO_VALUE if not math.isfinite(value) else f"{value:.3g}"
+
+
 def percent(share: float) -> str:
     """A share in per cent, or a dash where it is not finite."""
     return NO_VALUE if not math.isfinite(share) else f"{share:.1%}"

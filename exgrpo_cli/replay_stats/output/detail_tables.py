@@ -4,7 +4,16 @@ from collections import Counter
 
 from rich.table import Table
 
-from exgrpo_cli.replay_stats.output.cells import NO_VALUE, excerpt, maybe, number, percent, table_of, text_column_last
+from exgrpo_cli.replay_stats.output.cells import (
+    NO_VALUE,
+    excerpt,
+    maybe,
+    number,
+    percent,
+    significant,
+    table_of,
+    text_column_last,
+)
 from exgrpo_cli.replay_stats.questions import QuestionHistory
 from exgrpo_cli.replay_stats.step import StepReplay
 
@@ -51,6 +60,48 @@ def step_choices(label: str, replay: StepReplay) -> Table:
                 number(one.entropy),
                 number(one.nll),
                 excerpt(one.text or NO_VALUE),
+            )
+    return table
+
+
+def step_units(label: str, replay: StepReplay) -> Table:
+    """The units that a step scanned, each with its rows; those that were taken are marked."""
+    table = table_of(
+        f"{label}: scanned at step {replay.step} (> is replayed)",
+        "unit",
+        "question",
+        "succ.",
+        "age",
+        "priority",
+        "prob.",
+        "drift",
+        "headr.",
+        "weight",
+        "tokens",
+        "text",
+    )
+    table.caption = replay.nothing or None
+    text_column_last(table)
+    for unit in replay.units:
+        text = f"{excerpt(unit.question.text)} → {unit.question.answer}" if unit.question.text else ""
+        table.add_row(
+            f"{'> ' if unit.accepted else ''}{unit.unit_id}",
+            unit.question_id[:8],
+            str(unit.success_count),
+            str(unit.age),
+            significant(unit.priority),
+            percent(unit.probability),
+            significant(unit.drift),
+            significant(unit.headroom),
+            significant(unit.weight),
+            str(sum(row.num_tokens for row in unit.rows)),
+            text,
+            style="bold",
+        )
+        for row in unit.rows:
+            judged = f"r {row.reward:g}, A {significant(row.advantage)}"
+            table.add_row(
+                *("",) * 9, str(row.num_tokens), f"{row.trajectory_id}: {judged}: {excerpt(row.text or NO_VALUE)}"
             )
     return table
 

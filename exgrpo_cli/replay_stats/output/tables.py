@@ -30,7 +30,10 @@ def report_tables(reports: Sequence[RunReport]) -> Iterator[Table]:
 
 def _details(report: RunReport) -> Iterator[Table]:
     if report.step:
-        yield detail_tables.step_offers(report.label, report.step)
+        if report.step.units:
+            yield detail_tables.step_units(report.label, report.step)
+        elif report.step.offers or not report.step.questions:
+            yield detail_tables.step_offers(report.label, report.step)
         if report.step.questions:
             yield detail_tables.step_choices(report.label, report.step)
     if report.history:

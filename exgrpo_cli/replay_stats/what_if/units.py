@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 
 from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.errors import InputError
@@ -18,7 +18,7 @@ from exgrpo_cli.replay.drawing.priorities import PRIORITIES, priorities_at_birth
 from exgrpo_cli.replay.drawing.units import UnitStore
 from exgrpo_cli.replay.trajectory_index import ROW, TrajectoryIndex
 from exgrpo_cli.replay_stats.record import LEDGER_FOLDER, RunRecord
-from exgrpo_cli.replay_stats.replays import rows_of_units
+from exgrpo_cli.replay_stats.replays import mean_by_step, rows_of_units
 from exgrpo_cli.replay_stats.what_if.policy import REPETITIONS, priority_title
 
 
@@ -39,6 +39,9 @@ class PriorityOutcome:
     """Means over the rows of `reward`, `advantage` (absolute), `pass_rate`, `age` and `num_tokens`."""
     expected: Mapping[str, float]
     """The same of the other priority."""
+    taken_by_step: Mapping[str, Float64[np.ndarray, " draws"]]
+    """The means of each of `steps`."""
+    expected_by_step: Mapping[str, Float64[np.ndarray, " draws"]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +62,12 @@ class GateOutcome:
     """Mean scans of these steps; NaN without any."""
     scans_needed: float
     """Mean scans until as many had been found within the other bound."""
+    scan_steps: Int64[np.ndarray, " scans"]
+    """Steps that scanned a unit."""
+    drift_by_step: Float64[np.ndarray, " scans"]
+    """Mean drift of the units that each of them scanned."""
+    accepted_by_step: Int64[np.ndarray, " scans"]
+    would_accept_by_step: Int64[np.ndarray, " scans"]
 
 
 def require_units(record: RunRecord, *, gated: bool = False) -> None:
@@ -86,6 +95,8 @@ def other_gate(record: RunRecord, bound: float) -> GateOutcome:
         if len(found) >= taken:
             scans.append(len(rows))
             needed.append(int(found[taken - 1]) + 1)
+    scan_steps = np.unique(units.step)
+    totals = [np.bincount(units.step[kept], minlength=record.last_step + 1) for kept in (units.accepted, passes)]
     return GateOutcome(
         own=record.config.replay.max_drift,
         other=bound,
@@ -96,6 +107,10 @@ def other_gate(record: RunRecord, bound: float) -> GateOutcome:
         steps_enough=len(scans),
         scans=float(np.mean(scans)) if scans else float("nan"),
         scans_needed=float(np.mean(needed)) if needed else float("nan"),
+        scan_steps=scan_steps,
+        drift_by_step=mean_by_step(units.step, units.drift, record.last_step)[scan_steps],
+        accepted_by_step=totals[0][scan_steps],
+        would_accept_by_step=totals[1][scan_steps],
     )
 
 
@@ -124,16 +139,19 @@ def other_priority(record: RunRecord, rules: ReplaySettings, rng: np.random.Gene
             store.end_draw()
             same += len(set(own.tolist()) & set(found)) / REPETITIONS
             drawn += [(step, unit) for unit in found]
-    accepted = units.accepted
     others = np.array(drawn, dtype=np.int64).reshape(-1, 2)
+    taken, taken_rows = _described(record, units.step[units.accepted], units.unit[units.accepted])
+    expected, expected_rows = _described(record, others[:, 0], others[:, 1])
     return PriorityOutcome(
         own=priority_title(record.config.replay),
         other=priority_title(rules),
         steps=taken_by,
         units=wanted_in_all,
         share_same=same / wanted_in_all if wanted_in_all else float("nan"),
-        taken=_means(record, units.step[accepted], units.unit[accepted]),
-        expected=_means(record, others[:, 0], others[:, 1]),
+        taken=_means(taken),
+        expected=_means(expected),
+        taken_by_step=_by_step(record, taken, taken_rows, taken_by),
+        expected_by_step=_by_step(record, expected, expected_rows, taken_by),
     )
 
 
@@ -227,9 +245,10 @@ def _renew(
     return end
 
 
-def _means(
+def _described(
     record: RunRecord, steps: Int64[np.ndarray, " units"], units: Int64[np.ndarray, " units"]
-) -> dict[str, float]:
+) -> tuple[dict[str, np.ndarray], Int64[np.ndarray, " rows"]]:
+    """What is told of each row of these units, and the step that it belongs to."""
     which, rows = rows_of_units(record, units)
     born = record.trajectories
     columns = {
@@ -239,4 +258,17 @@ def _means(
         "age": steps[which] - born.step_born[rows],
         "num_tokens": born.num_tokens[rows],
     }
+    return columns, steps[which]
+
+
+def _means(columns: Mapping[str, np.ndarray]) -> dict[str, float]:
     return {name: float(column.mean()) if len(column) else float("nan") for name, column in columns.items()}
+
+
+def _by_step(
+    record: RunRecord,
+    columns: Mapping[str, np.ndarray],
+    row_steps: Int64[np.ndarray, " rows"],
+    steps: Int64[np.ndarray, " draws"],
+) -> dict[str, np.ndarray]:
+    return {name: mean_by_step(row_steps, column, record.last_step)[steps] for name, column in columns.items()}
