@@ -104,11 +104,16 @@ def memorising_of(run: Path) -> "Figure | None":
 
 
 def replay_figures(summary: ReplaySummary) -> Iterator[tuple[str, "Figure"]]:
-    """Name and figure of everything about the experience buffer."""
+    """Name and figure of everything about the experience buffer, and of how its run draws from it."""
+    rules = summary.config.replay
     yield "replay-buckets", buckets.bucket_occupancy(summary)
-    yield "replay-flow", buckets.bucket_flow(summary)
     yield "replay-questions", buckets.question_states(summary)
-    yield "replay-entropy", draws.entropy_of_choice(summary)
+    if rules.draws_units:
+        yield "replay-units", draws.units_scanned(summary)
+    else:
+        yield "replay-flow", buckets.bucket_flow(summary)
+        yield "replay-entropy", draws.entropy_of_choice(summary)
     yield "replay-age-reuse", draws.age_and_reuse(summary)
     yield "replay-entropy-by-bucket", draws.entropy_by_bucket(summary)
-    yield "replay-draws", draws.draws_against_promise(summary)
+    if rules.composition == "replace":
+        yield "replay-draws", draws.draws_against_promise(summary)

@@ -108,9 +108,9 @@ def selection_entropy(record: RunRecord) -> SelectionEntropy:
 
 
 def entropy_at_birth(record: RunRecord, first_step: int, last_step: int) -> EntropyWindow:
-    """Entropy of the trajectories born in the steps first..last, by success count and by the paper's difficulty."""
+    """Entropy of right trajectories born in the steps first..last, by success count and by the paper's difficulty."""
     stored = record.trajectories
-    inside = (stored.step_born >= first_step) & (stored.step_born <= last_step)
+    inside = (stored.step_born >= first_step) & (stored.step_born <= last_step) & (stored.reward > 0)
     counts, entropy = stored.success_count[inside], stored.entropy[inside]
     rates = counts / record.config.rollout.group_size
     difficulty = {

@@ -41,6 +41,33 @@ class ReplayShares:
     """Of all tokens trained on, in the steps whose metrics are known; NaN when none are."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scans:
+    """The units scanned in each step; means are NaN in a step without any."""
+
+    scanned: Int64[np.ndarray, " steps"]
+    taken: Int64[np.ndarray, " steps"]
+    priority: Float64[np.ndarray, " steps"]
+    """Mean of those taken."""
+    weight: Float64[np.ndarray, " steps"]
+    """Mean of those taken."""
+    drift: Float64[np.ndarray, " steps"]
+    """Mean of those scanned; NaN where nothing was measured."""
+
+
+def scans(record: RunRecord) -> Scans:
+    """How many units each step scanned and took, and what they were like."""
+    units, last = record.units, record.last_step
+    taken = units.accepted
+    return Scans(
+        scanned=np.bincount(units.step, minlength=last + 1),
+        taken=np.bincount(units.step[taken], minlength=last + 1),
+        priority=mean_by_step(units.step[taken], units.priority[taken], last),
+        weight=mean_by_step(units.step[taken], units.weight[taken], last),
+        drift=mean_by_step(units.step, units.drift, last),
+    )
+
+
 def replays(record: RunRecord) -> Replays:
     """The replays of a run with their trajectories: those selected, or those of accepted units."""
     trajectories, selected = record.trajectories, record.events.of(SELECTED)

@@ -23,7 +23,7 @@ from exgrpo_cli.replay_stats.flow import BucketFlow, bucket_flow
 from exgrpo_cli.replay_stats.occupancy import OccupancyHistory, occupancy
 from exgrpo_cli.replay_stats.questions import ReplayedQuestion, most_replayed
 from exgrpo_cli.replay_stats.record import RunRecord, read_run
-from exgrpo_cli.replay_stats.replays import Replays, ReplayShares, mean_by_step, replay_shares, replays
+from exgrpo_cli.replay_stats.replays import Replays, ReplayShares, Scans, mean_by_step, replay_shares, replays, scans
 
 MOST_REPLAYED_SHOWN = 10
 
@@ -54,6 +54,8 @@ class ReplaySummary:
     replays: Replays
     age_over_time: Float64[np.ndarray, " steps"]
     """Mean age, in steps, of the trajectories that a step replayed."""
+    scans: Scans
+    """Of units that are drawn by priority; zeros where questions are drawn."""
     shares: ReplayShares
     selection: SelectionEntropy
     entropy: EntropyWindow
@@ -107,6 +109,7 @@ def summarise_record(record: RunRecord) -> ReplaySummary:
         occupancy=occupancy(record),
         replays=drawn,
         age_over_time=mean_by_step(drawn.step, drawn.age, record.last_step),
+        scans=scans(record),
         shares=replay_shares(record, drawn),
         selection=selection_entropy(record),
         entropy=entropy_at_birth(record, 0, record.last_step),

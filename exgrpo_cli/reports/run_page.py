@@ -6,6 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from exgrpo_cli.ablation.study import CHOSEN_AT_START
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.resolve import resolve
@@ -53,6 +55,7 @@ CAPTIONS = {
     "no choice.",
     "replay-age-reuse": "How old replayed trajectories were, and how often each was replayed.",
     "replay-entropy-by-bucket": "Entropy at birth by difficulty. Compare within stretches of steps: it falls in time.",
+    "replay-units": "Units drawn by priority, and those replayed: the others have drifted beyond the bound.",
     "replay-draws": "Questions drawn against what the sampler promised; a small p-value means that they disagree.",
 }
 
@@ -255,7 +258,18 @@ def _replayed(run: Path) -> Iterator[Block]:
         yield Paragraph(text="Nothing has been replayed yet.")
         return
     yield Paragraph(text=f"Of step {step}, the last that replayed. exgrpo replay-stats RUN --step N shows any other.")
-    for drawn in step_replay(record, step).questions[:RESPONSES_SHOWN]:
+    replayed = step_replay(record, step)
+    for unit in [unit for unit in replayed.units if unit.accepted][:RESPONSES_SHOWN]:
+        row = unit.rows[0]
+        yield Response(
+            question=unit.question.text or unit.question_id,
+            answer=unit.question.answer,
+            text=row.text or "(no tokenizer yet to decode it with)",
+            facts=f"age {unit.age} steps, reward {row.reward:g}, advantage {row.advantage:.3f}, priority "
+            f"{unit.priority:.3g}, first of {len(unit.rows)} rows of a unit, {unit.success_count} right when sampled",
+            good=row.reward > 0,
+        )
+    for drawn in replayed.questions[:RESPONSES_SHOWN]:
         chosen = next((one for one in drawn.candidates if one.chosen), None)
         if chosen is not None:
             successes = (
@@ -272,7 +286,7 @@ def _replayed(run: Path) -> Iterator[Block]:
 
 
 def _last_replay(record: RunRecord) -> int | None:
-    chosen = record.scores.step[record.scores.chosen]
+    chosen = np.concatenate([record.scores.step[record.scores.chosen], record.units.step[record.units.accepted]])
     return int(chosen.max()) if len(chosen) else None
 
 

@@ -20,8 +20,11 @@ from exgrpo_cli.console.reporter import SilentReporter
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.plots.buffer.what_if import what_if_figure
+from exgrpo_cli.plots.gallery import replay_figures
 from exgrpo_cli.presets import load_preset, preset_names
-from exgrpo_cli.replay_stats.output.report import report_runs
+from exgrpo_cli.replay_stats.output.report import report_json, report_runs
+from exgrpo_cli.reports.page import Response
+from exgrpo_cli.reports.run_page import run_page
 from exgrpo_cli.training.run import train
 
 B, K, STEPS = 4, 4, 5
@@ -223,6 +226,16 @@ def test_replay_stats_count_units_and_ask_another_priority_and_bound(run_of: Cal
     stored = Stored(run, groups=True)
     [report] = report_runs([run], what_if="priority=latest,replay.max_drift=0.01")
     taken = stored.replays[stored.replays.accepted]
+    assert {name for name, _ in replay_figures(report.summary)} == {
+        "replay-buckets", "replay-questions", "replay-units", "replay-age-reuse", "replay-entropy-by-bucket",
+    }  # fmt: skip
+    units = report_json([report])["over_time"]["units"]
+    by_step = stored.replays.groupby("step")
+    assert [units["scanned"][step] for step in by_step.groups] == by_step.size().tolist()
+    assert [units["taken"][step] for step in by_step.groups] == by_step.accepted.sum().tolist()
+    assert [units["drift"][step] for step in by_step.groups] == pytest.approx(by_step.drift.mean().tolist())
+    right = stored.rows[stored.rows.reward > 0]
+    assert sum(group.trajectories for group in report.summary.entropy.by_bucket) == len(right) < len(stored.rows)
     assert len(report.summary.replays.step) == K * len(taken)
     assert report.summary.shares.share_of_tokens > 0
     born = stored.rows.groupby("group_id").step_born.first()
@@ -263,7 +276,7 @@ def test_another_priority_and_another_bound_have_figures(run_of: Callable[[str],
 
 
 def test_a_step_shows_the_units_that_it_scanned(
-    run_of: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+    run_of: Callable[[str], Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the ledger has them, in the order drawn, each with its rows; a question's history has its uses."""
     run = run_of("headroom-drift")
@@ -289,6 +302,13 @@ def test_a_step_shows_the_units_that_it_scanned(
     question, times = next(iter(taken.question_id.value_counts().items()))
     [report] = report_runs([run], question_id=question)
     assert sum(row.event == "selected" for row in report.history.rows) == times
+    for figures in ("replay_figures", "training_figures"):
+        monkeypatch.setattr(f"exgrpo_cli.reports.run_page.{figures}", lambda *given: iter(()))
+    page = {section.title: section.blocks for section in run_page(run).sections}
+    shown = [block for block in page["Replayed trajectories"] if isinstance(block, Response)]
+    assert [block.text for block in shown] == [unit["rows"][0]["text"] for unit in told["units"] if unit["accepted"]][
+        :3
+    ]
     [report] = report_runs([run_of("adv-per")], step=1)
     assert report.step.nothing == "on-policy phase: replay begins with step 2" and not report.step.units
 

@@ -71,6 +71,9 @@ def _heat_map(figure: "Figure", axes: "Axes", questions: np.ndarray, shown: np.n
 
 
 def _draws_by_bucket(axes: "Axes", summary: "ReplaySummary", shown: np.ndarray) -> None:
+    if summary.config.replay.composition != "replace":
+        axes.set_axis_off()
+        return
     drawn = np.zeros(int(shown[-1]) + 1, dtype=np.int64)
     for row in summary.draws.buckets:
         if row.bucket < len(drawn):

@@ -61,6 +61,35 @@ def entropy_of_choice(summary: "ReplaySummary") -> "Figure":
         return figure
 
 
+def units_scanned(summary: "ReplaySummary") -> "Figure":
+    """Units scanned and taken in each step, the priority of those taken, and how far the scanned ones had drifted."""
+    with styled():
+        found, steps = summary.scans, np.arange(summary.last_step + 1)
+        drifted = bool(np.isfinite(found.drift).any())
+        figure, (counts, *others) = new_figure(1, 2 + drifted, width=FULL_WIDTH, height=2.4)
+        if not found.scanned.any():
+            for axes in others:
+                axes.set_axis_off()
+            say_nothing_to_show(counts, "nothing has been drawn yet")
+            return figure
+        draw_series(counts, steps, found.scanned.astype(np.float64), colour=VERMILION, label="scanned")
+        window = draw_series(counts, steps, found.taken.astype(np.float64), colour=BLUE, label="replayed")
+        counts.set_ylabel("units")
+        counts.legend(loc="best")
+        draw_series(others[0], steps, found.priority, colour=BLUE)
+        others[0].set_ylabel("priority of the replayed")
+        if drifted:
+            draw_series(others[1], steps, found.drift, colour=VERMILION)
+            others[1].axhline(summary.config.replay.max_drift, color=GREY, linestyle="--")
+            others[1].set_ylabel("drift of the scanned, and its bound")
+        for axes in (counts, *others):
+            axes.set_ylim(0, None)
+            step_axis(axes, summary.last_step)
+            mark_phase_start(axes, summary.first_mixed_step)
+        explain_smoothing(figure, window)
+        return figure
+
+
 def age_and_reuse(summary: "ReplaySummary") -> "Figure":
     """How old replayed trajectories were, and how often each stored one was replayed.
 

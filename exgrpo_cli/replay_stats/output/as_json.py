@@ -33,12 +33,14 @@ def plain(value: Any) -> Any:
 def summary_json(summary: ReplaySummary) -> dict[str, Any]:
     """Everything of a summary; `over_time` lists have one value per step from 0 on, `ratios` one per logged step."""
     replays, occupancy, selection = summary.replays, summary.occupancy, summary.selection
-    visits_known = occupancy.visits_known
+    visits_known, rules = occupancy.visits_known, summary.config.replay
     told = {
         "run": str(summary.run),
         "method": summary.config.run.method,
-        "sampler": summary.config.replay.sampler,
-        "metric": f"{summary.config.replay.metric}:{summary.config.replay.direction}",
+        "composition": rules.composition,
+        "sampler": rules.sampler if rules.composition == "replace" else None,
+        "metric": None if rules.draws_units else f"{rules.metric}:{rules.direction}",
+        "priority": rules.priority if rules.draws_units else None,
         "group_size": summary.config.rollout.group_size,
         "steps": summary.last_step,
         "first_mixed_step": summary.first_mixed_step,
@@ -102,6 +104,7 @@ def _over_time(summary: ReplaySummary) -> dict[str, Any]:
         "entropy_available": selection.available,
         "candidates": selection.candidates,
         "age": summary.age_over_time,
+        "units": summary.scans if summary.config.replay.draws_units else None,
     }
 
 

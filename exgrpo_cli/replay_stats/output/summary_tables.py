@@ -6,9 +6,20 @@ from collections.abc import Sequence
 import numpy as np
 from rich.table import Table
 
+from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.replay_stats.entropy import GROUPS
 from exgrpo_cli.replay_stats.output.as_json import occupied
-from exgrpo_cli.replay_stats.output.cells import NO_VALUE, excerpt, maybe, mean, nan_mean, number, percent, table_of
+from exgrpo_cli.replay_stats.output.cells import (
+    NO_VALUE,
+    excerpt,
+    maybe,
+    mean,
+    nan_mean,
+    number,
+    percent,
+    significant,
+    table_of,
+)
 from exgrpo_cli.replay_stats.output.report import RunReport
 from exgrpo_cli.replay_stats.summary import ReplaySummary
 from exgrpo_cli.replay_stats.what_if.policy import metric_title, priority_title
@@ -32,9 +43,7 @@ def _overview(summary: ReplaySummary) -> dict[str, str]:
     p_value = summary.draws.p_value
     return {
         "method": config.run.method,
-        "drawn by": priority_title(config.replay)
-        if config.replay.draws_units
-        else f"{config.replay.sampler}, {metric_title(config.replay)}",
+        "drawn by": _drawn_by(config.replay),
         "steps (mixed from)": f"{summary.last_step} ({maybe(summary.first_mixed_step)})",
         "questions buffered": f"{summary.questions:,}",
         "retired": f"{summary.retired:,}",
@@ -54,6 +63,12 @@ def _overview(summary: ReplaySummary) -> dict[str, str]:
         "effective sample size, mean": number(nan_mean(summary.ratios.effective_sample_size)),
         "draws as promised: p": NO_VALUE if p_value is None else f"{p_value:.3f}",
     }
+
+
+def _drawn_by(rules: ReplaySettings) -> str:
+    if rules.draws_units:
+        return priority_title(rules)
+    return metric_title(rules) if rules.composition == "join" else f"{rules.sampler}, {metric_title(rules)}"
 
 
 def buckets_over_time(summary: ReplaySummary) -> Table:
@@ -115,6 +130,24 @@ def draws(summary: ReplaySummary) -> Table:
     )
     for row in test.buckets:
         table.add_row(f"{row.bucket}/{row.num_members}", f"{row.expected:,.1f}", f"{row.drawn:,}")
+    return table
+
+
+def units(summary: ReplaySummary) -> Table:
+    """Units scanned and taken at a few steps: sums and means since the row before."""
+    table = table_of(
+        "Units scanned (since the row above)", "step", "scanned", "taken", "priority", "weight", "drift of the scanned"
+    )
+    found, before = summary.scans, -1
+    for step in _times(summary):
+        window = slice(before + 1, step + 1)
+        table.add_row(
+            str(step),
+            f"{found.scanned[window].sum():,}",
+            f"{found.taken[window].sum():,}",
+            *(significant(nan_mean(values[window])) for values in (found.priority, found.weight, found.drift)),
+        )
+        before = step
     return table
 
 

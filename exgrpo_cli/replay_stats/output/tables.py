@@ -19,10 +19,15 @@ def report_tables(reports: Sequence[RunReport]) -> Iterator[Table]:
         summary = reports[0].summary
         yield summary_tables.buckets_over_time(summary)
         yield summary_tables.dynamics(summary)
-        yield summary_tables.draws(summary)
+        composition = summary.config.replay.composition
+        if composition == "replace":
+            yield summary_tables.draws(summary)
+        if summary.config.replay.draws_units:
+            yield summary_tables.units(summary)
         yield summary_tables.entropies(summary)
         yield summary_tables.difficulty_windows(summary)
-        yield summary_tables.flow(summary)
+        if not summary.config.replay.draws_units:
+            yield summary_tables.flow(summary)
         yield summary_tables.replayed_questions(summary)
     else:
         yield summary_tables.buckets_side_by_side(reports)
