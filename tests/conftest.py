@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from jaxtyping import install_import_hook
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -32,6 +33,11 @@ def modules_with_shapes() -> list[str]:
 
 install_import_hook(modules_with_shapes(), "shape_checks.checked")
 LONG_FILES = (
+    "training/test_smollm2.py",
+    "engines/test_sharded_policy.py",
+    "commands/test_vllm.py",
+    "commands/test_check.py",
+    "test_guide.py",
     "training/test_loop.py",
     "ablation/test_studies.py",
     "ranks/test_ranks.py",
@@ -82,13 +88,25 @@ def tiny_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def small_backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Hugging Face folder of a very small backbone that solves some two-operation sums: seconds to train."""
-    return export_small_backbone(tmp_path_factory.mktemp("backbone") / "small", num_heads=4, num_kv_heads=2)
+    return made_once(tmp_path_factory, "small-backbone", num_heads=4, num_kv_heads=2)
 
 
 @pytest.fixture(scope="session")
 def vllm_backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with attention heads of width 32, a size vLLM has CPU kernels for."""
-    return export_small_backbone(tmp_path_factory.mktemp("backbone") / "small", num_heads=2, num_kv_heads=1)
+    return made_once(tmp_path_factory, "vllm-backbone", num_heads=2, num_kv_heads=1)
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, **heads: int) -> Path:
+    """The folder `name`, made by whichever test process needs it first."""
+    shared = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    folder = shared / name
+    with FileLock(shared / f"{name}.lock"):
+        if not folder.exists():
+            export_small_backbone(shared / f"{name}.partial", **heads).rename(folder)
+    return folder
 
 
 def export_small_backbone(folder: Path, *, num_heads: int, num_kv_heads: int) -> Path:

@@ -95,6 +95,27 @@ def wait_for(path: Path, content: str = "") -> None:
         time.sleep(0.05)
 
 
+def launch_and_time_out(study: Study, settings: SlurmSettings, signal_running: Callable[[], None]) -> None:
+    """The first arm's runs wait at step 3 until their tasks are signalled; they are requeued and resume."""
+    arm = study.runs[0].folder.parent
+    arm.mkdir(parents=True)
+    (arm / "hold").touch()
+    held = [run for run in study.runs if run.folder.parent == arm]
+
+    def time_out() -> None:
+        for run in held:
+            wait_for(run.folder / "metrics.jsonl", '"step": 3')
+        (arm / "hold").unlink()
+        signal_running()
+
+    in_background(time_out)
+    launch.launch_study(study, "slurm", settings, jobs=0, reporter=SilentReporter())
+    for run in study.runs:
+        assert run.state == "finished"
+        assert [line["step"] for line in read_json_lines(run.folder / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+    assert all(starts(study)[launch.label(run)] == 2 for run in held)
+
+
 def test_one_array_job_runs_what_is_not_finished(study: Study, cluster: Path) -> None:
     launch.launch_study(study, "slurm", SHARED, jobs=0, reporter=SilentReporter())
     assert all(run.state == "finished" for run in study.runs) and set(starts(study).values()) == {1}
@@ -110,27 +131,14 @@ def test_one_array_job_runs_what_is_not_finished(study: Study, cluster: Path) ->
 
 @pytest.mark.engines
 def test_a_task_whose_time_is_over_is_requeued_and_resumes(study: Study, cluster: Path) -> None:
-    run = study.runs[0]
-    run.folder.parent.mkdir(parents=True)
-    (run.folder.parent / "hold").touch()
-    held = [each for each in study.runs if each.arm == run.arm]
-
-    def time_out() -> None:
-        for each in held:
-            wait_for(each.folder / "metrics.jsonl", '"step": 3')
-        (run.folder.parent / "hold").unlink()
+    def signal_running() -> None:
         for path in cluster.glob("task-*.json"):
             if json.loads(path.read_text())["state"] == "RUNNING":
                 name = path.stem.removeprefix("task-")
                 os.spawnlp(os.P_WAIT, "scancel", "scancel", name, "--signal", "USR2")
 
-    in_background(time_out)
-    launch.launch_study(study, "slurm", SHARED, jobs=0, reporter=SilentReporter())
+    launch_and_time_out(study, SHARED, signal_running)
     assert (cluster / "requeues").is_file()
-    for each in study.runs:
-        assert each.state == "finished"
-        assert [line["step"] for line in read_json_lines(each.folder / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
-    assert all(starts(study)[launch.label(each)] == 2 for each in held)
 
 
 @pytest.mark.engines
@@ -248,25 +256,13 @@ def test_an_array_job_of_a_real_slurm(study: Study, one_node: SlurmSettings) -> 
 @pytest.mark.slow
 def test_a_real_slurm_requeues_a_task_whose_time_is_over(study: Study, one_node: SlurmSettings) -> None:
     """The signal that Slurm sends before the end of a task's time; `scontrol requeue` is submitit's."""
-    run = study.runs[0]
-    run.folder.parent.mkdir(parents=True)
-    (run.folder.parent / "hold").touch()
-    held = [each for each in study.runs if each.arm == run.arm]
 
-    def time_out() -> None:
-        for each in held:
-            wait_for(each.folder / "metrics.jsonl", '"step": 3')
-        (run.folder.parent / "hold").unlink()
+    def signal_running() -> None:
         jobs = subprocess.run(["squeue", "-h", "-t", "R", "-o", "%A"], capture_output=True, text=True, check=True)
         for job in jobs.stdout.split():
             subprocess.run(["scancel", "--signal=USR2", job], check=False)
 
-    in_background(time_out)
-    launch.launch_study(study, "slurm", one_node, jobs=0, reporter=SilentReporter())
-    for each in study.runs:
-        assert each.state == "finished"
-        assert [line["step"] for line in read_json_lines(each.folder / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
-    assert all(starts(study)[launch.label(each)] == 2 for each in held)
+    launch_and_time_out(study, one_node, signal_running)
 
 
 @pytest.mark.slow

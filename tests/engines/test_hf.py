@@ -128,15 +128,24 @@ def test_a_rollout_depends_on_its_own_seed_only() -> None:
     assert len(seeds_differ) > 1
 
 
+@pytest.fixture(scope="module")
+def uninterrupted() -> tuple[PreTrainedModel, list[list[Rollout]]]:
+    model = build_model()
+    return model, HFGenerator(model, max_rows=256).generate(requests(), PARAMS)
+
+
 @pytest.mark.parametrize("max_rows", [1, 2, 7, 19])
 @pytest.mark.parametrize("prefill_tokens", [1, 12, 4096])
 @pytest.mark.parametrize("by_length", [False, True])
 def test_refilled_rows_equal_an_uninterrupted_batch(
-    max_rows: int, prefill_tokens: int, by_length: bool, monkeypatch: pytest.MonkeyPatch
+    uninterrupted: tuple[PreTrainedModel, list[list[Rollout]]],
+    max_rows: int,
+    prefill_tokens: int,
+    by_length: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rows enter in the middle of a pass over several prompts, at its end, or with a pass each."""
-    model = build_model()
-    whole = HFGenerator(model, max_rows=256).generate(requests(), PARAMS)
+    model, whole = uninterrupted
     monkeypatch.setattr(prefill, "PREFILL_TOKENS", prefill_tokens)
     if by_length:
         # These rows are short: without it all of them are of one class and attend in one call.

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -279,6 +280,8 @@ def test_an_upload_that_was_stopped_says_how_to_go_on(run: Path, hub: LocalHub) 
     with subprocess.Popen(program, env=environment, stderr=subprocess.PIPE, text=True) as process:
         assert hub.hanging.wait(120)
         process.send_signal(signal.SIGINT)
+        # The request that hangs is answered once the signal has been taken; before that the upload would end well.
+        time.sleep(2)
         hub.released.set()
         _, talk = process.communicate(timeout=60)
     assert process.returncode == 130, talk
