@@ -203,6 +203,12 @@ def _prepare(
         note(f"{benchmark.name}: multiple choice, options shuffled")
         benchmark = _override(benchmark, {"grader": "choice"})
         questions = benchmark_questions(benchmark, plan.request.data)
+    unshuffled = len(questions.questions) - len(questions.options)
+    if benchmark.protocol.grader == "choice" and unshuffled:
+        note(
+            f"{benchmark.name}: {unshuffled} of {len(questions.questions)} questions have no options that can be told "
+            "from their text, or a gold that labels none: asked as they stand, graded by label alone"
+        )
     if questions.num_folded:
         note(f"{benchmark.name}: {questions.num_folded} repeated rows folded into {len(questions.questions)} questions")
     samples = benchmark.protocol.samples

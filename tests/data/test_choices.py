@@ -31,6 +31,16 @@ def question(text: str, answer: str) -> Question:
         ("Which? A) one B) two C) three", "ABC", ("one", "two", "three")),
         ("Which? (A) 1.5 (B) 2.5 (C) 3.5\nThink first.", "ABC", ("1.5", "2.5", "3.5")),
         ("Which? A. one B. two C. three", "ABC", ("one", "two", "three")),
+        ("Which?\nA) one B) two C) three\nThink first.", "ABC", ("one", "two", "three")),
+        ("Which?\nA: one; B: two; C: three.", "ABC", ("one", "two", "three")),
+        ("Which? (a) one, (b) two, or (c) three.", "abc", ("one", "two", "three")),
+        ("Which?\nA) one   B) two\nC) three   D) four\n", "ABCD", ("one", "two", "three", "four")),
+        ("Which?\n**A.** one\n**B.** two", "AB", ("one", "two")),
+        ("Which?\n- A. one\n- B. two", "AB", ("one", "two")),
+        # What asks for the answer is no part of the last option.
+        ("Which?\nA. one\nB. two\nAnswer:", "AB", ("one", "two")),
+        ("Which?\nA. one\nB. two\nwhich is more", "AB", ("one", "two\nwhich is more")),
+        ("Which?\n1. one\n2. two\n3. three\n\nAnswer with a number.", "123", ("one", "two", "three")),
         # Over lines up to the next label; behind a blank line the question goes on.
         ("Which?\nA) one\nor half\nB) two\n\nName a letter.", "AB", ("one\nor half", "two")),
         # The last list counts: the first holds statements.
@@ -51,6 +61,8 @@ def test_options_are_found(text: str, labels: str, options: tuple[str, ...]) -> 
         "Which?\n\nA. one\nC. two",
         "How many hold?\n1) x > 0\n2) x < 0",
         "How many hold?\n1) x > 0\n2) x < 0\n3) x = 0\n\nGive a number.",
+        "How many hold?\n1) x > 0\n2) x < 0\n3) x = 0",
+        "1) x > 0\n2) x < 0\n3) x = 0\nWhat holds if x is 1?",
         "Vitamin A. B. cereus needs none.",
         "Steps 1. 2. 3. follow",
     ],

@@ -218,6 +218,36 @@ LAYOUTS = {
         known=OPTIONS_KNOWN,
         benchmark="arc-c",
     ),
+    "options in a row": Layout(
+        file="set.jsonl",
+        rows=choice_rows(asked_in_text("gpqa", "{}: {}", "\nAnswer:", joint="; ")),
+        known=OPTIONS_KNOWN,
+        benchmark="gpqa-diamond",
+    ),
+    "small letters, a list and a request behind it": Layout(
+        file="set.jsonl",
+        rows=choice_rows(asked_in_text("quiz", "- ({}) {}", "\nThe last line is 'ANSWER: X'.", labels="abcd")),
+        known=OPTIONS_KNOWN,
+    ),
+    "options by letter": Layout(
+        file="set.tsv",
+        rows=choice_rows(lambda q, o, p: {"question": q, **dict(zip("ABCD", o, strict=True)), "answer": "abcd"[p]}),
+        known=OPTIONS_KNOWN,
+    ),
+    "options in a table by letter": Layout(
+        file="set.jsonl.zst",
+        rows=choice_rows(
+            lambda q, o, p: {"question": q, "options": dict(zip("ABCD", o, strict=True)), "answer": "ABCD"[p]}
+        ),
+        known=OPTIONS_KNOWN,
+    ),
+    "orz as columns": Layout(
+        file="set.parquet",
+        rows=rows_of(
+            lambda q, a: {"0": {"from": "human", "value": q}, "1": {"from": "a", "ground_truth": {"value": a}}}, NUMBERS
+        ),
+        known=NUMBERS_KNOWN,
+    ),
     "mmlu-pro": Layout(
         file="set.parquet",
         rows=choice_rows(
@@ -248,16 +278,17 @@ def write(folder: Path, layout: Layout) -> Path:
     path = folder / layout.file
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(layout.rows), path)
-    elif path.suffix == ".csv":
+    elif path.suffix in (".csv", ".tsv"):
         with path.open("w", newline="") as text:
-            writer = csv.DictWriter(text, list(layout.rows[0]))
+            writer = csv.DictWriter(text, list(layout.rows[0]), delimiter="\t" if path.suffix == ".tsv" else ",")
             writer.writeheader()
             writer.writerows(layout.rows)
     elif path.suffix == ".json":
         path.write_text(json.dumps(layout.rows))
     else:
         lines = "".join(json.dumps(row) + "\n" for row in layout.rows).encode()
-        path.write_bytes(pa.compress(lines, "gzip", asbytes=True) if path.suffix == ".gz" else lines)
+        packing = {".gz": "gzip", ".zst": "zstd"}.get(path.suffix)
+        path.write_bytes(pa.compress(lines, packing, asbytes=True) if packing else lines)
     return path
 
 
@@ -303,7 +334,7 @@ class Server:
 def answer_to(asked: str, answer: str) -> str:
     """The letter in front of the option with this text, in the form the question asks for; else the answer in a box."""
     letters = re.findall(
-        rf"(?:^|\s)\(?([A-Z1-9])[.):]\s*{re.escape(answer)}\s*(?:$|\n|(?=\(?[A-Z1-9][.):]))", asked, re.M
+        rf"(?:^|\s)\(?([A-Za-z1-9])[.):]\s*{re.escape(answer)};?\s*(?:$|\n|(?=\(?[A-Z1-9][.):]))", asked, re.M
     )
     if not letters:
         return f"It has to be \\boxed{{{answer}}}."
@@ -363,6 +394,31 @@ def test_a_perfect_server_scores_one_and_a_wrong_one_zero(tmp_path, monkeypatch,
     for text, found in zip(sorted(set(server.asked)), layout.known, strict=True):
         # Of multiple choice the server answered with a letter that it found: the options reached it.
         assert layout.known is not OPTIONS_KNOWN or found.right in text
+
+
+def test_questions_that_are_not_shuffled_are_told(tmp_path, monkeypatch, capsys, pools, oracle):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("exgrpo_cli.evaluation.service.open_pool", pools)
+    monkeypatch.setattr("exgrpo_cli.plots.style.save", lambda *values, **options: [])
+    layout = LAYOUTS["gpqa as the released code writes it"]
+    plain = verl("gpqa")("q3; which letter is the third?", "C")
+    pq.write_table(pa.Table.from_pylist([*layout.rows, plain]), tmp_path / "set.parquet")
+    server = oracle([*layout.known, Known(right="C", wrong="D")], right=True)
+    line = [
+        "evaluate",
+        "gpqa-diamond",
+        "--data",
+        "set.parquet",
+        "--model",
+        "oracle",
+        "--endpoint",
+        server.url,
+        "--json",
+    ]
+    assert run(line) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["benchmark"]["avg_at_k"] == 1.0
+    assert "gpqa-diamond: 1 of 4 questions have no options that can be told from their text" in err
 
 
 @pytest.mark.engines

@@ -156,6 +156,20 @@ CHOICE = [
     ("C", "B is correct.", WRONG),
     ("C", "A is not correct.", NO_ANSWER),
     ("C", "Either option B or option C.", NO_ANSWER),
+    ("C", "Option C is incorrect.", NO_ANSWER),
+    ("C", "It is not option C.", NO_ANSWER),
+    ("C", "We rule out option C.", NO_ANSWER),
+    ("C", "Neither B nor C is correct.", NO_ANSWER),
+    ("C", "The wrong answer is C.", NO_ANSWER),
+    ("C", "Is the answer C? No, it is B.", NO_ANSWER),
+    ("C", "The answer: C? No: D", NO_ANSWER),
+    ("C", "The answer must be C.", CORRECT),
+    ("C", "The answer is (c), because Rome is in Italy.", CORRECT),
+    ("C", "Hence option c.", CORRECT),
+    ("C", "(c) is correct.", CORRECT),
+    ("C", "<answer>C</answer>", CORRECT),
+    ("C", "<answer>\nC\n</answer>", CORRECT),
+    ("C", '{"answer": "C"}', CORRECT),
     ("c", "ANSWER: C", CORRECT),
     ("(c)", "c", CORRECT),
     # Options that are numbered; a letter names the same one by its place.
@@ -223,12 +237,17 @@ def test_numbered_options_that_are_numbers_are_meant_by_their_label() -> None:
         assert pool.grade(items) == [CORRECT, WRONG, CORRECT, WRONG, CORRECT]
         lettered = [item("B", response, options=numbers) for response in ("3", "B. 3", "ANSWER: 2")]
         assert pool.grade(lettered) == [CORRECT, CORRECT, WRONG]
+        vitamins = [item("A", response, options=("C", "D", "A", "b")) for response in ("ANSWER: A", "C", "A. C", "b")]
+        assert pool.grade(vitamins) == [CORRECT, WRONG, CORRECT, WRONG]
 
 
 def test_the_line_that_a_choice_question_demands_counts_without_a_box(math_pool: GradingPool) -> None:
     responses = {
         "so\nANSWER: C": CORRECT,
         "so\n**Answer: B**": WRONG,
+        "so\nThe answer is (C).": CORRECT,
+        "so\n<answer>C</answer>": CORRECT,
+        'so\n"answer": "C"': CORRECT,
         "so it is C": NO_ANSWER,
         "Answer: C\nor not": NO_ANSWER,
     }

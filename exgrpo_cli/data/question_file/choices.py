@@ -1,6 +1,7 @@
 """Multiple-choice questions as text: options as labelled lines under the question, and back."""
 
 import re
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -9,13 +10,22 @@ from exgrpo_cli.types import Question
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 _NUMERALS = "123456789"
-# `(A)`, `A)`, `A.` and `A:`, in letters or digits, at the start of a line or behind a space.
+# `(A)`, `A)`, `A.` and `A:`, in letters or digits, bold or not, at the start of a line or behind a space.
 _LABEL = re.compile(
-    r"(?:^|(?<=\s))(?:\((?P<inside>[A-Za-z]|[1-9])\)|(?P<before>[A-Za-z]|[1-9])(?P<mark>[).:]))[ \t]+(?=\S)",
+    r"(?:^|(?<=\s))\**(?:\((?P<inside>[A-Za-z]|[1-9])\)|(?P<before>[A-Za-z]|[1-9])(?P<mark>[).:]))"
+    r"(?:\**[ \t]+|\*\*)(?=\S)",
     re.MULTILINE,
 )
+_BULLETS = ("-", "*", "•")
+_JOINT = re.compile(r"(?:[,;](?:\s*(?:and|or))?|\s(?:and|or))$")
+# What follows the last option without a blank line, as "Answer:", and goes on from it.
+_REQUEST = re.compile(r"\n\s*(?=[A-Z*#<\[(\"'])")
+_ASKS_FOR_A_LABEL = re.compile(r"\b(?:answer|options?|choices?|choose|select|labels?|letter)\b", re.IGNORECASE)
+_ASKS_FOR_A_NUMBER = re.compile(r"\bhow many\b|\bnumber of\b", re.IGNORECASE)
 _PARAGRAPH = re.compile(r"\n\s*\n")
 _LEAST_NUMBERED = 3
+_MOST_LABELS = 500
+_WIDEST_INDENT = 40
 _LEAST_WITH_POINTS_IN_A_ROW = 3
 
 
@@ -57,19 +67,20 @@ def format_choices(question: str, options: Sequence[str]) -> str:
 
 
 def find_choices(text: str) -> Choices | None:
-    """The last list of options in a question: one a line or all in a row, labelled in one style from A or 1 on.
+    """The last list of options in a question: one a line or several in a row, labelled in one style from A or 1 on.
 
-    Options run over lines up to the next label, the last one to the next blank line. A numbered list needs three of
-    them and the end of the text, since numbered statements stand in many questions that have no options.
+    Options run over lines up to the next label, the last one to the next blank line, or to a request that begins a line
+    where no other option takes two. A numbered list stands in lines, has three of them or more, and nothing behind it
+    but a request for a label: numbered statements stand in many questions that have no options.
     """
-    labels = list(_LABEL.finditer(text))
+    labels = list(deque(_LABEL.finditer(text), maxlen=_MOST_LABELS))
     for place in range(len(labels) - 1, -1, -1):
         if _name(labels[place]).upper() not in ("A", "1"):
             continue
-        run = list(_run(labels, place, text))
-        choices = _choices(run, text)
-        if choices is not None:
-            return choices
+        for in_a_row in (False, True) if _starts_line(labels[place], text) else (True,):
+            choices = _choices(list(_run(labels[place:], text, in_a_row=in_a_row)), text, in_a_row=in_a_row)
+            if choices is not None:
+                return choices
     return None
 
 
@@ -79,45 +90,69 @@ def options_of(question: Question) -> tuple[str, ...] | None:
     return None if choices is None or choices.place_of(question.answer) is None else choices.options
 
 
-def _run(labels: Sequence["re.Match[str]"], first: int, text: str) -> Iterator["re.Match[str]"]:
-    """Labels that go on from this one in its style, on lines of their own where it is on one, else on its line."""
-    start = labels[first]
+def _run(labels: Sequence["re.Match[str]"], text: str, *, in_a_row: bool) -> Iterator["re.Match[str]"]:
+    """Labels that go on from the first in its style: each on a line of its own, or in a row of several lines."""
+    start = previous = labels[0]
     alphabet = _NUMERALS if _name(start).isdigit() else LETTERS if _name(start).isupper() else LETTERS.lower()
     expected = iter(alphabet)
     wanted = next(expected)
-    for label in labels[first:]:
-        in_a_row = not _starts_line(start, text)
-        if in_a_row and "\n" in text[start.start() : label.start()].strip():
+    left_line = False
+    for label in labels:
+        begins_line = _starts_line(label, text)
+        left_line = left_line or text.find("\n", previous.end(), label.start()) >= 0
+        previous = label
+        if in_a_row and left_line and not begins_line:
             return
-        if _style(label) != _style(start) or (not in_a_row and not _starts_line(label, text)):
+        if _style(label) != _style(start) or not (in_a_row or begins_line):
             continue
         if _name(label) != wanted:
-            if in_a_row:
+            if in_a_row and not begins_line:
                 continue
             return
         yield label
-        wanted = next(expected, "")
+        left_line, wanted = False, next(expected, "")
 
 
-def _choices(run: Sequence["re.Match[str]"], text: str) -> Choices | None:
+def _choices(run: Sequence["re.Match[str]"], text: str, *, in_a_row: bool) -> Choices | None:
     if len(run) < 2:
         return None
-    in_a_row = not _starts_line(run[0], text)
     numbered = _name(run[0]).isdigit()
     if in_a_row and (numbered or (run[0]["mark"] in (".", ":") and len(run) < _LEAST_WITH_POINTS_IN_A_ROW)):
         return None
-    paragraph = _PARAGRAPH.search(text, run[-1].end())
-    line_end = text.find("\n", run[-1].end())
-    end = len(text) if paragraph is None else paragraph.start()
-    if in_a_row and line_end >= 0:
-        end = min(end, line_end)
-    if numbered and (len(run) < _LEAST_NUMBERED or text[end:].strip()):
+    spans = _spans(run, text, in_a_row=in_a_row)
+    rest = text[spans[-1][1] :].strip()
+    if numbered and (
+        len(run) < _LEAST_NUMBERED
+        or (rest and not _ASKS_FOR_A_LABEL.search(rest))
+        or _ASKS_FOR_A_NUMBER.search(text[: run[0].start()] + rest)
+    ):
         return None
-    ends = [label.start() for label in run[1:]] + [end]
-    spans = []
-    for label, stop in zip(run, ends, strict=True):
-        spans.append((label.end(), label.end() + len(text[label.end() : stop].rstrip())))
     return Choices(labels=tuple(_name(label) for label in run), spans=tuple(spans), text=text)
+
+
+def _spans(run: Sequence["re.Match[str]"], text: str, *, in_a_row: bool) -> list[tuple[int, int]]:
+    """Start and end of each option, white space and what joins it to the next one left out."""
+    ends = [label.start() for label in run[1:]]
+    last = text[run[-1].end() :]
+    paragraph = _PARAGRAPH.search(last)
+    if paragraph is not None:
+        last = last[: paragraph.start()]
+    if in_a_row:
+        last = last.partition("\n")[0]
+    elif not any("\n" in text[label.end() : end].strip() for label, end in zip(run, ends, strict=False)):
+        last = _REQUEST.split(last, maxsplit=1)[0]
+    texts = [_without_bullet(text[label.end() : end]) for label, end in zip(run, ends, strict=False)]
+    last = last.rstrip()
+    if in_a_row and all(map(_JOINT.search, texts)):
+        texts, last = [_JOINT.sub("", each).rstrip() for each in texts], last.removesuffix(".")
+    return [(label.end(), label.end() + len(each)) for label, each in zip(run, [*texts, last], strict=True)]
+
+
+def _without_bullet(text: str) -> str:
+    """An option without the bullet of the next one's line."""
+    kept = text.rstrip()
+    before = kept[:-1].rstrip(" \t")
+    return before.rstrip() if kept.endswith(_BULLETS) and before.endswith("\n") else kept
 
 
 def _name(label: "re.Match[str]") -> str:
@@ -129,4 +164,6 @@ def _style(label: "re.Match[str]") -> str:
 
 
 def _starts_line(label: "re.Match[str]", text: str) -> bool:
-    return not text[text.rfind("\n", 0, label.start()) + 1 : label.start()].strip()
+    before = text[max(0, label.start() - _WIDEST_INDENT) : label.start()]
+    line = before.rpartition("\n")[2].strip()
+    return ("\n" in before or label.start() < _WIDEST_INDENT) and (not line or line in _BULLETS)

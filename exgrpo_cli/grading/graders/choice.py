@@ -11,21 +11,35 @@ _LONGEST_LINE = 200
 _LONGEST_STATEMENT = 2000
 
 _FONT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
-_MARKUP = re.compile(r"[*$`_]|\\[()\[\]]|\\(?=[ ,;!])")
+_MARKUP = re.compile(r"[*$`_\"“”]|\\[()\[\]]|\\(?=[ ,;!])")
 # The label alone, in brackets, or before its option's text: "C", "(C)", "Option C", "C.", "C) Paris", "C: Paris".
 _LETTER = re.compile(
     r"(?i:(?:option|choice)\s+)?[(\[]?([A-Za-z]|[1-9])(?:[)\]]|[.:](?=\s|$)|$)[.:)]?\s*(.*)", re.DOTALL
 )
 _ANNOUNCED = re.compile(
-    r"\b(?:answer|correct (?:option|choice))\b(?:\s+is\b)?\s*[:：=-]?\s*(?:\b(?:option|choice|letter)\b\s*)?",
+    r"(?<!wrong )(?<!incorrect )(?<!false )\b(?:answer|correct (?:option|choice))\b"
+    r"(?:\s+(?:is|was|(?:must|should|would|will|has to) be)\b)?\s*[:：=>-]?\s*"
+    r"(?:\b(?:option|choice|letter)\b\s*)?",
     re.IGNORECASE,
 )
-_NAMED_FIRST = re.compile(r"[(\[]?([A-Z]|[1-9])(?![A-Za-z0-9'’])(?!\.[0-9])")
+# A small letter is a label in brackets and behind "option"; elsewhere it is an article or a quantity.
+_NAMED_FIRST = re.compile(r"(?:[(\[]([A-Za-z]|[1-9])[)\]]|([A-Z]|[1-9]))(?![A-Za-z0-9'’])(?!\.[0-9]|\s*\?)")
+_IS_RIGHT = r"\s+is\s+(?:the\s+)?(?:correct|right|best)\b"
 _STATED = re.compile(
-    r"(?:\b(?:[Oo]ption|[Cc]hoice)\s+)?(?<![A-Za-z0-9])[(\[]?([A-Z]|[1-9])[)\]]?[.]?\s+is\s+(?:the\s+)?"
-    r"(?:correct|right|best)\b|\b(?:[Oo]ption|[Cc]hoice)\s+[(\[]?([A-Z]|[1-9])(?![A-Za-z0-9])"
+    rf"(?:\b(?:[Oo]ption|[Cc]hoice)\s+)?(?<![A-Za-z0-9])(?:[(\[]([A-Za-z]|[1-9])[)\]]|([A-Zb-hj-z]|[1-9]))\.?{_IS_RIGHT}|"
+    r"\b(?:[Oo]ption|[Cc]hoice)\s+[(\[]?([A-Za-z]|[1-9])(?![A-Za-z0-9])[)\]]?"
+    r"(?=\s*(?:$|[.,;:!](?![0-9])|(?:because|since|as|for)\b))"
 )
-_DEMANDED_LINE = re.compile(r"^\W*(?:final\s+)?answer\W+[A-Z1-9]\W*$", re.IGNORECASE)
+# Of a clause before what it says: "statement 2 is correct", "neither B nor C is correct", "we rule out option B".
+_DENIES = re.compile(
+    r"\b(?:not|cannot|neither|nor|if|whether|statements?|than|rule|excluded?|eliminated?|discard|reject|wrong|incorrect)\b"
+    r"|n['’]t\b|\b(?:or|and)\s*$",
+    re.IGNORECASE,
+)
+_CLAUSE_END = re.compile(r"[.!?,;:]\s")
+_DEMANDED_LINE = re.compile(
+    r"\W*(?:the\s+)?(?:final\s+)?answer(?:\s+is)?\W+(?:(?:option|choice)\W+)?[A-Z1-9]\W*(?:/answer\W*)?", re.IGNORECASE
+)
 
 
 def grade_choice(gold: str, text: str, *, options: tuple[str, ...] | None, max_answer_chars: int) -> Verdict:
@@ -49,7 +63,7 @@ def grade_choice(gold: str, text: str, *, options: tuple[str, ...] | None, max_a
 
 def ends_in_demanded_form(text: str) -> bool:
     """Whether the last line is "ANSWER: C": what prompts of multiple-choice sets demand, in place of a box."""
-    return _DEMANDED_LINE.match(_without_markup(text.rstrip().rpartition("\n")[2][-_LONGEST_LINE:])) is not None
+    return _DEMANDED_LINE.fullmatch(_without_markup(text.rstrip().rpartition("\n")[2][-_LONGEST_LINE:])) is not None
 
 
 def named_letter(text: str, options: tuple[str, ...] | None, *, is_numbered: bool = False) -> str | None:
@@ -57,8 +71,8 @@ def named_letter(text: str, options: tuple[str, ...] | None, *, is_numbered: boo
     plain = _without_markup(text)
     match = _LETTER.fullmatch(plain)
     letter = None if match is None else _letter(match.group(1), options, is_numbered=is_numbered)
-    if is_numbered and letter is not None and match is not None and not match.group(2):
-        # Of numbered options that are numbers themselves the label is meant.
+    if letter is not None and match is not None and not match[2] and (is_numbered or match[1].isupper()):
+        # Of options that are letters or numbers themselves the label is meant.
         return letter
     by_text = _letter_of_option(plain, options)
     if by_text is not None or letter is None or match is None:
@@ -81,7 +95,7 @@ def answered_letter(
         if end < 0:
             end = len(plain)
         rest = plain[announced.end() : end] if end - announced.end() <= max_answer_chars else ""
-        if not rest.strip(" .:!"):
+        if not rest.strip(" .:!>}"):
             continue
         if line_end not in (None, end):
             break
@@ -99,11 +113,17 @@ def answered_letter(
 
 def _stated_letter(plain: str, options: tuple[str, ...] | None, *, is_numbered: bool) -> str | None:
     """The one option that the last line with "C is correct" or "option C" names."""
-    lines = [line for line in plain[-_LONGEST_STATEMENT:].splitlines() if _STATED.search(line)]
-    if not lines:
-        return None
-    named = {_letter(found[0] or found[1], options, is_numbered=is_numbered) for found in _STATED.findall(lines[-1])}
-    return named.pop() if len(named) == 1 else None
+    for line in reversed(plain[-_LONGEST_STATEMENT:].splitlines()):
+        stated = [found for found in _STATED.finditer(line) if not _denied(line[: found.start()])]
+        named = {_letter(found[1] or found[2] or found[3], options, is_numbered=is_numbered) for found in stated}
+        if stated:
+            return named.pop() if len(named) == 1 else None
+    return None
+
+
+def _denied(before: str) -> bool:
+    """Whether a clause that begins like this says the contrary, or something else."""
+    return _DENIES.search(_CLAUSE_END.split(before)[-1]) is not None
 
 
 def _letter(label: str, options: tuple[str, ...] | None, *, is_numbered: bool) -> str | None:
@@ -122,8 +142,8 @@ def _first_letter(line: str, options: tuple[str, ...] | None, *, is_numbered: bo
     rest = line[match.end() :].lstrip(" )].,:")
     if re.match(r"(?:and|or|/|&)?\s*[(\[]?(?:[A-Z]|[1-9])\b(?![A-Za-z'’])", rest):
         return None
-    label = match.group(1)
-    is_article = label in "AI" and re.match(r" [a-z]", line[match.end() :]) is not None
+    label = match[1] or match[2]
+    is_article = match[2] in ("A", "I") and re.match(r" [a-z]", line[match.end() :]) is not None
     # "A is correct" names an option all the same.
     if is_article and not re.match(r" is (?:the )?(?:correct|right|best)\b", line[match.end() :]):
         return None

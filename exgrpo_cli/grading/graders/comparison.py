@@ -6,20 +6,23 @@ bases, units, repeated roots, an option's letter before its text.
 
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 
 from exgrpo_cli.grading.graders.plain import plain_number, same_plain_number
+from exgrpo_cli.grading.notation.contrasts import contradict
 from exgrpo_cli.grading.notation.lists import loses_roots
+from exgrpo_cli.grading.notation.names import without_name, without_shared_name
 from exgrpo_cli.grading.notation.notation import same_text
 from exgrpo_cli.grading.notation.numerals import same_based_number, same_value
-from exgrpo_cli.grading.notation.units import split_unit
+from exgrpo_cli.grading.notation.units import Unit, split_unit
 
 _FONT = r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*"
 _LETTER = re.compile(rf"(?:{_FONT}\{{\s*)?\(?([A-J])\)?[.]?\s*\}}?")
-_LONE_LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
-_NAME = re.compile(r"^[A-Za-z](?:_\{?[0-9A-Za-z]\}?)?\s*=\s*")
-_ASSIGNMENT = re.compile(r"([A-Za-z])(_\{?[0-9A-Za-z]\}?)?\s*=((?:[^=<>≤≥\\]|\\(?![lgn]eq?(?![A-Za-z])))+)")
+_OPERATOR = r"(?:cup|cap|cdot|times|div|setminus|to|implies|land|lor|in|subset|le|ge|leq|geq|ne|neq)(?![A-Za-z])"
+_SEVERAL = re.compile(r"[,;/&]|\b(?:and|or)\b")
+_PERCENT = re.compile(r"\\?%\s*$|\bper\s?cent\b\s*\}?\s*$")
 _LABEL = re.compile(
-    rf"(?:{_FONT}\{{\s*\(?([A-J])\s*(?:\)[.:]?|[.:])\s*\}}|\{{?\(?([A-J])\)\}}?(?=\s*[0-9\\])|([A-J])[.:](?=\s))\s*([^+*/^_=\s].*)",
+    rf"(?:{_FONT}\{{\s*\(?([A-J])\s*(?:\)[.:]?|[.:])\s*\}}|\{{?\(?([A-J])\)\}}?(?=\s*(?:[0-9]|\\(?!{_OPERATOR})))|([A-J])[.:](?=\s))\s*([^+*/^_=,;&\s].*)",
     re.DOTALL,
 )
 
@@ -40,11 +43,16 @@ def compare_texts(gold: str, answer: str) -> Compared:
         return Compared(gold, answer, True)
     gold, answer, is_same = _without_labels(gold, answer)
     if is_same is None:
-        gold, answer, is_same = _without_shared_name(gold, answer)
+        gold, answer, is_same = without_shared_name(gold, answer)
+        gold, answer = without_name(gold, answer)
+    if is_same is None and same_text(gold, answer):
+        is_same = True
     if is_same is None:
-        is_same = same_plain_number(*_without_name(gold, answer))
+        is_same = same_plain_number(gold, answer)
     if is_same is None:
         is_same = same_based_number(gold, answer)
+    if is_same is None and contradict(gold, answer):
+        is_same = False
     if is_same is not None:
         return Compared(gold, answer, is_same)
     gold, answer, is_same = _in_same_unit(gold, answer)
@@ -52,7 +60,7 @@ def compare_texts(gold: str, answer: str) -> Compared:
         is_same = False
     if is_same is None:
         is_same = same_plain_number(gold, answer)
-    if is_same is None and same_text(*_without_name(gold, answer)):
+    if is_same is None and same_text(gold, answer):
         is_same = True
     if is_same is None:
         is_same = same_value(gold, answer)
@@ -68,6 +76,8 @@ def _without_labels(gold: str, answer: str) -> tuple[str, str, bool | None]:
         return gold, answer, gold_letter[1] == answer_label
     if gold_label and answer_letter:
         return gold, answer, gold_label == answer_letter[1]
+    if gold_letter and not answer_letter and _SEVERAL.search(answer):
+        return gold, answer, False
     return gold_rest, answer_rest, same_text(gold_rest, answer_rest) or None
 
 
@@ -76,39 +86,39 @@ def _split_label(text: str) -> tuple[str | None, str]:
     return (match[1] or match[2] or match[3], match[4].strip()) if match else (None, text)
 
 
-def _without_shared_name(gold: str, answer: str) -> tuple[str, str, bool | None]:
-    """What two sides say of the same quantity: `n` and `n+1` where they are `N=n` and `N=n+1`.
-
-    The parser takes capital letters for small ones, reads n=n and n=n+1, and calls such equations equal. Where a side
-    speaks of its own name in the other case, it is not asked.
-    """
-    golds, answers = _ASSIGNMENT.fullmatch(gold), _ASSIGNMENT.fullmatch(answer)
-    if not (golds and answers and golds[1].lower() == answers[1].lower() and golds[2] == answers[2]):
-        return gold, answer, None
-    names = {golds[1], answers[1]}
-    if names.intersection(_LONE_LETTER.findall(f"{golds[3]} {answers[3]}")):
-        return gold, answer, False if len(names) > 1 else None
-    return golds[3].strip(), answers[3].strip(), same_text(golds[3].strip(), answers[3].strip()) or None
-
-
-def _without_name(gold: str, answer: str) -> tuple[str, str]:
-    """`x = 5` without its `x =` where the other side has no equation."""
-    if "=" in gold and "=" not in answer:
-        return _NAME.sub("", gold, count=1), answer
-    return gold, _NAME.sub("", answer, count=1) if "=" not in gold else answer
-
-
 def _in_same_unit(gold: str, answer: str) -> tuple[str, str, bool | None]:
     """Both without their units, the answer in that of the gold; no comparison where only one of them names a unit."""
     gold_head, gold_unit = split_unit(gold)
     answer_head, answer_unit = split_unit(answer)
-    if gold_unit is not None and answer_unit is not None:
-        if gold_unit.dimensions != answer_unit.dimensions:
-            return gold, answer, False
-        ratio = answer_unit.factor / gold_unit.factor
-        value = plain_number(answer_head)
-        if ratio != 1 and value is not None:
-            answer_head = str(value * ratio)
-        elif ratio != 1:
-            answer_head = rf"\frac{{{ratio.numerator}}}{{{ratio.denominator}}} \cdot ({answer_head})"
+    if (gold_unit and _PERCENT.search(answer)) or (answer_unit and _PERCENT.search(gold)):
+        return gold, answer, False
+    ratio = _ratio(gold, gold_unit, answer, answer_unit)
+    if ratio is None:
+        return gold, answer, False
+    value = plain_number(answer_head)
+    if isinstance(ratio, Fraction) and ratio != 1 and value is not None:
+        answer_head = str(value * ratio)
+    elif isinstance(ratio, Fraction) and ratio != 1:
+        answer_head = rf"\frac{{{ratio.numerator}}}{{{ratio.denominator}}} \cdot ({answer_head})"
+    elif isinstance(ratio, str):
+        answer_head = rf"{ratio} \cdot ({answer_head})"
     return gold_head, answer_head, None
+
+
+def _ratio(gold: str, gold_unit: Unit | None, answer: str, answer_unit: Unit | None) -> Fraction | str | None:
+    """Units of the gold in one of the answer, as LaTeX if irrational; 1 where one has none, None where they do not fit.
+
+    An angle without a unit in which pi stands is in radians.
+    """
+    in_degrees = [unit is not None and unit.dimensions == (("degrees", 1),) for unit in (gold_unit, answer_unit)]
+    in_radians = [
+        unit.dimensions == (("radians", 1),) if unit is not None else r"\pi" in text
+        for text, unit in ((gold, gold_unit), (answer, answer_unit))
+    ]
+    if in_degrees[0] and in_radians[1]:
+        return r"\frac{180}{\pi}"
+    if in_radians[0] and in_degrees[1]:
+        return r"\frac{\pi}{180}"
+    if gold_unit is None or answer_unit is None:
+        return Fraction(1)
+    return answer_unit.factor / gold_unit.factor if gold_unit.dimensions == answer_unit.dimensions else None

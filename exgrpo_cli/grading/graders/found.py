@@ -9,7 +9,7 @@ from exgrpo_cli.grading.graders import mathematics
 from exgrpo_cli.grading.graders.choice import answered_letter, grade_choice
 from exgrpo_cli.grading.graders.comparison import compare_texts
 from exgrpo_cli.grading.notation.extract import boxed_or_all, last_boxed
-from exgrpo_cli.grading.notation.notation import in_box, plain_notation, same_text
+from exgrpo_cli.grading.notation.notation import in_box, plain_notation, same_text, with_last_letters_in_text
 from exgrpo_cli.types import Verdict
 
 _OPTIONS_LETTER = re.compile(r"[A-J]")
@@ -31,7 +31,7 @@ def grade_text(gold: str, text: str) -> Verdict:
         return Verdict.CORRECT
     if _OPTIONS_LETTER.fullmatch(plain_gold) and answered_letter(text, None, len(text)) is not None:
         return grade_choice(gold, text, options=None, max_answer_chars=len(text))
-    return mathematics.grade(in_box(plain_gold), text)
+    return mathematics.grade(in_box(plain_gold), with_last_letters_in_text(text))
 
 
 def compare_answers(first: str, second: str) -> Verdict:
@@ -52,4 +52,4 @@ def reads_in_part(gold: str) -> Verdict:
 def _as_found(text: str) -> str:
     """What a worker calls the gold may be a whole text too: math-verify finds the answer in it as in any other."""
     boxed = last_boxed(text)
-    return text if boxed is None else in_box(plain_notation(boxed))
+    return with_last_letters_in_text(text) if boxed is None else in_box(plain_notation(boxed))

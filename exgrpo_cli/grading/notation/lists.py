@@ -41,6 +41,7 @@ def _items(text: str) -> list[str]:
 
 
 def _key(item: str) -> object:
-    text = "".join(_NAME.sub("", item, count=1).split())
-    value = plain_number(text)
+    # Without braces \\sqrt2 and \\sqrt{2} are one.
+    text = re.sub(r"[\s{}]", "", _NAME.sub("", item, count=1))
+    value = plain_number("".join(_NAME.sub("", item, count=1).split()))
     return text if value is None else value

@@ -8,8 +8,10 @@ linear in the length of the text; a few look at every pair of places in it, so t
 import re
 from functools import lru_cache
 
+from exgrpo_cli.grading.notation.constructs import written_out
+
 _FONTS = (
-    "text|textbf|textit|textrm|textsf|texttt|textnormal|emph|mathbf|mathrm|mathit|mathsf|mathtt|mathnormal|"
+    "text|textbf|textit|textrm|textsf|textsc|textup|texttt|textnormal|emph|mathbf|mathrm|mathit|mathsf|mathtt|mathnormal|"
     "boldsymbol|bm|pmb|bold|mbox|hbox|underline|ensuremath"
 )
 _NUMERAL_IN_FONT = re.compile(rf"\\(?:{_FONTS})\s*(?:\{{\s*([^{{}}A-Za-z\\]*[0-9][^{{}}A-Za-z\\]*?)\s*\}}|\s?([0-9]))")
@@ -102,6 +104,8 @@ _CHARACTERS = str.maketrans(
         "⅞": r"\frac{7}{8}",
     }
 )
+_MONEY = re.compile(r"\$?\\\$\s*([0-9](?:[0-9.,~]|\\[,;:! ]|\{,\})*)\$?")
+_LEFT_OVER = re.compile(r"(?<!\\)\\\s*$")
 _MAX_PASSES = 4
 _MOST_LAST_MARKS = 4
 """In one pass. Each takes a look at the whole text, so a thousand of them may not."""
@@ -111,7 +115,7 @@ _SPACES = re.compile(r"\s{2,}")
 @lru_cache(maxsize=8192)
 def plain_notation(content: str) -> str:
     """The content of a box, or a gold, in the notation that math-verify reads."""
-    text = _SPACES.sub(" ", _in_ascii(content))
+    text = _with_named_money(_SPACES.sub(" ", _in_ascii(content)))
     # A full stop behind bold print hides that all of it is bold: what one pass takes away may show more.
     for _ in range(_MAX_PASSES):
         simpler = _simplified(text)
@@ -123,15 +127,28 @@ def plain_notation(content: str) -> str:
 
 def _simplified(text: str) -> str:
     text = _ANNOUNCEMENT.sub("", _without_wrappers(text), count=1)
-    text = _with_plain_spaces(_FRACTION.sub(r"\\frac", text))
+    text = written_out(_with_plain_spaces(_FRACTION.sub(r"\\frac", text)))
     for pattern, replacement in _SAME_MEANING:
         text = pattern.sub(replacement, text)
     return _with_plain_numbers(text.strip()).strip()
 
 
+def _with_named_money(text: str) -> str:
+    """12 dollars for \\$12: the sign goes with the dollars of mathematics. A backslash that is left over goes too."""
+    text = _LEFT_OVER.sub("", text)
+    money = _MONEY.fullmatch(text.strip())
+    return rf"{money[1]}\text{{ dollars}}" if money else text
+
+
 def same_text(first: str, second: str) -> bool:
-    """Whether two texts in plain notation differ in white space alone, where it says nothing: not between digits."""
-    return _without_idle_spaces(first) == _without_idle_spaces(second)
+    """Whether two texts in plain notation differ in nothing but white space, where it says nothing, not between digits,
+    braces around one letter or digit, and the case of words in text."""
+    if _without_idle_spaces(first) == _without_idle_spaces(second):
+        return True
+    words = _TEXT_OR_WORD.fullmatch(first), _TEXT_OR_WORD.fullmatch(second)
+    if words[0] is None or words[1] is None or not (words[0][1] or words[1][1]):
+        return False
+    return (words[0][1] or words[0][2]).casefold().split() == (words[1][1] or words[1][2]).casefold().split()
 
 
 def in_box(content: str) -> str:
@@ -141,18 +158,52 @@ def in_box(content: str) -> str:
     at the very end go, where anything is left, and a space behind the last brace keeps the rest.
     """
     head = _LAST_WORDS.sub("", content).rstrip()
-    content = head or content
+    content = with_last_letters(head or content)
     return rf"\boxed{{{content}\,}}" if _WORDS_THEN_BRACE.search(content) else rf"\boxed{{{content}}}"
 
 
+def with_last_letters(content: str) -> str:
+    """The same with braces around each letter at its end, unless they may be a unit behind a number.
+
+    math-verify takes c, d, g, h, l, m, s, t, ab, bc and more at the end for units: `a^2+b^2+2ab` would be a^2+b^2+2.
+    """
+    last = _LAST_LETTERS.search(content)
+    if last is None or not {last[1], last[1].removesuffix("s")} & _TAKEN_FOR_UNITS:
+        return content
+    if _NUMBER.fullmatch(content[: last.start()]) and last[1].removesuffix("s") not in _NO_UNITS:
+        return content
+    return content[: last.start(1)] + "".join(f"{{{letter}}}" for letter in last[1])
+
+
+def with_last_letters_in_text(text: str) -> str:
+    """The same for each formula between dollars or TeX's brackets in a text."""
+    return _FORMULA.sub(lambda found: found[1] + with_last_letters(found[2].rstrip()) + found[3], text)
+
+
+_LAST_LETTERS = re.compile(r"(?:(?<=[0-9}])|(?<=\s))([A-Za-z]{1,3})$")
+_NUMBER = re.compile(r"[-+]?\s*(?:[0-9][0-9.,]*|\\frac\s*\{[0-9]+\}\s*\{[0-9]+\}|[0-9]+/[0-9]+)\s*")
+_TAKEN_FOR_UNITS = frozenset(
+    re.findall(
+        "[a-z]+",
+        "c d g h l m o s t ab am bc by cc cm dm ft gm hr kg km lb lt mm mp mt pm rd rs sq st th yr are day deg gal kmh "
+        "man men min mph mtr ohm per pie sec sue toy way",
+    )
+)
+_NO_UNITS = frozenset(("c", "d", "o", "t", "ab", "bc", "by", "mp", "mt", "rd", "st"))
+_FORMULA = re.compile(r"(\$|\\[(\[])([^$]{1,2000}?)(\$|\\[)\]])")
 _LAST_WORDS = re.compile(
     r"\\(?:text|mbox|textrm|mathrm|textbf|textit|mathit|mathbf)\s*\{[^{}]*\}(?:\^(?:[0-9]|\{[0-9]\}))?$"
 )
 _WORDS_THEN_BRACE = re.compile(r"\\(?:text|mbox|math(?:rm|it|bf))[^{}]*\{[^{}]*\}.*\}$", re.DOTALL)
 
 
+_SINGLE = re.compile(r"(?<!\\)\{([0-9A-Za-z])\}")
+_TEXT_OR_WORD = re.compile(r"\\text\s*\{\s*([A-Za-z ]{3,})\}|([A-Za-z ]{3,})")
+
+
 def _without_idle_spaces(text: str) -> str:
-    return re.sub(r"(?<![0-9])\s+|\s+(?![0-9])", "", text)
+    text = re.sub(r"(?<![0-9])\s+|\s+(?![0-9])", "", text)
+    return _SINGLE.sub(r"\1", text)
 
 
 def _in_ascii(text: str) -> str:

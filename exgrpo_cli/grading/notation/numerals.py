@@ -13,8 +13,8 @@ _BASE_OF_WORD = {
     "twelve": 12, "sixteen": 16,
 }  # fmt: skip
 _BASED = re.compile(
-    r"\(?\s*(?:\\(?:text|mathrm)\s*\{)?((?=[A-Fa-f]*[0-9])[0-9A-Fa-f]+)\}?\s*\)?\s*"
-    r"_\s*\{?\s*(?:\\(?:text|mathrm)\s*\{)?\s*\(?(?:base\s*\}?\s*)?([0-9]{1,2}|[a-z]{3,8})\)?\s*\}{0,2}",
+    r"\(?\s*(?:\\(?:text|mathrm)\s*\{)?((?=[A-Fa-f]*[0-9]|(?-i:[A-F]{2}))[0-9A-Fa-f]+(?:\.[0-9A-Fa-f]+)?)\}?\s*\)?\s*"
+    r"_\s*\{?\s*(?:\\(?:text|mathrm)\s*\{)?\s*\(?(?:base\s*\}?\s*)?([0-9]{1,2}|[a-z]{1,8})\)?\s*\}{0,2}",
     re.IGNORECASE,
 )
 _DIGITS = re.compile(r"\(?([0-9A-Fa-f]+)\)?")
@@ -56,12 +56,14 @@ def same_value(gold: str, answer: str) -> bool | None:
     return False if is_far else None
 
 
-def _read(text: str) -> tuple[str | None, int | None]:
+def _read(text: str) -> tuple[str | None, int | str | None]:
     based = _BASED.fullmatch(text)
     if based is None:
         bare = _DIGITS.fullmatch(text)
         return (_evened(bare[1]) if bare else None), None
-    base = _BASE_OF_WORD.get(based[2].lower()) if not based[2].isdigit() else int(based[2])
+    base = int(based[2]) if based[2].isdigit() else _BASE_OF_WORD.get(based[2].lower(), based[2])
+    if not based[1].replace(".", "").isdigit() and not (isinstance(base, int) and base > 10):
+        return None, None
     return _evened(based[1]), base
 
 
@@ -70,7 +72,7 @@ def _evened(digits: str) -> str:
 
 
 def _value(text: str) -> Fraction | None:
-    power = _POWER_OF_TEN.fullmatch(text)
+    power = _POWER_OF_TEN.fullmatch(rf"1 \cdot {text}" if text.startswith("10^") else text)
     if power:
         return Fraction(power[1]) * Fraction(10) ** int(power[2] or power[3])
     return Fraction(text) if _PLAIN_DECIMAL.fullmatch(text) else plain_number(text)

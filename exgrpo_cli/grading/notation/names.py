@@ -1,0 +1,69 @@
+r"""What an equation says of a quantity, and its name: `12` and `P(4)` of `P(4)=12`.
+
+math-verify takes a letter before "=" for a name. A value such as `f(1)=2` it solves as an equation without unknowns, so
+that `f(1)=3` would be equal to it.
+"""
+
+import re
+
+_INDEX = r"(?:_(?:[0-9A-Za-z]|\{[^{}]*\}))?"
+_QUANTITY = (
+    rf"(?:[A-Za-z]|\\(?:alpha|beta|gamma|delta|theta|lambda|mu|rho|sigma|(?:var)?phi|omega)(?![A-Za-z]))\s*'*{_INDEX}"
+)
+_VALUE = re.compile(rf"([fghpqEFGHNPQRSTV]'*{_INDEX}(?:\^\s*(?:\{{-1\}}|'+))?)\s*\(([^()=]*)\)\s*")
+_NAME = re.compile(
+    rf"(?:{_QUANTITY}|{_VALUE.pattern}|m?\\(?:angle|triangle)\s*[A-Z]{{1,3}}|\|?[A-Z]{{2,3}}\|?|\\text\s*\{{[^{{}}]*\}}|"
+    rf"\\(?:sin|cos|tan|cot)\s*(?:\\angle\s*)?{_QUANTITY}|\\frac\s*\{{d[a-z]\}}\s*\{{d[a-z]\}})\s*"
+)
+_EQUALS = re.compile(r"(?<![<>!:=])=(?!=)")
+_LETTER = re.compile(r"(?<!\\)(?<![A-Za-z])[A-Za-z]")
+_LONE_LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
+_PLAIN_QUANTITY = re.compile(r"([A-Za-z])(_\{?[0-9A-Za-z]\}?)?\s*")
+
+
+def split_name(text: str) -> tuple[str, str] | None:
+    """Name and value of an equation; None where the text is no equation, or of no name. Sums of numbers are names."""
+    sides = _EQUALS.split(text)
+    if len(sides) != 2 or not sides[1].strip():
+        return None
+    is_name = _NAME.fullmatch(sides[0]) or (sides[0].strip() and not _LETTER.search(text))
+    return (sides[0].strip(), sides[1].strip()) if is_name else None
+
+
+def without_name(gold: str, answer: str) -> tuple[str, str]:
+    """The value of the side that names it where the other one is no equation."""
+    if "=" in gold and "=" in answer:
+        return gold, answer
+    return tuple(named[1] if (named := split_name(side)) else side for side in (gold, answer))  # type: ignore[return-value]
+
+
+def without_shared_name(gold: str, answer: str) -> tuple[str, str, bool | None]:
+    """What two sides say of the same quantity: `n` and `n+1` of `N=n` and `N=n+1`; False where they cannot agree.
+
+    The parser takes capital letters for small ones, reads n=n and n=n+1, and calls such equations equal. Where a side
+    speaks of its own name in the other case, it is not asked.
+    """
+    golds, answers = split_name(gold), split_name(answer)
+    if golds is None or answers is None:
+        return gold, answer, None
+    if not _LETTER.search(golds[0] + answers[0]) or _evened(golds[0]) == _evened(answers[0]):
+        names = _PLAIN_QUANTITY.fullmatch(golds[0])
+        speaks_of_itself = names and names[1] in _LONE_LETTER.findall(f"{golds[1]} {answers[1]}")
+        return (gold, answer, None) if speaks_of_itself else (golds[1], answers[1], None)
+    values = _VALUE.fullmatch(golds[0]), _VALUE.fullmatch(answers[0])
+    if values[0] and values[1] and values[0][1] == values[1][1]:
+        has_digit = any(char.isdigit() for char in values[0][2] + values[1][2])
+        return gold, answer, False if has_digit else None
+    quantities = _PLAIN_QUANTITY.fullmatch(golds[0]), _PLAIN_QUANTITY.fullmatch(answers[0])
+    if not (quantities[0] and quantities[1] and quantities[0][1].lower() == quantities[1][1].lower()):
+        return gold, answer, None
+    if quantities[0][2] != quantities[1][2]:
+        return gold, answer, None
+    names_used = {quantities[0][1], quantities[1][1]}
+    if names_used.intersection(_LONE_LETTER.findall(f"{golds[1]} {answers[1]}")):
+        return gold, answer, False
+    return golds[1], answers[1], None
+
+
+def _evened(name: str) -> str:
+    return re.sub(r"[\s{}]", "", name)
