@@ -16,6 +16,7 @@ from exgrpo_cli.commands.options import (
     SetOption,
     Speech,
     option_layer,
+    presets_of,
     print_json,
     run_folder,
     shared_options,
@@ -41,6 +42,7 @@ class StudyOptions:
         typer.Option(
             metavar="NAME|FILE|quick|all",
             help="Put what a paper says to the test, or a claim of your own in TOML: brings arms and seeds.",
+            autocompletion=presets_of("claims", others=("all", "quick")),
         ),
     ] = None
     metric: Annotated[
@@ -48,8 +50,16 @@ class StudyOptions:
         typer.Option(help="Trajectory metric: one is compared min, max and random; a comma list is exactly those."),
     ] = None
     sampler: Annotated[str | None, typer.Option(help="Question samplers, comma list.")] = None
-    methods: Annotated[str | None, typer.Option(help="Method presets or their files, comma list.")] = None
-    regimes: Annotated[str | None, typer.Option(help="Regime presets, comma list: every arm in each of them.")] = None
+    methods: Annotated[
+        str | None,
+        typer.Option(help="Method presets or their files, comma list.", autocompletion=presets_of("methods")),
+    ] = None
+    regimes: Annotated[
+        str | None,
+        typer.Option(
+            help="Regime presets, comma list: every arm in each of them.", autocompletion=presets_of("regimes")
+        ),
+    ] = None
     vary: Annotated[
         list[str] | None, typer.Option(metavar="SECTION.KEY=V1,V2", help="Values of one setting; repeatable.")
     ] = None

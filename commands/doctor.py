@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from exgrpo_cli.commands.options import DebugOption, JsonOption, print_json, talk
+from exgrpo_cli.commands.options import DebugOption, JsonOption, presets_of, print_json, talk
 from exgrpo_cli.commands.train import TrainOptions, train
 
 if TYPE_CHECKING:
@@ -22,7 +22,11 @@ def doctor(
     ] = False,
     backbone: Annotated[
         str | None,
-        typer.Option(help="Whose configuration --smoke runs: a preset or model folder.", show_default="tiny"),
+        typer.Option(
+            help="Whose configuration --smoke runs: a preset or model folder.",
+            show_default="tiny",
+            autocompletion=presets_of("backbones"),
+        ),
     ] = None,
     json: JsonOption = False,
     debug: DebugOption = False,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from exgrpo_cli.commands.options import DryRunOption, Speech, print_json, talk, with_groups, write_data
+from exgrpo_cli.commands.options import DryRunOption, Speech, presets_of, print_json, talk, with_groups, write_data
 from exgrpo_cli.errors import InputError
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ def evaluate(
         typer.Argument(
             metavar="BENCHMARK",
             help="arithmetic, aime24, math500, ...; paper, paper-id or paper-ood; folders with --compare.",
+            autocompletion=presets_of("benchmarks", others=("paper", "paper-id", "paper-ood")),
         ),
     ] = None,
     *,

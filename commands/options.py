@@ -6,14 +6,36 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from exgrpo_cli.console.output import data_stream
 
+if TYPE_CHECKING:
+    from exgrpo_cli.presets import PresetKind
+
+
+def presets_of(*kinds: "PresetKind", others: tuple[str, ...] = ()) -> Callable[[str], list[str]]:
+    """For the shell's completion: names of presets, and `others`, that go on with the last word of a comma list."""
+
+    def complete(incomplete: str) -> list[str]:
+        from exgrpo_cli.presets import preset_names
+
+        before, comma, begun = incomplete.rpartition(",")
+        known = [*others, *(name for kind in kinds for name in preset_names(kind))]
+        return [f"{before}{comma}{name}" for name in known if name.startswith(begun)]
+
+    return complete
+
+
 BackboneOption = Annotated[
-    str | None, typer.Option(help="Preset, model folder or hub id (owner/name).", show_default="tiny")
+    str | None,
+    typer.Option(
+        help="Preset, model folder or hub id (owner/name).",
+        show_default="tiny",
+        autocompletion=presets_of("backbones"),
+    ),
 ]
 DataOption = Annotated[
     str | None, typer.Option(metavar="FILE", help="Training questions.", show_default="the backbone's")

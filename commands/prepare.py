@@ -15,6 +15,7 @@ from exgrpo_cli.commands.options import (
     SetOption,
     Speech,
     option_layer,
+    presets_of,
     print_json,
     shared_options,
     talk,
@@ -41,7 +42,12 @@ class PrepareSettings:
         str | None, typer.Option(metavar="REGEX", help="Its last match in the answer field is the gold (group 1).")
     ] = None
     backbone: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Check prompt lengths with this backbone's tokenizer.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Check prompt lengths with this backbone's tokenizer.",
+            autocompletion=presets_of("backbones"),
+        ),
     ] = None
     show: Annotated[
         int, typer.Option(metavar="N", min=0, help="Print the first N prompts as the backbone sees them.")

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from exgrpo_cli.commands.options import DebugOption, JsonOption, print_json, write_data
+from exgrpo_cli.commands.options import DebugOption, JsonOption, presets_of, print_json, write_data
 
 if TYPE_CHECKING:
     from exgrpo_cli.presets import PresetKind
@@ -15,7 +15,13 @@ DEFAULT_GROUP = "exgrpo"
 
 
 def presets(
-    name: Annotated[str | None, typer.Argument(help="A preset; without one, all are listed.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="A preset; without one, all are listed.",
+            autocompletion=presets_of("backbones", "methods", "benchmarks", "regimes", "claims"),
+        ),
+    ] = None,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:

@@ -18,6 +18,7 @@ from exgrpo_cli.commands.options import (
     SetOption,
     Speech,
     option_layer,
+    presets_of,
     print_json,
     run_folder,
     shared_options,
@@ -39,10 +40,20 @@ class TrainOptions:
 
     backbone: BackboneOption = None
     method: Annotated[
-        str | None, typer.Option(help="exgrpo, grpo, another method preset, or a TOML file.", show_default="exgrpo")
+        str | None,
+        typer.Option(
+            help="exgrpo, grpo, another method preset, or a TOML file.",
+            show_default="exgrpo",
+            autocompletion=presets_of("methods"),
+        ),
     ] = None
     regime: Annotated[
-        str | None, typer.Option(help="Task, start and lengths: a preset such as hard-tail.", show_default="none")
+        str | None,
+        typer.Option(
+            help="Task, start and lengths: a preset such as hard-tail.",
+            show_default="none",
+            autocompletion=presets_of("regimes"),
+        ),
     ] = None
     data: DataOption = None
     heldout: Annotated[

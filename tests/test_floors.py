@@ -14,6 +14,7 @@ FLOORS = {
     "statistics": 0,
     "files": 0,
     "manifest": 0,
+    "shapes": 0,
     "config": 0,
     "presets": 0,
     "console": 0,

@@ -1,6 +1,5 @@
 """A study on paper: which runs, where, and in what state."""
 
-import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -15,7 +14,7 @@ from exgrpo_cli.config.resolve import Layer, resolve
 from exgrpo_cli.config.sections.run import Budget
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import InputError
-from exgrpo_cli.runs.ending import Ending
+from exgrpo_cli.runs.ending import has_ended
 from exgrpo_cli.runs.result import RESULT_FILE, RunResult, config_hash, read_result
 
 EQUAL: tuple[str, ...] = get_args(Budget)
@@ -48,20 +47,9 @@ class StudyRun:
         """ "finished", "unfinished" or "new", from what is on disk."""
         if self.result is not None:
             return "finished"
-        summary = self.folder / "summary.json"
-        if summary.is_file():
-            return "finished" if json.loads(summary.read_text())["steps"] >= self.last_step else "unfinished"
+        if has_ended(self.folder, self.config.run.steps):
+            return "finished"
         return "unfinished" if (self.folder / "config.toml").is_file() else "new"
-
-    @property
-    def last_step(self) -> int:
-        """Steps after which the run is finished: fewer than asked for when every question was retired."""
-        summary = self.folder / "summary.json"
-        if summary.is_file():
-            figures = json.loads(summary.read_text())
-            if Ending(figures["finished"]).is_final:
-                return int(figures["steps"])
-        return self.config.run.steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,11 +7,23 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int64
 
+from exgrpo_cli.errors import InputError
 from exgrpo_cli.files import read_json_lines
 from exgrpo_cli.runs.folder import HELDOUT, RunFolder
 from exgrpo_cli.runs.result import CurvePoint
+from exgrpo_cli.shapes import Shape, require_shape
 from exgrpo_cli.statistics import avg_at_k
 
+LINE: Shape = {
+    "step": int,
+    "asked": str,
+    "generated": int,
+    "samples": int,
+    "correct": str,
+    "valid?": str,
+    "ids": list,
+}
+"""Of `validations.jsonl`."""
 COLLAPSED_BELOW = 0.5
 """Share of its best held-out pass@1 below which a run has collapsed: no noise of a validation loses half."""
 
@@ -43,19 +55,26 @@ def read_validations(run: Path, asked: str = HELDOUT) -> tuple[Validation, ...]:
     Of a step validated twice the last one counts. Raises InputError for a damaged file; a run without one has none.
     """
     path = RunFolder(run).validations
-    rows = [row for row in read_json_lines(path) if row["asked"] == asked] if path.is_file() else []
-    by_step = {
-        row["step"]: Validation(
-            step=row["step"],
-            generated=row["generated"],
-            samples=row["samples"],
-            correct=np.array(row["correct"].split(), dtype=np.int64),
-            valid=np.array(row["valid"].split(), dtype=np.int64) if "valid" in row else None,
-            ids=tuple(row["ids"]),
-        )
-        for row in rows
-    }
+    by_step = {}
+    for number, row in enumerate(read_json_lines(path) if path.is_file() else (), start=1):
+        require_shape(row, LINE, f"{path}, line {number}")
+        if row["asked"] == asked:
+            by_step[row["step"]] = Validation(
+                step=row["step"],
+                generated=row["generated"],
+                samples=row["samples"],
+                correct=_counts(row["correct"], path),
+                valid=_counts(row["valid"], path) if "valid" in row else None,
+                ids=tuple(row["ids"]),
+            )
     return tuple(by_step[step] for step in sorted(by_step))
+
+
+def _counts(text: str, path: Path) -> Int64[np.ndarray, " questions"]:
+    try:
+        return np.array(text.split(), dtype=np.int64)
+    except ValueError as error:
+        raise InputError(f"{path} is damaged ({error}): restore it from a copy.") from error
 
 
 def curve_of(validations: Sequence[Validation]) -> tuple[CurvePoint, ...]:

@@ -15,6 +15,7 @@ from exgrpo_cli.plots.style import (
     ORANGE,
     VERMILION,
     full_rows,
+    legend_above,
     logarithmic_axis,
     mark_phase_start,
     new_figure,
@@ -143,8 +144,7 @@ def _draw(axes: "Axes", panel: Panel, metrics: RunMetrics) -> int:
     if panel.extra:
         panel.extra(axes, metrics)
     if axes.get_legend_handles_labels()[1]:
-        # Between title and panel, where no line runs.
-        axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=3, borderaxespad=0.0, columnspacing=1.0)
+        legend_above(axes, ncols=3)
         axes.set_title(panel.title, loc="left", pad=LEGEND_LINE)
     return max(windows)
 

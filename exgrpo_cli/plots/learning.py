@@ -1,6 +1,5 @@
 """The learning curve: success on the training stream, on replayed questions, and on held-out ones."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from exgrpo_cli.plots.style import (
     BLUE,
     ORANGE,
     SINGLE_COLUMN,
+    legend_above,
     mark_phase_start,
     new_figure,
     say_nothing_to_show,
@@ -22,6 +22,7 @@ from exgrpo_cli.plots.style import (
     token_axis,
 )
 from exgrpo_cli.runs.metrics import RunMetrics
+from exgrpo_cli.shapes import NUMBER, read_json, require_shape
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,9 +75,11 @@ def _ends(run: Path, last_step: int, heldout: Mapping[str, Any] | None) -> list[
     if heldout is None:
         if not path.is_file():
             return []
-        figures = json.loads(path.read_text(encoding="utf-8"))
+        figures = read_json(path, {"steps": int, "heldout?": dict | None})
         # A run that was lengthened goes on past the step its summary was written at.
-        last_step, heldout = figures.get("steps", last_step), figures.get("heldout") or {}
+        last_step, heldout = figures["steps"], figures.get("heldout") or {}
+        for score in (heldout.get("before"), heldout.get("after")):
+            require_shape(score or {}, {"pass_at_1?": NUMBER | None, "low?": NUMBER, "high?": NUMBER}, str(path))
     return [
         HeldoutScore(
             step=step,
@@ -127,7 +130,7 @@ def accuracy_by_tokens(metrics: RunMetrics, heldout: dict[str, list[HeldoutScore
         axes.set_ylabel("held-out pass@1")
         axes.set_ylim(0, 1)
         token_axis(axes)
-        axes.legend(loc="best")
+        legend_above(axes)
         return figure
 
 

@@ -182,6 +182,11 @@ def brief_count(count: int) -> str:
     return str(count)
 
 
+def legend_above(axes: "Axes", **options: Any) -> None:
+    """The legend on top of a panel, where no line runs."""
+    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.0, columnspacing=1.0, **options)
+
+
 def say_nothing_to_show(axes: "Axes", reason: str) -> None:
     """Write the reason into an empty panel instead of drawing bare axes."""
     axes.set_axis_off()

@@ -9,6 +9,17 @@ from exgrpo_cli.config.settings import Config
 from exgrpo_cli.data.sources.hub import parse_hub_id
 from exgrpo_cli.publishing.features import FEATURES
 from exgrpo_cli.runs.summary import remarks
+from exgrpo_cli.shapes import NUMBER, Shape, require_shape
+
+RESULT: Shape = {
+    "protocol": {"benchmark": {"name": str}},
+    "avg_at_k": NUMBER,
+    "low": NUMBER,
+    "high": NUMBER,
+    "questions": int,
+    "k": int,
+}
+"""What a card takes from a `results.json`."""
 
 USE = """
 ```python
@@ -70,8 +81,12 @@ def run_scores(summary: Mapping[str, Any]) -> list[Score]:
     ]
 
 
-def evaluation_score(result: Mapping[str, Any]) -> Score:
-    """A score that `exgrpo evaluate` measured, from its `results.json`."""
+def evaluation_score(result: Mapping[str, Any], where: str) -> Score:
+    """A score that `exgrpo evaluate` measured, from its `results.json`.
+
+    Raises InputError naming `where` where it is damaged.
+    """
+    require_shape(result, RESULT, where)
     return Score(
         set=result["protocol"]["benchmark"]["name"],
         when="after training",

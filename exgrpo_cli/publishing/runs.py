@@ -1,6 +1,5 @@
 """A run as repositories: the model with its card, and the ledger as a data set that is a run folder again."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,10 @@ from exgrpo_cli.publishing.private import TOLD, Private
 from exgrpo_cli.replay_stats.record import LEDGER_FOLDER, QUESTIONS_FILE, keeps_experience, read_config
 from exgrpo_cli.replay_stats.responses import TOKENIZER_FILE, find_tokenizer
 from exgrpo_cli.reports.report import write_report
+from exgrpo_cli.runs.checksums import find_changes
 from exgrpo_cli.runs.folder import RunFolder
+from exgrpo_cli.runs.summary import read_summary
+from exgrpo_cli.shapes import read_json
 
 WEIGHTS = (".safetensors",)
 VOCABULARY = (TOKENIZER_FILE, "vocab.json", "merges.txt", "tokenizer.model", "spiece.model")
@@ -42,7 +44,9 @@ def run_packages(
         raise InputError(
             f"{run} has not finished: it has no final model yet. Go on with exgrpo train --resume --output {run}."
         )
-    summary = json.loads(folder.summary.read_text(encoding="utf-8"))
+    if changes := find_changes(run):
+        raise InputError(f"{'; '.join(changes)}: restore it from a copy before others get it.")
+    summary = read_summary(folder.summary)
     scores = [*run_scores(summary), *results_scores(results)]
     if not scores:
         raise InputError(
@@ -69,7 +73,7 @@ def run_packages(
 
 def run_origin(run: Path, summary: dict[str, Any]) -> dict[str, str]:
     """Which run this is, to tell it from others."""
-    environment = json.loads((run / "environment.json").read_text(encoding="utf-8"))
+    environment = read_json(run / "environment.json", {"train_questions_sha256": str})
     return {
         "run": run.resolve().name,
         "method": summary["method"],
@@ -86,7 +90,7 @@ def results_scores(folders: Sequence[Path]) -> list[Score]:
         file = result.path / "results.json"
         if not file.is_file():
             raise InputError(f"{result.path} is not finished: it has no results.json.")
-        scores.append(evaluation_score(json.loads(file.read_text(encoding="utf-8"))))
+        scores.append(evaluation_score(read_json(file), str(file)))
     return scores
 
 

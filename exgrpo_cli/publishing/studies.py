@@ -1,6 +1,5 @@
 """A study as one data set: a row per run, a row per step of every run, their settings, and the study's page."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,15 @@ from exgrpo_cli.ablation.results.tables import markdown, score_rows
 from exgrpo_cli.ablation.study import Study, StudyRun
 from exgrpo_cli.ablation.study_files import RESULTS_FOLDER
 from exgrpo_cli.errors import InputError
-from exgrpo_cli.files import read_json_lines
 from exgrpo_cli.publishing.cards import study_card
 from exgrpo_cli.publishing.package import Package, make_package
 from exgrpo_cli.publishing.private import Private
 from exgrpo_cli.publishing.runs import copy_text
 from exgrpo_cli.reports.report import write_report
 from exgrpo_cli.reports.study_page import read_study
+from exgrpo_cli.runs.metrics import journal_lines
 from exgrpo_cli.runs.result import RunResult
+from exgrpo_cli.shapes import read_json
 
 TEXTS = (".json", ".md", ".tex", ".csv")
 """Files of a study's folder that go along: its tables."""
@@ -66,7 +66,7 @@ def study_origin(study: Study) -> dict[str, str]:
 
 def run_row(run: StudyRun) -> dict[str, Any]:
     """The final figures of a run, flat."""
-    summary = json.loads((run.folder / "summary.json").read_text(encoding="utf-8"))
+    summary = read_json(run.folder / "summary.json")
     return {"arm": run.arm.name, "seed": run.seed, **flat(summary, skip=("seed",))}
 
 
@@ -87,7 +87,7 @@ def result_row(arm: str, seed: int, result: RunResult) -> dict[str, Any]:
 
 def step_rows(run: StudyRun) -> list[dict[str, Any]]:
     """The journal of a run, arm and seed in every row."""
-    return [{"arm": run.arm.name, "seed": run.seed, **line} for line in read_json_lines(run.folder / "metrics.jsonl")]
+    return [{"arm": run.arm.name, "seed": run.seed, **line} for line in journal_lines(run.folder / "metrics.jsonl")]
 
 
 def flat(values: dict[str, Any], prefix: str = "", skip: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from exgrpo_cli.errors import InputError, nearest
 from exgrpo_cli.ledger.columns import KINDS, NO_BUCKET, READMITTED, RETIRED
-from exgrpo_cli.replay_stats.record import QUESTIONS_FILE, RunRecord
+from exgrpo_cli.replay_stats.record import RunRecord, read_question_columns
 from exgrpo_cli.replay_stats.replays import Replays, rows_of_units
 from exgrpo_cli.replay_stats.responses import response_texts
 
@@ -118,20 +118,15 @@ def question_history(record: RunRecord, question_id: str) -> QuestionHistory:
 
 def question_texts(run: Path, question_ids: Sequence[str]) -> dict[str, QuestionText]:
     """Text, answer and level of the named questions, from the run's own question file."""
-    import pyarrow.parquet as pq
-
-    path = run / QUESTIONS_FILE
-    if not path.is_file() or not question_ids:
-        return {}
-    names = [name for name in ("id", "prompt", "answer", "level") if name in pq.read_schema(path).names]
-    table = pq.read_table(path, columns=names, filters=pc.field("id").isin(pa.array(question_ids, pa.string())))
+    chosen = pc.field("id").isin(pa.array(question_ids, pa.string()))
+    table = read_question_columns(run, ("id", "prompt", "answer", "level"), chosen) if question_ids else None
     return {
         row["id"]: QuestionText(
             text=_last_user_message(row.get("prompt") or []),
             answer=row.get("answer") or "",
             level=row.get("level") or "",
         )
-        for row in table.to_pylist()
+        for row in (() if table is None else table.to_pylist())
     }
 
 

@@ -6,6 +6,7 @@ Questions are numbered once for all tables, so that everything downstream is int
 
 import tomllib
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,10 +28,12 @@ from exgrpo_cli.ledger.columns import (
     read_columns,
     stored_names,
 )
+from exgrpo_cli.ledger.parts import DamagedBytes, reading
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
 from exgrpo_cli.ledger.schemas import DRAWS, EVENTS, REPLAYS, SCORES, TRAJECTORIES
+from exgrpo_cli.runs.checksums import find_changes
 from exgrpo_cli.runs.folder import POOL_FILE
-from exgrpo_cli.runs.metrics import RunMetrics, read_metrics
+from exgrpo_cli.runs.metrics import METRICS_FILE, RunMetrics, read_metrics
 
 LEDGER_FOLDER = "replay"
 CONFIG_FILE = "config.toml"
@@ -147,7 +150,7 @@ class RunRecord:
     last_step: int
     """Newest step that metrics or ledger know of; where the ledger is damaged, its last whole one."""
     incomplete: str
-    """What of the ledger could not be read and why; empty when all of it could."""
+    """What of the ledger could not be read and why, and what is not as the run wrote it; empty where all is well."""
 
 
 def read_config(run: Path) -> Config:
@@ -195,6 +198,8 @@ def read_run(run: Path) -> RunRecord:
     # A score's question is that of its trajectory, so that the longest table needs no text column.
     rows = trajectories.rows_of(column(tables[SCORES], "trajectory_id"))
     events = decode_events(tables[EVENTS], question_ids)
+    problems = [f"ledger read up to step {reader.last_step}; {reader.dropped}"] if reader.dropped else []
+    problems += find_changes(run, (CONFIG_FILE, METRICS_FILE))
     logged = int(metrics.steps[-1]) if len(metrics.steps) else 0
     return RunRecord(
         run=run,
@@ -208,7 +213,7 @@ def read_run(run: Path) -> RunRecord:
         draws=read_columns(DrawColumns, tables[DRAWS]),
         units=read_columns(UnitColumns, tables[REPLAYS]),
         last_step=max(logged, int(events.step.max(initial=0))),
-        incomplete=f"ledger read up to step {reader.last_step}; {reader.dropped}" if reader.dropped else "",
+        incomplete="; ".join(problems),
     )
 
 
@@ -224,13 +229,27 @@ def _without_ledger(run: Path, config: Config) -> str:
     )
 
 
-def _training_ids(run: Path) -> pa.Array:
+def read_question_columns(run: Path, columns: Sequence[str], chosen: pc.Expression | None = None) -> pa.Table | None:
+    """Some columns of the run's own questions, those it has, of the `chosen` rows; None where the file is gone.
+
+    Raises InputError for a damaged file.
+    """
     import pyarrow.parquet as pq
 
     path = run / QUESTIONS_FILE
     if not path.is_file():
-        return pa.array([], pa.string())
-    return flat(pq.read_table(path, columns=["id"]).column("id"))
+        return None
+    try:
+        with reading(str(path)):
+            names = [name for name in columns if name in pq.read_schema(path).names]
+            return pq.read_table(path, columns=names, filters=chosen)
+    except DamagedBytes as error:
+        raise InputError(f"{error}: restore the file from a copy, or delete it.") from error
+
+
+def _training_ids(run: Path) -> pa.Array:
+    table = read_question_columns(run, ["id"])
+    return pa.array([], pa.string()) if table is None else flat(table.column("id"))
 
 
 def _trajectories(table: pa.Table, question_ids: pa.Array) -> TrajectoryColumns:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawn
 
 REPORT_FILE = "report.html"
+NOT_SHOWN = "Not shown: "
+"""Before what is wrong with the files of a section."""
 PIXELS_PER_INCH = 110
 """Of a figure on a wide screen."""
 LEAST_SHARE = 0.62
@@ -97,16 +99,24 @@ class Page:
     sections: Sequence[Section]
     footer: str
 
+    def not_shown(self) -> list[str]:
+        """What is missing of each section, and why."""
+        return [
+            f"{section.title} not shown: {block.text.removeprefix(NOT_SHOWN)}"
+            for section in self.sections
+            for block in section.blocks
+            if isinstance(block, Paragraph) and block.text.startswith(NOT_SHOWN)
+        ]
+
 
 def section(title: str, make: Callable[[], Iterator[Block]]) -> Section:
-    """What `make` gives, up to where a file that it needs is missing or broken, which is then said in its place."""
+    """What `make` gives, up to where a file that it needs is missing or damaged, which is then said in its place."""
     blocks: list[Block] = []
     try:
         for block in make():
             blocks.append(block)
-    except (ExgrpoError, OSError, ValueError, KeyError, TypeError) as error:
-        reason = f"{type(error).__name__}: {error}" if not isinstance(error, ExgrpoError) else str(error)
-        blocks.append(Paragraph(text=f"Not shown: {reason}", warning=True))
+    except (ExgrpoError, OSError) as error:
+        blocks.append(Paragraph(text=f"{NOT_SHOWN}{error}", warning=True))
     return Section(title=title, blocks=blocks)
 
 

@@ -1,17 +1,20 @@
 """`report.html`: the page of a run or of a study, written into its folder."""
 
+import warnings
 from pathlib import Path
 
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.errors import InputError, ToolkitWarning
 from exgrpo_cli.reports.page import REPORT_FILE, write_page
 from exgrpo_cli.reports.run_page import is_run, run_page
 from exgrpo_cli.reports.study_page import is_study, study_page
+from exgrpo_cli.runs.checksums import find_changes
 
 
 def write_report(folder: Path, path: Path | None = None) -> Path:
     """Write the page of a run or a study to `path` (FOLDER/report.html) and return where it is.
 
-    Raises InputError for a folder that is neither, RunError where the page cannot be written.
+    Warns of files that are not as the run wrote them, and of sections not shown whole. Raises InputError for a folder
+    that is neither, RunError where the page cannot be written.
     """
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder. Name the --output folder of a run or of a study.")
@@ -23,4 +26,6 @@ def write_report(folder: Path, path: Path | None = None) -> Path:
         raise InputError(f"{folder} is neither a run (no config.toml) nor a study (no ARM/seed-N/config.toml).")
     path = path or folder / REPORT_FILE
     write_page(page, path)
+    for gap in [*(find_changes(folder) if is_run(folder) else ()), *page.not_shown()]:
+        warnings.warn(gap, ToolkitWarning, stacklevel=2)
     return path

@@ -1,10 +1,8 @@
 """The page of one run: what it was, how it went, what it replayed, how to repeat it; also if unfinished or broken."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -31,11 +29,23 @@ from exgrpo_cli.reports.page import (
     section,
     table_of,
 )
+from exgrpo_cli.runs.checksums import find_changes
 from exgrpo_cli.runs.folder import RunFolder, read_json_lines
 from exgrpo_cli.runs.metrics import RunMetrics, read_metrics
-from exgrpo_cli.runs.summary import remarks
+from exgrpo_cli.runs.summary import read_summary, remarks
+from exgrpo_cli.shapes import NUMBER, Shape, read_json, require_shape
 from exgrpo_cli.training.step.guards import Guards
 
+SAMPLE: Shape = {
+    "prompt": str,
+    "answer": str,
+    "text": str,
+    "reward": NUMBER,
+    "verdict": str,
+    "num_tokens": int,
+    "experiential": bool,
+}
+"""What a row of samples/ holds of what is shown."""
 RESPONSES_SHOWN = 3
 """Right ones, wrong ones, and replayed ones, each."""
 SAMPLE_FILES = 20
@@ -106,17 +116,9 @@ def _state(folder: RunFolder) -> str:
     if not folder.summary.is_file():
         return f"Not finished: {last} steps on record."
     try:
-        return f"Finished after {last} steps: {_read_json(folder.summary)['finished']}."
-    except (InputError, KeyError):
+        return f"Finished after {last} steps: {read_summary(folder.summary)['finished']}."
+    except InputError:
         return f"{last} steps on record."
-
-
-def _read_json(path: Path) -> Any:
-    """Raises InputError for a file that is not JSON, FileNotFoundError where there is none."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON ({error}).") from None
 
 
 def _result(folder: RunFolder) -> Iterator[Block]:
@@ -124,7 +126,7 @@ def _result(folder: RunFolder) -> Iterator[Block]:
         yield Paragraph(text="The run has not finished: its final figures are not known yet.")
         yield from _latest(read_metrics(folder.path))
         return
-    summary = _read_json(folder.summary)
+    summary = read_summary(folder.summary)
     heldout = summary["heldout"]
     scores = [
         [
@@ -172,8 +174,11 @@ def _interval(score: Mapping[str, float]) -> str:
 
 
 def _warnings(folder: RunFolder) -> Iterator[Block]:
-    guards, said = Guards(), 0
-    for line in read_json_lines(folder.metrics) if folder.metrics.is_file() else ():
+    guards, changes = Guards(), find_changes(folder.path)
+    said = len(changes)
+    for text in changes:
+        yield Paragraph(text=f"{text}: restore it from a copy.", warning=True)
+    for line in folder.metrics_lines():
         for text in guards.check(line, ()):
             said += 1
             yield Paragraph(text=text, warning=True)
@@ -212,6 +217,7 @@ def _responses(folder: RunFolder) -> Iterator[Block]:
     shown = {True: 0, False: 0}
     for path in files:
         for row in read_json_lines(path):
+            require_shape(row, SAMPLE, str(path))
             good = row["reward"] > 0
             if shown[good] < RESPONSES_SHOWN:
                 shown[good] += 1
@@ -219,7 +225,7 @@ def _responses(folder: RunFolder) -> Iterator[Block]:
                     question=row["prompt"],
                     answer=row["answer"],
                     text=row["text"],
-                    facts=f"{row['verdict']}, {row['num_tokens']} tokens, step {int(path.stem.removeprefix('step-'))}"
+                    facts=f"{row['verdict']}, {row['num_tokens']} tokens, {path.stem}"
                     f"{', replayed question' if row['experiential'] else ''}",
                     good=good,
                 )
@@ -323,7 +329,7 @@ def differing_settings(config: Config) -> list[list[str]]:
 
 
 def _versions(run: Path) -> Iterator[Block]:
-    environment = _read_json(run / "environment.json")
+    environment = read_json(run / "environment.json", {"packages?": dict})
     packages = environment.get("packages", {})
     rows = [[name, str(value)] for name, value in packages.items()]
     rows += [[name, str(value)] for name, value in environment.items() if name != "packages" and value]

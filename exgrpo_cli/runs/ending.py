@@ -1,6 +1,11 @@
-"""Why a run finished: a word of `summary.json` and of a checkpoint's state."""
+"""Whether and why a run finished: a word of `summary.json` and of a checkpoint's state."""
 
+import warnings
 from enum import StrEnum
+from pathlib import Path
+
+from exgrpo_cli.errors import InputError, ToolkitWarning
+from exgrpo_cli.shapes import read_json
 
 
 class Ending(StrEnum):
@@ -19,3 +24,20 @@ class Ending(StrEnum):
     def is_final(self) -> bool:
         """Whether a resumed run has nothing left to do, however many steps it is given."""
         return self in (Ending.ALL_RETIRED, Ending.BUDGET_SPENT)
+
+
+def has_ended(run: Path, last_step: int) -> bool:
+    """Whether a run has its summary and nothing left to do up to `last_step`.
+
+    A damaged summary is none, of which a warning tells: a resumed run writes it again.
+    """
+    path = run / "summary.json"
+    if not path.is_file():
+        return False
+    try:
+        summary = read_json(path, {"steps": int, "finished?": str})
+    except InputError as error:
+        warnings.warn(f"{error} The run counts as unfinished.", ToolkitWarning, stacklevel=2)
+        return False
+    ended_early = summary.get("finished") in [ending for ending in Ending if ending.is_final]
+    return ended_early or bool(summary["steps"] >= last_step)

@@ -18,6 +18,7 @@ from exgrpo_cli.files import (
     require_writable,
     write_json_lines,
 )
+from exgrpo_cli.runs.metrics import journal_lines
 
 POOL_FILE = "pool.toml"
 """Settings that rollouts logged elsewhere were read with: their folder holds a ledger, but is no run to go on with."""
@@ -131,7 +132,7 @@ class RunFolder:
     def metrics_lines(self) -> Iterator[dict[str, Any]]:
         """The steps of `metrics.jsonl`, first to last; none before the first step."""
         if self.metrics.is_file():
-            yield from read_json_lines(self.metrics)
+            yield from journal_lines(self.metrics)
 
     def append_metrics(self, values: Mapping[str, Any]) -> None:
         """One step's line, "step" first, on disk when this returns."""
@@ -149,7 +150,7 @@ class RunFolder:
         """Drop metrics, validations and samples after `step`, so that a resumed run writes them again."""
         for path in (self.metrics, self.validations):
             if path.exists():
-                write_json_lines(path, [line for line in read_json_lines(path) if line["step"] <= step])
+                write_json_lines(path, [line for line in read_json_lines(path) if line.get("step", 0) <= step])
         for path in self.samples.glob("step-*.jsonl"):
             number = path.stem.removeprefix("step-")
             if number.isdecimal() and int(number) > step:

@@ -1,6 +1,6 @@
 """The step metrics of a run as columns: metrics.jsonl, finished or still growing."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,13 @@ from jaxtyping import Bool, Float64, Int64
 
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.files import read_json_lines
+from exgrpo_cli.shapes import NUMBER
 
 METRICS_FILE = "metrics.jsonl"
 PHASES = ("rollout", "reward", "replay", "logprobs", "update", "sync")
 """What a step's time is divided into; the journal's `time/<phase>` keys."""
+TEXTS = ("phase", "optim/skip_reason")
+"""Keys whose values are words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,13 +75,23 @@ def read_metrics(run: Path) -> RunMetrics:
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    by_step: dict[int, dict[str, Any]] = {}
+    by_step = {row["step"]: row for row in journal_lines(path)}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def journal_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The steps of a `metrics.jsonl` as they were written; a last line without its end is left out.
+
+    Raises InputError naming the first line that is no step.
+    """
     for number, row in enumerate(read_json_lines(path), start=1):
         step = row.get("step")
         if not isinstance(step, int):
             raise InputError(f"{path}, line {number} has no step but {step!r}. Remove the line or restore it.")
-        by_step[step] = row
-    return [by_step[step] for step in sorted(by_step)]
+        for name, value in row.items():
+            if not isinstance(value, str if name in TEXTS else NUMBER):
+                raise InputError(f"{path}, line {number}: {name} is {value!r:.40}. Remove the line or restore it.")
+        yield row
 
 
 def _columns(rows: list[dict[str, Any]]) -> RunMetrics:

@@ -1,10 +1,49 @@
-"""How a held-out score of `summary.json` reads, wherever it is shown."""
+"""`summary.json` read back, and how its held-out scores read wherever they are shown."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from exgrpo_cli.shapes import NUMBER, Shape, read_json, require_shape
+
+SUMMARY: Shape = {
+    "steps": int,
+    "finished": str,
+    "method": str,
+    "backbone": str,
+    "seed": int,
+    "heldout": {"set": str, "before": dict, "after": dict},
+    "tokens": {"generated": int, "trained": int},
+    "wall_seconds": {"total": NUMBER},
+    "peak_memory_bytes": int,
+    "replay": {"questions": int, "trajectories": int, "retired": int, "used": int},
+}
+SCORE: Shape = {
+    "pass_at_1": NUMBER,
+    "low": NUMBER,
+    "high": NUMBER,
+    "questions": int,
+    "samples": int,
+    "valid_pass_at_1?": NUMBER,
+    "constant_answer?": {"answer": str, "pass_at_1": NUMBER},
+    "second_graders?": dict,
+}
+SECOND: Shape = {"pass_at_1": NUMBER, "disagreements": int}
 LEAST_CONSTANT = 0.02
 """pass@1 of a constant answer above which it is told, where a score is no better."""
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """The final figures in a `summary.json`. Raises InputError where it is missing or damaged."""
+    summary: dict[str, Any] = read_json(path, SUMMARY)
+    for score in (summary["heldout"]["before"], summary["heldout"]["after"]):
+        if score:
+            require_shape(score, SCORE, str(path))
+        for second in score.get("second_graders", {}).values():
+            require_shape(second, SECOND, str(path))
+    for seconds in summary["wall_seconds"].values():
+        require_shape(seconds, NUMBER, str(path))
+    return summary
 
 
 def remarks(score: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 from exgrpo_cli.console.reporter import Reporter
 from exgrpo_cli.console.signals import Stopper
 from exgrpo_cli.evaluation.results.records import Evaluation
+from exgrpo_cli.runs.checksums import note_checksums
 from exgrpo_cli.runs.folder import HELDOUT, TRAINED, RunFolder
 from exgrpo_cli.runs.summary import remarks
 from exgrpo_cli.runs.watchdog import Watchdog
@@ -68,6 +69,8 @@ class ActiveRun:
             save_checkpoint(
                 self.folder.checkpoints, self.parts, self.state, keep=self.parts.config.run.keep_checkpoints
             )
+            if self.parts.ranks.is_main:
+                note_checksums(self.folder.path)
         self.time_limit.count_save(time.perf_counter() - started)
 
 

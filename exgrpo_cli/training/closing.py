@@ -9,6 +9,7 @@ from exgrpo_cli.errors import Interrupted
 from exgrpo_cli.files import write_json
 from exgrpo_cli.machine.environment import peak_memory_bytes
 from exgrpo_cli.plots import save_all
+from exgrpo_cli.runs.checksums import AT_THE_END, note_checksums
 from exgrpo_cli.runs.folder import writing
 from exgrpo_cli.runs.result import RESULT_FILE, write_result
 from exgrpo_cli.runs.summary import remarks
@@ -39,6 +40,7 @@ def finish(run: ActiveRun) -> dict[str, Any]:
                         tracker.show_figures(state.step, figures)
                 # Last of all: a run with a summary counts as finished.
                 write_json(folder.summary, summary)
+                note_checksums(folder.path, *AT_THE_END)
     except KeyboardInterrupt:
         raise Interrupted(
             f"stopped after the last step, state saved; go on with: exgrpo train --resume --output {folder.path}"

@@ -64,12 +64,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         reason = f"lost {HOST}: http://gpu17.cluster.internal:8000/v1"
         file.write(json.dumps({"step": 9, "optim/skip_reason": reason}) + "\n")
     summary = json.loads((run / "summary.json").read_text())
-    for score in summary["heldout"].values():
-        score["samples"] = 4
     summary["heldout"]["set"] = "algebra-heldout"
-    (run / "summary.json").write_text(
-        json.dumps(summary | {"method": "exgrpo", "backbone": "base", "seed": 0, "finished": "steps reached"})
-    )
+    (run / "summary.json").write_text(json.dumps(summary | {"backbone": "base"}))
     return run
 
 

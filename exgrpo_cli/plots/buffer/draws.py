@@ -17,6 +17,7 @@ from exgrpo_cli.plots.style import (
     SKY,
     VERMILION,
     bucket_colours,
+    legend_above,
     logarithmic_axis,
     mark_phase_start,
     new_figure,
@@ -50,7 +51,7 @@ def entropy_of_choice(summary: "ReplaySummary") -> "Figure":
         window = draw_series(entropies, steps, chosen.selected, colour=BLUE, label="replayed")
         entropies.set_ylabel("mean token entropy (nats)" if chosen.measured else "mean token entropy at birth (nats)")
         entropies.set_ylim(0, None)
-        entropies.legend(loc="best")
+        legend_above(entropies, ncols=2)
         draw_series(candidates, steps, chosen.candidates, colour=BLACK)
         candidates.set_ylabel("candidates per question")
         candidates.set_ylim(0, None)
@@ -147,7 +148,7 @@ def entropy_by_bucket(summary: "ReplaySummary") -> "Figure":
         buckets.set_xlabel(f"successes of {summary.config.rollout.group_size} when sampled")
         buckets.set_ylabel("mean token entropy (nats)")
         _whole_ticks(buckets)
-        buckets.legend(loc="best")
+        legend_above(buckets, ncols=3)
         _difficulty_boxes(groups, summary.entropy_windows)
         for axes in (buckets, groups):
             axes.set_ylim(0, None)
@@ -178,7 +179,7 @@ def _difficulty_boxes(axes: "Axes", windows: "Sequence[EntropyWindow]") -> None:
     axes.set_xlabel("steps")
     axes.grid(visible=False, axis="x")
     patches = [Patch(facecolor=colour, label=name) for name, colour in DIFFICULTY_COLOURS.items()]
-    axes.legend(handles=patches, loc="best")
+    legend_above(axes, handles=patches, ncols=3)
 
 
 def draws_against_promise(summary: "ReplaySummary") -> "Figure":

@@ -1,6 +1,5 @@
 """Which run goes on, and with which configuration: its own, with more steps where asked."""
 
-import json
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from exgrpo_cli.config.resolve import to_toml
 from exgrpo_cli.config.sections.run import BUDGET_STEPS
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import InputError
-from exgrpo_cli.runs.ending import Ending
+from exgrpo_cli.runs.ending import has_ended
 from exgrpo_cli.training.resuming.trust import is_own_run
 
 MAY_CHANGE = ("run.steps", "run.nproc", "run.rank_timeout", "optim.horizon")
@@ -59,16 +58,9 @@ def newest_unfinished(runs: Path) -> Path | None:
 
 def is_finished(run_folder: Path) -> bool:
     """Whether the run ended normally: its summary is there, and its configuration asks for no further step."""
-    summary = run_folder / "summary.json"
-    if not summary.is_file():
-        return False
-    try:
-        done = json.loads(summary.read_text(encoding="utf-8"))
-    except ValueError:
-        return False
     run = read_config(run_folder / "config.toml").get("run", {})
     factor = 1 if run.get("budget", "steps") == "steps" else BUDGET_STEPS
-    return done["steps"] >= factor * run.get("steps", 0) or Ending(done.get("finished", "")).is_final
+    return has_ended(run_folder, factor * run.get("steps", 0))
 
 
 def _last_written(run_folder: Path) -> float:

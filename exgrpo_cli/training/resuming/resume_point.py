@@ -3,7 +3,6 @@
 All that the run will read is checked here, before anything of the folder is changed.
 """
 
-import json
 import shutil
 from dataclasses import dataclass
 
@@ -12,7 +11,10 @@ from exgrpo_cli.errors import InputError
 from exgrpo_cli.ledger.recovery import whole_until
 from exgrpo_cli.ledger.writer import IDENTITY_FILE
 from exgrpo_cli.manifest import find_damage
+from exgrpo_cli.runs.checksums import CHECKSUMS_FILE, RESUMED_FROM, find_changes
+from exgrpo_cli.runs.ending import has_ended
 from exgrpo_cli.runs.folder import RunFolder
+from exgrpo_cli.shapes import read_json
 from exgrpo_cli.training.resuming.checkpoint import complete_steps, folder_name
 
 
@@ -43,6 +45,7 @@ def find_resume_point(folder: RunFolder, config: Config) -> ResumePoint:
     steps = complete_steps(folder.checkpoints)
     require_unfinished(folder, config)
     reached = max((line["step"] for line in folder.metrics_lines()), default=0)
+    require_unchanged(folder)
     if not steps:
         if reached > config.run.save_every:
             raise InputError(
@@ -76,15 +79,20 @@ def find_resume_point(folder: RunFolder, config: Config) -> ResumePoint:
 
 def require_unfinished(folder: RunFolder, config: Config) -> None:
     """Raise InputError where the run has its summary and is asked for no further step."""
-    if not folder.summary.is_file():
-        return
-    try:
-        done = json.loads(folder.summary.read_text(encoding="utf-8"))["steps"]
-    except (ValueError, KeyError, TypeError):
-        # It is written anew when the run ends.
-        return
-    if done >= config.run.last_step:
+    if (
+        has_ended(folder.path, config.run.last_step)
+        and (done := read_json(folder.summary)["steps"]) >= config.run.last_step
+    ):
         raise InputError(f"{folder.path} has finished its {done} steps: raise --steps to go on.")
+
+
+def require_unchanged(folder: RunFolder) -> None:
+    """Raise InputError naming what a resume reads and is not as the run wrote it."""
+    if changes := find_changes(folder.path, RESUMED_FROM):
+        raise InputError(
+            f"{'; '.join(changes)}. Restore it from a copy; to go on with a file that you changed yourself, delete "
+            f"{folder.path / CHECKSUMS_FILE}."
+        )
 
 
 def set_aside(folder: RunFolder, point: ResumePoint) -> None:

@@ -24,6 +24,7 @@ from exgrpo_cli.machine.shapes import backbone_shape
 from exgrpo_cli.machine.threads import choose_threads
 from exgrpo_cli.ranks.ranks import Ranks
 from exgrpo_cli.replay.warm_start import WarmStartReport
+from exgrpo_cli.runs.checksums import forget_checksums, note_checksums
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.runs.watchdog import Watchdog
 from exgrpo_cli.training.active_run import ActiveRun
@@ -156,10 +157,12 @@ def describe_run(config: Config, folder: RunFolder, questions: RunQuestions, ran
 
 def begin_writing(config: Config, folder: RunFolder, point: ResumePoint) -> None:
     """Bring the folder to the step the run goes on from."""
+    forget_checksums(folder.path)
     set_aside(folder, point)
     folder.remove_partials()
     folder.cut_back(point.step or 0)
     write_text(folder.config, to_toml(config))
+    note_checksums(folder.path)
 
 
 def warm_start(config: Config, parts: Parts, reporter: Reporter, *, is_new: bool) -> None:

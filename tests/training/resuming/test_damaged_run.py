@@ -11,6 +11,7 @@ from exgrpo_cli.console.reporter import SilentReporter
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.files import read_json_lines
 from exgrpo_cli.ledger.reader import LedgerReader
+from exgrpo_cli.runs.checksums import note_checksums
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.training.resuming.resume import is_finished, resumed_config
 from exgrpo_cli.training.resuming.resume_point import find_resume_point
@@ -128,6 +129,24 @@ def break_journal(run: Path) -> None:
     (run / "metrics.jsonl").write_text(lines[0] + '{"step": 2, oops\n' + "".join(lines[2:]))
 
 
+def change_a_digit(path: Path, before: str) -> None:
+    text = path.read_text()
+    place = text.index(before) + len(before)
+    path.write_text(text[:place] + str((int(text[place]) + 1) % 10) + text[place + 1 :])
+
+
+def change_settings(run: Path) -> None:
+    change_a_digit(run / "config.toml", "learning_rate = ")
+
+
+def change_journal(run: Path) -> None:
+    change_a_digit(run / "metrics.jsonl", '"policy/entropy": 0.')
+
+
+def change_validations(run: Path) -> None:
+    change_a_digit(run / "validations.jsonl", '"correct": "')
+
+
 def damage_every_checkpoint(run: Path) -> None:
     for folder in (run / "checkpoints").glob("step-*"):
         flip(folder / "policy" / "weights.safetensors")
@@ -142,6 +161,9 @@ def damage_every_checkpoint(run: Path) -> None:
         (lose_old_heldout, r"data/heldout.parquet is missing: restore it"),
         (flip_questions, r"data/train.parquet is damaged \(its checksum differs\)"),
         (break_journal, r"metrics.jsonl, line 2 is not JSON"),
+        (change_settings, r"config.toml is damaged \(its checksum differs\)\. Restore it .* delete .*checksums.json"),
+        (change_journal, r"metrics.jsonl is damaged \(its checksum differs\)"),
+        (change_validations, r"validations.jsonl is damaged \(its checksum differs\)"),
         (
             damage_every_checkpoint,
             r"no checkpoint is whole: step 6: .*weights.safetensors is damaged.*step 4: .*step 2: ",
@@ -178,6 +200,7 @@ def test_a_run_stopped_before_its_first_checkpoint_begins_anew(run: Path) -> Non
     lose_checkpoints(run)
     rows = list(read_json_lines(run / "metrics.jsonl"))
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
+    note_checksums(run)
     assert point_of(run).step is None
 
 

@@ -1,0 +1,62 @@
+"""Checksums of a run's small files that no manifest covers: settings, journals, the newest samples, final figures.
+
+Journals and samples grow: a checksum is of the bytes that were there when it was made, and a longer file may hold it.
+"""
+
+import hashlib
+from collections.abc import Collection
+from pathlib import Path
+
+from exgrpo_cli.files import write_json
+from exgrpo_cli.shapes import read_json, require_shape
+
+CHECKSUMS_FILE = "checksums.json"
+RESUMED_FROM = ("config.toml", "metrics.jsonl", "validations.jsonl")
+"""What a resume reads."""
+AT_THE_END = ("result.json", "summary.json")
+_ALWAYS = (*RESUMED_FROM, "environment.json")
+_SAMPLE_FILES = 20
+"""The newest, which a report shows; there is one for each step."""
+
+
+def note_checksums(run: Path, *more: str) -> None:
+    """Write down what the run's files hold now, `more` of them named. Raises RunError where the disk refuses."""
+    samples = sorted((run / "samples").glob("step-*.jsonl"))[-_SAMPLE_FILES:]
+    names = [*_ALWAYS, *more, *(f"samples/{path.name}" for path in samples)]
+    sizes = {name: (run / name).stat().st_size for name in names if (run / name).is_file()}
+    files = {name: {"bytes": size, "sha256": _digest(run / name, size)} for name, size in sizes.items()}
+    write_json(run / CHECKSUMS_FILE, {"files": files})
+
+
+def forget_checksums(run: Path) -> None:
+    """Before files are cut back: a process killed under way leaves none that would be wrong."""
+    (run / CHECKSUMS_FILE).unlink(missing_ok=True)
+
+
+def find_changes(run: Path, among: Collection[str] = ()) -> list[str]:
+    """What is not as the run wrote it, one sentence a file, of the files named or of all.
+
+    Empty where a run of an older version noted nothing. Raises InputError where the checksums themselves are damaged.
+    """
+    path = run / CHECKSUMS_FILE
+    if not path.is_file():
+        return []
+    files = read_json(path, {"files": dict})["files"]
+    for entry in files.values():
+        require_shape(entry, {"bytes": int, "sha256": str}, str(path))
+    chosen = [name for name in files if not among or name in among]
+    return [problem for name in chosen if (problem := _change(run / name, **files[name]))]
+
+
+def _change(path: Path, bytes: int, sha256: str) -> str:
+    if not path.is_file():
+        return f"{path} is missing"
+    size = path.stat().st_size
+    if size < bytes:
+        return f"{path} has {size} bytes instead of {bytes}"
+    return "" if _digest(path, bytes) == sha256 else f"{path} is damaged (its checksum differs)"
+
+
+def _digest(path: Path, size: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.sha256(file.read(size)).hexdigest()
