@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from exgrpo_cli.engines.hf.attention import decoding_calls
@@ -32,7 +32,12 @@ class DecodeBatch:
         max_rows: int,
         eos_ids: Int[Tensor, " eos"],
         weight_version: int,
+        look_every: int = 1,
     ) -> None:
+        """`look_every`: tokens between two looks for rows that ended, each of which waits for the device.
+
+        Rows that ended since the last one are decoded on meanwhile, to no effect.
+        """
         self.max_rows = max_rows
         self.num_rows = 0
         self._parts = parts
@@ -45,7 +50,7 @@ class DecodeBatch:
         self._cache = SlotCache(
             num_layers=parts.model.config.get_text_config().num_hidden_layers,
             max_rows=max_rows,
-            max_columns=longest + params.max_new_tokens,
+            max_columns=longest + params.max_new_tokens + look_every - 1,
         )
         device = parts.device
         self._rows: list[WaitingRow] = []
@@ -60,7 +65,12 @@ class DecodeBatch:
         self._newest = torch.zeros(max_rows, dtype=torch.long, device=device)
         self._records = np.arange(max_rows)
         """Where each row writes its tokens: rows move to other slots, what they wrote stays."""
-        shape = (max_rows, params.max_new_tokens)
+        self._ends = torch.zeros(max_rows, dtype=torch.long, device=device)
+        """Of rows that ended: twice their response tokens, plus 1 where the last one is an end of sequence."""
+        self._look_every = look_every
+        self._not_looked = 0
+        """Tokens since the last look."""
+        shape = (max_rows, params.max_new_tokens + look_every - 1)
         self._tokens = torch.zeros(shape, dtype=torch.int32, device=device)
         self._logprobs = torch.zeros(shape, dtype=torch.float32, device=device)
         self._uniforms = torch.zeros(shape, dtype=torch.float32, device=device)
@@ -115,11 +125,12 @@ class DecodeBatch:
         self._rows.extend(part.rows[i] for i in alive)
         self._run_starts, self._chunks = np.append(self._run_starts, first), ()
         records = self._on_device(self._records[used])
-        self._uniforms[records] = self._on_device(part.uniforms[alive])
+        self._uniforms[records, : self._params.max_new_tokens] = self._on_device(part.uniforms[alive])
         self._newest[used] = part.tokens[chosen]
         self._tokens[records, 0] = part.tokens[chosen].to(torch.int32)
         self._logprobs[records, 0] = part.logprobs[chosen]
         self._counts[used] = 1
+        self._ends[used] = 0
 
     def _extend(self, logits: Float[Tensor, "rows vocab"]) -> list[tuple[WaitingRow, Rollout]]:
         """Sample the next token of every row, record it, and take out the rows that ended."""
@@ -134,23 +145,29 @@ class DecodeBatch:
         self._newest[used] = tokens
         counts += 1
         stopped = torch.isin(tokens, self._eos_ids)
-        ended = stopped | (counts == self._params.max_new_tokens)
-        if not ended.any():
+        ended = (stopped | (counts == self._params.max_new_tokens)) & (self._ends[used] == 0)
+        self._ends[used] += ended * (2 * counts + stopped)
+        self._not_looked += 1
+        if self._not_looked < self._look_every:
             return []
-        return self._take_out(ended, stopped)
+        self._not_looked = 0
+        ends = self._ends[used].cpu().numpy()
+        return self._take_out(np.flatnonzero(ends), ends) if ends.any() else []
 
     def _take_out(
-        self, ended: Bool[Tensor, " rows"], stopped: Bool[Tensor, " rows"]
+        self, gone: Int[np.ndarray, " gone"], ends: Int[np.ndarray, " rows"]
     ) -> list[tuple[WaitingRow, Rollout]]:
-        gone = ended.nonzero()[:, 0]
-        counts = self._counts[gone].tolist()
-        records = self._on_device(self._records[gone.cpu().numpy()])
-        tokens, logprobs = self._tokens[records].cpu().numpy(), self._logprobs[records].cpu().numpy()
-        by_eos = stopped[ended].tolist()
-        finished = [
-            (self._rows[row], self._rollout(self._rows[row], tokens[i, :count], logprobs[i, :count], eos))
-            for i, (row, count, eos) in enumerate(zip(gone.tolist(), counts, by_eos, strict=True))
-        ]
+        records = self._on_device(self._records[gone])
+        # Bits of both in one copy: each copy to the host waits.
+        written = torch.cat([self._tokens[records], self._logprobs[records].view(torch.int32)], dim=1).cpu().numpy()
+        tokens, logprobs = np.split(written, 2, axis=1)
+        finished = []
+        for i, row in enumerate(gone):
+            count, by_eos = divmod(int(ends[row]), 2)
+            rollout = self._rollout(
+                self._rows[row], tokens[i, :count], logprobs[i, :count].view(np.float32), bool(by_eos)
+            )
+            finished.append((self._rows[row], rollout))
         self._regroup(gone.tolist())
         return finished
 
@@ -185,7 +202,7 @@ class DecodeBatch:
             self._rows[target] = row
         self._cache.move(sources.tolist(), targets.tolist(), self._lengths[targets].tolist())
         from_slots, to_slots = self._on_device(sources), self._on_device(targets)
-        for state in (self._counts, self._newest):
+        for state in (self._counts, self._newest, self._ends):
             state[to_slots] = state[from_slots]
 
     def _on_device(self, array: np.ndarray) -> Tensor:

@@ -24,6 +24,9 @@ from exgrpo_cli.engines.sampling import check_sampling
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams
 
+TOKENS_A_LOOK = 8
+"""On a GPU, where each look for rows that ended makes the host wait for what it has queued."""
+
 
 class HFGenerator:
     """Implements `protocols.Generator` with any causal language model of transformers with full attention.
@@ -58,6 +61,7 @@ class HFGenerator:
             max_rows=min(self._max_rows, max(1, sum(len(request.seeds) for request in requests))),
             eos_ids=self._eos_ids.to(self._parts.device),
             weight_version=self.weight_version,
+            look_every=1 if self._parts.device.type == "cpu" else TOKENS_A_LOOK,
         )
         # Set once, not once a step: transformers checks its config at every change.
         with use_attention(self._parts.body, GROUPED_DECODING):

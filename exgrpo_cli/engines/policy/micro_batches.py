@@ -162,7 +162,8 @@ def split_scores(
 ) -> list[TokenScores]:
     """The scores of each row, `counts` tokens long."""
     ends = np.cumsum(counts)[:-1]
-    parts = (np.split(values.float().cpu().numpy(), ends) for values in (logprobs, entropies))
+    # Both in one copy: each copy to the host waits for the device.
+    parts = (np.split(values, ends) for values in torch.stack([logprobs.float(), entropies.float()]).cpu().numpy())
     return [TokenScores(logprobs=own.copy(), entropies=entropy.copy()) for own, entropy in zip(*parts, strict=True)]
 
 

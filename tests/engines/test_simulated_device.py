@@ -1,0 +1,102 @@
+"""A device that is not the CPU, simulated: whole runs through the command line, and how often the host waits for it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exgrpo_cli.config.resolve import to_toml
+from exgrpo_cli.config.settings import Config
+from exgrpo_cli.files import read_json_lines
+
+pytestmark = pytest.mark.engines
+
+HELPERS = Path(__file__).parents[1] / "helpers"
+SETTINGS = ("run.steps=3", "run.save_every=2", "replay.start_threshold=0")
+ON_TWO_DEVICES = """
+import sys
+import simulated_device, torch
+from exgrpo_cli.engines.policy import micro_batches
+pack = micro_batches.pack
+micro_batches.pack = lambda sequences, device: pack(sequences, torch.device("cpu"))
+sys.exit(simulated_device.main(sys.argv[1:]))
+"""
+
+
+def on_device(*arguments: str, **options: Any) -> "subprocess.Popen[str]":
+    environment = os.environ | {"PYTHONPATH": str(HELPERS), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, *arguments], env=environment, text=True, **options)
+
+
+def train(config: Path, run: Path) -> "subprocess.Popen[str]":
+    return on_device("-m", "simulated_device", "train", "--quiet", "--config", str(config), "--output", str(run))
+
+
+def journal(run: Path) -> list[dict[str, Any]]:
+    """Without what no two runs share."""
+    lines = read_json_lines(run / "metrics.jsonl")
+    return [{k: v for k, v in line.items() if not k.startswith(("time/", "perf/", "memory/"))} for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("exgrpo", ("objective.kl_coefficient=0.1", "backbone.gradient_checkpointing=true")),
+        ("headroom-drift", ("optim.offload_during_rollouts=true", "replay.max_drift=10")),
+    ],
+)
+def test_a_run_replays_and_resumes_after_a_kill(
+    method: str, settings: tuple[str, ...], small_config: Callable[..., Config], tmp_path: Path
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(to_toml(small_config(*SETTINGS, *settings, method=method)))
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert train(config, whole).wait(timeout=250) == 0
+    lines = journal(whole)
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert sum(line["replay/used"] for line in lines) > 0
+    assert all(line["policy/logprob_gap_max"] < 1e-3 for line in lines)
+    process = train(config, cut)
+    deadline = time.monotonic() + 250
+    while not (cut / "checkpoints" / "latest").exists():
+        assert process.poll() is None and time.monotonic() < deadline, "no checkpoint was written"
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    again = on_device("-m", "simulated_device", "train", "--resume", "--output", str(cut), "--quiet")
+    assert again.wait(timeout=250) == 0
+    assert journal(cut) == lines
+    for name in ("model.safetensors", "config.json"):
+        assert (cut / "model" / name).read_bytes() == (whole / "model" / name).read_bytes()
+
+
+def test_two_devices_in_one_operation_end_the_run(small_config: Callable[..., Config], tmp_path: Path) -> None:
+    """The policy's inputs stay behind on the CPU."""
+    (tmp_path / "config.toml").write_text(to_toml(small_config(*SETTINGS)))
+    arguments = ("train", "--quiet", "--config", str(tmp_path / "config.toml"), "--output", str(tmp_path / "run"))
+    process = on_device("-c", ON_TWO_DEVICES, *arguments, stderr=subprocess.PIPE)
+    _, talk = process.communicate(timeout=250)
+    assert process.returncode == 1
+    assert "tensors on sim:0 and on cpu" in talk
+
+
+def test_the_host_seldom_waits_and_results_are_those_of_the_cpu() -> None:
+    process = on_device("-m", "measured_on_device", stdout=subprocess.PIPE)
+    printed, _ = process.communicate(timeout=250)
+    figures = json.loads(printed)
+    # Rows that ended are looked for every eight tokens: one wait, and one more where there are any.
+    assert all(figures[name]["equal"] for name in ("rollouts-20", "rollouts-6"))
+    assert figures["rollouts-20"]["waits"] <= figures["rollouts-20"]["longest"] / 2
+    for name in ("policy-False", "policy-True"):
+        figure = figures[name]
+        # One a micro-batch of scoring. None in one of an update: loss, norm of the gradient and diagnostics at the end.
+        assert figure["scoring"] == figure["micro_batches"] == 3 and figure["updating"] == 4
+        assert figure["applied"] == [True, True]
+        assert figure["logprob_gap"] < 1e-9 and figure["weight_gap"] < 1e-9
