@@ -92,12 +92,19 @@ def test_two_ranks_with_an_engine_each_or_between_them(
 
 
 @pytest.mark.timeout(400)
-def test_groups_beside_the_batch_on_two_ranks(vllm_backbone: Path, tmp_path: Path) -> None:
-    """headroom-drift with vllm's rollouts under DeepSpeed: both ranks score, gate and train the same units."""
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [("headroom-drift", ("replay.max_drift=0.5",)), ("repo", ("replay.min_stored=4", "arithmetic.num_train=16"))],
+)
+def test_other_methods_on_two_ranks(
+    vllm_backbone: Path, tmp_path: Path, method: str, settings: tuple[str, ...]
+) -> None:
+    """With vllm's rollouts under DeepSpeed: both ranks score, gate and train the same groups, or join the same rows."""
     from exgrpo_cli.ledger.reader import LedgerReader
 
     run = tmp_path / "run"
-    options = ("--method", "headroom-drift", "--nproc", "2", "--engine", "deepspeed", "--set", "replay.max_drift=0.5")
+    options = ["--method", method, "--nproc", "2", "--engine", "deepspeed"]
+    options += [part for setting in settings for part in ("--set", setting)]
     command = [*train_command(vllm_backbone, run, steps=4), *options]
     done = subprocess.run(command, check=False, timeout=360, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr[-1500:]) == (0, "")
@@ -105,7 +112,7 @@ def test_groups_beside_the_batch_on_two_ranks(vllm_backbone: Path, tmp_path: Pat
     assert sum(line["replay/used"] > 0 for line in lines) >= 2
     assert all(line["policy/logprob_gap_max"] < 1e-4 for line in lines)
     ledger = LedgerReader(run / "replay")
-    assert len(ledger.replays()) and len(ledger.visits()) == 4 * 8
+    assert len(ledger.replays() if method == "headroom-drift" else ledger.scores()) and len(ledger.visits()) == 4 * 8
 
 
 @pytest.mark.timeout(300)

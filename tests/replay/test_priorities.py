@@ -102,10 +102,11 @@ def units(num: int) -> StoredUnits:
         ([1.0], True, r"gave priorities of shape \(1,\) for 2 units"),
         ([1.0, np.nan], False, "gave nan for unit 1 of question q1"),
         ([-1.0, 1.0], True, "gave -1.0 for unit 0 of question q0; priorities must be finite and at least 0"),
+        (["high", "low"], True, "gave no numbers .*; it must return one per unit"),
         ([np.inf, 1.0], True, "gave inf for unit 0"),
     ],
 )
-def test_a_priority_of_ones_own_must_keep_its_promises(given: list[float], proportional: bool, message: str) -> None:
+def test_a_priority_of_ones_own_must_keep_its_promises(given: list, proportional: bool, message: str) -> None:
     with pytest.raises(RunError, match=message):
         checked_priorities(given, units(2), "python:mine:f", proportional=proportional)
 

@@ -164,7 +164,10 @@ def checked_priorities(
 ) -> Float64[np.ndarray, " units"]:
     """Raises RunError unless there is one number per unit, not NaN and, where draws are proportional, none negative or
     infinite."""
-    values = np.asarray(given, dtype=np.float64)
+    try:
+        values = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise RunError(f"replay.priority {name} gave no numbers ({error}); it must return one per unit") from None
     if values.shape != (len(units),):
         raise RunError(
             f"replay.priority {name} gave priorities of shape {values.shape} for {len(units)} units; "

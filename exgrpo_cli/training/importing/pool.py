@@ -122,6 +122,8 @@ def prepare_pool(file: Path, output: Path, config: Config, reporter: Reporter) -
     try:
         rows = _counted(RowReader(questions.train, tokenizer).read(file), report)
         _fill(folder / "replay", rows, identity, [question.id for question in questions.train], report)
+        if not report.rows and not report.unknown_questions:
+            raise InputError(f"{file} holds no rollouts: write question, text and reward of one a line.")
         if not report.rows:
             raise InputError(
                 f"{file}: none of its {report.unknown_questions} rows is of a question in {config.data.train}, "

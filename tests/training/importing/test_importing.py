@@ -194,6 +194,8 @@ def test_rows_of_other_questions_are_counted_and_a_pool_of_none_is_refused(
     foreign = [{**rows[0], "question": "Who is it?"}]
     with pytest.raises(InputError, match=r"none of its 1 rows is of a question in arithmetic, 'Who is it\?' first"):
         pool_of(tmp_path, foreign, config_of("exgrpo"))
+    with pytest.raises(InputError, match="holds no rollouts: write question"):
+        pool_of(tmp_path, [], config_of("exgrpo"))
     report = pool_of(tmp_path, rows + foreign, config_of("exgrpo"))
     assert (report.rows, report.unknown_questions) == (24, 1)
 

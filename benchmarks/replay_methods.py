@@ -1,0 +1,92 @@
+"""A mixed step of every append and refill method beside what its trained and scored tokens say that it costs.
+
+    python benchmarks/replay_methods.py --steps 30
+
+One run a method, in which every other step is on-policy: both kinds meet the same policy, buffer and machine. On-policy
+steps tell the processor time of a scored token (phase `logprobs`), of a trained one (`update`) and of storing the
+step's rows (`replay`); a mixed step is said to take its own tokens times these. Medians over steps.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.console.reporter import SilentReporter
+from exgrpo_cli.training import metrics
+from exgrpo_cli.training.resuming.state import RunState
+from exgrpo_cli.training.run import train
+
+METHODS = (
+    "headroom-drift",
+    "latest",
+    "adv-per",
+    "fresh-per",
+    "uniform-fifo",
+    "sft-successes",
+    "trl-refill",
+    "bapo-refill",
+)
+SETTINGS = (
+    "data.heldout=",
+    "arithmetic.num_heldout=10",
+    "run.plots=false",
+    "run.threads=1",
+    "replay.collect_before_start=true",
+    # Too small to matter, but rows without advantage are part of the update too, as their tokens say.
+    "objective.entropy_coefficient=1e-12",
+)
+OWN = {"adv-per": ("replay.warmup_steps=1",), "headroom-drift": ("replay.max_drift=0.05",)}
+SKIPPED = 4
+"""First steps, which warm caches and find an empty store."""
+
+
+def lines_of(method: str, steps: int, settings: list[str]) -> list[dict[str, Any]]:
+    """The journal of a run of the method, on-policy in its odd steps."""
+    config = build_config(method=method, assignments=[*SETTINGS, *OWN.get(method, ()), *settings, f"run.steps={steps}"])
+    with tempfile.TemporaryDirectory() as folder:
+        train(config, Path(folder) / "run", reporter=SilentReporter())
+        return [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
+
+
+def cost_of(lines: list[dict[str, Any]]) -> dict[str, float]:
+    """Medians of a run: tokens, processor time of mixed steps, and that time over what the tokens say."""
+    kept = [line for line in lines if line["step"] > SKIPPED]
+    fresh = [line for line in kept if line["phase"] != "mixed"]
+    mixed = [line for line in kept if line["phase"] == "mixed" and line["replay/used"]]
+    scored = statistics.median(line["time/logprobs"] / line["tokens/scored"] for line in fresh)
+    trained = statistics.median(line["time/update"] / line["tokens/trained"] for line in fresh)
+    storing = statistics.median(line["time/replay"] for line in fresh)
+    took = [line["time/logprobs"] + line["time/replay"] + line["time/update"] for line in mixed]
+    said = [storing + scored * line["tokens/scored"] + trained * line["tokens/trained"] for line in mixed]
+    return {
+        "steps": len(mixed),
+        "trained": statistics.median(line["tokens/trained"] for line in mixed),
+        "scored": statistics.median(line["tokens/scored"] for line in mixed),
+        "took_ms": 1e3 * statistics.median(took),
+        "said_ms": 1e3 * statistics.median(said),
+        "took_over_said": statistics.median(one / other for one, other in zip(took, said, strict=True)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--methods", default=",".join(METHODS), help="comma separated")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="further settings")
+    options = parser.parse_args()
+    # What other programs take does not count.
+    metrics.time = SimpleNamespace(perf_counter=time.process_time)  # type: ignore[attr-defined]
+    RunState.is_mixed = lambda state, step, *rest: step % 2 == 0  # type: ignore[method-assign]
+    for method in options.methods.split(","):
+        found = cost_of(lines_of(method, options.steps, options.set))
+        print(f"{method:16}" + "".join(f"  {name} {value:,.2f}" for name, value in found.items()), flush=True)
+
+
+if __name__ == "__main__":
+    main()
