@@ -31,7 +31,7 @@ from exgrpo_cli.commands.report import write_page
 
 if TYPE_CHECKING:
     from exgrpo_cli.machine.run_plan import RunPlan
-    from exgrpo_cli.training.starting.start import RunRequest
+    from exgrpo_cli.training.starting.start import RunRequest, RunStart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +129,10 @@ def train(
     check: Annotated[
         bool, typer.Option("--check", help="Two steps with random weights at full lengths, measured, then stop.")
     ] = False,
+    launcher: Annotated[
+        Literal["local", "slurm"] | None,
+        typer.Option(help="As a task of submitit: on hosts that [slurm] of --config asks for, or on this one."),
+    ] = None,
 ) -> None:
     """Train a backbone with ExGRPO, or with another method.
 
@@ -143,6 +147,7 @@ def train(
       exgrpo train --backbone qwen-math-1.5b --check
       exgrpo train --data mine.jsonl --heldout 0.1
       exgrpo train --resume --output runs/baseline --steps 300
+      exgrpo train --backbone qwen-math-7b --launcher slurm --config cluster.toml
     """
     from exgrpo_cli.machine.run_plan import require_runnable
     from exgrpo_cli.training.starting import start as core
@@ -150,6 +155,9 @@ def train(
 
     time_limit = None if options.time_limit is None else TimeLimit.parse(options.time_limit)
     start = core.plan_start(options.request())
+    if launcher is not None:
+        _launch(start, launcher, options, speech, dry_run=dry_run, check=check)
+        return
     with core.this_rank() as ranks:
         speaks = ranks is None or ranks.is_main
         talk(start.line(), quiet=speech.quiet or dry_run or check or not speaks)
@@ -178,6 +186,33 @@ def train(
             if plan.config.run.plots:
                 write_page(start.folder, quiet=speech.quiet)
             print_json(summary) if speech.json else _print_result(summary, start.folder)
+
+
+def _launch(
+    start: "RunStart", launcher: str, options: TrainOptions, speech: Speech, *, dry_run: bool, check: bool
+) -> None:
+    from exgrpo_cli.ablation.cluster.launch import launch_run, scripts, slurm_settings, study_of_one
+    from exgrpo_cli.console.reporter import make_reporter
+    from exgrpo_cli.errors import InputError
+    from exgrpo_cli.shapes import read_json
+    from exgrpo_cli.training.starting.start import check_start
+
+    for name, given in (("--check", check), ("--time-limit", options.time_limit), ("--nproc", options.nproc)):
+        if given:
+            raise InputError(f"{name} is for this host: leave it out; [slurm] of --config says what it asks for.")
+    check_start(start)
+    study, settings = study_of_one(start.config, start.folder), slurm_settings(options.config)
+    if dry_run:
+        write_data(scripts(study, launcher, settings), end="")
+        return
+    talk(start.line(), quiet=speech.quiet)
+    reporter = make_reporter(quiet=speech.quiet)
+    try:
+        launch_run(study, launcher, settings, reporter=reporter)
+    finally:
+        reporter.close()
+    summary = read_json(start.folder / "summary.json", {"steps": int})
+    print_json(summary) if speech.json else _print_result(summary, start.folder)
 
 
 def _print_plan(plan: "RunPlan", json: bool, *, speaks: bool) -> None:

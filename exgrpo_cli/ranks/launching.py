@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -21,12 +22,31 @@ from exgrpo_cli.errors import EXIT_DONE, EXIT_INTERRUPTED, RunError
 POLL_SECONDS = 0.2
 
 
-class RankLauncher:
-    """Runs `python ARGUMENTS` once per rank on this host and waits for the end of all."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rendezvous:
+    """Where the hosts of one run find each other."""
 
-    def __init__(self, arguments: Sequence[str], num_ranks: int) -> None:
+    num_hosts: int
+    endpoint: str
+    """HOST:PORT of one of them."""
+    run_id: str
+    """The same on all of them, and another one at another time."""
+    own_name: str
+    """By which the others reach this host."""
+
+
+class RankLauncher:
+    """Runs `python ARGUMENTS` once per rank on this host and waits for the end of all.
+
+    With a `rendezvous` the ranks of its hosts are one run, whose first rank is on either of them.
+    """
+
+    def __init__(self, arguments: Sequence[str], num_ranks: int, rendezvous: Rendezvous | None = None) -> None:
         self._arguments = list(arguments)
         self._num_ranks = num_ranks
+        self._rendezvous = rendezvous or Rendezvous(
+            num_hosts=1, endpoint="localhost:0", run_id=f"exgrpo-{os.getpid()}", own_name="localhost"
+        )
         self._signals: list[int] = []
         self._was_signalled = False
         self._outcome: BaseException | None = None
@@ -63,13 +83,13 @@ class RankLauncher:
         # What a rank has to say it says itself; the agent would add a page on how torchrun ended.
         logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
         config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
+            min_nodes=self._rendezvous.num_hosts,
+            max_nodes=self._rendezvous.num_hosts,
             nproc_per_node=self._num_ranks,
             rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            run_id=f"exgrpo-{os.getpid()}",
-            local_addr="localhost",
+            rdzv_endpoint=self._rendezvous.endpoint,
+            run_id=self._rendezvous.run_id,
+            local_addr=self._rendezvous.own_name,
             max_restarts=0,
         )
         try:

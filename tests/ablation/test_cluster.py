@@ -19,7 +19,9 @@ from exgrpo_cli.ablation.cluster.shared import Mount, mount_of, read_mounts, req
 from exgrpo_cli.ablation.request import StudyRequest
 from exgrpo_cli.ablation.study import Study
 from exgrpo_cli.commands import run as exgrpo
+from exgrpo_cli.config.resolve import to_toml
 from exgrpo_cli.config.sections.slurm import SlurmSettings
+from exgrpo_cli.config.settings import Config
 from exgrpo_cli.console.reporter import SilentReporter
 from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.files import read_json_lines
@@ -176,7 +178,7 @@ def test_a_refused_partition_and_a_cluster_that_is_not_there_are_one_line(
     study: Study, cluster: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = SlurmSettings(shared=True, partition="nowhere")
-    with pytest.raises(InputError, match=r"sbatch refused the study: .*See \[slurm\] of --config"):
+    with pytest.raises(InputError, match=r"sbatch refused \S+: .*See \[slurm\] of --config"):
         launch.launch_study(study, "slurm", refused, jobs=0, reporter=SilentReporter())
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(InputError, match="finds no sbatch on the path"):
@@ -238,6 +240,49 @@ def test_the_table_of_a_configuration_file_is_read_and_checked(
 
 
 @pytest.fixture
+def two_hosts(small_config: Callable[..., Config], tmp_path: Path) -> Path:
+    """A run of four steps, and a cluster that gives it two hosts, which are this one."""
+    path = tmp_path / "cluster.toml"
+    config = small_config("run.steps=4", "run.save_every=2", "replay.start_threshold=0")
+    path.write_text(to_toml(config) + "\n[slurm]\nnodes = 2\nhours = 1\nsave_minutes = 1\nshared = true\n")
+    return path
+
+
+@pytest.mark.engines
+@pytest.mark.timeout(900)
+def test_one_run_on_two_hosts_is_requeued_and_resumes(two_hosts: Path, cluster: Path, tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "both"
+
+    def time_out() -> None:
+        wait_for(run / "metrics.jsonl", '"step": 2')
+        os.spawnlp(os.P_WAIT, "scancel", "scancel", "100", "--signal", "USR2")
+
+    in_background(time_out)
+    command = ["train", "--config", str(two_hosts), "--output", str(run), "--launcher", "slurm", "--quiet"]
+    assert exgrpo(command) == 0
+    assert (cluster / "requeues").read_text() == "100\n"
+    assert [line["step"] for line in read_json_lines(run / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert "--nodes=2\n" in (cluster / "job-100.sh").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--launcher", "local"], "slurm.nodes = 2, and --launcher local has this host alone: use slurm."),
+        (["--launcher", "slurm", "--check"], "--check is for this host: leave it out"),
+        (["--launcher", "slurm", "--nproc", "2"], "--nproc is for this host"),
+    ],
+)
+def test_what_a_launcher_does_not_do_is_refused(
+    options: list[str], message: str, two_hosts: Path, cluster: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["train", "--config", str(two_hosts), "--output", str(tmp_path / "runs" / "one"), "--quiet"]
+    assert exgrpo([*command, *options]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "runs" / "one").exists()
+
+
+@pytest.fixture
 def one_node(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmSettings]:
     """A real Slurm, and what its node has."""
     if reason := real_slurm.why_not():
@@ -267,5 +312,5 @@ def test_a_real_slurm_requeues_a_task_whose_time_is_over(study: Study, one_node:
 
 @pytest.mark.slow
 def test_a_partition_that_a_real_slurm_refuses_is_one_line(study: Study, one_node: SlurmSettings) -> None:
-    with pytest.raises(InputError, match=r"sbatch refused the study: .*invalid partition specified: gpu"):
+    with pytest.raises(InputError, match=r"sbatch refused \S+: .*invalid partition specified: gpu"):
         launch.launch_study(study, "slurm", SHARED, jobs=0, reporter=SilentReporter())

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 PROGRAMS = ("sbatch", "srun", "sacct", "scancel", "scontrol")
@@ -47,6 +48,11 @@ def task(state: Path, job: str, index: str) -> None:
     environment = {**os.environ, "SLURM_JOB_ID": job, "SLURM_NTASKS": "1", "SLURM_JOB_NUM_NODES": "1"}
     environment |= {"SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_JOB_NODELIST": "localhost"}
     environment["SLURMD_NODENAME"] = "localhost"
+    nodes = re.search(r"--nodes=(\d+)", (state / f"job-{job}.sh").read_text())
+    if nodes and int(nodes[1]) > 1:
+        # All of them are this machine.
+        hosts = ",".join(["localhost"] * int(nodes[1]))
+        environment |= {"SLURM_NTASKS": nodes[1], "SLURM_JOB_NUM_NODES": nodes[1], "SLURM_JOB_NODELIST": hosts}
     if index:
         environment |= {"SLURM_ARRAY_JOB_ID": job, "SLURM_ARRAY_TASK_ID": index}
     requeued = state / f"requeued-{name}"
@@ -54,6 +60,9 @@ def task(state: Path, job: str, index: str) -> None:
         process = subprocess.Popen(["bash", str(state / f"job-{job}.sh")], env=environment, start_new_session=True)
         (state / f"task-{name}.json").write_text(json.dumps({"pid": process.pid, "state": "RUNNING"}))
         code = process.wait()
+        # What the step left behind on other hosts ends with it.
+        with suppress(OSError):
+            os.killpg(int((state / f"step-{name}").read_text()), signal.SIGKILL)
         if not requeued.exists():
             break
         requeued.unlink()
@@ -73,7 +82,14 @@ def srun(state: Path, *arguments: str) -> None:
     name = f"{job}_{os.environ['SLURM_ARRAY_TASK_ID']}" if job else os.environ["SLURM_JOB_ID"]
     os.setpgrp()
     (state / f"step-{name}").write_text(str(os.getpid()))
-    log = os.open(re.sub(r"%A_%a|%j", name, output).replace("%t", "0"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    others = []
+    for number in range(int(os.environ["SLURM_NTASKS"]) - 1, 0, -1):
+        others.append(os.fork())
+        if not others[-1]:
+            os.environ |= {"SLURM_NODEID": str(number), "SLURM_PROCID": str(number)}
+            break
+    number = os.environ["SLURM_PROCID"]
+    log = os.open(re.sub(r"%A_%a|%j", name, output).replace("%t", number), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.execvp(rest[0], rest)

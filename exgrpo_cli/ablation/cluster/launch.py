@@ -1,4 +1,7 @@
-"""A study by submitit: what is not finished as one array job, watched to its end, killed tasks submitted again."""
+"""Runs by submitit: a study's as one array job, or one run over several hosts; watched to their end.
+
+Tasks that were killed are submitted again.
+"""
 
 import shutil
 import sys
@@ -11,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
+from exgrpo_cli.ablation.arms import Arm
 from exgrpo_cli.ablation.cluster.shared import require_shared
 from exgrpo_cli.ablation.cluster.task import RunTask
 from exgrpo_cli.ablation.duration import progress
@@ -26,6 +30,7 @@ from exgrpo_cli.ablation.study import Study, StudyRun, budgeted, is_ready
 from exgrpo_cli.ablation.study_files import write_arms
 from exgrpo_cli.config.resolve import to_toml
 from exgrpo_cli.config.sections.slurm import SlurmSettings
+from exgrpo_cli.config.settings import Config
 from exgrpo_cli.console.reporter import Reporter
 from exgrpo_cli.console.signals import Stopper
 from exgrpo_cli.errors import InputError, Interrupted, RunError, first_line
@@ -50,7 +55,7 @@ LOCAL_MINUTES = 60 * 24 * 365
 
 @dataclass(kw_only=True)
 class Launch:
-    """A study under way."""
+    """Runs under way."""
 
     study: Study
     launcher: str
@@ -72,12 +77,14 @@ class Launch:
         ready = [budgeted(self.study, run) for run in runs]
         if self.launcher == "local":
             ready = [with_threads(run, self.at_once) for run in ready]
-        tasks = [make_task(run) for run in ready]
+        tasks = [make_task(run, num_hosts=self.settings.nodes) for run in ready]
         try:
             with executor.batch():
                 jobs = [executor.submit(task) for task in tasks]
         except (FailedJobError, FailedSubmissionError) as error:
-            raise InputError(f"sbatch refused the study: {sbatch_says(error)}. See [slurm] of --config.") from error
+            raise InputError(
+                f"sbatch refused {self.study.name}: {sbatch_says(error)}. See [slurm] of --config."
+            ) from error
         for run, job in zip(runs, jobs, strict=True):
             self.running[label(run)] = (run, job)
             self.reporter.note(f"{label(run)}: job {job.job_id}")
@@ -130,33 +137,67 @@ def launch_study(study: Study, launcher: str, settings: SlurmSettings, *, jobs: 
     Raises InputError for a cluster or a folder that cannot be used, RunError where runs failed, after the others have
     ended, and Interrupted after a stop signal, with the tasks ended.
     """
-    make_writable(study.folder)
-    require_launcher(launcher)
-    if launcher == "slurm":
-        require_shared(study.folder, shared=settings.shared)
+    if settings.nodes > 1:
+        raise InputError(
+            f"slurm.nodes = {settings.nodes}: each run of a study has one host; `exgrpo train --launcher slurm` "
+            "spreads one run over several."
+        )
+    launch = prepare_launch(study, launcher, settings, at_once=jobs_of(study, jobs), reporter=reporter)
     write_arms(study.folder, study.arms, equal=study.equal, claims=study.claims)
-    at_once = jobs_of(study, jobs)
-    launch = Launch(study=study, launcher=launcher, settings=settings, at_once=at_once, reporter=reporter)
     waiting = [run for run in study.runs if run.state != "finished"]
     reporter.note(f"{len(study.runs)} runs, {len(study.runs) - len(waiting)} finished already")
-    with Stopper() as stopper:
-        try:
-            with stopper.immediate():
-                watch(launch, waiting)
-        except KeyboardInterrupt:
-            launch.cancel()
-            raise Interrupted(
-                f"stopped, states saved; the same command goes on with the study in {study.folder}"
-            ) from None
-        except BaseException:
-            launch.cancel()
-            raise
+    run_tasks(launch, waiting, f"the same command goes on with the study in {study.folder}")
     if launch.failed:
         name, reason = next(iter(launch.failed.items()))
         raise RunError(
             f"{len(launch.failed)} of {len(study.runs)} runs failed, first {name}: {reason}; the same command tries "
             "them again."
         )
+
+
+def launch_run(study: Study, launcher: str, settings: SlurmSettings, *, reporter: Reporter) -> None:
+    """Train the one run of `study` on `settings.nodes` hosts of Slurm, or on this one.
+
+    Raises as `launch_study`.
+    """
+    (run,) = study.runs
+    launch = prepare_launch(study, launcher, settings, at_once=1, reporter=reporter)
+    again = f"exgrpo train --resume --output {run.folder} --launcher {launcher} goes on"
+    run_tasks(launch, [run], again)
+    for reason in launch.failed.values():
+        raise RunError(f"{reason} ({log_path(run)})")
+
+
+def study_of_one(config: Config, folder: Path) -> Study:
+    """A run by itself, as launchers take it: its settings, log and jobs lie beside its folder."""
+    arm = Arm(name=folder.name, method=config.run.method)
+    run = StudyRun(arm=arm, seed=config.run.seed, folder=folder, config=config)
+    return Study(name=folder.name, folder=folder.parent, arms=(arm,), seeds=(run.seed,), runs=(run,))
+
+
+def prepare_launch(study: Study, launcher: str, settings: SlurmSettings, *, at_once: int, reporter: Reporter) -> Launch:
+    """A launch with nothing under way yet. Raises InputError for a cluster or a folder that cannot be used."""
+    if launcher == "local" and settings.nodes > 1:
+        raise InputError(f"slurm.nodes = {settings.nodes}, and --launcher local has this host alone: use slurm.")
+    make_writable(study.folder)
+    require_launcher(launcher)
+    if launcher == "slurm":
+        require_shared(study.folder, shared=settings.shared)
+    return Launch(study=study, launcher=launcher, settings=settings, at_once=at_once, reporter=reporter)
+
+
+def run_tasks(launch: Launch, waiting: list[StudyRun], how_to_go_on: str) -> None:
+    """Submit and watch until all have ended. Raises Interrupted after a stop signal, with the tasks ended."""
+    with Stopper() as stopper:
+        try:
+            with stopper.immediate():
+                watch(launch, waiting)
+        except KeyboardInterrupt:
+            launch.cancel()
+            raise Interrupted(f"stopped, states saved; {how_to_go_on}") from None
+        except BaseException:
+            launch.cancel()
+            raise
 
 
 def watch(launch: Launch, waiting: list[StudyRun]) -> None:
@@ -179,7 +220,7 @@ def watch(launch: Launch, waiting: list[StudyRun]) -> None:
         waiting += launch.take_ended()
 
 
-def make_task(run: StudyRun) -> RunTask:
+def make_task(run: StudyRun, num_hosts: int) -> RunTask:
     """The task of a run, its settings written beside its folder."""
     run.folder.parent.mkdir(parents=True, exist_ok=True)
     if run.state == "new" and run.folder.exists():
@@ -187,7 +228,10 @@ def make_task(run: StudyRun) -> RunTask:
     settings = run.folder.resolve().with_name(f"{run.folder.name}.toml")
     write_text(settings, to_toml(run.config))
     return RunTask(
-        command=(*WORKER, str(settings), str(run.folder.resolve())), seen=settings, log=log_path(run).resolve()
+        command=(*WORKER, str(settings), str(run.folder.resolve())),
+        seen=settings,
+        log=log_path(run).resolve(),
+        num_hosts=num_hosts,
     )
 
 
@@ -236,6 +280,7 @@ def slurm_parameters(name: str, settings: SlurmSettings) -> dict[str, Any]:
         "job_name": name,
         "time": round(60 * settings.hours),
         "signal_delay_s": round(60 * settings.save_minutes),
+        "nodes": settings.nodes,
         "ntasks_per_node": 1,
         **{key: value for key, value in asked.items() if value},
     }

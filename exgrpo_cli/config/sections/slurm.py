@@ -21,6 +21,8 @@ class SlurmSettings:
     """Features of the nodes."""
     hours: float = 24.0
     """Most that a task may run; a run that needs more is requeued and resumes."""
+    nodes: int = 1
+    """Hosts of one run (`exgrpo train`); what follows is for each of them."""
     gpus: int = 0
     """Per task, all of them used by its one run."""
     cpus: int = 0
@@ -41,6 +43,8 @@ class SlurmSettings:
             value = getattr(self, field.name)
             if isinstance(value, int | float) and value < 0:
                 raise InputError(f"slurm.{field.name} = {value!r} must not be negative.")
+        if not self.nodes:
+            raise InputError("slurm.nodes = 0 must be at least 1.")
         if 60 * self.hours <= self.save_minutes:
             raise InputError(f"slurm.hours = {self.hours} must be more than slurm.save_minutes = {self.save_minutes}.")
 
