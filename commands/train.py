@@ -163,7 +163,8 @@ def train(
         talk(start.line(), quiet=speech.quiet or dry_run or check or not speaks)
         plan = core.plan_on_machine(start.config, ranks)
         if dry_run:
-            core.check_start(start)
+            for note in core.check_start(start):
+                talk(note, quiet=not speaks)
             _print_plan(plan, speech.json, speaks=speaks)
             return
         if plan.missing:

@@ -131,17 +131,26 @@ def warn_of_short_responses(config: Config) -> None:
         )
 
 
-def check_start(start: RunStart) -> None:
-    """Raise InputError for what the run itself would refuse: called where nothing is to be started."""
+def check_start(start: RunStart) -> tuple[str, ...]:
+    """What a resume would say of checkpoints that it passes over; nothing is started.
+
+    Raises InputError for what the run itself would refuse.
+    """
     from exgrpo_cli.runs.folder import RunFolder
-    from exgrpo_cli.training.starting.run_questions import check_questions
+    from exgrpo_cli.training.resuming.resume_point import find_resume_point
+    from exgrpo_cli.training.starting.run_questions import check_questions, stored_questions
 
     config = start.config
-    RunFolder.existing(start.folder) if start.resume else RunFolder.check_new(start.folder)
     check_functions(config)
     require_known("data.template", config.data.template, ("auto", *TEMPLATES))
-    if not start.resume:
-        check_questions(config, SilentReporter())
+    if start.resume:
+        folder = RunFolder.existing(start.folder)
+        notes = find_resume_point(folder, config).notes
+        stored_questions(folder.data, config)
+        return tuple(notes)
+    RunFolder.check_new(start.folder)
+    check_questions(config, SilentReporter())
+    return ()
 
 
 @contextmanager

@@ -1,12 +1,14 @@
 """Resuming damaged runs: what is damaged is named, an older checkpoint takes over, and nothing is cut before that."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.console.reporter import SilentReporter
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.files import read_json_lines
@@ -171,12 +173,14 @@ def damage_every_checkpoint(run: Path) -> None:
     ],
 )
 def test_a_run_that_cannot_go_on_is_refused_and_left_as_it_is(
-    run: Path, damage: Callable[[Path], None], message: str
+    run: Path, damage: Callable[[Path], None], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage(run)
     before = contents(run)
     with pytest.raises(InputError, match=message):
         train(resumed_config(run), run, resume=True, reporter=SilentReporter())
+    assert exgrpo(["train", "--resume", "--output", str(run), "--dry-run"]) == 2
+    assert re.search(message, capsys.readouterr().err)
     assert contents(run) == before
 
 
