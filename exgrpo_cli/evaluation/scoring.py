@@ -14,10 +14,10 @@ from exgrpo_cli.evaluation.results.majority import majority_at_k
 from exgrpo_cli.evaluation.results.metrics import summarise
 from exgrpo_cli.evaluation.results.records import Evaluation, QuestionRecord
 from exgrpo_cli.evaluation.results.regrade import (
-    BESIDE,
     DISAGREEMENTS_FILE,
     Disagreement,
     disagreements,
+    graders_beside,
     regrade,
     retry_timeouts,
     stamped_format,
@@ -58,7 +58,8 @@ def score_folder(folder: ResultsFolder, pool: GradingPool, second_graders: Seque
     if evaluation.samples > 1:
         result["maj_at_k"] = majority_at_k(records, answer_format, pool, options)
     seconds = {}
-    for grader in dict.fromkeys((*BESIDE.get(stamp["grader"]["name"], ()), *second_graders)):
+    beside = graders_beside(stamp["grader"]["name"], (record.question for record in records))
+    for grader in dict.fromkeys((*beside, *second_graders)):
         with nullcontext(pool) if pool.has(grader) else open_pool(grader) as second_pool:
             seconds[grader] = regrade(records, options, answer_format, second_pool, grader=grader)
     differing = _disagreements(stamp, records, seconds)

@@ -10,7 +10,7 @@ from jaxtyping import Int64
 from exgrpo_cli.data.question_file.choices import options_of
 from exgrpo_cli.engines.ranked_generator import local_generator
 from exgrpo_cli.evaluation.results.records import Evaluation, QuestionRecord
-from exgrpo_cli.evaluation.results.regrade import BESIDE, disagreements, regrade
+from exgrpo_cli.evaluation.results.regrade import disagreements, graders_beside, regrade
 from exgrpo_cli.evaluation.runner import evaluate_questions
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.grading.valid_traces import sum_asked, valid_trace
@@ -62,7 +62,7 @@ def beside(
     records = evaluation.records
     options = {record.question.id: options_of(record.question) for record in records}
     found = {}
-    for grader in BESIDE.get(own, ()):
+    for grader in graders_beside(own, (record.question for record in records)):
         second = regrade(records, options, answer_format, pool, grader=grader)
         score = Evaluation(records=tuple(second), samples=evaluation.samples).score()
         apart = len(disagreements(own, records, grader, second))

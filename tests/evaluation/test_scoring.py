@@ -108,6 +108,13 @@ def test_second_grader_and_its_disagreements(tmp_path, pool: GradingPool):
     assert [row["verdict"] for row in rows] == ["correct", "correct", "correct", "wrong"]
 
 
+def test_where_questions_bring_a_verifier_no_other_grader_stands_beside_it(tmp_path, pool: GradingPool):
+    asked = replace(question(1, answer="3-2"), metadata='{"verifier": "countdown", "numbers": [2, 3], "target": 1}')
+    with ResultsFolder.open(stored(tmp_path / "made", [record(asked, ("3-2", RIGHT), ("1", WRONG))])) as folder:
+        assert "second_graders" not in score_folder(folder, pool)
+        assert "oat" in score_folder(folder, pool, ("oat",))["second_graders"]
+
+
 def test_oat_stands_beside_math_unasked(tmp_path, pool: GradingPool):
     # Oat's grader looks at the last box alone; on the other two samples the graders agree.
     records = [record(question(1, answer="7,8"), ("7} and \\boxed{8", RIGHT), ("7,8", RIGHT), ("6", WRONG))]

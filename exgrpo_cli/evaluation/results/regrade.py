@@ -7,11 +7,12 @@ from typing import Any
 from exgrpo_cli.evaluation.results.records import Options, QuestionRecord
 from exgrpo_cli.evaluation.results.stamp import Stamp
 from exgrpo_cli.grading import GradingItem, GradingPool
-from exgrpo_cli.types import AnswerFormat, StopReason, Verdict
+from exgrpo_cli.grading.metadata import verifier_of
+from exgrpo_cli.types import AnswerFormat, Question, StopReason, Verdict
 
 DISAGREEMENTS_FILE = "disagreements.jsonl"
 """In a results folder: the samples that graders reward unlike."""
-BESIDE = {"math": ("oat",)}
+_BESIDE = {"math": ("oat",)}
 """Graders that always stand beside another one: the paper's scores are Oat's."""
 
 
@@ -35,6 +36,15 @@ class Disagreement:
             "verdicts": {name: verdict.value for name, verdict in self.verdicts.items()},
             "text": self.text,
         }
+
+
+def graders_beside(grader: str, questions: Iterable[Question]) -> tuple[str, ...]:
+    """Graders that stand beside `grader` unasked; none where questions bring verifiers, which only `grader` asks.
+
+    Such a question's gold is one right answer of many: held against it alone, others are wrong.
+    """
+    has_own = any(verifier_of(question.metadata) is not None for question in questions)
+    return () if has_own else _BESIDE.get(grader, ())
 
 
 def stamped_format(stamp: Stamp) -> AnswerFormat:
