@@ -369,6 +369,8 @@ CASES: dict[str, tuple[Row, ...]] = {
         ("(u+4)(u-6)", ("u^2-2u-24", r"(u-6)(u+4)"), ("u^2+2u-24", "(u+4)(u+6)")),
         (r"\frac{1}{3}", ("0.333333", r"3^{-1}", "1/3"), ("0.33", "0.34", "3")),
         (r"65\%", ("0.65", r"65\%", r"\frac{13}{20}", "65"), ("6.5", r"66\%", "0.0065")),
+        (r"12.5\%", ("0.125", "12.5", r"\frac18"), ("1.25", "125")),
+        (r"33\frac{1}{3}\%", (r"\frac13", r"33\frac13\%"), (r"33\%", r"\frac{1}{300}", "33")),
         ("y=4x-1", ("y=4x-1", "4x-y-1=0", "4x-1"), ("y=4x+1", "y=-4x-1")),
         (
             r"\begin{pmatrix} 2 \\ -5 \end{pmatrix}",
@@ -413,6 +415,13 @@ CASES: dict[str, tuple[Row, ...]] = {
         ("A^T", ("A^{T}",), ("A", "A^{-1}")),
         (r"(A)\cup(B)", (r"(A) \cup (B)",), (r"(C)\cup(B)", r"(A)\cap(B)")),
         (r"\text{(B)}", ("B",), (r"\text{(B)}, \text{(C)}", r"B\text{ or }C")),
+    ),
+    "capital letters and small ones": (
+        ("N-n", ("-n+N",), ("0", "n-N")),
+        (r"\binom{N}{n}", (r"\binom Nn",), (r"\binom{n}{N}", "1")),
+        (r"\frac{a}{\sin A}", (r"a/\sin A",), (r"\frac{A}{\sin a}", r"\frac{a}{\sin B}")),
+        ("A+a", ("a+A",), ("2a", "2A")),
+        ("N", ("n", "N"), ("M",)),
     ),
     "a letter at the end": (
         ("x+2t", ("2t+x", "t+x+t"), ("x+2", "x+t", "x")),

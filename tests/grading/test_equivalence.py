@@ -65,7 +65,7 @@ def test_where_math_verify_says_otherwise_is_written_down() -> None:
         env={**os.environ, "PYTHONHASHSEED": "0"},
         capture_output=True,
         check=True,
-        timeout=120,
+        timeout=400,
     )
     assert [line for line in text.splitlines() if line.endswith(("right |", "wrong |"))] == json.loads(done.stdout)
 

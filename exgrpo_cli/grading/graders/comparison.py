@@ -11,7 +11,7 @@ from fractions import Fraction
 from exgrpo_cli.grading.graders.plain import plain_number, same_plain_number
 from exgrpo_cli.grading.notation.contrasts import contradict
 from exgrpo_cli.grading.notation.lists import loses_roots
-from exgrpo_cli.grading.notation.names import without_name, without_shared_name
+from exgrpo_cli.grading.notation.names import with_told_cases, without_name, without_shared_name
 from exgrpo_cli.grading.notation.notation import same_text
 from exgrpo_cli.grading.notation.numerals import same_based_number, same_value
 from exgrpo_cli.grading.notation.units import Unit, split_unit
@@ -64,7 +64,19 @@ def compare_texts(gold: str, answer: str) -> Compared:
         is_same = True
     if is_same is None:
         is_same = same_value(gold, answer)
-    return Compared(gold, answer, is_same)
+    if is_same is None and _same_per_cent(gold, answer):
+        is_same = True
+    return Compared(*with_told_cases(gold, answer), is_same)
+
+
+def _same_per_cent(gold: str, answer: str) -> bool:
+    """Whether a gold in per cent is met by its number, or by what it is as a share; False where unsure."""
+    if not _PERCENT.search(gold):
+        return False
+    per_cent, value = (plain_number(_PERCENT.sub("", side).strip()) for side in (gold, answer))
+    if per_cent is None or value is None:
+        return False
+    return value == per_cent or (value == per_cent / 100 and not _PERCENT.search(answer))
 
 
 def _without_labels(gold: str, answer: str) -> tuple[str, str, bool | None]:

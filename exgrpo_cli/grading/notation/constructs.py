@@ -11,6 +11,7 @@ _TWO_ARGUMENTS = re.compile(r"\\(frac|binom)(?:\s+([A-Za-z0-9])|([0-9]))\s*([A-Z
 _CHOOSE = re.compile(r"\{([^{}]*)\\choose(?![A-Za-z])([^{}]*)\}|^([^{}]*)\\choose(?![A-Za-z])([^{}]*)$")
 _DEGREES = r"\s*([0-9.]+)\s*\^\s*(?:\\circ|\{\s*\\circ\s*\})\s*"
 _OF_DEGREES = re.compile(rf"\\(sin|cos|tan|cot|sec|csc)\s*(?:\({_DEGREES}\)|\{{{_DEGREES}\}}|{_DEGREES})")
+_MIXED_PERCENT = re.compile(r"([0-9]{1,9})\s*\\frac\{([0-9]{1,9})\}\{([0-9]{1,9})\}(?=\s*\\?%)")
 _RELATION = r"(?:[<>]|\\(?:le|ge|leq|geq|ne|neq)(?![A-Za-z]))"
 _SET = re.compile(rf"\\\{{\s*([a-z])\s*(?:\\in\s*\\mathbb\{{R\}}\s*)?[|:]\s*([^=,|:]*{_RELATION}[^=,|:]*)\\\}}")
 _FALLING = re.compile(r"([^<>=,|]+?)(>|\\geq?(?![A-Za-z]))\s*([a-z])\s*(>|\\geq?(?![A-Za-z]))([^<>=,|]+)")
@@ -33,6 +34,9 @@ def written_out(text: str) -> str:
     text = _TWO_ARGUMENTS.sub(lambda found: rf"\{found[1]}{{{found[2] or found[3]}}}{{{found[4]}}}", text)
     text = _CHOOSE.sub(lambda found: rf"\binom{{{found[1] or found[3]}}}{{{found[2] or found[4]}}}", text)
     text = _OF_DEGREES.sub(lambda found: rf"\{found[1]}{{\frac{{{found[2] or found[3] or found[4]}\pi}}{{180}}}}", text)
+    text = _MIXED_PERCENT.sub(
+        lambda found: rf"\frac{{{int(found[1]) * int(found[3]) + int(found[2])}}}{{{found[3]}}}", text
+    )
     condition = _SET.fullmatch(text)
     if condition and condition[1] in condition[2]:
         text = condition[2].strip()

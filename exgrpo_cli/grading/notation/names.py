@@ -5,6 +5,7 @@ that `f(1)=3` would be equal to it.
 """
 
 import re
+from string import ascii_uppercase
 
 _INDEX = r"(?:_(?:[0-9A-Za-z]|\{[^{}]*\}))?"
 _QUANTITY = (
@@ -63,6 +64,28 @@ def without_shared_name(gold: str, answer: str) -> tuple[str, str, bool | None]:
     if names_used.intersection(_LONE_LETTER.findall(f"{golds[1]} {answers[1]}")):
         return gold, answer, False
     return golds[1], answers[1], None
+
+
+def with_told_cases(gold: str, answer: str) -> tuple[str, str]:
+    """Both with an index at each capital letter whose small one stands beside it: to the parser N-n would be 0."""
+    both = _letters_in_both_cases(gold) or _letters_in_both_cases(answer)
+    if not both:
+        return gold, answer
+
+    def told(text: str) -> str:
+        return _CAPITAL.sub(lambda found: f"{found[1]}_{{1}}" if found[1] in both else found[0], text)
+
+    return told(gold), told(answer)
+
+
+def _letters_in_both_cases(text: str) -> frozenset[str]:
+    letters = frozenset(_CAPITAL.sub(lambda found: found[1] or "", text))
+    return frozenset(letter for letter in letters if letter in ascii_uppercase and letter.lower() in letters)
+
+
+_CAPITAL = re.compile(
+    r"\\(?:text[a-z]*|[mh]box|math[a-z]+|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+|[A-Za-z]{3,}|([A-Z])(?!\s*[_'(])"
+)
 
 
 def _evened(name: str) -> str:
