@@ -40,7 +40,7 @@ def question(text: str, answer: str) -> Question:
         # What asks for the answer is no part of the last option.
         ("Which?\nA. one\nB. two\nAnswer:", "AB", ("one", "two")),
         ("Which?\nA. one\nB. two\nwhich is more", "AB", ("one", "two\nwhich is more")),
-        ("Which?\n1. one\n2. two\n3. three\n\nAnswer with a number.", "123", ("one", "two", "three")),
+        ("Which?\n1. one\n2. two\n3. three\n\nAnswer with the number of the option.", "123", ("one", "two", "three")),
         # Over lines up to the next label; behind a blank line the question goes on.
         ("Which?\nA) one\nor half\nB) two\n\nName a letter.", "AB", ("one\nor half", "two")),
         # The last list counts: the first holds statements.

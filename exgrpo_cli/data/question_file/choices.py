@@ -124,7 +124,8 @@ def _choices(run: Sequence["re.Match[str]"], text: str, *, in_a_row: bool) -> Ch
     if numbered and (
         len(run) < _LEAST_NUMBERED
         or (rest and not _ASKS_FOR_A_LABEL.search(rest))
-        or _ASKS_FOR_A_NUMBER.search(text[: run[0].start()] + rest)
+        or _ASKS_FOR_A_NUMBER.search(text[: run[0].start()])
+        or "how many" in rest.lower()
     ):
         return None
     return Choices(labels=tuple(_name(label) for label in run), spans=tuple(spans), text=text)
