@@ -3,12 +3,15 @@
 import os
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from exgrpo_cli.console.output import reserve_stdout
 
 _STOPPED = 130
+_GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+"""Of NVIDIA, of AMD, and of either under WSL."""
 
 
 def main() -> NoReturn:
@@ -16,6 +19,7 @@ def main() -> NoReturn:
     # As Ctrl-C does it; whoever saves something on the way installs a handler of its own.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     reserve_stdout()
+    _name_accelerator()
     try:
         from exgrpo_cli.commands import run
 
@@ -29,6 +33,12 @@ def main() -> NoReturn:
     finally:
         _end_at_once_from_here_on()
     sys.exit(code)
+
+
+def _name_accelerator() -> None:
+    """Where there can be no GPU, say so to DeepSpeed, which transformers imports: it warns of what it had to find out."""
+    if not any(Path(device).exists() for device in _GPU_DEVICES):
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 
 def _end_at_once_from_here_on() -> None:

@@ -277,7 +277,7 @@ def test_a_regime_is_weaker_than_the_method_and_whatever_is_said_besides(tmp_pat
     file = tmp_path / "mine.toml"
     file.write_text('[run]\nregime = "sparse"\n[replay]\nstart_threshold = 0.1\n')
     from_file = build_config(config_file=file)
-    assert (from_file.arithmetic.levels[0], from_file.replay.start_threshold) == (8, 0.1)
+    assert (from_file.countdown.levels[0], from_file.replay.start_threshold) == (4, 0.1)
     assert build_config(config_file=file, assignments=["replay.start_threshold=0.2"]).replay.start_threshold == 0.2
 
 
