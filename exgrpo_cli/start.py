@@ -36,7 +36,7 @@ def main() -> NoReturn:
 
 
 def _name_accelerator() -> None:
-    """Where there can be no GPU, say so to DeepSpeed, which transformers imports: it warns of what it had to find out."""
+    """Say to DeepSpeed, which transformers imports, where there can be no GPU: it warns of what it has to find out."""
     if not any(Path(device).exists() for device in _GPU_DEVICES):
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
