@@ -40,6 +40,14 @@ def test_arms_of_like_pass_at_1_are_told_apart_by_what_they_reach() -> None:
     assert "fewer than 3 seeds in replay, on-policy" in report().warnings[0]
 
 
+def test_arms_that_update_more_often_than_their_baseline_are_named() -> None:
+    updates = {"on-policy": 100, "latest": 150, "replay": 110}
+    results = {name: {seed: result_of([4, 2], updates=n) for seed in range(3)} for name, n in updates.items()}
+    arms = tuple(report_arm(name, "on-policy", results) for name in updates)
+    (warning,) = StudyReport(name="study", equal="generated", baselines=("on-policy",), arms=arms).warnings
+    assert warning.startswith("updates differ: on-policy 100, latest 150. More of them act like a higher learning rate")
+
+
 def test_intervals_of_few_seeds_stay_where_rates_live() -> None:
     replay = report().arms[0]
     assert replay.main.score.low == 0.0 and replay.main.score.high == 1.0

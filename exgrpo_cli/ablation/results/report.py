@@ -24,6 +24,8 @@ from exgrpo_cli.ablation.study import Study
 from exgrpo_cli.runs.result import Totals
 from exgrpo_cli.statistics import Interval, holm, pass_at_k_by_question, pass_at_ks, t_interval
 
+UNLIKE = 1.2
+"""How many times more or fewer updates than its baseline's an arm may make before a reader is told."""
 MAIN = "pass_at_1"
 """The endpoint of the first table."""
 
@@ -113,13 +115,27 @@ class StudyReport:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a reader of the intervals must know."""
+        found = []
         few = [arm.name for arm in self.arms if len(arm.seeds) < FEW_SEEDS]
-        if not few:
-            return ()
-        return (
-            f"fewer than {FEW_SEEDS} seeds in {', '.join(few)}: these intervals say next to nothing; add seeds "
-            "(--seeds) before reading a difference.",
-        )
+        if few:
+            found.append(
+                f"fewer than {FEW_SEEDS} seeds in {', '.join(few)}: these intervals say next to nothing; add seeds "
+                "(--seeds) before reading a difference."
+            )
+        by_name = {arm.name: arm for arm in self.arms}
+        for name in self.baselines:
+            usual = by_name[name].totals["updates"] if name in by_name else 0.0
+            unlike = [
+                f"{arm.name} {updates:.0f}"
+                for arm in self.arms
+                if arm.baseline == name and not usual / UNLIKE <= (updates := arm.totals["updates"]) <= usual * UNLIKE
+            ]
+            if usual and unlike:
+                found.append(
+                    f"updates differ: {name} {usual:.0f}, {', '.join(unlike)}. More of them act like a higher learning "
+                    "rate; --vary optim.learning_rate=... tells the two apart."
+                )
+        return tuple(found)
 
     def to_json(self) -> dict[str, Any]:
         """The study as `results.json` has it."""
