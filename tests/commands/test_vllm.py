@@ -49,7 +49,8 @@ def test_a_run_from_the_command_line_killed_and_resumed(vllm_backbone: Path, tmp
     from exgrpo_cli.ledger.reader import LedgerReader
 
     run = tmp_path / "run"
-    process = subprocess.Popen(train_command(vllm_backbone, run, steps=40), env=os.environ | {"OMP_NUM_THREADS": "1"})
+    steps = 12
+    process = subprocess.Popen(train_command(vllm_backbone, run, steps=steps), env=os.environ | {"OMP_NUM_THREADS": "1"})
     deadline = time.monotonic() + 240
     while not (run / "checkpoints" / "latest").exists():
         assert process.poll() is None and time.monotonic() < deadline, "no checkpoint was written"
@@ -57,9 +58,7 @@ def test_a_run_from_the_command_line_killed_and_resumed(vllm_backbone: Path, tmp
     process.send_signal(signal.SIGKILL)
     process.wait()
     saved = int((run / "checkpoints" / "latest").read_text().strip().removeprefix("step-"))
-    assert 0 < saved < 40
-    steps = saved + 3
-    (run / "config.toml").write_text((run / "config.toml").read_text().replace("steps = 40\n", f"steps = {steps}\n", 1))
+    assert 0 < saved < steps
     subprocess.run(command("train", "--resume", "--output", str(run), "--quiet"), check=True, timeout=300)
     lines = lines_of(run)
     assert [line["step"] for line in lines] == list(range(1, steps + 1))
