@@ -23,6 +23,8 @@ SUM_KEYS = (
     "clipped_replay",
 )
 MAX_KEYS = ("ratio_fresh", "ratio_replay")
+ClipBounds = tuple[float, float, float]
+"""1 - eps_low, 1 + eps_high, and the dual clip c."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,24 +48,24 @@ class ObjectiveSums:
         entropies: Float[Tensor, " tokens"],
         advantages: Float[Tensor, " tokens"],
         replayed: Bool[Tensor, " tokens"],
-        clip_bounds: tuple[float, float] | None,
+        clip_bounds: ClipBounds | None,
         divergence: Float[Tensor, " tokens"] | None,
-        replay_clip_bounds: tuple[float, float] | None = None,
+        replay_clip_bounds: ClipBounds | None = None,
     ) -> "ObjectiveSums":
         """Sums over the tokens of one micro-batch.
 
-        A token counts as clipped where the clipped branch of the surrogate is the smaller one, so that its gradient is
-        zero: w > 1 + eps_high with A > 0, or w < 1 - eps_low with A < 0.
+        A token counts as clipped where its gradient is zero: w > 1 + eps_high with A > 0, or w < 1 - eps_low or w > c
+        with A < 0.
         """
         ratio = log_ratio.double().exp()
         fresh_ratio, replayed_ratio = ratio.masked_fill(replayed, 0.0), ratio.masked_fill(~replayed, 0.0)
         zero = ratio.new_zeros(())
 
-        def num_clipped(bounds: tuple[float, float] | None, kind: Bool[Tensor, " tokens"]) -> Float64[Tensor, ""]:
+        def num_clipped(bounds: ClipBounds | None, kind: Bool[Tensor, " tokens"]) -> Float64[Tensor, ""]:
             if bounds is None:
                 return zero
-            low, high = bounds
-            outside = ((ratio > high) & (advantages > 0)) | ((ratio < low) & (advantages < 0))
+            low, high, dual = bounds
+            outside = ((ratio > high) & (advantages > 0)) | (((ratio < low) | (ratio > dual)) & (advantages < 0))
             return (outside & kind).sum().double()
 
         sums = (

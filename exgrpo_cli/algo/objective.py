@@ -5,6 +5,7 @@ Axes: tokens = valid (response) tokens of a micro-batch, all rows one after the 
 With w = pi_theta / pi_behaviour, all terms are to be minimised:
 
     fresh token, clipped      -min(w A, clip(w, 1 - eps_low, 1 + eps_high) A)
+    ... with a dual clip c    at most c |A| where A < 0
     fresh token, unclipped    -w A
     replayed token, shaped    -f(w*) A,  f(x) = x / (x + beta)
     replayed token, raw       -w* A
@@ -14,9 +15,10 @@ With w = pi_theta / pi_behaviour, all terms are to be minimised:
 The loss is S_fresh / D_fresh + c S_replay / D_replay, S the sums of these terms. `joint`: both D count all rows of the
 mini-batch, fresh and replayed. `own`: each counts the rows of its own kind.
 
-Source: arXiv 2510.02245, section 3.2; clipping arXiv 1707.06347, eq. 7. Differences to the authors' code: the entropy
-bonus is taken once per mini-batch, not once per micro-batch, and the constant denominator counts rollouts, so that
-`loss_scale` restates the scale on which their clip norm and entropy coefficient were tuned.
+Source: arXiv 2510.02245, section 3.2; clipping arXiv 1707.06347, eq. 7; dual clip arXiv 1912.09729.
+Differences to the authors' code: the entropy bonus is taken once per mini-batch, not once per micro-batch, and the
+constant denominator counts rollouts, so that `loss_scale` restates the scale on which their clip norm and entropy
+coefficient were tuned.
 """
 
 import math
@@ -83,9 +85,13 @@ def denominators(
 
 
 def clipped_surrogate(
-    log_ratio: Float[Tensor, " tokens"], advantages: Float[Tensor, " tokens"], clip_low: float, clip_high: float
+    log_ratio: Float[Tensor, " tokens"], advantages: Float[Tensor, " tokens"], settings: ObjectiveSettings
 ) -> Float[Tensor, " tokens"]:
-    """-min(w A, clip(w, 1 - eps_low, 1 + eps_high) A)."""
+    """-min(w A, clip(w, 1 - eps_low, 1 + eps_high) A); with a dual clip c, of no more than w = c where A < 0."""
+    clip_low, clip_high = settings.clip_low, settings.clip_high
+    if settings.dual_clip:
+        # Cut before exp: what has overflowed has no gradient of 0.
+        log_ratio = torch.where(advantages < 0, log_ratio.clamp(max=math.log(settings.dual_clip)), log_ratio)
     ratio = log_ratio.exp()
     return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
 
@@ -125,7 +131,7 @@ def _raw(tokens: ReplayedTokens, settings: ObjectiveSettings) -> Float[Tensor, "
 
 
 def _clipped(tokens: ReplayedTokens, settings: ObjectiveSettings) -> Float[Tensor, " tokens"]:
-    return clipped_surrogate(tokens.log_ratio, tokens.advantages, settings.clip_low, settings.clip_high)
+    return clipped_surrogate(tokens.log_ratio, tokens.advantages, settings)
 
 
 def _likelihood(tokens: ReplayedTokens, settings: ObjectiveSettings) -> Float[Tensor, " tokens"]:
@@ -158,7 +164,7 @@ def policy_terms(
     idle = targets.advantages == 0
     fresh_log_ratio = log_ratio.masked_fill(targets.replayed | idle, 0.0)
     if clip:
-        fresh = clipped_surrogate(fresh_log_ratio, targets.advantages, settings.clip_low, settings.clip_high)
+        fresh = clipped_surrogate(fresh_log_ratio, targets.advantages, settings)
     else:
         fresh = unclipped_surrogate(fresh_log_ratio, targets.advantages)
     tokens = ReplayedTokens(
@@ -208,7 +214,7 @@ def objective_sums(
     settings: ObjectiveSettings,
 ) -> ObjectiveSums:
     """The diagnostics of one micro-batch, to be added to those of the others."""
-    bounds = (1 - settings.clip_low, 1 + settings.clip_high)
+    bounds = (1 - settings.clip_low, 1 + settings.clip_high, settings.dual_clip or math.inf)
     return ObjectiveSums.of_tokens(
         log_ratio=(logprobs - targets.behaviour_logprobs).detach(),
         entropies=entropies.detach(),

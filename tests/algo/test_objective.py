@@ -20,6 +20,7 @@ from exgrpo_cli.algo.objective import (
     unclipped_surrogate,
 )
 from exgrpo_cli.config.sections.objective import Aggregation, ObjectiveSettings, Surrogate
+from exgrpo_cli.errors import InputError
 
 TOTALS = Denominators(policy=4.0, replayed=4.0, num_tokens=3, num_fresh_tokens=2)
 
@@ -34,8 +35,28 @@ def wide(*values: float) -> Tensor:
 
 def test_clipped_surrogate_by_hand() -> None:
     # A > 0: w 1.5 is cut to 1.3, w 0.5 is not; A < 0: w 0.5 is cut to 0.8, w 1.5 is not.
-    loss = clipped_surrogate(logs(1.5, 0.5, 0.5, 1.5, 1.1), wide(2, 2, -2, -2, 1), 0.2, 0.3)
+    settings = ObjectiveSettings(clip_low=0.2, clip_high=0.3)
+    loss = clipped_surrogate(logs(1.5, 0.5, 0.5, 1.5, 1.1), wide(2, 2, -2, -2, 1), settings)
     torch.testing.assert_close(loss, wide(-2.6, -1.0, 1.6, 3.0, -1.1))
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+def test_a_dual_clip_ends_what_a_negative_advantage_costs(replayed: bool) -> None:
+    """c = 3. A = -2: w 2 costs 4, w 5 is cut to 3 and costs 6, without a gradient; A = 2: w 5 is cut at 1.3 as ever."""
+    settings = ObjectiveSettings(clip_low=0.2, clip_high=0.3, dual_clip=3.0, replay_surrogate="clipped")
+    log_ratio = torch.tensor([math.log(2), math.log(5), 800.0, math.log(5)], dtype=torch.float64, requires_grad=True)
+    targets = TokenTargets(
+        advantages=wide(-2, -2, -2, 2), behaviour_logprobs=wide(0, 0, 0, 0), replayed=torch.tensor([replayed] * 4)
+    )
+    loss = micro_batch_loss(log_ratio, wide(*[0] * 4), None, targets, clip=True, settings=settings, denominators=TOTALS)
+    torch.testing.assert_close(loss, wide((4 + 6 + 6 - 2.6) / 4)[0])
+    (grad,) = torch.autograd.grad(loss, log_ratio)
+    torch.testing.assert_close(grad, wide(4 / 4, 0, 0, 0))
+    found = objective_sums(log_ratio, wide(*[0] * 4), None, targets, clip=True, settings=settings).metrics()
+    assert found["policy/clip_fraction_replay" if replayed else "policy/clip_fraction"] == 3 / 4
+    for wrong in (1.0, -3.0, math.inf, math.nan):
+        with pytest.raises(InputError, match="dual_clip"):
+            ObjectiveSettings(dual_clip=wrong)
 
 
 def test_unclipped_surrogate_by_hand() -> None:
@@ -268,7 +289,7 @@ def test_diagnostics_by_hand() -> None:
     # A second micro-batch: one replayed token of ratio 1, one fresh one of ratio 1.
     sums = sums + ObjectiveSums.of_tokens(
         log_ratio=wide(0, 0), entropies=wide(0.1, 0.5), advantages=wide(1, 1),
-        replayed=torch.tensor([True, False]), clip_bounds=(0.8, 1.2), divergence=None,
+        replayed=torch.tensor([True, False]), clip_bounds=(0.8, 1.2, math.inf), divergence=None,
     )  # fmt: skip
     metrics = sums.metrics()
     expected = {

@@ -50,7 +50,9 @@ def test_a_run_from_the_command_line_killed_and_resumed(vllm_backbone: Path, tmp
 
     run = tmp_path / "run"
     steps = 12
-    process = subprocess.Popen(train_command(vllm_backbone, run, steps=steps), env=os.environ | {"OMP_NUM_THREADS": "1"})
+    process = subprocess.Popen(
+        train_command(vllm_backbone, run, steps=steps), env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
     deadline = time.monotonic() + 240
     while not (run / "checkpoints" / "latest").exists():
         assert process.poll() is None and time.monotonic() < deadline, "no checkpoint was written"

@@ -22,6 +22,8 @@ class ObjectiveSettings:
     """d of the baseline `history`: what an older visit counts, beside the next one."""
     clip_low: float = 0.2
     clip_high: float = 0.2
+    dual_clip: float = 0.0
+    """c: a clipped token of negative advantage costs at most c |A|, however likely it has become; 0 is off."""
     clip_in_mixed_phase: bool = False
     """Keep the PPO clip on fresh tokens in the mixed phase."""
     shaping: bool = True
@@ -55,5 +57,7 @@ class ObjectiveSettings:
         valid = 0 < self.history_discount <= 1
         require(valid, "objective.history_discount", self.history_discount, "a number above 0, at most 1")
         require_non_negative("objective", self, "clip_low", "clip_high", "kl_coefficient")
+        valid = self.dual_clip == 0 or 1 < self.dual_clip < math.inf
+        require(valid, "objective.dual_clip", self.dual_clip, "a number above 1, or 0 for none")
         finite = math.isfinite(self.entropy_coefficient)
         require(finite, "objective.entropy_coefficient", self.entropy_coefficient, "a finite number")
