@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -56,35 +57,43 @@ class ArmCurve:
     """Band over the seeds."""
 
 
-def arm_comparison(arms: Sequence[ArmScore], *, baseline: str, measure: str) -> "Figure":
+def arm_comparison(arms: Sequence[ArmScore], *, baselines: Sequence[str], measure: str) -> "Figure":
     """One row per arm in the order given: mean with its interval, single seeds as dots, the baseline's mean as a line.
 
-    `measure` names the horizontal axis, for example "held-out pass@1".
+    `measure` names the horizontal axis, for example "held-out pass@1". Where each regime has a baseline of its own, no
+    line is drawn.
     """
-    names = [f"{arm.name} (baseline)" if arm.name == baseline else arm.name for arm in arms]
-    reference = next((arm.mean for arm in arms if arm.name == baseline), None)
-    return _arm_rows(arms, names, baseline, reference, measure, "no arm has finished yet")
+    names = [f"{arm.name} (baseline)" if arm.name in baselines else arm.name for arm in arms]
+    means = [arm.mean for arm in arms if arm.name in baselines]
+    reference = means[0] if len(means) == 1 else None
+    return _arm_rows(arms, names, baselines, reference, measure, "no arm has finished yet")
 
 
-def paired_differences(arms: Sequence[ArmScore], *, baseline: str, measure: str) -> "Figure":
+def paired_differences(arms: Sequence[ArmScore], *, baselines: Sequence[str], measure: str) -> "Figure":
     """One row per arm in the order given: mean difference from the baseline with its interval, single seeds as dots."""
+    baseline = baselines[0] if len(baselines) == 1 else "the baseline of its regime"
     nothing = f"no arm has finished a seed that {baseline} has finished yet"
     label = f"{measure} minus {baseline}, same seeds"
-    return _arm_rows(arms, [arm.name for arm in arms], baseline, 0.0, label, nothing)
+    return _arm_rows(arms, [arm.name for arm in arms], baselines, 0.0, label, nothing)
 
 
 def _arm_rows(
-    arms: Sequence[ArmScore], names: Sequence[str], baseline: str, reference: float | None, label: str, nothing: str
+    arms: Sequence[ArmScore],
+    names: Sequence[str],
+    baselines: Sequence[str],
+    reference: float | None,
+    label: str,
+    nothing: str,
 ) -> "Figure":
     """`reference` is where the vertical line stands, `nothing` what is said where there are no arms."""
     with styled():
-        figure, (axes,) = new_figure(width=5.0, height=0.9 + ROW_HEIGHT * max(len(arms), 1))
+        figure, (axes,) = new_figure(width=5.0, height=1.0 + ROW_HEIGHT * max(len(arms), 1))
         if not arms:
             say_nothing_to_show(axes, nothing)
             return figure
         if reference is not None:
             axes.axvline(reference, color=GREY, linewidth=0.9, linestyle=(0, (4, 2)), zorder=1)
-        colours = _colours([arm.name for arm in arms], baseline)
+        colours = _colours([arm.name for arm in arms], baselines)
         for row, arm in enumerate(arms):
             _arm_row(axes, row, arm, colours[arm.name])
         axes.set_yticks(range(len(names)), names)
@@ -93,25 +102,25 @@ def _arm_rows(
         axes.grid(visible=False, axis="y")
         axes.margins(x=0.08)
         most = max(len(arm.seeds) for arm in arms)
-        axes.set_xlabel(f"{label} ({f'mean, 95 % interval, {most} seeds' if most > 1 else '1 seed'})")
+        axes.set_xlabel(f"{label}\n({f'mean, 95 % interval, {most} seeds' if most > 1 else '1 seed'})")
         return figure
 
 
-def arm_curves(curves: Sequence[ArmCurve], *, baseline: str, measure: str) -> "Figure":
-    """Each arm's mean over the steps with the band of its seeds; the baseline in black."""
+def arm_curves(curves: Sequence[ArmCurve], *, baselines: Sequence[str], measure: str) -> "Figure":
+    """Each arm's mean over the steps with the band of its seeds; baselines in black."""
     last_step = max((step for curve in curves for step in curve.steps), default=0)
     with styled():
-        figure, axes = _curves(curves, [curve.steps for curve in curves], baseline, measure)
+        figure, axes = _curves(curves, [curve.steps for curve in curves], baselines, measure)
         if last_step:
             step_axis(axes, last_step)
             axes.set_xlim(-0.03 * last_step, 1.03 * last_step)
         return figure
 
 
-def arm_curves_by_tokens(curves: Sequence[ArmCurve], *, baseline: str, measure: str) -> "Figure":
+def arm_curves_by_tokens(curves: Sequence[ArmCurve], *, baselines: Sequence[str], measure: str) -> "Figure":
     """The same against the tokens generated: what each arm reached for equal rollouts paid."""
     with styled():
-        figure, axes = _curves(curves, [curve.tokens for curve in curves], baseline, measure)
+        figure, axes = _curves(curves, [curve.tokens for curve in curves], baselines, measure)
         if any(any(curve.tokens) for curve in curves):
             axes.set_xlabel("tokens generated (mean over seeds)")
             token_axis(axes)
@@ -120,33 +129,37 @@ def arm_curves_by_tokens(curves: Sequence[ArmCurve], *, baseline: str, measure: 
 
 
 def _curves(
-    curves: Sequence[ArmCurve], places: Sequence[Sequence[float]], baseline: str, measure: str
+    curves: Sequence[ArmCurve], places: Sequence[Sequence[float]], baselines: Sequence[str], measure: str
 ) -> "tuple[Figure, Axes]":
     figure, (axes,) = new_figure(width=FULL_WIDTH, height=3.0)
     if not any(any(where) for where in places):
         say_nothing_to_show(axes, "no step has finished yet")
         return figure, axes
-    _draw_curves(axes, curves, places, baseline)
+    _draw_curves(axes, curves, places, baselines)
     axes.set_ylabel(measure)
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure, axes
 
 
-def _draw_curves(axes: "Axes", curves: Sequence[ArmCurve], places: Sequence[Sequence[float]], baseline: str) -> None:
-    colours = _colours([curve.name for curve in curves], baseline)
+def _draw_curves(
+    axes: "Axes", curves: Sequence[ArmCurve], places: Sequence[Sequence[float]], baselines: Sequence[str]
+) -> None:
+    colours = _colours([curve.name for curve in curves], baselines)
+    black = dict(zip(baselines, cycle(LINESTYLES), strict=False))
     widest = max((place for where in places for place in where), default=0)
     for number, (curve, where) in enumerate(zip(curves, places, strict=True)):
         # Lone points with intervals lie beside each other, not on top.
         shift = 0.008 * widest * (number - (len(curves) - 1) / 2) if len(where) < FEW else 0.0
         x = np.asarray(where, dtype=np.float64) + shift
-        _curve(axes, curve, x, colours[curve.name], LINESTYLES[number // len(CYCLE) % len(LINESTYLES)])
+        linestyle = black.get(curve.name, LINESTYLES[number // len(CYCLE) % len(LINESTYLES)])
+        _curve(axes, curve, x, colours[curve.name], linestyle)
 
 
-def _colours(names: Sequence[str], baseline: str) -> dict[str, str]:
-    """Black for the baseline, the cycle without black for the others."""
-    others = [name for name in names if name != baseline]
+def _colours(names: Sequence[str], baselines: Sequence[str]) -> dict[str, str]:
+    """Black for baselines, the cycle without black for the others."""
+    others = [name for name in names if name not in baselines]
     palette = [colour for colour in CYCLE if colour != BLACK]
-    return {baseline: BLACK} | {name: palette[number % len(palette)] for number, name in enumerate(others)}
+    return dict.fromkeys(baselines, BLACK) | dict(zip(others, cycle(palette), strict=False))
 
 
 def _arm_row(axes: "Axes", row: int, arm: ArmScore, colour: str) -> None:

@@ -21,7 +21,10 @@ KINDS = {
 
 
 def memorising_figure(runs: Mapping[str, Sequence[Memorising]]) -> "Figure | None":
-    """A panel for each name: pass@1 before and after, means over its runs; None where none asked training questions."""
+    """A panel for each name: pass@1 before and after, means over its runs; None where none asked training questions.
+
+    All panels share one vertical axis.
+    """
     asked = {name: [each for each in found if each.asked_training] for name, found in runs.items()}
     runs = {name: found for name, found in asked.items() if found}
     if not runs:
@@ -41,6 +44,11 @@ def memorising_figure(runs: Mapping[str, Sequence[Memorising]]) -> "Figure | Non
             axes.set_xticks([0, 1], ["before", "after"])
             axes.set_xlim(-0.2, 1.2)
             axes.set_title(f"{name} ({np.mean([each.trained_questions for each in found]):,.0f} questions)")
+        for axes in panels[1 : len(runs)]:
+            axes.sharey(panels[0])
+        panels[0].autoscale(axis="y")
         panels[0].set_ylabel("pass@1")
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
+        lines = {line.get_label(): line for axes in panels for line in axes.get_lines()}
+        shown = [lines[label] for label, _ in KINDS.values() if label in lines]
+        figure.legend(handles=shown, loc="outside upper center", ncols=2)
         return figure

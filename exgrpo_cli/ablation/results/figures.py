@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 def study_figures(study: Study, report: StudyReport) -> "dict[str, Figure]":
     """The figures by name; all of held-out questions, since arms do not share the questions that they train on."""
     results = study.results()
-    baseline = ", ".join(report.baselines)
+    baselines = report.baselines
     curves = [arm_curve(arm.name, results[arm.name]) for arm in report.arms]
     figures = {
-        "ablation": arm_comparison([_score(arm) for arm in report.arms], baseline=baseline, measure=TITLE),
-        "differences": paired_differences(_differences(report), baseline=baseline, measure=TITLE),
-        "curves": arm_curves(curves, baseline=baseline, measure=TITLE),
-        "curves-tokens": arm_curves_by_tokens(curves, baseline=baseline, measure=TITLE),
+        "ablation": arm_comparison([_score(arm) for arm in report.arms], baselines=baselines, measure=TITLE),
+        "differences": paired_differences(_differences(report), baselines=baselines, measure=TITLE),
+        "curves": arm_curves(curves, baselines=baselines, measure=TITLE),
+        "curves-tokens": arm_curves_by_tokens(curves, baselines=baselines, measure=TITLE),
     }
     memorised = {
         arm.name: [found for each in results[arm.name].values() if (found := each.memorising)] for arm in report.arms
