@@ -145,13 +145,14 @@ SMALL_RUN = (
     "arithmetic.num_heldout=20",
     "rollout.questions_per_step=8",
     "replay.start_threshold=0.05",
+    "grading.grader=exact",
     "run.steps=6",
     "run.save_every=3",
     "run.threads=1",
     "run.plots=false",
     "validation.samples=2",
 )
-"""Settings of a run that takes a few seconds, with two updates a step."""
+"""Settings of a run that takes a few seconds, with two updates a step; by the grader that needs no worker processes."""
 
 
 @pytest.fixture(scope="session")

@@ -71,7 +71,7 @@ def test_your_data_your_model(tmp_path: Path) -> None:
 
 def small(backbone: Path) -> list[str]:
     """Settings of seconds for what trains the built-in backbone."""
-    settings = (*SMALL_RUN, f"backbone.source={backbone}", "rollout.max_response_tokens=64")
+    settings = (*SMALL_RUN, f"backbone.source={backbone}", "rollout.max_response_tokens=64", "grading.grader=math")
     return [part for setting in settings for part in ("--set", setting)]
 
 

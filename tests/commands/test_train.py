@@ -106,7 +106,7 @@ def test_resume_alone_takes_the_newest_unfinished_run(tmp_path, capsys):
 
 
 def test_a_run_its_summary_its_table_and_its_sequel(small_config, tmp_path, capsys):
-    (tmp_path / "small.toml").write_text(to_toml(small_config("run.steps=2")))
+    (tmp_path / "small.toml").write_text(to_toml(small_config("run.steps=2", "grading.grader=math")))
     assert run(["train", "--config", "small.toml", "--output", "runs/one", "--json"]) == 0
     out, err = capsys.readouterr()
     summary = json.loads(out)

@@ -295,5 +295,5 @@ class BufferMachine(RuleBasedStateMachine):
         assert sorted(live) == sorted(entry[0] for held in self.reference.stored.values() for entry in held)
 
 
-BufferMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=15, deadline=None)
+BufferMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=15, deadline=None)
 TestBuffer = BufferMachine.TestCase
