@@ -126,6 +126,14 @@ GUARDS = (
         message="updates have been skipped in {after} steps in a row ({optim/skip_reason}); usual causes: "
         "optim.learning_rate too high, optim.skip_norm too low for objective.loss_scale",
     ),
+    Guard(
+        name="shut gate",
+        after=8,
+        holds=lambda guards, line: line.get("replay/scanned", 0) > 0 and line["replay/accepted"] == 0,
+        message="nothing was replayed in {after} steps, though {replay/scanned} units were scored for it in this one: "
+        "they have drifted by {replay/drift:.2g} on average, beyond replay.max_drift; usual causes: a bound that was "
+        "published for smaller steps, a learning rate that is too high (optim.learning_rate)",
+    ),
 )
 
 

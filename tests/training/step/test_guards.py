@@ -39,6 +39,7 @@ def test_a_healthy_run_is_left_alone():
         ({"batch/solve_all": 0.5, "batch/solve_none": 0.5}, 20, "no fresh group had both right and wrong answers"),
         ({"length/clipped": 0.5}, 3, "50% of the responses reach rollout.max_response_tokens"),
         ({"optim/updates_skipped": 1, "optim/updates_applied": 3, "optim/skip_reason": "x"}, 3, r"in a row \(x\)"),
+        ({"replay/scanned": 9, "replay/accepted": 0, "replay/drift": 0.321}, 8, "9 units .* drifted by 0.32"),
     ],
 )
 def test_a_guard_speaks_once_when_its_condition_has_lasted_and_again_after_a_break(change, after, words):
