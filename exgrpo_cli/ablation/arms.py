@@ -92,15 +92,28 @@ def sampler_arms(text: str) -> list[Arm]:
 
 
 def method_arms(text: str) -> list[Arm]:
-    """Arms of `--methods`: one method preset each, or a method's file, which names the arm."""
+    """Arms of `--methods`: one method preset each, or a method's file, which names the arm.
+
+    Raises InputError for an unknown preset, and for two methods of one name.
+    """
     known = preset_names("methods")
-    arms = []
-    for name in split_list("--methods", text):
-        is_file = name.endswith(".toml")
-        if not is_file and name not in known:
-            raise InputError(f"--methods: no method preset {name!r}.{nearest(name, known)}")
-        arms.append(Arm(name=Path(name).stem if is_file else name, method=name))
-    return arms
+    arms: dict[str, Arm] = {}
+    for method in split_list("--methods", text):
+        if not method.endswith(".toml") and method not in known:
+            raise InputError(f"--methods: no method preset {method!r}.{nearest(method, known)}")
+        arm = Arm(name=method_name(method), method=method)
+        if arm.name in arms:
+            raise InputError(
+                f"--methods: {arms[arm.name].method} and {method} are both called {arm.name!r}: each arm of a study "
+                "needs a name of its own, and a file's is its name without .toml."
+            )
+        arms[arm.name] = arm
+    return list(arms.values())
+
+
+def method_name(method: str) -> str:
+    """A preset's own name, or that of a method's file without folder and suffix."""
+    return Path(method).stem if method.endswith(".toml") else method
 
 
 def vary_arms(text: str) -> list[Arm]:
@@ -131,7 +144,7 @@ def cross(axes: Sequence[Sequence[Arm]], regimes: Sequence[str | None] = (None,)
 
     A baseline is on-policy training in the same regime with the same settings, those of replay left out, which it does
     not read. Where a method axis names it, that arm is the baseline; else it stands behind the arms of its regime.
-    Raises InputError for two arms of one name.
+    Raises InputError for two arms of one name, or whose folders would have one name.
     """
     plain = [arm.name for axis in axes for arm in axis if arm.method == BASELINE.method and not arm.assignments]
     on_policy = replace(BASELINE, name=plain[0]) if plain else BASELINE
@@ -152,6 +165,11 @@ def cross(axes: Sequence[Sequence[Arm]], regimes: Sequence[str | None] = (None,)
             every[arm.name] = replace(arm, baseline=baseline.name)
             baselines[baseline.name] = baseline
         every = every | {name: arm for name, arm in baselines.items() if name not in every}
+    folders: dict[str, str] = {}
+    for arm in every.values():
+        other = folders.setdefault(arm.folder_name, arm.name)
+        if other != arm.name:
+            raise InputError(f"arms {other!r} and {arm.name!r} would both be in the folder {arm.folder_name}/.")
     return list(every.values())
 
 

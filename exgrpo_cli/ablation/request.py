@@ -5,7 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from exgrpo_cli.ablation.arms import Arm, cross, method_arms, metric_arms, regimes_of, sampler_arms, vary_arms
+from exgrpo_cli.ablation.arms import (
+    Arm,
+    cross,
+    method_arms,
+    method_name,
+    metric_arms,
+    regimes_of,
+    sampler_arms,
+    split_list,
+    vary_arms,
+)
 from exgrpo_cli.ablation.claims.claim import chosen_claims
 from exgrpo_cli.ablation.claims.plan import plan_claims
 from exgrpo_cli.ablation.study import EQUAL, Study, StudyBase, plan_study
@@ -98,7 +108,7 @@ class StudyRequest:
         if self.claim is not None:
             self._refuse_axes()
         if self.output is None:
-            parts = [text if axis == "vary" else f"{axis}-{text}" for axis, text in self._axes()]
+            parts = [_part_of_name(axis, text) for axis, text in self._axes()]
             parts += [f"regimes-{self.regimes}"] if self.regimes else []
             if self.claim is not None:
                 return STUDIES, self.name or CLAIMS
@@ -125,6 +135,13 @@ class StudyRequest:
         for option, value in options.items():
             if value:
                 raise InputError(f"--claim brings its own arms, regimes, seeds and budgets: leave {option} out.")
+
+
+def _part_of_name(axis: str, text: str) -> str:
+    """What an axis adds to the name of a study: of methods' files their names alone."""
+    if axis == "methods":
+        text = ",".join(method_name(each) for each in split_list("--methods", text))
+    return text if axis == "vary" else f"{axis}-{text}"
 
 
 def parse_seeds(text: str) -> list[int]:

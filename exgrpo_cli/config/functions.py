@@ -1,7 +1,9 @@
 """Functions of the user, named `python:module:function` in a setting: metrics, samplers and graders alike."""
 
+import functools
 import importlib
 import sys
+import traceback
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 
 from exgrpo_cli.config.names import PREFIX
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.errors import ExgrpoError, InputError, RunError, first_line
 
 USER_FUNCTIONS = ("replay.metric", "replay.sampler", "replay.priority", "grading.grader")
 """Settings that may name a function of the user."""
@@ -41,11 +43,45 @@ def load_function(setting: str, value: str) -> Callable[..., Any]:
             f"{setting} = {value!r}: cannot import {module_name} ({error}); "
             f"put {module_name}.py into {Path.cwd()} or install it"
         ) from error
+    except Exception as error:
+        raise InputError(f"{setting} = {value!r}: importing {module_name} {_raised(error, module_name)}") from error
     function = getattr(module, name, None)
     if not callable(function):
         known = sorted(key for key in vars(module) if callable(getattr(module, key)) and not key.startswith("_"))
         raise InputError(f"{setting} = {value!r}: {module_name} has no function {name}; it has {', '.join(known)}")
     return function
+
+
+def replay_function(setting: str, value: str) -> Callable[..., Any]:
+    """As `load_function`; whatever the function raises becomes a RunError that names it, its call and its line."""
+    function = load_function(setting, value)
+    asked = setting.removeprefix("replay.")
+
+    @functools.wraps(function)
+    def called(offered: Any, *rest: Any) -> Any:
+        try:
+            return function(offered, *rest)
+        except ExgrpoError:
+            raise
+        except Exception as error:
+            what = f"asked for the {asked} of {len(offered)} {OFFERED[setting]}"
+            raise RunError(f"{setting} = {value!r}, {what}, {_raised(error, function.__module__)}") from error
+
+    return called
+
+
+OFFERED = {"replay.metric": "candidates", "replay.sampler": "buckets", "replay.priority": "units"}
+"""What a function of the user is given first, which it answers for."""
+
+
+def _raised(error: BaseException, module_name: str) -> str:
+    """What was raised, and the line of the user's module that it came from."""
+    file = getattr(sys.modules.get(module_name), "__file__", None)
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
+    says = first_line(error)
+    kind = type(error).__name__
+    return f"raised {kind if says == kind else f'{kind}: {says}'} ({frame.filename}, line {frame.lineno}); mend it"
 
 
 def origin(setting: str, value: str) -> str:

@@ -116,6 +116,9 @@ def read_experience(
     rewarded = stored & ((state.rows["reward"] > 0) | rules.replays_failures)
     short = np.flatnonzero(rewarded & (state.rows["num_tokens"] <= max_response_tokens))
     whole = _whole_groups(state.rows, short, identity.group_size) if rules.draws_groups else short
+    if rules.max_per_question and rules.eviction == "lowest-priority":
+        # By what this run makes of them: the source may have had another priority, or none.
+        state.rows["priority"][whole] = _priorities(reader, whole, whole, rules)
     kept = _within_limit(state.rows, whole, ids, rules)
     retired = np.flatnonzero(state.retired) if with_retired else np.empty(0, dtype=np.int64)
     buffered = np.unique(owner[kept][state.success_counts[owner[kept]] != NO_BUCKET])
@@ -213,7 +216,7 @@ def _trajectories(
         "step_born": np.full(len(kept), WARM_START_STEP, dtype=np.int32),
         "weight_version": np.full(len(kept), FOREIGN_WEIGHTS, dtype=np.int32),
         "group_id": group_ids,
-        "priority": pa.array(_priorities(reader, kept, group_ids, table, rules), from_pandas=True),
+        "priority": pa.array(_priorities(reader, kept, group_ids, rules), from_pandas=True),
     }
     for name, values in replaced.items():
         position = table.schema.get_field_index(name)
@@ -225,13 +228,16 @@ def _priorities(
     reader: LedgerReader,
     kept: Int64[np.ndarray, " trajectories"],
     group_ids: Int64[np.ndarray, " trajectories"],
-    table: pa.Table,
     rules: ReplaySettings,
 ) -> Float64[np.ndarray, " trajectories"]:
-    """What each unit weighs by this run's rules; NaN where units are not drawn, or by a priority of the user's own."""
+    """What each unit weighs by this run's rules; NaN where units are not drawn, or by a priority of the user's own.
+
+    Raises InputError where a draw in proportion to it has no meaning: for rewards below 0, say.
+    """
     if not rules.draws_units or rules.priority not in PRIORITIES:
         return np.full(len(kept), np.nan)
-    return priorities_at_birth(
+    table = reader.trajectories(["reward", "advantage"]).take(pa.array(kept))
+    priorities = priorities_at_birth(
         rules.priority,
         group_ids if rules.draws_groups else np.arange(len(kept)),
         steps=np.full(len(kept), WARM_START_STEP),
@@ -239,6 +245,16 @@ def _priorities(
         advantages=table.column("advantage").to_numpy(),
         logprobs=lambda begin, end: [logprobs for _, logprobs in reader.bodies(kept[begin:end].tolist())],
     )
+    with np.errstate(over="ignore", invalid="ignore"):
+        wrong = (priorities < 0) | np.isinf(priorities**rules.exponent)
+    if rules.draw == "proportional" and wrong.any():
+        first = int(np.flatnonzero(wrong)[0])
+        raise InputError(
+            f"{reader.folder}: trajectory {kept[first]} with reward {table.column('reward')[first].as_py():g} has the "
+            f"priority {priorities[first]:g} by replay.priority = {rules.priority!r}, and nothing is drawn in "
+            "proportion to that; use replay.draw = 'top', another priority, or a pool with other rewards"
+        )
+    return priorities
 
 
 def _events(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from exgrpo_cli.ablation.arms import cross, method_arms, metric_arms, regimes_of, sampler_arms, vary_arms
+from exgrpo_cli.ablation.request import StudyRequest
 from exgrpo_cli.ablation.results.writing import report_study
 from exgrpo_cli.ablation.schedule import failure_reason, last_line, log_path, run_study, start
 from exgrpo_cli.ablation.study import Study, StudyBase, plan_study
@@ -89,6 +90,20 @@ def test_axes_are_crossed_and_each_arm_has_the_baseline_of_its_regime_and_settin
 def test_an_arm_named_twice_is_refused() -> None:
     with pytest.raises(InputError, match="arm 'ent:min' is named twice"):
         cross([metric_arms("ent,ent:min")])
+    with pytest.raises(InputError, match=r"a/mine.toml and b/mine.toml are both called 'mine'"):
+        method_arms("a/mine.toml,b/mine.toml")
+    with pytest.raises(InputError, match=r"arms 'my own' and 'my-own' would both be in the folder my-own/"):
+        cross([method_arms("my own.toml,my-own.toml")])
+
+
+def test_methods_files_name_a_study_without_their_folders(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("[replay]\nratio = 0.25\n")
+    study = StudyRequest(methods=f"grpo, {file}", seeds="1").plan()
+    assert study.folder.as_posix() == "studies/methods-grpo-mine"
+    assert [run.folder.as_posix() for run in study.runs] == [
+        "studies/methods-grpo-mine/grpo/seed-0", "studies/methods-grpo-mine/mine/seed-0",
+    ]  # fmt: skip
 
 
 def test_the_metric_study_has_twelve_runs(tmp_path: Path) -> None:

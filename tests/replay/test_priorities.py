@@ -1,10 +1,14 @@
 """What units weigh, by hand."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from exgrpo_cli.config import names
-from exgrpo_cli.errors import RunError
+from exgrpo_cli.config.functions import replay_function
+from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.replay.drawing.priorities import (
     PRIORITIES,
     BornUnit,
@@ -113,3 +117,16 @@ def test_a_priority_of_ones_own_must_keep_its_promises(given: list, proportional
 
 def test_at_the_top_priorities_may_be_negative_and_minus_infinity_stays_out() -> None:
     assert checked_priorities([-1, -np.inf], units(2), "python:mine:f", proportional=False).tolist() == [-1, -np.inf]
+
+
+def test_what_a_function_of_ones_own_raises_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Setting, function, what it was asked and the line that raised; also where the module itself raises."""
+    (tmp_path / "raises.py").write_text("import numpy\ndef rare(units, rng):\n    return numpy.linalg.inv([[0]])\n")
+    (tmp_path / "broken.py").write_text("def rare(units, rng):\n    return units.k\nlimit = 1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    said = "replay.priority = 'python:raises:rare', asked for the priority of 2 units, raised LinAlgError: "
+    with pytest.raises(RunError, match=rf"^{re.escape(said)}.*raises.py, line 3\); mend it$"):
+        replay_function("replay.priority", "python:raises:rare")(units(2), np.random.default_rng(0))
+    said = "replay.metric = 'python:broken:rare': importing broken raised ZeroDivisionError: "
+    with pytest.raises(InputError, match=rf"^{re.escape(said)}.*broken.py, line 3\); mend it$"):
+        replay_function("replay.metric", "python:broken:rare")

@@ -133,7 +133,7 @@ def test_a_custom_sampler_must_return_a_draw() -> None:
 
 @pytest.mark.parametrize("weights", [[-1.0], [float("inf")], [1.0, 1.0]])
 def test_weights_are_checked(weights: list[float]) -> None:
-    with pytest.raises(InputError, match="for 1 buckets"):
+    with pytest.raises(RunError, match="for 1 buckets"):
         draw_by_weights([bucket(1, 5)], weights, 2, np.random.default_rng(0))
 
 

@@ -196,6 +196,18 @@ def test_retired_questions_are_not_drawn_until_they_return(buffer_of: Callable[.
     assert len(take(buffer, 9, 5)) == K
 
 
+def test_powers_of_ones_own_priorities_do_not_overflow(
+    buffer_of: Callable[..., ExperienceBuffer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1e200 and 3e200, squared: one to nine."""
+    (tmp_path / "huge.py").write_text("def huge(units, rng):\n    return [1e200, 3e200, 0, 0]\n")
+    monkeypatch.chdir(tmp_path)
+    buffer = buffer_of(**ROWS, priority="python:huge:huge", exponent=2.0, capacity=9)
+    buffer.record_visit(visit(0, [1, 0, 0, 0], 1))
+    found = {unit.drawn.unit_id: unit.drawn.probability for unit in take(buffer, 3, 2)}
+    assert found == {0: pytest.approx(0.1), 1: pytest.approx(0.9)}
+
+
 def test_draws_without_replacement_follow_their_probabilities(buffer_of: Callable[..., ExperienceBuffer]) -> None:
     """Pairs out of weights .75, .25, .25, .25: the first row is in 1 - 3 * (1/6 * 2/5) = .8 of them."""
     buffer = buffer_of(**ROWS, priority="advantage")

@@ -1,5 +1,6 @@
 """Warm start from another run's ledger."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -107,6 +108,43 @@ def test_the_limit_of_the_new_run_holds_from_the_start(source: Path, tmp_path: P
         }
         oldest = buffer.load(buffer.questions.candidates("b").trajectory_ids.tolist())[0]
         assert oldest.token_ids.tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def rewarded(folder: Path, rewards: list[float]) -> Path:
+    """The ledger of one visit of a question, one row a reward."""
+    rows = [
+        replace(row, reward=reward, advantage=reward)
+        for row, reward in zip(visit("a", 1, 1, [2, 3]).rows, rewards, strict=True)
+    ]
+    rules = ReplaySettings(composition="join", store="all")
+    with ExperienceBuffer.create(folder, identity=SOURCE, rules=rules, question_ids=QUESTIONS) as buffer:
+        buffer.record_visit(replace(visit("a", 1, 1, []), rows=rows))
+        buffer.flush(1)
+    return folder
+
+
+def test_the_lowest_priority_goes_by_the_rules_of_the_new_run(tmp_path: Path) -> None:
+    """The source drew no units: its rows have no priority of their own."""
+    source = rewarded(tmp_path / "source", [0.5, 0.25])
+    rules = ReplaySettings(
+        composition="append", store="all", priority="reward", max_per_question=1, eviction="lowest-priority"
+    )
+    with ExperienceBuffer.create(tmp_path / "new", identity=TARGET, rules=rules, question_ids=QUESTIONS) as buffer:
+        assert buffer.warm_start(source, max_response_tokens=10, with_retired=False).num_over_limit == 1
+        assert buffer.questions.candidates("a").reward.tolist() == [0.5]
+
+
+def test_rewards_below_0_are_no_chances(tmp_path: Path) -> None:
+    source = rewarded(tmp_path / "source", [1.0, -1.0])
+    said = r"source: trajectory 1 with reward -1 has the priority -0.999999 by replay.priority = 'reward', and nothing "
+    for draw in ("proportional", "top"):
+        rules = ReplaySettings(composition="append", store="all", priority="reward", draw=draw)
+        with ExperienceBuffer.create(tmp_path / draw, identity=TARGET, rules=rules, question_ids=QUESTIONS) as buffer:
+            if draw == "proportional":
+                with pytest.raises(InputError, match=said):
+                    buffer.warm_start(source, max_response_tokens=10, with_retired=False)
+            else:
+                assert buffer.warm_start(source, max_response_tokens=10, with_retired=False).num_trajectories == 2
 
 
 def test_it_survives_a_resume_from_step_0(source: Path, tmp_path: Path) -> None:

@@ -226,8 +226,8 @@ def test_eight_of_a_questions_sixteen_rows(
     found = {}
     for denominator in ("own", "joint"):
         give_verdicts(monkeypatch, [[1], [2], [7], [4]], 8)
-        own = (f"objective.replay_denominator={denominator}", "replay.max_per_question=16")
-        found[denominator] = tables_of(settings_of("repo", *own, group_size=8, steps=4), denominator)
+        own = f"objective.replay_denominator={denominator}"
+        found[denominator] = tables_of(settings_of("repo", own, group_size=8, steps=4), denominator)
     rows = found["own"]["trajectories"].set_index("trajectory_id")
     scores = found["own"]["scores"]
     assert sorted(set(scores.step)) == [3, 4] and scores.groupby("step").chosen.sum().tolist() == [8, 8]
@@ -243,6 +243,17 @@ def test_eight_of_a_questions_sixteen_rows(
     norms = {name: tables["journal"]["optim/grad_norm"] for name, tables in found.items()}
     assert norms["joint"][[1, 2]].tolist() == norms["own"][[1, 2]].tolist()
     assert norms["joint"][3] == pytest.approx(norms["own"][3] / 2, rel=1e-4)
+
+
+def test_nothing_joins_a_group_that_does_not_train(
+    settings_of: Callable[..., Config], tables_of: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With several rounds a group without a success is left out of N, and so are the rows its question holds."""
+    give_verdicts(monkeypatch, [[1], [0], [2]], 4)
+    own = ("replay.min_stored=1", "rollout.max_rounds=2", "objective.replay_denominator=joint")
+    found = tables_of(settings_of("repo", *own, steps=3))
+    assert found["journal"]["replay/used"].tolist() == [0, 0, 8]
+    assert found["journal"]["tokens/trained"][2] == 0 and sorted(set(found["scores"].step)) == [3]
 
 
 def test_two_rows_of_a_pool_beside_four_rollouts(

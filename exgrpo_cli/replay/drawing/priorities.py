@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
-from exgrpo_cli.config.functions import load_function
+from exgrpo_cli.config.functions import replay_function
 from exgrpo_cli.config.names import PREFIX
 from exgrpo_cli.errors import RunError
 
@@ -156,7 +156,7 @@ OwnPriority = Callable[[StoredUnits, np.random.Generator], Float64[np.ndarray, "
 
 def own_priority(name: str) -> OwnPriority | None:
     """The user's function where the setting names one. Raises InputError where it cannot be imported."""
-    return load_function("replay.priority", name) if name.startswith(PREFIX) else None
+    return replay_function("replay.priority", name) if name.startswith(PREFIX) else None
 
 
 def checked_priorities(

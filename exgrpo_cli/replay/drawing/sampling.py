@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from exgrpo_cli.config.functions import load_function
+from exgrpo_cli.config.functions import replay_function
 from exgrpo_cli.config.names import PREFIX, SAMPLERS
 from exgrpo_cli.errors import InputError, RunError, nearest
 
@@ -88,7 +88,7 @@ WEIGHERS: dict[str, Weigher] = {
 def resolve_sampler(name: str, mu: float, sigma: float) -> Sampler:
     """The sampler of a setting: one of SAMPLERS, or the user's `python:module:function`. Raises InputError."""
     if name.startswith(PREFIX):
-        return load_function("replay.sampler", name)
+        return replay_function("replay.sampler", name)
     if name not in SAMPLERS:
         raise InputError(f"replay.sampler = {name!r} is not known.{nearest(name, SAMPLERS)}")
     weigher = partial(normal_weight, mu=mu, sigma=sigma) if name == "normal" else WEIGHERS[name]
@@ -105,11 +105,11 @@ def draw_by_weights(
     """Draw `num` questions: buckets in proportion to their weights, questions uniformly without replacement.
 
     Counts are multinomial; what a bucket cannot give is placed one by one, by the weights of buckets with room. A
-    bucket of weight 0 gives nothing, so the draw may fall short.
+    bucket of weight 0 gives nothing, so the draw may fall short. Raises RunError for weights that are none.
     """
     shares = np.asarray(weights, dtype=np.float64)
     if shares.shape != (len(buckets),) or not np.isfinite(shares).all() or (shares < 0).any():
-        raise InputError(
+        raise RunError(
             f"replay.sampler: weights {list(weights)} for {len(buckets)} buckets; they must be >= 0 and finite"
         )
     if shares.sum() == 0 or num <= 0:

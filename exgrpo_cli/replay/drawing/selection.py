@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int32, Int64
 
-from exgrpo_cli.config.functions import load_function
+from exgrpo_cli.config.functions import replay_function
 from exgrpo_cli.config.names import PREFIX
 from exgrpo_cli.errors import InputError, RunError, nearest
 
@@ -123,7 +123,7 @@ METRICS: dict[str, Metric] = {
 def resolve_metric(name: str) -> Metric:
     """The metric of a setting: one of METRICS, or the user's `python:module:function`. Raises InputError."""
     if name.startswith(PREFIX):
-        return load_function("replay.metric", name)
+        return replay_function("replay.metric", name)
     if name not in METRICS:
         raise InputError(f"replay.metric = {name!r} is not known.{nearest(name, tuple(METRICS))}")
     return METRICS[name]

@@ -64,6 +64,7 @@ class UnitStore:
         self._draws = rules.composition in ("append", "refill")
         self._proportional = self._draws and rules.draw == "proportional"
         self._reference = 0
+        self._scale = 1.0
         self._present: Bool[np.ndarray, " capacity"] = np.zeros(_capacity(len(index)), dtype=bool)
         self._present[live] = True
         self._size = len(live)
@@ -226,7 +227,7 @@ class UnitStore:
         """priority^exponent, its age counted from the reference; NaN, before the user's function is asked, is 0."""
         priority, born = self._index.priorities(units)
         exponent, decay = self._rules.exponent, self._rules.age_decay
-        weights = np.nan_to_num(priority, nan=0.0) ** exponent
+        weights = (np.nan_to_num(priority, nan=0.0) / self._scale) ** exponent
         if decay:
             # Capped for a unit born after the reference of a tree that the next draw will rebuild.
             weights = weights * np.exp(np.minimum(exponent * (born - self._reference) / decay, 2 * REFERENCE_RANGE))
@@ -271,6 +272,8 @@ class UnitStore:
         units = self._described(live)
         given = checked_priorities(self._own(units, rng), units, self._rules.priority, proportional=self._proportional)
         self._index.set_priorities(live, given)
+        # Chances are ratios: relative to the largest no power of a priority overflows.
+        self._scale = float(given.max()) if self._proportional and given.any() else 1.0
         self._build()
 
     def _described(self, units: Units) -> StoredUnits:

@@ -34,9 +34,10 @@ Composed = tuple[Sequence[Group], Experience]
 
 
 def join(parts: Parts, groups: Sequence[Group], experience: Experience, step: int) -> Composed:
-    """A fresh question that holds enough rows gets the best of them beside its K rollouts."""
-    buffer = parts.buffer
-    offer = buffer.offer_joining([group.question.id for group in groups], step, parts.policy.weight_version)
+    """A fresh question that trains and holds enough rows gets the best of them beside its K rollouts."""
+    buffer, trains_all = parts.buffer, parts.config.rollout.max_rounds == 1
+    joining = [group.question.id for group in groups if trains_all or group.is_mixed]
+    offer = buffer.offer_joining(joining, step, parts.policy.weight_version)
     if not offer.candidates:
         return groups, NO_EXPERIENCE
     candidates, choice, scores = choose(parts, offer)
