@@ -100,6 +100,10 @@ MATH = [
     # Golds that cannot serve.
     ("", r"\boxed{7}", UNPARSABLE),
     (r"\boxed{7}", r"\boxed{7}", CORRECT),
+    # Of which only the text is left: nothing else can be compared with it.
+    (r"\text{x", r"\boxed{7}", UNPARSABLE),
+    (r"\text{x", r"\text{x", CORRECT),
+    (r"\frac13E_1+\frac23E_2", r"\boxed{\frac23}", UNPARSABLE),
     # Longer than the bound, at once; the explanation around a box may be as long as it likes.
     ("7", r"\boxed{" + "7" * 2001 + "}", NO_ANSWER),
     ("7", r"\boxed{" + "{" * 100_000 + "7" + "}" * 100_000 + "}", NO_ANSWER),
@@ -172,6 +176,14 @@ CHOICE = [
     ("C", '{"answer": "C"}', CORRECT),
     ("c", "ANSWER: C", CORRECT),
     ("(c)", "c", CORRECT),
+    ("C", "[C]", CORRECT),
+    ("C", "ANSWER: [C]", CORRECT),
+    ("C", "C)Rome", CORRECT),
+    ("C", r"\boxed{C.Rome}", CORRECT),
+    ("C", r"\boxed{C - Rome}", CORRECT),
+    ("C", "Answer: Rome (C)", CORRECT),
+    ("C", r"\boxed{C (Oslo)}", NO_ANSWER),
+    ("C", "So the right option is C", CORRECT),
     # Options that are numbered; a letter names the same one by its place.
     ("3", "ANSWER: 3", CORRECT),
     ("3", r"\boxed{3}", CORRECT),

@@ -10,10 +10,12 @@ from exgrpo_cli.types import Question
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 _NUMERALS = "123456789"
-# `(A)`, `A)`, `A.` and `A:`, in letters or digits, bold or not, at the start of a line or behind a space.
+# `(A)`, `[A]`, `A)`, `A.` and `A:`, in letters or digits, bold or not, at the start of a line or behind a space. Behind a
+# bracket the option may follow at once, and so it may behind the other marks of a letter that begins a line.
 _LABEL = re.compile(
-    r"(?:^|(?<=\s))\**(?:\((?P<inside>[A-Za-z]|[1-9])\)|(?P<before>[A-Za-z]|[1-9])(?P<mark>[).:]))"
-    r"(?:\**[ \t]+|\*\*)(?=\S)",
+    r"(?:^|(?<=\s))\**(?:\((?P<inside>[A-Za-z]|[1-9])\)|\[(?P<square>[A-Za-z]|[1-9])\](?!\()|"
+    r"(?P<before>[A-Za-z]|[1-9])(?P<mark>[).:]))"
+    r"(?:\**[ \t]+|\*\*|(?<=[)\]])|(?<=^[A-Z][.:]))(?=[^\s)\].:=])",
     re.MULTILINE,
 )
 _BULLETS = ("-", "*", "•")
@@ -70,8 +72,9 @@ def find_choices(text: str) -> Choices | None:
     """The last list of options in a question: one a line or several in a row, labelled in one style from A or 1 on.
 
     Options run over lines up to the next label, the last one to the next blank line, or to a request that begins a line
-    where no other option takes two. A numbered list stands in lines, has three of them or more, and nothing behind it
-    but a request for a label: numbered statements stand in many questions that have no options.
+    where no other option takes two. A numbered list has three options or more, nothing behind it but a request for a
+    label, and in a row a question or such a request before it: numbered statements stand in many questions without
+    options.
     """
     labels = list(deque(_LABEL.finditer(text), maxlen=_MOST_LABELS))
     for place in range(len(labels) - 1, -1, -1):
@@ -117,14 +120,16 @@ def _choices(run: Sequence["re.Match[str]"], text: str, *, in_a_row: bool) -> Ch
     if len(run) < 2:
         return None
     numbered = _name(run[0]).isdigit()
-    if in_a_row and (numbered or (run[0]["mark"] in (".", ":") and len(run) < _LEAST_WITH_POINTS_IN_A_ROW)):
+    if in_a_row and run[0]["mark"] in (".", ":") and len(run) < _LEAST_WITH_POINTS_IN_A_ROW:
         return None
     spans = _spans(run, text, in_a_row=in_a_row)
-    rest = text[spans[-1][1] :].strip()
+    rest = text[spans[-1][1] :].strip(" .\n")
+    before = text[: run[0].start()].rstrip()
     if numbered and (
         len(run) < _LEAST_NUMBERED
         or (rest and not _ASKS_FOR_A_LABEL.search(rest))
-        or _ASKS_FOR_A_NUMBER.search(text[: run[0].start()])
+        or _ASKS_FOR_A_NUMBER.search(before)
+        or (in_a_row and not before.endswith("?") and not _ASKS_FOR_A_LABEL.search(f"{before.rpartition('.')[2]} {rest}"))
         or "how many" in rest.lower()
     ):
         return None
@@ -157,11 +162,11 @@ def _without_bullet(text: str) -> str:
 
 
 def _name(label: "re.Match[str]") -> str:
-    return label["inside"] or label["before"]
+    return label["inside"] or label["square"] or label["before"]
 
 
 def _style(label: "re.Match[str]") -> str:
-    return label["mark"] or "()"
+    return label["mark"] or ("[]" if label["square"] else "()")
 
 
 def _starts_line(label: "re.Match[str]", text: str) -> bool:

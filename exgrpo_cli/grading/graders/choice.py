@@ -16,8 +16,10 @@ _MARKUP = re.compile(r"[*$`_\"“”]|\\[()\[\]]|\\(?=[ ,;!])")
 _LETTER = re.compile(
     r"(?i:(?:option|choice)\s+)?[(\[]?([A-Za-z]|[1-9])(?:[)\]]|[.:](?=\s|$)|$)[.:)]?\s*(.*)", re.DOTALL
 )
+# "A - Paris", "A (Paris)", "Paris (A)": the text has to be that option's.
+_WITH_TEXT = re.compile(r"([A-Za-z]|[1-9])\W{1,4}(?P<behind>\w.*)|(?P<before>.*\w)\W{1,4}([A-Za-z]|[1-9])", re.DOTALL)
 _ANNOUNCED = re.compile(
-    r"(?<!wrong )(?<!incorrect )(?<!false )\b(?:answer|correct (?:option|choice))\b"
+    r"(?<!wrong )(?<!incorrect )(?<!false )\b(?:answer|(?:correct|right|best) (?:option|choice))\b"
     r"(?:\s+(?:is|was|(?:must|should|would|will|has to) be)\b)?\s*[:：=>-]?\s*"
     r"(?:\b(?:option|choice|letter)\b\s*)?",
     re.IGNORECASE,
@@ -75,10 +77,20 @@ def named_letter(text: str, options: tuple[str, ...] | None, *, is_numbered: boo
         # Of options that are letters or numbers themselves the label is meant.
         return letter
     by_text = _letter_of_option(plain, options)
-    if by_text is not None or letter is None or match is None:
+    if by_text is not None:
         return by_text
+    if letter is None or match is None:
+        return _letter_with_text(plain, options, is_numbered=is_numbered)
     rest = match.group(2)
     return None if rest and options is not None and _letter_of_option(rest, options) != letter else letter
+
+
+def _letter_with_text(plain: str, options: tuple[str, ...] | None, *, is_numbered: bool) -> str | None:
+    match = _WITH_TEXT.fullmatch(plain.strip("()[]."))
+    if match is None or options is None:
+        return None
+    letter = _letter(match[1] or match[4], options, is_numbered=is_numbered)
+    return letter if letter == _letter_of_option(match["behind"] or match["before"], options) else None
 
 
 def answered_letter(

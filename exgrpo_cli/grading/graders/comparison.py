@@ -10,8 +10,14 @@ from fractions import Fraction
 
 from exgrpo_cli.grading.graders.plain import plain_number, same_plain_number
 from exgrpo_cli.grading.notation.contrasts import contradict
-from exgrpo_cli.grading.notation.lists import loses_roots
-from exgrpo_cli.grading.notation.names import with_told_cases, without_name, without_shared_name
+from exgrpo_cli.grading.notation.lists import as_shares, loses_roots, regroups
+from exgrpo_cli.grading.notation.names import (
+    as_tuples,
+    with_told_cases,
+    without_approximation,
+    without_name,
+    without_shared_name,
+)
 from exgrpo_cli.grading.notation.notation import same_text
 from exgrpo_cli.grading.notation.numerals import same_based_number, same_value
 from exgrpo_cli.grading.notation.units import Unit, split_unit
@@ -41,7 +47,7 @@ def compare_texts(gold: str, answer: str) -> Compared:
     """Compare two texts in plain notation as far as that takes no parser."""
     if same_text(gold, answer):
         return Compared(gold, answer, True)
-    gold, answer, is_same = _without_labels(gold, answer)
+    gold, answer, is_same = _without_labels(*as_tuples(*without_approximation(gold, answer)))
     if is_same is None:
         gold, answer, is_same = without_shared_name(gold, answer)
         gold, answer = without_name(gold, answer)
@@ -51,8 +57,10 @@ def compare_texts(gold: str, answer: str) -> Compared:
         is_same = same_plain_number(gold, answer)
     if is_same is None:
         is_same = same_based_number(gold, answer)
-    if is_same is None and contradict(gold, answer):
+    if is_same is None and (contradict(gold, answer) or regroups(gold, answer)):
         is_same = False
+    if is_same is None:
+        gold, answer, is_same = _as_shares(gold, answer)
     if is_same is not None:
         return Compared(gold, answer, is_same)
     gold, answer, is_same = _in_same_unit(gold, answer)
@@ -67,6 +75,14 @@ def compare_texts(gold: str, answer: str) -> Compared:
     if is_same is None and _same_per_cent(gold, answer):
         is_same = True
     return Compared(*with_told_cases(gold, answer), is_same)
+
+
+def _as_shares(gold: str, answer: str) -> tuple[str, str, bool | None]:
+    """Ratios of three parts as tuples; False where the other side has another number of parts."""
+    shares = as_shares(gold), as_shares(answer)
+    if shares[0] and shares[1]:
+        return shares[0], shares[1], None if gold.count(":") == answer.count(":") else False
+    return gold, answer, False if shares[0] or shares[1] else None
 
 
 def _same_per_cent(gold: str, answer: str) -> bool:

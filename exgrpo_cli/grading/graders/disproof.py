@@ -20,6 +20,7 @@ _SMALLEST = mpmath.mpf(10) ** -6
 _LARGEST_EXPONENT = 64
 # math-verify calls decimals equal that agree to 6 places.
 _FAR_APART = mpmath.mpf(10) ** -3
+_CLOSE = mpmath.mpf(10) ** -30
 
 _FUNCTIONS: dict[type, Callable[[Any], Any]] = {
     sympy.sin: mpmath.sin,
@@ -50,6 +51,24 @@ def surely_differ(gold: Any, answer: Any) -> bool:
     with mpmath.workdps(_DIGITS):
         scale = max(1, abs(gold_value), abs(answer_value))
         return bool(abs(gold_value - answer_value) > _FAR_APART * scale)
+
+
+def same_complex_number(gold: Any, answer: Any) -> bool:
+    """Whether two values with i for their only letter are the same number: to math-verify it is any letter.
+
+    Equal is equal to 30 digits; False where a value is out of reach.
+    """
+    if not (_is_comparable(gold) and _is_comparable(answer)):
+        return False
+    letters = gold.free_symbols | answer.free_symbols
+    if {letter.name for letter in letters} != {"i"}:
+        return False
+    units = dict.fromkeys(letters, sympy.I)
+    gold_value, answer_value = (_generic_value(value.subs(units)) for value in (gold, answer))
+    if gold_value is None or answer_value is None:
+        return False
+    with mpmath.workdps(_DIGITS):
+        return bool(abs(gold_value - answer_value) <= _CLOSE * max(1, abs(gold_value)))
 
 
 def _is_comparable(value: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from math_verify import parse, verify
 
 from exgrpo_cli.grading.graders import two_stage
-from exgrpo_cli.grading.graders.disproof import surely_differ
+from exgrpo_cli.grading.graders.disproof import same_complex_number, surely_differ
 from exgrpo_cli.grading.notation.notation import in_box
 from exgrpo_cli.types import Verdict
 
@@ -57,16 +57,21 @@ def prepare() -> None:
 
 
 def grade(gold: str, answer: str) -> Verdict:
-    """Verdict on an answer; both are texts in which math-verify finds the answer, as a rule a `\\boxed{}` alone."""
+    """Verdict on an answer; both are texts in which math-verify finds the answer, as a rule a `\\boxed{}` alone.
+
+    A gold of which only the text is left is UNPARSABLE_GOLD for every answer that is not the same text.
+    """
     gold_values = _parsed(gold)
     if not gold_values:
         return Verdict.UNPARSABLE_GOLD
     answer_values = _parsed(answer)
     if not answer_values:
         return Verdict.NO_ANSWER
-    if surely_differ(gold_values[0], answer_values[0]):
-        return Verdict.WRONG
-    return Verdict.CORRECT if verify(gold_values, answer_values, timeout_seconds=None) else Verdict.WRONG
+    firsts = gold_values[0], answer_values[0]
+    is_same = not surely_differ(*firsts) and verify(gold_values, answer_values, timeout_seconds=None)
+    if is_same or same_complex_number(*firsts):
+        return Verdict.CORRECT
+    return Verdict.WRONG if _expressions(gold_values) else Verdict.UNPARSABLE_GOLD
 
 
 def reads_in_part(gold: str) -> Verdict:
@@ -81,10 +86,14 @@ def audit(gold: str) -> Verdict:
     math-verify keeps the text beside each expression and accepts equal texts; here only expressions count, since a gold
     that is text alone rejects every other way to write the same answer.
     """
-    expressions = [value for value in _parsed(gold) if not isinstance(value, str)]
+    expressions = _expressions(_parsed(gold))
     if not expressions:
         return Verdict.UNPARSABLE_GOLD
     return Verdict.CORRECT if verify(expressions, expressions, timeout_seconds=None) else Verdict.WRONG
+
+
+def _expressions(values: list[Any]) -> list[Any]:
+    return [value for value in values if not isinstance(value, str)]
 
 
 @lru_cache(maxsize=1024)

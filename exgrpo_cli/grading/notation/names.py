@@ -17,6 +17,12 @@ _NAME = re.compile(
     rf"\\(?:sin|cos|tan|cot)\s*(?:\\angle\s*)?{_QUANTITY}|\\frac\s*\{{d[a-z]\}}\s*\{{d[a-z]\}})\s*"
 )
 _EQUALS = re.compile(r"(?<![<>!:=])=(?!=)")
+_APPROXIMATELY = re.compile(r"\\approx(?![A-Za-z])")
+_DECIMAL = re.compile(r"-?[0-9]+\.[0-9]+")
+_POINT = re.compile(r"[A-Z]\s*=?\s*(\([^()]*,[^()]*\))")
+_NAMED_TUPLE = re.compile(r"\([A-Za-z](?:\s*,\s*[A-Za-z])+\)\s*=\s*(\([^()]*,[^()]*\))")
+_TUPLE = re.compile(r"\([^()]*,[^()]*\)")
+_SET_TO = re.compile(r"([A-Za-z])\s*=\s*([^=,;]*[^=,;\s])\s*")
 _LETTER = re.compile(r"(?<!\\)(?<![A-Za-z])[A-Za-z]")
 _LONE_LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
 _PLAIN_QUANTITY = re.compile(r"([A-Za-z])(_\{?[0-9A-Za-z]\}?)?\s*")
@@ -36,6 +42,38 @@ def without_name(gold: str, answer: str) -> tuple[str, str]:
     if "=" in gold and "=" in answer:
         return gold, answer
     return tuple(named[1] if (named := split_name(side)) else side for side in (gold, answer))  # type: ignore[return-value]
+
+
+def without_approximation(gold: str, answer: str) -> tuple[str, str]:
+    r"""Of `2\pi \approx 6.28` the side to be compared with the other text: the approximation with a decimal."""
+
+    def one_side(text: str, other: str) -> str:
+        sides = [side.strip() for side in _APPROXIMATELY.split(text)]
+        if len(sides) != 2 or not all(sides):
+            return text
+        return sides[1] if _NAME.fullmatch(sides[0]) or _DECIMAL.fullmatch(other) else sides[0]
+
+    return one_side(gold, answer), one_side(answer, gold)
+
+
+def as_tuples(gold: str, answer: str) -> tuple[str, str]:
+    """Both as tuples where one of them is: `A(1,2)` without its name, `b=2, a=1` in the order of the alphabet."""
+
+    if _NAMED_TUPLE.fullmatch(gold) is None or _NAMED_TUPLE.fullmatch(answer) is None:
+        gold, answer = (_NAMED_TUPLE.sub(r"\1", side) for side in (gold, answer))
+
+    def one_side(text: str, other: str) -> str:
+        if not _TUPLE.fullmatch(other):
+            return text
+        point = _POINT.fullmatch(text)
+        if point:
+            return point[1]
+        values = [_SET_TO.fullmatch(part.strip()) for part in re.split(r"[,;]|\\text\s*\{\s*and\s*\}|\band\b", text)]
+        if len(values) < 2 or None in values or len({value[1] for value in values if value}) < len(values):
+            return text
+        return f"({','.join(value[2] for value in sorted(filter(None, values), key=lambda value: value[1]))})"
+
+    return one_side(gold, answer), one_side(answer, gold)
 
 
 def without_shared_name(gold: str, answer: str) -> tuple[str, str, bool | None]:

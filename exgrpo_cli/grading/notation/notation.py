@@ -29,10 +29,10 @@ _ANNOUNCEMENT = re.compile(r"\\(?:text|mbox|textrm|mathrm)\s*\{[^{}]*\b(?:is|are
 _COLOUR = re.compile(r"\\(?:textcolor|color)\s*\{[^{}]*\}")
 _STYLE = re.compile(
     r"\\(?:displaystyle|textstyle|scriptstyle|normalsize|small|large|Large|LARGE|huge|Huge|bfseries|bf|rm|it|"
-    r"limits|nolimits)(?![A-Za-z])"
+    r"boldmath|normalfont|limits|nolimits)(?![A-Za-z])"
 )
-_DELIMITER = re.compile(r"(?<!\\)\\[()\[\]]|\\?\$|(?<!\\)\*\*(?=.)|(?<=.)\*\*$")
-_BRACKET_SIZE = re.compile(r"\\(?:left|right|[bB]igg?[lrm]?)\s*(?=[()\[\]|]|\\[{}|])")
+_DELIMITER = re.compile(r"(?<!\\)\\[()\[\]]|\\?\$|(?<![\\0-9A-Za-z)}\]])\*\*(?=.)|(?<!\\)\*\*(?![0-9A-Za-z({-])")
+_BRACKET_SIZE = re.compile(r"\\(?:left|right)\s*\.|\\(?:left|right|[bB]igg?[lrm]?)\s*(?=[()\[\]|]|\\[{}|])")
 _THOUSANDS = re.compile(
     r"(?<![0-9.])([0-9]{1,3})((?:(?:\\[,;: ]|\{,\}|\{\\,\}|~|\\thinspace\s|(?:,\s*)?\\!\s*)[0-9]{3})+)(?![0-9])"
 )
@@ -40,9 +40,19 @@ _SPACED_THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?")
 _SPACE = re.compile(r"(?<!\\)\\[,;: \n]|~|\\(?:quad|qquad|enspace|thinspace)(?![A-Za-z])|\\[hv]space\*?\s*\{[^{}]*\}")
 _NEGATIVE_SPACE = re.compile(r"(?<!\\)\\!")
 _FRACTION = re.compile(r"\\(?:d|t|c|nice|s)frac(?![A-Za-z])")
-_LAST_MARK = re.compile(r"(?:(?<![.\\])\.{1,2}|(?<!\\)[,;:]|\\text\s*\{\s*[.,;:]?\s*\})\s*$")
+_FIRST_MARK = re.compile(
+    r"^\s*(?:\\(?:approx|implies|Rightarrow|Longrightarrow|rightarrow|longrightarrow|to|therefore)(?![A-Za-z])|=(?!=))\s*(?=\S)"
+)
+_LAST_MARK = re.compile(
+    r"(?:(?<![.\\])\.{1,2}|(?<!\\)[,;:]|\\text\s*\{\s*[.,;:!]?\s*\}|"
+    r"(?<=\S)\s*\\(?:(?:checkmark|square|blacksquare|Box|qed|hfill)(?![A-Za-z])|tag\*?\s*\{[^{}]*\}))\s*$"
+)
 _IDLE_POINT = re.compile(r"(?<=[0-9])(?<!\.)\.(?=[/\s}),:;\\]|$)")
 _INTEGRAL_FLOAT = re.compile(r"(?<![0-9.A-Za-z_])([0-9]+)\.0+(?![0-9.])")
+_FRACTION_OF_LETTER = re.compile(
+    r"(?<![0-9A-Za-z.^_{}/)\\])([0-9]+)/([0-9]+)(?=\s+[A-Za-z](?![A-Za-z])|\s*i(?![A-Za-z]))"
+)
+_FRACTION_OF_HUNDRED = re.compile(r"(-?)\\frac\{([0-9]+)\}\{([0-9]+)\}\s*\\?%")
 _BARE_POINT = re.compile(r"(?<![0-9.])\.(?=[0-9])")
 _REPEATING = re.compile(
     r"(?<![0-9.])([0-9]{0,15})\.([0-9]{0,15})\\(?:overline|bar|dot)\s*(?:\{([0-9]{1,15})\}|([0-9]))"
@@ -54,6 +64,11 @@ _ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|([0-9]+|[A-Za-z]))")
 _RAISED = re.compile(r"[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+")
 _LOWERED = re.compile(r"[₀₁₂₃₄₅₆₇₈₉]+")
 _SAME_MEANING = (
+    (re.compile(r"\{:\}"), ":"),
+    (re.compile(r":="), "="),
+    (re.compile(r"(?<!\\)\{\{([^{}]*)\}\}"), r"{\1}"),
+    (re.compile(r"\\[dt]binom(?![A-Za-z])"), r"\\binom"),
+    (re.compile(r"\\surd(?![A-Za-z])"), r"\\sqrt"),
     (re.compile(r"\\varnothing(?![A-Za-z])"), r"\\emptyset"),
     (re.compile(r"\\leq?slant(?![A-Za-z])"), r"\\le"),
     (re.compile(r"\\geq?slant(?![A-Za-z])"), r"\\ge"),
@@ -67,6 +82,7 @@ _SAME_MEANING = (
 _DIGITS_RAISED = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
 _DIGITS_LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _FULL_WIDTH = {code + 0xFEE0: chr(code) for code in range(0x21, 0x7F)}
+_GREEK = "alpha beta gamma delta theta lambda mu pi rho sigma phi omega"
 _CHARACTERS = str.maketrans(
     {
         **{chr(code): text for code, text in _FULL_WIDTH.items()},
@@ -79,13 +95,20 @@ _CHARACTERS = str.maketrans(
         "∞": r"\infty ",
         "≤": r"\le ",
         "≥": r"\ge ",
+        "⩽": r"\le ",
+        "⩾": r"\ge ",
+        "≈": r"\approx ",
+        "⁄": "/",
+        "¢": r"\text{ cents}",
+        "€": r"\text{ euros}",
+        "£": r"\text{ pounds}",
         "≠": r"\ne ",
         "±": r"\pm ",
         "∪": r"\cup ",
         "∩": r"\cap ",
         "∈": r"\in ",
         "∅": r"\emptyset ",
-        "π": r"\pi ",
+        **{sign: rf"\{name} " for sign, name in zip("αβγδθλμπρσφω", _GREEK.split(), strict=True)},
         "°": r"^\circ ",
         "½": r"\frac{1}{2}",
         "⅓": r"\frac{1}{3}",
@@ -104,7 +127,8 @@ _CHARACTERS = str.maketrans(
         "⅞": r"\frac{7}{8}",
     }
 )
-_MONEY = re.compile(r"\$?\\\$\s*([0-9](?:[0-9.,~]|\\[,;:! ]|\{,\})*)\$?")
+_AMOUNT = r"\s*([0-9](?:[0-9.,~]|\\[,;:! ]|\{,\})*)"
+_MONEY = re.compile(rf"\$?\\\${_AMOUNT}\$?|\${_AMOUNT}|(\\text\{{ (?:euros|pounds)\}}){_AMOUNT}")
 _LEFT_OVER = re.compile(r"(?<!\\)\\\s*$")
 _MAX_PASSES = 4
 _MOST_LAST_MARKS = 4
@@ -130,14 +154,14 @@ def _simplified(text: str) -> str:
     text = written_out(_with_plain_spaces(_FRACTION.sub(r"\\frac", text)))
     for pattern, replacement in _SAME_MEANING:
         text = pattern.sub(replacement, text)
-    return _with_plain_numbers(text.strip()).strip()
+    return _with_plain_numbers(_FIRST_MARK.sub("", text).strip()).strip()
 
 
 def _with_named_money(text: str) -> str:
     """12 dollars for \\$12: the sign goes with the dollars of mathematics. A backslash that is left over goes too."""
     text = _LEFT_OVER.sub("", text)
     money = _MONEY.fullmatch(text.strip())
-    return rf"{money[1]}\text{{ dollars}}" if money else text
+    return (money[1] or money[2] or money[4]) + (money[3] or r"\text{ dollars}") if money else text
 
 
 def same_text(first: str, second: str) -> bool:
@@ -146,7 +170,9 @@ def same_text(first: str, second: str) -> bool:
     if _without_idle_spaces(first) == _without_idle_spaces(second):
         return True
     words = _TEXT_OR_WORD.fullmatch(first), _TEXT_OR_WORD.fullmatch(second)
-    if words[0] is None or words[1] is None or not (words[0][1] or words[1][1]):
+    if words[0] is None or words[1] is None:
+        return False
+    if not (words[0][1] or words[1][1]) and not (_WRITTEN_WORD.fullmatch(first) and _WRITTEN_WORD.fullmatch(second)):
         return False
     return (words[0][1] or words[0][2]).casefold().split() == (words[1][1] or words[1][2]).casefold().split()
 
@@ -158,7 +184,7 @@ def in_box(content: str) -> str:
     at the very end go, where anything is left, and a space behind the last brace keeps the rest.
     """
     head = _LAST_WORDS.sub("", content).rstrip()
-    content = with_last_letters(head or content)
+    content = _FRACTION_OF_HUNDRED.sub(r"\1\\frac{\2}{\g<3>00}", with_last_letters(head or content))
     return rf"\boxed{{{content}\,}}" if _WORDS_THEN_BRACE.search(content) else rf"\boxed{{{content}}}"
 
 
@@ -198,6 +224,7 @@ _WORDS_THEN_BRACE = re.compile(r"\\(?:text|mbox|math(?:rm|it|bf))[^{}]*\{[^{}]*\
 
 
 _SINGLE = re.compile(r"(?<!\\)\{([0-9A-Za-z])\}")
+_WRITTEN_WORD = re.compile(r"[A-Za-z][a-z]{3,}")
 _TEXT_OR_WORD = re.compile(r"\\text\s*\{\s*([A-Za-z ]{3,})\}|([A-Za-z ]{3,})")
 
 
@@ -254,6 +281,7 @@ def _with_plain_spaces(text: str) -> str:
 def _with_plain_numbers(text: str) -> str:
     for _ in range(_MOST_LAST_MARKS):
         text = _LAST_MARK.sub("", text).rstrip()
+    text = _FRACTION_OF_LETTER.sub(r"\\frac{\1}{\2}", text)
     text = _IDLE_POINT.sub("", _REPEATING.sub(_as_fraction, text))
     text = _SPACED_MIXED.sub(r"\1", _BARE_POINT.sub("0.", _INTEGRAL_FLOAT.sub(r"\1", text)))
     mixed = _MIXED.fullmatch(text)
