@@ -11,7 +11,8 @@ from stored_results import NONE, RIGHT, WRONG, question, record, stamp, stored
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.evaluation.compare.comparison import compare_folders
 from exgrpo_cli.evaluation.compare.paper_table import average, averages_of, latex, markdown, table_columns
-from exgrpo_cli.evaluation.compare.terminal_tables import score_table
+from exgrpo_cli.evaluation.compare.side_by_side import side_by_side
+from exgrpo_cli.evaluation.compare.terminal_tables import comparison_table, score_table
 from exgrpo_cli.evaluation.results.folder import AskedQuestion, ResultsFolder
 from exgrpo_cli.evaluation.results.majority import majority_at_k
 from exgrpo_cli.evaluation.results.records import Evaluation, QuestionRecord
@@ -135,10 +136,14 @@ def test_oat_stands_beside_math_unasked(tmp_path, pool: GradingPool):
     assert rows[2].startswith("| a | 66.7 | 66.7 | **66.7** |")
     assert rows[4].startswith("| a, by oat | 33.3 | 33.3 | **33.3** |")
     better = [record(question(1, answer="7,8"), ("7,8", RIGHT), ("7,8", RIGHT), ("6", WRONG))]
-    rescore_folders([stored(tmp_path / "better", better, benchmark__name="made")], (), tmp_path / "one")
+    named = {"benchmark__name": "made", "model__name": "b", "model__hash": "b"}
+    rescore_folders([stored(tmp_path / "better", better, **named)], (), tmp_path / "one")
     compared = compare_folders(tmp_path / "made", tmp_path / "better").to_json()
     assert (compared["difference"], compared["second_graders"]["oat"]["scores"]) == (0, [1 / 3, 2 / 3])
     assert compared["second_graders"]["oat"]["difference"] == pytest.approx(1 / 3)
+    table = comparison_table(side_by_side([tmp_path / "made", tmp_path / "better"]))
+    rows = list(zip(*(column.cells for column in table.columns), strict=True))
+    assert [row[1:5:3] for row in rows[:4]] == [("a", ""), ("  by oat", ""), ("b", "+0.0"), ("  by oat", "+33.3")]
 
 
 def test_rescoring_needs_no_model_and_updates_the_stamp(tmp_path):

@@ -10,8 +10,8 @@ from exgrpo_cli.types import Question
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 _NUMERALS = "123456789"
-# `(A)`, `[A]`, `A)`, `A.` and `A:`, in letters or digits, bold or not, at the start of a line or behind a space. Behind a
-# bracket the option may follow at once, and so it may behind the other marks of a letter that begins a line.
+# `(A)`, `[A]`, `A)`, `A.` and `A:`, in letters or digits, bold or not, at the start of a line or behind a space. The
+# option may follow a bracket at once, and the other marks too where a letter begins the line.
 _LABEL = re.compile(
     r"(?:^|(?<=\s))\**(?:\((?P<inside>[A-Za-z]|[1-9])\)|\[(?P<square>[A-Za-z]|[1-9])\](?!\()|"
     r"(?P<before>[A-Za-z]|[1-9])(?P<mark>[).:]))"
@@ -123,17 +123,20 @@ def _choices(run: Sequence["re.Match[str]"], text: str, *, in_a_row: bool) -> Ch
     if in_a_row and run[0]["mark"] in (".", ":") and len(run) < _LEAST_WITH_POINTS_IN_A_ROW:
         return None
     spans = _spans(run, text, in_a_row=in_a_row)
-    rest = text[spans[-1][1] :].strip(" .\n")
-    before = text[: run[0].start()].rstrip()
-    if numbered and (
-        len(run) < _LEAST_NUMBERED
-        or (rest and not _ASKS_FOR_A_LABEL.search(rest))
-        or _ASKS_FOR_A_NUMBER.search(before)
-        or (in_a_row and not before.endswith("?") and not _ASKS_FOR_A_LABEL.search(f"{before.rpartition('.')[2]} {rest}"))
-        or "how many" in rest.lower()
-    ):
+    before, rest = text[: run[0].start()].rstrip(), text[spans[-1][1] :].strip(" .\n")
+    if numbered and (len(run) < _LEAST_NUMBERED or not _is_asked_for_a_label(before, rest, in_a_row=in_a_row)):
         return None
     return Choices(labels=tuple(_name(label) for label in run), spans=tuple(spans), text=text)
+
+
+def _is_asked_for_a_label(before: str, rest: str, *, in_a_row: bool) -> bool:
+    """Whether what stands around a numbered list takes its items for options."""
+    if _ASKS_FOR_A_NUMBER.search(before) or "how many" in rest.lower():
+        return False
+    asks = _ASKS_FOR_A_LABEL.search(rest) is not None
+    if not in_a_row or before.endswith("?"):
+        return asks or not rest
+    return (asks or not rest) and _ASKS_FOR_A_LABEL.search(f"{before.rpartition('.')[2]} {rest}") is not None
 
 
 def _spans(run: Sequence["re.Match[str]"], text: str, *, in_a_row: bool) -> list[tuple[int, int]]:

@@ -84,7 +84,9 @@ def _mean_rows(compared: SideBySide, name: str, title: str) -> list[list[str]]:
             head = "" if rows else f"{title} {measure(score.samples)}"
             rows.append([head, model, *_score(score), *_mean_difference(made), str(score.questions)])
             for grader, second in compared.second_graders[model, name].items():
-                rows.append(["", f"  by {grader}", _percent(second["avg_at_k"]), _interval(second), *[""] * 6])
+                found = made.comparison.by_second_grader.get(grader) if made else None
+                change = _difference(found[-1], None) if found else [""] * 4
+                rows.append(["", f"  by {grader}", _percent(second["avg_at_k"]), _interval(second), *change, "", ""])
     return rows
 
 
