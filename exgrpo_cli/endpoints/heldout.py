@@ -18,6 +18,7 @@ LINE: Shape = {
     "step": int,
     "asked": str,
     "generated": int,
+    "trained?": int,
     "samples": int,
     "correct": str,
     "valid?": str,
@@ -35,6 +36,8 @@ class Validation:
     step: int
     generated: int
     """Tokens generated until then."""
+    trained: int | None = None
+    """Tokens trained until then; None in runs of earlier versions."""
     samples: int
     """Responses to each question."""
     correct: Int64[np.ndarray, " questions"]
@@ -62,6 +65,7 @@ def read_validations(run: Path, asked: str = HELDOUT) -> tuple[Validation, ...]:
             by_step[row["step"]] = Validation(
                 step=row["step"],
                 generated=row["generated"],
+                trained=row.get("trained"),
                 samples=row["samples"],
                 correct=_counts(row["correct"], path),
                 valid=_counts(row["valid"], path) if "valid" in row else None,
@@ -78,8 +82,10 @@ def _counts(text: str, path: Path) -> Int64[np.ndarray, " questions"]:
 
 
 def curve_of(validations: Sequence[Validation]) -> tuple[CurvePoint, ...]:
-    """Held-out pass@1 against steps and tokens generated."""
-    return tuple(CurvePoint(step=v.step, generated=v.generated, pass_at_1=v.pass_at_1) for v in validations)
+    """Held-out pass@1 against steps and tokens."""
+    return tuple(
+        CurvePoint(step=v.step, generated=v.generated, trained=v.trained, pass_at_1=v.pass_at_1) for v in validations
+    )
 
 
 def area(curve: Sequence[CurvePoint]) -> float | None:

@@ -41,6 +41,8 @@ class CurvePoint:
     generated: int
     """Tokens generated until then."""
     pass_at_1: float
+    trained: int | None = None
+    """Tokens trained until then; None in results of earlier versions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -102,6 +102,7 @@ def ask(run: ActiveRun, questions: Sequence[Question], what: str, asked: str) ->
                 "step": run.state.step,
                 "asked": asked,
                 "generated": run.state.tokens_generated,
+                "trained": run.state.tokens_trained,
                 "samples": evaluation.samples,
                 "correct": " ".join(map(str, evaluation.correct)),
                 **({} if valid is None else {"valid": " ".join(map(str, valid))}),

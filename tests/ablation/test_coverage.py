@@ -1,10 +1,12 @@
 """What a study's report makes of its runs' results: pass@k beside pass@1, tokens to the baseline's score, Holm."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from made_results import result_of
 
-from exgrpo_cli.ablation.results.endpoints import tokens_to
+from exgrpo_cli.ablation.results.endpoints import AT_EQUAL, tokens_to
 from exgrpo_cli.ablation.results.report import StudyReport, report_arm, with_holm
 from exgrpo_cli.ablation.results.tables import endpoint_rows, markdown, score_rows
 from exgrpo_cli.statistics import holm
@@ -38,6 +40,24 @@ def test_arms_of_like_pass_at_1_are_told_apart_by_what_they_reach() -> None:
     for table in (score_rows(report()), endpoint_rows(report())):
         assert len({len(row) for row in table}) == 1
     assert "fewer than 3 seeds in replay, on-policy" in report().warnings[0]
+
+
+def test_arms_are_compared_at_equal_tokens_though_they_end_apart() -> None:
+    """On-policy rises from .1 to .3 in 1000 tokens; the other by .2 in each 1000, to .5 at 2000: equal at 1000."""
+    control = result_of([4, 2], curve=((0, 0.1), (1000, 0.3)))
+    own = result_of([4, 2], curve=((0, 0.1), (500, 0.2), (2000, 0.5)))
+    old = replace(own, curve=tuple(replace(point, trained=None) for point in own.curve))
+    results = {"grpo": {0: control, 1: control}, "latest": {0: own, 1: old}}
+    latest = report_arm("latest", "grpo", results)
+    at_generated, at_trained = (latest.endpoints[name] for name in AT_EQUAL)
+    assert at_generated.seeds == pytest.approx({0: 0.3, 1: 0.3}) and at_generated.difference is not None
+    assert at_generated.difference.mean == pytest.approx(0.0)
+    # Results of earlier versions do not say what had been trained.
+    assert list(at_trained.seeds) == [0]
+    grpo = report_arm("grpo", "grpo", results)
+    assert not set(AT_EQUAL) & set(grpo.endpoints)
+    table = endpoint_rows(StudyReport(name="s", equal="generated", baselines=("grpo",), arms=(latest, grpo)))
+    assert "pass@1 at equal tokens generated" in table[0]
 
 
 def test_arms_that_update_more_often_than_their_baseline_are_named() -> None:

@@ -32,7 +32,9 @@ def result_of(
         samples=samples,
         before=counts * 0 if before is None else np.array(before, dtype=np.int64),
         after=counts,
-        curve=tuple(CurvePoint(step=n, generated=g, pass_at_1=rate) for n, (g, rate) in enumerate(curve)),
+        curve=tuple(
+            CurvePoint(step=n, generated=g, trained=2 * g, pass_at_1=rate) for n, (g, rate) in enumerate(curve)
+        ),
         area=None,
         newly_solved=None,
         collapsed=None,

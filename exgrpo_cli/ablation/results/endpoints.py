@@ -122,6 +122,30 @@ ENDPOINTS: Mapping[str, Endpoint] = {
 }
 
 
+AT_EQUAL = {"at_equal_generated": "generated", "at_equal_trained": "trained"}
+"""Held-out pass@1 at as many tokens as the baseline of the seed spent, or at all of its own where it spent fewer."""
+
+
+def at_equal_tokens(own: Results, control: Results, spent: str) -> dict[int, tuple[float, float]]:
+    """Held-out pass@1 of both runs of a seed when each had spent what the thriftier of them spent in all.
+
+    `spent` is "generated" or "trained" tokens. Between validations by a straight line; seeds whose validations do not
+    tell are left out.
+    """
+    found = {}
+    for seed in sorted(own.keys() & control.keys()):
+        both = own[seed].curve, control[seed].curve
+        tokens = [[getattr(point, spent) for point in curve] for curve in both]
+        if all(len(each) > 1 and None not in each for each in tokens):
+            least = min(each[-1] for each in tokens)
+            mine, other = (
+                float(np.interp(least, each, [point.pass_at_1 for point in curve]))
+                for each, curve in zip(tokens, both, strict=True)
+            )
+            found[seed] = mine, other
+    return found
+
+
 def values_of(endpoint: Endpoint, results: Results) -> dict[int, float]:
     """The endpoint by seed, of the runs that tell it."""
     values = {seed: endpoint.of(result) for seed, result in sorted(results.items())}

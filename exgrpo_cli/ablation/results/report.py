@@ -6,20 +6,23 @@ that share a baseline.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from exgrpo_cli.ablation.results.endpoints import (
+    AT_EQUAL,
     ENDPOINTS,
     Endpoint,
     Results,
+    at_equal_tokens,
     paired_effect,
     tokens_to_match,
     values_of,
 )
-from exgrpo_cli.ablation.results.inference import FEW_SEEDS, Effect
+from exgrpo_cli.ablation.results.inference import FEW_SEEDS, Effect, effect_over_seeds
+from exgrpo_cli.ablation.results.parting import Parting, parting_steps
 from exgrpo_cli.ablation.study import Study
 from exgrpo_cli.runs.result import Totals
 from exgrpo_cli.statistics import Interval, holm, pass_at_k_by_question, pass_at_ks, t_interval
@@ -66,7 +69,7 @@ class ArmReport:
     before: float | None
     """Held-out pass@1 before training, mean over seeds."""
     endpoints: dict[str, Compared]
-    """By name of the endpoint, those that the runs tell; pass@k as `pass@<k>`."""
+    """By name of the endpoint, those that the runs tell; pass@k as `pass@<k>`; of AT_EQUAL all but the baseline's."""
     match: float | None
     """Tokens generated until the baseline's last score was reached, as a share of what that generated: mean over the
     seeds that reached it."""
@@ -111,6 +114,8 @@ class StudyReport:
     equal: str
     baselines: tuple[str, ...]
     arms: tuple[ArmReport, ...]
+    parting: Parting = field(default_factory=dict)
+    """Where fresh questions are no longer those of the baseline, of runs whose folders are here."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -140,7 +145,11 @@ class StudyReport:
     def to_json(self) -> dict[str, Any]:
         """The study as `results.json` has it."""
         return {
-            "arms": {arm.name: arm.to_json() for arm in self.arms},
+            "arms": {
+                arm.name: arm.to_json()
+                | {"fresh_questions_part": {str(s): step for s, step in self.parting.get(arm.name, {}).items()}}
+                for arm in self.arms
+            },
             "baseline": ", ".join(self.baselines),
             "equal": self.equal,
             "warnings": list(self.warnings),
@@ -153,7 +162,13 @@ def compare_runs(study: Study) -> StudyReport:
     # Arms any of whose runs was asked held-out questions.
     scored = [arm for arm in study.arms if any(len(each.after) for each in results.get(arm.name, {}).values())]
     arms = [report_arm(arm.name, arm.baseline, results) for arm in scored]
-    return StudyReport(name=study.name, equal=study.equal, baselines=study.baselines, arms=with_holm(arms))
+    return StudyReport(
+        name=study.name,
+        equal=study.equal,
+        baselines=study.baselines,
+        arms=with_holm(arms),
+        parting=parting_steps(study),
+    )
 
 
 def report_arm(name: str, baseline: str, results: Mapping[str, Results]) -> ArmReport:
@@ -167,6 +182,13 @@ def report_arm(name: str, baseline: str, results: Mapping[str, Results]) -> ArmR
                 seeds=values,
                 score=t_interval(list(values.values()), bounds=endpoint.bounds),
                 difference=paired_effect(endpoint, own, other, np.random.default_rng(0)),
+            )
+    for title, kind in AT_EQUAL.items():
+        if pairs := at_equal_tokens(own, other, kind):
+            compared[title] = Compared(
+                seeds={seed: mine for seed, (mine, _) in pairs.items()},
+                score=t_interval([mine for mine, _ in pairs.values()], bounds=(0.0, 1.0)),
+                difference=effect_over_seeds(np.array([a - b for a, b in pairs.values()]), bounds=(-1.0, 1.0)),
             )
     shares = {seed: tokens_to_match(own[seed], other[seed]) for seed in sorted(own.keys() & other.keys())}
     reached = [share for share in shares.values() if share is not None]

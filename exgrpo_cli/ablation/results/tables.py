@@ -1,8 +1,10 @@
 """A study's report as tables, for a terminal and in Markdown."""
 
+from collections.abc import Mapping
+
 from rich.table import Table
 
-from exgrpo_cli.ablation.results.endpoints import ENDPOINTS
+from exgrpo_cli.ablation.results.endpoints import AT_EQUAL, ENDPOINTS
 from exgrpo_cli.ablation.results.report import MAIN, ArmReport, Compared, StudyReport
 from exgrpo_cli.evaluation.compare.paper_table import escape
 from exgrpo_cli.statistics import Interval
@@ -41,15 +43,18 @@ def score_rows(report: StudyReport) -> Rows:
 
 def endpoint_rows(report: StudyReport) -> Rows:
     """The other endpoints that the runs tell, one column each, with the difference from the baseline."""
-    names = [name for name in OTHERS if any(name in arm.endpoints for arm in report.arms)]
-    rows = [["arm", *(ENDPOINTS[name].title for name in names), "tokens to the baseline's score"]]
+    titles = {name: ENDPOINTS[name].title for name in OTHERS} | {
+        name: f"pass@1 at equal tokens {spent}" for name, spent in AT_EQUAL.items()
+    }
+    names = [name for name in titles if any(name in arm.endpoints for arm in report.arms)]
+    rows = [["arm", *(titles[name] for name in names), "tokens to the baseline's score"]]
     for arm in report.arms:
         rows.append([arm.name, *(_value(arm.endpoints.get(name)) for name in names), _match(arm)])
     return rows
 
 
 def spending_rows(report: StudyReport) -> Rows:
-    """What the arms spent, means over seeds."""
+    """What the arms spent, means over seeds, and the steps at which their fresh questions leave the baseline's."""
     columns = {
         "steps": "steps",
         "tokens generated": "generated",
@@ -58,9 +63,11 @@ def spending_rows(report: StudyReport) -> Rows:
         "updates": "updates",
         "seconds": "seconds",
     }
-    rows = [["arm", *columns]]
+    parts = ["fresh questions part at step"] if report.parting else []
+    rows = [["arm", *columns, *parts]]
     for arm in report.arms:
-        rows.append([arm.name, *(f"{arm.totals[name]:,.0f}" for name in columns.values())])
+        steps = [] if not parts else [_parting(report.parting.get(arm.name, {}))]
+        rows.append([arm.name, *(f"{arm.totals[name]:,.0f}" for name in columns.values()), *steps])
     return rows
 
 
@@ -101,6 +108,13 @@ def _difference(found: Compared) -> list[str]:
         return ["", ""]
     interval = f" {span(effect.interval)}" if effect.seeds > 1 else ""
     return [f"{effect.mean:+.3f}{interval}", "" if found.p_holm is None else f"{found.p_holm:.3f}"]
+
+
+def _parting(by_seed: Mapping[int, int | None]) -> str:
+    """First and last of the seeds' steps, and `never` where some do not part."""
+    steps = sorted(step for step in by_seed.values() if step is not None)
+    parts = [str(steps[0]) if steps[0] == steps[-1] else f"{steps[0]} to {steps[-1]}"] if steps else []
+    return ", ".join([*parts, *(["never"] if None in by_seed.values() else [])])
 
 
 def _match(arm: ArmReport) -> str:
