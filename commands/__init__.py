@@ -27,7 +27,7 @@ from exgrpo_cli.commands.sample import sample
 from exgrpo_cli.commands.train import train
 from exgrpo_cli.console.loading import loading_noted
 from exgrpo_cli.console.output import data_alone
-from exgrpo_cli.errors import EXIT_INTERRUPTED, EXIT_STOPPED, ExgrpoError, ToolkitWarning
+from exgrpo_cli.errors import EXIT_INTERRUPTED, EXIT_STOPPED, DamageWarning, ExgrpoError, ToolkitWarning
 
 
 class Command(TyperCommand):
@@ -156,7 +156,7 @@ def _warnings_as_lines(*, quiet: bool, debug: bool) -> Iterator[None]:
             line: str | None = None,
         ) -> None:
             if issubclass(category, ToolkitWarning):
-                talk(f"exgrpo: {_one_line(str(message))}", quiet=quiet)
+                talk(f"exgrpo: {_one_line(str(message))}", quiet=quiet and not issubclass(category, DamageWarning))
             elif debug:
                 show(message, category, filename, lineno, file, line)
 

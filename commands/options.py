@@ -55,7 +55,7 @@ AllowCodeOption = Annotated[
 ]
 
 
-QuietOption = Annotated[bool, typer.Option("--quiet", help="Errors only.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", help="Errors and damage only.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, everything else on stderr.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 

@@ -69,9 +69,6 @@ def replay_stats(
     if plots is None:
         plots = output is not None or not (step is not None or question)
     folders = plot_folders(reports, output) if plots else []
-    for report in reports:
-        if report.summary.incomplete:
-            talk(f"{report.summary.run}: {report.summary.incomplete}", quiet=quiet)
     print_json(report_json(reports)) if json else _print_tables(reports)
     if plots:
         save_reports(reports, folders)

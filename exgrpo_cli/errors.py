@@ -37,6 +37,10 @@ class ToolkitWarning(UserWarning):
     """Base of the toolkit's own warnings: the work goes on, and a command prints the message as one line."""
 
 
+class DamageWarning(ToolkitWarning):
+    """Something on disk is damaged or gone, and was passed over or left out; said with `--quiet` as well."""
+
+
 def nearest(name: str, known: list[str] | tuple[str, ...]) -> str:
     """The hint of an unknown-name error: " Did you mean 'x'?" or, when nothing is near, the list of known names."""
     import difflib

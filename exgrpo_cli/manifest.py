@@ -2,41 +2,56 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from exgrpo_cli.files import write_json
 
 MANIFEST = "manifest.json"
 
 
+Files = Mapping[str, Mapping[str, Any]]
+"""{name below the folder: {"bytes": size, "sha256": digest}}."""
+
+
 def write_manifest(folder: Path) -> None:
     """Describe all files of `folder`, those of its subfolders included, in `folder`/manifest.json."""
+    write_json(folder / MANIFEST, {"files": describe(folder)})
+
+
+def describe(folder: Path) -> Files:
+    """Size and SHA-256 of all files of `folder`, but for a manifest of it."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
     # Hashing lets go of the interpreter: large files are read side by side.
     with ThreadPoolExecutor() as pool:
         digests = pool.map(file_digest, paths)
-    files = {
+    return {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": digest}
         for path, digest in zip(paths, digests, strict=True)
     }
-    write_json(folder / MANIFEST, {"files": files})
 
 
-def find_damage(folder: Path) -> str:
-    """What is not as the manifest says, first found first named; empty where all is, or where there is no manifest.
+def find_damage(folder: Path, below: str = "") -> str:
+    """What is not as the manifest says, first found first named, of files whose name begins with `below`.
 
-    Folders of older versions have none.
+    Empty where all is, or where there is no manifest: folders of older versions have none.
     """
     manifest = folder / MANIFEST
     if not manifest.is_file():
         return ""
     try:
         files = json.loads(manifest.read_text(encoding="utf-8"))["files"]
-        sizes = {name: entry["bytes"] for name, entry in files.items()}
-        expected = {name: entry["sha256"] for name, entry in files.items()}
+        return first_difference(folder, {name: entry for name, entry in files.items() if name.startswith(below)})
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"{manifest} cannot be read"
+
+
+def first_difference(folder: Path, files: Files) -> str:
+    """The first file that is not as described; empty where all are."""
+    sizes = {name: entry["bytes"] for name, entry in files.items()}
+    expected = {name: entry["sha256"] for name, entry in files.items()}
     for name, size in sizes.items():
         path = folder / name
         if not path.is_file():

@@ -1,11 +1,15 @@
 """Limits on the time and memory of Python code that somebody else wrote, such as a chat template."""
 
 import ctypes
+import faulthandler
 import resource
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+HANG_SECONDS = 60.0
+"""How long a single call into C code may hold the process beyond a limit on time."""
 
 
 class Expired(BaseException):
@@ -16,7 +20,8 @@ class Expired(BaseException):
 def time_limit(seconds: float) -> Iterator[None]:
     """Raise Expired in this thread once `seconds` are over; a single call into C code is let finish first.
 
-    Unlike an alarm signal it works in any thread.
+    Unlike an alarm signal it works in any thread. A call that does not come back, such as the power of a power, lets
+    nothing be raised: after HANG_SECONDS more the process ends with exit code 1 and its stacks on stderr.
     """
     thread, lock, is_over = threading.get_ident(), threading.Lock(), False
 
@@ -27,6 +32,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
     timer = threading.Timer(seconds, expire)
     timer.daemon = True
+    faulthandler.dump_traceback_later(seconds + HANG_SECONDS, exit=True, file=2)
     timer.start()
     try:
         yield
@@ -34,6 +40,7 @@ def time_limit(seconds: float) -> Iterator[None]:
         with lock:
             is_over = True
         timer.cancel()
+        faulthandler.cancel_dump_traceback_later()
 
 
 @contextmanager

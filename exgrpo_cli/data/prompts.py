@@ -32,6 +32,8 @@ TEMPLATE_SECONDS = 10.0
 TEMPLATE_CHARS = 1_000_000
 TEMPLATE_BYTES = 2**30
 """What the template of a stranger's tokenizer may take for one prompt, write around it, and need of memory."""
+TEMPLATE_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What a template's own code may raise beside the errors of Jinja."""
 
 
 @runtime_checkable
@@ -211,7 +213,7 @@ def _chat_text(template: Template, messages: Sequence[Message], tokenizer: Token
             f"The backbone's chat template needs more than {TEMPLATE_BYTES / 2**30:g} GiB for a prompt: use another "
             "template (--set data.template=bare), or a backbone you trust."
         ) from None
-    except jinja2.TemplateError as error:
+    except (jinja2.TemplateError, *TEMPLATE_ERRORS) as error:
         roles = [turn["role"] for turn in turns]
         raise InputError(
             f"The backbone's chat template refuses a prompt with the roles {roles} ({error}): use another template "

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from exgrpo_cli.errors import InputError, ToolkitWarning
+from exgrpo_cli.errors import DamageWarning, InputError
 from exgrpo_cli.ledger.bodies import Body, BodyStore
 from exgrpo_cli.ledger.catalogue import Catalogue, read_catalogue
 from exgrpo_cli.ledger.parts import DamagedBytes, PartInfo, reading
@@ -34,7 +34,7 @@ _REPETITIVE = ("question_id", "event", "logprob_source")
 _Result = TypeVar("_Result")
 
 
-class LedgerWarning(ToolkitWarning):
+class LedgerWarning(DamageWarning):
     """Something in a ledger was left out."""
 
 

@@ -3,11 +3,11 @@
 import warnings
 from pathlib import Path
 
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.errors import InputError, ToolkitWarning
 from exgrpo_cli.files import sync_folder
 from exgrpo_cli.ledger.catalogue import Catalogue, read_catalogue
 from exgrpo_cli.ledger.parts import list_parts, list_unfinished
-from exgrpo_cli.ledger.reader import LedgerWarning, read_rows
+from exgrpo_cli.ledger.reader import read_rows
 from exgrpo_cli.ledger.schemas import BODIES, EVENTS, SCHEMAS, TABLES
 
 _COMMIT_FIRST = (EVENTS, *(table for table in TABLES if table != EVENTS))
@@ -44,7 +44,7 @@ def cut_after(folder: Path, step: int) -> None:
     check_cut(folder, step)
     unfinished = remove_leftovers(folder)
     if unfinished:
-        warnings.warn(f"{folder}: {unfinished} unfinished files of a stopped run removed", LedgerWarning, stacklevel=3)
+        warnings.warn(f"{folder}: {unfinished} unfinished files of a stopped run removed", ToolkitWarning, stacklevel=3)
     for table in _COMMIT_FIRST:
         later = [name for name in list_parts(folder, table)[0] if name.last_step > step]
         for name in reversed(later):

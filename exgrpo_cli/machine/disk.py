@@ -52,7 +52,7 @@ def disk_plan(config: Config, shape: Shape) -> DiskPlan:
         checkpoint=(MASTER_BYTES + OPTIMIZER_BYTES) * shape.num_parameters + model,
         num_checkpoints=kept + 1 + (config.validation.every > 0),
         model=model,
-        experience=rollouts * rollout.max_response_tokens * TOKEN_BYTES if config.replay.enabled else 0,
+        experience=rollouts * rollout.max_response_tokens * TOKEN_BYTES if config.replay.keeps_buffer else 0,
     )
 
 

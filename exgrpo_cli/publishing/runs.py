@@ -19,7 +19,7 @@ from exgrpo_cli.publishing.private import TOLD, Private
 from exgrpo_cli.replay_stats.record import LEDGER_FOLDER, QUESTIONS_FILE, keeps_experience, read_config
 from exgrpo_cli.replay_stats.responses import TOKENIZER_FILE, find_tokenizer
 from exgrpo_cli.reports.report import write_report
-from exgrpo_cli.runs.checksums import find_changes
+from exgrpo_cli.runs.checksums import find_changes, require_model
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.runs.summary import read_summary
 from exgrpo_cli.shapes import read_json
@@ -46,6 +46,7 @@ def run_packages(
         )
     if changes := find_changes(run):
         raise InputError(f"{'; '.join(changes)}: restore it from a copy before others get it.")
+    require_model(folder.model)
     summary = read_summary(folder.summary)
     scores = [*run_scores(summary), *results_scores(results)]
     if not scores:

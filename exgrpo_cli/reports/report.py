@@ -3,7 +3,7 @@
 import warnings
 from pathlib import Path
 
-from exgrpo_cli.errors import InputError, ToolkitWarning
+from exgrpo_cli.errors import DamageWarning, InputError
 from exgrpo_cli.reports.page import REPORT_FILE, write_page
 from exgrpo_cli.reports.run_page import is_run, run_page
 from exgrpo_cli.reports.study_page import is_study, study_page
@@ -27,5 +27,5 @@ def write_report(folder: Path, path: Path | None = None) -> Path:
     path = path or folder / REPORT_FILE
     write_page(page, path)
     for gap in [*(find_changes(folder) if is_run(folder) else ()), *page.not_shown()]:
-        warnings.warn(gap, ToolkitWarning, stacklevel=2)
+        warnings.warn(gap, DamageWarning, stacklevel=2)
     return path

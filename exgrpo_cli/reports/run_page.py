@@ -1,5 +1,6 @@
 """The page of one run: what it was, how it went, what it replayed, how to repeat it; also if unfinished or broken."""
 
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +11,7 @@ from exgrpo_cli.ablation.study import CHOSEN_AT_START
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.resolve import resolve
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.errors import DamageWarning, InputError
 from exgrpo_cli.plots.gallery import replay_figures, training_figures
 from exgrpo_cli.replay_stats.output import summary_tables
 from exgrpo_cli.replay_stats.output.report import RunReport
@@ -186,6 +187,7 @@ def _warnings(folder: RunFolder) -> Iterator[Block]:
         incomplete = read_run(folder.path).incomplete
         if incomplete:
             said += 1
+            warnings.warn(f"{folder.path}: {incomplete}", DamageWarning, stacklevel=2)
             yield Paragraph(text=incomplete, warning=True)
     skipped = read_metrics(folder.path).series("optim/updates_skipped")
     total = int(skipped[skipped > 0].sum())

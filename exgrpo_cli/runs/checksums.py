@@ -7,25 +7,31 @@ import hashlib
 from collections.abc import Collection
 from pathlib import Path
 
+from exgrpo_cli.errors import InputError
 from exgrpo_cli.files import write_json
-from exgrpo_cli.shapes import read_json, require_shape
+from exgrpo_cli.manifest import describe, find_damage, first_difference
+from exgrpo_cli.shapes import Shape, read_json, require_shape
 
 CHECKSUMS_FILE = "checksums.json"
 RESUMED_FROM = ("config.toml", "metrics.jsonl", "validations.jsonl")
 """What a resume reads."""
-AT_THE_END = ("result.json", "summary.json")
+_AT_THE_END = ("result.json", "summary.json")
 _ALWAYS = (*RESUMED_FROM, "environment.json")
+_ENTRY: Shape = {"bytes": int, "sha256": str}
 _SAMPLE_FILES = 20
 """The newest, which a report shows; there is one for each step."""
 
 
-def note_checksums(run: Path, *more: str) -> None:
-    """Write down what the run's files hold now, `more` of them named. Raises RunError where the disk refuses."""
+def note_checksums(run: Path, *, at_the_end: bool = False) -> None:
+    """Write down what the run's files hold now, `at_the_end` with final figures and model.
+
+    Raises RunError where the disk refuses.
+    """
     samples = sorted((run / "samples").glob("step-*.jsonl"))[-_SAMPLE_FILES:]
-    names = [*_ALWAYS, *more, *(f"samples/{path.name}" for path in samples)]
+    names = [*_ALWAYS, *(_AT_THE_END if at_the_end else ()), *(f"samples/{path.name}" for path in samples)]
     sizes = {name: (run / name).stat().st_size for name in names if (run / name).is_file()}
     files = {name: {"bytes": size, "sha256": _digest(run / name, size)} for name, size in sizes.items()}
-    write_json(run / CHECKSUMS_FILE, {"files": files})
+    write_json(run / CHECKSUMS_FILE, {"files": files, **({"model": describe(run / "model")} if at_the_end else {})})
 
 
 def forget_checksums(run: Path) -> None:
@@ -43,9 +49,26 @@ def find_changes(run: Path, among: Collection[str] = ()) -> list[str]:
         return []
     files = read_json(path, {"files": dict})["files"]
     for entry in files.values():
-        require_shape(entry, {"bytes": int, "sha256": str}, str(path))
+        require_shape(entry, _ENTRY, str(path))
     chosen = [name for name in files if not among or name in among]
     return [problem for name in chosen if (problem := _change(run / name, **files[name]))]
+
+
+def require_model(folder: Path) -> None:
+    """Raise InputError where `folder` is the model of a run, final or of a checkpoint, and not as it was written.
+
+    Its card may have been changed. Hashes the weights.
+    """
+    owner, damage = folder.absolute().parent, ""
+    if folder.name == "model" and (owner / CHECKSUMS_FILE).is_file():
+        files = read_json(owner / CHECKSUMS_FILE, {"model?": dict}).get("model", {})
+        for entry in files.values():
+            require_shape(entry, _ENTRY, str(owner / CHECKSUMS_FILE))
+        damage = first_difference(folder, {name: files[name] for name in files if name != "README.md"})
+    elif folder.name == "model" and owner.parent.name == "checkpoints":
+        damage = find_damage(owner, below="model/")
+    if damage:
+        raise InputError(f"{damage}: restore it from a copy; of a model that you changed yourself, name a copy.")
 
 
 def _change(path: Path, bytes: int, sha256: str) -> str:

@@ -4,7 +4,7 @@ import warnings
 from enum import StrEnum
 from pathlib import Path
 
-from exgrpo_cli.errors import InputError, ToolkitWarning
+from exgrpo_cli.errors import DamageWarning, InputError
 from exgrpo_cli.shapes import read_json
 
 
@@ -37,7 +37,7 @@ def has_ended(run: Path, last_step: int) -> bool:
     try:
         summary = read_json(path, {"steps": int, "finished?": str})
     except InputError as error:
-        warnings.warn(f"{error} The run counts as unfinished.", ToolkitWarning, stacklevel=2)
+        warnings.warn(f"{error} The run counts as unfinished.", DamageWarning, stacklevel=2)
         return False
     ended_early = summary.get("finished") in [ending for ending in Ending if ending.is_final]
     return ended_early or bool(summary["steps"] >= last_step)

@@ -146,11 +146,14 @@ class RunFolder:
         """How often each question was answered correctly, on disk when this returns."""
         append_json_lines(self.validations, [values])
 
-    def cut_back(self, step: int) -> None:
-        """Drop metrics, validations and samples after `step`, so that a resumed run writes them again."""
-        for path in (self.metrics, self.validations):
+    def cut_back(self, step: int, *, validates_again: bool) -> None:
+        """Drop metrics, validations and samples after `step`, so that a resumed run writes them again.
+
+        With `validates_again` the validations of `step` itself go too.
+        """
+        for path, last in ((self.metrics, step), (self.validations, step - validates_again)):
             if path.exists():
-                write_json_lines(path, [line for line in read_json_lines(path) if line.get("step", 0) <= step])
+                write_json_lines(path, [line for line in read_json_lines(path) if line.get("step", 0) <= last])
         for path in self.samples.glob("step-*.jsonl"):
             number = path.stem.removeprefix("step-")
             if number.isdecimal() and int(number) > step:

@@ -95,20 +95,20 @@ def ask(run: ActiveRun, questions: Sequence[Question], what: str, asked: str) ->
     """Ask the current weights, and keep how often each question was answered correctly."""
     with run.timed("validation"):
         evaluation = validate(run.parts, questions, run.reporter.progress, what)
-    if run.parts.ranks.is_main:
-        valid = valid_counts(evaluation)
-        run.folder.append_validation(
-            {
-                "step": run.state.step,
-                "asked": asked,
-                "generated": run.state.tokens_generated,
-                "trained": run.state.tokens_trained,
-                "samples": evaluation.samples,
-                "correct": " ".join(map(str, evaluation.correct)),
-                **({} if valid is None else {"valid": " ".join(map(str, valid))}),
-                "ids": [question.id for question in questions] if asked == TRAINED else [],
-            }
-        )
+        if run.parts.ranks.is_main:
+            valid = valid_counts(evaluation)
+            run.folder.append_validation(
+                {
+                    "step": run.state.step,
+                    "asked": asked,
+                    "generated": run.state.tokens_generated,
+                    "trained": run.state.tokens_trained,
+                    "samples": evaluation.samples,
+                    "correct": " ".join(map(str, evaluation.correct)),
+                    **({} if valid is None else {"valid": " ".join(map(str, valid))}),
+                    "ids": [question.id for question in questions] if asked == TRAINED else [],
+                }
+            )
     return evaluation
 
 

@@ -9,7 +9,7 @@ from exgrpo_cli.errors import Interrupted
 from exgrpo_cli.files import write_json
 from exgrpo_cli.machine.environment import peak_memory_bytes
 from exgrpo_cli.plots import save_all
-from exgrpo_cli.runs.checksums import AT_THE_END, note_checksums
+from exgrpo_cli.runs.checksums import note_checksums
 from exgrpo_cli.runs.folder import writing
 from exgrpo_cli.runs.result import RESULT_FILE, write_result
 from exgrpo_cli.runs.summary import remarks
@@ -30,22 +30,28 @@ def finish(run: ActiveRun) -> dict[str, Any]:
             with run.timed("export"), writing(folder.model):
                 export_run_model(run, after)
             run.count_wall_time()
-            summary = summarise(run, after)
-            if parts.ranks.is_main:
-                write_result(folder.path / RESULT_FILE, measure(folder.path, parts.config, summary, state.visits))
-                if parts.config.run.plots:
-                    drawn = save_all(folder.path, heldout=summary["heldout"])
-                    figures = {path.stem: path for path in drawn if path.suffix == ".png"}
-                    for tracker in run.trackers:
-                        tracker.show_figures(state.step, figures)
-                # Last of all: a run with a summary counts as finished.
-                write_json(folder.summary, summary)
-                note_checksums(folder.path, *AT_THE_END)
+            with run.watchdog.phase("closing"):
+                summary = summarise(run, after)
+                if parts.ranks.is_main:
+                    write_final_files(run, summary)
     except KeyboardInterrupt:
         raise Interrupted(
             f"stopped after the last step, state saved; go on with: exgrpo train --resume --output {folder.path}"
         ) from None
     return summary
+
+
+def write_final_files(run: ActiveRun, summary: dict[str, Any]) -> None:
+    """`result.json`, the figures and `summary.json`, the last of all: a run with a summary counts as finished."""
+    folder, parts, state = run.folder, run.parts, run.state
+    write_result(folder.path / RESULT_FILE, measure(folder.path, parts.config, summary, state.visits))
+    if parts.config.run.plots:
+        drawn = save_all(folder.path, heldout=summary["heldout"])
+        figures = {path.stem: path for path in drawn if path.suffix == ".png"}
+        for tracker in run.trackers:
+            tracker.show_figures(state.step, figures)
+    write_json(folder.summary, summary)
+    note_checksums(folder.path, at_the_end=True)
 
 
 def export_run_model(run: ActiveRun, after: dict[str, Any]) -> None:

@@ -104,18 +104,19 @@ def run_steps(run: ActiveRun) -> None:
         if config.validation.every and state.step % config.validation.every == 0 and run.heldout:
             line |= validation_metrics(run)
         shown = list(samples(result.groups, config.run.samples_per_step))
-        if run.parts.ranks.is_main:
-            run.folder.append_metrics(line)
-            run.folder.append_samples(state.step, shown)
-        for tracker in run.trackers:
-            tracker.log(line)
-        run.reporter.step(line, config.run.whole_budget)
-        share = spent_share(run.parts, state)
-        if share is not None and share >= 1:
-            state.finished = Ending.BUDGET_SPENT
-        # Validation counts: the next step may end with one as well.
-        run.time_limit.count_step(time.perf_counter() - started)
-        stopping = run.parts.ranks.any(run.stopper.requested or run.time_limit.is_near)
+        with run.watchdog.phase("journal"):
+            if run.parts.ranks.is_main:
+                run.folder.append_metrics(line)
+                run.folder.append_samples(state.step, shown)
+            for tracker in run.trackers:
+                tracker.log(line)
+            run.reporter.step(line, config.run.whole_budget)
+            share = spent_share(run.parts, state)
+            if share is not None and share >= 1:
+                state.finished = Ending.BUDGET_SPENT
+            # Validation counts: the next step may end with one as well.
+            run.time_limit.count_step(time.perf_counter() - started)
+            stopping = run.parts.ranks.any(run.stopper.requested or run.time_limit.is_near)
         due = state.step % config.run.save_every == 0 or state.step == last_step or state.finished.is_final
         for tracker in run.trackers if due and shown else ():
             tracker.show_samples(state.step, shown)

@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from exgrpo_cli.commands import app, run
-from exgrpo_cli.errors import InputError, Interrupted, RunError
+from exgrpo_cli.errors import InputError, Interrupted, RunError, ToolkitWarning
 from exgrpo_cli.ledger.reader import LedgerWarning
 
 HEAVY = ("torch", "transformers", "vllm", "deepspeed", "pyarrow", "numpy", "pandas", "matplotlib", "scipy", "sympy")
@@ -168,17 +168,19 @@ def test_debug_shows_the_traceback(failing, name, capsys):
 
 
 def test_a_warning_of_the_toolkit_is_one_line(capsys):
-    """No file name, no line of code; nothing at all with --quiet."""
+    """No file name, no line of code; with --quiet what is damaged alone."""
     commands = typer.Typer(pretty_exceptions_enable=False)
 
     @commands.command()
     def warn(quiet: bool = typer.Option(False, "--quiet")) -> None:
+        warnings.warn("the limit is\nlow", ToolkitWarning, stacklevel=2)
         warnings.warn("runs/x/replay: read up to step 9;\n1 part left out", LedgerWarning, stacklevel=2)
 
+    damage = "exgrpo: runs/x/replay: read up to step 9; 1 part left out\n"
     assert run([], commands) == 0
-    assert capsys.readouterr().err == "exgrpo: runs/x/replay: read up to step 9; 1 part left out\n"
+    assert capsys.readouterr().err == f"exgrpo: the limit is low\n{damage}"
     assert run(["--quiet"], commands) == 0
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == damage
 
 
 def test_what_other_packages_warn_of_is_shown_with_debug_alone():

@@ -1,6 +1,8 @@
 """A chat template of a stranger's tokenizer can neither hang the program nor fill a prompt without end."""
 
 import resource
+import subprocess
+import sys
 import time
 
 import pytest
@@ -43,6 +45,35 @@ def test_a_template_that_hoards_memory_is_ended() -> None:
 def test_a_template_that_floods_is_refused() -> None:
     with pytest.raises(InputError, match=r"makes a prompt of 1,899,981 characters, over 1,000,000 beyond"):
         prompts.choose_template("chat", tokenizer(FLOOD))
+
+
+@pytest.mark.parametrize(
+    ("template", "error"),
+    [
+        ("{% for a in range(10 ** 6) %}{% endfor %}", "Range too big"),
+        ("{{ 1 // 0 }}", "division"),
+        ("{{ 1 + 'a' }}", "unsupported operand"),
+        ("{{ 10 ** 5000 }}", "integer string conversion"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
+    ],
+)
+def test_a_template_that_fails_in_its_own_code_is_refused(template: str, error: str) -> None:
+    with pytest.raises(InputError, match=rf"chat template refuses a prompt with the roles \['user'\] \(.*{error}"):
+        prompts.choose_template("chat", tokenizer(template))
+
+
+def test_a_template_that_never_comes_back_ends_the_process() -> None:
+    """The power of a power, one call into C code: no exception reaches it."""
+    program = "\n".join(
+        [
+            "from exgrpo_cli.data import limits",
+            "limits.HANG_SECONDS = 1.0",
+            "with limits.time_limit(0.1):",
+            "    number = 9 ** 9; 9 ** number",
+        ]
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200)
+    assert ended.returncode == 1 and "Timeout (0:00:01.1" in ended.stderr and "line 4 in <module>" in ended.stderr
 
 
 def test_a_limit_that_is_not_reached_is_not_felt() -> None:

@@ -11,7 +11,7 @@ import pytest
 from small_ledger import IDENTITY, PARQUET, QUESTIONS, WHOLE, create, in_subprocess, num_rows, one_step, part, reopen
 
 from exgrpo_cli.config.sections.replay import ReplaySettings
-from exgrpo_cli.errors import InputError, RunError
+from exgrpo_cli.errors import InputError, RunError, ToolkitWarning
 from exgrpo_cli.ledger.parts import list_parts
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
 from exgrpo_cli.ledger.schemas import LedgerIdentity
@@ -23,7 +23,7 @@ def test_a_step_that_was_being_written_is_ignored_and_cleared(ledger: Path) -> N
     (ledger / "trajectories" / ".part-00000011-00000011.parquet.partial-1").write_bytes(b"half")
     with pytest.warns(LedgerWarning, match="not complete .*; 1 unfinished files ignored"):
         assert LedgerReader(ledger).last_step == 9
-    with pytest.warns(LedgerWarning, match="1 unfinished files of a stopped run removed"):
+    with pytest.warns(ToolkitWarning, match="1 unfinished files of a stopped run removed"):
         buffer = reopen(ledger, 9)
     buffer.close()
     assert LedgerReader(ledger).last_step == 9

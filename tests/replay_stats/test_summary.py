@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from exgrpo_cli.config.sections.replay import ReplaySettings
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.errors import DamageWarning, InputError
 from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.plots.buffer.buckets import question_states
 from exgrpo_cli.replay.buffer import ExperienceBuffer
@@ -257,6 +257,11 @@ def test_a_torn_ledger_is_read_up_to_its_last_whole_step_and_says_so(tmp_path: P
     np.testing.assert_array_equal(torn.occupancy.in_bucket, whole.occupancy.in_bucket[:6])
     # Step 6 was logged, but what it replayed is not known: it counts in neither half of a share.
     assert torn.last_step == 5 and torn.ratios.steps.tolist() == [1, 2, 3, 4, 5]
+    with (
+        pytest.warns(DamageWarning, match=r"run: ledger read up to step 5; events/part-00000006-00000006.parquet"),
+        pytest.raises(InputError, match="--step 6 is not in"),
+    ):
+        report_runs([run], step=6)
     assert torn.shares.share_of_steps == torn.shares.steps / 5
 
 

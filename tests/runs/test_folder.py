@@ -21,10 +21,15 @@ def test_cutting_back_drops_later_steps_and_a_torn_line(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         folder.append_metrics({"step": step, "phase": "mixed"})
         folder.append_samples(step, [{"text": "a"}])
+        folder.append_validation({"step": step})
     with folder.metrics.open("a") as out:
         out.write('{"step": 4, "pha')
-    folder.cut_back(2)
+    folder.cut_back(2, validates_again=False)
     assert [line["step"] for line in read_json_lines(folder.metrics)] == [1, 2]
+    assert [line["step"] for line in read_json_lines(folder.validations)] == [1, 2]
+    folder.cut_back(2, validates_again=True)
+    assert [line["step"] for line in read_json_lines(folder.metrics)] == [1, 2]
+    assert [line["step"] for line in read_json_lines(folder.validations)] == [1]
     assert sorted(path.name for path in folder.samples.iterdir()) == ["step-000001.jsonl", "step-000002.jsonl"]
 
 

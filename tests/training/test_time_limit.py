@@ -8,7 +8,13 @@ import pytest
 
 from exgrpo_cli.commands import run
 from exgrpo_cli.config.resolve import to_toml
+from exgrpo_cli.console.reporter import SilentReporter
 from exgrpo_cli.errors import InputError
+from exgrpo_cli.ranks.ranks import Ranks
+from exgrpo_cli.runs.folder import RunFolder
+from exgrpo_cli.runs.watchdog import Watchdog
+from exgrpo_cli.training import closing
+from exgrpo_cli.training.run import train
 from exgrpo_cli.training.time_limit import TimeLimit
 
 
@@ -65,3 +71,31 @@ def test_a_phase_that_never_ends_stops_the_run_with_its_name_and_stacks(small_co
     assert ended.returncode == 1
     assert "exgrpo: rank 0 has been in phase 'replay' for" in ended.stderr
     assert "hanging.py" in (tmp_path / "run" / "stacks" / "rank-0.txt").read_text()
+
+
+@pytest.mark.engines
+def test_no_exchange_between_ranks_and_no_file_of_a_step_is_outside_a_phase(small_config, tmp_path, monkeypatch):
+    """There a rank that hangs would never be found out."""
+    watched, outside = [], []
+    enter = Watchdog.__enter__
+    monkeypatch.setattr(Watchdog, "__enter__", lambda self: watched.append(self) or enter(self))
+
+    def tell(owner, name):
+        function = getattr(owner, name)
+
+        def told(*arguments, **options):
+            if watched and not watched[0]._phases:
+                outside.append(name)
+            return function(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, told)
+
+    for owner, names in (
+        (Ranks, ("any", "gather", "from_main")),
+        (RunFolder, ("append_metrics", "append_samples", "append_validation")),
+        (closing, ("write_result", "write_json", "note_checksums")),
+    ):
+        for name in names:
+            tell(owner, name)
+    train(small_config("run.steps=1", "validation.every=1"), tmp_path / "run", reporter=SilentReporter())
+    assert watched and outside == []

@@ -16,6 +16,7 @@ from exgrpo_cli.evaluation.asking.models import ModelChoice
 from exgrpo_cli.evaluation.asking.responses import GeneratorSource, ResponseSource
 from exgrpo_cli.evaluation.benchmarks.presets import Benchmark
 from exgrpo_cli.evaluation.results.stamp import model_hash
+from exgrpo_cli.runs.checksums import require_model
 from exgrpo_cli.types import AnswerFormat, Message, Question
 
 
@@ -80,6 +81,7 @@ class LocalAsker:
         self._deterministic = deterministic
         config = choice.config
         self._folder = locate(config.backbone, config.tiny)
+        require_model(self._folder)
         self._tokenizer = load_tokenizer(config.backbone, config.tiny)
         self._max_tokens = 0
         """Longest prompt and response of all benchmarks prepared so far."""

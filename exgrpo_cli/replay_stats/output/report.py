@@ -1,5 +1,6 @@
 """What `replay-stats` reports of each run: its summary, and what else was asked for."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.errors import DamageWarning, InputError
 from exgrpo_cli.replay_stats.output.as_json import (
     history_json,
     metric_json,
@@ -51,8 +52,8 @@ def report_runs(
 ) -> list[RunReport]:
     """Summarise every run; besides what `step` replayed, the history of `question_id`, what `what_if` would have drawn.
 
-    Raises InputError for what is no run, a step that it has not finished, an unknown question or a `what_if` that
-    cannot be read.
+    Warns (DamageWarning) of what is left out. Raises InputError for what is no run, a step that it has not finished, an
+    unknown question or a `what_if` that cannot be read.
     """
     return [
         _report(run, label, step, question_id, what_if, np.random.default_rng(0))
@@ -64,6 +65,8 @@ def _report(
     run: Path, label: str, step: int | None, question_id: str, what_if: str, rng: np.random.Generator
 ) -> RunReport:
     record = read_run(run)
+    if record.incomplete:
+        warnings.warn(f"{run}: {record.incomplete}", DamageWarning, stacklevel=2)
     other = parse_what_if(what_if, record.config.replay) if what_if else None
     if other:
         require_questions(record, other)

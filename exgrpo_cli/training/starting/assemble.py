@@ -25,6 +25,7 @@ from exgrpo_cli.machine.survey import survey_machine
 from exgrpo_cli.ranks.ranks import Ranks
 from exgrpo_cli.replay.buffer import ExperienceBuffer
 from exgrpo_cli.replay.protocol import Buffer, NoBuffer
+from exgrpo_cli.runs.checksums import require_model
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.training.parts import Parts
 from exgrpo_cli.training.resuming.state import make_generators
@@ -84,7 +85,7 @@ def assemble(
     """
     device = choose_device(config.run.device, ranks.local_rank)
     with ranks.first_on_host():
-        locate(config.backbone, config.tiny, reporter.progress)
+        require_model(locate(config.backbone, config.tiny, reporter.progress))
     backbone = load_backbone(config.backbone, config.tiny, device, reporter.progress)
     template = choose_run_template(config, backbone.tokenizer)
     everything = [*questions.train, *questions.heldout]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+import warnings
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from exgrpo_cli.config.settings import Config
 from exgrpo_cli.console.reporter import Reporter
 from exgrpo_cli.console.signals import Stopper
 from exgrpo_cli.engines.vllm.start import require_vllm
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.errors import DamageWarning, InputError
 from exgrpo_cli.files import write_json, write_text
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.machine.disk import disk_plan, require_disk
@@ -106,8 +107,8 @@ def open_run(
     started = time.perf_counter()
     with stopper.immediate():
         point = ResumePoint() if is_new else ranks.from_main(lambda: find_resume_point(folder, config))
-        for note in point.notes:
-            reporter.note(note)
+        for note in point.notes if ranks.is_main else ():
+            warnings.warn(note, DamageWarning, stacklevel=2)
         questions = ranks.from_main(
             lambda: load_questions(config, reporter) if is_new else stored_questions(folder.data, config)
         )
@@ -129,7 +130,9 @@ def open_run(
         buffer = open_shared_buffer(config, folder, questions, parts.backbone, stack, ranks, point.step)
         parts = dataclasses.replace(parts, buffer=buffer)
         warm_start(config, parts, reporter, is_new=is_new)
-        ranks.from_main(lambda: begin_writing(config, folder, point))
+        # At the start, and after the last step, a run asks the held-out questions whatever was asked before.
+        validates = point.step is None or state.finished.is_final or state.step >= config.run.last_step
+        ranks.from_main(lambda: begin_writing(config, folder, point, validates_again=validates))
     run = ActiveRun(
         folder=folder,
         parts=parts,
@@ -155,12 +158,12 @@ def describe_run(config: Config, folder: RunFolder, questions: RunQuestions, ran
     remember_run(folder.path, config)
 
 
-def begin_writing(config: Config, folder: RunFolder, point: ResumePoint) -> None:
+def begin_writing(config: Config, folder: RunFolder, point: ResumePoint, *, validates_again: bool) -> None:
     """Bring the folder to the step the run goes on from."""
     forget_checksums(folder.path)
     set_aside(folder, point)
     folder.remove_partials()
-    folder.cut_back(point.step or 0)
+    folder.cut_back(point.step or 0, validates_again=validates_again)
     write_text(folder.config, to_toml(config))
     note_checksums(folder.path)
 

@@ -13,7 +13,7 @@ from exgrpo_cli.console.reporter import SilentReporter
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.files import read_json_lines
 from exgrpo_cli.ledger.reader import LedgerReader
-from exgrpo_cli.runs.checksums import note_checksums
+from exgrpo_cli.runs.checksums import note_checksums, require_model
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.training.resuming.resume import is_finished, resumed_config
 from exgrpo_cli.training.resuming.resume_point import find_resume_point
@@ -78,13 +78,15 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_takes_over(
     assert note.startswith("checkpoint of step 6 passed over, going on from step 4: ") and name in note
 
 
-def test_a_run_goes_on_from_the_older_checkpoint_as_if_it_had_been_the_newest(run: Path, cut_run: Path) -> None:
-    whole, told = contents(cut_run), []
+def test_a_run_goes_on_from_the_older_checkpoint_as_if_it_had_been_the_newest(
+    run: Path, cut_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which it says although it is told to be quiet: damage is no talk."""
+    whole = contents(cut_run)
     flip(run / NEWEST / "policy" / "weights.safetensors")
-    reporter = SilentReporter()
-    reporter.note = told.append  # type: ignore[method-assign]
-    train(resumed_config(run), run, resume=True, reporter=reporter)
-    assert any("passed over, going on from step 4" in note for note in told)
+    assert exgrpo(["train", "--resume", "--output", str(run), "--quiet"]) == 0
+    note = r"exgrpo: checkpoint of step 6 passed over, going on from step 4: \S+weights.safetensors is damaged \(.*\)\n"
+    assert re.fullmatch(note, capsys.readouterr().err)
     again = contents(run)
     assert again["model/model.safetensors"] == whole["model/model.safetensors"]
     assert (run / "checkpoints" / "step-000006.damaged").is_dir() and (run / NEWEST / "manifest.json").is_file()
@@ -184,6 +186,26 @@ def test_a_run_that_cannot_go_on_is_refused_and_left_as_it_is(
     assert contents(run) == before
 
 
+@pytest.mark.parametrize("command", ["sample", "evaluate", "train"])
+def test_a_damaged_model_is_neither_asked_nor_trained(
+    run: Path, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A card may be written anew; of a checkpoint the model alone is looked at, and no other run's is refused."""
+    (run / "model" / "README.md").write_text("Mine.")
+    flip(run / NEWEST / "policy" / "weights.safetensors")
+    for folder in (run / "model", run / NEWEST / "model"):
+        require_model(folder)
+        flip(folder / "model.safetensors")
+        arguments = {
+            "sample": ["sample", str(folder), "1+1="],
+            "evaluate": ["evaluate", "arithmetic", "--model", str(folder), "--output", str(tmp_path / "results")],
+            "train": ["train", "--backbone", str(folder), "--output", str(tmp_path / "new")],
+        }
+        assert exgrpo(arguments[command]) == 2
+        error = capsys.readouterr().err
+        assert re.search(rf"exgrpo: {folder}/model.safetensors is damaged .*: restore it from a copy; of a", error)
+
+
 def test_a_stray_folder_among_the_checkpoints_is_left_alone(run: Path) -> None:
     for name in ("step-old", "step-000004 (copy)", "step-12"):
         (run / "checkpoints" / name).mkdir()
@@ -240,7 +262,8 @@ def test_without_a_manifest_a_run_is_resumed(run: Path, cut_run: Path) -> None:
     assert contents(run)["model/model.safetensors"] == contents(cut_run)["model/model.safetensors"]
 
 
-def test_what_killed_processes_left_is_swept(run: Path) -> None:
+def test_what_killed_processes_left_is_swept(run: Path, cut_run: Path) -> None:
+    """And what was asked after the last step is asked again, not counted twice."""
     leftovers = [
         run / ".config.toml.partial-1",
         run / "plots" / ".learning.png.partial-1",
@@ -254,3 +277,4 @@ def test_what_killed_processes_left_is_swept(run: Path) -> None:
     with pytest.warns(match="1 unfinished files of a stopped run removed"):
         train(resumed_config(run), run, resume=True, reporter=SilentReporter())
     assert [path for path in run.rglob(".*partial*")] == [] and [path for path in run.rglob("*.tmp")] == []
+    assert (run / "validations.jsonl").read_bytes() == (cut_run / "validations.jsonl").read_bytes()
