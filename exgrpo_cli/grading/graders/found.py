@@ -10,9 +10,14 @@ from exgrpo_cli.grading.graders.choice import answered_letter, grade_choice
 from exgrpo_cli.grading.graders.comparison import compare_texts
 from exgrpo_cli.grading.notation.extract import boxed_or_all, last_boxed
 from exgrpo_cli.grading.notation.notation import in_box, plain_notation, same_text, with_last_letters_in_text
+from exgrpo_cli.grading.notation.units import split_unit
 from exgrpo_cli.types import Verdict
 
 _OPTIONS_LETTER = re.compile(r"[A-J]")
+_ANNOUNCED = re.compile(r"\banswer(?:\s+is|\s*:)\s*([^\n]+?)[.\s]*$", re.IGNORECASE)
+_LAST_FORMULA = re.compile(r"(?:\$|\\[(\[])([^$]+?)(?:\$|\\[)\]])[.\s]*$")
+_END_CHARS = 200
+"""Of a text, in which its announced answer or last formula is looked for."""
 
 
 def grade_box(gold: str, content: str) -> Verdict:
@@ -31,7 +36,23 @@ def grade_text(gold: str, text: str) -> Verdict:
         return Verdict.CORRECT
     if _OPTIONS_LETTER.fullmatch(plain_gold) and answered_letter(text, None, len(text)) is not None:
         return grade_choice(gold, text, options=None, max_answer_chars=len(text))
-    return mathematics.grade(in_box(plain_gold), with_last_letters_in_text(text))
+    end = text[-_END_CHARS:]
+    announced = _ANNOUNCED.search(end)
+    if announced and compare_texts(plain_gold, plain_notation(announced[1])).is_same:
+        return Verdict.CORRECT
+    verdict = mathematics.grade(in_box(plain_gold), with_last_letters_in_text(text))
+    return Verdict.WRONG if verdict is Verdict.CORRECT and _is_misread(plain_gold, end) else verdict
+
+
+def _is_misread(plain_gold: str, end: str) -> bool:
+    """Whether math-verify accepts the end of a text though it differs: a formula in base or unit, a unit alone."""
+    found = _LAST_FORMULA.search(end)
+    content = plain_notation(found[1] if found else end)
+    if found is None:
+        units = split_unit(plain_gold)[1], split_unit(content)[1]
+        return None not in units and units[0].dimensions != units[1].dimensions  # type: ignore[union-attr]
+    differs = compare_texts(plain_gold, content).is_same is False
+    return differs and mathematics.grade(in_box(plain_gold), in_box(content)) is Verdict.CORRECT
 
 
 def compare_answers(first: str, second: str) -> Verdict:
