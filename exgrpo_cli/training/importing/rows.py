@@ -16,6 +16,7 @@ from exgrpo_cli.errors import InputError
 from exgrpo_cli.types import Question
 
 COLUMNS = ("question_id", "question", "token_ids", "text", "logprobs", "reward", "advantage", "group", "step")
+NAMES = ("question_id", "question", "text", "group")
 LARGEST_LOGPROB = 1e-4
 """A log-prob above 0 by more than float32 leaves behind is none."""
 
@@ -70,10 +71,14 @@ class RowReader:
                 yield UnknownQuestion(str(row.get("question_id") or row.get("question")))
                 continue
             token_ids = self._tokens(row, where)
-            step = int(_number(row, "step", where)) if _has(row, "step") else last_step
+            step = _number(row, "step", where) if _has(row, "step") else last_step
+            if step % 1:
+                raise InputError(f"{where}: step = {step} is not a whole number.")
             if step < max(1, last_step):
-                raise InputError(f"{where}: step = {step} comes after step {last_step}: sort the rows by step, from 1.")
-            last_step = step
+                raise InputError(
+                    f"{where}: step = {step:.0f} comes after step {last_step}: sort the rows by step, from 1."
+                )
+            last_step = int(step)
             yield LoggedRow(
                 question_id=question_id,
                 token_ids=token_ids,
@@ -81,7 +86,7 @@ class RowReader:
                 reward=self._reward(row, where),
                 advantage=_number(row, "advantage", where) if _has(row, "advantage") else math.nan,
                 group=str(row["group"]) if _has(row, "group") else "",
-                step=step,
+                step=last_step,
                 from_text=not _has(row, "token_ids"),
             )
 
@@ -123,7 +128,9 @@ class RowReader:
 
 
 def _has(row: Row, name: str) -> bool:
-    return row.get(name) is not None
+    """Whether a field is there; a NaN among names is what pandas makes of a missing one."""
+    value = row.get(name)
+    return value is not None and not (name in NAMES and isinstance(value, float) and math.isnan(value))
 
 
 def _required(row: Row, name: str, where: str) -> Any:

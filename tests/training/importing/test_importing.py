@@ -176,6 +176,8 @@ def test_token_ids_log_probs_and_steps_are_kept_as_they_are(
         ({"token_ids": "5 6"}, "row 2: token_ids = '5 6' is not a list"),
         ({"logprobs": [-1.0]}, r"row 2: 1 logprobs for \d+ tokens: give the token_ids"),
         ({"token_ids": [5], "logprobs": [0.5]}, "row 2: 0.5 among the logprobs is no log-probability"),
+        ({"question": float("nan")}, "row 2 has neither question_id nor question"),
+        ({"step": 1.5}, "row 2: step = 1.5 is not a whole number"),
         ({"step": 0}, "row 2: step = 0 comes after step 1: sort the rows by step, from 1"),
     ],
 )
@@ -186,6 +188,15 @@ def test_a_row_that_cannot_be_meant_is_named(
     with pytest.raises(InputError, match=said):
         pool_of(tmp_path, [rows[0], second], config_of("exgrpo"))
     assert [path.name for path in tmp_path.iterdir()] == ["rollouts.jsonl"]
+
+
+def test_rows_without_a_group_are_one_visit_whoever_wrote_the_file(
+    config_of: Callable[..., Config], rows: list[dict], tmp_path: Path
+) -> None:
+    """pandas writes a missing number as NaN: two rows without a group are a visit of their own, as two with none."""
+    groups = [1.0, 1.0, float("nan"), None]
+    report = pool_of(tmp_path, [row | {"group": g} for row, g in zip(rows, groups, strict=False)], config_of("exgrpo"))
+    assert (report.rows, report.visits) == (4, 2)
 
 
 def test_rows_of_other_questions_are_counted_and_a_pool_of_none_is_refused(
