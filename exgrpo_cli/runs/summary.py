@@ -27,7 +27,9 @@ SCORE: Shape = {
     "valid_pass_at_1?": NUMBER,
     "constant_answer?": {"answer": str, "pass_at_1": NUMBER},
     "second_graders?": dict,
+    "pass_at_k?": dict,
 }
+AT_K: Shape = {"value": NUMBER, "low": NUMBER, "high": NUMBER}
 SECOND: Shape = {"pass_at_1": NUMBER, "disagreements": int}
 LEAST_CONSTANT = 0.02
 """pass@1 of a constant answer above which it is told, where a score is no better."""
@@ -41,17 +43,28 @@ def read_summary(path: Path) -> dict[str, Any]:
             require_shape(score, SCORE, str(path))
         for second in score.get("second_graders", {}).values():
             require_shape(second, SECOND, str(path))
+        for at_k in score.get("pass_at_k", {}).values():
+            require_shape(at_k, AT_K, str(path))
     for seconds in summary["wall_seconds"].values():
         require_shape(seconds, NUMBER, str(path))
     return summary
 
 
 def remarks(score: Mapping[str, Any]) -> str:
-    """What a reader of a score must know, each behind `; `: steps, what a constant answer gets, and other graders.
+    """What a reader of a score must know, each behind `; `: coverage, steps, what a constant answer gets, other graders.
 
     Empty for scores of older versions, which have none of it.
     """
-    return "".join(f"; {remark}" for remark in (*_working(score), *_constant(score), *_beside(score)))
+    told = (*_coverage(score), *_working(score), *_constant(score), *_beside(score))
+    return "".join(f"; {remark}" for remark in told)
+
+
+def _coverage(score: Mapping[str, Any]) -> list[str]:
+    """pass@k at the largest k above 1."""
+    curve = score.get("pass_at_k", {})
+    k = max(map(int, curve), default=1)
+    found = curve.get(str(k))
+    return [f"pass@{k} {found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}]"] if k > 1 else []
 
 
 def _working(score: Mapping[str, Any]) -> list[str]:

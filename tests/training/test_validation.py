@@ -31,7 +31,10 @@ def test_oat_stands_beside_math_verify_and_beside_no_other():
     assert (found["oat"]["pass_at_1"], found["oat"]["disagreements"]) == (0.25, 1)
     score = score_json(evaluation, found)
     assert score["pass_at_1"] == 0.5
-    told = "; not above 1.000, what answering 7 throughout gets"
+    # One question that is answered rightly in two samples of four.
+    at_four = score["pass_at_k"]["4"]
+    assert at_four["value"] == 1.0
+    told = f"; pass@4 1.000 [{at_four['low']:.3f}, 1.000]; not above 1.000, what answering 7 throughout gets"
     assert remarks(score) == f"{told}; by oat 0.250 (differs on 1)"
     assert remarks(score_json(evaluation, {})) == told
 
@@ -53,7 +56,7 @@ def test_answers_that_are_right_in_every_step_are_counted():
     assert valid_counts(evaluation).tolist() == [1]
     score = score_json(evaluation, {})
     assert (score["pass_at_1"], score["valid_pass_at_1"]) == (0.75, 0.25)
-    assert remarks(score).startswith("; 0.250 right in every step; not above 1.000")
+    assert "; 0.250 right in every step; not above 1.000" in remarks(score)
     others = replace(question, source="mine")
     evaluation = Evaluation(records=(QuestionRecord(question=others, samples=samples),), samples=4)
     assert valid_counts(evaluation) is None and "valid_pass_at_1" not in score_json(evaluation, {})
