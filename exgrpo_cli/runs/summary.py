@@ -51,7 +51,7 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def remarks(score: Mapping[str, Any]) -> str:
-    """What a reader of a score must know, each behind `; `: coverage, steps, what a constant answer gets, other graders.
+    """What a reader of a score must know, each behind `; `: coverage, steps, a constant answer, other graders.
 
     Empty for scores of older versions, which have none of it.
     """
