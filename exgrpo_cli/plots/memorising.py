@@ -30,7 +30,7 @@ def memorising_figure(runs: Mapping[str, Sequence[Memorising]]) -> "Figure | Non
     if not runs:
         return None
     with styled():
-        columns = min(3, len(runs))
+        columns = 2 if len(runs) == 4 else min(3, len(runs))
         rows = -(-len(runs) // columns)
         figure, panels = new_figure(rows, columns, width=FULL_WIDTH, height=0.6 + 2.0 * rows)
         for axes in panels[len(runs) :]:
