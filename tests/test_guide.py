@@ -6,18 +6,13 @@ import re
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from conftest import SMALL_RUN
-from made_results import result_of
+from made_results import write_claim_results
 
-from exgrpo_cli.ablation.claims.claim import chosen_claims
-from exgrpo_cli.ablation.claims.plan import plan_claims
 from exgrpo_cli.commands import run
-from exgrpo_cli.runs.result import config_hash, write_result
 
 GUIDE = Path(__file__).parents[1] / "docs" / "guide"
 Shorten = Callable[[list[str]], list[str]]
@@ -98,16 +93,7 @@ def test_a_study_of_your_own(small_backbone: Path, tmp_path: Path) -> None:
             return [{"100,101,102": "100,101"}.get(each, each) for each in arguments] + small(small_backbone)
         if "--dry-run" in arguments:
             return arguments
-        carried = tmp_path / "carried"
-        for planned in plan_claims(chosen_claims("forgetting.toml"), name="c", root=tmp_path).runs:
-            right = 0.75 if planned.arm.name.endswith("young") else 0.25
-            correct = np.random.default_rng(planned.seed).binomial(4, right, size=40)
-            result = replace(
-                result_of(correct, seed=planned.seed),
-                config_hash=config_hash(planned.config),
-                budget_amount=planned.config.run.budget_amount,
-            )
-            write_result(carried / f"{planned.arm.folder_name}-{planned.seed}.result.json", result)
+        carried = write_claim_results(tmp_path / "carried", "forgetting.toml", method="young")
         return [*arguments, "--results", str(carried)]
 
     with inside(tmp_path):

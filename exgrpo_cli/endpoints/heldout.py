@@ -12,7 +12,7 @@ from exgrpo_cli.files import read_json_lines
 from exgrpo_cli.runs.folder import HELDOUT, RunFolder
 from exgrpo_cli.runs.result import CurvePoint
 from exgrpo_cli.shapes import Shape, require_shape
-from exgrpo_cli.statistics import avg_at_k
+from exgrpo_cli.statistics import avg_at_k, compare_paired
 
 LINE: Shape = {
     "step": int,
@@ -27,6 +27,11 @@ LINE: Shape = {
 """Of `validations.jsonl`."""
 COLLAPSED_BELOW = 0.5
 """Share of its best held-out pass@1 below which a run has collapsed: no noise of a validation loses half."""
+
+LEAST_FALL = 0.1
+"""Share of its best held-out pass@1 whose loss a run is told of."""
+FALL_LEVEL = 0.01
+"""Highest p-value of such a loss, adjusted for the choice of the best."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,3 +121,38 @@ def collapsed(validations: Sequence[Validation]) -> bool | None:
     last = validations[-1]
     high = avg_at_k(last.correct, last.samples, np.random.default_rng(0)).high
     return high < COLLAPSED_BELOW * max(each.pass_at_1 for each in validations)
+
+
+def new_fall(validations: Sequence[Validation]) -> str:
+    """What to say where the last score is clearly below the best before it, and the one before the last was not yet.
+
+    Clearly: by a tenth of the best and more, with a p-value (paired by question, sign flips, times the scores that the
+    best was chosen from) below 0.01. Empty where there is nothing to say.
+    """
+    if not _has_fallen(validations) or _has_fallen(validations[:-1]):
+        return ""
+    best, last = _best(validations[:-1]), validations[-1]
+    return (
+        f"held-out pass@1 has fallen from {best.pass_at_1:.3f} {_moment(best)} to {last.pass_at_1:.3f} {_moment(last)}"
+        "; usual causes: a learning rate that is too high (optim.learning_rate) or comes without a warm-up "
+        "(optim.warmup_steps), old experience (replay.max_age), answers that are cut off (rollout.max_response_tokens)"
+    )
+
+
+def _has_fallen(validations: Sequence[Validation]) -> bool:
+    if len(validations) < 2:
+        return False
+    best, last = _best(validations[:-1]), validations[-1]
+    if last.pass_at_1 > (1 - LEAST_FALL) * best.pass_at_1:
+        return False
+    rates = [each.correct / each.samples for each in (best, last)]
+    found = compare_paired(*rates, np.random.default_rng(0))
+    return bool(found.value < 0 and found.p_value * (len(validations) - 1) < FALL_LEVEL)
+
+
+def _best(validations: Sequence[Validation]) -> Validation:
+    return max(validations, key=lambda each: each.pass_at_1)
+
+
+def _moment(validation: Validation) -> str:
+    return f"after step {validation.step}" if validation.step else "before training"

@@ -16,7 +16,7 @@ from exgrpo_cli.publishing.package import Package, make_package
 from exgrpo_cli.publishing.private import Private
 from exgrpo_cli.publishing.runs import copy_text
 from exgrpo_cli.reports.report import write_report
-from exgrpo_cli.reports.study_page import read_study
+from exgrpo_cli.reports.study_page import carried, read_study
 from exgrpo_cli.runs.metrics import journal_lines
 from exgrpo_cli.runs.result import RunResult
 from exgrpo_cli.shapes import read_json
@@ -34,14 +34,8 @@ def study_package(folder: Path, repo: str, staging: Path, private: Private) -> P
     staged = staging / "study"
     staged.mkdir(parents=True)
     finished = [run for run in study.runs if run.state == "finished"]
-    here = {(run.arm.name, run.seed) for run in finished}
-    carried = [
-        result_row(arm, seed, result)
-        for arm, results in study.results().items()
-        for seed, result in results.items()
-        if (arm, seed) not in here
-    ]
-    write_table([*map(run_row, finished), *carried], staged / "runs.parquet", private)
+    others = [result_row(arm, seed, result) for (arm, seed), result in carried(study).items()]
+    write_table([*map(run_row, finished), *others], staged / "runs.parquet", private)
     if finished:
         write_table([row for run in finished for row in step_rows(run)], staged / "steps.parquet", private)
     for path in sorted(path for path in folder.iterdir() if path.suffix in TEXTS):

@@ -11,6 +11,7 @@ from exgrpo_cli.ablation.study import CHOSEN_AT_START
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.resolve import resolve
 from exgrpo_cli.config.settings import Config
+from exgrpo_cli.endpoints.heldout import new_fall, read_validations
 from exgrpo_cli.errors import DamageWarning, InputError
 from exgrpo_cli.plots.gallery import replay_figures, training_figures
 from exgrpo_cli.replay_stats.output import summary_tables
@@ -183,6 +184,11 @@ def _warnings(folder: RunFolder) -> Iterator[Block]:
         for text in guards.check(line, ()):
             said += 1
             yield Paragraph(text=text, warning=True)
+    validations = read_validations(folder.path)
+    for number in range(2, len(validations) + 1):
+        if fall := new_fall(validations[:number]):
+            said += 1
+            yield Paragraph(text=fall, warning=True)
     if keeps_experience(folder.path):
         incomplete = read_run(folder.path).incomplete
         if incomplete:

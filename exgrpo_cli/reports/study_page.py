@@ -18,6 +18,7 @@ from exgrpo_cli.replay_stats.record import LEDGER_FOLDER, read_config
 from exgrpo_cli.replay_stats.summary import summarise
 from exgrpo_cli.reports.page import Block, Code, Page, Paragraph, TableBlock, figure_block, section, table_of
 from exgrpo_cli.reports.run_page import differing_settings
+from exgrpo_cli.runs.result import RunResult
 
 CAPTIONS = {
     "ablation": "Held-out pass@1 after training: mean over seeds with its 95 % interval; circles are seeds.",
@@ -37,11 +38,14 @@ def is_study(path: Path) -> bool:
 def study_page(folder: Path) -> Page:
     """The page of a study folder, finished, running or with broken runs."""
     study, broken = read_study(folder)
-    finished = sum(run.state == "finished" for run in study.runs)
+    elsewhere = carried(study)
+    finished = sum(run.state == "finished" for run in study.runs) + len(elsewhere)
+    known = {(run.arm.name, run.seed) for run in study.runs} | elsewhere.keys()
     return Page(
         title=f"Study {study.name}",
         subtitle=f"{len(study.arms)} arms, {len(study.seeds)} seeds, against "
-        f"{', '.join(study.baselines) or 'no baseline'}: {finished} of {len(study.runs) + len(broken)} runs finished.",
+        f"{', '.join(study.baselines) or 'no baseline'}: {finished} of {len(known) + len(broken)} runs finished"
+        f"{f', {len(elsewhere)} of them elsewhere' if elsewhere else ''}.",
         sections=[
             *([section("Claims", lambda: _claims(study))] if study.claims else []),
             section("Result", lambda: _result(study)),
@@ -76,17 +80,24 @@ def read_study(folder: Path) -> tuple[Study, list[tuple[Path, str]]]:
     if not known and any(run.arm.name == BASELINE.name for run in runs):
         runs = [replace(run, arm=replace(run.arm, baseline=BASELINE.name)) for run in runs]
     arms = tuple(known.values()) or tuple(dict.fromkeys(run.arm for run in runs))
+    others = kept_results(folder, known.values())
     study = Study(
         name=folder.resolve().name,
         folder=folder,
         arms=tuple(sorted(arms, key=lambda arm: arm.name != arm.baseline)),
-        seeds=tuple(sorted({run.seed for run in runs})),
+        seeds=tuple(sorted({run.seed for run in runs} | {seed for _, seed in others})),
         runs=tuple(runs),
         equal=equal,
         claims=claims,
-        others=kept_results(folder, known.values()),
+        others=others,
     )
     return study, broken
+
+
+def carried(study: Study) -> dict[tuple[str, int], RunResult]:
+    """Results by arm and seed of runs that have not finished here: they were made on another machine, or are gone."""
+    here = {(run.arm.name, run.seed) for run in study.runs if run.state == "finished"}
+    return {key: result for key, result in study.others.items() if key not in here}
 
 
 def _claims(study: Study) -> Iterator[Block]:
@@ -114,10 +125,13 @@ def _result(study: Study) -> Iterator[Block]:
 
 def _runs(study: Study, broken: list[tuple[Path, str]]) -> Iterator[Block]:
     rows = [[run.arm.name, str(run.seed), run.state, str(run.config.run.steps)] for run in study.runs]
+    for (arm, seed), result in sorted(carried(study).items()):
+        rows.append([arm, str(seed), "finished elsewhere", str(result.totals.steps)])
     yield TableBlock(header=["arm", "seed", "state", "steps"], rows=rows)
     for path, reason in broken:
         yield Paragraph(text=f"{path.parent.name}/{path.name} cannot be read: {reason}", warning=True)
-    yield Paragraph(text="Each run has a page of its own: exgrpo report STUDY/ARM/seed-N.")
+    if study.runs:
+        yield Paragraph(text="Each run has a page of its own: exgrpo report STUDY/ARM/seed-N.")
 
 
 def _ledgers(study: Study) -> Iterator[Block]:
@@ -139,6 +153,8 @@ def _arms(study: Study) -> Iterator[Block]:
     for arm in study.arms:
         run = next((run for run in study.runs if run.arm == arm), None)
         if run is None:
+            settings = [*([f"regime {arm.regime}"] if arm.regime else []), *arm.assignments]
+            yield Paragraph(text=", ".join([f"{arm.name}: method {arm.method}", *settings]) + ".")
             continue
         rows = [row for row in differing_settings(run.config) if row[0] != "run.seed"]
         if rows:
@@ -146,4 +162,5 @@ def _arms(study: Study) -> Iterator[Block]:
             yield TableBlock(header=header, rows=rows, caption=f"{arm.name}: method {arm.method}", text_columns=3)
         else:
             yield Paragraph(text=f"{arm.name}: method {arm.method} as its preset has it.")
-    yield Code(text=f"exgrpo train --config {study.name}/ARM/seed-N/config.toml --output again")
+    if study.runs:
+        yield Code(text=f"exgrpo train --config {study.name}/ARM/seed-N/config.toml --output again")

@@ -10,6 +10,7 @@ import numpy as np
 
 from exgrpo_cli.console.reporter import Reporter
 from exgrpo_cli.console.signals import Stopper
+from exgrpo_cli.endpoints.heldout import new_fall, read_validations
 from exgrpo_cli.evaluation.results.records import Evaluation
 from exgrpo_cli.runs.checksums import note_checksums
 from exgrpo_cli.runs.folder import HELDOUT, TRAINED, RunFolder
@@ -88,6 +89,8 @@ def ask_heldout(run: ActiveRun, when: str) -> dict[str, Any]:
         f"{score['pass_at_1']:.3f} [{score['low']:.3f}, {score['high']:.3f}] "
         f"over {score['questions']} questions{remarks(score)}"
     )
+    if parts.ranks.is_main and (fall := new_fall(read_validations(run.folder.path))):
+        run.reporter.note(fall)
     return score
 
 

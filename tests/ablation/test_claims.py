@@ -25,6 +25,9 @@ def test_a_claim_can_fail(name: str) -> None:
     claim = read_claim(name)
     assert claim.source.startswith("arXiv") and claim.seeds[0] == FIRST_SEED
     assert len(claim.seeds) == max(8, *(contrast.seeds for contrast in claim.contrasts)) <= 16
+    # The same order at every start, whatever Python's hashes are: each control before what it is compared with.
+    stated = [arm for each in claim.contrasts for arm in (each.control, each.arm) if arm]
+    assert list(claim.arms) == sorted(claim.arms, key=stated.index)
 
 
 def test_each_run_is_planned_once_and_all_end_in_a_night_the_quick_ones_in_an_hour(

@@ -1,16 +1,12 @@
 """`exgrpo ablate` from the command line: which runs a study has, where they go, what is refused."""
 
 import json
-from dataclasses import replace
 
-import numpy as np
 import pytest
-from made_results import result_of
+from made_results import write_claim_results
 
-from exgrpo_cli.ablation.claims.claim import chosen_claims
-from exgrpo_cli.ablation.claims.plan import plan_claims
+from exgrpo_cli.ablation.study_files import read_arms
 from exgrpo_cli.commands import run
-from exgrpo_cli.runs.result import config_hash, write_result
 
 
 @pytest.fixture(autouse=True)
@@ -73,16 +69,7 @@ def test_a_claim_brings_arms_seeds_and_the_time_it_takes(capsys):
 
 def test_a_claim_whose_results_are_all_there_is_judged_without_a_run(capsys, tmp_path):
     """Sixteen results of another machine: 6 of 8 questions right against 2 of 8, each once more or less."""
-    carried = tmp_path / "carried"
-    for run_of in plan_claims(chosen_claims("replay-beats-on-policy"), name="c", root=tmp_path).runs:
-        rng = np.random.default_rng(run_of.seed)
-        right = 0.75 if run_of.config.run.method == "exgrpo" else 0.25
-        result = replace(
-            result_of(rng.binomial(4, right, size=40), seed=run_of.seed),
-            config_hash=config_hash(run_of.config),
-            budget_amount=run_of.config.run.budget_amount,
-        )
-        write_result(carried / f"{run_of.arm.folder_name}-{run_of.seed}.result.json", result)
+    carried = write_claim_results(tmp_path / "carried", "replay-beats-on-policy", method="exgrpo")
     arguments = ["ablate", "--claim", "replay-beats-on-policy", "--results", str(carried), "--output", "out/claims"]
     assert run([*arguments, "--json"]) == 0
     out, err = capsys.readouterr()
@@ -94,7 +81,15 @@ def test_a_claim_whose_results_are_all_there_is_judged_without_a_run(capsys, tmp
     assert "| Replay beats on-policy training at equal generated tokens | strong |" in report
     table = (tmp_path / "out" / "claims" / "table.tex").read_text()
     assert r"\begin{tabular}" in table and r"95 \% &" in table and "strong: exgrpo & 8 &" in table
-    assert "supported" in (tmp_path / "out" / "claims" / "report.html").read_text()
+    page = (tmp_path / "out" / "claims" / "report.html").read_text()
+    assert "supported" in page and page.count("finished elsewhere") == 16
+    assert "2 arms, 8 seeds, against strong: grpo: 16 of 16 runs finished, 16 of them elsewhere." in page
+    assert "strong: exgrpo: method exgrpo, regime strong, run.budget=generated" in page and "/seed-N" not in page
+    # An earlier version kept the names of its claims in study.json, not what they state.
+    plan = tmp_path / "out" / "claims" / "study.json"
+    now = read_arms(plan.parent)
+    plan.write_text(json.dumps({**json.loads(plan.read_text()), "claims": ["replay-beats-on-policy"]}))
+    assert read_arms(plan.parent) == now and now[2]
     (carried / "strong-grpo-207.result.json").unlink()
     assert run(["ablate", "--claim", "replay-beats-on-policy", "--results", str(carried), "--dry-run"]) == 0
     assert "1 of 16 runs to go, 1 at a time: about 60 s" in capsys.readouterr().err

@@ -14,6 +14,7 @@ from exgrpo_cli.endpoints.heldout import (
     area,
     collapsed,
     curve_of,
+    new_fall,
     newly_solved,
     read_validations,
 )
@@ -43,6 +44,19 @@ def test_area_new_solutions_and_collapse_by_hand() -> None:
     best, worst = validation(0, *[4] * 200), validation(9, *[0] * 199, 4)
     assert collapsed([best, worst]) is True and collapsed([worst, best]) is False
     assert collapsed([best, validation(9, *[2] * 200)]) is False
+
+
+def test_a_fall_is_told_when_it_is_clear_and_once() -> None:
+    """Of 4 responses each: 3 right before training and at first, then 1, then none; half of them recover."""
+    before, same = validation(0, *[3] * 40), validation(5, *[3] * 40)
+    low, lower, risen = validation(10, *[1] * 40), validation(15, *[0] * 40), validation(20, *[3] * 40)
+    told = new_fall([before, same, low])
+    assert told.startswith("held-out pass@1 has fallen from 0.750 before training to 0.250 after step 10; usual causes")
+    assert new_fall([before, same, low, lower]) == "" == new_fall([before, same]) == new_fall([before])
+    assert "to 0.250 after step 10" in new_fall([before, same, lower, risen, low])
+    # A twentieth less is no fall, and one question that is no longer solved may be chance.
+    assert new_fall([validation(0, *[4] * 100), validation(5, *[4] * 95, *[0] * 5)]) == ""
+    assert new_fall([validation(0, 4, 0, 0, 0), validation(5, 0, 0, 0, 0)]) == ""
 
 
 def test_validations_are_read_by_step_and_the_last_of_a_step_counts(tmp_path: Path) -> None:

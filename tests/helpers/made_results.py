@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from exgrpo_cli.runs.result import CurvePoint, RunResult, Totals
+from exgrpo_cli.ablation.claims.claim import chosen_claims
+from exgrpo_cli.ablation.claims.plan import plan_claims
+from exgrpo_cli.runs.result import CurvePoint, RunResult, Totals, config_hash, write_result
 
 TOTALS = Totals(steps=3, updates=6, generated=1000, trained=2000, scored=1500, seconds=60.0, training_seconds=50.0)
 
@@ -42,3 +45,17 @@ def result_of(
         valid_traces=None,
         totals=replace(TOTALS, **totals),
     )
+
+
+def write_claim_results(folder: Path, claim: str, *, method: str) -> Path:
+    """Results of another machine for all runs of a claim: `method` has 6 of 8 answers right, others 2 of 8."""
+    for planned in plan_claims(chosen_claims(claim), name="c", root=folder).runs:
+        right = 0.75 if planned.config.run.method == method else 0.25
+        correct = np.random.default_rng(planned.seed).binomial(4, right, size=40)
+        result = replace(
+            result_of(correct, seed=planned.seed),
+            config_hash=config_hash(planned.config),
+            budget_amount=planned.config.run.budget_amount,
+        )
+        write_result(folder / f"{planned.arm.folder_name}-{planned.seed}.result.json", result)
+    return folder

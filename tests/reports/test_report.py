@@ -1,6 +1,7 @@
 """`report.html`: self-contained, complete, honest about what is missing, and safe with hostile text."""
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -9,7 +10,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from made_results import result_of
+from headless_browser import headless_browser
+from made_results import result_of, write_claim_results
 
 from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.errors import InputError, ToolkitWarning
@@ -148,19 +150,26 @@ def test_a_broken_or_young_run_gets_the_page_that_its_files_allow(run: Path, tmp
     assert "No step is on record." in (young / "report.html").read_text()
 
 
-def test_a_study_is_compared_on_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two arms of two seeds, and a run whose settings cannot be read."""
+    study = tmp_path_factory.mktemp("reports") / "study"
     for arm, replay in (("ent-min", True), ("on-policy", False)):
         for seed in (0, 1):
-            folder = tmp_path / "study" / arm / f"seed-{seed}"
+            folder = study / arm / f"seed-{seed}"
             folder.parent.mkdir(parents=True, exist_ok=True)
             write_run(folder, SyntheticRun(steps=6, num_questions=60, questions_per_step=8, mixed_from=2, seed=seed))
             finish(folder, 0.5 + 0.1 * replay + 0.01 * seed)
             if not replay:
                 write_config(folder, SyntheticRun(steps=6), method="grpo", replay=False)
                 shutil.rmtree(folder / "replay")
-    (tmp_path / "study" / "on-policy" / "seed-2").mkdir()
-    (tmp_path / "study" / "on-policy" / "seed-2" / "config.toml").write_text("[run\n")
-    assert exgrpo(["report", str(tmp_path / "study"), "--json"]) == 0
+    (study / "on-policy" / "seed-2").mkdir()
+    (study / "on-policy" / "seed-2" / "config.toml").write_text("[run\n")
+    return study
+
+
+def test_a_study_is_compared_on_its_page(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exgrpo(["report", str(study), "--json"]) == 0
     text = Path(json.loads(capsys.readouterr().out)["report"]).read_text()
     page = Reader(text)
     assert page.headings == ["Result", "Runs", "Ledgers", "Arms"]
@@ -197,3 +206,38 @@ def test_what_is_neither_a_run_nor_a_study_is_one_line(
     assert exgrpo(["report", str(run), "--output", "/dev/null/page.html"]) == 1
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and "cannot be written" in err
+
+
+DESKTOP, PHONE = 1280, 390
+"""CSS pixels."""
+
+
+@pytest.mark.slow
+def test_a_browser_asks_for_nothing_and_has_nothing_to_complain_of(
+    run: Path, study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run, a study and a study of claims in Chromium; set EXGRPO_SCREENSHOTS to a folder to look at them."""
+    carried = write_claim_results(tmp_path / "carried", "replay-beats-on-policy", method="exgrpo")
+    claims = tmp_path / "claims"
+    judged = ["ablate", "--claim", "replay-beats-on-policy", "--results", str(carried), "--output", str(claims)]
+    assert exgrpo([*judged, "--quiet"]) == 0
+    pages = {
+        "run": (write_report(run, tmp_path / "run.html"), SECTIONS, 8),
+        "study": (write_report(study, tmp_path / "study.html"), ["Result", "Runs", "Ledgers", "Arms"], 4),
+        "claims": (claims / "report.html", ["Claims", "Result", "Runs"], 2),
+    }
+    shown = Path(os.environ.get("EXGRPO_SCREENSHOTS", tmp_path))
+    with headless_browser(tmp_path / "profile") as browser:
+        for name, (page, headings, figures) in pages.items():
+            for width in (DESKTOP, PHONE):
+                seen = browser.look(page, width=width, height=844)
+                (shown / f"{name}-{width}.png").write_bytes(seen.picture)
+                assert seen.requests == [page.resolve().as_uri()], "something was asked for"
+                assert seen.errors == []
+                assert seen.content_width <= width, "the page has to be pushed sideways"
+                assert all(heading in seen.text for heading in headings)
+                assert browser.count("figure svg path") > 10 * figures
+        bad = tmp_path / "bad.html"
+        bad.write_text("<script>console.error('x')</script><img src='/x.png'><p style='width: 2000px'>wide</p>")
+        seen = browser.look(bad, width=DESKTOP, height=844)
+        assert seen.requests[1:] == ["file:///x.png"] and len(seen.errors) == 2 and seen.content_width > DESKTOP

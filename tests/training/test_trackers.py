@@ -129,6 +129,21 @@ def test_trackio_keeps_one_run_through_a_resume_with_samples_and_figures(tmp_pat
     assert (home / "media" / image["file_path"]).read_bytes() == (run / "replay-buckets.png").read_bytes()
 
 
+def offline_history(run: Path) -> Iterator[tuple[Path, Any, dict[str, Any]]]:
+    """Folder, run record and values of each line that W&B kept in the run folder, as the end of a process leaves it."""
+    import wandb
+
+    wandb.teardown()  # its service is still writing when a run has finished
+    for path in sorted(run.glob("wandb/offline-run-*/*.wandb")):
+        about = None
+        for record in offline_records(path.read_bytes()):
+            if record.WhichOneof("record_type") == "run":
+                about = record.run
+            if record.WhichOneof("record_type") == "history":
+                items = {(i.key or "/".join(i.nested_key)): json.loads(i.value_json) for i in record.history.item}
+                yield path.parent, about, items
+
+
 def offline_records(data: bytes) -> Iterator[Any]:
     """Records of a small .wandb file: 7 bytes, then for each a checksum (4), its length (2), its type (1, whole)."""
     from wandb.proto.wandb_internal_pb2 import Record
@@ -154,16 +169,29 @@ def test_wandb_offline_keeps_one_run_through_a_resume(tmp_path: Path, monkeypatc
     track("wandb", run, 1, 3, 1.0)
     time.sleep(1.0)  # wandb names what it keeps offline by the second in which it starts
     track("wandb", run, 3, 4, 10.0)
-    ids, rows = set(), []
-    for path in sorted(run.glob("wandb/offline-run-*/*.wandb")):
-        for record in offline_records(path.read_bytes()):
-            if record.WhichOneof("record_type") == "run":
-                ids.add((record.run.run_id, record.run.display_name))
-            if record.WhichOneof("record_type") == "history":
-                items = {(i.key or "/".join(i.nested_key)): json.loads(i.value_json) for i in record.history.item}
-                rows.append((items["step"], items["reward/mean"]))
+    history = list(offline_history(run))
+    rows = [(items["step"], items["reward/mean"]) for _, _, items in history]
+    ids = {(about.run_id, about.display_name) for _, about, _ in history}
     assert rows == [(1, 1.0), (2, 2.0), (3, 3.0), (3, 30.0), (4, 40.0)]
     assert ids == {((run / "wandb" / "run-id").read_text().strip(), "exgrpo-tiny")}
+
+
+@pytest.mark.engines
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_wandb_offline_keeps_samples_and_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `wandb sync` would send: the table's rows and the picture, both at step 6."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    show("wandb", tmp_path)
+    [(kept, _, samples), (_, _, figures)] = offline_history(tmp_path)
+    logged = {**samples, **figures}
+    assert (samples["step"], figures["step"]) == (6, 6)
+    table = json.loads((kept / "files" / logged["samples/path"]).read_text())
+    assert logged["samples/_type"] == "table-file"
+    assert (table["columns"], table["data"]) == (list(SAMPLE), [list(SAMPLE.values())])
+    image = "plots/replay-buckets"
+    assert [logged[f"{image}/{name}"] for name in ("_type", "width", "height")] == ["image-file", 3, 2]
+    assert (kept / "files" / logged[f"{image}/path"]).read_bytes() == (tmp_path / "replay-buckets.png").read_bytes()
 
 
 @pytest.mark.engines

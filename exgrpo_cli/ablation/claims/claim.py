@@ -106,7 +106,7 @@ def claim_of(name: str, content: Mapping[str, Any]) -> Claim:
         about, stated = content["about"], content["claim"]
         settings = tuple(convert(stated.get("settings", []), tuple[str, ...], f"claim {name}: settings"))
         contrasts = tuple(Contrast(**each) for each in content["contrast"])
-        named = {arm for each in contrasts for arm in (each.arm, each.control) if arm}
+        named = dict.fromkeys(arm for each in contrasts for arm in (each.control, each.arm) if arm)
         regime = stated.get("regime", "")
         arms = {arm: claim_arm(arm, content.get("arms", {}).get(arm, {}), regime, settings) for arm in named}
         return Claim(

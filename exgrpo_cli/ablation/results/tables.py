@@ -6,7 +6,7 @@ from rich.table import Table
 
 from exgrpo_cli.ablation.results.endpoints import AT_EQUAL, ENDPOINTS
 from exgrpo_cli.ablation.results.report import MAIN, ArmReport, Compared, StudyReport
-from exgrpo_cli.evaluation.compare.paper_table import escape
+from exgrpo_cli.evaluation.compare.paper_table import escape, latex_row
 from exgrpo_cli.statistics import Interval
 
 TITLE = "held-out pass@1"
@@ -89,7 +89,7 @@ def markdown(rows: Rows) -> str:
 
 def latex(rows: Rows) -> str:
     """Rows as a complete LaTeX tabular (booktabs)."""
-    lines = [" & ".join(map(escape, row)) + r" \\" for row in rows]
+    lines = [latex_row([escape(cell) for cell in row]) for row in rows]
     layout = "l" + "r" * (len(rows[0]) - 1)
     parts = [rf"\begin{{tabular}}{{{layout}}}", r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"]
     return "\n".join([*parts, r"\end{tabular}"]) + "\n"

@@ -115,12 +115,11 @@ def latex(rows: Rows, footnote: str = "") -> str:
     columns = rows[0][1]
     # A rule between the groups, as between the in- and out-of-distribution halves of the paper's tables.
     layout = "".join("r|" if column.closes_group else "r" for column in columns).rstrip("|")
-    lines = [" & ".join(["Model", *(escape(column.head) for column in columns)]), "\\midrule"]
+    lines = [latex_row(["Model", *(escape(column.head) for column in columns)]), "\\midrule"]
     for model, own in rows:
-        lines.append(" & ".join([escape(model), *(_latex_percent(column) for column in own)]))
-        lines.append(" & ".join(["\\scriptsize 95\\,\\% interval", *(_latex_interval(column) for column in own)]))
-    body = [line if line == "\\midrule" else line + " \\\\" for line in lines]
-    parts = [f"\\begin{{tabular}}{{l{layout}}}", "\\toprule", *body, "\\bottomrule", "\\end{tabular}"]
+        lines.append(latex_row([escape(model), *(_latex_percent(column) for column in own)]))
+        lines.append(latex_row(["\\scriptsize 95\\,\\% interval", *(_latex_interval(column) for column in own)]))
+    parts = [f"\\begin{{tabular}}{{l{layout}}}", "\\toprule", *lines, "\\bottomrule", "\\end{tabular}"]
     return "\n".join([f"% {footnote}", *parts] if footnote else parts) + "\n"
 
 
@@ -164,6 +163,12 @@ _LATEX = str.maketrans(
         "†": "\\dag{}",
     }
 )
+
+
+def latex_row(cells: Sequence[str]) -> str:
+    """Escaped cells as one row; one that begins with [ or * would be read as an argument of the row before."""
+    line = " & ".join(cells)
+    return ("{}" if line.startswith(("[", "*")) else "") + line + " \\\\"
 
 
 def escape(text: str) -> str:

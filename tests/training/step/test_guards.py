@@ -5,6 +5,7 @@ import re
 import pytest
 
 from exgrpo_cli.console.reporter import SilentReporter
+from exgrpo_cli.reports.run_page import run_page
 from exgrpo_cli.training.run import train
 from exgrpo_cli.training.step.guards import Guards
 
@@ -101,6 +102,26 @@ def test_a_run_whose_updates_are_skipped_says_so_with_the_reason(small_config, t
     train(config, tmp_path / "run", reporter=listener)
     (told,) = warnings_of(listener)
     assert told.startswith("step 3: updates have been skipped in 3 steps in a row (gradient norm above 1e-09)")
+
+
+def test_a_run_that_unlearns_what_it_could_says_so_and_so_does_its_page(small_config, tmp_path):
+    """One step at a learning rate of 0.1 leaves nothing of what the backbone had learnt."""
+    listener = Listener()
+    ruined = ("optim.learning_rate=0.1", "optim.warmup_steps=0", "run.steps=1", "replay.enabled=false")
+    config = small_config(
+        *ruined,
+        "arithmetic.levels=[1]",
+        "arithmetic.num_train=30",
+        "rollout.questions_per_step=4",
+        "arithmetic.num_heldout=20",
+    )
+    train(config, tmp_path / "run", reporter=listener)
+    [told] = [note for note in listener.notes if "has fallen" in note]
+    assert "before training to 0.000 after step 1; usual causes: a learning rate" in told
+    shown = [
+        block.text for part in run_page(tmp_path / "run").sections for block in part.blocks if block.kind == "paragraph"
+    ]
+    assert told in shown
 
 
 @pytest.mark.slow
