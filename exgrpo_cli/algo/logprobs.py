@@ -3,7 +3,8 @@
 The vocabulary is cut into tiles. The forward pass keeps a running log-sum-exp per token; the backward pass recomputes
 each tile's logits, and because the final log-sum-exp is known by then, every tile's probabilities, and with them one
 block of rows of the head's gradient, are complete at once: no second buffer of the head's size is ever needed. At most
-TILE_ELEMENTS logits exist at a time, whatever the numbers of tokens and of vocabulary entries.
+TILE_ELEMENTS logits (GPU_TILE_ELEMENTS on a GPU) exist at a time, whatever the numbers of tokens and of vocabulary
+entries.
 
 Axes: tokens = scored positions of all rows, hidden = model width, vocab = vocabulary.
 """
@@ -14,10 +15,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from exgrpo_cli.algo.products import product, transposed_product
+from exgrpo_cli.algo.products import transposed_product, wide_product
 
 TILE_ELEMENTS = 2**24
 """Logits in one tile: 64 MiB in float32, and about five tensors of this size at the peak of the backward pass."""
+GPU_TILE_ELEMENTS = 2**26
+"""The same on a GPU, which smaller products leave idle: 256 MiB."""
 MIN_TILE_COLUMNS = 128
 """Narrower tiles starve the matrix units: beyond TILE_ELEMENTS / 128 tokens the tokens are cut as well."""
 
@@ -28,13 +31,15 @@ def token_logprobs(
     token_ids: Int[Tensor, " tokens"],
     *,
     temperature: float,
-    tile_elements: int = TILE_ELEMENTS,
+    tile_elements: int | None = None,
 ) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
     """log p(token) and H = -sum_v p_v log p_v, in nats, for p = softmax(hidden @ head_weight.T / temperature).
 
     Both results are differentiable with respect to `hidden` and `head_weight`. The products run in the dtype of
-    `hidden`, everything after them in float32 (float64 for float64 input).
+    `hidden`, everything after them in float32 (float64 for float64 input); on a GPU their sums too. `tile_elements` are
+    as many as suit the device where they are None.
     """
+    tile_elements = tile_elements or device_tile_elements(hidden.device)
     block = max(1, tile_elements // min(MIN_TILE_COLUMNS, head_weight.shape[0]))
     if hidden.shape[0] <= block:
         return _TiledSoftmax.apply(hidden, head_weight, token_ids, temperature, tile_elements)
@@ -43,6 +48,11 @@ def token_logprobs(
         for part, ids in zip(hidden.split(block), token_ids.split(block), strict=True)
     ]
     return torch.cat([logprobs for logprobs, _ in parts]), torch.cat([entropies for _, entropies in parts])
+
+
+def device_tile_elements(device: torch.device) -> int:
+    """Logits in one tile on this device."""
+    return GPU_TILE_ELEMENTS if device.type == "cuda" else TILE_ELEMENTS
 
 
 class _TiledSoftmax(torch.autograd.Function):
@@ -98,7 +108,7 @@ class _TiledSoftmax(torch.autograd.Function):
             _add_at_chosen(grad_tile, grad_logprobs, token_ids - start)
             narrow = grad_tile.div_(ctx.temperature).to(hidden.dtype)
             if grad_hidden is not None:
-                grad_hidden += product(narrow, tile.to(hidden.dtype).t())
+                grad_hidden += wide_product(narrow, tile.to(hidden.dtype).t(), wide)
             if grad_weight is not None:
                 grad_weight[start : start + ctx.columns] = transposed_product(narrow, hidden)
         return None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight, None, None, None
@@ -113,7 +123,7 @@ def _tile_columns(hidden: Tensor, tile_elements: int) -> int:
 
 
 def _scaled_logits(hidden: Tensor, tile: Tensor, temperature: float, wide: torch.dtype) -> Tensor:
-    return product(hidden, tile.to(hidden.dtype)).to(wide).div_(temperature)
+    return wide_product(hidden, tile.to(hidden.dtype), wide).div_(temperature)
 
 
 def _pick_chosen(chosen: Tensor, scaled: Tensor, columns: Tensor) -> None:

@@ -51,6 +51,15 @@ def product(
     return results[: len(rows)].view(*left.shape[:-1], right.shape[0])
 
 
+def wide_product(
+    left: Float[Tensor, "rows ins"], right: Float[Tensor, "outs ins"], dtype: torch.dtype
+) -> Float[Tensor, "rows outs"]:
+    """left @ right.T in `dtype`, without a gradient: on a GPU sums of narrow factors stay wide."""
+    if _sums_widely(left.device) and left.dtype in (torch.bfloat16, torch.float16) and dtype == torch.float32:
+        return torch.mm(left, right.t(), out_dtype=dtype)
+    return product(left, right).to(dtype)
+
+
 def transposed_product(left: Float[Tensor, "rows outs"], right: Float[Tensor, "rows ins"]) -> Float[Tensor, "outs ins"]:
     """left.T @ right, without a gradient: that of a weight, summed over rows."""
     if not _for_onednn(left, right, right.shape[1]):
@@ -98,6 +107,11 @@ def _for_onednn(rows: Tensor, other: Tensor, outs: int) -> bool:
         and rows.numel() >= FEWEST_ROWS * rows.shape[-1]
         and rows.numel() * outs >= FEWEST_OPERATIONS
     )
+
+
+def _sums_widely(device: torch.device) -> bool:
+    """Whether torch has products there of another dtype than that of their factors."""
+    return device.type == "cuda"
 
 
 def _padded_blocks(rows: Tensor) -> Iterator[Tensor]:

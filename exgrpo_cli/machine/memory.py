@@ -9,7 +9,7 @@ lowered where the trainer, with the optimizer state that the first update makes,
 import math
 from dataclasses import dataclass
 
-from exgrpo_cli.algo.logprobs import TILE_ELEMENTS
+from exgrpo_cli.algo.logprobs import GPU_TILE_ELEMENTS, TILE_ELEMENTS
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.machine.shapes import Shape
 
@@ -22,8 +22,9 @@ ENGINE_STEP_TOKENS = 8192
 """Tokens of one step of a vLLM engine, which it makes room for at its start."""
 SAMPLING_TENSORS = 4
 """Float32 tensors of rows x vocabulary alive while tokens are drawn."""
-TILE_TENSORS = 5
-"""Tensors of one logits tile alive at the peak of the log-prob's backward pass, in float32."""
+TILE_TENSORS = 3
+"""Float32 tensors of one logits tile alive at the peak, which is in the forward pass; the backward pass has two and a
+narrow one."""
 GATHERED = 10**9
 """Parameters that DeepSpeed gathers (stage 3), or steps (its sub-groups), at a time, unless told otherwise."""
 LARGEST_GPU_COUNT = 64
@@ -48,6 +49,8 @@ class MemoryPlan:
     """What of the optimizer's stays on the GPU during rollouts."""
     activations: int
     """Kept for the backward pass of one micro-batch."""
+    recomputed: int
+    """One layer's, made again in the backward pass with gradient checkpointing, when the logit tiles are gone."""
     logprobs: int
     """Logit tiles of log-probs and entropies."""
     rollout_weights: int
@@ -71,7 +74,13 @@ class MemoryPlan:
     def update_peak(self) -> int:
         """During the update; the rollout engine sleeps, or has freed its cache."""
         resident = self.weights + self.copies + self.gradients + self.optimizer + self.context + self.engine_asleep
-        return resident + self.activations + self.logprobs
+        return resident + self.activations + max(self.logprobs, self.recomputed)
+
+    @property
+    def scoring_peak(self) -> int:
+        """While log-probs are computed without a gradient: of layers hardly anything, and the logit tiles."""
+        resident = self.weights + self.copies + self.optimizer + self.context + self.engine_asleep
+        return resident + self.logprobs
 
     @property
     def rollout_peak(self) -> int:
@@ -123,6 +132,8 @@ def memory_plan(
     engine_weights, kv_cache = (whole // parallel if vllm else 0), rows * longest * kv_bytes // parallel
     sampling = sampling_bytes(shape, config, rows, width)
     least = engine_weights + kv_cache + sampling
+    checkpointing, cells = config.backbone.gradient_checkpointing, attention_cells(config, gpus, longest)
+    tile = GPU_TILE_ELEMENTS if on_gpu else TILE_ELEMENTS
     fraction = 0.0
     if vllm and on_gpu:
         free = gpu_bytes - weights - copies - asleep - context
@@ -135,14 +146,9 @@ def memory_plan(
         optimizer=state,
         optimizer_on_host=on_host,
         optimizer_asleep=asleep,
-        activations=activation_bytes(
-            shape,
-            tokens,
-            width,
-            checkpointing=config.backbone.gradient_checkpointing,
-            cells=attention_cells(config, gpus, longest),
-        ),
-        logprobs=TILE_TENSORS * min(TILE_ELEMENTS, tokens * shape.vocab_size) * 4,
+        activations=activation_bytes(shape, tokens, width, checkpointing=checkpointing, cells=cells),
+        recomputed=layer_bytes(shape, tokens, width, cells=cells) if checkpointing else 0,
+        logprobs=TILE_TENSORS * min(tile, tokens * shape.vocab_size) * 4,
         rollout_weights=engine_weights,
         kv_cache=kv_cache,
         sampling=sampling,
@@ -245,14 +251,18 @@ def attention_cells(config: Config, gpus: int, longest: int) -> int:
 
 def activation_bytes(shape: Shape, tokens: int, width: int, *, checkpointing: bool, cells: int) -> int:
     """Bytes that autograd keeps for `tokens` tokens at `width` bytes per element: every layer's tensors, or with
-    checkpointing one layer's and the inputs of all others. What attention keeps is of `cells`, and its output is kept
-    once more for the tokens."""
-    attention = attention_bytes(shape, width)
-    layer = layer_activation_bytes(shape, width) * tokens + attention * (cells - tokens)
-    layer += shape.query_size * width * tokens
-    if not checkpointing:
-        return shape.num_layers * layer
-    return (shape.num_layers - 1) * shape.hidden_size * width * tokens + layer
+    checkpointing the inputs of all layers; and around the head the final norm's input, that in float32, and what the
+    head reads."""
+    head = (2 * width + 4) * shape.hidden_size * tokens
+    layer = shape.hidden_size * width * tokens if checkpointing else layer_bytes(shape, tokens, width, cells=cells)
+    return shape.num_layers * layer + head
+
+
+def layer_bytes(shape: Shape, tokens: int, width: int, *, cells: int) -> int:
+    """Bytes that autograd keeps of one layer: what attention keeps is of `cells`, and its output is kept once more for
+    the tokens."""
+    layer = layer_activation_bytes(shape, width) * tokens + attention_bytes(shape, width) * (cells - tokens)
+    return layer + shape.query_size * width * tokens
 
 
 def layer_activation_bytes(shape: Shape, width: int) -> int:

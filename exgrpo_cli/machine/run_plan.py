@@ -104,6 +104,7 @@ class RunPlan:
             "gradients": plan.gradients,
             "optimizer": plan.optimizer,
             "activations": plan.activations,
+            "a layer computed again": plan.recomputed,
             "log-prob tiles": plan.logprobs,
             "rollout engine weights": plan.rollout_weights,
             "key-value cache": plan.kv_cache,

@@ -5,6 +5,7 @@ commit at the end makes all of them visible together.
 """
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -111,6 +112,10 @@ def _explained(repo: str, *, under_way: bool) -> Iterator[None]:
     from huggingface_hub import constants, errors
 
     endpoint = constants.ENDPOINT
+    # What the client has to say of a request that fails is in its exception, too, which becomes one line.
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
         yield
     except KeyboardInterrupt:
@@ -131,6 +136,8 @@ def _explained(repo: str, *, under_way: bool) -> Iterator[None]:
         # The client wraps what goes wrong with a file in a RuntimeError, a card or an answer it cannot read in a
         # ValueError.
         raise _broke_off(repo, endpoint, error.__cause__ or error, under_way) from error
+    finally:
+        logger.setLevel(level)
 
 
 def _broke_off(repo: str, endpoint: str, reason: BaseException, under_way: bool) -> Exception:

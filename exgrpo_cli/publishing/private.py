@@ -1,11 +1,14 @@
 """What must not leave this machine: paths and host names are taken out of texts, and a secret stops the upload."""
 
+import json
 import os
 import platform
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from markupsafe import escape
 
 from exgrpo_cli.errors import InputError
 
@@ -30,6 +33,11 @@ def told_files(folder: Path) -> list[Path]:
     return [path for name in TOLD for path in (folder / name, *folder.glob(f"*/seed-*/{name}")) if path.is_file()]
 
 
+def written(secret: str) -> set[str]:
+    """A secret as it stands in a text, in JSON or TOML, and on a page."""
+    return {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], str(escape(secret))}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Private:
     """What is private on this machine, in this run."""
@@ -49,12 +57,13 @@ class Private:
 
         places = {str(place) for place in (Path.home(), Path.cwd(), folder.absolute(), folder.resolve())}
         parents = {str(folder.resolve().parent), str(folder.absolute().parent)}
-        hosts = {platform.node(), environment.get("HOSTNAME", ""), environment.get("SLURMD_NODENAME", "")}
+        nodes = {platform.node(), environment.get("HOSTNAME", ""), environment.get("SLURMD_NODENAME", "")}
+        hosts = nodes | {node.partition(".")[0] for node in nodes}
         servers = {host for path in told_files(folder) for host in URL_HOST.findall(path.read_text(errors="replace"))}
         secrets = {value for name, value in environment.items() if SECRET_NAME.search(name)} | {get_token() or ""}
         return cls(
             folders=tuple(sorted((places | parents) - {"/"}, key=len, reverse=True)),
-            hosts=tuple(sorted(host for host in hosts if len(host) >= LEAST_HOST and host != "localhost")),
+            hosts=tuple(sorted((h for h in hosts if len(h) >= LEAST_HOST and h != "localhost"), key=len, reverse=True)),
             servers=tuple(sorted(servers, key=len, reverse=True)),
             secrets=tuple(sorted(secret for secret in secrets if len(secret) >= LEAST_SECRET)),
         )
@@ -71,6 +80,10 @@ class Private:
         for host in (*self.servers, *self.hosts):
             text = re.sub(rf"(?<![\w-]){re.escape(host)}(?![\w-])", "host", text)
         return text
+
+    def without_in(self, texts: Mapping[str, str], where: str) -> dict[str, str]:
+        """Each of the texts by name, as `without` has it."""
+        return {name: self.without(text, where) for name, text in texts.items()}
 
     def check_rows(self, texts: Iterable[str], where: str) -> None:
         """Raise InputError for a row with a secret, this host's name or one of its folders: rows are not changed."""
@@ -89,7 +102,7 @@ class Private:
 
     def _refuse_secrets(self, text: str, where: str) -> None:
         match = SECRET.search(text)
-        known = match[0] if match else next((secret for secret in self.secrets if secret in text), None)
+        known = match[0] if match else next((s for s in self.secrets if any(w in text for w in written(s))), None)
         if known is not None:
             raise InputError(
                 f"{where} holds a secret that begins with {known[:4]!r}: nothing was published. Remove it there, and "

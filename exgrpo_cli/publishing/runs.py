@@ -54,7 +54,7 @@ def run_packages(
             f"{run} has no held-out figure for its card (data.heldout = 'none'): measure it with exgrpo evaluate "
             f"BENCHMARK --model {run}, then publish with --results FOLDER."
         )
-    origin = run_origin(run, summary)
+    origin = private.without_in(run_origin(run, summary), "the run's name")
     with_ledger = ledger and (run / LEDGER_FOLDER / IDENTITY_FILE).is_file() and keeps_experience(run)
     packages = []
     if with_ledger:

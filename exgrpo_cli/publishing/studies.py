@@ -49,7 +49,7 @@ def study_package(folder: Path, repo: str, staging: Path, private: Private) -> P
     copy_text(staged / "report.html", staged / "report.html", private)
     card = study_card(repo, markdown(score_rows(report)), ", ".join(study.baselines), with_steps=bool(finished))
     (staged / "README.md").write_text(private.without(card, "the card"), encoding="utf-8")
-    return make_package("dataset", study_origin(study), staged, {})
+    return make_package("dataset", private.without_in(study_origin(study), "the study's name"), staged, {})
 
 
 def study_origin(study: Study) -> dict[str, str]:
@@ -102,6 +102,8 @@ def write_table(rows: list[dict[str, Any]], path: Path, private: Private) -> Non
 
 
 def _public(value: Any, private: Private, where: str) -> Any:
+    if isinstance(value, list):
+        return [_public(each, private, where) for each in value]
     return private.without(value, where) if isinstance(value, str) else value
 
 

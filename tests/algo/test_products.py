@@ -6,7 +6,15 @@ import transformers
 from torch import nn
 
 from exgrpo_cli.algo import products
-from exgrpo_cli.algo.products import BLOCK_ROWS, COARSE_ROWS, FEWEST_ROWS, linear, product, transposed_product
+from exgrpo_cli.algo.products import (
+    BLOCK_ROWS,
+    COARSE_ROWS,
+    FEWEST_ROWS,
+    linear,
+    product,
+    transposed_product,
+    wide_product,
+)
 from exgrpo_cli.engines.model.product_linear import ProductLinear, use_products
 
 ROWS = [1, FEWEST_ROWS - 1, FEWEST_ROWS, FEWEST_ROWS + 1, 2 * COARSE_ROWS, 2 * COARSE_ROWS + 1, BLOCK_ROWS, 2500]
@@ -67,6 +75,17 @@ def test_other_dtypes_keep_torch_own_product(backend):
     left, right = torch.randn(200, 48, dtype=torch.float64), torch.randn(40, 48, dtype=torch.float64)
 
     assert torch.equal(product(left, right), nn.functional.linear(left, right))
+
+
+def test_narrow_factors_have_wide_sums_on_a_gpu(monkeypatch):
+    """By torch's own operation, without a kernel on the meta device; on a CPU a product is widened afterwards."""
+    left, right = torch.randn(200, 48, dtype=torch.bfloat16), torch.randn(40, 48, dtype=torch.bfloat16)
+    here = wide_product(left, right, torch.float32)
+    assert here.dtype == torch.float32 and torch.equal(here, product(left, right).float())
+    monkeypatch.setattr(products, "_sums_widely", lambda device: True)
+    there = wide_product(left.to("meta"), right.to("meta"), torch.float32)
+    assert (there.dtype, there.shape) == (torch.float32, (200, 40))
+    assert wide_product(left.double(), right.double(), torch.float64).dtype == torch.float64
 
 
 def test_only_plain_linear_layers_change_and_their_weights_keep_their_names():

@@ -1,6 +1,7 @@
 """The transformers generator against a row-by-row sampler without cache, batch or tricks, in float64."""
 
 import copy
+import gc
 from collections.abc import Iterator
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import (
+    DynamicCache,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -21,6 +23,7 @@ from transformers import (
 
 from exgrpo_cli.engines.hf import prefill, slots
 from exgrpo_cli.engines.hf.attention import DecodingCall, grouped_decoding
+from exgrpo_cli.engines.hf.cache import SlotCache, SlotLayer
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.engines.sampling import row_uniforms, sample_tokens
 from exgrpo_cli.errors import InputError, RunError
@@ -204,6 +207,19 @@ def test_finished_rollouts_are_handed_over_once_each_as_they_end() -> None:
     assert len(heard) == 20
     assert all(groups[index][rollout.member] is rollout for index, rollout in heard)
     assert [id(rollout) for _, rollout in heard] != [id(rollout) for rollout in flat(groups)], "in order of ending"
+
+
+def test_keys_and_values_are_given_back_when_the_last_rollout_has_ended() -> None:
+    """Not when Python next looks for circles: on a GPU the update needs the room."""
+    generator = HFGenerator(build_model(), max_rows=6)
+    gc.collect()
+    gc.disable()
+    try:
+        generator.generate(requests(), PARAMS)
+        kept = [each for each in gc.get_objects() if type(each) in (SlotCache, SlotLayer, DynamicCache)]
+    finally:
+        gc.enable()
+    assert kept == []
 
 
 def test_sampled_shares_are_the_probabilities() -> None:

@@ -25,7 +25,7 @@ import sys
 import simulated_device, torch
 from exgrpo_cli.engines.policy import micro_batches
 pack = micro_batches.pack
-micro_batches.pack = lambda sequences, device: pack(sequences, torch.device("cpu"))
+micro_batches.pack = lambda sequences, device, **layout: pack(sequences, torch.device("cpu"), **layout)
 sys.exit(simulated_device.main(sys.argv[1:]))
 """
 
@@ -87,10 +87,26 @@ def test_two_devices_in_one_operation_end_the_run(small_config: Callable[..., Co
     assert "tensors on sim:0 and on cpu" in talk
 
 
-def test_the_host_seldom_waits_and_results_are_those_of_the_cpu() -> None:
+@pytest.fixture(scope="module")
+def figures() -> dict[str, Any]:
+    """What `measured_on_device` prints."""
     process = on_device("-m", "measured_on_device", stdout=subprocess.PIPE)
     printed, _ = process.communicate(timeout=250)
-    figures = json.loads(printed)
+    return dict(json.loads(printed))
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_memory_is_planned_within_a_tenth_of_what_is_alive(
+    dtype: str, checkpointing: bool, figures: dict[str, Any]
+) -> None:
+    phases = figures[f"memory-{dtype}-{checkpointing}"]
+    assert set(phases) == {"rollouts", "scoring", "update"}
+    for phase, (planned, alive) in phases.items():
+        assert 0.9 <= planned / alive <= 1.1, (phase, planned, alive)
+
+
+def test_the_host_seldom_waits_and_results_are_those_of_the_cpu(figures: dict[str, Any]) -> None:
     # Rows that ended are looked for every eight tokens: one wait, and one more where there are any.
     assert all(figures[name]["equal"] for name in ("rollouts-20", "rollouts-6"))
     assert figures["rollouts-20"]["waits"] <= figures["rollouts-20"]["longest"] / 2

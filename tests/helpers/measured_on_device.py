@@ -3,6 +3,7 @@
 One JSON object: for each job the times the host waited, the units of work, and how far the results are from the CPU's.
 """
 
+import gc
 import json
 
 import numpy as np
@@ -10,10 +11,15 @@ import simulated_device
 import torch
 from simulated_device import counted
 from small_policy import VOCAB, build_model, build_policy, minibatch, sequences, weights
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from exgrpo_cli.algo.batching import packed_batches
+from exgrpo_cli.algo.batching import TrainingRow, packed_batches
+from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.config.sections.optim import OptimSettings
 from exgrpo_cli.engines.hf.generator import HFGenerator
-from exgrpo_cli.types import RolloutRequest, SamplingParams
+from exgrpo_cli.machine.memory import memory_plan
+from exgrpo_cli.machine.shapes import shape_of
+from exgrpo_cli.types import RolloutRequest, SamplingParams, TokenSequence
 
 TOKENS = 40
 BUDGET = 30
@@ -37,6 +43,61 @@ def rollouts(device: torch.device, max_rows: int) -> list[list[int]]:
     params = SamplingParams(temperature=0.9, top_p=1.0, max_new_tokens=TOKENS)
     groups = HFGenerator(model, max_rows=max_rows, eos_ids=(3, 7)).generate(requests(), params)
     return [rollout.token_ids.tolist() for group in groups for rollout in group]
+
+
+def memory(device: torch.device, dtype: str, *, checkpointing: bool) -> dict[str, tuple[int, int]]:
+    """Planned bytes, and the most that was alive, of each phase of a second step: 4 questions, 8 rollouts each.
+
+    Rows are short and no head shares its keys: torch has no fused attention for this device, and what it keeps in its
+    place (scores of each pair of tokens, repeated keys) no GPU would.
+    """
+    prompt, response, questions = 8, 16, 4
+    config = Qwen2Config(
+        vocab_size=1000, hidden_size=128, intermediate_size=352, num_hidden_layers=4, num_attention_heads=2,
+        num_key_value_heads=2, tie_word_embeddings=True, max_position_embeddings=64,
+    )  # fmt: skip
+    settings = build_config(
+        assignments=[
+            f"backbone.dtype={dtype}", f"backbone.gradient_checkpointing={str(checkpointing).lower()}",
+            f"data.max_prompt_tokens={prompt}", 'data.heldout=""', f"rollout.max_response_tokens={response}",
+            f"rollout.questions_per_step={questions}", "optim.minibatches=1", "optim.microbatch_tokens=256",
+        ]
+    )  # fmt: skip
+    plan = memory_plan(shape_of(config), settings, gpus=1, on_gpu=False)
+    gc.collect()
+    before = counted.live_bytes
+    model = Qwen2ForCausalLM(config).to(getattr(torch, dtype)).to(device)
+    optim = OptimSettings(microbatch_tokens=256)
+    policy = build_policy(model, optim=optim, microbatch_tokens=256, gradient_checkpointing=checkpointing)
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, 1000, prompt).astype(np.int32) for _ in range(questions)]
+    asked = [RolloutRequest(question_id=str(n), prompt_ids=own, seeds=tuple(range(8))) for n, own in enumerate(prompts)]
+    rows = [
+        TokenSequence(prompt_ids=own, response_ids=rng.integers(0, 1000, response).astype(np.int32))
+        for own in prompts
+        for _ in range(8)
+    ]
+    flat = np.full(response, -7.0, dtype=np.float32)
+    training = tuple(
+        TrainingRow(sequence=row, advantage=(-1.0) ** index, behaviour_logprobs=flat, replayed=False)
+        for index, row in enumerate(rows)
+    )
+    batch = minibatch(rows=training, num_rollouts=len(rows), max_response_tokens=response)
+    # Optimizer state is there from the first update on.
+    policy.update(batch)
+    generator = HFGenerator(model, max_rows=512, eos_ids=())
+    params = SamplingParams(temperature=1.0, top_p=1.0, max_new_tokens=response)
+    phases = {
+        "rollouts": (plan.rollout_peak, lambda: generator.generate(asked, params)),
+        "scoring": (plan.scoring_peak, lambda: policy.score(rows)),
+        "update": (plan.update_peak, lambda: policy.update(batch)),
+    }
+    found = {}
+    for name, (planned, work) in phases.items():
+        counted.peak_bytes = counted.live_bytes
+        work()
+        found[name] = (planned, counted.peak_bytes - before)
+    return found
 
 
 def main() -> None:
@@ -70,6 +131,9 @@ def main() -> None:
             "logprob_gap": max(gaps),
             "weight_gap": float((weights(there).cpu() - weights(here)).abs().max()),
         }
+    for dtype in ("float32", "bfloat16"):
+        for checkpointing in (False, True):
+            figures[f"memory-{dtype}-{checkpointing}"] = memory(device, dtype, checkpointing=checkpointing)
     print(json.dumps(figures))
 
 

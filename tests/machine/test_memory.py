@@ -17,6 +17,7 @@ from exgrpo_cli.machine.memory import (
     attention_cells,
     fewest_gpus,
     layer_activation_bytes,
+    layer_bytes,
     memory_plan,
     step_tokens,
 )
@@ -107,7 +108,7 @@ def test_activations_of_packed_rows_are_what_autograd_keeps(prompt, response):
     ]
     cells = attention_cells(build_config(assignments=settings), 1, prompt + response)
     shape, tokens = shape_of(_small_config("qwen2", layers=2)), batch.input_ids.numel()
-    planned = activation_bytes(shape, tokens, 4, checkpointing=False, cells=cells) / 2
+    planned = layer_bytes(shape, tokens, 4, cells=cells)
     assert kept[1] - kept[0] == pytest.approx(planned, rel=0.02)
 
 
@@ -169,8 +170,9 @@ def test_parts_of_a_small_plan_by_hand():
     # One sequence is longer than the micro-batch budget of 16, so 32 tokens are the least there can be.
     layer = 4 * 8 * 2 + 2 * 8 * 4 + (2 * 8 + 2 * 4) * 2 + 4 * 16 * 2
     # Attention gathers its queries, keys, values and output by row; its output is packed again.
-    assert plan.activations == 2 * (layer + 8 * 2) * 32
-    assert plan.logprobs == 5 * 32 * 32 * 4
+    # The head has the last norm's input, that in float32, and what it reads.
+    assert plan.activations == 2 * (layer + 8 * 2) * 32 + (2 + 4 + 2) * 8 * 32
+    assert plan.logprobs == 3 * 32 * 32 * 4
     assert plan.context == CONTEXT_BYTES
     resident = plan.weights + plan.optimizer + plan.context
     assert plan.rollout_peak == resident + plan.rollout_engine
@@ -255,11 +257,18 @@ def test_optimizer_state_that_rests_makes_room_for_an_engine():
     assert plans[1].peak <= 40 * GIGA
 
 
-def test_checkpointing_keeps_one_layer_and_the_inputs_of_the_others():
-    whole = activation_bytes(SMALL, 100, 2, checkpointing=False, cells=150)
+def test_checkpointing_keeps_inputs_and_makes_one_layer_again():
     layer = layer_activation_bytes(SMALL, 2) * 100 + (2 * 8 + 2 * 4) * 2 * 50 + 8 * 2 * 100
-    assert whole == 2 * layer
-    assert activation_bytes(SMALL, 100, 2, checkpointing=True, cells=150) == layer + 100 * 8 * 2
+    assert layer_bytes(SMALL, 100, 2, cells=150) == layer
+    head = (2 + 4 + 2) * 8 * 100
+    assert activation_bytes(SMALL, 100, 2, checkpointing=False, cells=150) == 2 * layer + head
+    assert activation_bytes(SMALL, 100, 2, checkpointing=True, cells=150) == 2 * 8 * 2 * 100 + head
+    config = build_config(assignments=["backbone.gradient_checkpointing=true", "optim.microbatch_tokens=16"])
+    plan = memory_plan(SMALL, config, gpus=1)
+    resident = plan.weights + plan.gradients + plan.optimizer + plan.context
+    # The tiles are gone when a layer is made again.
+    assert plan.update_peak == resident + plan.activations + max(plan.logprobs, plan.recomputed)
+    assert plan.scoring_peak == resident - plan.gradients + plan.logprobs < plan.update_peak
 
 
 @pytest.mark.parametrize(("name", "gpus"), [("qwen-math-1.5b", 1), ("qwen-math-7b", 4), ("llama-8b", 4)])
@@ -312,7 +321,7 @@ def test_a_small_run_of_a_135_million_model_is_planned_at_what_it_asks():
     plan = memory_plan(shape, config, gpus=1, on_gpu=False, longest_prompt=24)
     assert plan.kv_cache == 32 * 120 * 2 * 30 * 192 * 4
     # Two mini-batches of 16 rows of 120 tokens.
-    assert plan.activations == 30 * (layer_activation_bytes(shape, 4) + 576 * 4) * 16 * 120
+    assert plan.activations == (30 * (layer_activation_bytes(shape, 4) + 576 * 4) + 576 * (4 + 4 + 4)) * 16 * 120
     assert plan.peak < 6 * 2**30
     # 600 held-out questions with 4 samples each fill all 512 rows.
     validated = memory_plan(shape, build_config(assignments=small[1:]), gpus=1, on_gpu=False, longest_prompt=24)

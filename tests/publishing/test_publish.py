@@ -35,6 +35,8 @@ from synthetic_run import VOCABULARY, SyntheticRun, write_config, write_run
 
 HOST = "login3-private"
 SECRET = "correct-horse-battery"
+ODD_SECRET = 'pass<"word">&more'
+"""Written otherwise in JSON and on a page."""
 LICENCE = "---\nlicense: other\nlicense_name: base-licence\nlicense_link: https://example.org/licence\n---\n# Base\n"
 
 
@@ -63,6 +65,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with (run / "metrics.jsonl").open("a") as file:
         reason = f"lost {HOST}: http://gpu17.cluster.internal:8000/v1"
         file.write(json.dumps({"step": 9, "optim/skip_reason": reason}) + "\n")
+    # What the page of the run shows.
+    (run / "samples").mkdir()
+    asked = {"prompt": f"{HOST} asks", "answer": "7", "reward": 1.0, "verdict": "correct", "num_tokens": 9}
+    sample = asked | {"text": f"see {root}/notes.txt & {HOST}", "experiential": False}
+    (run / "samples/step-000008.jsonl").write_text(json.dumps(sample) + "\n")
     summary = json.loads((run / "summary.json").read_text())
     summary["heldout"]["set"] = "algebra-heldout"
     (run / "summary.json").write_text(json.dumps(summary | {"backbone": "base"}))
@@ -130,6 +137,10 @@ def test_a_published_run_is_a_model_with_its_card_and_a_ledger_that_is_a_run_aga
             assert private not in text
     assert b'train = "algebra.jsonl"' in ledger.files["config.toml"]
     assert b"lost host: http://host/v1" in ledger.files["metrics.jsonl"]
+    # The page tells of responses, and nothing of this machine; what the run folder checks itself by stays here.
+    assert b"host asks" in ledger.files["report.html"] and b"see notes.txt &amp; host" in ledger.files["report.html"]
+    assert not {"checksums.json", ".lock"} & {*ledger.files, *model.files}
+    assert not any(name.startswith(("samples/", "checkpoints/", "stacks/")) for name in ledger.files)
 
     fetched = local_run("hf://me/algebra")
     ours, theirs = LedgerReader(run / "replay"), LedgerReader(fetched / "replay")
@@ -285,13 +296,20 @@ def test_an_upload_that_was_stopped_says_how_to_go_on(run: Path, hub: LocalHub) 
     hub.hang_after = None
     assert exgrpo(command) == 0
     assert len(hub.uploaded) == 3 == len(set(hub.uploaded))
+    # A hub that cannot be reached is one line, whatever its client says of each request.
+    nowhere = {**environment, "HF_ENDPOINT": "http://127.0.0.1:9"}
+    done = subprocess.run(program, env=nowhere, capture_output=True, text=True, check=False)
+    [line] = done.stderr.splitlines()
+    assert done.returncode == 2 and "http://127.0.0.1:9 cannot be asked about me/algebra" in line
 
 
 def test_a_planted_token_stops_the_upload_and_is_not_repeated(
     run: Path, hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", SECRET)
+    monkeypatch.setenv("MY_PASSWORD", ODD_SECRET)
     planted = {
+        ("samples/step-000008.jsonl", ODD_SECRET): lambda text, secret: text.replace("asks", json.dumps(secret)[1:-1]),
         ("config.toml", "hf_" + "a1B2" * 8): lambda text, secret: f"{text}\n# {secret}\n",
         ("metrics.jsonl", SECRET): lambda text, secret: json.dumps({"step": 1, "note": secret}) + "\n",
         ("model/config.json", SECRET): lambda text, secret: json.dumps({"token": secret}),
@@ -303,12 +321,14 @@ def test_a_planted_token_stops_the_upload_and_is_not_repeated(
         alone = ["--no-ledger"] if place.startswith("model") else []
         assert exgrpo(["publish", str(copy), "--to", "me/algebra", *alone]) == 2
         line = said(capsys)
-        assert place in line and "holds a secret" in line and secret not in line
+        # A sample is published on the page alone.
+        assert place.replace("samples/step-000008.jsonl", "report.html") in line and "holds a secret" in line
+        assert secret not in line
     assert hub.repositories == {}
 
 
 def test_rows_with_something_private_are_named_and_not_changed(tmp_path: Path) -> None:
-    private = Private.of(tmp_path / "run", {"HOSTNAME": "gpu-node-17"})
+    private = Private.of(tmp_path / "run", {"HOSTNAME": "gpu-node-17.cluster.internal"})
     private.check_rows(["What is 1/2 of 3/4?", "a path such as /usr/bin is nobody's"], "the questions")
     for text in ("it ran on gpu-node-17.", f"see {tmp_path}/notes.txt", "hf_" + "x" * 30):
         with pytest.raises(ValueError, match=r"the questions, row 1") as refused:
@@ -384,10 +404,22 @@ def test_a_study_is_published_as_tables_with_its_page(
             }  # fmt: skip
             (folder / "summary.json").write_text(json.dumps(summary))
             write_result(folder / "result.json", result_of([2 + seed, 2]))
+            with (folder / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps({"step": 5, "optim/skip_reason": f"{HOST} lost {tmp_path}/x.bin"}) + "\n")
+            with (folder / "config.toml").open("a") as file:
+                file.write(f'[data]\ntrain = "{tmp_path}/questions/algebra.jsonl"\n')
     write_result(study / "results" / "ent-min-0.result.json", result_of([2, 2]))
     (study / "results.json").write_text(json.dumps({"folder": str(study)}))
+    (study / "report.md").write_text("hf_" + "a1B2" * 8)
+    assert exgrpo(["publish", str(study), "--to", "me/study", "--quiet"]) == 2
+    assert "report.md holds a secret that begins with 'hf_a'" in said(capsys) and hub.repositories == {}
+    (study / "report.md").write_text(f"made on {HOST} in {study}")
     assert exgrpo(["publish", str(study), "--to", "me/study", "--quiet"]) == 0
     files = hub.repositories["dataset", "me/study"].files
+    for name, content in files.items():
+        for private in (HOST, str(tmp_path), TOKEN):
+            assert private.encode() not in content, name
+    assert files["report.md"] == b"made on host in study"
     assert {"README.md", "report.html", "runs.parquet", "steps.parquet", "results.json"} <= set(files)
     assert {"configs/ent-min-seed-1.toml", "results/ent-min-0.result.json"} <= set(files)
     (tmp_path / "runs.parquet").write_bytes(files["runs.parquet"])
@@ -397,7 +429,10 @@ def test_a_study_is_published_as_tables_with_its_page(
         ("ent-min", 1, 0.6),
     ]
     (tmp_path / "steps.parquet").write_bytes(files["steps.parquet"])
-    assert pq.read_table(tmp_path / "steps.parquet").num_rows == 16
+    steps = pq.read_table(tmp_path / "steps.parquet").to_pylist()
+    # Parquet is compressed: what is in it is read.
+    assert len(steps) == 20 and {row["optim/skip_reason"] for row in steps} >= {"host lost x.bin"}
+    assert not [row for row in rows + steps if HOST in str(row) or str(tmp_path) in str(row)]
     assert b"config_name: runs" in files["README.md"] and b"| ent-min |" in files["README.md"]
     assert json.loads(files["results.json"]) == {"folder": "study"}
     capsys.readouterr()

@@ -10,7 +10,7 @@ columns = tokens there is room for, span = columns that some row uses, width = h
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -40,48 +40,58 @@ def prompt_states(cache: DynamicCache) -> PromptStates:
     return PromptStates(keys=keys, values=values)
 
 
+@dataclass(kw_only=True, slots=True)
+class Step:
+    """Where a decoding step reads and writes: the same in all layers."""
+
+    span: int = 0
+    """Columns in use, those being written among them."""
+    places: Int[Tensor, " lists"] = field(default_factory=lambda: torch.arange(0))
+    """Where the new token of each row and head goes, in a layer's buffer seen as a list of vectors."""
+
+
 class SlotLayer(DynamicLayer):
     """One layer's keys and values, written at each row's own column."""
 
     keys: Float[Tensor, "slots heads columns width"]
     values: Float[Tensor, "slots heads columns width"]
 
-    def __init__(self, cache: "SlotCache") -> None:
+    def __init__(self, step: Step) -> None:
         super().__init__()
-        self._cache = cache
+        # Not the cache, which holds its layers: a circle would keep all keys and values until Python looks for circles,
+        # and with them a GPU's memory through the update.
+        self._step = step
         self.is_initialized = True
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Write one new token per row and return the columns in use."""
-        used = slice(0, len(key_states)), slice(None), slice(0, self._cache.span)
+        used = slice(0, len(key_states)), slice(None), slice(0, self._step.span)
         for buffer, states in ((self.keys, key_states), (self.values, value_states)):
             # One flat copy of whole vectors: several times faster than indexing rows and columns.
-            buffer.view(-1, buffer.shape[3]).index_copy_(0, self._cache.places, states.reshape(-1, buffer.shape[3]))
+            buffer.view(-1, buffer.shape[3]).index_copy_(0, self._step.places, states.reshape(-1, buffer.shape[3]))
         return self.keys[used], self.values[used]
 
     def get_seq_length(self) -> int:
         """Columns in use before the token being written, as transformers asks a cache."""
-        return self._cache.span - 1
+        return self._step.span - 1
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Width and offset of the attention mask, as transformers asks a cache."""
-        return self._cache.span, 0
+        return self._step.span, 0
 
 
 class SlotCache(Cache):
     """Keys and values of all layers for up to `max_rows` rows of up to `max_columns` tokens."""
 
     def __init__(self, *, num_layers: int, max_rows: int, max_columns: int) -> None:
-        self._layers = [SlotLayer(self) for _ in range(num_layers)]
+        self._step = Step()
+        self._layers = [SlotLayer(self._step) for _ in range(num_layers)]
         super().__init__(layers=list(self._layers))
         self._max_rows = max_rows
         self._max_columns = max_columns
         self._num_columns = 0
-        self.span = 0
-        self.places = torch.arange(0)
-        """Where the new token of each row and head goes, in a layer's buffer seen as a list of vectors."""
 
     def fill(self, prompts: PromptStates, lengths: Sequence[int], sources: Sequence[int], first_row: int) -> None:
         """Copy prefilled prompt `sources[i]`, of `lengths[sources[i]]` tokens, into row first_row + i."""
@@ -111,10 +121,10 @@ class SlotCache(Cache):
 
     def begin_step(self, lengths: Int[Tensor, " rows"], span: int) -> Float[Tensor, "rows heads 1 span"]:
         """Point the next token of each row at its own column; returns the additive attention mask of the step."""
-        self.span = span
+        self._step.span = span
         self._widen(span)
-        self.places = (self._lists[: len(lengths)] + lengths[:, None]).flatten()
-        self._mask.view(-1).index_fill_(0, self.places, 0.0)
+        self._step.places = (self._lists[: len(lengths)] + lengths[:, None]).flatten()
+        self._mask.view(-1).index_fill_(0, self._step.places, 0.0)
         return self._mask[: len(lengths), :, None, :span]
 
     def _allocate(self, prompts: PromptStates) -> None:

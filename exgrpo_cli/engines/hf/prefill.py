@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from exgrpo_cli.engines.hf.cache import PromptStates, prompt_states
-from exgrpo_cli.engines.model.attention import use_attention
+from exgrpo_cli.engines.model.attention import PLAIN_CAUSAL, repeats_keys, use_attention
 from exgrpo_cli.engines.model.causal_lm import CausalLM
 from exgrpo_cli.engines.sampling import row_uniforms, sample_tokens
 from exgrpo_cli.types import RolloutRequest, SamplingParams
@@ -75,8 +75,9 @@ class WaitingRows:
     ) -> None:
         """At most `max_started` rows are begun at once, which bounds the logits."""
         self._parts = parts
-        # Prefilling runs in the model's own attention, whatever decoding uses.
-        self._attention = parts.body.config._attn_implementation
+        # Prefilling runs in the model's own attention, whatever decoding uses, where that has a kernel.
+        own = parts.body.config._attn_implementation
+        self._attention = PLAIN_CAUSAL if repeats_keys(parts.device, parts.head.weight.dtype) else own
         self._requests = requests
         self._params = params
         self._max_started = max_started

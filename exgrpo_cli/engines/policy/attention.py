@@ -1,4 +1,6 @@
-"""Attention of a packed micro-batch: rows gathered in blocks of similar length, results put back.
+"""Attention of a packed micro-batch: by segments where torch has a kernel for them, else rows gathered in blocks.
+
+Blocks hold rows of similar length, padded; results are put back where they are packed.
 
 Axes: heads = query heads, kv_heads = key-value heads, width = head dimension, packed = inputs of a packed micro-batch,
 cells = rows of a block times its longest row, columns = its longest row.
@@ -12,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface
 
-from exgrpo_cli.engines.model.attention import refuse_unsupported
+from exgrpo_cli.engines.model.attention import causal_attention, refuse_unsupported
+from exgrpo_cli.engines.policy.segments import Segments, attend
 from exgrpo_cli.errors import InputError
 
 PACKED_CAUSAL = "exgrpo_packed_causal"
@@ -43,7 +46,7 @@ def packed_causal(
     value: Float[Tensor, "1 kv_heads packed width"],
     attention_mask: None,
     scaling: float,
-    layout: AttentionLayout | None = None,
+    layout: AttentionLayout | Segments | None = None,
     **kwargs: object,
 ) -> tuple[Float[Tensor, "1 packed heads width"], None]:
     """Causal attention within each row of a packed micro-batch."""
@@ -53,10 +56,12 @@ def packed_causal(
             f"{type(module).__name__} keeps arguments from its attention; use a model of transformers' own."
         )
     vectors = [states[0].transpose(0, 1) for states in (query, key, value)]
+    if isinstance(layout, Segments):
+        return attend(*vectors, layout, scaling)[None], None
     results = []
     for block in layout.blocks:
         queries, keys, values = (_gather_rows(states, block) for states in vectors)
-        mixed = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scaling, enable_gqa=True)
+        mixed = causal_attention(queries, keys, values, scaling)
         results.append(mixed.transpose(1, 2).flatten(0, 1).flatten(1))
     packed = F.embedding(layout.cell_of, torch.cat(results) if len(results) > 1 else results[0])
     return packed.view(1, len(layout.cell_of), query.shape[1], -1), None

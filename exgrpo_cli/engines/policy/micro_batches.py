@@ -23,6 +23,7 @@ from exgrpo_cli.engines.model.attention import use_attention
 from exgrpo_cli.engines.model.causal_lm import CausalLM, split_causal_lm
 from exgrpo_cli.engines.policy.attention import PACKED_CAUSAL
 from exgrpo_cli.engines.policy.packing import PackedBatch, pack, packed_scores
+from exgrpo_cli.engines.policy.segments import takes_segments
 from exgrpo_cli.ranks.ranks import Ranks
 from exgrpo_cli.types import TokenScores, TokenSequence
 
@@ -68,7 +69,7 @@ class MicroBatches:
         scores: dict[int, TokenScores] = {}
         for batch in self._passes(own):
             rows = [own[index] for index in batch] or [sequences[0]]
-            logprobs, entropies = self.forward(pack(rows, self.device))
+            logprobs, entropies = self.forward(self._pack(rows))
             if batch:
                 counts = [len(row.response_ids) for row in rows]
                 scores.update(zip(batch, split_scores(logprobs, entropies, counts), strict=True))
@@ -103,11 +104,14 @@ class MicroBatches:
         busiest = max([at_least, *self.ranks.gather(len(batches))])
         return batches + [[] for _ in range(busiest - len(batches))]
 
+    def _pack(self, rows: Sequence[TokenSequence]) -> PackedBatch:
+        return pack(rows, self.device, by_segments=takes_segments(self.parts))
+
     def _loss(
         self, rows: Sequence[TrainingRow], totals: Denominators, *, clip: bool
     ) -> tuple[Float[Tensor, ""], ObjectiveSums]:
         """A micro-batch's part of the loss of its mini-batch, and of the diagnostics."""
-        packed = pack([row.sequence for row in rows], self.device)
+        packed = self._pack([row.sequence for row in rows])
         logprobs, entropies = self.forward(packed)
         reference = None
         if self.reference is not None:
@@ -122,7 +126,7 @@ class MicroBatches:
     def _zero_loss(self, batch: MiniBatch) -> Float[Tensor, ""]:
         """A pass beside another rank's: every weight takes part, with gradient zero."""
         shortest = min((row.sequence for row in batch.rows), key=lambda sequence: len(sequence.response_ids))
-        logprobs, _ = self.forward(pack([shortest], self.device))
+        logprobs, _ = self.forward(self._pack([shortest]))
         return logprobs.sum() * 0.0
 
 

@@ -25,6 +25,7 @@ from exgrpo_cli.algo.logprobs import token_logprobs
 from exgrpo_cli.engines.model.attention import use_attention
 from exgrpo_cli.engines.model.causal_lm import CausalLM
 from exgrpo_cli.engines.policy.attention import PACKED_CAUSAL, AttentionBlock, AttentionLayout
+from exgrpo_cli.engines.policy.segments import Segments, segments_of
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.types import TokenSequence
 
@@ -44,16 +45,17 @@ class PackedBatch:
 
     input_ids: Int[Tensor, "1 packed"]
     position_ids: Int[Tensor, "1 packed"]
-    layout: AttentionLayout
+    layout: AttentionLayout | Segments
     predicting: Int[Tensor, " tokens"]
     """For each response token, the packed position whose hidden state predicts it."""
     targets: Int[Tensor, " tokens"]
     """The response tokens."""
 
 
-def pack(sequences: Sequence[TokenSequence], device: torch.device) -> PackedBatch:
-    """Lay out rows, response tokens staying in the order of `sequences`."""
+def pack(sequences: Sequence[TokenSequence], device: torch.device, *, by_segments: bool = False) -> PackedBatch:
+    """Lay out rows, response tokens staying in the order of `sequences`; `by_segments` is how attention reads them."""
     pieces: list[np.ndarray] = []
+    reads: list[np.ndarray] = []
     starts: dict[bytes, int] = {}
     rows: list[np.ndarray] = []
     filled = 0
@@ -63,11 +65,13 @@ def pack(sequences: Sequence[TokenSequence], device: torch.device) -> PackedBatc
         if key not in starts:
             starts[key] = filled
             pieces.append(prompt)
+            reads.append(filled + np.arange(len(prompt)))
             filled += len(prompt)
         rows.append(
             np.concatenate([np.arange(starts[key], starts[key] + len(prompt)), filled + np.arange(len(inputs))])
         )
         pieces.append(inputs)
+        reads.append(rows[-1])
         filled += len(inputs)
     position_ids = np.empty(filled, dtype=np.int64)
     for row in rows:
@@ -80,7 +84,7 @@ def pack(sequences: Sequence[TokenSequence], device: torch.device) -> PackedBatc
     return PackedBatch(
         input_ids=on_device(np.concatenate(pieces))[None],
         position_ids=on_device(position_ids)[None],
-        layout=_attention_layout(rows, filled, device),
+        layout=segments_of(pieces, reads, device) if by_segments else _attention_layout(rows, filled, device),
         predicting=on_device(np.concatenate(predicting)),
         targets=on_device(np.concatenate([sequence.response_ids for sequence in sequences])),
     )

@@ -1,0 +1,89 @@
+"""Attention by segments, as a GPU runs it: the same rows as blocks give, by a stand-in for the kernel that says no more
+than torch's documentation; and torch's own operation, without its kernel."""
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from small_policy import build_model, build_policy, minibatch, sequences, weights
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import varlen
+
+from exgrpo_cli.engines.model.attention import PLAIN_CAUSAL, causal_attention, use_attention
+from exgrpo_cli.engines.model.causal_lm import CausalLM, split_causal_lm
+from exgrpo_cli.engines.policy import micro_batches, segments
+from exgrpo_cli.engines.policy.packing import pack
+from exgrpo_cli.engines.policy.segments import attend, takes_segments
+
+
+def documented(query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int,
+               **options: Any) -> Tensor:  # fmt: skip
+    """One segment after the other, its queries at the end of its keys."""
+    inspect.signature(varlen.varlen_attn).bind(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, **options)
+    assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32 and options["window_size"] == (-1, 0)
+    assert cu_seq_q[-1] == len(query) and cu_seq_k[-1] == len(key) == len(value)
+    queries, keys = cu_seq_q.diff().tolist(), cu_seq_k.diff().tolist()
+    assert (max_q, max_k) == (max(queries), max(keys)) and min(queries) > 0
+    results = []
+    for own, read, read_values in zip(query.split(queries), key.split(keys), value.split(keys), strict=True):
+        mask = torch.ones(len(own), len(read), dtype=torch.bool).tril(len(read) - len(own))
+        heads = [each.transpose(0, 1)[None] for each in (own, read, read_values)]
+        mixed = F.scaled_dot_product_attention(*heads, mask, scale=options["scale"], enable_gqa=options["enable_gqa"])
+        results.append(mixed[0].transpose(0, 1))
+    return torch.cat(results)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_segments_give_what_blocks_give(checkpointing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = [build_model(), build_model()]
+    scored, moved = [], []
+    for model in models:
+        policy = build_policy(model, gradient_checkpointing=checkpointing, microbatch_tokens=40)
+        before = weights(model)
+        scored.append(torch.cat([torch.from_numpy(each.logprobs) for each in policy.score(sequences())]))
+        assert policy.update(minibatch()).applied
+        moved.append(weights(model) - before)
+        # The second model runs by segments.
+        monkeypatch.setattr(segments, "varlen_attn", documented)
+        monkeypatch.setattr(micro_batches, "takes_segments", lambda parts: True)
+    torch.testing.assert_close(scored[1], scored[0], rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(moved[1], moved[0], rtol=1e-6, atol=1e-10)
+    assert moved[0].abs().max() > 1e-6
+
+
+def test_torch_takes_what_it_is_given() -> None:
+    """Its operation on the meta device, gradients too: arguments, shapes and precision, but no kernel."""
+    batch = pack(sequences(), torch.device("meta"), by_segments=True)
+    queries = torch.zeros(batch.input_ids.numel(), 4, 8, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    keys, values = (torch.zeros(len(queries), 2, 8, dtype=torch.bfloat16, device="meta") for _ in range(2))
+    keys.requires_grad_()
+    mixed = attend(queries, keys, values, batch.layout, 0.3)
+    assert (mixed.shape, mixed.dtype) == (queries.shape, torch.bfloat16)
+    mixed.sum().backward()
+    assert queries.grad.shape == queries.shape and keys.grad.shape == keys.shape
+
+
+def test_segments_are_for_gpus_and_narrow_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow, wide = (split_causal_lm(build_model(dtype)) for dtype in (torch.bfloat16, torch.float32))
+    assert not takes_segments(narrow)
+    monkeypatch.setattr(CausalLM, "device", property(lambda parts: torch.device("cuda", 0)))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert takes_segments(narrow) and not takes_segments(wide)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert not takes_segments(narrow)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(segments, "varlen_attn", None)
+    assert not takes_segments(narrow)
+
+
+def test_repeated_keys_are_shared_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What float32 on a GPU does, where heads that share keys have no kernel; prompts are computed so, too."""
+    states = [torch.randn(2, heads, 5, 8, dtype=torch.float64) for heads in (4, 2, 2)]
+    body, ids = build_model().model, torch.arange(10).view(2, 5)
+    shared, own = causal_attention(*states, 0.3), body(input_ids=ids, use_cache=False).last_hidden_state
+    monkeypatch.setattr("exgrpo_cli.engines.model.attention.repeats_keys", lambda device, dtype: True)
+    torch.testing.assert_close(causal_attention(*states, 0.3), shared)
+    with use_attention(body, PLAIN_CAUSAL):
+        torch.testing.assert_close(body(input_ids=ids, use_cache=False).last_hidden_state, own)
