@@ -88,6 +88,8 @@ class SamplingParams:
     top_p: float
     max_new_tokens: int
     """Response limit in tokens, EOS included."""
+    entropies: bool = False
+    """Whether rollouts bring the entropies of their tokens' distributions, which the hf engine alone can tell."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,6 +116,8 @@ class Rollout:
     stop_reason: StopReason
     weight_version: int
     """Weight version of the generator that sampled it."""
+    engine_entropies: Float32[np.ndarray, " tokens"] | None = None
+    """In nats; None where they were not asked for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,6 +14,9 @@ from torch import Tensor
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.types import SamplingParams
 
+LEAST_LOGPROB = -1e4
+"""Of a token that is never drawn, as an entropy counts it."""
+
 
 def check_sampling(params: SamplingParams) -> None:
     """Raise InputError for a temperature, nucleus or response limit that nothing can be drawn with."""
@@ -31,9 +34,14 @@ def row_uniforms(seed: int, num_tokens: int) -> Float32[np.ndarray, " tokens"]:
 
 
 def sample_tokens(
-    logits: Float[Tensor, "rows vocab"], uniforms: Float[Tensor, " rows"], *, temperature: float, top_p: float
-) -> tuple[Int[Tensor, " rows"], Float[Tensor, " rows"]]:
-    """Token ids and their log-probs under softmax(logits / temperature).
+    logits: Float[Tensor, "rows vocab"],
+    uniforms: Float[Tensor, " rows"],
+    *,
+    temperature: float,
+    top_p: float,
+    entropies: bool = False,
+) -> tuple[Int[Tensor, " rows"], Float[Tensor, " rows"], Float[Tensor, " rows"] | None]:
+    """Token ids and their log-probs under softmax(logits / temperature), and where asked for its entropy in nats.
 
     top_p < 1 draws from the smallest set of most likely tokens whose probability reaches it, renormalised; the
     log-probs are still those of the whole distribution.
@@ -41,7 +49,9 @@ def sample_tokens(
     logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
     probabilities = logprobs.exp()
     tokens = _invert_nucleus(probabilities, uniforms, top_p) if top_p < 1 else _invert(probabilities, uniforms)
-    return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
+    # An entry of probability 0 adds nothing, and 0 times -inf would be NaN.
+    entropy = -(probabilities * logprobs.clamp(min=LEAST_LOGPROB)).sum(dim=-1) if entropies else None
+    return tokens, logprobs.gather(1, tokens[:, None])[:, 0], entropy
 
 
 def _invert(weights: Float[Tensor, "rows vocab"], uniforms: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:

@@ -13,7 +13,7 @@ FEATURES: dict[str, dict[str, str]] = {
         "num_tokens": "response tokens, the EOS included",
         "entropy": "mean token entropy at birth, in nats",
         "nll": "mean negative log-likelihood at birth, in nats",
-        "logprob_source": "who computed the behaviour log-probs: trainer or engine",
+        "logprob_source": "who computed the behaviour log-probs: trainer, engine or sampler",
         "token_hash": "fingerprint of the token ids",
         "reward": "of birth",
         "advantage": "as its step trained on it; null where nobody noted it",

@@ -99,6 +99,7 @@ def logprob_gap(groups: Sequence[Group]) -> dict[str, float | int]:
         np.abs(scores.logprobs - member.rollout.engine_logprobs)
         for group in groups
         for member, scores in zip(group.fresh, group.scores, strict=True)
+        if scores.logprobs is not member.rollout.engine_logprobs
     ]
     if not gaps:
         return {}
@@ -124,8 +125,13 @@ def policy_entropy(groups: Sequence[Group]) -> dict[str, float | int]:
 
 
 def tokens_scored(groups: Sequence[Group]) -> int:
-    """Fresh response tokens, each scored once under pi_old."""
-    return sum(len(scores.logprobs) for group in groups for scores in group.scores)
+    """Fresh response tokens that were scored under pi_old: once each, but for those whose sampler's scores stand."""
+    return sum(
+        len(scores.logprobs)
+        for group in groups
+        for member, scores in zip(group.fresh, group.scores, strict=True)
+        if scores.logprobs is not member.rollout.engine_logprobs
+    )
 
 
 def update_metrics(reports: Sequence[UpdateReport]) -> dict[str, float | int | str]:

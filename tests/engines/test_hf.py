@@ -3,6 +3,7 @@
 import copy
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -170,6 +171,22 @@ def test_float32_log_probs_agree_with_a_full_forward_pass() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*:UserWarning")
+def test_entropies_are_those_of_a_full_forward_pass() -> None:
+    """Of every token, the first and those of rows that came later among them; none where they are not asked for."""
+    model = build_model()
+    asked, params = requests(), replace(PARAMS, entropies=True)
+    groups = HFGenerator(model, max_rows=6).generate(asked, params)
+    for request, group in zip(asked, groups, strict=True):
+        for rollout in group:
+            ids = torch.from_numpy(np.concatenate([request.prompt_ids, rollout.token_ids]).astype(np.int64))
+            with torch.no_grad():
+                logits = model(input_ids=ids[None]).logits[0, len(request.prompt_ids) - 1 : -1]
+            logprobs = torch.log_softmax(logits / PARAMS.temperature, -1)
+            expected = -(logprobs.exp() * logprobs).sum(-1)
+            np.testing.assert_allclose(rollout.engine_entropies, expected, rtol=1e-5, atol=1e-6)
+    assert flat(HFGenerator(model).generate(asked[:1], PARAMS))[0].engine_entropies is None
+
+
 def test_a_tiny_temperature_is_greedy_as_in_transformers_generate() -> None:
     model = build_model()
     request = requests()[0]
@@ -226,15 +243,15 @@ def test_sampled_shares_are_the_probabilities() -> None:
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()[None].repeat(10_000, 1)
     # Midpoints of 10,000 equal cells hit each token as often as its probability says, within one cell per edge.
     uniforms = (torch.arange(10_000) + 0.5) / 10_000
-    tokens, logprobs = sample_tokens(logits, uniforms, temperature=1.0, top_p=1.0)
+    tokens, logprobs, _ = sample_tokens(logits, uniforms, temperature=1.0, top_p=1.0)
     torch.testing.assert_close(tokens.bincount() / 10_000, torch.tensor([0.5, 0.3, 0.15, 0.05]), rtol=0, atol=2e-4)
     torch.testing.assert_close(logprobs[0], torch.tensor(0.5).log())
     # T = 1/2 squares: 25 9 2.25 0.25 over 36.5.
-    tokens, _ = sample_tokens(logits, uniforms, temperature=0.5, top_p=1.0)
+    tokens, _, _ = sample_tokens(logits, uniforms, temperature=0.5, top_p=1.0)
     expected = torch.tensor([25, 9, 2.25, 0.25]) / 36.5
     torch.testing.assert_close(tokens.bincount(minlength=4) / 10_000, expected, rtol=0, atol=2e-4)
     # The nucleus of 0.7 is the first two tokens, 5/8 and 3/8; the log-probs stay those of the whole distribution.
-    tokens, logprobs = sample_tokens(logits, uniforms, temperature=1.0, top_p=0.7)
+    tokens, logprobs, _ = sample_tokens(logits, uniforms, temperature=1.0, top_p=0.7)
     torch.testing.assert_close(tokens.bincount() / 10_000, torch.tensor([0.625, 0.375]), rtol=0, atol=2e-4)
     torch.testing.assert_close(logprobs[-1], torch.tensor(0.3).log())
 
@@ -243,7 +260,7 @@ def test_the_largest_uniform_never_draws_a_token_of_probability_zero() -> None:
     logits = torch.randn(1000, 40, generator=torch.Generator().manual_seed(0))
     logits[:, 30:] = -torch.inf
     uniforms = torch.full((1000,), np.nextafter(np.float32(1), np.float32(0)).item())
-    tokens, logprobs = sample_tokens(logits, uniforms, temperature=1.0, top_p=1.0)
+    tokens, logprobs, _ = sample_tokens(logits, uniforms, temperature=1.0, top_p=1.0)
     assert tokens.max() < 30 and logprobs.isfinite().all()
 
 

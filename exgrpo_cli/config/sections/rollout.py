@@ -28,9 +28,10 @@ class RolloutSettings:
     """A response cut off at the limit earns 0."""
     max_rows: int = 512
     """Rows decoded at once; waiting rows replace finished ones."""
-    logprobs: Literal["trainer", "engine"] = "trainer"
+    logprobs: Literal["trainer", "engine", "sampler"] = "trainer"
     """Behaviour log-probs of fresh rollouts: `trainer` recomputes them; `engine` takes what the rollout engine
-    computed, in the ledger and, truncated (`objective.tis_cap`), in the loss."""
+    computed, in the ledger and, truncated (`objective.tis_cap`), in the loss; `sampler` takes those of the hf engine,
+    and its entropies, for the trainer's own: a pass less."""
     tensor_parallel: int = 1
     """GPUs per vllm engine."""
     gpu_memory_fraction: float = 0.5
@@ -50,6 +51,9 @@ class RolloutSettings:
         require(self.group_size >= 2, "rollout.group_size", self.group_size, "at least 2: advantages need a group")
         require(self.top_p == 1.0, "rollout.top_p", self.top_p, "1.0: the ratios of a truncated policy are undefined")
         require_fraction("rollout", self, "gpu_memory_fraction")
+        if self.engine != "hf":
+            bound = "'trainer' or 'engine', or rollout.engine = 'hf': no other engine tells entropies"
+            require(self.logprobs != "sampler", "rollout.logprobs", self.logprobs, bound)
         if self.engine == "hf":
             bound = "1, or rollout.engine = 'vllm': the hf engine holds the whole model on each rank"
             require(self.tensor_parallel == 1, "rollout.tensor_parallel", self.tensor_parallel, bound)

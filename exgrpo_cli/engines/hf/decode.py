@@ -73,6 +73,7 @@ class DecodeBatch:
         shape = (max_rows, params.max_new_tokens + look_every - 1)
         self._tokens = torch.zeros(shape, dtype=torch.int32, device=device)
         self._logprobs = torch.zeros(shape, dtype=torch.float32, device=device)
+        self._entropies = torch.zeros_like(self._logprobs) if params.entropies else None
         self._uniforms = torch.zeros(shape, dtype=torch.float32, device=device)
 
     @property
@@ -89,10 +90,14 @@ class DecodeBatch:
         if not ended.any():
             return []
         tokens, logprobs = part.tokens.to(torch.int32).cpu().numpy(), part.logprobs.cpu().numpy()
-        return [
-            (part.rows[i], self._rollout(part.rows[i], tokens[i : i + 1], logprobs[i : i + 1], bool(stopped[i])))
-            for i in np.flatnonzero(ended)
-        ]
+        entropies = None if part.entropies is None else part.entropies.cpu().numpy()
+        finished = []
+        for i in np.flatnonzero(ended):
+            own = slice(i, i + 1)
+            entropy = None if entropies is None else entropies[own]
+            rollout = self._rollout(part.rows[i], tokens[own], logprobs[own], entropy, bool(stopped[i]))
+            finished.append((part.rows[i], rollout))
+        return finished
 
     def step(self) -> list[tuple[WaitingRow, Rollout]]:
         """Extend every row by one token and return the rows that ended; runs under GROUPED_DECODING attention."""
@@ -129,6 +134,8 @@ class DecodeBatch:
         self._newest[used] = part.tokens[chosen]
         self._tokens[records, 0] = part.tokens[chosen].to(torch.int32)
         self._logprobs[records, 0] = part.logprobs[chosen]
+        if self._entropies is not None and part.entropies is not None:
+            self._entropies[records, 0] = part.entropies[chosen]
         self._counts[used] = 1
         self._ends[used] = 0
 
@@ -137,11 +144,17 @@ class DecodeBatch:
         used = slice(0, self.num_rows)
         counts = self._counts[used]
         at = self._on_device(self._records[used]), counts
-        tokens, logprobs = sample_tokens(
-            logits, self._uniforms[at], temperature=self._params.temperature, top_p=self._params.top_p
+        tokens, logprobs, entropies = sample_tokens(
+            logits,
+            self._uniforms[at],
+            temperature=self._params.temperature,
+            top_p=self._params.top_p,
+            entropies=self._params.entropies,
         )
         self._tokens[at] = tokens.to(torch.int32)
         self._logprobs[at] = logprobs
+        if self._entropies is not None and entropies is not None:
+            self._entropies[at] = entropies
         self._newest[used] = tokens
         counts += 1
         stopped = torch.isin(tokens, self._eos_ids)
@@ -158,20 +171,23 @@ class DecodeBatch:
         self, gone: Int[np.ndarray, " gone"], ends: Int[np.ndarray, " rows"]
     ) -> list[tuple[WaitingRow, Rollout]]:
         records = self._on_device(self._records[gone])
-        # Bits of both in one copy: each copy to the host waits.
-        written = torch.cat([self._tokens[records], self._logprobs[records].view(torch.int32)], dim=1).cpu().numpy()
-        tokens, logprobs = np.split(written, 2, axis=1)
+        # Bits of all in one copy: each copy to the host waits.
+        kept = [each for each in (self._logprobs, self._entropies) if each is not None]
+        bits = [self._tokens[records], *(each[records].view(torch.int32) for each in kept)]
+        tokens, *numbers = np.split(torch.cat(bits, dim=1).cpu().numpy(), len(bits), axis=1)
         finished = []
         for i, row in enumerate(gone):
             count, by_eos = divmod(int(ends[row]), 2)
-            rollout = self._rollout(
-                self._rows[row], tokens[i, :count], logprobs[i, :count].view(np.float32), bool(by_eos)
-            )
+            logprobs, *entropies = (each[i, :count].view(np.float32) for each in numbers)
+            entropy = entropies[0] if entropies else None
+            rollout = self._rollout(self._rows[row], tokens[i, :count], logprobs, entropy, bool(by_eos))
             finished.append((self._rows[row], rollout))
         self._regroup(gone.tolist())
         return finished
 
-    def _rollout(self, row: WaitingRow, tokens: np.ndarray, logprobs: np.ndarray, by_eos: bool) -> Rollout:
+    def _rollout(
+        self, row: WaitingRow, tokens: np.ndarray, logprobs: np.ndarray, entropies: np.ndarray | None, by_eos: bool
+    ) -> Rollout:
         return Rollout(
             question_id=self._requests[row.request].question_id,
             member=row.member,
@@ -179,6 +195,7 @@ class DecodeBatch:
             engine_logprobs=logprobs.copy(),
             stop_reason=StopReason.EOS if by_eos else StopReason.LENGTH,
             weight_version=self._weight_version,
+            engine_entropies=None if entropies is None else entropies.copy(),
         )
 
     def _regroup(self, gone: list[int]) -> None:

@@ -55,6 +55,7 @@ class StartingRows:
     uniforms: Float32[np.ndarray, "rows tokens"]
     tokens: Int[Tensor, " rows"]
     logprobs: Float[Tensor, " rows"]
+    entropies: Float[Tensor, " rows"] | None
 
     def __getitem__(self, part: slice) -> "StartingRows":
         return StartingRows(
@@ -64,6 +65,7 @@ class StartingRows:
             uniforms=self.uniforms[part],
             tokens=self.tokens[part],
             logprobs=self.logprobs[part],
+            entropies=None if self.entropies is None else self.entropies[part],
         )
 
 
@@ -110,14 +112,21 @@ class WaitingRows:
         seeds = [self._requests[row.request].seeds[row.member] for row in rows]
         uniforms = np.stack([row_uniforms(seed, self._params.max_new_tokens) for seed in seeds])
         device = self._parts.device
-        tokens, logprobs = sample_tokens(
+        tokens, logprobs, entropies = sample_tokens(
             self._parts.head(prefilled.last_hidden[torch.from_numpy(sources).to(device)]),
             torch.from_numpy(uniforms[:, 0]).to(device),
             temperature=self._params.temperature,
             top_p=self._params.top_p,
+            entropies=self._params.entropies,
         )
         return StartingRows(
-            rows=rows, prefilled=prefilled, sources=sources, uniforms=uniforms, tokens=tokens, logprobs=logprobs
+            rows=rows,
+            prefilled=prefilled,
+            sources=sources,
+            uniforms=uniforms,
+            tokens=tokens,
+            logprobs=logprobs,
+            entropies=entropies,
         )
 
     def _with(self, request: int) -> Prefilled:

@@ -22,6 +22,7 @@ from exgrpo_cli.types import (
     RolloutRequest,
     SamplingParams,
     StopReason,
+    TokenScores,
     TokenSequence,
     Verdict,
 )
@@ -102,7 +103,10 @@ def sampling_params(config: Config) -> SamplingParams:
     """How rollouts are sampled."""
     rollout = config.rollout
     return SamplingParams(
-        temperature=rollout.temperature, top_p=rollout.top_p, max_new_tokens=rollout.max_response_tokens
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        max_new_tokens=rollout.max_response_tokens,
+        entropies=rollout.logprobs == "sampler",
     )
 
 
@@ -157,6 +161,25 @@ def grade(
     ]
 
 
+def sequences_of(requests: Sequence[RolloutRequest], graded: Sequence[Sequence[GradedRollout]]) -> list[TokenSequence]:
+    """Every rollout behind its prompt."""
+    return [
+        TokenSequence(prompt_ids=request.prompt_ids, response_ids=member.rollout.token_ids)
+        for request, members in zip(requests, graded, strict=True)
+        for member in members
+    ]
+
+
+def own_scores(graded: Sequence[Sequence[GradedRollout]]) -> list[TokenScores]:
+    """What the rollouts bring themselves (`rollout.logprobs = "sampler"`); nothing where they bring no entropies."""
+    return [
+        TokenScores(logprobs=member.rollout.engine_logprobs, entropies=member.rollout.engine_entropies)
+        for members in graded
+        for member in members
+        if member.rollout.engine_entropies is not None
+    ]
+
+
 def score_groups(
     parts: Parts,
     requests: Sequence[RolloutRequest],
@@ -164,12 +187,7 @@ def score_groups(
     experience: Experience,
 ) -> list[Group]:
     """Log-probs under pi_old for every fresh rollout, before the step's first update."""
-    sequences = [
-        TokenSequence(prompt_ids=request.prompt_ids, response_ids=member.rollout.token_ids)
-        for request, members in zip(requests, graded, strict=True)
-        for member in members
-    ]
-    scores = iter(parts.policy.score(sequences))
+    scores = iter(own_scores(graded) or parts.policy.score(sequences_of(requests, graded)))
     return [
         Group(
             question=parts.questions[request.question_id],
