@@ -145,8 +145,7 @@ def _has_fallen(validations: Sequence[Validation]) -> bool:
     best, last = _best(validations[:-1]), validations[-1]
     if last.pass_at_1 > (1 - LEAST_FALL) * best.pass_at_1:
         return False
-    rates = [each.correct / each.samples for each in (best, last)]
-    found = compare_paired(*rates, np.random.default_rng(0))
+    found = compare_paired(best.correct / best.samples, last.correct / last.samples, np.random.default_rng(0))
     return bool(found.value < 0 and found.p_value * (len(validations) - 1) < FALL_LEVEL)
 
 

@@ -32,5 +32,5 @@ def test_the_samplers_scores_are_those_of_a_pass(small_config: Callable[..., Con
 
 
 def test_only_an_engine_that_tells_entropies_can_stand_for_the_trainer(small_config: Callable[..., Config]) -> None:
-    with pytest.raises(InputError, match=r"rollout.logprobs = 'sampler' must be 'trainer' or 'engine', or rollout"):
+    with pytest.raises(InputError, match=r"rollout.logprobs = 'sampler' is out of range: use 'trainer' or"):
         small_config("rollout.logprobs=sampler", "rollout.engine=vllm")
