@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from exgrpo_cli.backbones.load import load_tokenizer
+from exgrpo_cli.config.functions import check_functions
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.resolve import Layer
 from exgrpo_cli.config.settings import Config
@@ -73,6 +74,7 @@ class PrepareRequest:
             assignments=self.assignments,
             allow_code=self.allow_code,
         )
+        check_functions(settings)
         audit = PrepareOptions(
             layout=self.layout,
             fields=self.fields,

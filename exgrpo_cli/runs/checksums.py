@@ -9,7 +9,7 @@ from pathlib import Path
 
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.files import write_json
-from exgrpo_cli.manifest import describe, find_damage, first_difference
+from exgrpo_cli.manifest import Files, describe, find_damage, first_difference
 from exgrpo_cli.shapes import Shape, read_json, require_shape
 
 CHECKSUMS_FILE = "checksums.json"
@@ -47,9 +47,7 @@ def find_changes(run: Path, among: Collection[str] = ()) -> list[str]:
     path = run / CHECKSUMS_FILE
     if not path.is_file():
         return []
-    files = read_json(path, {"files": dict})["files"]
-    for entry in files.values():
-        require_shape(entry, _ENTRY, str(path))
+    files = _noted(path, "files")
     chosen = [name for name in files if not among or name in among]
     return [problem for name in chosen if (problem := _change(run / name, **files[name]))]
 
@@ -61,14 +59,24 @@ def require_model(folder: Path) -> None:
     """
     owner, damage = folder.absolute().parent, ""
     if folder.name == "model" and (owner / CHECKSUMS_FILE).is_file():
-        files = read_json(owner / CHECKSUMS_FILE, {"model?": dict}).get("model", {})
-        for entry in files.values():
-            require_shape(entry, _ENTRY, str(owner / CHECKSUMS_FILE))
+        files = _noted(owner / CHECKSUMS_FILE, "model")
         damage = first_difference(folder, {name: files[name] for name in files if name != "README.md"})
     elif folder.name == "model" and owner.parent.name == "checkpoints":
         damage = find_damage(owner, below="model/")
     if damage:
         raise InputError(f"{damage}: restore it from a copy; of a model that you changed yourself, name a copy.")
+
+
+def _noted(path: Path, key: str) -> Files:
+    try:
+        files: Files = read_json(path, {f"{key}?": dict}).get(key, {})
+        for entry in files.values():
+            require_shape(entry, _ENTRY, str(path))
+    except InputError as error:
+        raise InputError(
+            f"{error} Without a copy delete it: settings, journals and model are then not checked."
+        ) from error
+    return files
 
 
 def _change(path: Path, bytes: int, sha256: str) -> str:

@@ -162,6 +162,7 @@ def test_a_dry_run_writes_nothing(folder, capsys):
         (["--overlap", "0"], "--overlap 0.0 is out of range"),
         (["--ngram", "0"], "--ngram 0 is out of range"),
         (["--grader", "maths"], "maths"),
+        (["--grader", "python:nowhere:f", "--dry-run"], "cannot import nowhere"),
         (["set.jsonl", "--output", "set.csv"], "--output set.csv would be a parquet file: name it set.parquet"),
         (["--decontaminate", "eval/test.jsonl"], "--decontaminate eval/test.jsonl does not exist"),
         (["--decontaminate", "math600"], "unknown benchmark preset 'math600'. Did you mean 'math500'?"),

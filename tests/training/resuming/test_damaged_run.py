@@ -151,6 +151,11 @@ def change_validations(run: Path) -> None:
     change_a_digit(run / "validations.jsonl", '"correct": "')
 
 
+def break_checksums(run: Path) -> None:
+    path = run / "checksums.json"
+    path.write_text(path.read_text()[:-9])
+
+
 def damage_every_checkpoint(run: Path) -> None:
     for folder in (run / "checkpoints").glob("step-*"):
         flip(folder / "policy" / "weights.safetensors")
@@ -168,6 +173,7 @@ def damage_every_checkpoint(run: Path) -> None:
         (change_settings, r"config.toml is damaged \(its checksum differs\)\. Restore it .* delete .*checksums.json"),
         (change_journal, r"metrics.jsonl is damaged \(its checksum differs\)"),
         (change_validations, r"validations.jsonl is damaged \(its checksum differs\)"),
+        (break_checksums, r"checksums.json is not JSON .*: restore it from a copy. Without a copy delete it"),
         (
             damage_every_checkpoint,
             r"no checkpoint is whole: step 6: .*weights.safetensors is damaged.*step 4: .*step 2: ",
