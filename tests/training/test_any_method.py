@@ -1,0 +1,258 @@
+"""Random legal combinations of all settings of replay, through the real loop, held against what each of them promises.
+
+Verdicts are a hash of the answer, so that groups are of all kinds. Every run dies inside an update and is resumed; it
+must end as one that did not, and its ledger and mini-batches must agree on who was stored, drawn, trained and let go.
+"""
+
+import json
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from exgrpo_cli.algo.batching import MiniBatch
+from exgrpo_cli.config.settings import Config
+from exgrpo_cli.console.reporter import SilentReporter
+from exgrpo_cli.engines.policy.micro_batches import rows_with_gradient
+from exgrpo_cli.engines.policy.plain import TorchPolicy
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.grading import GradingItem, GradingPool
+from exgrpo_cli.ledger.reader import LedgerReader
+from exgrpo_cli.training import run as run_module
+from exgrpo_cli.training.run import train
+from exgrpo_cli.types import Verdict
+
+pytestmark = pytest.mark.slow
+B, K, STEPS = 4, 4, 6
+BASE = (
+    "arithmetic.num_train=12", "data.heldout=", f"rollout.questions_per_step={B}", f"rollout.group_size={K}",
+    f"run.steps={STEPS}", "run.save_every=2", "rollout.max_response_tokens=12", "replay.readmit_every=2",
+)  # fmt: skip
+SPACE: dict[str, Sequence[object]] = {
+    "replay.composition": ("replace", "join", "append", "append", "refill", "refill"),
+    "replay.store": ("successes", "all", "all", "all", "none"),
+    "replay.unit": ("row", "group"),
+    "replay.per_question": (1, 2, 5),
+    "replay.min_stored": (1, 2, 4),
+    "replay.metric": ("ent", "ppl", "random", "reward", "age"),
+    "replay.priority": ("uniform", "latest", "advantage", "reward", "headroom", "signal"),
+    "replay.draw": ("proportional", "top"),
+    "replay.exponent": (1, 0.5, 2),
+    "replay.age_decay": (0, 3),
+    "replay.bias_correction": (0, 0.4),
+    "replay.advantage_over": ("group", "own"),
+    "replay.order": ("mixed", "first", "last"),
+    "replay.lower_bound": (0, -1, 1),
+    "replay.upper_bound": (-1, 2, 9),
+    "replay.retirement": ("true", "false", "false"),
+    "replay.retire_at": (0, 3),
+    "replay.readmit_fraction": (0, 0.5),
+    "replay.start_threshold": (0, 0, 0.2),
+    "replay.warmup_steps": (0, 1),
+    "replay.collect_before_start": ("true", "false"),
+    "replay.capacity": (0, 2, 6),
+    "replay.eviction": ("oldest", "longest", "random", "lowest-priority"),
+    "replay.max_uses": (0, 1, 2),
+    "replay.max_age": (0, 1, 3),
+    "replay.max_drift": (0, 0.0005, 1),
+    "replay.max_per_question": (0, 3),
+    "replay.cooldown": (0, 1),
+    "replay.ess_bound": (0, 0.99),
+    "replay.ratio": (0.5, 1.0, 0.25),
+    "objective.replay_surrogate": ("shaped", "raw", "clipped", "likelihood"),
+    "objective.replay_denominator": ("joint", "own"),
+    "objective.importance": ("behaviour", "old"),
+    "objective.aggregation": ("constant", "token-mean"),
+    "objective.advantage": ("mean", "normalised"),
+    "objective.dual_clip": (0, 3),
+    "objective.entropy_coefficient": (0, 0.01),
+    "rollout.max_rounds": (1, 3),
+    "rollout.logprobs": ("trainer", "engine"),
+    "optim.minibatches": (1, 3),
+}
+POOL = (
+    "replay.composition=join", "replay.store=all", "replay.lower_bound=-1", "replay.upper_bound=9",
+    "replay.retirement=false", "replay.start_threshold=0",
+)  # fmt: skip
+
+
+class Crash(BaseException):
+    """Stands for a run's sudden end."""
+
+
+def grade(pool: GradingPool, items: Sequence[GradingItem]) -> list[Verdict]:
+    """Right by chance, of some golds more often than of others; the golds themselves are right."""
+
+    def chance(text: str) -> float:
+        return int(sha256(text.encode()).hexdigest()[:8], 16) / 2**32
+
+    def verdict(item: GradingItem) -> Verdict:
+        if len(items) % K:
+            return Verdict.CORRECT
+        if chance("fails" + item.response) < 0.02:
+            return Verdict.TIMEOUT
+        easy = 0.5 + 1.2 * (chance(item.gold) - 0.5)
+        return Verdict.CORRECT if chance(item.gold + item.response) < easy else Verdict.WRONG
+
+    return [verdict(item) for item in items]
+
+
+@pytest.fixture(scope="module")
+def pool(small_config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that stored everything."""
+    run = tmp_path_factory.mktemp("pool") / "run"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(GradingPool, "grade", grade)
+        train(small_config(*BASE, *POOL), run, reporter=SilentReporter())
+    return run
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, MiniBatch]]:
+    """The mini-batches that the policy was given, each with its step; those of a step that is taken anew are gone."""
+    seen: list[tuple[int, MiniBatch]] = []
+    steps = [0]
+    update, run_step = TorchPolicy.update, run_module.run_step
+
+    def noted(policy: TorchPolicy, batch: MiniBatch) -> object:
+        seen.append((steps[0], batch))
+        return update(policy, batch)
+
+    def begun(parts: object, state: object, step: int, *rest: object) -> object:
+        steps[0] = step
+        seen[:] = [each for each in seen if each[0] < step]
+        return run_step(parts, state, step, *rest)
+
+    monkeypatch.setattr(GradingPool, "grade", grade)
+    monkeypatch.setattr(TorchPolicy, "update", noted)
+    monkeypatch.setattr(run_module, "run_step", begun)
+    return seen
+
+
+def drawn_config(rng: random.Random, small_config, pool: Path) -> Config:
+    """The first combination that is not refused."""
+    while True:
+        names = ["replay.composition", *rng.sample(list(SPACE)[1:], rng.choice([3, 5, 8, 12]))]
+        chosen = {"replay.start_threshold": 0, **{name: rng.choice(SPACE[name]) for name in names}}
+        if chosen.get("replay.store") == "none" or rng.random() < 0.3:
+            chosen["replay.warm_start"] = pool
+        try:
+            return small_config(*BASE, *(f"{name}={value}" for name, value in chosen.items()))
+        except InputError:
+            continue
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_method_keeps_its_promises_and_resumes(
+    seed: int,
+    small_config,
+    pool: Path,
+    tmp_path: Path,
+    batches: list[tuple[int, MiniBatch]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = random.Random(seed)
+    config = drawn_config(rng, small_config, pool)
+    train(config, tmp_path / "whole", reporter=SilentReporter())
+    num_updates = len(batches)
+    if num_updates:
+        left, update = rng.randrange(num_updates), TorchPolicy.update
+
+        def dies(policy: TorchPolicy, batch: MiniBatch) -> object:
+            if len(batches) == left:
+                raise Crash
+            return update(policy, batch)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(TorchPolicy, "update", dies)
+            batches.clear()
+            with pytest.raises(Crash):
+                train(config, tmp_path / "cut", reporter=SilentReporter())
+        train(config, tmp_path / "cut", resume=True, reporter=SilentReporter())
+        assert left_behind(tmp_path / "cut") == left_behind(tmp_path / "whole"), config
+    require_promises(config, tmp_path / "whole", batches)
+
+
+def journal(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def left_behind(run: Path) -> tuple:
+    lines = [{key: value for key, value in line.items() if not key.startswith("time/")} for line in journal(run)]
+    reader = LedgerReader(run / "replay")
+    tables = ("trajectories", "scores", "draws", "visits", "replays", "events")
+    # As text: NaN equals itself there.
+    rows = [str(reader.table(table).to_pydict()) for table in tables]
+    return lines, rows, (run / "model" / "model.safetensors").read_bytes()
+
+
+def require_promises(config: Config, run: Path, batches: list[tuple[int, MiniBatch]]) -> None:
+    """Walk through the ledger step by step, and hold each against the settings, the journal and the mini-batches."""
+    replay, reader = config.replay, LedgerReader(run / "replay")
+    rows = reader.trajectories().to_pandas().set_index("trajectory_id", drop=False)
+    replays, events, visits = (reader.table(name).to_pandas() for name in ("replays", "events", "visits"))
+    body = dict(zip(rows.trajectory_id, reader.bodies(rows.trajectory_id.tolist()), strict=True))
+    unit = rows.group_id if replay.draws_groups else rows.trajectory_id
+    born = rows[rows.step_born > 0]
+    assert replay.store != "none" or born.empty
+    assert replay.store != "successes" or (born.reward > 0).all()
+    assert ((born.k > replay.lower_bound) & (born.k <= replay.upper(K))).all()
+    live: set[int] = set()
+    retired: set[str] = set()
+    uses: Counter[int] = Counter()
+    for line in [{"step": 0, "phase": "on-policy", "replay/used": 0}, *journal(run)]:
+        step = line["step"]
+        now, scanned = events[events.step == step], replays[replays.step == step]
+        there = set(live)
+        retired -= set(now[now.event == "readmitted"].question_id)
+        selected = now[now.event == "selected"].trajectory_id.astype(int).tolist()
+        taken = scanned[scanned.accepted].unit_id.tolist()
+        for number in {*scanned.unit_id, *(unit[i] for i in selected)}:
+            members = [i for i in there if unit[i] == number]
+            assert members, "only what was there before the step"
+            assert rows.question_id[members[0]] not in retired
+            assert not replay.max_age or step - rows.step_born[members[0]] <= replay.max_age
+            assert not replay.max_uses or uses[number] < replay.max_uses
+        assert scanned.unit_id.is_unique and ((scanned.weight > 0) & (scanned.weight <= 1)).all()
+        if replay.max_drift:
+            assert (scanned.accepted == (scanned.drift <= replay.max_drift)).all()
+        uses.update([*taken, *selected])
+        for event in now.itertuples():
+            number = None if pd.isna(event.trajectory_id) else int(event.trajectory_id)
+            if event.event == "collected":
+                live.add(number)
+            elif event.event == "evicted":
+                live.remove(number)
+            elif event.event == "retired":
+                retired.add(event.question_id)
+        replayed = [*selected, *(i for number in taken for i in rows.trajectory_id[unit == number])]
+        assert line["phase"] == "mixed" or not (len(scanned) or selected)
+        assert line["replay/used"] == len(replayed)
+        if not step:
+            continue
+        assert all(math.isfinite(value) for value in line.values() if isinstance(value, float))
+        held = [i for i in live if rows.question_id[i] not in retired]
+        assert line["replay/trajectories"] == len(held)
+        assert not replay.capacity or len({unit[i] for i in held}) <= replay.capacity
+        assert not replay.max_per_question or max(Counter(rows.question_id[i] for i in live).values(), default=0) <= (
+            replay.max_per_question
+        )
+        own = [batch for at, batch in batches if at == step]
+        trained = [row for batch in own for row in batch.rows]
+        assert all(batch.num_rollouts == len(batch.rows) for batch in own)
+        assert line["tokens/trained"] == sum(
+            row.num_tokens for batch in own for row in rows_with_gradient(batch, config.objective)
+        )
+        kinds = [
+            sorted(row.sequence.response_ids.tolist() for row in trained if row.replayed == kind)
+            for kind in (True, False)
+        ]
+        assert kinds[0] == sorted(body[i][0].tolist() for i in replayed)
+        mixed = visits[(visits.step == step) & (visits.num_fresh_successes % K > 0)]
+        if replay.composition == "refill" and line["phase"] == "mixed":
+            assert len(kinds[1]) == K * len(mixed)
