@@ -72,7 +72,7 @@ def _with_arguments(text: str) -> str:
     text = _ONE_ARGUMENT.sub(lambda found: rf"\{found[1]}{{{found[2] or found[3]}}}", text)
     text = _TWO_ARGUMENTS.sub(lambda found: rf"\{found[1]}{{{found[2] or found[3]}}}{{{found[4]}}}", text)
     text = _CHOOSE.sub(lambda found: rf"\binom{{{found[1] or found[3]}}}{{{found[2] or found[4]}}}", text)
-    text = _BINOMIAL.sub(lambda found: r"\binom{{{}}}{{{}}}".format(*filter(None, found.groups())), text)
+    text = _BINOMIAL.sub(_as_binomial, text)
     text = _OF_DEGREES.sub(lambda found: rf"\{found[1]}{{\frac{{{found[2] or found[3] or found[4]}\pi}}{{180}}}}", text)
     text = _POWER.sub(lambda found: f"^{{{found[1]}}}" if found[1] else "^", text)
     text = _FRACTION_RAISED.sub(r"^{\1}", text)
@@ -82,6 +82,12 @@ def _with_arguments(text: str) -> str:
     return _MIXED_PERCENT.sub(
         lambda found: rf"\frac{{{int(found[1]) * int(found[3]) + int(found[2])}}}{{{found[3]}}}", text
     )
+
+
+def _as_binomial(found: "re.Match[str]") -> str:
+    """10 choose 3; not the square of a constant C_1."""
+    above, below = filter(None, found.groups())
+    return rf"\binom{{{above}}}{{{below}}}" if int(above) > int(below) else found[0]
 
 
 def _with_plain_relations(text: str) -> str:

@@ -50,7 +50,7 @@ _LAST_MARK = re.compile(
 _IDLE_POINT = re.compile(r"(?<=[0-9])(?<!\.)\.(?=[/\s}),:;\\]|$)")
 _INTEGRAL_FLOAT = re.compile(r"(?<![0-9.A-Za-z_])([0-9]+)\.0+(?![0-9.])")
 _FRACTION_OF_LETTER = re.compile(
-    r"(?<![0-9A-Za-z.^_{}/)\\])([0-9]+)/([0-9]+)(?=\s+[A-Za-z](?![A-Za-z])|\s*i(?![A-Za-z]))"
+    r"(?<![0-9A-Za-z.^_{}/)\\])([0-9]+)/([0-9]+)(?=\s+[A-Za-z]{1,3}(?![A-Za-z])|\s*i(?![A-Za-z]))"
 )
 _FRACTION_OF_HUNDRED = re.compile(r"(-?)\\frac\{([0-9]+)\}\{([0-9]+)\}\s*\\?%")
 _BARE_POINT = re.compile(r"(?<![0-9.])\.(?=[0-9])")
