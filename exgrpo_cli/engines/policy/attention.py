@@ -55,9 +55,10 @@ def packed_causal(
         raise InputError(
             f"{type(module).__name__} keeps arguments from its attention; use a model of transformers' own."
         )
-    vectors = [states[0].transpose(0, 1) for states in (query, key, value)]
+    packed_query, packed_key, packed_value = (states[0].transpose(0, 1) for states in (query, key, value))
     if isinstance(layout, Segments):
-        return attend(*vectors, layout, scaling)[None], None
+        return attend(packed_query, packed_key, packed_value, layout, scaling)[None], None
+    vectors = (packed_query, packed_key, packed_value)
     results = []
     for block in layout.blocks:
         queries, keys, values = (_gather_rows(states, block) for states in vectors)

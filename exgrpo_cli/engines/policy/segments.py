@@ -9,8 +9,9 @@ heads, kv_heads = key-value heads, width = head dimension.
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,10 +20,17 @@ from torch import Tensor
 
 from exgrpo_cli.engines.model.causal_lm import CausalLM
 
-try:
-    from torch.nn.attention.varlen import varlen_attn
-except ImportError:  # before torch 2.10
-    varlen_attn = None
+
+def _find_varlen_attention() -> Callable[..., Any] | None:
+    """Torch's attention over rows of unequal length; None before torch 2.10."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    return varlen_attn
+
+
+varlen_attn = _find_varlen_attention()
 
 CAUSAL = (-1, 0)
 """The window that torch takes for causal attention."""
@@ -86,6 +94,7 @@ def attend(
     scaling: float,
 ) -> Float[Tensor, "packed heads width"]:
     """Causal attention within each segment's row."""
+    assert varlen_attn is not None, "rows are packed by segments only where torch can attend by them"
     mixed: Tensor = varlen_attn(
         queries,
         keys.index_select(0, segments.keys),
