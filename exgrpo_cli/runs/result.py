@@ -16,6 +16,7 @@ from jaxtyping import Int64
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.files import write_json
+from exgrpo_cli.runs.checksums import find_changes
 
 RESULT_FILE = "result.json"
 RESULT_FORMAT = 1
@@ -192,6 +193,8 @@ def read_result(path: Path) -> RunResult:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({error}): restore it, or leave it out.") from error
+    if path.name == RESULT_FILE and (changes := find_changes(path.parent, (RESULT_FILE,))):
+        raise InputError(f"{changes[0]}: restore it, or leave the run out.")
     if not isinstance(values, dict):
         raise InputError(f"{path} is not the result of a run: restore it, or leave it out.")
     return RunResult.from_json(values, path)

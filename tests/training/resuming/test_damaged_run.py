@@ -15,6 +15,7 @@ from exgrpo_cli.files import read_json_lines
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.runs.checksums import note_checksums, require_model
 from exgrpo_cli.runs.folder import RunFolder
+from exgrpo_cli.runs.result import read_result
 from exgrpo_cli.training.resuming.resume import is_finished, resumed_config
 from exgrpo_cli.training.resuming.resume_point import find_resume_point
 from exgrpo_cli.training.run import train
@@ -210,6 +211,12 @@ def test_a_damaged_model_is_neither_asked_nor_trained(
         assert exgrpo(arguments[command]) == 2
         error = capsys.readouterr().err
         assert re.search(rf"exgrpo: {folder}/model.safetensors is damaged .*: restore it from a copy; of a", error)
+
+
+def test_a_digit_of_a_result_is_not_believed(run: Path) -> None:
+    change_a_digit(run / "result.json", '"generated": ')
+    with pytest.raises(InputError, match=r"result.json is damaged \(its checksum differs\): restore it"):
+        read_result(run / "result.json")
 
 
 def test_a_stray_folder_among_the_checkpoints_is_left_alone(run: Path) -> None:
