@@ -145,16 +145,21 @@ class RunResult:
     """Held-out pass@1 after training by each grader that stands beside the run's own."""
 
     def to_json(self) -> dict[str, Any]:
-        """As `result.json` has it; counts of correct responses are one text of numbers, which stays on one line."""
+        """As `result.json` has it, with a checksum, which goes where the file goes; counts of correct responses are one
+        text of numbers, which stays on one line."""
         counts = {name: getattr(self, name) for name in ("before", "after", "after_valid")}
         values = asdict(self) | {name: None if n is None else " ".join(map(str, n)) for name, n in counts.items()}
-        return {"format": RESULT_FORMAT, **values}
+        values = {"format": RESULT_FORMAT, **values}
+        return values | {"checksum": _checksum(values)}
 
     @classmethod
     def from_json(cls, values: dict[str, Any], where: Path) -> "RunResult":
-        """Raises InputError where the values are no result of this format."""
+        """Raises InputError where the values are no result of this format, or other ones than were written."""
         try:
             values = dict(values)
+            # Results of earlier versions have none.
+            if values.pop("checksum", None) not in (None, _checksum(values)):
+                raise InputError(f"{where} has changed since its run wrote it: restore it, or leave it out.")
             if values.pop("format") != RESULT_FORMAT:
                 raise InputError(f"{where} is of another format: use the toolkit version that wrote it.")
             memorising, traces = values["memorising"], values["valid_traces"]
@@ -176,6 +181,11 @@ class RunResult:
             if isinstance(error, InputError):
                 raise
             raise InputError(f"{where} is not the result of a run ({error!r}): restore it, or leave it out.") from error
+
+
+def _checksum(values: Mapping[str, Any]) -> str:
+    """Sixteen digits of what a result file says, itself not among it."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _counts(text: str | None) -> Int64[np.ndarray, " questions"] | None:

@@ -123,6 +123,12 @@ def test_a_result_is_read_as_it_was_written_and_a_damaged_one_is_named(tmp_path:
     assert read_result(path).to_json() == result.to_json()
     assert [found.seed for found in find_results(tmp_path)] == [3]
     values = json.loads(path.read_text())
+    path.write_text(json.dumps(values | {"after": "4 1 12"}))
+    with pytest.raises(InputError, match=r"arm-3\.result\.json has changed since its run wrote it: restore it"):
+        read_result(path)
+    del values["checksum"]  # as earlier versions wrote it
+    path.write_text(json.dumps(values))
+    assert read_result(path).to_json() == result.to_json()
     for damage in ({"format": 9}, {"totals": None}, {"after": "4 x"}):
         path.write_text(json.dumps(values | damage))
         with pytest.raises(InputError, match=r"arm-3\.result\.json is"):
