@@ -1,19 +1,31 @@
-"""Every rank samples its share of the requests; all get all rollouts."""
+"""Every rank samples its share of the rollouts; all get all of them.
 
+What a rollout costs is its length, which nobody knows before: it is taken to be that of the question's latest rollouts.
+The rollouts of one question are alike in length, known or not, so a group is spread over the ranks.
+"""
+
+import heapq
+import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
+import numpy as np
 from torch import Tensor
 
 from exgrpo_cli.engines.protocols import Generator, Score
 from exgrpo_cli.ranks.ranks import Ranks
 from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams
 
+Place = tuple[int, int]
+"""A rollout: the index of its request and that of its seed."""
+
 
 class RankedGenerator:
     """Implements `protocols.Generator` with one generator on each rank, or on each `tensor_parallel` neighbours.
 
     A rollout depends on weights, prompt and seed alone, so it is the same on whichever rank it is sampled. Ranks that
-    hold one generator together sample the same share.
+    hold one generator together sample the same share. Lengths are remembered, but not saved: a resumed run deals
+    another way.
     """
 
     def __init__(self, local: Generator, ranks: Ranks, *, tensor_parallel: int = 1) -> None:
@@ -21,6 +33,11 @@ class RankedGenerator:
         """This rank's own, or its part of one."""
         self._ranks = ranks
         self._tensor_parallel = tensor_parallel
+        self._lengths: dict[str, float] = {}
+        """Mean response length of each question's latest rollouts."""
+        self._usual_length = 1.0
+        """Mean response length of the latest call, for questions that are new."""
+        self._idle_seconds = 0.0
 
     @property
     def weight_version(self) -> int:
@@ -34,14 +51,53 @@ class RankedGenerator:
         on_finished: Callable[[int, Rollout], None] | None = None,
     ) -> list[list[Rollout]]:
         """As the protocol says; `on_finished` is called once all ranks are done, in the order of requests."""
-        together = self._tensor_parallel
-        own = self.local.generate(self._ranks.share(requests, together=together), params)
-        groups = self._ranks.whole(own, together=together)
+        wanted = [(index, member) for index, request in enumerate(requests) for member in range(len(request.seeds))]
+        expected = [self._lengths.get(requests[index].question_id, self._usual_length) for index, _ in wanted]
+        shares = deal(expected, self._ranks.world_size // self._tensor_parallel)
+        own = [wanted[place] for place in shares[self._ranks.rank // self._tensor_parallel]]
+        started = time.perf_counter()
+        sampled = self._sample(requests, own, params)
+        seconds, parts = zip(*self._ranks.gather((time.perf_counter() - started, sampled)), strict=True)
+        self._idle_seconds += max(seconds) - float(np.mean(seconds))
+        rollouts = {place: rollout for part in parts for place, rollout in part.items()}
+        groups = [
+            [rollouts[index, member] for member in range(len(request.seeds))] for index, request in enumerate(requests)
+        ]
+        self._lengths |= {
+            request.question_id: float(np.mean([len(rollout.token_ids) for rollout in group]))
+            for request, group in zip(requests, groups, strict=True)
+            if group
+        }
+        if rollouts:
+            self._usual_length = float(np.mean([len(rollout.token_ids) for rollout in rollouts.values()]))
         if on_finished is not None:
             for index, group in enumerate(groups):
                 for rollout in group:
                     on_finished(index, rollout)
         return groups
+
+    def take_idle_seconds(self) -> float:
+        """Seconds for which ranks have waited for the slowest one, on average, since this was last asked."""
+        seconds, self._idle_seconds = self._idle_seconds, 0.0
+        return seconds
+
+    def _sample(
+        self, requests: Sequence[RolloutRequest], places: Sequence[Place], params: SamplingParams
+    ) -> dict[Place, Rollout]:
+        """The rollouts at `places`, asked for in the order in which their questions first come."""
+        members: dict[int, list[int]] = {}
+        for index, member in places:
+            members.setdefault(index, []).append(member)
+        asked = [
+            replace(requests[index], seeds=tuple(requests[index].seeds[member] for member in chosen))
+            for index, chosen in members.items()
+        ]
+        groups = self.local.generate(asked, params)
+        return {
+            (index, member): replace(rollout, member=member)
+            for (index, chosen), group in zip(members.items(), groups, strict=True)
+            for member, rollout in zip(chosen, group, strict=True)
+        }
 
     def sleep(self) -> None:
         """See `protocols.Generator.sleep`."""
@@ -59,3 +115,17 @@ class RankedGenerator:
 def local_generator(generator: Generator) -> Generator:
     """What samples on this rank alone."""
     return generator.local if isinstance(generator, RankedGenerator) else generator
+
+
+def deal(expected: Sequence[float], num_shares: int) -> list[list[int]]:
+    """Indices of each share: longest first, each to the share with the least so far, the first one of several.
+
+    No share is more than a third longer than it must be (Graham 1969, longest processing time first).
+    """
+    shares: list[list[int]] = [[] for _ in range(num_shares)]
+    loads = [(0.0, share) for share in range(num_shares)]
+    for index in np.argsort(-np.asarray(expected), kind="stable").tolist():
+        load, share = loads[0]
+        shares[share].append(index)
+        heapq.heapreplace(loads, (load + expected[index], share))
+    return shares

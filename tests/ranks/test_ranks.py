@@ -172,5 +172,7 @@ def test_of_two_hosts_rank_0_alone_writes_the_run_folder(small_config, tmp_path:
     assert list(hosts[1 - main].iterdir()) == []
     assert outputs[1 - main][0] == ""
     assert json.loads(outputs[main][0])["steps"] == 2
+    lines = [json.loads(line) for line in (hosts[main] / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert all(0 <= line["time/rollout_idle"] < line["time/rollout"] for line in lines)
     assert json.loads((hosts[main] / "run" / "environment.json").read_text())["ranks"] == 2
     assert (hosts[main] / "run" / "model" / "model.safetensors").is_file()

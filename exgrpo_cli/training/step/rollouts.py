@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.data.question_file.choices import options_of
+from exgrpo_cli.engines.ranked_generator import RankedGenerator
 from exgrpo_cli.grading import GradingItem
 from exgrpo_cli.seeds import rollout_seed
 from exgrpo_cli.training.metrics import Clock, logprob_gap
@@ -83,15 +84,18 @@ def roll_out(parts: Parts, state: RunState, step: int, experience: Experience, c
         groups = tuple(score_groups(parts, requests, graded, experience))
     require_current_weights(groups, parts.policy.weight_version)
     require_small_gap(logprob_gap(groups), parts.config.backbone.dtype)
+    waited: dict[str, float | int] = {}
+    if isinstance(parts.generator, RankedGenerator):
+        waited["time/rollout_idle"] = parts.generator.take_idle_seconds()
     if settings.max_rounds == 1:
         every = frozenset(group.question.id for group in groups)
-        return StepRollouts(groups=groups, trained=every, metrics={}, notes=tuple(notes))
+        return StepRollouts(groups=groups, trained=every, metrics=waited, notes=tuple(notes))
     if missing:
         notes.append(
             f"step {step}: {wanted - missing} of {wanted} fresh groups are mixed after {rounds} rounds, and trained"
         )
     trained = frozenset(group.question.id for group in groups if group.replayed or group.is_mixed)
-    return StepRollouts(groups=groups, trained=trained, metrics={"rollout/rounds": rounds}, notes=tuple(notes))
+    return StepRollouts(groups=groups, trained=trained, metrics=waited | {"rollout/rounds": rounds}, notes=tuple(notes))
 
 
 def is_mixed(members: Sequence[GradedRollout]) -> bool:

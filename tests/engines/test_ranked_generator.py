@@ -1,0 +1,152 @@
+"""Rollouts dealt to ranks: balanced by expected length, every one sampled once, the same as on one rank."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from exgrpo_cli.engines.ranked_generator import RankedGenerator, deal
+from exgrpo_cli.ranks.ranks import Ranks
+from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams, StopReason
+
+PARAMS = SamplingParams(temperature=1.0, top_p=1.0, max_new_tokens=1000)
+
+
+def test_the_longest_go_first_and_to_the_share_with_the_least() -> None:
+    """9 | 7, then 6 to the 7 (13), 5 to the 9 (14), 4 to the 13 (17), 3 to the 14 (17)."""
+    assert deal([3, 9, 4, 7, 5, 6], 2) == [[1, 4, 0], [3, 5, 2]]
+
+
+def test_like_lengths_are_dealt_in_turn() -> None:
+    assert deal([1.0] * 7, 3) == [[0, 3, 6], [1, 4], [2, 5]]
+    assert deal([], 2) == [[], []]
+
+
+def test_no_share_is_a_third_above_the_mean_where_no_rollout_is_longer() -> None:
+    lengths = np.random.default_rng(0).lognormal(6.8, 0.9, 1024).tolist()
+    shares = deal(lengths, 16)
+    assert sorted(index for share in shares for index in share) == list(range(1024))
+    loads = [sum(lengths[index] for index in share) for share in shares]
+    assert max(loads) < 1.01 * np.mean(loads)
+    # Every 16th question, as questions come, is what it improves on.
+    assert max(sum(lengths[rank::16]) for rank in range(16)) > 1.1 * np.mean(loads)
+
+
+class Counting:
+    """A generator whose rollouts have 10 tokens times the number of their question, and a few by their seed."""
+
+    weight_version = 3
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, tuple[int, ...]]] = []
+
+    def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[list[Rollout]]:
+        self.asked = [(request.question_id, request.seeds) for request in requests]
+        return [
+            [rollout(request.question_id, member, seed) for member, seed in enumerate(request.seeds)]
+            for request in requests
+        ]
+
+
+def rollout(question_id: str, member: int, seed: int) -> Rollout:
+    tokens = np.full(int(question_id) * 10 + seed % 7, seed, dtype=np.int32)
+    return Rollout(
+        question_id=question_id,
+        member=member,
+        token_ids=tokens,
+        engine_logprobs=np.zeros(len(tokens), dtype=np.float32),
+        stop_reason=StopReason.EOS,
+        weight_version=3,
+    )
+
+
+class ThreadRanks(Ranks):
+    """Ranks that are threads of this process."""
+
+    def __init__(self, rank: int, boxes: list[Any], barrier: threading.Barrier) -> None:
+        super().__init__(rank=rank, world_size=len(boxes))
+        self._boxes, self._meet = boxes, barrier
+
+    def gather(self, value: Any) -> list[Any]:
+        self._boxes[self.rank] = value
+        self._meet.wait(10)
+        values = list(self._boxes)
+        self._meet.wait(10)
+        return values
+
+
+def on_ranks(num_ranks: int, work: Callable[[Ranks], Any]) -> list[Any]:
+    """What `work` returns on each of `num_ranks` ranks."""
+    boxes: list[Any] = [None] * num_ranks
+    barrier, results = threading.Barrier(num_ranks), [None] * num_ranks
+
+    def one(rank: int) -> None:
+        results[rank] = work(ThreadRanks(rank, boxes, barrier))
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(num_ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return results
+
+
+def requests() -> list[RolloutRequest]:
+    """Questions 1 to 6 with 4 rollouts each, but of question 2 one less."""
+    return [
+        RolloutRequest(
+            question_id=str(number),
+            prompt_ids=np.array([number], dtype=np.int32),
+            seeds=tuple(range(number * 100, number * 100 + (3 if number == 2 else 4))),
+        )
+        for number in range(1, 7)
+    ]
+
+
+@pytest.mark.parametrize(("num_ranks", "together"), [(2, 1), (3, 1), (4, 2)])
+def test_all_ranks_get_the_rollouts_of_one(num_ranks: int, together: int) -> None:
+    alone = Counting().generate(requests(), PARAMS)
+
+    def work(ranks: Ranks) -> Any:
+        generator = RankedGenerator(Counting(), ranks, tensor_parallel=together)
+        first, deals = generator.generate(requests(), PARAMS), [generator.local.asked]
+        second = generator.generate(requests(), PARAMS)
+        return first, second, [*deals, generator.local.asked], generator.take_idle_seconds()
+
+    results = on_ranks(num_ranks, work)
+    for first, second, deals, idle in results:
+        for groups in (first, second):
+            assert [[(r.question_id, r.member, r.token_ids.tolist()) for r in group] for group in groups] == [
+                [(r.question_id, r.member, r.token_ids.tolist()) for r in group] for group in alone
+            ]
+        assert idle == results[0][3] >= 0
+        # Known lengths: those of question 6, the longest, are asked for first.
+        assert deals[1][0][0] == "6"
+    for call in range(2):
+        seeds = [seed for *_, deals, _ in results[::together] for _, each in deals[call] for seed in each]
+        assert sorted(seeds) == sorted(seed for request in requests() for seed in request.seeds)
+    assert all(results[rank][2] == results[rank - rank % together][2] for rank in range(num_ranks))
+
+
+def test_ranks_that_wait_are_counted() -> None:
+    """Of two ranks the second samples for 0.2 s: each has waited 0.1 s on average, told once."""
+
+    class Slow(Counting):
+        def __init__(self, rank: int) -> None:
+            super().__init__()
+            self._pause = threading.Event()
+            self._seconds = 0.2 * rank
+
+        def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[list[Rollout]]:
+            self._pause.wait(self._seconds)
+            return super().generate(requests, params)
+
+    def work(ranks: Ranks) -> tuple[float, float]:
+        generator = RankedGenerator(Slow(ranks.rank), ranks)
+        generator.generate(requests(), PARAMS)
+        return generator.take_idle_seconds(), generator.take_idle_seconds()
+
+    for told, again in on_ranks(2, work):
+        assert (again, told > 0.05) == (0.0, True)
