@@ -14,6 +14,8 @@ MAX_PADDING = 0.05
 """Largest share of pad tokens in a micro-batch."""
 SMALL_MICRO_BATCH = 512
 """Tokens below which a micro-batch costs its fixed overhead: it takes rows of other lengths rather than end early."""
+SHORTEST_PREFIX = 32
+"""Tokens that all prompts must begin with, as a system message or worked examples, to be stored once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,24 +138,39 @@ def rank_shares(sequences: Sequence[TokenSequence], num_ranks: int) -> list[list
     return shares
 
 
+def shared_prefix(sequences: Sequence[TokenSequence]) -> int:
+    """Tokens that all prompts begin with; 0 below `SHORTEST_PREFIX`, or where there are no two unlike prompts."""
+    prompts = list({sequence.prompt_ids.tobytes(): sequence.prompt_ids for sequence in sequences}.values())
+    if len(prompts) < 2:
+        return 0
+    shortest = min(map(len, prompts))
+    same = np.ones(shortest, dtype=bool)
+    for prompt in prompts[1:]:
+        same &= prompt[:shortest] == prompts[0][:shortest]
+    common = shortest if same.all() else int(same.argmin())
+    return common if common >= SHORTEST_PREFIX else 0
+
+
 def packed_batches(sequences: Sequence[TokenSequence], token_budget: int) -> list[list[int]]:
     """Cut rows into micro-batches of at most `token_budget` inputs when packed end to end, each prompt stored once.
 
     Rows of one prompt stand together, in the order of the prompts' first appearance. An input is a prompt token or a
-    response token but the last. A row longer than the budget is a micro-batch of its own. Returns row indices.
+    response token but the last; the `shared_prefix` of all prompts counts once. A row longer than the budget is a
+    micro-batch of its own. Returns row indices.
     """
     by_prompt: dict[bytes, list[int]] = {}
     for index, sequence in enumerate(sequences):
         by_prompt.setdefault(sequence.prompt_ids.tobytes(), []).append(index)
+    prefix = shared_prefix(sequences)
     batches: list[list[int]] = []
     filled = token_budget
     for rows in by_prompt.values():
         prompt_stored = False
         for row in rows:
-            prompt, response = len(sequences[row].prompt_ids), len(sequences[row].response_ids) - 1
+            prompt, response = len(sequences[row].prompt_ids) - prefix, len(sequences[row].response_ids) - 1
             if filled + response + (0 if prompt_stored else prompt) > token_budget:
                 batches.append([])
-                filled, prompt_stored = 0, False
+                filled, prompt_stored = prefix, False
             batches[-1].append(row)
             filled += response + (0 if prompt_stored else prompt)
             prompt_stored = True

@@ -1,38 +1,16 @@
 """Attention by segments, as a GPU runs it: the same rows as blocks give, by a stand-in for the kernel that says no more
 than torch's documentation; and torch's own operation, without its kernel."""
 
-import inspect
-from typing import Any
-
 import pytest
 import torch
 from small_policy import build_model, build_policy, minibatch, sequences, weights
-from torch import Tensor
-from torch.nn import functional as F
-from torch.nn.attention import varlen
+from varlen_attention import documented
 
 from exgrpo_cli.engines.model.attention import PLAIN_CAUSAL, causal_attention, use_attention
 from exgrpo_cli.engines.model.causal_lm import CausalLM, split_causal_lm
 from exgrpo_cli.engines.policy import micro_batches, segments
 from exgrpo_cli.engines.policy.packing import pack
 from exgrpo_cli.engines.policy.segments import attend, takes_segments
-
-
-def documented(query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int,
-               **options: Any) -> Tensor:  # fmt: skip
-    """One segment after the other, its queries at the end of its keys."""
-    inspect.signature(varlen.varlen_attn).bind(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, **options)
-    assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32 and options["window_size"] == (-1, 0)
-    assert cu_seq_q[-1] == len(query) and cu_seq_k[-1] == len(key) == len(value)
-    queries, keys = cu_seq_q.diff().tolist(), cu_seq_k.diff().tolist()
-    assert (max_q, max_k) == (max(queries), max(keys)) and min(queries) > 0
-    results = []
-    for own, read, read_values in zip(query.split(queries), key.split(keys), value.split(keys), strict=True):
-        mask = torch.ones(len(own), len(read), dtype=torch.bool).tril(len(read) - len(own))
-        heads = [each.transpose(0, 1)[None] for each in (own, read, read_values)]
-        mixed = F.scaled_dot_product_attention(*heads, mask, scale=options["scale"], enable_gqa=options["enable_gqa"])
-        results.append(mixed[0].transpose(0, 1))
-    return torch.cat(results)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

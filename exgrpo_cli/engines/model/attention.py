@@ -1,13 +1,14 @@
 """Running attention of our own inside a transformers model, through its AttentionInterface.
 
-Axes: heads = query heads, kv_heads = key-value heads, columns = tokens of a row, width = head dimension.
+Axes: heads = query heads, kv_heads = key-value heads, columns = tokens of a row, asking = those
+that are queries, width = head dimension.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface, PreTrainedModel
@@ -42,12 +43,13 @@ def refuse_unsupported(module: nn.Module, arguments: dict[str, object]) -> None:
 
 
 def causal_attention(
-    queries: Float[Tensor, "rows heads columns width"],
+    queries: Float[Tensor, "rows heads asking width"],
     keys: Float[Tensor, "rows kv_heads columns width"],
     values: Float[Tensor, "rows kv_heads columns width"],
     scaling: float,
-) -> Float[Tensor, "rows heads columns width"]:
-    """Causal attention without a mask.
+    visible: Bool[Tensor, "rows 1 asking columns"] | None = None,
+) -> Float[Tensor, "rows heads asking width"]:
+    """Causal attention without a mask, or of what is `visible` to each query.
 
     Heads that share keys are told to the kernel, but on a GPU in float32: none there takes them apart from the one that
     writes out all scores, columns x columns of every head, so keys are repeated for another one.
@@ -56,7 +58,9 @@ def causal_attention(
     if shared > 1 and repeats_keys(queries.device, queries.dtype):
         keys, values = keys.repeat_interleave(shared, dim=1), values.repeat_interleave(shared, dim=1)
         shared = 1
-    return F.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scaling, enable_gqa=shared > 1)
+    return F.scaled_dot_product_attention(
+        queries, keys, values, visible, is_causal=visible is None, scale=scaling, enable_gqa=shared > 1
+    )
 
 
 def repeats_keys(device: torch.device, dtype: torch.dtype) -> bool:

@@ -1,33 +1,56 @@
-"""Attention of a packed micro-batch: by segments where torch has a kernel for them, else rows gathered in blocks.
+"""Attention of a packed micro-batch: by segments where torch has a kernel for them, else gathered in blocks.
 
-Blocks hold rows of similar length, padded; results are put back where they are packed.
+A block holds rows of similar length, padded on the right, where plain causal attention without a mask is exact, because
+no real token sees a pad token on its right. Where many short responses share long prompts, that would do most of the
+work over and over: there each prompt is a row of its own, and of a response only its own tokens ask, with a mask.
+Results are put back where they are packed.
 
 Axes: heads = query heads, kv_heads = key-value heads, width = head dimension, packed = inputs of a packed micro-batch,
-cells = rows of a block times its longest row, columns = its longest row.
+columns = longest row of a block, asking = most queries of a row of it, cells = rows x columns, query_cells = rows x
+asking.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface
 
+from exgrpo_cli.algo.batching import micro_batches
 from exgrpo_cli.engines.model.attention import causal_attention, refuse_unsupported
 from exgrpo_cli.engines.policy.segments import Segments, attend
 from exgrpo_cli.errors import InputError
 
 PACKED_CAUSAL = "exgrpo_packed_causal"
+BLOCK_PADDING = 0.1
+"""Pad cells allowed in an attention block: more blocks would cost more calls than they save."""
+BLOCK_CELLS = 2**18
+"""Largest attention block."""
+MASK_CELLS = 2**24
+"""Largest mask of a block: 64 MiB in float32."""
+MOST_REPEATED = 2
+"""Cells of whole rows for each packed input, above which prompts are told apart from responses."""
+
+
+Asked = tuple[int, np.ndarray]
+"""What a row reads, as packed positions, and how many of them, at its end, are queries."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionBlock:
     """Rows of similar length, padded on the right."""
 
-    cells: Int[Tensor, " cells"]
-    """The packed position in each cell, row by row; pad cells name any position."""
     num_rows: int
+    keys: Int[Tensor, " cells"]
+    """The packed position in each cell, row by row; pad cells name any position."""
+    queries: Int[Tensor, " query_cells"]
+    """Likewise of the tokens that ask."""
+    visible: Bool[Tensor, "rows 1 asking columns"] | None
+    """What each query sees; None where all of a row asks, and sees what is on its left."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +59,61 @@ class AttentionLayout:
 
     blocks: tuple[AttentionBlock, ...]
     cell_of: Int[Tensor, " packed"]
-    """For each packed position, one of its cells, counted over all blocks."""
+    """For each packed position, one of its query cells, counted over all blocks."""
+
+
+def attention_layout(
+    rows: Sequence[np.ndarray], pieces: Sequence[np.ndarray], reads: Sequence[np.ndarray], device: torch.device
+) -> AttentionLayout:
+    """Blocks of whole `rows`, or of `pieces` (prompts and responses), each at the end of what it `reads`.
+
+    Rows and reads are packed positions.
+    """
+    num_packed = sum(map(len, pieces))
+    asked = [(len(row), row) for row in rows]
+    if sum(map(len, rows)) > MOST_REPEATED * num_packed:
+        asked = [(len(piece), read) for piece, read in zip(pieces, reads, strict=True) if len(piece)]
+    # A prompt's tokens may stand in several rows with the same result: whichever is written last is read.
+    cell_of = np.zeros(num_packed, dtype=np.int64)
+    blocks, num_cells = [], 0
+    for block in _similar(asked):
+        columns, asking = max(len(read) for _, read in block), max(count for count, _ in block)
+        keys, queries = (np.zeros((len(block), width), dtype=np.int64) for width in (columns, asking))
+        for index, (count, read) in enumerate(block):
+            keys[index, : len(read)] = read
+            queries[index, :count] = read[-count:]
+            cell_of[read[-count:]] = num_cells + index * asking + np.arange(count)
+        blocks.append(_block(keys, queries, _visible(block, asking, columns), device))
+        num_cells += queries.size
+    return AttentionLayout(blocks=tuple(blocks), cell_of=torch.from_numpy(cell_of).to(device))
+
+
+def _similar(asked: Sequence[Asked]) -> Iterator[list[Asked]]:
+    """Cut into blocks by length, those that ask all that they read apart from the others."""
+    whole = [each for each in asked if each[0] == len(each[1])]
+    ending = [each for each in asked if each[0] < len(each[1])]
+    for part, budget in (
+        (whole, BLOCK_CELLS),
+        (ending, min(BLOCK_CELLS, MASK_CELLS // max([1, *(count for count, _ in ending)]))),
+    ):
+        for block in micro_batches([len(read) for _, read in part], budget, max_padding=BLOCK_PADDING):
+            yield [part[index] for index in block]
+
+
+def _visible(block: Sequence[Asked], asking: int, columns: int) -> Bool[np.ndarray, "rows 1 asking columns"] | None:
+    before = np.array([len(read) - count for count, read in block])
+    if not before.any():
+        return None
+    return (np.arange(columns) <= before[:, None, None] + np.arange(asking)[:, None])[:, None]
+
+
+def _block(keys: np.ndarray, queries: np.ndarray, visible: np.ndarray | None, device: torch.device) -> AttentionBlock:
+    return AttentionBlock(
+        num_rows=len(keys),
+        keys=torch.from_numpy(keys.ravel()).to(device),
+        queries=torch.from_numpy(queries.ravel()).to(device),
+        visible=None if visible is None else torch.from_numpy(visible).to(device),
+    )
 
 
 def packed_causal(
@@ -58,22 +135,22 @@ def packed_causal(
     packed_query, packed_key, packed_value = (states[0].transpose(0, 1) for states in (query, key, value))
     if isinstance(layout, Segments):
         return attend(packed_query, packed_key, packed_value, layout, scaling)[None], None
-    vectors = (packed_query, packed_key, packed_value)
     results = []
     for block in layout.blocks:
-        queries, keys, values = (_gather_rows(states, block) for states in vectors)
-        mixed = causal_attention(queries, keys, values, scaling)
+        queries = _gather_rows(packed_query, block.queries, block.num_rows)
+        keys, values = (_gather_rows(states, block.keys, block.num_rows) for states in (packed_key, packed_value))
+        mixed = causal_attention(queries, keys, values, scaling, block.visible)
         results.append(mixed.transpose(1, 2).flatten(0, 1).flatten(1))
     packed = F.embedding(layout.cell_of, torch.cat(results) if len(results) > 1 else results[0])
     return packed.view(1, len(layout.cell_of), query.shape[1], -1), None
 
 
 def _gather_rows(
-    states: Float[Tensor, "packed heads width"], block: AttentionBlock
+    states: Float[Tensor, "packed heads width"], cells: Int[Tensor, " cells"], num_rows: int
 ) -> Float[Tensor, "rows heads columns width"]:
     # An embedding look-up, for its backward pass: many times faster on a CPU than that of index_select.
-    cells = F.embedding(block.cells, states.flatten(1))
-    return cells.view(block.num_rows, -1, *states.shape[1:]).transpose(1, 2)
+    gathered = F.embedding(cells, states.flatten(1))
+    return gathered.view(num_rows, -1, *states.shape[1:]).transpose(1, 2)
 
 
 AttentionInterface.register(PACKED_CAUSAL, packed_causal)

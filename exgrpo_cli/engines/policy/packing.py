@@ -1,12 +1,12 @@
 """Rows laid end to end without a pad token, each prompt once for all the rows that share it.
 
 A row is a prompt and its response without the last token, which is never an input. In the packed batch the prompt comes
-first, then the responses of its rows; positions count from 0 in each row. Only attention needs whole rows: it gathers
-them, padded on the right, in blocks of similar length, where plain causal attention without a mask is exact, because no
-real token sees a pad token on its right.
+first, then the responses of its rows; where all prompts begin alike, with the same worked examples, say, what they
+share comes before all of them. Positions count from 0 in each row. Only attention needs whole rows: see
+`policy/attention.py`.
 
-Axes: packed = inputs of the micro-batch, tokens = response tokens of all rows one after the other, cells = rows of a
-block times its longest row, hidden = model width.
+Axes: packed = inputs of the micro-batch, tokens = response tokens of all rows one after the other, hidden = model
+width.
 """
 
 import copy
@@ -20,19 +20,15 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from exgrpo_cli.algo.batching import micro_batches
+from exgrpo_cli.algo.batching import shared_prefix
 from exgrpo_cli.algo.logprobs import token_logprobs
 from exgrpo_cli.engines.model.attention import use_attention
 from exgrpo_cli.engines.model.causal_lm import CausalLM
-from exgrpo_cli.engines.policy.attention import PACKED_CAUSAL, AttentionBlock, AttentionLayout
+from exgrpo_cli.engines.policy.attention import PACKED_CAUSAL, AttentionLayout, attention_layout
 from exgrpo_cli.engines.policy.segments import Segments, segments_of
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.types import TokenSequence
 
-BLOCK_PADDING = 0.1
-"""Pad cells allowed in an attention block: more blocks would cost more calls than they save."""
-BLOCK_CELLS = 2**18
-"""Largest attention block."""
 PROVED_LAYERS, PROVED_TOKENS = 2, 16
 """Of a narrow model, copied to prove packing."""
 PACKING_ROUNDINGS = 512
@@ -56,23 +52,25 @@ def pack(sequences: Sequence[TokenSequence], device: torch.device, *, by_segment
     """Lay out rows, response tokens staying in the order of `sequences`; `by_segments` is how attention reads them."""
     pieces: list[np.ndarray] = []
     reads: list[np.ndarray] = []
-    starts: dict[bytes, int] = {}
-    rows: list[np.ndarray] = []
     filled = 0
+
+    def lay(tokens: np.ndarray, before: np.ndarray) -> np.ndarray:
+        """Packed positions of what a row has read when it ends in `tokens`."""
+        nonlocal filled
+        reads.append(np.concatenate([before, filled + np.arange(len(tokens))]))
+        pieces.append(tokens)
+        filled += len(tokens)
+        return reads[-1]
+
+    prefix = shared_prefix(sequences)
+    shared = lay(sequences[0].prompt_ids[:prefix], np.arange(0))
+    prompts: dict[bytes, np.ndarray] = {}
+    rows: list[np.ndarray] = []
     for sequence in sequences:
-        prompt, inputs = sequence.prompt_ids, sequence.response_ids[:-1]
-        key = prompt.tobytes()
-        if key not in starts:
-            starts[key] = filled
-            pieces.append(prompt)
-            reads.append(filled + np.arange(len(prompt)))
-            filled += len(prompt)
-        rows.append(
-            np.concatenate([np.arange(starts[key], starts[key] + len(prompt)), filled + np.arange(len(inputs))])
-        )
-        pieces.append(inputs)
-        reads.append(rows[-1])
-        filled += len(inputs)
+        key = sequence.prompt_ids.tobytes()
+        if key not in prompts:
+            prompts[key] = lay(sequence.prompt_ids[prefix:], shared)
+        rows.append(lay(sequence.response_ids[:-1], prompts[key]))
     position_ids = np.empty(filled, dtype=np.int64)
     for row in rows:
         position_ids[row] = np.arange(len(row))
@@ -84,7 +82,7 @@ def pack(sequences: Sequence[TokenSequence], device: torch.device, *, by_segment
     return PackedBatch(
         input_ids=on_device(np.concatenate(pieces))[None],
         position_ids=on_device(position_ids)[None],
-        layout=segments_of(pieces, reads, device) if by_segments else _attention_layout(rows, filled, device),
+        layout=segments_of(pieces, reads, device) if by_segments else attention_layout(rows, pieces, reads, device),
         predicting=on_device(np.concatenate(predicting)),
         targets=on_device(np.concatenate([sequence.response_ids for sequence in sequences])),
     )
@@ -150,19 +148,3 @@ def _first_layers(body: PreTrainedModel) -> PreTrainedModel:
     for name, weight in small.named_parameters():
         weight.copy_(body.get_parameter(name)[: weight.shape[0]])
     return torch.nn.Module.to(small, body.device).eval()
-
-
-def _attention_layout(rows: Sequence[np.ndarray], num_packed: int, device: torch.device) -> AttentionLayout:
-    blocks = []
-    # A prompt's tokens stand in several rows with the same result: whichever is written last is read.
-    cell_of = np.zeros(num_packed, dtype=np.int64)
-    num_cells = 0
-    for block in micro_batches([len(row) for row in rows], BLOCK_CELLS, max_padding=BLOCK_PADDING):
-        length = len(rows[block[0]])
-        cells = np.zeros((len(block), length), dtype=np.int64)
-        for index, row in enumerate(block):
-            cells[index, : len(rows[row])] = rows[row]
-            cell_of[rows[row]] = num_cells + index * length + np.arange(len(rows[row]))
-        blocks.append(AttentionBlock(cells=torch.from_numpy(cells.ravel()).to(device), num_rows=len(block)))
-        num_cells += cells.size
-    return AttentionLayout(blocks=tuple(blocks), cell_of=torch.from_numpy(cell_of).to(device))
