@@ -1,12 +1,12 @@
 """From graded groups to mini-batches of whole groups, and from rows to micro-batches with few or no pad tokens."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float32, Float64
+from jaxtyping import Float32, Float64, Int
 
 from exgrpo_cli.types import TokenSequence
 
@@ -138,15 +138,15 @@ def rank_shares(sequences: Sequence[TokenSequence], num_ranks: int) -> list[list
     return shares
 
 
-def shared_prefix(sequences: Sequence[TokenSequence]) -> int:
+def shared_prefix(prompts: Iterable[Int[np.ndarray, " _"]]) -> int:
     """Tokens that all prompts begin with; 0 below `SHORTEST_PREFIX`, or where there are no two unlike prompts."""
-    prompts = list({sequence.prompt_ids.tobytes(): sequence.prompt_ids for sequence in sequences}.values())
-    if len(prompts) < 2:
+    unlike = list({prompt.tobytes(): prompt for prompt in prompts}.values())
+    if len(unlike) < 2:
         return 0
-    shortest = min(map(len, prompts))
+    shortest = min(map(len, unlike))
     same = np.ones(shortest, dtype=bool)
-    for prompt in prompts[1:]:
-        same &= prompt[:shortest] == prompts[0][:shortest]
+    for prompt in unlike[1:]:
+        same &= prompt[:shortest] == unlike[0][:shortest]
     common = shortest if same.all() else int(same.argmin())
     return common if common >= SHORTEST_PREFIX else 0
 
@@ -161,7 +161,7 @@ def packed_batches(sequences: Sequence[TokenSequence], token_budget: int) -> lis
     by_prompt: dict[bytes, list[int]] = {}
     for index, sequence in enumerate(sequences):
         by_prompt.setdefault(sequence.prompt_ids.tobytes(), []).append(index)
-    prefix = shared_prefix(sequences)
+    prefix = shared_prefix(sequence.prompt_ids for sequence in sequences)
     batches: list[list[int]] = []
     filled = token_budget
     for rows in by_prompt.values():

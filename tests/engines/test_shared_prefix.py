@@ -6,14 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from small_policy import build_model, build_policy, minibatch, sequences, weights
+from small_policy import VOCAB, build_model, build_policy, minibatch, sequences, weights
 from varlen_attention import documented
 
 from exgrpo_cli.algo import batching
 from exgrpo_cli.algo.batching import MiniBatch, packed_batches, shared_prefix
+from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.engines.policy import attention, micro_batches, segments
 from exgrpo_cli.engines.policy.packing import pack
-from exgrpo_cli.types import TokenSequence
+from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams, TokenSequence
 
 EXAMPLES = np.arange(7, 16, dtype=np.int32)
 
@@ -59,7 +60,7 @@ def test_inputs_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         return TokenSequence(prompt_ids=np.array(prompt, dtype=np.int32), response_ids=np.zeros(3, dtype=np.int32))
 
     rows = [row(4, 5, 6, 1), row(4, 5, 6, 2, 2), row(4, 5, 6), row(4, 5, 6, 1)]
-    assert shared_prefix(rows) == 3
+    assert shared_prefix([row.prompt_ids for row in rows]) == 3
     # 3 shared, 1 + 2 + 2 of the first and last row, 2 + 2 of the second, 0 + 2 of the third.
     packed = pack(rows, torch.device("cpu"))
     assert packed.input_ids.tolist() == [[4, 5, 6, 1, 0, 0, 2, 2, 0, 0, 0, 0, 0, 0]]
@@ -72,10 +73,39 @@ def test_inputs_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_prompts_that_part_early_share_nothing() -> None:
-    def prompt(*tokens: int) -> TokenSequence:
-        return TokenSequence(prompt_ids=np.array(tokens, dtype=np.int32), response_ids=np.zeros(1, dtype=np.int32))
+    def prompt(*tokens: int) -> np.ndarray:
+        return np.array(tokens, dtype=np.int32)
 
     same = [7] * batching.SHORTEST_PREFIX
     assert shared_prefix([prompt(*same, 1), prompt(*same, 2)]) == batching.SHORTEST_PREFIX
     assert shared_prefix([prompt(*same[1:], 1), prompt(*same[1:], 2)]) == 0
     assert shared_prefix([prompt(*same, 1), prompt(*same, 1)]) == shared_prefix([]) == 0
+
+
+def test_rollouts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a prompt that is the shared tokens alone, too."""
+    questions = [np.concatenate([EXAMPLES, np.arange(count, dtype=np.int32)]) for count in (0, 1, 4)]
+    requests = [
+        RolloutRequest(question_id=str(index), prompt_ids=prompt, seeds=(index, 9 + index))
+        for index, prompt in enumerate(questions)
+    ]
+    params = SamplingParams(max_new_tokens=6, temperature=0.8, top_p=1.0)
+    drawn: list[list[Rollout]] = []
+    passes: list[list[int]] = []
+
+    def count(module: torch.nn.Module, positional: tuple[()], named: dict[str, torch.Tensor]) -> None:
+        passes[-1].append(named["input_ids"].numel())
+
+    for shortest in (1000, len(EXAMPLES)):
+        monkeypatch.setattr(batching, "SHORTEST_PREFIX", shortest)
+        model = build_model()
+        generator = HFGenerator(model, max_rows=6, eos_ids=[VOCAB - 1])
+        passes.append([])
+        model.model.register_forward_pre_hook(count, with_kwargs=True)
+        groups = generator.generate(requests, params)
+        drawn.append([rollout for group in groups for rollout in group])
+    for own, other in zip(*drawn, strict=True):
+        assert own.token_ids.tolist() == other.token_ids.tolist()
+        np.testing.assert_allclose(own.engine_logprobs, other.engine_logprobs, rtol=1e-6)
+    # Prompts of 9, 10 and 13 tokens, padded; then the 8 of which none is a prompt's last, and what is left.
+    assert passes[0][:1] == [39] and passes[1][:2] == [8, 15]

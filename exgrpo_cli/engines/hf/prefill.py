@@ -1,7 +1,7 @@
 """Prompts prefilled ahead of the rows that will need them.
 
 A prefill is a forward pass of its own, and rows of a batch end one by one: prompts are prefilled many at a time, so
-that a free row can be filled at once without a pass.
+that a free row can be filled at once without a pass. What the prompts of a pass begin with is computed once.
 
 Axes: prompts = prompts of one pass, rows = rollouts that start from them, hidden = model width.
 """
@@ -15,6 +15,7 @@ from jaxtyping import Float, Float32, Int
 from torch import Tensor
 from transformers import DynamicCache
 
+from exgrpo_cli.algo.batching import shared_prefix
 from exgrpo_cli.engines.hf.cache import PromptStates, prompt_states
 from exgrpo_cli.engines.model.attention import PLAIN_CAUSAL, repeats_keys, use_attention
 from exgrpo_cli.engines.model.causal_lm import CausalLM
@@ -144,12 +145,18 @@ class WaitingRows:
         for row, prompt in enumerate(prompts):
             padded[row, : len(prompt)] = prompt
         device = self._parts.device
+        input_ids = torch.from_numpy(padded).to(device)
         cache = DynamicCache(config=self._parts.model.config)
+        # Plain causal attention reads no cache. The last token is left: its hidden state is asked for.
+        prefix = 0 if self._attention == PLAIN_CAUSAL else min(shared_prefix(prompts), int(lengths.min()) - 1)
         with use_attention(self._parts.body, self._attention):
+            if prefix:
+                self._parts.body(input_ids=input_ids[:1, :prefix], past_key_values=cache, use_cache=True)
+                cache.batch_repeat_interleave(len(prompts))
             hidden = self._parts.body(
-                input_ids=torch.from_numpy(padded).to(device), past_key_values=cache, use_cache=True
+                input_ids=input_ids[:, prefix:], past_key_values=cache, use_cache=True
             ).last_hidden_state
-        last = hidden[torch.arange(len(prompts), device=device), torch.from_numpy(lengths - 1).to(device)]
+        last = hidden[torch.arange(len(prompts), device=device), torch.from_numpy(lengths - 1 - prefix).to(device)]
         return Prefilled(first=first, lengths=lengths.tolist(), states=prompt_states(cache), last_hidden=last)
 
     def _affordable(self, first: int) -> list[Int[np.ndarray, " prompt_tokens"]]:

@@ -62,7 +62,7 @@ def pack(sequences: Sequence[TokenSequence], device: torch.device, *, by_segment
         filled += len(tokens)
         return reads[-1]
 
-    prefix = shared_prefix(sequences)
+    prefix = shared_prefix(sequence.prompt_ids for sequence in sequences)
     shared = lay(sequences[0].prompt_ids[:prefix], np.arange(0))
     prompts: dict[bytes, np.ndarray] = {}
     rows: list[np.ndarray] = []
