@@ -100,6 +100,8 @@ class RolloutRequest:
     prompt_ids: Int32[np.ndarray, " prompt_tokens"]
     seeds: tuple[int, ...]
     """One non-negative 63-bit seed per rollout: rollout i depends on the weights, the prompt and seeds[i] alone."""
+    expected_tokens: float = 1.0
+    """Length of a rollout as far as it can be told; it changes on which rank one is sampled, nothing else."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,7 @@
 """Every rank samples its share of the rollouts; all get all of them.
 
-What a rollout costs is its length, which nobody knows before: it is taken to be that of the question's latest rollouts.
-The rollouts of one question are alike in length, known or not, so a group is spread over the ranks.
+What a rollout costs is its length, which nobody knows before: a request says what to expect. Rollouts of one question
+are alike in length, known or not, so a group is spread over the ranks.
 """
 
 import heapq
@@ -24,8 +24,7 @@ class RankedGenerator:
     """Implements `protocols.Generator` with one generator on each rank, or on each `tensor_parallel` neighbours.
 
     A rollout depends on weights, prompt and seed alone, so it is the same on whichever rank it is sampled. Ranks that
-    hold one generator together sample the same share. Lengths are remembered, but not saved: a resumed run deals
-    another way.
+    hold one generator together sample the same share.
     """
 
     def __init__(self, local: Generator, ranks: Ranks, *, tensor_parallel: int = 1) -> None:
@@ -33,10 +32,6 @@ class RankedGenerator:
         """This rank's own, or its part of one."""
         self._ranks = ranks
         self._tensor_parallel = tensor_parallel
-        self._lengths: dict[str, float] = {}
-        """Mean response length of each question's latest rollouts."""
-        self._usual_length = 1.0
-        """Mean response length of the latest call, for questions that are new."""
         self._idle_seconds = 0.0
 
     @property
@@ -52,7 +47,7 @@ class RankedGenerator:
     ) -> list[list[Rollout]]:
         """As the protocol says; `on_finished` is called once all ranks are done, in the order of requests."""
         wanted = [(index, member) for index, request in enumerate(requests) for member in range(len(request.seeds))]
-        expected = [self._lengths.get(requests[index].question_id, self._usual_length) for index, _ in wanted]
+        expected = [requests[index].expected_tokens for index, _ in wanted]
         shares = deal(expected, self._ranks.world_size // self._tensor_parallel)
         own = [wanted[place] for place in shares[self._ranks.rank // self._tensor_parallel]]
         started = time.perf_counter()
@@ -63,13 +58,6 @@ class RankedGenerator:
         groups = [
             [rollouts[index, member] for member in range(len(request.seeds))] for index, request in enumerate(requests)
         ]
-        self._lengths |= {
-            request.question_id: float(np.mean([len(rollout.token_ids) for rollout in group]))
-            for request, group in zip(requests, groups, strict=True)
-            if group
-        }
-        if rollouts:
-            self._usual_length = float(np.mean([len(rollout.token_ids) for rollout in rollouts.values()]))
         if on_finished is not None:
             for index, group in enumerate(groups):
                 for rollout in group:

@@ -1,5 +1,6 @@
 """Rollouts dealt to ranks: balanced by expected length, every one sampled once, the same as on one rank."""
 
+import json
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from exgrpo_cli.engines.ranked_generator import RankedGenerator, deal
 from exgrpo_cli.ranks.ranks import Ranks
+from exgrpo_cli.training.resuming.state import RunState
 from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams, StopReason
 
 PARAMS = SamplingParams(temperature=1.0, top_p=1.0, max_new_tokens=1000)
@@ -100,6 +102,7 @@ def requests() -> list[RolloutRequest]:
             question_id=str(number),
             prompt_ids=np.array([number], dtype=np.int32),
             seeds=tuple(range(number * 100, number * 100 + (3 if number == 2 else 4))),
+            expected_tokens=10.0 * number,
         )
         for number in range(1, 7)
     ]
@@ -111,23 +114,29 @@ def test_all_ranks_get_the_rollouts_of_one(num_ranks: int, together: int) -> Non
 
     def work(ranks: Ranks) -> Any:
         generator = RankedGenerator(Counting(), ranks, tensor_parallel=together)
-        first, deals = generator.generate(requests(), PARAMS), [generator.local.asked]
-        second = generator.generate(requests(), PARAMS)
-        return first, second, [*deals, generator.local.asked], generator.take_idle_seconds()
+        return generator.generate(requests(), PARAMS), generator.local.asked, generator.take_idle_seconds()
 
     results = on_ranks(num_ranks, work)
-    for first, second, deals, idle in results:
-        for groups in (first, second):
-            assert [[(r.question_id, r.member, r.token_ids.tolist()) for r in group] for group in groups] == [
-                [(r.question_id, r.member, r.token_ids.tolist()) for r in group] for group in alone
-            ]
-        assert idle == results[0][3] >= 0
-        # Known lengths: those of question 6, the longest, are asked for first.
-        assert deals[1][0][0] == "6"
-    for call in range(2):
-        seeds = [seed for *_, deals, _ in results[::together] for _, each in deals[call] for seed in each]
-        assert sorted(seeds) == sorted(seed for request in requests() for seed in request.seeds)
-    assert all(results[rank][2] == results[rank - rank % together][2] for rank in range(num_ranks))
+    for groups, asked, idle in results:
+        assert [[(r.question_id, r.member, r.token_ids.tolist()) for r in group] for group in groups] == [
+            [(r.question_id, r.member, r.token_ids.tolist()) for r in group] for group in alone
+        ]
+        assert idle == results[0][2] >= 0
+        # The longest are asked for first.
+        assert asked[0][0] == "6"
+    seeds = [seed for _, asked, _ in results[::together] for _, own in asked for seed in own]
+    assert sorted(seeds) == sorted(seed for request in requests() for seed in request.seeds)
+    assert all(results[rank][1] == results[rank - rank % together][1] for rank in range(num_ranks))
+
+
+def test_expected_lengths_outlive_a_checkpoint() -> None:
+    """A resumed run deals as the uninterrupted one: another batch could round another way."""
+    state = RunState()
+    state.remember_lengths([[rollout("3", 0, 0), rollout("3", 1, 4)], [], [rollout("7", 0, 2)]])
+    again = RunState.from_json(json.loads(json.dumps(state.to_json())))
+    # Of 30 and 34 tokens, and of 72.
+    assert again.lengths == state.lengths == {"3": 32, "7": 72}
+    assert again.usual_length == (30 + 34 + 72) / 3
 
 
 def test_ranks_that_wait_are_counted() -> None:

@@ -11,6 +11,7 @@ from exgrpo_cli.algo.history import SuccessHistory
 from exgrpo_cli.runs.ending import Ending
 from exgrpo_cli.runs.metrics import PHASES
 from exgrpo_cli.training.step.groups import Group
+from exgrpo_cli.types import Rollout
 
 RNG_NAMES = ("stream", "draw", "choice", "minibatch", "readmit")
 """One generator per use, so that what one use draws never moves another."""
@@ -36,6 +37,10 @@ class RunState:
     """How often each question was rolled out: part of its rollouts' seeds."""
     history: dict[str, SuccessHistory] = field(default_factory=dict)
     """Discounted successes and failures by question, where they are the baseline of rewards."""
+    lengths: dict[str, float] = field(default_factory=dict)
+    """Mean response length of each question's latest rollouts, where several ranks share them."""
+    usual_length: float = 1.0
+    """Mean response length of the latest rollouts, what a new question is expected to take."""
     tokens_generated: int = 0
     tokens_trained: int = 0
     replayed: int = 0
@@ -54,6 +59,13 @@ class RunState:
             if not group.verifier_failed:
                 before = self.history.get(group.question.id, SuccessHistory())
                 self.history[group.question.id] = before.after(group.num_fresh_correct, len(group.fresh), discount)
+
+    def remember_lengths(self, rollouts: Sequence[Sequence[Rollout]]) -> None:
+        """Take over the response lengths of each question's rollouts."""
+        lengths = {group[0].question_id: [len(rollout.token_ids) for rollout in group] for group in rollouts if group}
+        self.lengths |= {question: float(np.mean(own)) for question, own in lengths.items()}
+        if lengths:
+            self.usual_length = float(np.mean([length for own in lengths.values() for length in own]))
 
     def spent(self, budget: str) -> float:
         """Tokens generated, tokens trained, or this rank's seconds in the phases of steps; steps for `steps`."""

@@ -67,6 +67,8 @@ def roll_out(parts: Parts, state: RunState, step: int, experience: Experience, c
         asked = rollout_requests(parts, state, question_ids, experience)
         with clock.phase("rollout"):
             rollouts = parts.generator.generate(asked, sampling_params(parts.config))
+        if parts.ranks.world_size > 1:
+            state.remember_lengths(rollouts)
         with clock.phase("reward"):
             graded += grade(parts, asked, rollouts)
         requests += asked
@@ -127,6 +129,7 @@ def rollout_requests(
                 rollout_seed(config.run.seed, question_id, state.visits[question_id], member)
                 for member in range(config.rollout.group_size - len(experience.replayed.get(question_id, ())))
             ),
+            expected_tokens=state.lengths.get(question_id, state.usual_length),
         )
         for question_id in question_ids
     ]
