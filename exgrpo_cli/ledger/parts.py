@@ -106,9 +106,19 @@ def schema_with_metadata(table: str, identity: LedgerIdentity, commits: Sequence
 
 
 def write_parquet(file: BinaryIO, table: pa.Table) -> None:
-    """Write a table with a CRC-32 per page, which every reader of Parquet can check, and ours does."""
+    """Write a table with a CRC-32 per page, which every reader of Parquet can check, and ours does.
+
+    Only words get a dictionary, and Snappy packs them: bodies outweigh these tables a hundred times, so what counts is
+    the time to write and to read them, about 0.4 times that with dictionaries for all columns and Zstandard.
+    """
+    words = [field.name for field in table.schema if field.type == pa.string()]
     pq.write_table(
-        table, file, compression="zstd", dictionary_pagesize_limit=_DICTIONARY_BYTES, write_page_checksum=True
+        table,
+        file,
+        compression="snappy",
+        use_dictionary=words,
+        dictionary_pagesize_limit=_DICTIONARY_BYTES,
+        write_page_checksum=True,
     )
 
 
@@ -127,9 +137,8 @@ def inspect_part(table: str, name: PartName) -> PartInfo:
 
 def _inspect_parquet(table: str, name: PartName) -> PartInfo:
     with pq.ParquetFile(name.path) as file:
-        schema = file.schema_arrow
-        _require_schema(table, name, schema)
-        return PartInfo(name=name, num_rows=file.metadata.num_rows, commits=_commits(name, schema), batch_first_ids=())
+        commits = _commits(name, _require_schema(table, name, file.schema_arrow))
+        return PartInfo(name=name, num_rows=file.metadata.num_rows, commits=commits, batch_first_ids=())
 
 
 def _inspect_bodies(name: PartName) -> PartInfo:
@@ -146,10 +155,12 @@ def _inspect_bodies(name: PartName) -> PartInfo:
         return PartInfo(name=name, num_rows=num_rows, commits=(), batch_first_ids=tuple(first_ids))
 
 
-def _require_schema(table: str, name: PartName, schema: pa.Schema) -> None:
-    expected = schema_of(table, _format(schema))
+def _require_schema(table: str, name: PartName, schema: pa.Schema) -> dict[str, Any]:
+    """What the schema's metadata says of the part, whose columns are those of the table."""
+    content: dict[str, Any] = json.loads((schema.metadata or {}).get(METADATA_KEY, b"{}"))
+    expected = schema_of(table, _format(content))
     if schema.equals(expected):
-        return
+        return content
     for field in expected:
         position = schema.get_field_index(field.name)
         found = "missing" if position < 0 else str(schema.field(position).type)
@@ -163,25 +174,19 @@ def _require_schema(table: str, name: PartName, schema: pa.Schema) -> None:
     raise UnreadablePart(f"{table}/{name.path.name}: columns {extra or schema.names} do not belong to this table")
 
 
-def _commits(name: PartName, schema: pa.Schema) -> tuple[Commit, ...]:
-    content = _content(schema)
+def _commits(name: PartName, content: dict[str, Any]) -> tuple[Commit, ...]:
     if not content.get("totals"):
         return ()
     earlier = [
-        Commit(step=int(step), totals=dict(zip(tables_of(_format(schema)), counts, strict=True)))
+        Commit(step=int(step), totals=dict(zip(tables_of(_format(content)), counts, strict=True)))
         for step, counts in content.get("earlier", {}).items()
     ]
     return (*earlier, Commit(step=name.last_step, totals=content["totals"]))
 
 
-def _content(schema: pa.Schema) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((schema.metadata or {}).get(METADATA_KEY, b"{}"))
-    return content
-
-
-def _format(schema: pa.Schema) -> int:
+def _format(content: dict[str, Any]) -> int:
     """Of the ledger that a part was written for."""
-    return int(_content(schema).get("identity", {}).get("format", LEDGER_FORMAT))
+    return int(content.get("identity", {}).get("format", LEDGER_FORMAT))
 
 
 @contextmanager

@@ -37,11 +37,7 @@ def check_cut(folder: Path, step: int) -> Catalogue:
 
 
 def cut_after(folder: Path, step: int) -> None:
-    """Delete what the ledger holds of later steps.
-
-    Raises InputError as `check_cut` does, deleting nothing then. The caller holds the writer lock.
-    """
-    check_cut(folder, step)
+    """Delete what the ledger holds of later steps; the caller holds the writer lock and has let `check_cut` look."""
     unfinished = remove_leftovers(folder)
     if unfinished:
         warnings.warn(f"{folder}: {unfinished} unfinished files of a stopped run removed", ToolkitWarning, stacklevel=3)

@@ -6,7 +6,6 @@ one that lived through the run.
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -122,39 +121,26 @@ class BufferState:
 
         Its unit is drawn once `admit` has taken it in.
         """
-        shared: dict[str, Any] = {
+        trajectory_id = len(self.index)
+        born = {
+            "trajectory_id": trajectory_id,
+            "question_id": visit.question_id,
             "step_born": visit.step,
             "weight_version": visit.weight_version,
+            "k": visit.success_count,
             "num_tokens": len(row.token_ids),
             "entropy": float(row.entropy),
             "nll": float(row.nll),
+            "logprob_source": NO_LOGPROBS if math.isnan(row.nll) else self._writer.identity.logprob_source,
             "token_hash": token_hash,
+            "reward": row.reward,
+            "advantage": _known(row.advantage),
+            "priority": _known(priority),
+            "group_id": trajectory_id if group is None else group,
         }
-        group = len(self.index) if group is None else group
-        trajectory_id = self.index.add(
-            question=question,
-            success_count=visit.success_count,
-            reward=row.reward,
-            advantage=row.advantage,
-            priority=priority,
-            group=group,
-            **shared,
-        )
+        self.index.add(question, born)
         self.num_trajectories += 1
-        self._writer.append_trajectory(
-            (row.token_ids, row.behaviour_logprobs),
-            {
-                "trajectory_id": trajectory_id,
-                "question_id": visit.question_id,
-                "k": visit.success_count,
-                "logprob_source": NO_LOGPROBS if math.isnan(row.nll) else self._writer.identity.logprob_source,
-                "reward": row.reward,
-                "advantage": _known(row.advantage),
-                "priority": _known(priority),
-                "group_id": group,
-                **shared,
-            },
-        )
+        self._writer.append_trajectory((row.token_ids, row.behaviour_logprobs), born)
         self._log(visit.step, Event.COLLECTED, question, trajectory_id)
         return trajectory_id
 

@@ -89,12 +89,13 @@ class Collector:
         self, question: int, successes: Sequence[FreshRow]
     ) -> tuple[list[tuple[int, FreshRow]], int]:
         """Successes that are not stored yet, each with its fingerprint, and the number of the others."""
-        stored = self._state.index.by_hash(question) if successes else {}
+        stored = self._state.index.by_hash(question) if successes and self._state.index.count(question) else {}
         new: list[tuple[int, FreshRow]] = []
         for success in successes:
             fingerprint = token_hash(success.token_ids)
             like = [other.token_ids for known, other in new if known == fingerprint]
-            like += [token_ids for token_ids, _ in self._state.bodies(stored.get(fingerprint, []))]
+            if fingerprint in stored:
+                like += [token_ids for token_ids, _ in self._state.bodies(stored[fingerprint])]
             if not any(np.array_equal(success.token_ids, token_ids) for token_ids in like):
                 new.append((fingerprint, success))
         return new, len(successes) - len(new)

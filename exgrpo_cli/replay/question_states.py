@@ -30,7 +30,7 @@ class QuestionStates:
 
     def __init__(self, question_ids: Sequence[str]) -> None:
         self.ids = sorted(question_ids)
-        self._number = {question_id: number for number, question_id in enumerate(self.ids)}
+        self._number = dict(zip(self.ids, range(len(self.ids)), strict=True))
         if len(self._number) != len(self.ids):
             raise ValueError(f"{len(self.ids) - len(self._number)} question ids occur twice")
         self._bucket: list[BucketKey | None] = [None] * len(self.ids)

@@ -25,7 +25,7 @@ from exgrpo_cli.ledger.columns import (
     stored_names,
 )
 from exgrpo_cli.ledger.schemas import EVENTS, REPLAYS, SCORES, TRAJECTORIES
-from exgrpo_cli.replay.trajectory_index import NO_QUESTION, ROW
+from exgrpo_cli.replay.trajectory_index import BORN, NO_QUESTION, ROW
 
 NEVER = -1
 
@@ -95,23 +95,12 @@ def last_positions(
 
 def _born(read: ReadTable, known: pa.Array) -> np.ndarray:
     """Index rows as they were at birth."""
-    names = [name for name in ROW.names or () if name not in ("question", "previous", "uses")]
-    stored = [_STORED.get(name, name) for name in names]
-    table = read(TRAJECTORIES, ("question_id", *dict.fromkeys(stored)))
+    table = read(TRAJECTORIES, ("question_id", *dict.fromkeys(BORN.values())))
     rows = np.zeros(len(table), dtype=ROW)
-    for name, own in zip(names, stored, strict=True):
+    for name, own in BORN.items():
         rows[name] = column(table, own)
     rows["question"] = question_numbers(table, known)
     return rows
-
-
-_STORED = {
-    "born_version": "weight_version",
-    "measured_version": "weight_version",
-    "success_count": "k",
-    "group": "group_id",
-}
-"""Fields of ROW -> the tables' columns, where the names differ."""
 
 
 def _apply_scores(rows: np.ndarray, read: ReadTable) -> None:
@@ -120,7 +109,7 @@ def _apply_scores(rows: np.ndarray, read: ReadTable) -> None:
     last = last_positions(column(scores, "trajectory_id"), len(rows))
     scored = np.flatnonzero(last >= 0)
     for name in ("entropy", "nll", "measured_version"):
-        rows[name][scored] = column(scores, _STORED.get(name, name))[last[scored]]
+        rows[name][scored] = column(scores, BORN[name])[last[scored]]
 
 
 def _at(

@@ -4,7 +4,9 @@ Bodies stay on disk. A question's trajectories are linked newest first, so colle
 candidates of a question cost what that question holds, whatever the size of the buffer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int32, Int64
@@ -20,8 +22,6 @@ ROW = np.dtype(
         ("entropy", np.float64),
         ("nll", np.float64),
         ("token_hash", np.int64),
-        ("question", np.int32),
-        ("previous", np.int32),
         ("step_born", np.int32),
         ("born_version", np.int32),
         ("measured_version", np.int32),
@@ -32,13 +32,23 @@ ROW = np.dtype(
         ("group", np.int32),
         ("success_count", np.int16),
         ("uses", np.int16),
+        ("question", np.int32),
+        ("previous", np.int32),
     ]
 )
 """`question` is -1 once evicted; `previous` is the question's next older trajectory, or -1.
 `group` is the first trajectory of the visit that stored it; `priority` is that of its unit, NaN where none has one."""
 
 
-_NAMES = ROW.names or ()
+_RENAMED = {
+    "born_version": "weight_version",
+    "measured_version": "weight_version",
+    "success_count": "k",
+    "group": "group_id",
+}
+BORN = {name: _RENAMED.get(name, name) for name in (ROW.names or ())[:-3]}
+"""Fields of ROW that a birth fills -> columns of the ledger's trajectories; a null there is NaN here."""
+_born = itemgetter(*BORN.values())
 
 
 class TrajectoryIndex:
@@ -74,23 +84,17 @@ class TrajectoryIndex:
         """The question of a trajectory, -1 once it is evicted."""
         return int(self._rows["question"][trajectory_id])
 
-    def add(self, question: int, weight_version: int, **born: float) -> int:
-        """Append a trajectory, measured by the weights that sampled it, and return its id.
-
-        `born` are the columns of ROW that this does not fill itself.
-        """
+    def add(self, question: int, born: Mapping[str, Any]) -> None:
+        """Append a trajectory as its row of the ledger tells its birth, measured by the weights that sampled it."""
         if self._size == len(self._rows):
             grown = np.zeros(max(1024, 2 * self._size), dtype=ROW)
             grown[: self._size] = self._rows
             self._rows = grown
         trajectory_id = self._size
-        versions = {"born_version": weight_version, "measured_version": weight_version}
-        values = {**born, **versions, "question": question, "previous": self._head[question], "uses": 0}
-        self._rows[trajectory_id] = tuple(values[name] for name in _NAMES)
+        self._rows[trajectory_id] = (*_born(born), 0, question, self._head[question])
         self._head[question] = trajectory_id
         self._count[question] += 1
         self._size += 1
-        return trajectory_id
 
     def evict(self, trajectory_id: int) -> None:
         """Take a live trajectory off its question's list."""
