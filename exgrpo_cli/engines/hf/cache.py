@@ -110,13 +110,12 @@ class SlotCache(Cache):
 
     def move(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
         """Copy rows, which hold `lengths` tokens, over others; a row may be source and target."""
-        # Those that are written over before their turn are kept aside.
-        late = [source in targets[:turn] for turn, source in enumerate(sources)]
+        span, device = max(lengths), self._mask.device
+        rows, places = torch.tensor(sources, device=device), torch.tensor(targets, device=device)
         for buffer in [buffer for layer in self._layers for buffer in (layer.keys, layer.values)]:
-            rows = [buffer[source, :, :length] for source, length in zip(sources, lengths, strict=True)]
-            rows = [row.clone() if aside else row for row, aside in zip(rows, late, strict=True)]
-            for target, row in zip(targets, rows, strict=True):
-                buffer[target, :, : row.shape[1]] = row
+            # All at once: a copy for each row costs more in calls than the columns that shorter rows carry along.
+            used = buffer[:, :, :span]
+            used.index_copy_(0, places, used.index_select(0, rows))
         self._mask[targets] = self._mask[sources]
 
     def begin_step(self, lengths: Int[Tensor, " rows"], span: int) -> Float[Tensor, "rows heads 1 span"]:

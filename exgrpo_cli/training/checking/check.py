@@ -37,7 +37,7 @@ from exgrpo_cli.machine.survey import survey_machine
 from exgrpo_cli.ranks.ranks import ALONE, Ranks
 from exgrpo_cli.seeds import rollout_seed
 from exgrpo_cli.training.checking.measure import Meter, forward_operations, product_speed
-from exgrpo_cli.training.checking.report import CheckReport, Memory, Speed
+from exgrpo_cli.training.checking.report import CheckReport, Memory, Speed, allowed
 from exgrpo_cli.training.starting.assemble import make_policy, plan_memory, sampling_backbone, take_device
 from exgrpo_cli.training.starting.opening import pin_choices, require_extras
 from exgrpo_cli.training.starting.rollout_engine import make_generator
@@ -47,9 +47,6 @@ from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams, TokenScore
 STEPS = 2
 MOST_ROWS = 256
 """Rows sampled on a rank."""
-ROOM = 0.1
-SLACK_BYTES = 2**29
-"""What may be measured above the plan: a tenth, and half a gibibyte for what is too small to be planned."""
 NO_TOKEN = -1
 LOST, NUDGED = "a weight that is not sent", "a norm by the next number"
 
@@ -322,7 +319,7 @@ def memory_of(meter: Meter, plan: MemoryPlan, ranks: Ranks) -> Iterator[Memory]:
 def over_plan(memory: Sequence[Memory]) -> Iterator[str]:
     """What took clearly more than was planned; of main memory nobody knows so exactly what a phase has taken."""
     for each in memory:
-        if each.planned is not None and each.measured > (1 + ROOM) * each.planned + SLACK_BYTES:
+        if each.planned is not None and each.measured > allowed(each.planned):
             yield f"{each.part} took {each.measured / 2**30:.2f} GiB, {each.planned / 2**30:.2f} were planned"
 
 

@@ -6,6 +6,10 @@ from typing import Any
 from exgrpo_cli.machine.disk import size
 from exgrpo_cli.training.checking.measure import Phase
 
+ROOM = 0.1
+SLACK_BYTES = 2**29
+"""What may be measured above the plan: a tenth, and half a gibibyte for what is too small to be planned."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
@@ -69,9 +73,16 @@ class CheckReport:
         ]
 
 
+def allowed(planned: int) -> int:
+    """The most bytes that count as `planned` when they are measured."""
+    return int((1 + ROOM) * planned) + SLACK_BYTES
+
+
 def _memory(memory: Memory) -> str:
-    planned = "" if memory.planned is None else f", planned {size(memory.planned)} at most"
-    return f"{memory.part}: {size(memory.measured)}{planned}"
+    if memory.planned is None:
+        return f"{memory.part}: {size(memory.measured)}"
+    bound = size(allowed(memory.planned))
+    return f"{memory.part}: {size(memory.measured)}; planned {size(memory.planned)}, up to {bound} is as planned"
 
 
 def _speed(speed: Speed) -> str:
