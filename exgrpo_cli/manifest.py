@@ -65,6 +65,11 @@ def first_difference(folder: Path, files: Files) -> str:
     return ""
 
 
+def values_digest(values: Mapping[str, Any]) -> str:
+    """Sixteen digits of the SHA-256 of an object of JSON, by which a file tells that what it says was changed."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
 def file_digest(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal digits."""
     with path.open("rb") as file:

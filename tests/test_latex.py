@@ -27,6 +27,8 @@ PAGE = r"""
 @pytest.mark.slow
 def test_tables_of_a_study_and_of_an_evaluation_are_set_by_pdflatex(tmp_path: Path) -> None:
     if shutil.which("pdflatex") is None:
+        # No failure: a Debian package of hundreds of MB that no environment of the project holds, for a test that is
+        # run by hand where somebody has it.
         pytest.skip("no pdflatex on the path (Debian: apt-get install texlive-latex-base)")
     carried = write_claim_results(tmp_path / "carried", "replay-beats-on-policy", method="exgrpo")
     study = ["ablate", "--claim", "replay-beats-on-policy", "--results", str(carried), "--quiet"]

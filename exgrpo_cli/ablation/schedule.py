@@ -16,6 +16,7 @@ from pathlib import Path
 from exgrpo_cli.ablation.duration import estimate, progress, time_to_go
 from exgrpo_cli.ablation.results.report import StudyReport
 from exgrpo_cli.ablation.results.writing import report_study
+from exgrpo_cli.ablation.run_log import RunLog, last_line
 from exgrpo_cli.ablation.study import Study, StudyRun, budgeted, is_ready
 from exgrpo_cli.ablation.study_files import write_arms
 from exgrpo_cli.config.resolve import to_toml
@@ -37,6 +38,7 @@ class Started:
 
     run: StudyRun
     process: subprocess.Popen[bytes]
+    log: RunLog
 
     @property
     def label(self) -> str:
@@ -106,14 +108,20 @@ def run_study(study: Study, *, jobs: int, reporter: Reporter) -> None:
     if failed:
         raise RunError(
             f"{len(failed)} of {len(study.runs)} runs failed, first {failed[0].label}: "
-            f"{failure_reason(failed[0])} (see {log_path(failed[0].run)}); the same command tries them again."
+            f"{failure_reason(failed[0])} (see {failed[0].log.path}); the same command tries them again."
         )
 
 
 def collect_ended(started: list[Started], reporter: Reporter) -> list[Started]:
-    """Report how far each run is, take the ended ones out of `started`, and return those that failed."""
+    """Report how far each run is, take the ended ones out of `started`, and return those that failed.
+
+    Warns (DamageWarning) of what a run has found damaged and passed over.
+    """
     failed = []
-    for job in [job for job in started if job.process.poll() is not None]:
+    ended = [job for job in started if job.process.poll() is not None]
+    for job in started:
+        job.log.tell_damage(job.label)
+    for job in ended:
         started.remove(job)
         if job.process.returncode:
             failed.append(job)
@@ -129,7 +137,7 @@ def collect_ended(started: list[Started], reporter: Reporter) -> list[Started]:
 def failure_reason(failed: Started) -> str:
     """What killed the run, or else the last line of its log: one that was killed had no time to say so."""
     code = failed.process.returncode
-    return f"ended by a signal ({signal.strsignal(-code)})" if code < 0 else last_line(log_path(failed.run))
+    return f"ended by a signal ({signal.strsignal(-code)})" if code < 0 else last_line(failed.log.path)
 
 
 def make_writable(folder: Path) -> None:
@@ -171,15 +179,16 @@ def start(run: StudyRun, reporter: Reporter) -> Started:
         clear_torn(run.folder)
     settings = run.folder.with_name(f"{run.folder.name}.toml")
     write_text(settings, to_toml(run.config))
-    with log_path(run).open("ab") as log:
+    log = RunLog(run.folder)
+    with log.path.open("ab") as file:
         process = subprocess.Popen(
             [sys.executable, "-m", "exgrpo_cli.ablation.worker", str(settings), str(run.folder), str(os.getpid())],
             stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
+            stdout=file,
+            stderr=file,
             start_new_session=True,
         )
-    job = Started(run=run, process=process)
+    job = Started(run=run, process=process, log=log)
     reporter.progress(0, run.config.run.steps, job.label)
     return job
 
@@ -200,14 +209,3 @@ def stop(started: list[Started]) -> None:
             job.process.send_signal(signal.SIGTERM)
     for job in started:
         job.process.wait()
-
-
-def log_path(run: StudyRun) -> Path:
-    """The file with all that the run of a study wrote to its terminal."""
-    return run.folder.with_name(f"{run.folder.name}.log")
-
-
-def last_line(path: Path) -> str:
-    """The last line of a log, or "no output" where there is none."""
-    lines = path.read_text(errors="replace").strip().splitlines() if path.is_file() else []
-    return lines[-1] if lines else "no output"

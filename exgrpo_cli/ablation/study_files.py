@@ -10,6 +10,7 @@ from typing import Any
 from exgrpo_cli.ablation.arms import Arm
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.files import write_json
+from exgrpo_cli.manifest import values_digest
 from exgrpo_cli.presets import load_preset
 from exgrpo_cli.runs.result import SUFFIX, RunResult, find_results, read_result
 
@@ -28,7 +29,7 @@ def results_folders(folder: Path, others: Sequence[Path]) -> Iterator[Iterator[R
 def write_arms(folder: Path, arms: Iterable[Arm], *, equal: str, claims: Mapping[str, Any]) -> None:
     """Keep what the arms are and which is compared with which. Raises RunError where the disk refuses."""
     plan = {"equal": equal, "claims": dict(claims), "arms": [asdict(arm) for arm in arms]}
-    write_json(folder / PLAN_FILE, plan)
+    write_json(folder / PLAN_FILE, plan | {"checksum": values_digest(plan)})
 
 
 def read_arms(folder: Path) -> tuple[dict[str, Arm], str, dict[str, Any]]:
@@ -41,6 +42,9 @@ def read_arms(folder: Path) -> tuple[dict[str, Arm], str, dict[str, Any]]:
         return {}, "steps", {}
     try:
         plan = json.loads(path.read_text(encoding="utf-8"))
+        # Studies of earlier versions have none.
+        if plan.pop("checksum", None) not in (None, values_digest(plan)):
+            raise ValueError("other values than were written")
         arms = [Arm(**{**arm, "assignments": tuple(arm["assignments"])}) for arm in plan["arms"]]
         claims = plan["claims"]
         if isinstance(claims, list):

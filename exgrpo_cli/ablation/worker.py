@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from exgrpo_cli.ablation.run_log import warn_in_log
 from exgrpo_cli.config.resolve import resolve
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import ExgrpoError
@@ -82,6 +83,7 @@ def stop_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
+    warn_in_log()
     settings, folder, parent, *rest = sys.argv[1:]
     hosts = None
     if len(rest) > 1:

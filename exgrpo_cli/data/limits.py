@@ -1,15 +1,17 @@
 """Limits on the time and memory of Python code that somebody else wrote, such as a chat template."""
 
 import ctypes
-import faulthandler
 import resource
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from exgrpo_cli.runs.last_resort import end_process_in, spare_process
+
 HANG_SECONDS = 60.0
 """How long a single call into C code may hold the process beyond a limit on time."""
+_STDERR = 2
 
 
 class Expired(BaseException):
@@ -32,7 +34,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
     timer = threading.Timer(seconds, expire)
     timer.daemon = True
-    faulthandler.dump_traceback_later(seconds + HANG_SECONDS, exit=True, file=2)
+    end_process_in(seconds + HANG_SECONDS, _STDERR, timer)
     timer.start()
     try:
         yield
@@ -40,7 +42,7 @@ def time_limit(seconds: float) -> Iterator[None]:
         with lock:
             is_over = True
         timer.cancel()
-        faulthandler.cancel_dump_traceback_later()
+        spare_process(timer)
 
 
 @contextmanager

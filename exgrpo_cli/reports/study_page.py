@@ -16,7 +16,7 @@ from exgrpo_cli.replay_stats.output import summary_tables
 from exgrpo_cli.replay_stats.output.report import RunReport
 from exgrpo_cli.replay_stats.record import LEDGER_FOLDER, read_config
 from exgrpo_cli.replay_stats.summary import summarise
-from exgrpo_cli.reports.page import Block, Code, Page, Paragraph, TableBlock, figure_block, section, table_of
+from exgrpo_cli.reports.page import NOT_SHOWN, Block, Code, Page, Paragraph, TableBlock, figure_block, section, table_of
 from exgrpo_cli.reports.run_page import differing_settings
 from exgrpo_cli.runs.result import RunResult
 
@@ -129,7 +129,7 @@ def _runs(study: Study, broken: list[tuple[Path, str]]) -> Iterator[Block]:
         rows.append([arm, str(seed), "finished elsewhere", str(result.totals.steps)])
     yield TableBlock(header=["arm", "seed", "state", "steps"], rows=rows)
     for path, reason in broken:
-        yield Paragraph(text=f"{path.parent.name}/{path.name} cannot be read: {reason}", warning=True)
+        yield Paragraph(text=f"{NOT_SHOWN}{path.parent.name}/{path.name} cannot be read: {reason}", warning=True)
     if study.runs:
         yield Paragraph(text="Each run has a page of its own: exgrpo report STUDY/ARM/seed-N.")
 
@@ -142,7 +142,7 @@ def _ledgers(study: Study) -> Iterator[Block]:
         try:
             reports.append(RunReport(label=f"{run.arm.name}/{run.seed}", summary=summarise(run.folder)))
         except InputError as error:
-            yield Paragraph(text=f"{run.arm.name}, seed {run.seed}: {error}", warning=True)
+            yield Paragraph(text=f"{NOT_SHOWN}{run.arm.name}, seed {run.seed}: {error}", warning=True)
     if reports:
         yield table_of(summary_tables.overview(reports))
     else:

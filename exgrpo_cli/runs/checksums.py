@@ -9,12 +9,14 @@ from pathlib import Path
 
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.files import write_json
-from exgrpo_cli.manifest import Files, describe, find_damage, first_difference
+from exgrpo_cli.manifest import MANIFEST, Files, describe, find_damage, first_difference
 from exgrpo_cli.shapes import Shape, read_json, require_shape
 
 CHECKSUMS_FILE = "checksums.json"
-RESUMED_FROM = ("config.toml", "metrics.jsonl", "validations.jsonl")
+RESUMED_FROM = ("config.toml", "metrics.jsonl", "validations.jsonl", f"data/{MANIFEST}")
 """What a resume reads."""
+HAS_MANIFEST = "has_manifest"
+"""In the `state.json` of a checkpoint: that a missing manifest has been lost, not left out by an older version."""
 _AT_THE_END = ("result.json", "summary.json")
 _ALWAYS = (*RESUMED_FROM, "environment.json")
 _ENTRY: Shape = {"bytes": int, "sha256": str}
@@ -52,6 +54,18 @@ def find_changes(run: Path, among: Collection[str] = ()) -> list[str]:
     return [problem for name in chosen if (problem := _change(run / name, **files[name]))]
 
 
+def checkpoint_damage(folder: Path, below: str = "") -> str:
+    """What is not as the manifest of a checkpoint says, as `find_damage` does; a lost manifest is damage as well."""
+    state = folder / "state.json"
+    if not (folder / MANIFEST).is_file() and state.is_file():
+        try:
+            if read_json(state).get(HAS_MANIFEST):
+                return f"{folder / MANIFEST} is missing"
+        except InputError as error:
+            return str(error).rstrip(".")
+    return find_damage(folder, below)
+
+
 def require_model(folder: Path) -> None:
     """Raise InputError where `folder` is the model of a run, final or of a checkpoint, and not as it was written.
 
@@ -62,7 +76,7 @@ def require_model(folder: Path) -> None:
         files = _noted(owner / CHECKSUMS_FILE, "model")
         damage = first_difference(folder, {name: files[name] for name in files if name != "README.md"})
     elif folder.name == "model" and owner.parent.name == "checkpoints":
-        damage = find_damage(owner, below="model/")
+        damage = checkpoint_damage(owner, below="model/")
     if damage:
         raise InputError(f"{damage}: restore it from a copy; of a model that you changed yourself, name a copy.")
 

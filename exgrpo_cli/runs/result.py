@@ -16,6 +16,7 @@ from jaxtyping import Int64
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.files import write_json
+from exgrpo_cli.manifest import values_digest
 from exgrpo_cli.runs.checksums import find_changes
 
 RESULT_FILE = "result.json"
@@ -150,7 +151,7 @@ class RunResult:
         counts = {name: getattr(self, name) for name in ("before", "after", "after_valid")}
         values = asdict(self) | {name: None if n is None else " ".join(map(str, n)) for name, n in counts.items()}
         values = {"format": RESULT_FORMAT, **values}
-        return values | {"checksum": _checksum(values)}
+        return values | {"checksum": values_digest(values)}
 
     @classmethod
     def from_json(cls, values: dict[str, Any], where: Path) -> "RunResult":
@@ -158,7 +159,7 @@ class RunResult:
         try:
             values = dict(values)
             # Results of earlier versions have none.
-            if values.pop("checksum", None) not in (None, _checksum(values)):
+            if values.pop("checksum", None) not in (None, values_digest(values)):
                 raise InputError(f"{where} has changed since its run wrote it: restore it, or leave it out.")
             if values.pop("format") != RESULT_FORMAT:
                 raise InputError(f"{where} is of another format: use the toolkit version that wrote it.")
@@ -181,11 +182,6 @@ class RunResult:
             if isinstance(error, InputError):
                 raise
             raise InputError(f"{where} is not the result of a run ({error!r}): restore it, or leave it out.") from error
-
-
-def _checksum(values: Mapping[str, Any]) -> str:
-    """Sixteen digits of what a result file says, itself not among it."""
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _counts(text: str | None) -> Int64[np.ndarray, " questions"] | None:

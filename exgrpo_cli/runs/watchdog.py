@@ -4,71 +4,155 @@ A rank that hangs (in a collective whose partner is gone, on a device that does 
 itself. A thread looks at how long the current phases have lasted; past the deadline it writes the stacks of
 all threads to `stacks/rank-<n>.txt` in the run folder, asks the other ranks of the run to do the same, says which
 phase it was on which rank, and ends the process with exit code 1. The last checkpoint is untouched.
+
+Where a call holds the interpreter that thread stands still as well. Then a timer of the system's own writes the stacks
+below the phase that the file names already, and ends the process without a word.
 """
 
 import faulthandler
 import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import FrameType
 
 from exgrpo_cli.errors import RunError
+from exgrpo_cli.runs.last_resort import end_process_in, spare_process
 
 POLL_SECONDS = 1.0
+_PATIENCE = 10
+"""Looks that the timer waits beyond the deadline, and that a rank which gives up waits for the others' stacks."""
 _WANTED = "wanted"
+_STDERR = 2
+_HEAD_BYTES = 160
+"""Length of the first line of a file of stacks, which is written anew with every phase."""
 
 
 class Watchdog:
     """Named phases of one rank, watched while the `with` block of the watchdog lasts."""
 
     def __init__(self, run: Path, *, rank: int, seconds: float) -> None:
-        """`seconds` a phase may last; 0 watches nothing. Stacks go to `run`/stacks, which all ranks must see."""
+        """`seconds` a phase may last; 0 watches nothing. Stacks go to `run`/stacks; without a `run`, to stderr."""
         self._stacks = run / "stacks"
+        self._file = self._stacks / f"rank-{rank}.txt"
         self._run, self._rank, self._seconds = run, rank, seconds
+        # On a host of its own a rank may not; its stacks go to stderr then.
+        self._sees_folder = run.is_dir()
+        self._interval = min(POLL_SECONDS, seconds / 4)
         self._phases: list[tuple[str, float]] = []
         self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._descriptor = -1
+        self._has_written = False
+        self._suspended, self._is_suspended = 0.0, False
 
     def __enter__(self) -> "Watchdog":
+        """Raises RunError where the run folder cannot be written."""
         if self._seconds > 0:
-            (self._stacks / _WANTED).unlink(missing_ok=True)
-            threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+            self._descriptor = self._open()
+            self._thread.start()
+            if (
+                threading.current_thread() is threading.main_thread()
+                and signal.getsignal(signal.SIGTSTP) == signal.SIG_DFL
+            ):
+                signal.signal(signal.SIGTSTP, self._suspend)
         return self
 
     def __exit__(self, *error: object) -> None:
+        if self._seconds == 0:
+            return
+        if signal.getsignal(signal.SIGTSTP) == self._suspend:
+            signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         self._over.set()
+        self._thread.join()
+        spare_process(self)
+        os.close(self._descriptor)
+        self._descriptor = -1
+        if not self._has_written:
+            with suppress(OSError):
+                self._file.unlink()
+                self._stacks.rmdir()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Work with a name and a deadline; phases may contain one another."""
-        entry = (name, time.monotonic())
+        entry = (name, self._now())
         self._phases.append(entry)
+        self._write_head()
         try:
             yield
         finally:
             self._phases.remove(entry)
+            self._write_head()
+
+    def _open(self) -> int:
+        if not self._sees_folder:
+            return os.dup(_STDERR)
+        try:
+            self._stacks.mkdir(exist_ok=True)
+            (self._stacks / _WANTED).unlink(missing_ok=True)
+            descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        except OSError as error:
+            raise RunError(f"{self._file} cannot be written ({error.strerror}): make room, or allow it.") from error
+        os.lseek(descriptor, _HEAD_BYTES, os.SEEK_SET)
+        return descriptor
+
+    def _now(self) -> float:
+        """Seconds of a clock that stands still while Ctrl-Z has stopped the process."""
+        return time.monotonic() - self._suspended
 
     def _watch(self) -> None:
-        interval = min(POLL_SECONDS, self._seconds / 4)
-        while not self._over.wait(interval):
-            late = [(name, since) for name, since in list(self._phases) if time.monotonic() - since > self._seconds]
-            if late:
-                # The innermost one says most about where the time goes.
-                self._give_up(*late[-1])
+        while True:
+            if not self._is_suspended:
+                phases = list(self._phases)
+                late = [(name, since) for name, since in phases if self._now() - since > self._seconds]
+                if late:
+                    # The innermost one says most about where the time goes.
+                    self._give_up(*late[-1])
+                self._set_timer(phases)
             if (self._stacks / _WANTED).exists():
                 self._write_stacks("another rank has given up")
                 return
+            if self._over.wait(self._interval):
+                return
+
+    def _set_timer(self, phases: list[tuple[str, float]]) -> None:
+        since = min((since for _, since in phases), default=self._now())
+        end_process_in(since + self._seconds - self._now() + _PATIENCE * self._interval, self._descriptor, self)
+
+    def _write_head(self) -> None:
+        """Name the innermost phase in the first line of the file; what the disk refuses costs no more than the name."""
+        if self._sees_folder and self._seconds > 0 and not self._has_written:
+            name, since = self._phases[-1] if self._phases else ("between phases", self._now())
+            began = datetime.now(UTC) - timedelta(seconds=self._now() - since)
+            head = f"rank {self._rank}, in phase {name!r} since {began:%Y-%m-%d %H:%M:%S} UTC"
+            with suppress(OSError):
+                os.pwrite(self._descriptor, head.ljust(_HEAD_BYTES - 1).encode()[: _HEAD_BYTES - 1] + b"\n", 0)
+
+    def _suspend(self, number: int, frame: FrameType | None) -> None:
+        """Stop as Ctrl-Z does, and count none of the time until the process goes on."""
+        self._is_suspended = True
+        spare_process(self)
+        stopped = time.monotonic()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._suspended += time.monotonic() - stopped
+        self._is_suspended = False
 
     def _give_up(self, phase: str, since: float) -> None:
-        seconds = time.monotonic() - since
+        seconds = self._now() - since
         what = f"rank {self._rank} has been in phase {phase!r} for {seconds:.0f} s, more than {self._seconds:.0f} s"
+        # What follows writes to a disk, which may be what hangs.
+        end_process_in(2 * _PATIENCE * self._interval, self._descriptor, self)
         self._write_stacks(what)
-        (self._stacks / _WANTED).touch()
-        # The other ranks look once in POLL_SECONDS; a launcher ends them as soon as this one is gone.
-        time.sleep(2 * min(POLL_SECONDS, self._seconds / 4))
+        with suppress(OSError):
+            (self._stacks / _WANTED).touch()
+        # A launcher ends the other ranks as soon as this one is gone.
+        self._wait_for_others()
         error = RunError(
             f"{what} (run.phase_timeout). Where every rank was is in {self._stacks}; go on from the last checkpoint "
             f"with: exgrpo train --resume --output {self._run}"
@@ -78,9 +162,15 @@ class Watchdog:
         # The main thread hangs: nothing but the end of the process ends it.
         os._exit(error.exit_code)
 
+    def _wait_for_others(self) -> None:
+        """Until every rank has written its stacks, or one that cannot has been given its time."""
+        for _ in range(_PATIENCE):
+            if all(file.stat().st_size > _HEAD_BYTES for file in self._stacks.glob("rank-*.txt")):
+                return
+            time.sleep(self._interval)
+
     def _write_stacks(self, what: str) -> None:
-        self._stacks.mkdir(exist_ok=True)
-        with (self._stacks / f"rank-{self._rank}.txt").open("w", encoding="utf-8") as file:
-            file.write(f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: {what}\n\n")
-            file.flush()
-            faulthandler.dump_traceback(file, all_threads=True)
+        self._has_written = True
+        with suppress(OSError):
+            os.write(self._descriptor, f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: {what}\n\n".encode())
+        faulthandler.dump_traceback(self._descriptor, all_threads=True)

@@ -12,7 +12,8 @@ import pytest
 from exgrpo_cli.ablation.arms import cross, method_arms, metric_arms, regimes_of, sampler_arms, vary_arms
 from exgrpo_cli.ablation.request import StudyRequest
 from exgrpo_cli.ablation.results.writing import report_study
-from exgrpo_cli.ablation.schedule import failure_reason, last_line, log_path, run_study, start
+from exgrpo_cli.ablation.run_log import last_line
+from exgrpo_cli.ablation.schedule import failure_reason, run_study, start
 from exgrpo_cli.ablation.study import Study, StudyBase, plan_study
 from exgrpo_cli.commands import run
 from exgrpo_cli.console.reporter import SilentReporter
@@ -248,7 +249,7 @@ def test_a_study_that_cannot_be_written_is_refused(study_of, tmp_path: Path) -> 
 def test_a_run_of_several_ranks_is_started_by_its_worker(study_of, tmp_path: Path) -> None:
     (run, _) = study_of(tmp_path, "run.nproc=2", "run.steps=1", "data.heldout=arithmetic").runs
     job = start(run, SilentReporter())
-    assert job.process.wait(timeout=200) == 0, last_line(log_path(run))
+    assert job.process.wait(timeout=200) == 0, last_line(job.log.path)
     assert json.loads((run.folder / "environment.json").read_text())["ranks"] == 2
     assert run.state == "finished"
 

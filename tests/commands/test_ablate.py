@@ -7,6 +7,7 @@ from made_results import write_claim_results
 
 from exgrpo_cli.ablation.study_files import read_arms
 from exgrpo_cli.commands import run
+from exgrpo_cli.errors import InputError
 
 
 @pytest.fixture(autouse=True)
@@ -85,10 +86,15 @@ def test_a_claim_whose_results_are_all_there_is_judged_without_a_run(capsys, tmp
     assert "supported" in page and page.count("finished elsewhere") == 16
     assert "2 arms, 8 seeds, against strong: grpo: 16 of 16 runs finished, 16 of them elsewhere." in page
     assert "strong: exgrpo: method exgrpo, regime strong, run.budget=generated" in page and "/seed-N" not in page
-    # An earlier version kept the names of its claims in study.json, not what they state.
     plan = tmp_path / "out" / "claims" / "study.json"
     now = read_arms(plan.parent)
-    plan.write_text(json.dumps({**json.loads(plan.read_text()), "claims": ["replay-beats-on-policy"]}))
+    kept = json.loads(plan.read_text())
+    plan.write_text(json.dumps({**kept, "equal": "trained"}))
+    with pytest.raises(InputError, match=r"study.json is damaged \(.*other values than were written.*\): remove it"):
+        read_arms(plan.parent)
+    # An earlier version kept the names of its claims in study.json, not what they state, and no checksum.
+    del kept["checksum"]
+    plan.write_text(json.dumps({**kept, "claims": ["replay-beats-on-policy"]}))
     assert read_arms(plan.parent) == now and now[2]
     (carried / "strong-grpo-207.result.json").unlink()
     assert run(["ablate", "--claim", "replay-beats-on-policy", "--results", str(carried), "--dry-run"]) == 0

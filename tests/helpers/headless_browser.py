@@ -100,6 +100,8 @@ def headless_browser(folder: Path) -> Iterator[Browser]:
     """Chromium with a profile of its own in `folder`; the test is skipped where there is none."""
     program = shutil.which("chromium") or shutil.which("google-chrome")
     if program is None:
+        # No failure: a Debian package of hundreds of MB that no environment of the project holds, for tests that are
+        # run by hand where somebody has it.
         pytest.skip("no chromium on the path (Debian: apt-get install chromium)")
     to_browser, from_browser = os.pipe(), os.pipe()
     # Chromium reads from descriptor 3 and writes to 4.

@@ -18,6 +18,7 @@ from exgrpo_cli.errors import InputError, ToolkitWarning
 from exgrpo_cli.reports.page import Paragraph, section
 from exgrpo_cli.reports.report import write_report
 from exgrpo_cli.reports.run_page import differing_settings, read_config
+from exgrpo_cli.runs.checksums import note_checksums
 from exgrpo_cli.runs.result import write_result
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -152,7 +153,7 @@ def test_a_broken_or_young_run_gets_the_page_that_its_files_allow(run: Path, tmp
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two arms of two seeds, and a run whose settings cannot be read."""
+    """Two arms of two seeds, one run with a changed file, and a run whose settings cannot be read."""
     study = tmp_path_factory.mktemp("reports") / "study"
     for arm, replay in (("ent-min", True), ("on-policy", False)):
         for seed in (0, 1):
@@ -163,6 +164,10 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if not replay:
                 write_config(folder, SyntheticRun(steps=6), method="grpo", replay=False)
                 shutil.rmtree(folder / "replay")
+    changed = study / "on-policy" / "seed-1"
+    (changed / "environment.json").write_text('{"node": "a"}')
+    note_checksums(changed)
+    (changed / "environment.json").write_text('{"node": "b"}')
     (study / "on-policy" / "seed-2").mkdir()
     (study / "on-policy" / "seed-2" / "config.toml").write_text("[run\n")
     return study
@@ -170,7 +175,9 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_study_is_compared_on_its_page(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert exgrpo(["report", str(study), "--json"]) == 0
-    text = Path(json.loads(capsys.readouterr().out)["report"]).read_text()
+    said = capsys.readouterr()
+    text = Path(json.loads(said.out)["report"]).read_text()
+    assert "seed-1/environment.json is damaged" in said.err and "Runs not shown: on-policy/seed-2 cannot" in said.err
     page = Reader(text)
     assert page.headings == ["Result", "Runs", "Ledgers", "Arms"]
     assert "4 of 5 runs finished" in text and "on-policy/seed-2 cannot be read" in text

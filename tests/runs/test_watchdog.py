@@ -1,5 +1,7 @@
 """The watchdog: real processes that hang, and what they leave behind."""
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -8,23 +10,26 @@ from pathlib import Path
 from exgrpo_cli.runs.watchdog import Watchdog
 
 HANG = """
-import sys, time
+import re, sys, time
 from pathlib import Path
 from exgrpo_cli.runs.watchdog import Watchdog
 
 def wait_for_nobody(seconds):
+    if sys.argv[4] == "holding":
+        # Years within one call, which never lets go of the interpreter.
+        re.match("(a|a)*b", "a" * 100)
     time.sleep(seconds)
 
 rank = int(sys.argv[2])
-with Watchdog(Path(sys.argv[1]), rank=rank, seconds=[1.0, 600.0][rank]) as watchdog:
+with Watchdog(Path(sys.argv[1]), rank=rank, seconds=float(sys.argv[3])) as watchdog:
     with watchdog.phase("step"), watchdog.phase("rollout"):
         print("in", flush=True)
-        wait_for_nobody(60)
+        wait_for_nobody(0.2 if sys.argv[4] == "ending" else 60)
 """
 
 
-def rank(folder: Path, number: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", HANG, str(folder), str(number)]
+def rank(folder: Path, number: int, seconds: float, kind: str = "") -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", HANG, str(folder), str(number), str(seconds), kind]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "in\n"
@@ -32,21 +37,39 @@ def rank(folder: Path, number: int) -> subprocess.Popen[str]:
 
 
 def test_a_phase_past_its_deadline_ends_the_rank_with_its_name_and_the_stacks_of_all_ranks(tmp_path):
-    patient, late = rank(tmp_path, 1), rank(tmp_path, 0)
+    patient, late = rank(tmp_path, 1, 600.0), rank(tmp_path, 0, 1.0)
     _, error = late.communicate(timeout=60)
     assert late.returncode == 1
     assert error.startswith("exgrpo: rank 0 has been in phase 'rollout' for ")
     assert "run.phase_timeout" in error
     assert error.count("\n") == 1
-    assert "wait_for_nobody" in (tmp_path / "stacks" / "rank-0.txt").read_text()
-    other = tmp_path / "stacks" / "rank-1.txt"
-    for _ in range(600):
-        if other.exists() and "wait_for_nobody" in other.read_text():
-            break
-        time.sleep(0.1)
-    assert "wait_for_nobody" in other.read_text()
+    own, other = ((tmp_path / "stacks" / f"rank-{number}.txt").read_text() for number in (0, 1))
+    assert own.startswith("rank 0, in phase 'rollout' since 20") and "wait_for_nobody" in own
+    # The late one has waited for it.
+    assert "another rank has given up" in other and "wait_for_nobody" in other
     patient.kill()
     patient.communicate()
+
+
+def test_a_call_that_never_lets_go_of_the_interpreter_ends_with_its_phase_and_its_stacks(tmp_path):
+    """No thread of the process can do that."""
+    held = rank(tmp_path, 0, 0.2, "holding")
+    held.communicate(timeout=60)
+    assert held.returncode == 1
+    head, *stacks = (tmp_path / "stacks" / "rank-0.txt").read_text().splitlines()
+    assert head.startswith("rank 0, in phase 'rollout' since 20")
+    assert any("wait_for_nobody" in line for line in stacks)
+
+
+def test_the_time_for_which_a_terminal_stopped_the_process_does_not_count(tmp_path):
+    """Ctrl-Z, and fg after longer than any deadline."""
+    stopped = rank(tmp_path, 0, 1.0, "ending")
+    stopped.send_signal(signal.SIGTSTP)
+    os.waitpid(stopped.pid, os.WUNTRACED)
+    time.sleep(1.2)
+    stopped.send_signal(signal.SIGCONT)
+    _, error = stopped.communicate(timeout=60)
+    assert (stopped.returncode, error) == (0, "")
 
 
 def test_phases_that_end_in_time_leave_nothing(tmp_path):
@@ -57,9 +80,17 @@ def test_phases_that_end_in_time_leave_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_rank_that_does_not_see_the_run_folder_makes_none(tmp_path):
+    """Hosts need no shared file system."""
+    with Watchdog(tmp_path / "elsewhere", rank=1, seconds=1.0) as watchdog, watchdog.phase("update"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_request_of_an_earlier_run_is_forgotten(tmp_path):
     (tmp_path / "stacks").mkdir()
     (tmp_path / "stacks" / "wanted").touch()
-    with Watchdog(tmp_path, rank=0, seconds=5.0), Watchdog(tmp_path, rank=1, seconds=5.0):
-        time.sleep(1.5)
-    assert [path.name for path in (tmp_path / "stacks").iterdir()] == []
+    with Watchdog(tmp_path, rank=0, seconds=1.0), Watchdog(tmp_path, rank=1, seconds=1.0):
+        time.sleep(0.6)
+        assert sorted(path.name for path in (tmp_path / "stacks").iterdir()) == ["rank-0.txt", "rank-1.txt"]
+    assert list(tmp_path.iterdir()) == []

@@ -18,11 +18,10 @@ from exgrpo_cli.ablation.arms import Arm
 from exgrpo_cli.ablation.cluster.shared import require_shared
 from exgrpo_cli.ablation.cluster.task import RunTask
 from exgrpo_cli.ablation.duration import progress
+from exgrpo_cli.ablation.run_log import RunLog, last_line, log_path
 from exgrpo_cli.ablation.schedule import (
     clear_torn,
     jobs_of,
-    last_line,
-    log_path,
     make_writable,
     with_threads,
 )
@@ -65,6 +64,8 @@ class Launch:
     reporter: Reporter
     running: "dict[str, tuple[StudyRun, Job[Any]]]" = field(default_factory=dict)
     """Label to run and its job."""
+    logs: dict[str, RunLog] = field(default_factory=dict)
+    """Of each run under way or ended, by its label."""
     kills: Counter[str] = field(default_factory=Counter)
     failed: dict[str, str] = field(default_factory=dict)
     """Label of a run to why it failed."""
@@ -78,6 +79,7 @@ class Launch:
         if self.launcher == "local":
             ready = [with_threads(run, self.at_once) for run in ready]
         tasks = [make_task(run, num_hosts=self.settings.nodes) for run in ready]
+        logs = {label(run): RunLog(run.folder) for run in ready}
         try:
             with executor.batch():
                 jobs = [executor.submit(task) for task in tasks]
@@ -85,15 +87,21 @@ class Launch:
             raise InputError(
                 f"sbatch refused {self.study.name}: {sbatch_says(error)}. See [slurm] of --config."
             ) from error
+        self.logs |= logs
         for run, job in zip(runs, jobs, strict=True):
             self.running[label(run)] = (run, job)
             self.reporter.note(f"{label(run)}: job {job.job_id}")
 
     def take_ended(self) -> list[StudyRun]:
-        """Tell how far the runs are, and forget the ended ones; returns those whose task was killed."""
+        """Tell how far the runs are, and forget the ended ones; returns those whose task was killed.
+
+        Warns (DamageWarning) of what a run has found damaged and passed over.
+        """
         again = []
         for name, (run, job) in list(self.running.items()):
-            if not job.done():
+            is_over = job.done()
+            self.logs[name].tell_damage(name)
+            if not is_over:
                 self.reporter.progress(*progress(run), name)
                 continue
             del self.running[name]
@@ -114,7 +122,7 @@ class Launch:
         """What the run said last where it failed by itself; empty where its task was killed."""
         from submitit.core.utils import FailedJobError
 
-        return last_line(log_path(run)) if isinstance(job.exception(), FailedJobError) else ""
+        return last_line(log_path(run.folder)) if isinstance(job.exception(), FailedJobError) else ""
 
     def cancel(self) -> None:
         """Have every task save and end, and wait until no run is written any more."""
@@ -165,7 +173,7 @@ def launch_run(study: Study, launcher: str, settings: SlurmSettings, *, reporter
     again = f"exgrpo train --resume --output {run.folder} --launcher {launcher} goes on"
     run_tasks(launch, [run], again)
     for reason in launch.failed.values():
-        raise RunError(f"{reason} ({log_path(run)})")
+        raise RunError(f"{reason} ({log_path(run.folder)})")
 
 
 def study_of_one(config: Config, folder: Path) -> Study:
@@ -230,7 +238,7 @@ def make_task(run: StudyRun, num_hosts: int) -> RunTask:
     return RunTask(
         command=(*WORKER, str(settings), str(run.folder.resolve())),
         seen=settings,
-        log=log_path(run).resolve(),
+        log=log_path(run.folder).resolve(),
         num_hosts=num_hosts,
     )
 

@@ -4,11 +4,12 @@ All arms of a seed draw from one stream, so that the i-th fresh question is the 
 waits for its replay to end, or is drawn in a further round of a step.
 """
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from exgrpo_cli.ablation.study import Study, StudyRun
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.errors import DamageWarning, InputError
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ledger.schemas import EVENTS, VISITS, Event
 
@@ -19,7 +20,10 @@ Parting = dict[str, dict[int, int | None]]
 
 
 def parting_steps(study: Study) -> Parting:
-    """Of the finished runs whose ledgers can be read in the study's folder, those of the baselines left out."""
+    """Of the finished runs whose ledgers can be read in the study's folder, those of the baselines left out.
+
+    Warns (DamageWarning) of a ledger that cannot be read.
+    """
     here = {(run.arm.name, run.seed): run for run in study.runs if _ledger(run).is_dir() and run.state == "finished"}
     found: Parting = {}
     for (arm, seed), run in here.items():
@@ -28,7 +32,10 @@ def parting_steps(study: Study) -> Parting:
             continue
         try:
             mine, theirs = fresh_questions(run), fresh_questions(baseline)
-        except InputError:
+        except InputError as error:
+            warnings.warn(
+                f"not said of {arm}, seed {seed}, where its questions part: {error}", DamageWarning, stacklevel=2
+            )
             continue
         if mine and theirs:
             found.setdefault(arm, {})[seed] = parting_step(mine, theirs)

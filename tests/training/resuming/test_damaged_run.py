@@ -79,6 +79,18 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_takes_over(
     assert note.startswith("checkpoint of step 6 passed over, going on from step 4: ") and name in note
 
 
+def test_a_manifest_that_is_gone_is_damage(run: Path) -> None:
+    """Only older versions wrote none."""
+    (run / NEWEST / "manifest.json").unlink()
+    point = point_of(run)
+    assert point.step == 4 and "step-000006/manifest.json is missing" in point.notes[0]
+    with pytest.raises(InputError, match=r"step-000006/manifest.json is missing: restore it from a copy"):
+        require_model(run / NEWEST / "model")
+    (run / "data" / "manifest.json").unlink()
+    with pytest.raises(InputError, match=r"data/manifest.json is missing. Restore it from a copy"):
+        point_of(run)
+
+
 def test_a_run_goes_on_from_the_older_checkpoint_as_if_it_had_been_the_newest(
     run: Path, cut_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,6 +133,7 @@ def lose_heldout(run: Path) -> None:
 
 def lose_old_heldout(run: Path) -> None:
     """An older version's folder, without a manifest."""
+    (run / "checksums.json").unlink()
     lose_heldout(run)
     (run / "data" / "manifest.json").unlink()
 
@@ -245,8 +258,12 @@ def test_a_run_stopped_before_its_first_checkpoint_begins_anew(run: Path) -> Non
 
 def without_manifests(run: Path) -> None:
     """As an older version left it."""
-    for path in [*run.glob("checkpoints/*/manifest.json"), run / "data" / "manifest.json"]:
+    for path in [*run.glob("checkpoints/*/manifest.json"), run / "data" / "manifest.json", run / "checksums.json"]:
         path.unlink()
+    for path in run.glob("checkpoints/*/state.json"):
+        state = json.loads(path.read_text())
+        del state["has_manifest"]
+        path.write_text(json.dumps(state))
 
 
 @pytest.mark.parametrize(
