@@ -101,8 +101,8 @@ class Method:
         """Raises InputError where the method has none."""
         if not self.published:
             raise InputError(
-                f"--as-published: method {self.name} has no [published] table: its paper changes nothing besides its "
-                "replay. Leave the option out."
+                f"--as-published: method {self.name} has no [published] table, which says what a paper changes besides "
+                "its replay, so there is nothing to apply. Leave the option out."
             )
         return self.published
 
