@@ -14,8 +14,8 @@ from exgrpo_cli.ablation.study_files import PLAN_FILE, kept_results, read_arms
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.replay_stats.output import summary_tables
 from exgrpo_cli.replay_stats.output.report import RunReport
-from exgrpo_cli.replay_stats.record import LEDGER_FOLDER, read_config
-from exgrpo_cli.replay_stats.summary import summarise
+from exgrpo_cli.replay_stats.record import LEDGER_FOLDER, read_config, read_run
+from exgrpo_cli.replay_stats.summary import summarise_record
 from exgrpo_cli.reports.page import NOT_SHOWN, Block, Code, Page, Paragraph, TableBlock, figure_block, section, table_of
 from exgrpo_cli.reports.run_page import differing_settings
 from exgrpo_cli.runs.result import RunResult
@@ -140,7 +140,11 @@ def _ledgers(study: Study) -> Iterator[Block]:
         if not (run.config.replay.keeps_buffer and (run.folder / LEDGER_FOLDER).is_dir()):
             continue
         try:
-            reports.append(RunReport(label=f"{run.arm.name}/{run.seed}", summary=summarise(run.folder)))
+            record = read_run(run.folder)
+            reports.append(RunReport(label=f"{run.arm.name}/{run.seed}", summary=summarise_record(record)))
+            if record.incomplete:
+                text = f"{NOT_SHOWN}of {run.arm.name}, seed {run.seed}, the rest: {record.incomplete}"
+                yield Paragraph(text=text, warning=True)
         except InputError as error:
             yield Paragraph(text=f"{NOT_SHOWN}{run.arm.name}, seed {run.seed}: {error}", warning=True)
     if reports:
