@@ -16,6 +16,8 @@ SMALL_MICRO_BATCH = 512
 """Tokens below which a micro-batch costs its fixed overhead: it takes rows of other lengths rather than end early."""
 SHORTEST_PREFIX = 32
 """Tokens that all prompts must begin with, as a system message or worked examples, to be stored once."""
+MOST_REPEATED = 2
+"""Cells of whole rows for each packed input, above which attention tells prompts apart from responses."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

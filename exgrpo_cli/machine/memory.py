@@ -9,6 +9,7 @@ lowered where the trainer, with the optimizer state that the first update makes,
 import math
 from dataclasses import dataclass
 
+from exgrpo_cli.algo.batching import MOST_REPEATED
 from exgrpo_cli.algo.logprobs import GPU_TILE_ELEMENTS, TILE_ELEMENTS
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.machine.shapes import Shape
@@ -238,18 +239,33 @@ def _stage(config: Config) -> int:
     return config.optim.zero_stage if config.optim.engine == "deepspeed" else 0
 
 
-def attention_cells(config: Config, gpus: int, longest: int) -> int:
-    """Cells that attention gathers in a micro-batch: every row with its prompt, which rows share everywhere else.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionCells:
+    """What attention gathers in a micro-batch."""
+
+    queries: int
+    keys: int
+    mask: int
+    """Elements."""
+
+
+def attention_cells(config: Config, gpus: int, longest: int) -> AttentionCells:
+    """Every row with its prompt, which rows share everywhere else; where that is much of it, the keys alone.
 
     `longest` is the length of a row in tokens, the response at its limit.
     """
     response, size = config.rollout.max_response_tokens, config.rollout.group_size
     group = longest - response + size * response
     gathered = config.optim.microbatch_tokens * size * longest // group
-    return min(max(gathered, longest), trained_rows(config, gpus) * longest)
+    cells = min(max(gathered, longest), trained_rows(config, gpus) * longest)
+    if size * longest <= MOST_REPEATED * group:
+        return AttentionCells(queries=cells, keys=cells, mask=0)
+    # Prompts are rows of their own.
+    prompts = cells * (longest - response) // (size * longest)
+    return AttentionCells(queries=cells * group // (size * longest), keys=cells + prompts, mask=cells * response)
 
 
-def activation_bytes(shape: Shape, tokens: int, width: int, *, checkpointing: bool, cells: int) -> int:
+def activation_bytes(shape: Shape, tokens: int, width: int, *, checkpointing: bool, cells: AttentionCells) -> int:
     """Bytes that autograd keeps for `tokens` tokens at `width` bytes per element: every layer's tensors, or with
     checkpointing the inputs of all layers; and around the head the final norm's input, that in float32, and what the
     head reads."""
@@ -258,11 +274,12 @@ def activation_bytes(shape: Shape, tokens: int, width: int, *, checkpointing: bo
     return shape.num_layers * layer + head
 
 
-def layer_bytes(shape: Shape, tokens: int, width: int, *, cells: int) -> int:
+def layer_bytes(shape: Shape, tokens: int, width: int, *, cells: AttentionCells) -> int:
     """Bytes that autograd keeps of one layer: what attention keeps is of `cells`, and its output is kept once more for
     the tokens."""
-    layer = layer_activation_bytes(shape, width) * tokens + attention_bytes(shape, width) * (cells - tokens)
-    return layer + shape.query_size * width * tokens
+    queries, keys = cells.queries - tokens, cells.keys - tokens
+    gathered = 2 * shape.query_size * queries + 2 * shape.kv_size * keys + cells.mask
+    return layer_activation_bytes(shape, width) * tokens + (gathered + shape.query_size * tokens) * width
 
 
 def layer_activation_bytes(shape: Shape, width: int) -> int:

@@ -13,6 +13,7 @@ from exgrpo_cli.engines.model.causal_lm import split_causal_lm
 from exgrpo_cli.engines.policy.packing import pack, response_hidden
 from exgrpo_cli.machine.memory import (
     CONTEXT_BYTES,
+    AttentionCells,
     activation_bytes,
     attention_cells,
     fewest_gpus,
@@ -91,7 +92,10 @@ def test_activations_are_what_autograd_keeps(model_type, dtype):
 
 @pytest.mark.parametrize(("prompt", "response"), [(64, 24), (8, 100)])
 def test_activations_of_packed_rows_are_what_autograd_keeps(prompt, response):
-    """Four groups of 8: a prompt is packed once for its rows, and gathered for each. Pads are what is left: 2 %."""
+    """Four groups of 8: a prompt is packed once for its rows, and gathered for each, where it is long as keys alone.
+
+    Pads are what is left: 2 %.
+    """
     rng = np.random.default_rng(0)
     prompts, response_ids = rng.integers(0, 64, (4, prompt), dtype=np.int32), np.zeros(response, dtype=np.int32)
     rows = [TokenSequence(prompt_ids=ids, response_ids=response_ids) for ids in prompts for _ in range(8)]
@@ -259,10 +263,11 @@ def test_optimizer_state_that_rests_makes_room_for_an_engine():
 
 def test_checkpointing_keeps_inputs_and_makes_one_layer_again():
     layer = layer_activation_bytes(SMALL, 2) * 100 + (2 * 8 + 2 * 4) * 2 * 50 + 8 * 2 * 100
-    assert layer_bytes(SMALL, 100, 2, cells=150) == layer
+    cells = AttentionCells(queries=150, keys=150, mask=0)
+    assert layer_bytes(SMALL, 100, 2, cells=cells) == layer
     head = (2 + 4 + 2) * 8 * 100
-    assert activation_bytes(SMALL, 100, 2, checkpointing=False, cells=150) == 2 * layer + head
-    assert activation_bytes(SMALL, 100, 2, checkpointing=True, cells=150) == 2 * 8 * 2 * 100 + head
+    assert activation_bytes(SMALL, 100, 2, checkpointing=False, cells=cells) == 2 * layer + head
+    assert activation_bytes(SMALL, 100, 2, checkpointing=True, cells=cells) == 2 * 8 * 2 * 100 + head
     config = build_config(assignments=["backbone.gradient_checkpointing=true", "optim.microbatch_tokens=16"])
     plan = memory_plan(SMALL, config, gpus=1)
     resident = plan.weights + plan.gradients + plan.optimizer + plan.context

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface
 
-from exgrpo_cli.algo.batching import micro_batches
+from exgrpo_cli.algo.batching import MOST_REPEATED, micro_batches
 from exgrpo_cli.engines.model.attention import causal_attention, refuse_unsupported
 from exgrpo_cli.engines.policy.segments import Segments, attend
 from exgrpo_cli.errors import InputError
@@ -32,8 +32,6 @@ BLOCK_CELLS = 2**18
 """Largest attention block."""
 MASK_CELLS = 2**24
 """Largest mask of a block: 64 MiB in float32."""
-MOST_REPEATED = 2
-"""Cells of whole rows for each packed input, above which prompts are told apart from responses."""
 
 
 Asked = tuple[int, np.ndarray]

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from exgrpo_cli.commands import run as exgrpo
@@ -111,8 +112,9 @@ def test_a_damaged_part_of_the_ledger_leads_to_the_checkpoint_before_it(run: Pat
     """Of the draws, which no resume reads: the report would fail on them."""
     part = sorted((run / "replay" / "draws").glob("part-*"))[-1]
     assert int(part.name[5:13]) > 4
+    column = pq.ParquetFile(part).metadata.row_group(0).column(0)
     content = bytearray(part.read_bytes())
-    content[30] ^= 1
+    content[column.data_page_offset + column.total_compressed_size - 1] ^= 1
     part.write_bytes(content)
     point = point_of(run)
     assert point.step == 4 and part.name in point.notes[0] and "whole only up to step" in point.notes[0]
