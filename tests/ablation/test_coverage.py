@@ -68,6 +68,18 @@ def test_arms_that_update_more_often_than_their_baseline_are_named() -> None:
     assert warning.startswith("updates differ: on-policy 100, latest 150. More of them act like a higher learning rate")
 
 
+def test_an_arm_that_never_acted_is_not_compared() -> None:
+    """A difference of 0 in all seeds would have the interval of what five seeds cannot rule out: most of -1 to 1."""
+    curve = ((0, 0.1), (1000, 0.3))
+    results = {name: {seed: result_of([4, 2], curve=curve) for seed in range(5)} for name in ("grpo", "repo", "other")}
+    results["other"][4] = result_of([4, 3], curve=curve)
+    arms = tuple(report_arm(name, "grpo", results) for name in results)
+    assert [arm.is_baseline_again for arm in arms] == [False, True, False]
+    assert arms[1].main.difference is None and arms[2].main.difference is not None
+    (warning,) = StudyReport(name="study", equal="steps", baselines=("grpo",), arms=arms).warnings
+    assert warning.startswith("repo is grpo once more")
+
+
 def test_intervals_of_few_seeds_stay_where_rates_live() -> None:
     replay = report().arms[0]
     assert replay.main.score.low == 0.0 and replay.main.score.high == 1.0

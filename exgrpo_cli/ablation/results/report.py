@@ -24,7 +24,7 @@ from exgrpo_cli.ablation.results.endpoints import (
 from exgrpo_cli.ablation.results.inference import FEW_SEEDS, Effect, effect_over_seeds
 from exgrpo_cli.ablation.results.parting import Parting, parting_steps
 from exgrpo_cli.ablation.study import Study
-from exgrpo_cli.runs.result import Totals
+from exgrpo_cli.runs.result import RunResult, Totals
 from exgrpo_cli.statistics import Interval, holm, pass_at_k_by_question, pass_at_ks, t_interval
 
 UNLIKE = 1.2
@@ -77,6 +77,8 @@ class ArmReport:
     """Seeds that reached it, and seeds that both have."""
     totals: dict[str, float]
     """Means over seeds of what the runs spent."""
+    is_baseline_again: bool = False
+    """Whether its runs are the baseline's, so that there is nothing to compare."""
 
     @property
     def main(self) -> Compared:
@@ -127,6 +129,12 @@ class StudyReport:
                 f"fewer than {FEW_SEEDS} seeds in {', '.join(few)}: these intervals say next to nothing; add seeds "
                 "(--seeds) before reading a difference."
             )
+        found += [
+            f"{arm.name} is {arm.baseline} once more, question by question: what sets it apart did not come to act in "
+            "these runs. Give it more of the budget, or look at what it waits for (exgrpo train --dry-run)."
+            for arm in self.arms
+            if arm.is_baseline_again
+        ]
         by_name = {arm.name: arm for arm in self.arms}
         for name in self.baselines:
             usual = by_name[name].totals["updates"] if name in by_name else 0.0
@@ -171,9 +179,28 @@ def compare_runs(study: Study) -> StudyReport:
     )
 
 
+def are_the_same(own: Results, other: Results) -> bool:
+    """Whether the seeds that both have went the same way in both, by all that a result tells."""
+    seeds = own.keys() & other.keys()
+    return bool(seeds) and all(
+        np.array_equal(own[seed].after, other[seed].after)
+        and _path(own[seed]) == _path(other[seed])
+        and (own[seed].totals.updates, own[seed].totals.trained)
+        == (other[seed].totals.updates, other[seed].totals.trained)
+        for seed in seeds
+    )
+
+
+def _path(result: RunResult) -> list[tuple[int, float]]:
+    return [(point.generated, point.pass_at_1) for point in result.curve]
+
+
 def report_arm(name: str, baseline: str, results: Mapping[str, Results]) -> ArmReport:
     """One arm's endpoints over its seeds, and their paired differences from the arm `baseline`."""
     own, other = results[name], {} if name == baseline else results.get(baseline, {})
+    again = are_the_same(own, other)
+    if again:
+        other = {}
     compared = {}
     for title, endpoint in {**ENDPOINTS, **coverage_endpoints(own)}.items():
         values = values_of(endpoint, own)
@@ -202,6 +229,7 @@ def report_arm(name: str, baseline: str, results: Mapping[str, Results]) -> ArmR
         match=float(np.mean(reached)) if reached else None,
         matched=(len(reached), len(shares)),
         totals={name: float(np.mean([getattr(each, name) for each in spent])) for name in Totals.__slots__},
+        is_baseline_again=again,
     )
 
 
