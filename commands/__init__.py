@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TextIO
+from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -27,7 +27,8 @@ from exgrpo_cli.commands.sample import sample
 from exgrpo_cli.commands.train import train
 from exgrpo_cli.console.loading import loading_noted
 from exgrpo_cli.console.output import data_alone
-from exgrpo_cli.errors import EXIT_INTERRUPTED, EXIT_STOPPED, DamageWarning, ExgrpoError, ToolkitWarning
+from exgrpo_cli.console.own_warnings import tell_warnings
+from exgrpo_cli.errors import EXIT_INTERRUPTED, EXIT_STOPPED, ExgrpoError
 
 
 class Command(TyperCommand):
@@ -144,23 +145,7 @@ def _warnings_as_lines(*, quiet: bool, debug: bool) -> Iterator[None]:
         logging.lastResort.setLevel(logging.ERROR)
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     with warnings.catch_warnings():
-        warnings.simplefilter("always", ToolkitWarning)
-        show = warnings.showwarning
-
-        def show_line(
-            message: Warning | str,
-            category: type[Warning],
-            filename: str,
-            lineno: int,
-            file: TextIO | None = None,
-            line: str | None = None,
-        ) -> None:
-            if issubclass(category, ToolkitWarning):
-                talk(f"exgrpo: {_one_line(str(message))}", quiet=quiet and not issubclass(category, DamageWarning))
-            elif debug:
-                show(message, category, filename, lineno, file, line)
-
-        warnings.showwarning = show_line
+        tell_warnings(lambda line, is_damage: talk(f"exgrpo: {line}", quiet=quiet and not is_damage), others=debug)
         yield
 
 

@@ -3,9 +3,9 @@
 import sys
 import warnings
 from pathlib import Path
-from typing import TextIO
 
-from exgrpo_cli.errors import DamageWarning, ToolkitWarning
+from exgrpo_cli.console.own_warnings import tell_warnings
+from exgrpo_cli.errors import DamageWarning
 
 _DAMAGE = "damaged: "
 
@@ -44,21 +44,8 @@ def last_line(path: Path) -> str:
 
 def warn_in_log() -> None:
     """Let this process, whose stderr is a log, write each of the toolkit's warnings as one line there."""
-    show = warnings.showwarning
 
-    def show_line(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
-        if not issubclass(category, ToolkitWarning):
-            show(message, category, filename, lineno, file, line)
-            return
-        start = _DAMAGE if issubclass(category, DamageWarning) else ""
-        sys.stderr.write(f"{start}{' '.join(str(message).split())}\n")
+    def write(line: str, is_damage: bool) -> None:
+        sys.stderr.write(f"{_DAMAGE if is_damage else ''}{line}\n")
 
-    warnings.simplefilter("always", ToolkitWarning)
-    warnings.showwarning = show_line
+    tell_warnings(write, others=True)
