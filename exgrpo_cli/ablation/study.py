@@ -157,8 +157,9 @@ def plan_study(
 ) -> Study:
     """Resolve every run of the study in `root/name`; `seeds` are those of all arms, or of each arm by its name.
 
-    Runs whose result lies in one of the folders `results`, or in the study's own `results/`, count as finished. Raises
-    InputError for no seeds, a bad setting, a folder that holds the run of another configuration, or a damaged result.
+    Runs whose result lies in one of the folders `results`, or in the study's own `results/`, count as finished, unless
+    arms differ in nothing that a result names, precision say: of those, run folders count. Raises InputError
+    for no seeds, a bad setting, a folder that holds the run of another configuration, or a damaged result.
     """
     of_arm = seeds if isinstance(seeds, Mapping) else dict.fromkeys((arm.name for arm in arms), seeds)
     for own in of_arm.values():
@@ -166,16 +167,13 @@ def plan_study(
             raise InputError(f"seeds {list(own)} must be at least one, each once.")
     folder, base = root / name, base or StudyBase()
     known = {(found.config_hash, found.seed): found for each in results_folders(folder, results) for found in each}
-    runs = []
-    for seed in sorted({seed for own in of_arm.values() for seed in own}):
-        for arm in arms:
-            if seed in of_arm[arm.name]:
-                config = base.config(arm, seed)
-                place = folder / arm.folder_name / f"seed-{seed}"
-                result = known.get((config_hash(budget_of(config, arm, equal)), seed))
-                if result is not None and equal == "steps" and result.budget_amount != config.run.budget_amount:
-                    result = None
-                runs.append(StudyRun(arm=arm, seed=seed, folder=place, config=config, result=result))
+    runs = [
+        StudyRun(arm=arm, seed=seed, folder=folder / arm.folder_name / f"seed-{seed}", config=base.config(arm, seed))
+        for seed in sorted({seed for own in of_arm.values() for seed in own})
+        for arm in arms
+        if seed in of_arm[arm.name]
+    ]
+    runs = _with_results(runs, known, equal)
     study = Study(
         name=name, folder=folder, arms=tuple(arms), seeds=tuple(sorted({run.seed for run in runs})), runs=tuple(runs),
         equal=equal,
@@ -183,6 +181,24 @@ def plan_study(
     for run in study.runs:
         check_same_run(budgeted(study, run))
     return study
+
+
+def _with_results(runs: Sequence[StudyRun], known: Mapping[tuple[str, int], RunResult], equal: str) -> list[StudyRun]:
+    """The runs, each with the result found of it; `known` is by hash of the settings and seed."""
+    keys = [(config_hash(budget_of(run.config, run.arm, equal)), run.seed) for run in runs]
+    first: dict[tuple[str, int], Config] = {}
+    unnamed = {
+        key
+        for key, run in zip(keys, runs, strict=True)
+        if differing_keys(run.config, first.setdefault(key, run.config))
+    }
+    found = []
+    for key, run in zip(keys, runs, strict=True):
+        result = None if key in unnamed else known.get(key)
+        if result is not None and equal == "steps" and result.budget_amount != run.config.run.budget_amount:
+            result = None
+        found.append(replace(run, result=result))
+    return found
 
 
 def budget_of(config: Config, arm: Arm, equal: str) -> Config:
@@ -207,6 +223,8 @@ def check_same_run(run: StudyRun) -> None:
         return
     there = resolve([(str(path), tomllib.loads(path.read_text(encoding="utf-8")))])
     changed = differing_keys(there, run.config) - CHOSEN_AT_START
+    if run.config.backbone.dtype == "auto":
+        changed -= {"backbone.dtype"}
     if changed:
         raise InputError(
             f"{run.folder} holds a run with another {', '.join(sorted(changed))}: choose another --name, or remove it."

@@ -2,17 +2,18 @@
 
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from made_results import result_of
 
-from exgrpo_cli.ablation.arms import cross, metric_arms
+from exgrpo_cli.ablation.arms import cross, metric_arms, vary_arms
 from exgrpo_cli.ablation.results.writing import report_study
 from exgrpo_cli.ablation.schedule import run_study
 from exgrpo_cli.ablation.study import Study, StudyBase, budgeted, is_ready, plan_study
 from exgrpo_cli.console.reporter import SilentReporter
-from exgrpo_cli.runs.result import write_result
+from exgrpo_cli.runs.result import config_hash, write_result
 
 
 def study_of(small_backbone: Path, root: Path, equal: str) -> Study:
@@ -61,3 +62,13 @@ def test_a_study_of_equal_budgets_runs_and_is_recognised(small_backbone: Path, t
     assert arms["random"]["steps"] >= arms["on-policy"]["steps"] == 2
     assert "| random |" in (tmp_path / "small" / "report.md").read_text().split("Equal in generated.")[1]
     assert {run.state for run in study_of(small_backbone, tmp_path, "generated").runs} == {"finished"}
+
+
+@pytest.mark.parametrize(("setting", "finished"), [("backbone.dtype=float32,bfloat16", 0), ("run.steps=3,4", 1)])
+def test_a_result_counts_for_no_arm_where_it_cannot_tell_them_apart(tmp_path, setting, finished):
+    def planned(*results: Path) -> Study:
+        return plan_study(name="varied", root=tmp_path, arms=cross([vary_arms(setting)]), seeds=(0,), results=results)
+
+    result = replace(result_of([4, 2]), config_hash=config_hash(planned().runs[0].config), budget_amount=0.0)
+    write_result(tmp_path / "found-0.result.json", result)
+    assert [run.state for run in planned(tmp_path).runs].count("finished") == finished

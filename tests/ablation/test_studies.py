@@ -129,6 +129,7 @@ def small_settings(backbone: Path) -> list[str]:
         "run.plots=false",
         "validation.samples=2",
         f"backbone.source={backbone}",
+        "backbone.dtype=auto",
     ]
 
 
@@ -202,6 +203,8 @@ def test_a_study_runs_compares_and_is_not_run_again(
 
     with pytest.raises(InputError, match=r"holds a run with another run.steps: choose another --name"):
         study_of(tmp_path, "run.steps=5")
+    with pytest.raises(InputError, match=r"holds a run with another backbone.dtype: choose another --name"):
+        study_of(tmp_path, "backbone.dtype=bfloat16")
 
 
 @pytest.mark.engines
