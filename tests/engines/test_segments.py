@@ -6,7 +6,7 @@ import torch
 from small_policy import build_model, build_policy, minibatch, sequences, weights
 from varlen_attention import documented
 
-from exgrpo_cli.engines.model.attention import PLAIN_CAUSAL, causal_attention, use_attention
+from exgrpo_cli.engines.model.attention import PLAIN_CAUSAL, causal_attention, repeats_keys, use_attention
 from exgrpo_cli.engines.model.causal_lm import CausalLM, split_causal_lm
 from exgrpo_cli.engines.policy import micro_batches, segments
 from exgrpo_cli.engines.policy.packing import pack
@@ -56,12 +56,19 @@ def test_segments_are_for_gpus_and_narrow_weights(monkeypatch: pytest.MonkeyPatc
     assert not takes_segments(narrow)
 
 
+def test_no_mask_goes_to_the_kernel_that_writes_out_all_scores() -> None:
+    """On a GPU in bfloat16, where torch has no segments: FlashAttention shares keys among heads, but takes no mask."""
+    gpu = torch.device("cuda", 0)
+    assert repeats_keys(gpu, torch.bfloat16, masked=True) and not repeats_keys(gpu, torch.bfloat16)
+    assert repeats_keys(gpu, torch.float32) and not repeats_keys(torch.device("cpu"), torch.float32, masked=True)
+
+
 def test_repeated_keys_are_shared_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """What float32 on a GPU does, where heads that share keys have no kernel; prompts are computed so, too."""
     states = [torch.randn(2, heads, 5, 8, dtype=torch.float64) for heads in (4, 2, 2)]
     body, ids = build_model().model, torch.arange(10).view(2, 5)
     shared, own = causal_attention(*states, 0.3), body(input_ids=ids, use_cache=False).last_hidden_state
-    monkeypatch.setattr("exgrpo_cli.engines.model.attention.repeats_keys", lambda device, dtype: True)
+    monkeypatch.setattr("exgrpo_cli.engines.model.attention.repeats_keys", lambda *tensor, masked: True)
     torch.testing.assert_close(causal_attention(*states, 0.3), shared)
     with use_attention(body, PLAIN_CAUSAL):
         torch.testing.assert_close(body(input_ids=ids, use_cache=False).last_hidden_state, own)

@@ -51,11 +51,11 @@ def causal_attention(
 ) -> Float[Tensor, "rows heads asking width"]:
     """Causal attention without a mask, or of what is `visible` to each query.
 
-    Heads that share keys are told to the kernel, but on a GPU in float32: none there takes them apart from the one that
-    writes out all scores, columns x columns of every head, so keys are repeated for another one.
+    Heads that share keys are told to the kernel, but on a GPU in float32 or with a mask: none there takes them apart
+    from the one that writes out all scores, columns x columns of every head, so keys are repeated for another one.
     """
     shared = queries.shape[1] // keys.shape[1]
-    if shared > 1 and repeats_keys(queries.device, queries.dtype):
+    if shared > 1 and repeats_keys(queries.device, queries.dtype, masked=visible is not None):
         keys, values = keys.repeat_interleave(shared, dim=1), values.repeat_interleave(shared, dim=1)
         shared = 1
     return F.scaled_dot_product_attention(
@@ -63,9 +63,9 @@ def causal_attention(
     )
 
 
-def repeats_keys(device: torch.device, dtype: torch.dtype) -> bool:
+def repeats_keys(device: torch.device, dtype: torch.dtype, *, masked: bool = False) -> bool:
     """Whether attention on this device has no kernel of its own for heads that share keys."""
-    return device.type == "cuda" and dtype == torch.float32
+    return device.type == "cuda" and (masked or dtype == torch.float32)
 
 
 def plain_causal(
