@@ -24,7 +24,7 @@ class EvaluateOptions:
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="Run folder (RUN@step-000050, RUN@best, RUN@latest), model folder, hub id or backbone preset.",
+            help="Run folder (RUN@step-000050, RUN@best, RUN@latest), model folder, GGUF file, hub id or preset.",
             show_default="the newest finished run",
         ),
     ] = None

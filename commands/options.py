@@ -32,7 +32,7 @@ def presets_of(*kinds: "PresetKind", others: tuple[str, ...] = ()) -> Callable[[
 BackboneOption = Annotated[
     str | None,
     typer.Option(
-        help="Preset, model folder or hub id (owner/name).",
+        help="Preset, model folder, GGUF file or hub id (owner/name).",
         show_default="tiny",
         autocompletion=presets_of("backbones"),
     ),

@@ -11,7 +11,9 @@ from exgrpo_cli.commands.options import Speech, print_json, talk, with_groups, w
 def sample(
     model: Annotated[
         str,
-        typer.Argument(metavar="RUN", help="Run (also RUN@best, RUN@step-000050), model folder, preset or hub id."),
+        typer.Argument(
+            metavar="RUN", help="Run (RUN@best, RUN@step-000050), model folder, GGUF file, preset or hub id."
+        ),
     ],
     question: Annotated[str, typer.Argument(metavar="QUESTION", help="What to ask, in quotes.")],
     *,

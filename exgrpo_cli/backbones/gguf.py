@@ -17,14 +17,23 @@ _NEEDED = ("gguf", "accelerate")
 
 
 def is_gguf(source: str) -> bool:
-    """Whether `source` means a GGUF file of this machine."""
-    return source.endswith(".gguf") and Path(source).expanduser().is_file()
+    """Whether `source` means a GGUF file of this machine, there or not."""
+    return source.endswith(".gguf")
+
+
+def require_model_folder(folder: Path) -> None:
+    """Raise InputError for a folder without config.json; one that holds GGUF files is told to name a file."""
+    if (folder / "config.json").is_file():
+        return
+    file = min(folder.glob("*.gguf"), default=None)
+    instead = f"; the GGUF file in it is a backbone by its own name: {file}" if file else ""
+    raise InputError(f"{folder} is not a model folder: no config.json{instead}.")
 
 
 def gguf_config(file: Path) -> Any:
     """The transformers config of a GGUF file, without its weights.
 
-    Raises InputError when the packages it takes are missing or transformers cannot read the file.
+    Raises InputError when there is no such file, the packages it takes are missing or transformers cannot read it.
     """
     from transformers import AutoConfig
 
@@ -37,6 +46,7 @@ def converted(file: Path, notice: Notice) -> Path:
     Built when it is first asked for, then taken from the cache by the content of `file`; `notice` hears of a damaged
     copy that is built again. Raises InputError as `gguf_config`.
     """
+    _require_file(file)
     digest = hashlib.sha256()
     with file.open("rb") as stream:
         while chunk := stream.read(1 << 24):
@@ -68,7 +78,13 @@ def _convert(file: Path, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
+def _require_file(file: Path) -> None:
+    if not file.is_file():
+        raise InputError(f"the GGUF file {file} is not there.")
+
+
 def _read(kind: Any, file: Path, **options: Any) -> Any:
+    _require_file(file)
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise InputError(f"{file} is a GGUF file, which takes {' and '.join(missing)}: pip install 'exgrpo[gguf]'.")

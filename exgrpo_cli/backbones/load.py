@@ -16,7 +16,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from exgrpo_cli.backbones.gguf import converted, is_gguf
+from exgrpo_cli.backbones.gguf import converted, is_gguf, require_model_folder
 from exgrpo_cli.backbones.tiny import build_tiny
 from exgrpo_cli.config.sections.backbone import BackboneSettings, TinySettings
 from exgrpo_cli.errors import InputError, first_line
@@ -70,8 +70,7 @@ def locate(
         return converted(Path(settings.source).expanduser(), notice=lambda text: report(0, 1, text))
     folder = Path(settings.source).expanduser()
     if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise InputError(f"backbone.source {settings.source!r} is not a model folder: no config.json.")
+        require_model_folder(folder)
         return folder
     if settings.source.startswith((".", "/", "~")) or settings.source.count("/") != 1:
         raise InputError(
@@ -97,7 +96,7 @@ def _download(settings: BackboneSettings, weights: bool) -> Path:
         elsewhere = f"; {about['elsewhere']}" if "elsewhere" in (about := _about(settings.source)) else ""
         raise InputError(
             f"backbone {settings.source!r} is not in the local cache and the hub cannot be reached: "
-            f"go online, unset HF_HUB_OFFLINE, or pass a local folder as --backbone{elsewhere}."
+            f"go online, unset HF_HUB_OFFLINE, or pass a local folder as --backbone (of evaluate: --model){elsewhere}."
         ) from error
     except HfHubHTTPError as error:
         raise InputError(

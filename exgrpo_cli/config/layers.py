@@ -171,7 +171,7 @@ def _backbone_layer(backbone: str | None, file_layer: Layer, config_file: Path |
         _agreed("--backbone", backbone, in_file, config_file)
         return _preset_backbone(backbone)
     folder = Path(backbone)
-    local = folder.is_dir() or (folder.is_file() and folder.suffix == ".gguf")
+    local = backbone != "" and (folder.is_dir() or (folder.is_file() and folder.suffix == ".gguf"))
     if not local and not _HUB_ID.fullmatch(backbone):
         raise InputError(
             f"backbone {backbone!r} is neither a preset, nor a folder, nor a GGUF file, nor a hub id (owner/name)."

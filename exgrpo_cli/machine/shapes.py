@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from exgrpo_cli.backbones.gguf import gguf_config, is_gguf
+from exgrpo_cli.backbones.gguf import gguf_config, is_gguf, require_model_folder
 from exgrpo_cli.config.sections.backbone import BackboneSettings, TinySettings
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import InputError
@@ -101,10 +101,13 @@ def _stored_config(backbone: BackboneSettings) -> Any:
 
     if is_gguf(backbone.source):
         return gguf_config(Path(backbone.source).expanduser())
+    folder = Path(backbone.source).expanduser()
+    if folder.is_dir():
+        require_model_folder(folder)
     try:
         return AutoConfig.from_pretrained(backbone.source, revision=backbone.revision, local_files_only=True)
     except (OSError, ValueError) as error:
-        if Path(backbone.source).is_dir():
+        if folder.is_dir():
             first = str(error).strip().splitlines()[0]
             raise InputError(f"backbone.source {backbone.source!r} has no usable config.json: {first}") from error
         return None

@@ -9,6 +9,7 @@ from exgrpo_cli.backbones.load import locate
 from exgrpo_cli.commands import run
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.errors import InputError
+from exgrpo_cli.machine.shapes import backbone_shape
 
 
 @pytest.fixture
@@ -30,6 +31,28 @@ def test_a_file_of_another_kind_is_no_backbone(tmp_path):
     assert not is_gguf(str(tmp_path / "model.bin"))
     with pytest.raises(InputError, match="nor a GGUF file"):
         build_config(backbone=str(tmp_path / "model.bin"))
+
+
+def test_an_empty_source_is_not_the_working_directory():
+    with pytest.raises(InputError, match="backbone '' is neither a preset"):
+        build_config(backbone="")
+    with pytest.raises(InputError, match=r"backbone\.source = '' is out of range: use tiny, a folder, a GGUF file"):
+        build_config(backbone="smollm2-135m", assignments=["backbone.source="])
+
+
+def test_a_file_that_is_not_there_is_no_hub_id():
+    config = build_config(backbone="smollm2-135m", assignments=["backbone.source=gone/model.gguf"])
+    with pytest.raises(InputError, match=r"the GGUF file gone/model\.gguf is not there"):
+        locate(config.backbone, config.tiny)
+    with pytest.raises(InputError, match=r"the GGUF file gone/model\.gguf is not there"):
+        backbone_shape(config.backbone, config.tiny)
+
+
+def test_the_folder_of_a_gguf_file_is_told_to_name_the_file(not_a_gguf):
+    config = build_config(backbone=str(not_a_gguf.parent))
+    for find in (locate, backbone_shape):
+        with pytest.raises(InputError, match=rf"no config\.json; the GGUF file in it .*: {not_a_gguf}\."):
+            find(config.backbone, config.tiny)
 
 
 def test_without_its_packages_the_line_says_what_to_install(not_a_gguf, monkeypatch, tiny_cache):

@@ -74,6 +74,12 @@ def test_hub_ids_and_presets():
     assert preset.config.backbone.max_position_embeddings == 16384
 
 
+def test_a_gguf_file(tmp_path):
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    choice = choose_model(str(tmp_path / "model.gguf"))
+    assert (choice.name, choice.config.backbone.source) == ("model.gguf", str(tmp_path / "model.gguf"))
+
+
 def test_without_a_model_the_newest_finished_run_is_taken(tmp_path):
     with pytest.raises(InputError, match=r"no finished run under .*: name a model with --model, or train one"):
         choose_model(None, tmp_path)

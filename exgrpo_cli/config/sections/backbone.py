@@ -29,6 +29,7 @@ class BackboneSettings:
     """Recompute activations in the backward pass: slower, far less memory."""
 
     def __post_init__(self) -> None:
+        require(self.source != "", "backbone.source", self.source, "tiny, a folder, a GGUF file or a hub id")
         require_non_negative("backbone", self, "rope_theta", "max_position_embeddings")
 
 

@@ -1,9 +1,10 @@
-"""Which model is meant: a run and its checkpoint, a model folder, a backbone preset, or a hub id."""
+"""Which model is meant: a run and its checkpoint, a model folder, a GGUF file, a backbone preset, or a hub id."""
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from exgrpo_cli.backbones.gguf import is_gguf
 from exgrpo_cli.config.layers import build_config, run_label
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import InputError, nearest
@@ -46,6 +47,8 @@ def choose_model(text: str | None, runs: Path = RUNS) -> ModelChoice:
         return _of_run(path, "")
     if path.is_dir():
         return _of_folder(path)
+    if is_gguf(text) and path.is_file():
+        return ModelChoice(name=path.name, config=build_config(backbone=str(path)), run=None)
     if text in preset_names("backbones"):
         return ModelChoice(name=text, config=build_config(backbone=text), run=None)
     hub_id, _, revision = text.partition("@")
@@ -53,7 +56,8 @@ def choose_model(text: str | None, runs: Path = RUNS) -> ModelChoice:
         options = {"backbone": {"revision": revision}} if revision else {}
         return ModelChoice(name=text, config=build_config(backbone=hub_id, options=options), run=None)
     raise InputError(
-        f"--model {text!r} is neither a run folder, a model folder, a hub id (owner/name), nor a backbone preset."
+        f"--model {text!r} is neither a run folder, a model folder, a GGUF file, a hub id (owner/name), nor a backbone "
+        "preset."
         f"{nearest(text, preset_names('backbones'))}"
     )
 
