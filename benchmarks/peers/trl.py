@@ -5,6 +5,7 @@
                                                          # --index-url https://download.pytorch.org/whl/cpu
     python benchmarks/peers/trl.py --python trl-env/bin/python
     python benchmarks/peers/trl.py --python trl-env/bin/python --shape 30m
+    python benchmarks/peers/trl.py --python trl-env/bin/python --shape smollm2 --set backbone.source=FILE.gguf
 
 Each trains in a process of its own, and they take steps in turn: what else the machine does meets both. A step is
 B questions x K rollouts, their grading, log-probs under the policy that sampled them and M updates; ours also keeps the
@@ -40,9 +41,12 @@ SHAPES = {
         "rollout.questions_per_step=8",
         "objective.entropy_coefficient=1e-12",
     ),
+    "smollm2": ("rollout.questions_per_step=2", "objective.entropy_coefficient=1e-12"),
 }
 """Settings of ours. The larger backbone is all but random, so responses run to the limit and earn nothing: an entropy
 bonus too small to matter has all rows trained, as TRL does."""
+BACKBONES = {"smollm2": "smollm2-135m"}
+"""Preset of a shape's backbone, where it is not the tiny one."""
 SETTINGS = (
     "optim.learning_rate=1e-9",
     "optim.warmup_steps=0",
@@ -71,7 +75,11 @@ def train_ours(load: Mapping[str, Any], channel: Connection) -> None:
                 raise KeyboardInterrupt
 
     with tempfile.TemporaryDirectory() as folder, suppress(Interrupted):
-        train(build_config(assignments=load["settings"]), Path(folder) / "run", reporter=Waiting())
+        train(
+            build_config(backbone=load["backbone"], assignments=load["settings"]),
+            Path(folder) / "run",
+            reporter=Waiting(),
+        )
 
 
 def train_theirs(load: Mapping[str, Any], channel: Connection) -> None:
@@ -139,12 +147,13 @@ def make_load(shape: str, threads: int, settings: list[str]) -> dict[str, Any]:
     from exgrpo_cli.training.starting.run_questions import load_questions
 
     chosen = [*SETTINGS, *SHAPES[shape], f"run.threads={threads}", *settings]
-    config = build_config(assignments=chosen)
+    config = build_config(backbone=BACKBONES.get(shape), assignments=chosen)
     folder = locate(config.backbone, config.tiny)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     questions = load_questions(config, SilentReporter()).train
     first = encode(choose_run_template(config, tokenizer), questions[0], tokenizer)
     return {
+        "backbone": BACKBONES.get(shape),
         "settings": chosen,
         "threads": threads,
         "folder": str(folder),
