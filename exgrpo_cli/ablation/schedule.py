@@ -177,7 +177,7 @@ def start(run: StudyRun, reporter: Reporter) -> Started:
     run.folder.parent.mkdir(parents=True, exist_ok=True)
     if run.state == "new" and run.folder.exists():
         clear_torn(run.folder)
-    settings = run.folder.with_name(f"{run.folder.name}.toml")
+    settings = run.asked_file
     write_text(settings, to_toml(run.config))
     log = RunLog(run.folder)
     with log.path.open("ab") as file:

@@ -35,6 +35,11 @@ class StudyRun:
     result: RunResult | None = None
     """Found beside the run folders: made by an earlier call, or on another machine."""
 
+    @property
+    def asked_file(self) -> Path:
+        """What was asked of the run, before it pinned what its machine decides."""
+        return self.folder.with_name(f"{self.folder.name}.toml")
+
     def read_result(self) -> RunResult | None:
         """What the run achieved; None before it has finished, and where an older version ran it."""
         path = self.folder / RESULT_FILE
@@ -221,14 +226,19 @@ def check_same_run(run: StudyRun) -> None:
     path = run.folder / "config.toml"
     if not path.is_file():
         return
-    there = resolve([(str(path), tomllib.loads(path.read_text(encoding="utf-8")))])
-    changed = differing_keys(there, run.config) - CHOSEN_AT_START
-    if run.config.backbone.dtype == "auto":
+    changed = differing_keys(read_config(path), run.config) - CHOSEN_AT_START
+    asked = run.asked_file
+    if run.config.backbone.dtype == (read_config(asked).backbone.dtype if asked.is_file() else "auto"):
         changed -= {"backbone.dtype"}
     if changed:
         raise InputError(
             f"{run.folder} holds a run with another {', '.join(sorted(changed))}: choose another --name, or remove it."
         )
+
+
+def read_config(path: Path) -> Config:
+    """The settings of a file that holds all of them."""
+    return resolve([(str(path), tomllib.loads(path.read_text(encoding="utf-8")))])
 
 
 def differing_keys(first: Config, second: Config) -> set[str]:

@@ -206,6 +206,14 @@ def test_a_study_runs_compares_and_is_not_run_again(
     with pytest.raises(InputError, match=r"holds a run with another backbone.dtype: choose another --name"):
         study_of(tmp_path, "backbone.dtype=bfloat16")
 
+    # The settings in which both were asked for in bfloat16 are those of another study, whatever its results name.
+    for one in again.runs:
+        asked = one.asked_file.read_text()
+        assert 'dtype = "auto"' in asked
+        one.asked_file.write_text(asked.replace('dtype = "auto"', 'dtype = "bfloat16"'))
+    with pytest.raises(InputError, match=r"holds a run with another backbone.dtype: choose another --name"):
+        study_of(tmp_path)
+
 
 @pytest.mark.engines
 def test_a_run_that_fails_is_named_and_the_others_finish(study_of, tmp_path: Path) -> None:

@@ -7,10 +7,12 @@ real vocabulary and chat template, not how good the model is.
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,11 +91,12 @@ def lines_of(run: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def trained(smollm2: Path, grader: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three steps that nothing disturbed."""
+def trained(smollm2: Path, grader: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Three steps that nothing disturbed; gigabytes, gone with the last test that reads them."""
     run = tmp_path_factory.mktemp("smollm2") / "run"
     assert train(smollm2, grader, run).wait(timeout=900) == 0
-    return run
+    yield run
+    shutil.rmtree(run)
 
 
 def test_it_replays(trained: Path) -> None:

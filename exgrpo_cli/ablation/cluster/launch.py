@@ -233,7 +233,7 @@ def make_task(run: StudyRun, num_hosts: int) -> RunTask:
     run.folder.parent.mkdir(parents=True, exist_ok=True)
     if run.state == "new" and run.folder.exists():
         clear_torn(run.folder)
-    settings = run.folder.resolve().with_name(f"{run.folder.name}.toml")
+    settings = run.asked_file.resolve()
     write_text(settings, to_toml(run.config))
     return RunTask(
         command=(*WORKER, str(settings), str(run.folder.resolve())),
