@@ -6,6 +6,7 @@ import time
 import tomllib
 
 import pytest
+from transformers import AutoTokenizer
 
 from exgrpo_cli.commands import run
 from exgrpo_cli.config.layers import build_config
@@ -132,3 +133,21 @@ def test_a_run_its_summary_its_table_and_its_sequel(small_config, tmp_path, caps
     capsys.readouterr()
     (default,) = (folder for folder in (tmp_path / "runs").iterdir() if folder.name != "one")
     assert default.name.startswith("exgrpo-tiny-")
+
+
+def test_a_model_without_a_chat_template_is_told_before_its_weights_are_loaded(tmp_path, small_backbone, capsys):
+    folder, arguments = tmp_path / "base", ["train", "--quiet", "--output", str(tmp_path / "run"), "--backbone"]
+    folder.mkdir()
+    (folder / "config.json").write_bytes((small_backbone / "config.json").read_bytes())
+    (folder / "model.safetensors").write_bytes(b"whoever reads these fails otherwise")
+    tokenizer = AutoTokenizer.from_pretrained(small_backbone)
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(folder)
+    for words in ([], ["--dry-run"]):
+        assert run([*arguments, str(folder), *words]) == 2
+        out, err = capsys.readouterr()
+        assert not out and err.count("needs a chat template and this backbone's tokenizer has none: use 'step-by") == 1
+    plain = ["--set", "data.template=step-by-step", "--dry-run"]
+    assert run([*arguments, str(folder), *plain]) == 0
+    assert run([*arguments, str(folder), *plain, "--set", "data.max_prompt_tokens=9"]) == 2
+    assert "prompts are over the limit of 9 tokens" in capsys.readouterr().err

@@ -24,9 +24,10 @@ from exgrpo_cli.backbones.gguf import converted
 from exgrpo_cli.commands import run
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.data.made.word_problems import make_word_problems
-from exgrpo_cli.data.prompts import encode
+from exgrpo_cli.data.prompts import THOUGHT_SOLUTION_SYSTEM, choose_template, encode, seen_text
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.training.starting.assemble import choose_run_template
+from exgrpo_cli.types import Message, Question
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1200)]
 
@@ -155,6 +156,32 @@ def test_prompts_are_those_of_its_chat_template(smollm2: Path, examples: int) ->
     turns = [{"role": message.role, "content": message.content} for message in question.prompt]
     expected = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
     assert encode(choose_run_template(config, tokenizer), question, tokenizer).tolist() == list(expected)
+
+
+def test_its_own_system_message_gives_way_to_the_prompt_templates(smollm2: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(smollm2)
+    question = Question(id="0", prompt=(Message(role="user", content="1 + 1?"),), gold="2")
+    plain, thought = (
+        seen_text(choose_template(name, tokenizer), question, tokenizer) for name in ("chat", "thought-solution")
+    )
+    assert plain.count("<|im_start|>system") == thought.count("<|im_start|>system") == 1
+    assert "named SmolLM" in plain and "named SmolLM" not in thought
+    assert THOUGHT_SOLUTION_SYSTEM in thought and thought.endswith("assistant\n<think>\n")
+
+
+def test_deepspeed_goes_on_with_the_experience_of_another_run(
+    trained: Path, smollm2: Path, grader: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    options = ["--engine", "deepspeed", "--replay-from", str(trained), "--set", "run.save_every=50"]
+    assert train(smollm2, grader, run, *options, steps=2).wait(timeout=900) == 0
+    lines = lines_of(run)
+    assert lines[0]["replay/used"] > 0, "the first step replays what the other run stored"
+    assert all(line["policy/logprob_gap_max"] < 1e-3 for line in lines)
+    assert sum(line["optim/updates_applied"] for line in lines) > 0
+    assert LedgerReader(run / "replay").trajectories().num_rows > 0
 
 
 def test_with_vllm_every_sync_arrives(smollm2: Path, grader: Path, tmp_path: Path) -> None:

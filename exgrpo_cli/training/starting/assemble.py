@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from exgrpo_cli.backbones.load import Backbone, load_backbone, locate
+from exgrpo_cli.backbones.load import Backbone, load_folder, locate, read_tokenizer
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.console.reporter import Reporter
 from exgrpo_cli.data.prompts import Template, answer_format, check_prompt_lengths, choose_template, encode
@@ -70,6 +70,18 @@ def choose_run_template(config: Config, tokenizer: PreTrainedTokenizerBase) -> T
     return choose_template(config.data.template, tokenizer, requires_box=require_box)
 
 
+def choose_prompts(config: Config, questions: RunQuestions | None, tokenizer: PreTrainedTokenizerBase) -> Template:
+    """The run's prompt template, with which every prompt is within the limit; the model need not be there.
+
+    Raises InputError for a template that the tokenizer cannot fill, and for a prompt over the limit.
+    """
+    template = choose_run_template(config, tokenizer)
+    if questions is not None:
+        everything = (*questions.train, *questions.heldout)
+        check_prompt_lengths(template, everything, tokenizer, max_tokens=config.data.max_prompt_tokens)
+    return template
+
+
 def assemble(
     config: Config,
     questions: RunQuestions,
@@ -85,11 +97,11 @@ def assemble(
     """
     device = choose_device(config.run.device, ranks.local_rank)
     with ranks.first_on_host():
-        require_model(locate(config.backbone, config.tiny, reporter.progress))
-    backbone = load_backbone(config.backbone, config.tiny, device, reporter.progress)
-    template = choose_run_template(config, backbone.tokenizer)
+        folder = locate(config.backbone, config.tiny, reporter.progress)
+        require_model(folder)
+    template = choose_prompts(config, questions, read_tokenizer(folder))
+    backbone = load_folder(folder, device, config.backbone)
     everything = [*questions.train, *questions.heldout]
-    check_prompt_lengths(template, everything, backbone.tokenizer, max_tokens=config.data.max_prompt_tokens)
     check_window(config, backbone)
     prompts = {question.id: encode(template, question, backbone.tokenizer) for question in everything}
     config = plan_memory(config, max(map(len, prompts.values())), ranks, reporter)

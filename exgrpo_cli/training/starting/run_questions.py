@@ -68,8 +68,11 @@ def load_questions(config: Config, reporter: Reporter) -> RunQuestions:
     return RunQuestions(train=tuple(train), heldout=tuple(heldout[:limit]), train_hash=content_hash(train))
 
 
-def check_questions(config: Config, reporter: Reporter) -> None:
-    """Raise InputError for questions that `load_questions` would refuse; nothing is fetched, nothing is graded."""
+def check_questions(config: Config, reporter: Reporter) -> RunQuestions | None:
+    """Raise InputError for questions that `load_questions` would refuse; nothing is fetched, nothing is graded.
+
+    Returns those that could be read so.
+    """
     data = config.data
     for split, source in (("train", data.train), ("heldout", data.heldout)):
         named = split == "train" or (data.has_heldout and data.heldout != "auto" and data.heldout_share is None)
@@ -79,7 +82,8 @@ def check_questions(config: Config, reporter: Reporter) -> None:
                 read_source(source, NamedFields(), Tally(), reporter.progress)
     if is_made(data.train) or is_question_file(Path(data.train)):
         heldout = data.heldout == "auto" or data.heldout_share is not None or is_question_file(Path(data.heldout))
-        load_questions(config if heldout else replace(config, data=replace(data, heldout="none")), reporter)
+        return load_questions(config if heldout else replace(config, data=replace(data, heldout="none")), reporter)
+    return None
 
 
 def with_heldout(

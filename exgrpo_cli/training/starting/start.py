@@ -149,7 +149,13 @@ def check_start(start: RunStart) -> tuple[str, ...]:
         stored_questions(folder.data, config)
         return tuple(notes)
     RunFolder.check_new(start.folder)
-    check_questions(config, SilentReporter())
+    questions = check_questions(config, SilentReporter())
+    model = Path(config.backbone.source).expanduser()
+    if model.is_dir():
+        from exgrpo_cli.backbones.load import read_tokenizer
+        from exgrpo_cli.training.starting.assemble import choose_prompts
+
+        choose_prompts(config, questions, read_tokenizer(model))
     return ()
 
 
