@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -35,6 +37,7 @@ GRADER = """
 def is_even_length(gold: str, answer: str) -> bool:
     return len(answer) % 2 == 0
 """
+COMMAND = "from exgrpo_cli.commands import main; main()"
 SETTINGS = (
     "data.require_box=never",
     "word_problems.num_train=30",
@@ -81,8 +84,7 @@ def train(model: Path, grader: Path, run: Path, *options: str, steps: int = 3) -
 
 def start(grader: Path, *arguments: str) -> "subprocess.Popen[bytes]":
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(grader)}
-    code = "from exgrpo_cli.commands import main; main()"
-    return subprocess.Popen([sys.executable, "-c", code, *arguments], env=environment)
+    return subprocess.Popen([sys.executable, "-c", COMMAND, *arguments], env=environment)
 
 
 def lines_of(run: Path) -> list[dict[str, Any]]:
@@ -162,7 +164,7 @@ def test_its_own_system_message_gives_way_to_the_prompt_templates(smollm2: Path)
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(smollm2)
-    question = Question(id="0", prompt=(Message(role="user", content="1 + 1?"),), gold="2")
+    question = Question(id="0", prompt=(Message(role="user", content="1 + 1?"),), answer="2", source="test")
     plain, thought = (
         seen_text(choose_template(name, tokenizer), question, tokenizer) for name in ("chat", "thought-solution")
     )
@@ -192,3 +194,22 @@ def test_with_vllm_every_sync_arrives(smollm2: Path, grader: Path, tmp_path: Pat
     # The run itself stops above a mean gap of 1e-3; the canary has compared weights and log-probs at each sync.
     assert len(lines) == 2 and all(np.isfinite(line["policy/logprob_gap_mean"]) for line in lines)
     assert sum(line["optim/updates_applied"] for line in lines) > 0
+
+
+def test_vllm_evaluates_it_on_a_file_in_the_layout_of_math500(smollm2: Path, tmp_path: Path) -> None:
+    sums = [
+        {
+            "data_source": "sums",
+            "prompt": [{"role": "user", "content": f"What is {n} + 3? Answer in \\boxed{{}}."}],
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": str(n + 3)},
+            "extra_info": {"index": n, "split": "test"},
+        }
+        for n in range(4)
+    ]
+    pq.write_table(pa.Table.from_pylist(sums), tmp_path / "sums.parquet")
+    asked = ["evaluate", "--data", str(tmp_path / "sums.parquet"), "--model", str(smollm2), "--engine", "vllm"]
+    asked += ["--samples", "2", "--max-tokens", "24", "--output", str(tmp_path / "results"), "--quiet", "--json"]
+    result = json.loads(subprocess.check_output([sys.executable, "-c", COMMAND, *asked]))["sums"]
+    assert (result["questions"], sum(result["verdicts"].values())) == (4, 8)
+    assert result["protocol"]["engine"]["name"] == "vllm" and 0 < result["mean_tokens"] <= 24
