@@ -122,6 +122,8 @@ class RunPlan:
             )
         lines.append(f"           {size(plan.update_peak):>9}  peak during the update")
         lines.append(f"           {size(plan.rollout_peak):>9}  peak during rollouts")
+        if not self.on_gpu:
+            lines.append(f"           {'a third':>9}  more may stay in the heap of a process (docs/engines.md)")
         if plan.optimizer_on_host:
             what = "optimizer, between updates," if config.optim.offload_during_rollouts else "optimizer and gradients"
             lines.append(f"           {size(plan.optimizer_on_host):>9}  {what} in main memory, per rank")

@@ -23,7 +23,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Study:
 def test_a_claim_can_fail(name: str) -> None:
     """It names what it is tested by, and has seeds enough that both verdicts are within reach."""
     claim = read_claim(name)
-    assert claim.source.startswith("arXiv") and claim.seeds[0] == FIRST_SEED
+    assert claim.source.startswith("arXiv") and claim.seeds[0] >= FIRST_SEED
     assert len(claim.seeds) == max(8, *(contrast.seeds for contrast in claim.contrasts)) <= 16
     # The same order at every start, whatever Python's hashes are: each control before what it is compared with.
     stated = [arm for each in claim.contrasts for arm in (each.control, each.arm) if arm]

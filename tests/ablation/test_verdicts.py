@@ -1,12 +1,15 @@
 """Verdicts against studies whose effect is known: error rates at the nominal level, power as calculated."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from made_results import result_of
 from scipy.special import stdtrit
 
 from exgrpo_cli.ablation.claims.claim import FIRST_SEED, claim_of
-from exgrpo_cli.ablation.claims.outcome import claim_rows, outcome
+from exgrpo_cli.ablation.claims.outcome import claim_results, claim_rows, outcome
+from exgrpo_cli.ablation.claims.plan import plan_claims
 from exgrpo_cli.ablation.results.inference import (
     Verdict,
     effect,
@@ -155,9 +158,25 @@ def test_a_claim_reads_not_run_until_all_of_its_seeds_are_there() -> None:
     }
 
 
+def test_a_claim_that_runs_suggested_has_seeds_of_its_own(tmp_path: Path) -> None:
+    first, again = claim_of("first", CLAIM), claim_of("again", CLAIM | {"claim": CLAIM["claim"] | {"first_seed": 300}})
+    assert again.seeds == tuple(range(300, 308))
+    study = plan_claims([first, again], name="both", root=tmp_path)
+    assert {arm.name for arm in study.arms} == {"sparse: grpo", "sparse: exgrpo"}
+    assert sorted({run.seed for run in study.runs}) == [*first.seeds, *again.seeds]
+    # The seeds of one do not count for the other.
+    results = {
+        name: {seed: result_of([4, 2], seed=seed) for seed in first.seeds} for name in (arm.name for arm in study.arms)
+    }
+    counted = claim_results(again, [first, again], results)
+    assert counted == {"exgrpo": {}, "grpo": {}}
+    assert claim_results(first, [first, again], results)["grpo"].keys() == set(first.seeds)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"claim": {**CLAIM["claim"], "first_seed": 100}}, "first_seed = 100 must be 200 or more"),
         ({"contrast": [{"arm": "exgrpos", "smallest_effect": 1, "spread": 1}]}, "no method preset 'exgrpos'"),
         ({"contrast": [{"arm": "exgrpo", "endpoint": "luck", "smallest_effect": 1, "spread": 1}]}, "endpoint"),
         ({"contrast": [{"arm": "exgrpo", "smallest_effect": 0, "spread": 1}]}, "must be above 0"),

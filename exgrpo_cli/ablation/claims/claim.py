@@ -70,6 +70,8 @@ class Claim:
     """Measured time of a run on two cores: what is said before any run of one's own has been measured."""
     arms: Mapping[str, Arm]
     contrasts: tuple[Contrast, ...]
+    first_seed: int
+    """First of its seeds: above those of the runs that suggested it, which cannot test it as well."""
     stated: Mapping[str, Any]
     """Content of the file, which a study keeps: it is judged by what was stated when it ran."""
 
@@ -77,7 +79,7 @@ class Claim:
     def seeds(self) -> tuple[int, ...]:
         """Seeds of every arm: what the power calculation asks for, and no verdict with fewer than eight."""
         count = max(SEEDS_FOR_A_VERDICT, *(contrast.seeds for contrast in self.contrasts))
-        return tuple(range(FIRST_SEED, FIRST_SEED + count))
+        return tuple(range(self.first_seed, self.first_seed + count))
 
 
 def chosen_claims(text: str) -> list[Claim]:
@@ -108,6 +110,9 @@ def claim_of(name: str, content: Mapping[str, Any]) -> Claim:
         contrasts = tuple(Contrast(**each) for each in content["contrast"])
         named = dict.fromkeys(arm for each in contrasts for arm in (each.control, each.arm) if arm)
         regime = stated.get("regime", "")
+        first_seed = convert(stated.get("first_seed", FIRST_SEED), int, f"claim {name}: first_seed")
+        if first_seed < FIRST_SEED:
+            raise InputError(f"first_seed = {first_seed} must be {FIRST_SEED} or more: those below are for searching.")
         arms = {arm: claim_arm(arm, content.get("arms", {}).get(arm, {}), regime, settings) for arm in named}
         return Claim(
             name=name,
@@ -119,6 +124,7 @@ def claim_of(name: str, content: Mapping[str, Any]) -> Claim:
             run_minutes=float(stated["run_minutes"]),
             arms=arms,
             contrasts=contrasts,
+            first_seed=first_seed,
             stated=content,
         )
     except KeyError as error:

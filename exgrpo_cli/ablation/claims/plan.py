@@ -14,7 +14,7 @@ from exgrpo_cli.runs.result import config_hash
 def plan_claims(
     claims: Sequence[Claim], *, name: str, root: Path, base: StudyBase | None = None, results: Sequence[Path] = ()
 ) -> Study:
-    """The study in `root/name` of all arms of the claims, each with as many seeds as the claim that needs most.
+    """The study in `root/name` of all arms of the claims, each with the seeds of all claims that it is in.
 
     Raises InputError as `plan_study` does, and where `base` has settings that would change what a claim says.
     """
@@ -25,7 +25,7 @@ def plan_claims(
     for claim in claims:
         for arm in arms_of(claim, claims).values():
             arms[arm.name] = replace(arm, baseline=in_regime(BASELINE.method, claim.regime))
-            seeds[arm.name] = max(seeds.get(arm.name, ()), claim.seeds, key=len)
+            seeds[arm.name] = sorted({*seeds.get(arm.name, ()), *claim.seeds})
             minutes[arm.name] = claim.run_minutes
     # An arm without an on-policy run in its regime is compared with nothing but what its claim names.
     every = [arm if arm.baseline in arms else replace(arm, baseline="") for arm in arms.values()]
