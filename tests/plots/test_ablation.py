@@ -13,6 +13,7 @@ from exgrpo_cli.plots.ablation import (
     arm_curves_by_tokens,
     paired_differences,
 )
+from exgrpo_cli.plots.claims import ClaimEffect, claims_figure
 from exgrpo_cli.plots.style import save
 
 ARMS = [
@@ -95,3 +96,22 @@ def test_many_arms_stay_apart() -> None:
     figure.canvas.draw()
     boxes = [label.get_window_extent() for label in figure.axes[0].get_yticklabels()]
     assert all(above.y0 >= below.y1 for above, below in itertools.pairwise(boxes))
+
+
+def test_claims_are_drawn_with_what_they_must_exceed_and_their_verdict() -> None:
+    asked = {"contrast": "pass_at_1: a minus b > 0.03", "threshold": 0.03}
+    claims = [
+        ClaimEffect(title="It helps", mean=0.05, low=0.04, high=0.06, verdict="supported", **asked),
+        ClaimEffect(title="It does not", mean=-0.02, low=-0.05, high=0.01, verdict="contradicted", **asked),
+    ]
+    (axes,) = claims_figure(claims).axes
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels == ["It helps\npass_at_1: a minus b > 0.03", "It does not\npass_at_1: a minus b > 0.03"]
+    intervals = [bars.lines[2][0].get_segments()[0][:, 0] for bars in axes.containers]
+    np.testing.assert_allclose(intervals, np.array([[0.04, 0.06], [-0.05, 0.01]]) / 0.03)
+    beside = [text.get_text() for text in axes.texts]
+    assert beside == ["supported\n+0.050 [0.040, 0.060]", "contradicted\n-0.020 [-0.050, 0.010]"]
+    assert [line.get_xdata()[0] for line in axes.lines].count(1.0) == 2
+    rows = axes.get_yticks()
+    assert axes.get_ylim()[0] > rows[1] > rows[0] > axes.get_ylim()[1], "the first claim is on top, and all are within"
+    assert claims_figure([]) is None

@@ -1,10 +1,12 @@
-"""A study's figures: arms with intervals, paired differences, held-out curves, and memorised against learnt."""
+"""A study's figures: arms with intervals, paired differences, held-out curves, memorised against learnt, claims."""
 
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from exgrpo_cli.ablation.claims.outcome import claim_outcomes, described
 from exgrpo_cli.ablation.results.endpoints import Results
+from exgrpo_cli.ablation.results.inference import Verdict
 from exgrpo_cli.ablation.results.report import ArmReport, StudyReport
 from exgrpo_cli.ablation.results.tables import TITLE
 from exgrpo_cli.ablation.study import Study
@@ -16,6 +18,7 @@ from exgrpo_cli.plots.ablation import (
     arm_curves_by_tokens,
     paired_differences,
 )
+from exgrpo_cli.plots.claims import ClaimEffect, claims_figure
 from exgrpo_cli.plots.memorising import memorising_figure
 from exgrpo_cli.runs.result import CurvePoint
 from exgrpo_cli.statistics import t_interval
@@ -38,8 +41,26 @@ def study_figures(study: Study, report: StudyReport) -> "dict[str, Figure]":
     memorised = {
         arm.name: [found for each in results[arm.name].values() if (found := each.memorising)] for arm in report.arms
     }
-    drawn = memorising_figure(memorised)
-    return figures if drawn is None else {**figures, "memorising": drawn}
+    optional = {"memorising": memorising_figure(memorised), "claims": claims_figure(_claim_effects(study))}
+    return figures | {name: drawn for name, drawn in optional.items() if drawn is not None}
+
+
+def _claim_effects(study: Study) -> list[ClaimEffect]:
+    """Of each claim that has been run, the contrast furthest from holding."""
+    return [
+        ClaimEffect(
+            title=found.claim.title,
+            contrast=f"{described(contrast)}, {found.claim.regime}, {found.seeds} seeds",
+            mean=effect.mean,
+            low=effect.low,
+            high=effect.high,
+            threshold=contrast.threshold,
+            verdict=found.verdict.value,
+        )
+        for found in claim_outcomes(study)
+        if found.verdict is not Verdict.NOT_RUN and found.weakest
+        for contrast, effect in [found.weakest]
+    ]
 
 
 def _score(arm: ArmReport) -> ArmScore:
