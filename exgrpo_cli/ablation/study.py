@@ -1,6 +1,5 @@
 """A study on paper: which runs, where, and in what state."""
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any, cast, get_args
 from exgrpo_cli.ablation.arms import Arm
 from exgrpo_cli.ablation.study_files import results_folders
 from exgrpo_cli.config.functions import check_functions
-from exgrpo_cli.config.layers import build_config, read_method
+from exgrpo_cli.config.layers import build_config, read_config, read_method
 from exgrpo_cli.config.resolve import Layer, resolve
 from exgrpo_cli.config.sections.run import Budget
 from exgrpo_cli.config.settings import Config
@@ -226,9 +225,9 @@ def check_same_run(run: StudyRun) -> None:
     path = run.folder / "config.toml"
     if not path.is_file():
         return
-    changed = differing_keys(read_config(path), run.config) - CHOSEN_AT_START
+    changed = differing_keys(stored_config(path), run.config) - CHOSEN_AT_START
     asked = run.asked_file
-    if run.config.backbone.dtype == (read_config(asked).backbone.dtype if asked.is_file() else "auto"):
+    if run.config.backbone.dtype == (stored_config(asked).backbone.dtype if asked.is_file() else "auto"):
         changed -= {"backbone.dtype"}
     if changed:
         raise InputError(
@@ -236,9 +235,9 @@ def check_same_run(run: StudyRun) -> None:
         )
 
 
-def read_config(path: Path) -> Config:
-    """The settings of a file that holds all of them."""
-    return resolve([(str(path), tomllib.loads(path.read_text(encoding="utf-8")))])
+def stored_config(path: Path) -> Config:
+    """The settings of a file that holds all of them. Raises InputError naming a file that does not."""
+    return resolve([(str(path), read_config(path))])
 
 
 def differing_keys(first: Config, second: Config) -> set[str]:

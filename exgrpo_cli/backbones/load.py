@@ -28,6 +28,8 @@ transformers_logging.disable_progress_bar()
 OTHER_FORMATS = ("*.bin", "*.pth", "*.gguf", "*.msgpack", "*.h5", "original/*")
 """Copies of the weights that are not read: safetensors alone is."""
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
 Progress = Callable[[int, int, str], None]
 """(done, total, what) while something is built."""
 
@@ -122,12 +124,20 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a local folder. Raises InputError where transformers cannot load one."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{folder} has no tokenizer that transformers can load: {first_line(error)}") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+            raise _no_tokenizer_files(folder) from error
+        raise InputError(
+            f"{folder} has no tokenizer that transformers can load: {type(error).__name__}, {first_line(error)}"
+        ) from error
     # Of a folder without tokenizer files transformers makes an empty one, which encodes every text as nothing.
     if not tokenizer.encode("1 + 1", add_special_tokens=False):
-        raise InputError(f"{folder} has no tokenizer files (tokenizer.json): copy those of the model it was made from.")
+        raise _no_tokenizer_files(folder)
     return tokenizer
+
+
+def _no_tokenizer_files(folder: Path) -> InputError:
+    return InputError(f"{folder} has no tokenizer files (tokenizer.json): copy those of the model it was made from.")
 
 
 def load_backbone(

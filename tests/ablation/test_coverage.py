@@ -80,6 +80,15 @@ def test_an_arm_that_never_acted_is_not_compared() -> None:
     assert warning.startswith("repo is grpo once more")
 
 
+def test_arms_that_did_not_start_alike_are_named() -> None:
+    """As where a warm start was made on machines of two kinds, and results of one are counted on the other."""
+    results = {name: {seed: result_of([4, 2], before=[1, 1]) for seed in (200, 201, 202)} for name in ("grpo", "own")}
+    results["own"] = {seed: result_of([4, 3], before=[1, seed == 201]) for seed in results["own"]}
+    arms = tuple(report_arm(name, "grpo", results) for name in results)
+    (warning,) = StudyReport(name="study", equal="steps", baselines=("grpo",), arms=arms).warnings
+    assert warning.startswith("own did not start as grpo did (seeds 200, 202): their held-out answers differ before")
+
+
 def test_intervals_of_few_seeds_stay_where_rates_live() -> None:
     replay = report().arms[0]
     assert replay.main.score.low == 0.0 and replay.main.score.high == 1.0

@@ -213,6 +213,9 @@ def test_a_study_runs_compares_and_is_not_run_again(
         one.asked_file.write_text(asked.replace('dtype = "auto"', 'dtype = "bfloat16"'))
     with pytest.raises(InputError, match=r"holds a run with another backbone.dtype: choose another --name"):
         study_of(tmp_path)
+    again.runs[0].asked_file.write_text("[backbone\n")
+    with pytest.raises(InputError, match=r"seed-0\.toml is not TOML"):
+        study_of(tmp_path)
 
 
 @pytest.mark.engines

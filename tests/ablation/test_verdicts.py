@@ -173,9 +173,24 @@ def test_a_claim_that_runs_suggested_has_seeds_of_its_own(tmp_path: Path) -> Non
     assert claim_results(first, [first, again], results)["grpo"].keys() == set(first.seeds)
 
 
+def test_an_arm_is_compared_with_the_on_policy_arm_of_its_own_questions(tmp_path: Path) -> None:
+    other = {**CLAIM["claim"], "settings": ["countdown.seed=1"]}
+    claims = [claim_of("first", CLAIM), claim_of("other", CLAIM | {"claim": other})]
+    alone = claim_of("alone", {**CLAIM, "claim": {**other, "regime": "search"}, "contrast": CLAIM["contrast"][1:]})
+    study = plan_claims([*claims, alone], name="all", root=tmp_path)
+    assert {arm.name: arm.baseline for arm in study.arms} == {
+        "sparse: grpo": "sparse: grpo",
+        "sparse: exgrpo": "sparse: grpo",
+        "sparse: grpo (other)": "sparse: grpo (other)",
+        "sparse: exgrpo (other)": "sparse: grpo (other)",
+        "search: exgrpo": "",
+    }
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"claim": {**CLAIM["claim"], "first_seed": "x"}}, "claim more: first_seed = 'x' must be"),
         ({"claim": {**CLAIM["claim"], "first_seed": 100}}, "first_seed = 100 must be 200 or more"),
         ({"contrast": [{"arm": "exgrpos", "smallest_effect": 1, "spread": 1}]}, "no method preset 'exgrpos'"),
         ({"contrast": [{"arm": "exgrpo", "endpoint": "luck", "smallest_effect": 1, "spread": 1}]}, "endpoint"),

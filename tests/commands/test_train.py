@@ -147,7 +147,27 @@ def test_a_model_without_a_chat_template_is_told_before_its_weights_are_loaded(t
         assert run([*arguments, str(folder), *words]) == 2
         out, err = capsys.readouterr()
         assert not out and err.count("needs a chat template and this backbone's tokenizer has none: use 'step-by") == 1
+    # The run's own folder of this name is not the built-in backbone.
+    folder.rename(tmp_path / "tiny")
+    assert run(["train", "--dry-run", "--quiet"]) == 0
+    (tmp_path / "tiny").rename(folder)
     plain = ["--set", "data.template=step-by-step", "--dry-run"]
     assert run([*arguments, str(folder), *plain]) == 0
     assert run([*arguments, str(folder), *plain, "--set", "data.max_prompt_tokens=9"]) == 2
     assert "prompts are over the limit of 9 tokens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"tokenizer.json": "{}"}, "has no tokenizer that transformers can load: "),
+        ({"tokenizer.json": "{}", "tokenizer_config.json": "[]"}, "has no tokenizer that transformers can load: "),
+        ({}, "has no tokenizer files (tokenizer.json): copy those of the model"),
+    ],
+)
+def test_a_folder_without_a_tokenizer_that_loads_is_named(tmp_path, small_backbone, capsys, files, said):
+    (tmp_path / "base").mkdir()
+    for name, text in {"config.json": (small_backbone / "config.json").read_text(), **files}.items():
+        (tmp_path / "base" / name).write_text(text)
+    assert run(["train", "--backbone", str(tmp_path / "base"), "--dry-run"]) == 2
+    assert f"exgrpo: {tmp_path / 'base'} {said}" in capsys.readouterr().err

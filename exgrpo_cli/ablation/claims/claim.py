@@ -34,7 +34,7 @@ class Contrast:
     smallest_effect: float
     """Smallest effect of interest, in units of the endpoint."""
     spread: float
-    """Standard deviation over seeds of the paired difference, from a pilot on seeds that are not reported."""
+    """Standard deviation over seeds of the paired difference, from runs on other seeds than the claim's."""
 
     def __post_init__(self) -> None:
         require_known("endpoint", self.endpoint, tuple(ENDPOINTS))
@@ -106,11 +106,11 @@ def claim_of(name: str, content: Mapping[str, Any]) -> Claim:
     """A claim from the content of its file. Raises InputError naming the claim and the key that is wrong."""
     try:
         about, stated = content["about"], content["claim"]
-        settings = tuple(convert(stated.get("settings", []), tuple[str, ...], f"claim {name}: settings"))
+        settings = tuple(convert(stated.get("settings", []), tuple[str, ...], "settings"))
         contrasts = tuple(Contrast(**each) for each in content["contrast"])
         named = dict.fromkeys(arm for each in contrasts for arm in (each.control, each.arm) if arm)
         regime = stated.get("regime", "")
-        first_seed = convert(stated.get("first_seed", FIRST_SEED), int, f"claim {name}: first_seed")
+        first_seed = convert(stated.get("first_seed", FIRST_SEED), int, "first_seed")
         if first_seed < FIRST_SEED:
             raise InputError(f"first_seed = {first_seed} must be {FIRST_SEED} or more: those below are for searching.")
         arms = {arm: claim_arm(arm, content.get("arms", {}).get(arm, {}), regime, settings) for arm in named}

@@ -32,9 +32,11 @@ class Outcome:
 
     @property
     def weakest(self) -> tuple[Contrast, Effect] | None:
-        """The contrast that is furthest from holding."""
+        """The contrast that is furthest from holding, in units of its smallest effect."""
         found = [(c, e) for c, e in zip(self.claim.contrasts, self.effects, strict=True) if e is not None]
-        return min(found, key=lambda pair: pair[1].mean - pair[0].threshold) if found else None
+        return (
+            min(found, key=lambda pair: (pair[1].mean - pair[0].threshold) / pair[0].smallest_effect) if found else None
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The outcome as `claims.json` has it."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from exgrpo_cli.ablation.arms import BASELINE, Arm
-from exgrpo_cli.ablation.claims.claim import FIRST_SEED, Claim, in_regime
+from exgrpo_cli.ablation.claims.claim import FIRST_SEED, Claim, claim_arm
 from exgrpo_cli.ablation.study import Study, StudyBase, plan_study
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.runs.result import config_hash
@@ -20,15 +20,21 @@ def plan_claims(
     """
     base = base or StudyBase()
     arms: dict[str, Arm] = {}
+    on_policy: dict[str, Arm] = {}
     seeds: dict[str, Sequence[int]] = {}
     minutes: dict[str, float] = {}
     for claim in claims:
         for arm in arms_of(claim, claims).values():
-            arms[arm.name] = replace(arm, baseline=in_regime(BASELINE.method, claim.regime))
+            arms[arm.name] = arm
+            on_policy[arm.name] = claim_arm(BASELINE.method, {}, claim.regime, claim.settings)
             seeds[arm.name] = sorted({*seeds.get(arm.name, ()), *claim.seeds})
             minutes[arm.name] = claim.run_minutes
-    # An arm without an on-policy run in its regime is compared with nothing but what its claim names.
-    every = [arm if arm.baseline in arms else replace(arm, baseline="") for arm in arms.values()]
+    # The on-policy arm of the same settings; where no claim has one, an arm is compared with what its claim names.
+    named = {(arm.method, arm.assignments, arm.regime): arm.name for arm in arms.values()}
+    every = [
+        replace(arm, baseline=named.get((own.method, own.assignments, own.regime), ""))
+        for arm, own in zip(arms.values(), on_policy.values(), strict=True)
+    ]
     for arm in every:
         if config_hash(base.config(arm, FIRST_SEED)) != config_hash(StudyBase().config(arm, FIRST_SEED)):
             raise InputError(

@@ -50,7 +50,7 @@ def _claim_effects(study: Study) -> list[ClaimEffect]:
     return [
         ClaimEffect(
             title=found.claim.title,
-            contrast=f"{described(contrast)}, {found.claim.regime}, {found.seeds} seeds",
+            contrast=", ".join(filter(None, (described(contrast), found.claim.regime, f"{found.seeds} seeds"))),
             mean=effect.mean,
             low=effect.low,
             high=effect.high,

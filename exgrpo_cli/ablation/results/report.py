@@ -79,6 +79,8 @@ class ArmReport:
     """Means over seeds of what the runs spent."""
     is_baseline_again: bool = False
     """Whether its runs are the baseline's, so that there is nothing to compare."""
+    unlike_starts: tuple[int, ...] = ()
+    """Seeds whose held-out answers were other ones than the baseline's before training already."""
 
     @property
     def main(self) -> Compared:
@@ -134,6 +136,13 @@ class StudyReport:
             "these runs. Give it more of the budget, or look at what it waits for (exgrpo train --dry-run)."
             for arm in self.arms
             if arm.is_baseline_again
+        ]
+        found += [
+            f"{arm.name} did not start as {arm.baseline} did (seeds {', '.join(map(str, arm.unlike_starts))}): their "
+            "held-out answers differ before training. Other settings made the model, or a machine of another kind, and "
+            "the differences have that in them."
+            for arm in self.arms
+            if arm.unlike_starts
         ]
         by_name = {arm.name: arm for arm in self.arms}
         for name in self.baselines:
@@ -230,6 +239,11 @@ def report_arm(name: str, baseline: str, results: Mapping[str, Results]) -> ArmR
         matched=(len(reached), len(shares)),
         totals={name: float(np.mean([getattr(each, name) for each in spent])) for name in Totals.__slots__},
         is_baseline_again=again,
+        unlike_starts=tuple(
+            seed
+            for seed in sorted(own.keys() & other.keys())
+            if not np.array_equal(own[seed].before, other[seed].before)
+        ),
     )
 
 

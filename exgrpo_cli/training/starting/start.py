@@ -151,7 +151,7 @@ def check_start(start: RunStart) -> tuple[str, ...]:
     RunFolder.check_new(start.folder)
     questions = check_questions(config, SilentReporter())
     model = Path(config.backbone.source).expanduser()
-    if model.is_dir():
+    if config.backbone.source != "tiny" and model.is_dir():
         from exgrpo_cli.backbones.load import read_tokenizer
         from exgrpo_cli.training.starting.assemble import choose_prompts
 
