@@ -1,4 +1,4 @@
-"""What studies say about claims: each claim's deciding effect with its interval, against what was asked of it."""
+"""What studies say about claims: the effects of each with their intervals, against what was asked of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,9 +19,10 @@ COLOURS = {"supported": BLUE, "contradicted": VERMILION, "undecided": GREY}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClaimEffect:
-    """One claim that has been run, and the contrast of it that is furthest from holding."""
+    """One contrast of a claim that has been run."""
 
     title: str
+    """The claim; empty where it is that of the row above."""
     contrast: str
     """What is compared, in words."""
     mean: float
@@ -31,11 +32,11 @@ class ClaimEffect:
     threshold: float
     """What the effect must exceed; not 0."""
     verdict: str
-    """One of `COLOURS`."""
+    """Of the whole claim, one of `COLOURS`."""
 
 
 def claims_figure(claims: Sequence[ClaimEffect]) -> "Figure | None":
-    """A row a claim in the order given: effect with its interval, and a bar at its threshold; None without claims.
+    """A row a contrast in the order given: effect with its interval, and a bar at its threshold; None without any.
 
     Each in units of the size of its threshold, since endpoints have unlike ones; beside it the effect as it is.
     """
@@ -52,8 +53,9 @@ def claims_figure(claims: Sequence[ClaimEffect]) -> "Figure | None":
             spread = np.array([[claim.mean - claim.low], [claim.high - claim.mean]]).clip(0) / unit
             x, y = [claim.mean / unit], [row]
             axes.errorbar(x, y, xerr=spread, color=colour, marker="D", markersize=4.5, elinewidth=1.4, capsize=3)
-            axes.plot([claim.threshold / unit] * 2, [row - 0.9, row + 0.9], color=BLACK, linewidth=1.6)
-            beside = f"{claim.verdict}\n{claim.mean:+.3f} [{claim.low:.3f}, {claim.high:.3f}]"
+            axes.plot([claim.threshold / unit] * 2, [row - 0.8, row + 0.8], color=BLACK, linewidth=1.6)
+            numbers = f"{claim.mean:+.3f} [{claim.low:.3f}, {claim.high:.3f}]"
+            beside = f"{claim.verdict}\n{numbers}" if claim.title else numbers
             axes.annotate(
                 beside,
                 (1.0, row),

@@ -27,8 +27,7 @@ CAPTIONS = {
     "curves-tokens": "The same against tokens generated: arms of equal steps differ in what they cost.",
     "memorising": "pass@1 of training and held-out questions before and after training, means over seeds; over each "
     "panel the distinct questions rolled out.",
-    "claims": "Of each claim the contrast furthest from holding, with its 95 % interval; the bar is what it must "
-    "exceed.",
+    "claims": "The contrasts of each claim with their 95 % intervals; the bar is what an effect must exceed.",
 }
 
 

@@ -103,15 +103,19 @@ def test_claims_are_drawn_with_what_they_must_exceed_and_their_verdict() -> None
     claims = [
         ClaimEffect(title="It helps", mean=0.05, low=0.04, high=0.06, verdict="supported", **asked),
         ClaimEffect(title="It does not", mean=-0.02, low=-0.05, high=0.01, verdict="contradicted", **asked),
+        ClaimEffect(title="", mean=0.0, low=-0.02, high=0.02, verdict="contradicted", **asked),
     ]
     (axes,) = claims_figure(claims).axes
     labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert labels == ["It helps\npass_at_1: a minus b > 0.03", "It does not\npass_at_1: a minus b > 0.03"]
+    said = asked["contrast"]
+    assert labels == [f"It helps\n{said}", f"It does not\n{said}", said]
     intervals = [bars.lines[2][0].get_segments()[0][:, 0] for bars in axes.containers]
-    np.testing.assert_allclose(intervals, np.array([[0.04, 0.06], [-0.05, 0.01]]) / 0.03)
+    np.testing.assert_allclose(intervals, np.array([[0.04, 0.06], [-0.05, 0.01], [-0.02, 0.02]]) / 0.03)
     beside = [text.get_text() for text in axes.texts]
-    assert beside == ["supported\n+0.050 [0.040, 0.060]", "contradicted\n-0.020 [-0.050, 0.010]"]
-    assert [line.get_xdata()[0] for line in axes.lines].count(1.0) == 2
+    first, second = "supported\n+0.050 [0.040, 0.060]", "contradicted\n-0.020 [-0.050, 0.010]"
+    assert beside == [first, second, "+0.000 [-0.020, 0.020]"]
+    assert [line.get_xdata()[0] for line in axes.lines].count(1.0) == 3
     rows = axes.get_yticks()
-    assert axes.get_ylim()[0] > rows[1] > rows[0] > axes.get_ylim()[1], "the first claim is on top, and all are within"
+    (bottom, top), in_order = axes.get_ylim(), sorted(rows)
+    assert list(rows) == in_order and bottom > rows[-1] and rows[0] > top, "the first is on top, and all are within"
     assert claims_figure([]) is None

@@ -46,10 +46,10 @@ def study_figures(study: Study, report: StudyReport) -> "dict[str, Figure]":
 
 
 def _claim_effects(study: Study) -> list[ClaimEffect]:
-    """Of each claim that has been run, the contrast furthest from holding."""
+    """The contrasts of each claim that has been run."""
     return [
         ClaimEffect(
-            title=found.claim.title,
+            title=found.claim.title if contrast is found.claim.contrasts[0] else "",
             contrast=", ".join(filter(None, (described(contrast), found.claim.regime, f"{found.seeds} seeds"))),
             mean=effect.mean,
             low=effect.low,
@@ -58,8 +58,9 @@ def _claim_effects(study: Study) -> list[ClaimEffect]:
             verdict=found.verdict.value,
         )
         for found in claim_outcomes(study)
-        if found.verdict is not Verdict.NOT_RUN and found.weakest
-        for contrast, effect in [found.weakest]
+        if found.verdict is not Verdict.NOT_RUN
+        for contrast, effect in zip(found.claim.contrasts, found.effects, strict=True)
+        if effect is not None
     ]
 
 
