@@ -1,5 +1,6 @@
 """A claim as its file states it: regime, arms, endpoint, direction, smallest effect of interest, seeds."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +39,8 @@ class Contrast:
 
     def __post_init__(self) -> None:
         require_known("endpoint", self.endpoint, tuple(ENDPOINTS))
-        if self.smallest_effect <= 0 or self.spread <= 0:
-            raise InputError("smallest_effect and spread must be above 0.")
+        if not (0 < self.smallest_effect < math.inf and 0 < self.spread < math.inf):
+            raise InputError("smallest_effect and spread must be above 0, and finite.")
 
     @property
     def seeds(self) -> int:
