@@ -166,7 +166,8 @@ def _print_runs(study: "Study", jobs: int, json: bool) -> None:
     if json:
         print_json(plan)
         return
-    talk(f"study {plan['name']} in {plan['folder']}, against {plan['baseline']}:")
+    against = f", against {plan['baseline']}" if plan["baseline"] else ""
+    talk(f"study {plan['name']} in {plan['folder']}{against}:")
     talk(time_to_go(study, jobs_of(study, jobs)))
     for run in plan["runs"]:
         write_data(f"{run['arm']}\tseed {run['seed']}\t{run['steps']} steps\t{run['state']}\t{run['folder']}")

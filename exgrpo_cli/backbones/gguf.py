@@ -18,7 +18,7 @@ _NEEDED = ("gguf", "accelerate")
 
 def is_gguf(source: str) -> bool:
     """Whether `source` means a GGUF file of this machine, there or not."""
-    return source.endswith(".gguf")
+    return source.lower().endswith(".gguf")
 
 
 def require_model_folder(folder: Path) -> None:

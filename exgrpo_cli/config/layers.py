@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from exgrpo_cli.backbones.gguf import is_gguf
 from exgrpo_cli.config.functions import USER_FUNCTIONS, origin
 from exgrpo_cli.config.names import PREFIX, TINY_TASKS
 from exgrpo_cli.config.resolve import Layer, parse_assignments, resolve
@@ -171,7 +172,7 @@ def _backbone_layer(backbone: str | None, file_layer: Layer, config_file: Path |
         _agreed("--backbone", backbone, in_file, config_file)
         return _preset_backbone(backbone)
     folder = Path(backbone)
-    local = backbone != "" and (folder.is_dir() or (folder.is_file() and folder.suffix == ".gguf"))
+    local = backbone != "" and (folder.is_dir() or (folder.is_file() and is_gguf(backbone)))
     if not local and not _HUB_ID.fullmatch(backbone):
         raise InputError(
             f"backbone {backbone!r} is neither a preset, nor a folder, nor a GGUF file, nor a hub id (owner/name)."

@@ -19,10 +19,12 @@ def not_a_gguf(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_gguf_file_is_a_backbone_by_its_absolute_path(not_a_gguf, monkeypatch):
-    monkeypatch.chdir(not_a_gguf.parent)
-    config = build_config(backbone="model.gguf")
-    assert (config.backbone.name, config.backbone.source) == ("model.gguf", str(not_a_gguf))
+@pytest.mark.parametrize("name", ["model.gguf", "MODEL-Q4.GGUF"])
+def test_a_gguf_file_is_a_backbone_by_its_absolute_path(tmp_path, monkeypatch, name):
+    (tmp_path / name).write_bytes(b"GGUF")
+    monkeypatch.chdir(tmp_path)
+    config = build_config(backbone=name)
+    assert (config.backbone.name, config.backbone.source) == (name, str(tmp_path / name))
     assert is_gguf(config.backbone.source)
 
 

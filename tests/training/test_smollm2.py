@@ -75,6 +75,16 @@ def start(grader: Path, *arguments: str) -> "subprocess.Popen[bytes]":
     return subprocess.Popen([sys.executable, "-c", COMMAND, *arguments], env=environment)
 
 
+def kill_when_saved(process: "subprocess.Popen[bytes]", run: Path) -> None:
+    """SIGKILL as soon as the run's first checkpoint lies there."""
+    deadline = time.monotonic() + 600
+    while not (run / "checkpoints" / "latest").exists():
+        assert process.poll() is None and time.monotonic() < deadline, "no checkpoint was written"
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
 def lines_of(run: Path) -> list[dict[str, Any]]:
     """The journal without what no two runs share."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -109,13 +119,7 @@ def test_killed_and_resumed_it_ends_bit_for_bit_the_same(
     trained: Path, smollm2: Path, grader: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    process = train(smollm2, grader, run)
-    deadline = time.monotonic() + 600
-    while not (run / "checkpoints" / "latest").exists():
-        assert process.poll() is None and time.monotonic() < deadline, "no checkpoint was written"
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    kill_when_saved(train(smollm2, grader, run), run)
     assert start(grader, "train", "--resume", "--output", str(run), "--quiet", "--allow-code").wait(timeout=900) == 0
     assert lines_of(run) == lines_of(trained)
     for name in ("model.safetensors", "config.json", "tokenizer.json"):
@@ -174,14 +178,18 @@ def test_deepspeed_goes_on_with_the_experience_of_another_run(
     assert LedgerReader(run / "replay").trajectories().num_rows > 0
 
 
-def test_with_vllm_every_sync_arrives(smollm2: Path, grader: Path, tmp_path: Path) -> None:
+def test_with_vllm_a_killed_run_goes_on_and_every_sync_arrives(smollm2: Path, grader: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    options = ["--rollout", "vllm", "--set", "backbone.dtype=float32", "--set", "run.save_every=50"]
-    assert train(smollm2, grader, run, *options, steps=2).wait(timeout=900) == 0
+    options = ["--rollout", "vllm", "--set", "backbone.dtype=float32"]
+    kill_when_saved(train(smollm2, grader, run, *options), run)
+    assert start(grader, "train", "--resume", "--output", str(run), "--quiet", "--allow-code").wait(timeout=900) == 0
     lines = lines_of(run)
     # The run itself stops above a mean gap of 1e-3; the canary has compared weights and log-probs at each sync.
-    assert len(lines) == 2 and all(np.isfinite(line["policy/logprob_gap_mean"]) for line in lines)
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert all(np.isfinite(line["policy/logprob_gap_mean"]) for line in lines)
     assert sum(line["optim/updates_applied"] for line in lines) > 0
+    assert sum(line["replay/used"] for line in lines) > 0
+    shutil.rmtree(run)
 
 
 def test_vllm_evaluates_it_on_a_file_in_the_layout_of_math500(smollm2: Path, tmp_path: Path) -> None:
