@@ -39,6 +39,8 @@ class LocalHub:
     objects: dict[str, bytes] = field(default_factory=dict)
     uploaded: list[str] = field(default_factory=list)
     """Object ids in the order in which they arrived."""
+    downloaded: list[str] = field(default_factory=list)
+    """Names of the files whose contents were asked for."""
     refuse_after: int | None = None
     """Large files that are taken before all others are refused."""
     hang_after: int | None = None
@@ -160,6 +162,8 @@ class _Handler(BaseHTTPRequestHandler):
         if name not in repository.files:
             return self._refuse(404, "EntryNotFound")
         content = repository.files[name]
+        if body:
+            self.hub.downloaded.append(name)
         headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": repository.sha}
         asked = self.headers.get("Range", "")
         if body and asked.startswith("bytes="):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from exgrpo_cli.backbones.load import Backbone, load_folder, locate, read_tokenizer
+from exgrpo_cli.backbones.load import Backbone, load_folder, load_tokenizer, locate
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.console.reporter import Reporter
 from exgrpo_cli.data.prompts import Template, answer_format, check_prompt_lengths, choose_template, encode
@@ -97,9 +97,11 @@ def assemble(
     """
     device = choose_device(config.run.device, ranks.local_rank)
     with ranks.first_on_host():
+        tokenizer = load_tokenizer(config.backbone, config.tiny, reporter.progress)
+    template = choose_prompts(config, questions, tokenizer)
+    with ranks.first_on_host():
         folder = locate(config.backbone, config.tiny, reporter.progress)
         require_model(folder)
-    template = choose_prompts(config, questions, read_tokenizer(folder))
     backbone = load_folder(folder, device, config.backbone)
     everything = [*questions.train, *questions.heldout]
     check_window(config, backbone)
