@@ -301,11 +301,14 @@ def test_one_bad_question_keeps_the_finished_ones_and_the_rest_go_on(tmp_path, s
 
 
 def test_a_killed_evaluation_goes_on(tmp_path, serve):
-    def slowly(path: str, body: dict[str, Any], before: int) -> Reply:
-        time.sleep(0.02)
+    killed_one = threading.Event()
+
+    def until_killed(path: str, body: dict[str, Any], before: int) -> Reply:
+        if len(server.bodies) > 60:
+            killed_one.wait(120)
         return right_for_even_seeds(path, body, before)
 
-    server = serve(slowly)
+    server = serve(until_killed)
     data, output = questions_file(tmp_path, 150), tmp_path / "results"
     arguments = ["--data", str(data), "--endpoint", server.url, "--model", "recorded", "--output", str(output)]
     command = "import sys; from exgrpo_cli.commands.evaluate import evaluate; import typer; typer.run(evaluate)"
@@ -317,6 +320,7 @@ def test_a_killed_evaluation_goes_on(tmp_path, serve):
         time.sleep(0.005)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
+    killed_one.set()
     # The worst moment to die is in the middle of a line.
     killed = records.read_bytes()
     torn = killed[: len(killed) - 20] if killed.endswith(b"\n") else killed

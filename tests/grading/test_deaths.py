@@ -30,11 +30,15 @@ def test_pool_leaves_no_process_and_no_answer_behind() -> None:
 
 def test_killed_worker_charges_only_the_answer_it_held(user_graders: str) -> None:
     with pool_of(user_graders, deadline_seconds=60, memory_mb=256) as pool:
+        assert pool.grade([plain("fine")]) == [Verdict.CORRECT]
         (supervisor,) = psutil.Process().children()
+        (worker,) = supervisor.children()
+        idle = worker.cpu_times().user
         held = pool.submit(plain("hang"))
         waiting = pool.submit(plain("fine"))
-        time.sleep(0.3)
-        supervisor.children()[0].send_signal(signal.SIGKILL)
+        while worker.cpu_times().user < idle + 0.3:
+            time.sleep(0.01)
+        worker.send_signal(signal.SIGKILL)
         assert held.result(timeout=20) is Verdict.CRASHED
         assert waiting.result(timeout=20) is Verdict.CORRECT
 

@@ -176,7 +176,7 @@ def main(job: str, folder: Path) -> None:
         if job == "recorded":
             recorded_run(ranks, folder)
             return
-        ranks.connect(torch.device("cpu"), timedelta(seconds=5) if job == "hang" else RANK_TIMEOUT)
+        ranks.connect(torch.device("cpu"), RANK_TIMEOUT)
         if job == "torch":
             torch_update(ranks, folder)
         elif job.startswith("zero"):
@@ -189,8 +189,11 @@ def main(job: str, folder: Path) -> None:
             buffer_exchanges(ranks, folder)
         elif job == "refuse" and ranks.rank == 1:
             raise InputError("rank 1 refuses")
-        elif job == "hang" and ranks.rank == 1:
-            time.sleep(600)
+        elif job == "hang":
+            ranks.barrier()
+            ranks._timeout = timedelta(seconds=5)
+            if ranks.rank == 1:
+                time.sleep(600)
         ranks.barrier()
 
 

@@ -260,7 +260,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     """Same metrics (times aside), same ledger, same final weights, bit for bit."""
     (config, whole), cut = uninterrupted, tmp_path / "cut"
     process = start_training(config, cut, tmp_path)
-    wait_for_step(cut, 5, process)
+    wait_for_step(cut, 3, process)
     process.send_signal(stop)
     _, talk = process.communicate()
     if stop is signal.SIGINT:

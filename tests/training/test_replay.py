@@ -92,14 +92,16 @@ def journal(run: Path) -> dict[int, dict]:
 def test_every_replayed_row_is_the_argmin_of_its_candidates(
     run: Path, ledger: LedgerReader, scores: pd.DataFrame
 ) -> None:
-    """Selected, chosen and lowest are the same row in every draw of the run; four a step from step 3 on."""
+    """Selected, chosen and lowest are the same row in every draw of the run; four a step once as many are stored."""
     events = ledger.events().to_pandas()
     selected = events[events.event == "selected"]
-    assert [line["replay/used"] for line in journal(run).values()] == [0, 0, 4, 4, 4, 4, 4, 4]
+    lines = list(journal(run).values())
+    used = [0, 0, *(min(4, before["replay/questions"]) for before in lines[1:-1])]
+    assert [line["replay/used"] for line in lines] == used
     lowest = scores.sort_values(["step", "question_id", "entropy", "trajectory_id"]).groupby(["step", "question_id"])
     first = lowest.head(1)
     assert first.chosen.all()
-    assert scores.chosen.sum() == len(first) == len(selected) == 24
+    assert scores.chosen.sum() == len(first) == len(selected) == sum(used) > 10
     assert set(zip(first.step, first.trajectory_id, strict=True)) == set(
         zip(selected.step, selected.trajectory_id, strict=True)
     )
@@ -153,5 +155,5 @@ def test_every_importance_ratio_is_against_the_policy_that_sampled_the_row(
         logged = [lines[step][key] for key in ("policy/ratio_replay", "policy/ratio_replay_max", "replay/ess")]
         assert logged == pytest.approx([w.mean(), w.max(), w.sum() ** 2 / (len(w) * (w**2).sum())], rel=1e-4)
         distances.append([abs(w.mean() - 1), abs(w.mean() - np.exp(now - later).mean())])
-    assert len(distances) == 6
+    assert len(distances) > 3
     assert np.median(distances, axis=0).min() > 1e-3, "the generators are too alike to tell apart"

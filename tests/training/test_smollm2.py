@@ -96,6 +96,7 @@ def trained(smollm2: Path, grader: Path, tmp_path_factory: pytest.TempPathFactor
     """Three steps that nothing disturbed; gigabytes, gone with the last test that reads them."""
     run = tmp_path_factory.mktemp("smollm2") / "run"
     assert train(smollm2, grader, run).wait(timeout=900) == 0
+    shutil.rmtree(run / "checkpoints")
     yield run
     shutil.rmtree(run)
 

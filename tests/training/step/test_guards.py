@@ -114,6 +114,7 @@ def test_a_run_that_unlearns_what_it_could_says_so_and_so_does_its_page(small_co
         "arithmetic.num_train=30",
         "rollout.questions_per_step=4",
         "arithmetic.num_heldout=20",
+        "validation.samples=16",
     )
     train(config, tmp_path / "run", reporter=listener)
     [told] = [note for note in listener.notes if "has fallen" in note]
