@@ -16,11 +16,6 @@ _FORMAT = 1
 _NEEDED = ("gguf", "accelerate")
 
 
-def is_gguf(source: str) -> bool:
-    """Whether `source` means a GGUF file of this machine, there or not."""
-    return source.lower().endswith(".gguf")
-
-
 def require_model_folder(folder: Path) -> None:
     """Raise InputError for a folder without config.json; one that holds GGUF files is told to name a file."""
     if (folder / "config.json").is_file():

@@ -16,8 +16,9 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from exgrpo_cli.backbones.gguf import converted, is_gguf, require_model_folder
+from exgrpo_cli.backbones.gguf import converted, require_model_folder
 from exgrpo_cli.backbones.tiny import build_tiny
+from exgrpo_cli.config.names import is_gguf
 from exgrpo_cli.config.sections.backbone import BackboneSettings, TinySettings
 from exgrpo_cli.errors import InputError, first_line
 from exgrpo_cli.presets import load_preset, preset_names

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exgrpo_cli.backbones.gguf import is_gguf
 from exgrpo_cli.config.functions import USER_FUNCTIONS, origin
-from exgrpo_cli.config.names import PREFIX, TINY_TASKS
+from exgrpo_cli.config.names import PREFIX, TINY_TASKS, is_gguf
 from exgrpo_cli.config.resolve import Layer, parse_assignments, resolve
 from exgrpo_cli.config.sections.data import DataSettings
 from exgrpo_cli.config.settings import Config

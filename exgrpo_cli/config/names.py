@@ -34,3 +34,8 @@ def is_made(source: str) -> bool:
 def section_of_made(source: str) -> str:
     """Section of the settings of a made source."""
     return source.partition(":")[0].replace("-", "_")
+
+
+def is_gguf(source: str) -> bool:
+    """Whether `source` means a GGUF file of this machine, there or not."""
+    return source.lower().endswith(".gguf")

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from exgrpo_cli.backbones.gguf import gguf_config, is_gguf, require_model_folder
+from exgrpo_cli.backbones.gguf import gguf_config, require_model_folder
+from exgrpo_cli.config.names import is_gguf
 from exgrpo_cli.config.sections.backbone import BackboneSettings, TinySettings
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.errors import InputError

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from exgrpo_cli.backbones.gguf import converted, is_gguf
+from exgrpo_cli.backbones.gguf import converted
 from exgrpo_cli.backbones.load import locate
 from exgrpo_cli.commands import run
 from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.config.names import is_gguf
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.machine.shapes import backbone_shape
 
