@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from made_results import result_of
 
+from exgrpo_cli.ablation.results.endpoints import newly_solved_at_end
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.endpoints.heldout import (
     Validation,
@@ -44,6 +45,12 @@ def test_area_new_solutions_and_collapse_by_hand() -> None:
     best, worst = validation(0, *[4] * 200), validation(9, *[0] * 199, 4)
     assert collapsed([best, worst]) is True and collapsed([worst, best]) is False
     assert collapsed([best, validation(9, *[2] * 200)]) is False
+
+
+def test_newly_solved_at_the_end_asks_each_run_once() -> None:
+    """Of questions 0, 1 and 3, unsolved before, only 3 is solved by the last responses; question 2 was solved."""
+    assert newly_solved_at_end(result_of([0, 0, 4, 1], before=[0, 0, 4, 0])) == pytest.approx(1 / 3)
+    assert newly_solved_at_end(result_of([0, 1], before=[1, 2])) is None
 
 
 def test_a_fall_is_told_when_it_is_clear_and_once() -> None:

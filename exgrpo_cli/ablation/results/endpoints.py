@@ -55,6 +55,12 @@ def beyond(result: RunResult) -> Float64[np.ndarray, " questions"]:
     return pass_at_n(result) - pass_at_1(result)
 
 
+def newly_solved_at_end(result: RunResult) -> float | None:
+    """Share of the held-out questions without a correct response before training that have one after it."""
+    unsolved = result.before == 0
+    return float((result.after[unsolved] > 0).mean()) if unsolved.any() else None
+
+
 def valid_gap(result: RunResult) -> float | None:
     """Share valid in the third of lowest entropy less that in the third of highest."""
     traces = result.valid_traces
@@ -95,7 +101,10 @@ ENDPOINTS: Mapping[str, Endpoint] = {
     "beyond_pass_at_1": Endpoint(title="pass@n less pass@1", bounds=(0.0, 1.0), by_question=beyond),
     "area": Endpoint(title="area under the curve", bounds=(0.0, 1.0), value=lambda result: result.area),
     "newly_solved": Endpoint(
-        title="unsolved questions solved", bounds=(0.0, 1.0), value=lambda result: result.newly_solved
+        title="unsolved questions ever solved", bounds=(0.0, 1.0), value=lambda result: result.newly_solved
+    ),
+    "newly_solved_at_end": Endpoint(
+        title="unsolved questions solved at the end", bounds=(0.0, 1.0), value=newly_solved_at_end
     ),
     "intact": Endpoint(
         title="share of runs not collapsed",
