@@ -9,6 +9,7 @@ from exgrpo_cli.ablation.arms import Arm
 from exgrpo_cli.ablation.study_files import results_folders
 from exgrpo_cli.config.functions import check_functions
 from exgrpo_cli.config.layers import build_config, read_config, read_method
+from exgrpo_cli.config.names import BUILT_IN, GYM, section_of_made
 from exgrpo_cli.config.resolve import Layer, resolve
 from exgrpo_cli.config.sections.run import Budget
 from exgrpo_cli.config.settings import Config
@@ -18,6 +19,8 @@ from exgrpo_cli.runs.result import RESULT_FILE, RunResult, config_hash, read_res
 
 EQUAL: tuple[str, ...] = get_args(Budget)
 """What the arms of a study may be equal in."""
+SEED_PLACE = "{seed}"
+"""In a setting of a study, the seed of each run: `tiny.seed={seed}` gives every seed a warm start of its own."""
 CHOSEN_AT_START = frozenset({"run.threads", "run.device", "run.nproc", "optim.horizon", "optim.warmup_steps"})
 """Settings that a run pins when it starts: its `config.toml` may differ in them from what was asked for."""
 
@@ -140,13 +143,28 @@ class StudyBase:
                 "run": {**self.options.get("run", {}), "seed": seed},
                 **pool_of(arm, self.replay_from),
             },
-            assignments=[*self.assignments, *arm.assignments],
+            assignments=[_of_seed(text, seed) for text in (*self.assignments, *arm.assignments)],
             allow_code=self.allow_code,
         )
         if not config.data.has_heldout:
             raise InputError("data.heldout = 'none': a study compares held-out pass@1, so name held-out questions.")
         check_functions(config)
         return config
+
+
+def _of_seed(assignment: str, seed: int) -> str:
+    """The assignment with the run's seed for `{seed}`.
+
+    Raises InputError where it says which questions there are: intervals are over questions that all seeds share.
+    """
+    if SEED_PLACE not in assignment:
+        return assignment
+    section = assignment.partition(".")[0].strip()
+    if section in ("data", *map(section_of_made, (*BUILT_IN, GYM))):
+        raise InputError(
+            f"--set {assignment}: seeds are compared on the same held-out questions, so no {section} by seed."
+        )
+    return assignment.replace(SEED_PLACE, str(seed))
 
 
 def plan_study(

@@ -42,6 +42,17 @@ def test_each_run_is_planned_once_and_all_end_in_a_night_the_quick_ones_in_an_ho
     assert quick is not None and quick <= HOUR
 
 
+def test_arms_of_one_name_are_told_apart_and_run_once_in_whatever_order(tmp_path: Path) -> None:
+    """The on-policy arm of two of these claims is one; the third has other questions."""
+    names = ["headroom-reaches-more", "latest-in-search", "headroom-in-search"]
+    for order in (names, names[::-1]):
+        study = plan_claims(chosen_claims(",".join(order)), name="claims", root=tmp_path)
+        on_policy = [run for run in study.runs if run.config.run.method == "grpo" and run.config.optim.minibatches == 2]
+        keys = [(config_hash(run.config), run.seed) for run in on_policy]
+        assert len({run.arm.name for run in on_policy}) == 2
+        assert len(set(keys)) == len(keys) == 11 + 8
+
+
 def test_claims_of_one_regime_share_their_arms(tmp_path: Path) -> None:
     both = chosen_claims("shaping,importance-correction")
     study = plan_claims(both, name="claims", root=tmp_path)

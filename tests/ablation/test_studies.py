@@ -117,6 +117,22 @@ def test_the_metric_study_has_twelve_runs(tmp_path: Path) -> None:
     assert seeds == {0: 0, 1: 1, 2: 2}
 
 
+def test_a_start_of_its_own_for_every_seed(tmp_path: Path) -> None:
+    """`{seed}` is the run's; questions stay those of all seeds, since intervals are over them."""
+
+    def planned(assignment: str) -> Study:
+        base = StudyBase(assignments=[assignment])
+        arms = cross([method_arms("grpo,exgrpo")])
+        return plan_study(name="s", root=tmp_path, arms=arms, seeds=(7, 8), base=base)
+
+    runs = planned("tiny.seed={seed}").runs
+    assert {run.arm.name for run in runs} == {"grpo", "exgrpo"}
+    assert [run.config.tiny.seed for run in runs] == [run.seed for run in runs] == [7, 7, 8, 8]
+    for refused in ("arithmetic.seed={seed}", "word_problems.seed={seed}", "gym.seed={seed}", "data.train={seed}"):
+        with pytest.raises(InputError, match="the same held-out questions"):
+            planned(refused)
+
+
 def small_settings(backbone: Path) -> list[str]:
     return [
         "arithmetic.levels=[2]",

@@ -47,9 +47,17 @@ def plan_claims(
 
 
 def arms_of(claim: Claim, claims: Sequence[Claim]) -> dict[str, Arm]:
-    """The claim's arms by their names in it, named apart from unlike arms that another of the claims calls the same."""
-    others = {arm.name: arm for each in reversed(claims) for arm in each.arms.values()}
+    """The claim's arms by their names in it, named apart from unlike arms that another of the claims calls the same.
+
+    Of unlike arms of one name the first claim's keeps it; another is called after the first claim that has it.
+    """
+    first: dict[str, Arm] = {}
+    of_claim: dict[Arm, str] = {}
+    for each in (*claims, claim):
+        for arm in each.arms.values():
+            first.setdefault(arm.name, arm)
+            of_claim.setdefault(arm, each.name)
     return {
-        name: arm if arm == others.get(arm.name, arm) else replace(arm, name=f"{arm.name} ({claim.name})")
+        name: arm if arm == first[arm.name] else replace(arm, name=f"{arm.name} ({of_claim[arm]})")
         for name, arm in claim.arms.items()
     }
