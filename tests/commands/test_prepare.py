@@ -137,7 +137,7 @@ def test_ctrl_c_says_how_to_go_on(folder):
         if line.startswith("verifying gold answers"):
             break
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=30)
+    _, stderr = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "stopped, data/set.parquet was not written; run the same command again" in stderr.splitlines()[-1]
     assert [path.name for path in folder.iterdir()] == ["set.jsonl"]

@@ -73,9 +73,9 @@ class ThreadRanks(Ranks):
 
     def gather(self, value: Any) -> list[Any]:
         self._boxes[self.rank] = value
-        self._meet.wait(10)
+        self._meet.wait(120)
         values = list(self._boxes)
-        self._meet.wait(10)
+        self._meet.wait(120)
         return values
 
 

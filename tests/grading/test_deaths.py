@@ -21,9 +21,9 @@ def test_pool_leaves_no_process_and_no_answer_behind() -> None:
         pool.grade([boxed("x", "y")])
         processes = descendants()
         assert len(processes) == 3, "one supervisor and two workers"
-    assert_all_gone(processes, within_seconds=5)
+    assert_all_gone(processes, within_seconds=60)
     with pytest.raises(RunError, match="closed before this answer was graded"):
-        late.result(timeout=5)
+        late.result(timeout=120)
     with pytest.raises(RunError, match="pool is closed"):
         pool.submit(boxed("7", "7"))
 
@@ -39,8 +39,8 @@ def test_killed_worker_charges_only_the_answer_it_held(user_graders: str) -> Non
         while worker.cpu_times().user < idle + 0.3:
             time.sleep(0.01)
         worker.send_signal(signal.SIGKILL)
-        assert held.result(timeout=20) is Verdict.CRASHED
-        assert waiting.result(timeout=20) is Verdict.CORRECT
+        assert held.result(timeout=120) is Verdict.CRASHED
+        assert waiting.result(timeout=120) is Verdict.CORRECT
 
 
 def test_killed_supervisor_is_replaced_and_charges_nothing(user_graders: str) -> None:
@@ -50,10 +50,10 @@ def test_killed_supervisor_is_replaced_and_charges_nothing(user_graders: str) ->
         held = pool.submit(plain("hang"))
         time.sleep(0.3)
         supervisor.send_signal(signal.SIGKILL)
-        assert_all_gone(workers, within_seconds=5)
+        assert_all_gone(workers, within_seconds=60)
         assert pool.grade([plain("fine")]) == [Verdict.CORRECT]
         # Graded again from the start by the new supervisor.
-        assert held.result(timeout=30) is Verdict.TIMEOUT
+        assert held.result(timeout=120) is Verdict.TIMEOUT
 
 
 def test_supervisor_that_cannot_live_is_given_up(user_graders: str) -> None:
@@ -67,7 +67,7 @@ def test_supervisor_that_cannot_live_is_given_up(user_graders: str) -> None:
                     supervisor.send_signal(signal.SIGKILL)
             time.sleep(0.01)
         with pytest.raises(RunError, match="supervisor died with exit code -9"):
-            held.result(timeout=10)
+            held.result(timeout=120)
 
 
 PARENT = """
@@ -109,7 +109,7 @@ def test_kill_9_of_the_parent_leaves_no_process(user_graders: str, tmp_path: Pat
     parent, processes = start_parent(tmp_path)
     parent.kill()
     parent.communicate()
-    assert_all_gone(processes, within_seconds=5)
+    assert_all_gone(processes, within_seconds=60)
 
 
 def test_kill_9_of_the_parent_leaves_no_process_though_a_forked_child_lives_on(
@@ -120,7 +120,7 @@ def test_kill_9_of_the_parent_leaves_no_process_though_a_forked_child_lives_on(
     child = next(process for process in processes if process.cmdline()[-1].endswith("script.py"))
     parent.kill()
     parent.communicate()
-    assert_all_gone([process for process in processes if process != child], within_seconds=5)
+    assert_all_gone([process for process in processes if process != child], within_seconds=60)
     assert child.is_running()
     child.kill()
 
@@ -129,9 +129,9 @@ def test_ctrl_c_reaches_the_parent_alone_and_leaves_no_process(user_graders: str
     # A suite started in the background of a shell inherits that SIGINT is ignored; a terminal's Ctrl-C is not.
     parent, processes = start_parent(tmp_path, before="import signal; signal.signal(2, signal.default_int_handler)")
     os.killpg(parent.pid, signal.SIGINT)
-    _, stderr = parent.communicate(timeout=10)
+    _, stderr = parent.communicate(timeout=120)
     assert stderr.count("KeyboardInterrupt") == 1
-    assert_all_gone(processes, within_seconds=5)
+    assert_all_gone(processes, within_seconds=60)
 
 
 FORKING = """
@@ -160,7 +160,7 @@ if __name__ == "__main__":
 
 
 def test_pool_works_in_forked_and_spawned_children_and_still_in_the_parent(user_graders: str, tmp_path: Path) -> None:
-    stdout, stderr = run_script(tmp_path, FORKING).communicate(timeout=60)
+    stdout, stderr = run_script(tmp_path, FORKING).communicate(timeout=120)
     assert stdout.splitlines() == [
         "fork ['correct', 'timeout']",
         "0",

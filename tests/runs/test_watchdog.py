@@ -63,10 +63,10 @@ def test_a_call_that_never_lets_go_of_the_interpreter_ends_with_its_phase_and_it
 
 def test_the_time_for_which_a_terminal_stopped_the_process_does_not_count(tmp_path):
     """Ctrl-Z, and fg after longer than any deadline."""
-    stopped = rank(tmp_path, 0, 1.0, "ending")
+    stopped = rank(tmp_path, 0, 3.0, "ending")
     stopped.send_signal(signal.SIGTSTP)
     os.waitpid(stopped.pid, os.WUNTRACED)
-    time.sleep(1.2)
+    time.sleep(3.2)
     stopped.send_signal(signal.SIGCONT)
     _, error = stopped.communicate(timeout=60)
     assert (stopped.returncode, error) == (0, "")
