@@ -1,0 +1,68 @@
+"""Effects on some of the held-out questions: the second table of entry 20 of the lab notebook, and its control.
+
+Run as `.venv/bin/python docs/results/by_question.py`. Counts in a result are in the order of its held-out questions,
+which the settings of its run make: here those of `search` with `countdown.seed=1`.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from exgrpo_cli.ablation.results.endpoints import Results, pass_at_1, pass_at_n
+from exgrpo_cli.ablation.results.inference import effect_over_questions
+from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.data.made.countdown import make_countdown
+from exgrpo_cli.runs.result import read_result
+from exgrpo_cli.statistics import pass_at_k_by_question
+from exgrpo_cli.types import Question
+
+FOLDER = Path(__file__).parent
+
+
+def heldout(seed: int) -> list[Question]:
+    """Held-out questions of `search`."""
+    return list(make_countdown(build_config(regime="search", assignments=[f"countdown.seed={seed}"]).countdown).heldout)
+
+
+def same(question: Question) -> tuple[tuple[int, ...], int]:
+    """What two questions have in common that ask the same: numbers in whatever order, and target."""
+    content = json.loads(question.metadata)
+    return tuple(sorted(content["numbers"])), content["target"]
+
+
+def published(arm: str, seeds: range) -> Results:
+    """Results by seed."""
+    paths = {seed: FOLDER / f"search-{arm}-{seed}.result.json" for seed in seeds}
+    return {seed: read_result(path) for seed, path in paths.items()}
+
+
+def shown(endpoint: Callable[..., np.ndarray], own: Results, control: Results, mask: np.ndarray) -> str:
+    """Means and difference over the questions of `mask`, paired by seed."""
+    mine, other = (np.stack([endpoint(arm[seed])[mask] for seed in own]) for arm in (own, control))
+    effect = effect_over_questions(mine - other, np.random.default_rng(0), bounds=(-1.0, 1.0))
+    return f"{other.mean():.3f} {mine.mean():.3f} {effect.mean:+.3f} [{effect.low:.3f}, {effect.high:.3f}]"
+
+
+def main() -> None:
+    """Print the table."""
+    questions, earlier = heldout(1), {same(question) for question in heldout(0)}
+    new = np.array([same(question) not in earlier for question in questions])
+    three = np.array([question.level == "3" for question in questions])
+    subsets = {"all": new | True, "new": new, "known": ~new, "three": three, "new three": new & three}
+    subsets |= {"four": ~three, "new four": new & ~three}
+    endpoints = {
+        "pass@4": pass_at_n,
+        "pass@2": lambda result: pass_at_k_by_question(result.after, result.samples, 2),
+        "pass@1": pass_at_1,
+    }
+    for control, seeds in (("grpo", range(300, 311)), ("more-updates", range(300, 308))):
+        own, other = published("headroom-near", seeds), published(control, seeds)
+        for name, mask in subsets.items():
+            for title, endpoint in endpoints.items():
+                print(f"headroom-near, {control}, {name}, {mask.sum()}, {title}: {shown(endpoint, own, other, mask)}")
+
+
+if __name__ == "__main__":
+    main()
