@@ -1,5 +1,7 @@
 """Pools of graders for tests, answers for them, and what is left of their processes."""
 
+import time
+
 import psutil
 
 from exgrpo_cli.config.sections.grading import GradingSettings
@@ -33,6 +35,15 @@ def descendants() -> list[psutil.Process]:
 
 
 def assert_all_gone(processes: list[psutil.Process], *, within_seconds: float) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=within_seconds)
-    # Orphans that nobody has collected yet are dead all the same.
-    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
+    deadline = time.monotonic() + within_seconds
+    while alive := [process for process in processes if is_alive(process)]:
+        assert time.monotonic() < deadline, alive
+        time.sleep(0.02)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it runs: orphans that nobody has collected yet are dead all the same."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

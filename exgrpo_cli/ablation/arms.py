@@ -6,7 +6,7 @@ order, since the question stream has a generator of its own.
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -165,12 +165,17 @@ def cross(axes: Sequence[Sequence[Arm]], regimes: Sequence[str | None] = (None,)
             every[arm.name] = replace(arm, baseline=baseline.name)
             baselines[baseline.name] = baseline
         every = every | {name: arm for name, arm in baselines.items() if name not in every}
+    require_own_folders(every.values())
+    return list(every.values())
+
+
+def require_own_folders(arms: Iterable[Arm]) -> None:
+    """Raise InputError for two arms whose folders would have one name."""
     folders: dict[str, str] = {}
-    for arm in every.values():
+    for arm in arms:
         other = folders.setdefault(arm.folder_name, arm.name)
         if other != arm.name:
             raise InputError(f"arms {other!r} and {arm.name!r} would both be in the folder {arm.folder_name}/.")
-    return list(every.values())
 
 
 def _joined(parts: Sequence[Arm], regime: str | None) -> Arm:

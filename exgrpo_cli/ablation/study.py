@@ -23,6 +23,7 @@ SEED_PLACE = "{seed}"
 """In a setting of a study, the seed of each run: `tiny.seed={seed}` gives every seed a warm start of its own."""
 CHOSEN_AT_START = frozenset({"run.threads", "run.device", "run.nproc", "optim.horizon", "optim.warmup_steps"})
 """Settings that a run pins when it starts: its `config.toml` may differ in them from what was asked for."""
+BUDGET = frozenset({"run.budget", "run.budget_amount"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,6 +147,8 @@ class StudyBase:
             assignments=[_of_seed(text, seed) for text in (*self.assignments, *arm.assignments)],
             allow_code=self.allow_code,
         )
+        if config.run.seed != seed:
+            raise InputError("run.seed: the seeds of a study are those of --seeds or of its claims; leave it out.")
         if not config.data.has_heldout:
             raise InputError("data.heldout = 'none': a study compares held-out pass@1, so name held-out questions.")
         check_functions(config)
@@ -159,12 +162,11 @@ def _of_seed(assignment: str, seed: int) -> str:
     """
     if SEED_PLACE not in assignment:
         return assignment
-    section = assignment.partition(".")[0].strip()
-    if section in ("data", *map(section_of_made, (*BUILT_IN, GYM))):
-        raise InputError(
-            f"--set {assignment}: seeds are compared on the same held-out questions, so no {section} by seed."
-        )
-    return assignment.replace(SEED_PLACE, str(seed))
+    key, equals, value = assignment.partition("=")
+    section = key.partition(".")[0].strip()
+    if section in ("data", "validation", *map(section_of_made, (*BUILT_IN, GYM))):
+        raise InputError(f"{assignment}: seeds are compared on the same held-out questions, so no {section} by seed.")
+    return key + equals + value.replace(SEED_PLACE, str(seed))
 
 
 def plan_study(
@@ -202,7 +204,21 @@ def plan_study(
     )  # fmt: skip
     for run in study.runs:
         check_same_run(budgeted(study, run))
+    for arm in arms:
+        _check_same_arm(arm, folder / arm.folder_name, of_arm[arm.name], base)
     return study
+
+
+def _check_same_arm(arm: Arm, folder: Path, seeds: Sequence[int], base: StudyBase) -> None:
+    """What an earlier call has run of the arm with other seeds must be of the same settings, its budget aside."""
+    planned = {f"seed-{seed}" for seed in seeds}
+    for path in sorted(folder.glob("seed-*/config.toml")):
+        number = path.parent.name.removeprefix("seed-")
+        if path.parent.name not in planned and number.isdecimal():
+            config = base.config(arm, int(number))
+            run = StudyRun(arm=arm, seed=int(number), folder=path.parent, config=config)
+            check_same_run(run, aside=BUDGET)
+            return
 
 
 def _with_results(runs: Sequence[StudyRun], known: Mapping[tuple[str, int], RunResult], equal: str) -> list[StudyRun]:
@@ -238,12 +254,12 @@ def pool_of(arm: Arm, replay_from: Path | None) -> dict[str, Layer]:
     return {"replay": {"warm_start": str(replay_from.resolve())}}
 
 
-def check_same_run(run: StudyRun) -> None:
-    """A folder from an earlier call must hold this very run, choices made at its start aside."""
+def check_same_run(run: StudyRun, *, aside: frozenset[str] = frozenset()) -> None:
+    """A folder from an earlier call must hold this very run, choices made at its start and `aside` left out."""
     path = run.folder / "config.toml"
     if not path.is_file():
         return
-    changed = differing_keys(stored_config(path), run.config) - CHOSEN_AT_START
+    changed = differing_keys(stored_config(path), run.config) - CHOSEN_AT_START - aside
     asked = run.asked_file
     if run.config.backbone.dtype == (stored_config(asked).backbone.dtype if asked.is_file() else "auto"):
         changed -= {"backbone.dtype"}

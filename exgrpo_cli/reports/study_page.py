@@ -9,7 +9,7 @@ from exgrpo_cli.ablation.claims.outcome import claim_outcomes, claim_rows
 from exgrpo_cli.ablation.results.figures import study_figures
 from exgrpo_cli.ablation.results.report import compare_runs
 from exgrpo_cli.ablation.results.tables import TITLE, endpoint_rows, rich_table, score_rows, spending_rows
-from exgrpo_cli.ablation.study import Study, StudyRun
+from exgrpo_cli.ablation.study import Study, StudyRun, differing_keys
 from exgrpo_cli.ablation.study_files import PLAN_FILE, kept_results, read_arms
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.replay_stats.output import summary_tables
@@ -156,12 +156,14 @@ def _ledgers(study: Study) -> Iterator[Block]:
 
 def _arms(study: Study) -> Iterator[Block]:
     for arm in study.arms:
-        run = next((run for run in study.runs if run.arm == arm), None)
-        if run is None:
+        configs = [run.config for run in study.runs if run.arm == arm]
+        if not configs:
             settings = [*([f"regime {arm.regime}"] if arm.regime else []), *arm.assignments]
             yield Paragraph(text=", ".join([f"{arm.name}: method {arm.method}", *settings]) + ".")
             continue
-        rows = [row for row in differing_settings(run.config) if row[0] != "run.seed"]
+        by_seed = set().union(*(differing_keys(configs[0], config) for config in configs[1:]))
+        listed = {row[0]: row for config in configs for row in differing_settings(config) if row[0] != "run.seed"}
+        rows = [[name, "by seed", *row[2:]] if name in by_seed else row for name, row in listed.items()]
         if rows:
             header = ["setting", "here", "preset"]
             yield TableBlock(header=header, rows=rows, caption=f"{arm.name}: method {arm.method}", text_columns=3)

@@ -167,9 +167,12 @@ class RunResult:
             if memorising is not None:
                 rates = {name: PassRates(**each) for name, each in memorising.items() if isinstance(each, dict)}
                 memorising = Memorising(**memorising | rates)
+            before, after = _counts(values["before"]), _counts(values["after"])
+            if before is None or after is None or len(before) != len(after):
+                raise ValueError("before and after are not of the same questions")
             return cls(
                 **values
-                | {name: _counts(values[name]) for name in ("before", "after")}
+                | {"before": before, "after": after}
                 | {
                     "after_valid": _counts(values.get("after_valid")),
                     "curve": tuple(CurvePoint(**point) for point in values["curve"]),

@@ -1,5 +1,6 @@
 """The shipped claims: each can be planned, has the seeds of its power calculation, and shares runs with others."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ from exgrpo_cli.ablation.claims.claim import FIRST_SEED, chosen_claims, read_cla
 from exgrpo_cli.ablation.claims.plan import plan_claims
 from exgrpo_cli.ablation.duration import estimate
 from exgrpo_cli.ablation.study import Study
+from exgrpo_cli.ablation.study_files import write_arms
+from exgrpo_cli.errors import InputError
 from exgrpo_cli.presets import preset_names
 from exgrpo_cli.runs.result import config_hash
 
@@ -51,6 +54,65 @@ def test_arms_of_one_name_are_told_apart_and_run_once_in_whatever_order(tmp_path
         keys = [(config_hash(run.config), run.seed) for run in on_policy]
         assert len({run.arm.name for run in on_policy}) == 2
         assert len(set(keys)) == len(keys) == 11 + 8
+
+
+def test_arms_keep_the_names_that_a_study_has_given_them(tmp_path: Path) -> None:
+    """Else another claim's arm would be taken for one whose runs are there."""
+
+    def planned(names: str) -> Study:
+        return plan_claims(chosen_claims(names), name="claims", root=tmp_path)
+
+    def on_policy(study: Study) -> dict[str, int]:
+        return {run.arm.name: run.config.countdown.seed for run in study.runs if run.config.run.method == "grpo"}
+
+    began = planned("headroom-reaches-more")
+    assert on_policy(began) == {"search: grpo": 1}
+    write_arms(began.folder, began.arms, equal=began.equal, claims=began.claims)
+    for names in ("headroom-in-search,headroom-reaches-more", "headroom-reaches-more,headroom-in-search"):
+        both = {"search: grpo": 1, "search: grpo (headroom-in-search)": 0}
+        assert on_policy(planned(names)) == both | {"search: more-updates": 0}
+    # Both names taken by other arms: the claim was another one then.
+    taken = [replace(arm, name="search: grpo (headroom-in-search)") for arm in began.arms if arm.method == "grpo"]
+    others = [replace(arm, name="search: grpo", method="dapo") for arm in taken]
+    write_arms(began.folder, [*(replace(arm, method="dbb") for arm in taken), *others], equal="steps", claims={})
+    with pytest.raises(InputError, match="was begun with another claim headroom-in-search: choose another --name"):
+        planned("headroom-in-search")
+
+
+CLAIM = """
+[about]
+title = "x beats y"
+source = "arXiv"
+[claim]
+regime = "search"
+run_minutes = 1.0
+[arms."x:y"]
+method = "exgrpo"
+settings = {settings}
+[[contrast]]
+arm = "x:y"
+control = "{control}"
+smallest_effect = 0.1
+spread = 0.1
+"""
+
+
+def test_files_of_claims_that_cannot_be_told_apart_or_are_no_claims_are_one_line(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.toml").write_text(CLAIM.format(settings="[]", control="grpo"))
+    mine = [str(tmp_path / folder / "mine.toml") for folder in ("a", "b")]
+    assert len(chosen_claims(f"{mine[0]},{mine[0]}")) == 1
+    with pytest.raises(InputError, match="two claims 'mine': give one of the files another name"):
+        chosen_claims(",".join(mine))
+    for settings in ("[1]", '[["a"]]', '"replay.ratio=0.5"'):
+        Path(mine[0]).write_text(CLAIM.format(settings=settings, control="grpo"))
+        with pytest.raises(InputError, match=r"claim mine: .*settings"):
+            chosen_claims(mine[0])
+    two_arms = CLAIM.format(settings="[]", control="x y").replace("[[c", '[arms."x y"]\nmethod = "su01"\n[[c')
+    Path(mine[0]).write_text(two_arms)
+    with pytest.raises(InputError, match="would both be in the folder search-x-y/"):
+        plan_claims(chosen_claims(mine[0]), name="claims", root=tmp_path)
 
 
 def test_claims_of_one_regime_share_their_arms(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from exgrpo_cli.ablation.run_log import last_line
 from exgrpo_cli.ablation.schedule import failure_reason, run_study, start
 from exgrpo_cli.ablation.study import Study, StudyBase, plan_study
 from exgrpo_cli.commands import run
+from exgrpo_cli.config.resolve import to_toml
 from exgrpo_cli.console.reporter import SilentReporter
 from exgrpo_cli.errors import InputError, Interrupted, RunError
 
@@ -128,9 +129,36 @@ def test_a_start_of_its_own_for_every_seed(tmp_path: Path) -> None:
     runs = planned("tiny.seed={seed}").runs
     assert {run.arm.name for run in runs} == {"grpo", "exgrpo"}
     assert [run.config.tiny.seed for run in runs] == [run.seed for run in runs] == [7, 7, 8, 8]
-    for refused in ("arithmetic.seed={seed}", "word_problems.seed={seed}", "gym.seed={seed}", "data.train={seed}"):
+    refused = ("arithmetic.seed", "word_problems.seed", "gym.seed", "data.train", "validation.samples")
+    for setting in refused:
         with pytest.raises(InputError, match="the same held-out questions"):
-            planned(refused)
+            planned(f"{setting}={{seed}}")
+
+
+def test_the_seeds_of_a_study_are_its_own(tmp_path: Path) -> None:
+    """Else all of its runs would be one run."""
+    for assignment in ("run.seed=5", "run.seed={seed}1"):
+        with pytest.raises(InputError, match=r"run\.seed: the seeds of a study are those of --seeds"):
+            plan_study(
+                name="s",
+                root=tmp_path,
+                arms=cross([metric_arms("ent:min")]),
+                seeds=(7, 8),
+                base=StudyBase(assignments=[assignment]),
+            )
+
+
+def test_a_study_goes_on_with_other_seeds_and_the_same_settings_alone(tmp_path: Path) -> None:
+    def planned(assignment: str, *seeds: int) -> Study:
+        arms = cross([metric_arms("ent:min")])
+        return plan_study(name="s", root=tmp_path, arms=arms, seeds=seeds, base=StudyBase(assignments=[assignment]))
+
+    for begun in planned("tiny.seed={seed}", 7, 8).runs:
+        begun.folder.mkdir(parents=True)
+        (begun.folder / "config.toml").write_text(to_toml(begun.config))
+    assert {new.state for new in planned("tiny.seed={seed}", 9).runs} == {"new"}
+    with pytest.raises(InputError, match=r"seed-7 holds a run with another tiny.seed: choose another --name"):
+        planned("tiny.seed=0", 9)
 
 
 def small_settings(backbone: Path) -> list[str]:

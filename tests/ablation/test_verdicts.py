@@ -168,9 +168,9 @@ def test_a_claim_that_runs_suggested_has_seeds_of_its_own(tmp_path: Path) -> Non
     results = {
         name: {seed: result_of([4, 2], seed=seed) for seed in first.seeds} for name in (arm.name for arm in study.arms)
     }
-    counted = claim_results(again, [first, again], results)
+    counted = claim_results(again, study.arms, results)
     assert counted == {"exgrpo": {}, "grpo": {}}
-    assert claim_results(first, [first, again], results)["grpo"].keys() == set(first.seeds)
+    assert claim_results(first, study.arms, results)["grpo"].keys() == set(first.seeds)
 
 
 def test_an_arm_is_compared_with_the_on_policy_arm_of_its_own_questions(tmp_path: Path) -> None:

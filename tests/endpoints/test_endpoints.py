@@ -53,6 +53,15 @@ def test_newly_solved_at_the_end_asks_each_run_once() -> None:
     assert newly_solved_at_end(result_of([0, 1], before=[1, 2])) is None
 
 
+def test_a_result_whose_counts_are_of_other_questions_is_refused(tmp_path: Path) -> None:
+    for before in ([1, 2], None):
+        values = result_of([1, 2, 3]).to_json() | {"before": before and "1 2"}
+        del values["checksum"]
+        (tmp_path / "x.result.json").write_text(json.dumps(values))
+        with pytest.raises(InputError, match="not the result of a run"):
+            read_result(tmp_path / "x.result.json")
+
+
 def test_a_fall_is_told_when_it_is_clear_and_once() -> None:
     """Of 4 responses each: 3 right before training and at first, then 1, then none; half of them recover."""
     before, same = validation(0, *[3] * 40), validation(5, *[3] * 40)

@@ -164,6 +164,8 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if not replay:
                 write_config(folder, SyntheticRun(steps=6), method="grpo", replay=False)
                 shutil.rmtree(folder / "replay")
+            with (folder / "config.toml").open("a") as file:
+                file.write(f"\n[tiny]\nseed = {seed}\n")
     changed = study / "on-policy" / "seed-1"
     (changed / "environment.json").write_text('{"node": "a"}')
     note_checksums(changed)
@@ -181,6 +183,7 @@ def test_a_study_is_compared_on_its_page(study: Path, capsys: pytest.CaptureFixt
     page = Reader(text)
     assert page.headings == ["Result", "Runs", "Ledgers", "Arms"]
     assert "4 of 5 runs finished" in text and "on-policy/seed-2 cannot be read" in text
+    assert re.search(r"<td[^>]*>tiny.seed</td>\s*<td[^>]*>by seed</td>", text)
     assert "+0.100" in text and "ent-min/1" in text and "on-policy/1" not in text
     for name in ("ablation", "differences", "curves", "curves-tokens"):
         assert f'aria-label="{name}"' in text

@@ -18,13 +18,15 @@ def wait_for_nobody(seconds):
     if sys.argv[4] == "holding":
         # Years within one call, which never lets go of the interpreter.
         re.match("(a|a)*b", "a" * 100)
-    time.sleep(seconds)
+    # In pieces, so that it is not over the moment that a stopped process goes on.
+    for _ in range(20):
+        time.sleep(seconds / 20)
 
 rank = int(sys.argv[2])
 with Watchdog(Path(sys.argv[1]), rank=rank, seconds=float(sys.argv[3])) as watchdog:
     with watchdog.phase("step"), watchdog.phase("rollout"):
         print("in", flush=True)
-        wait_for_nobody(0.2 if sys.argv[4] == "ending" else 60)
+        wait_for_nobody(1.0 if sys.argv[4] == "ending" else 60)
 """
 
 

@@ -1,6 +1,7 @@
 """A claim as its file states it: regime, arms, endpoint, direction, smallest effect of interest, seeds."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +87,9 @@ class Claim:
 def chosen_claims(text: str) -> list[Claim]:
     """The claims of `--claim`: `all`, `quick`, or names and files. Raises InputError for an unknown name."""
     names = preset_names("claims") if text in GROUPS else split_list("--claim", text)
-    claims = [read_claim(name) for name in names]
+    claims = [read_claim(name) for name in dict.fromkeys(names)]
+    if twice := [name for name, times in Counter(claim.name for claim in claims).items() if times > 1]:
+        raise InputError(f"--claim names two claims {twice[0]!r}: give one of the files another name.")
     return [claim for claim in claims if claim.quick] if text == "quick" else claims
 
 
@@ -139,10 +142,11 @@ def claim_arm(name: str, stated: Mapping[str, Any], regime: str, settings: tuple
     method = stated.get("method", name)
     if not method.endswith(".toml") and method not in preset_names("methods"):
         raise InputError(f"arm {name!r}: no method preset {method!r}.{nearest(method, preset_names('methods'))}")
+    own = convert(stated.get("settings", []), tuple[str, ...], f"arms.{name}.settings")
     return Arm(
         name=in_regime(name, regime),
         method=method,
-        assignments=(*settings, *stated.get("settings", ())),
+        assignments=(*settings, *own),
         regime=regime or None,
     )
 

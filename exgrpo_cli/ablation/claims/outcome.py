@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from exgrpo_cli.ablation.arms import Arm
 from exgrpo_cli.ablation.claims.claim import Claim, Contrast, claim_of
 from exgrpo_cli.ablation.claims.plan import arms_of
 from exgrpo_cli.ablation.duration import duration
@@ -64,14 +65,14 @@ class Outcome:
 def claim_outcomes(study: Study) -> list[Outcome]:
     """What the study's finished runs say about each of its claims."""
     results, claims = study.results(), [claim_of(name, stated) for name, stated in study.claims.items()]
-    return [outcome(claim, claim_results(claim, claims, results)) for claim in claims]
+    return [outcome(claim, claim_results(claim, study.arms, results)) for claim in claims]
 
 
-def claim_results(claim: Claim, claims: Sequence[Claim], results: Mapping[str, Results]) -> dict[str, Results]:
-    """Results of the claim's arms by their names in it, of its own seeds."""
+def claim_results(claim: Claim, arms: Sequence[Arm], results: Mapping[str, Results]) -> dict[str, Results]:
+    """Results of the claim's arms by their names in it, of its own seeds; `arms` are the study's."""
     return {
         name: {seed: found for seed, found in results.get(arm.name, {}).items() if seed in claim.seeds}
-        for name, arm in arms_of(claim, claims).items()
+        for name, arm in arms_of(claim, arms).items()
     }
 
 

@@ -1,12 +1,13 @@
 """The runs that claims need, each run once however many claims share it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from exgrpo_cli.ablation.arms import BASELINE, Arm
+from exgrpo_cli.ablation.arms import BASELINE, Arm, require_own_folders
 from exgrpo_cli.ablation.claims.claim import FIRST_SEED, Claim, claim_arm
 from exgrpo_cli.ablation.study import Study, StudyBase, plan_study
+from exgrpo_cli.ablation.study_files import read_arms
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.runs.result import config_hash
 
@@ -16,25 +17,28 @@ def plan_claims(
 ) -> Study:
     """The study in `root/name` of all arms of the claims, each with the seeds of all claims that it is in.
 
-    Raises InputError as `plan_study` does, and where `base` has settings that would change what a claim says.
+    Raises InputError as `plan_study` does, where `base` has settings that would change what a claim says, and where the
+    study was begun with a claim that has changed since.
     """
     base = base or StudyBase()
+    told_apart = _named_apart(claims, root / name)
     arms: dict[str, Arm] = {}
     on_policy: dict[str, Arm] = {}
     seeds: dict[str, Sequence[int]] = {}
     minutes: dict[str, float] = {}
     for claim in claims:
-        for arm in arms_of(claim, claims).values():
+        for arm in arms_of(claim, told_apart).values():
             arms[arm.name] = arm
-            on_policy[arm.name] = claim_arm(BASELINE.method, {}, claim.regime, claim.settings)
+            on_policy.setdefault(arm.name, claim_arm(BASELINE.method, {}, claim.regime, claim.settings))
             seeds[arm.name] = sorted({*seeds.get(arm.name, ()), *claim.seeds})
-            minutes[arm.name] = claim.run_minutes
+            minutes.setdefault(arm.name, claim.run_minutes)
     # The on-policy arm of the same settings; where no claim has one, an arm is compared with what its claim names.
-    named = {(arm.method, arm.assignments, arm.regime): arm.name for arm in arms.values()}
+    named = {_settings(arm): arm.name for arm in arms.values()}
     every = [
-        replace(arm, baseline=named.get((own.method, own.assignments, own.regime), ""))
+        replace(arm, baseline=named.get(_settings(own), ""))
         for arm, own in zip(arms.values(), on_policy.values(), strict=True)
     ]
+    require_own_folders(every)
     for arm in every:
         if config_hash(base.config(arm, FIRST_SEED)) != config_hash(StudyBase().config(arm, FIRST_SEED)):
             raise InputError(
@@ -46,18 +50,32 @@ def plan_claims(
     return replace(study, claims={claim.name: claim.stated for claim in claims}, run_seconds=run_seconds)
 
 
-def arms_of(claim: Claim, claims: Sequence[Claim]) -> dict[str, Arm]:
-    """The claim's arms by their names in it, named apart from unlike arms that another of the claims calls the same.
+def arms_of(claim: Claim, arms: Iterable[Arm]) -> dict[str, Arm]:
+    """The claim's arms by their names in it, each as it is called among `arms`, a study's."""
+    called = {_settings(arm): arm.name for arm in arms}
+    return {name: replace(arm, name=called.get(_settings(arm), arm.name)) for name, arm in claim.arms.items()}
 
-    Of unlike arms of one name the first claim's keeps it; another is called after the first claim that has it.
+
+def _named_apart(claims: Sequence[Claim], folder: Path) -> list[Arm]:
+    """The arms of the claims, unlike ones by unlike names. A study's arms keep those that an earlier call gave them.
+
+    Of unlike arms of one name the first keeps it; another is called after the first claim that has it.
     """
-    first: dict[str, Arm] = {}
-    of_claim: dict[Arm, str] = {}
-    for each in (*claims, claim):
-        for arm in each.arms.values():
-            first.setdefault(arm.name, arm)
-            of_claim.setdefault(arm, each.name)
-    return {
-        name: arm if arm == first[arm.name] else replace(arm, name=f"{arm.name} ({of_claim[arm]})")
-        for name, arm in claim.arms.items()
-    }
+    arms = list(read_arms(folder)[0].values())
+    names, told = {arm.name for arm in arms}, {_settings(arm) for arm in arms}
+    for claim in claims:
+        for arm in claim.arms.values():
+            if _settings(arm) in told:
+                continue
+            name = f"{arm.name} ({claim.name})" if arm.name in names else arm.name
+            if name in names:
+                raise InputError(f"{folder} was begun with another claim {claim.name}: choose another --name.")
+            arms.append(replace(arm, name=name))
+            names.add(name)
+            told.add(_settings(arm))
+    return arms
+
+
+def _settings(arm: Arm) -> tuple[str, tuple[str, ...], str | None]:
+    """What makes an arm, whatever it is called."""
+    return arm.method, arm.assignments, arm.regime
