@@ -1,4 +1,4 @@
-"""Effects on some of the held-out questions: the second table of entry 20 of the lab notebook, and its control.
+"""Effects on some of the held-out questions: entries 20 and 22 of the lab notebook, and the control of the first.
 
 Run as `.venv/bin/python docs/results/by_question.py`. Counts in a result are in the order of its held-out questions,
 which the settings of its run make: here those of `search` with `countdown.seed=1`.
@@ -32,9 +32,9 @@ def same(question: Question) -> tuple[tuple[int, ...], int]:
     return tuple(sorted(content["numbers"])), content["target"]
 
 
-def published(arm: str, seeds: range) -> Results:
+def published(arm: str, seeds: range, folder: Path) -> Results:
     """Results by seed."""
-    paths = {seed: FOLDER / f"search-{arm}-{seed}.result.json" for seed in seeds}
+    paths = {seed: folder / f"search-{arm}-{seed}.result.json" for seed in seeds}
     return {seed: read_result(path) for seed, path in paths.items()}
 
 
@@ -57,11 +57,19 @@ def main() -> None:
         "pass@2": lambda result: pass_at_k_by_question(result.after, result.samples, 2),
         "pass@1": pass_at_1,
     }
-    for control, seeds in (("grpo", range(300, 311)), ("more-updates", range(300, 308))):
-        own, other = published("headroom-near", seeds), published(control, seeds)
+    lower = FOLDER / "lower-rate"
+    compared = [
+        ("grpo", range(300, 311), FOLDER),
+        ("more-updates", range(300, 308), FOLDER),
+        ("grpo", range(300, 311), lower),
+    ]
+    for control, seeds, folder in compared:
+        own, other = published("headroom-near", seeds, folder), published(control, seeds, folder)
+        rate = "1.5e-4" if folder == lower else "3e-4"
         for name, mask in subsets.items():
             for title, endpoint in endpoints.items():
-                print(f"headroom-near, {control}, {name}, {mask.sum()}, {title}: {shown(endpoint, own, other, mask)}")
+                found = shown(endpoint, own, other, mask)
+                print(f"{rate}, headroom-near, {control}, {name}, {mask.sum()}, {title}: {found}")
 
 
 if __name__ == "__main__":
