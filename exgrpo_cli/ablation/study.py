@@ -24,6 +24,7 @@ SEED_PLACE = "{seed}"
 CHOSEN_AT_START = frozenset({"run.threads", "run.device", "run.nproc", "optim.horizon", "optim.warmup_steps"})
 """Settings that a run pins when it starts: its `config.toml` may differ in them from what was asked for."""
 BUDGET = frozenset({"run.budget", "run.budget_amount"})
+"""Settings that `--equal` gives a run by its seed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

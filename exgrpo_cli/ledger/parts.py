@@ -199,6 +199,7 @@ def reading(name: str = "") -> Iterator[None]:
     """
     try:
         yield
+    # Each of the three is what Arrow raises for damaged bytes, as above; nothing else is caught.
     except (ValueError, pa.ArrowNotImplementedError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise

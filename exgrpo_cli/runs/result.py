@@ -172,8 +172,9 @@ class RunResult:
                 raise ValueError("before and after are not of the same questions")
             return cls(
                 **values
-                | {"before": before, "after": after}
                 | {
+                    "before": before,
+                    "after": after,
                     "after_valid": _counts(values.get("after_valid")),
                     "curve": tuple(CurvePoint(**point) for point in values["curve"]),
                     "memorising": memorising,
