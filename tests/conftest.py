@@ -46,6 +46,7 @@ LONG_FILES = (
     "commands/test_check.py",
     "test_guide.py",
     "training/test_loop.py",
+    "training/resuming/test_interrupted.py",
     "ablation/test_studies.py",
     "ranks/test_ranks.py",
     "evaluation/test_killed.py",

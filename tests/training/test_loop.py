@@ -5,16 +5,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from run_leaves import assert_same_weights, metrics, timeless
 
-from exgrpo_cli.config.resolve import resolve, to_toml
+from exgrpo_cli.config.resolve import resolve
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.console.reporter import SilentReporter, make_reporter
 from exgrpo_cli.errors import InputError, RunError
@@ -22,25 +20,6 @@ from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.training.resuming.resume import is_finished, resumed_config
 from exgrpo_cli.training.resuming.state import RunState
 from exgrpo_cli.training.run import train
-
-
-def metrics(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def timeless(lines: list[dict]) -> list[dict]:
-    return [{key: value for key, value in line.items() if not key.startswith("time/")} for line in lines]
-
-
-def weights(run: Path) -> dict[str, np.ndarray]:
-    return load_file(run / "model" / "model.safetensors")
-
-
-def assert_same_weights(first: Path, second: Path) -> None:
-    ours, theirs = weights(first), weights(second)
-    assert ours.keys() == theirs.keys()
-    for name in ours:
-        np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
 
 
 @pytest.fixture(scope="module")
@@ -218,92 +197,6 @@ def test_replay_changes_the_run_from_the_delayed_start_on(small_config, finished
     assert ours[2]["tokens/generated"] != theirs[2]["tokens/generated"]
 
 
-def start_training(
-    config, run: Path, tmp_path: Path, *options: str, largest_file_kib: int | None = None
-) -> subprocess.Popen:
-    settings = tmp_path / f"{run.name}.toml"
-    settings.write_text(to_toml(config))
-    command = [sys.executable, "-m", "exgrpo_cli", "train", "--output", str(run), *options]
-    if "--resume" not in options:
-        command += ["--config", str(settings)]
-    if largest_file_kib is not None:
-        command = ["bash", "-c", 'ulimit -f "$0" && exec "$@"', str(largest_file_kib), *command]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-
-def finish_training(process: subprocess.Popen) -> None:
-    _, talk = process.communicate()
-    assert process.returncode == 0, talk
-
-
-def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
-    path = run / "metrics.jsonl"
-    while process.poll() is None:
-        if path.exists() and path.read_text().count("\n") >= step:
-            return
-        time.sleep(0.02)
-    pytest.fail(f"the run ended before step {step}: {process.communicate()}")
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(small_config, tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Path]:
-    config, folder = small_config("run.steps=10", "run.save_every=2"), tmp_path_factory.mktemp("uninterrupted")
-    finish_training(start_training(config, folder / "run", folder))
-    return config, folder / "run"
-
-
-@pytest.mark.engines
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
-def test_a_resumed_run_equals_an_uninterrupted_one(
-    stop: signal.Signals, uninterrupted: tuple[Config, Path], tmp_path: Path
-) -> None:
-    """Same metrics (times aside), same ledger, same final weights, bit for bit."""
-    (config, whole), cut = uninterrupted, tmp_path / "cut"
-    process = start_training(config, cut, tmp_path)
-    wait_for_step(cut, 3, process)
-    process.send_signal(stop)
-    _, talk = process.communicate()
-    if stop is signal.SIGINT:
-        assert process.returncode == 130
-        assert "--resume --output" in talk.strip().splitlines()[-1]
-        assert "Traceback" not in talk
-    assert len(metrics(cut)) < 10, "the run ended before the signal arrived: the test shows nothing"
-
-    finish_training(start_training(config, cut, tmp_path, "--resume"))
-    assert timeless(metrics(cut)) == timeless(metrics(whole))
-    for table in ("trajectories", "scores", "events"):
-        ours = getattr(LedgerReader(cut / "replay"), table)()
-        theirs = getattr(LedgerReader(whole / "replay"), table)()
-        assert ours.equals(theirs), table
-    assert_same_weights(cut, whole)
-    assert (cut / "config.toml").read_text() == (whole / "config.toml").read_text()
-
-
-@pytest.mark.slow
-def test_a_checkpoint_that_the_disk_refuses_stops_the_run_in_one_line(small_config, tmp_path: Path) -> None:
-    """No file may grow beyond 100 KiB, which the policy's does: step 2 is in the ledger, nothing half-written stays."""
-    run = tmp_path / "run"
-    process = start_training(small_config("run.save_every=2"), run, tmp_path, "--quiet", largest_file_kib=100)
-    _, talk = process.communicate()
-    assert process.returncode == 1
-    assert len(talk.splitlines()) == 1
-    assert f"{run / 'checkpoints' / 'step-000002'} cannot be written" in talk
-    assert "unexpected" not in talk
-    assert list((run / "checkpoints").iterdir()) == []
-    assert LedgerReader(run / "replay").last_step == 2
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_when_steps_are_raised(small_config, tmp_path: Path) -> None:
-    """With a constant schedule, 4 steps and then 2 more are the same as 6 at once."""
-    constant = ("optim.schedule=constant", "optim.learning_rate=1e-4")
-    train(small_config(*constant, "run.steps=4"), tmp_path / "cut", reporter=SilentReporter())
-    train(small_config(*constant, "run.steps=6"), tmp_path / "cut", resume=True, reporter=SilentReporter())
-    train(small_config(*constant, "run.steps=6"), tmp_path / "whole", reporter=SilentReporter())
-    assert timeless(metrics(tmp_path / "cut")) == timeless(metrics(tmp_path / "whole"))
-    assert_same_weights(tmp_path / "cut", tmp_path / "whole")
-
-
 KILLED_WHILE_DRAWING = """
 import os, signal, sys
 from exgrpo_cli.commands import main
@@ -365,19 +258,6 @@ def test_a_run_folder_is_never_overwritten(small_config, finished_run: Path) -> 
     with pytest.raises(InputError, match=r"exists: choose another --output"):
         train(small_config(), finished_run, reporter=SilentReporter())
     assert sorted(finished_run.iterdir()) == before
-
-
-@pytest.mark.engines
-def test_two_processes_cannot_train_in_one_folder(small_config, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    process = start_training(small_config("run.steps=200"), run, tmp_path)
-    try:
-        wait_for_step(run, 1, process)
-        with pytest.raises(InputError, match="another process is training"):
-            train(small_config("run.steps=200"), run, resume=True, reporter=SilentReporter())
-    finally:
-        process.kill()
-        process.communicate()
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from run_leaves import timeless
 
 from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.config.resolve import to_toml
@@ -382,7 +383,3 @@ def killed(parts, state, number, *rest, **options):
 run.run_step = killed
 main(["train", "--quiet", *sys.argv[1:]])
 """
-
-
-def timeless(lines: list[dict]) -> list[dict]:
-    return [{key: value for key, value in line.items() if not key.startswith("time/")} for line in lines]

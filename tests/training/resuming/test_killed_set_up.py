@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_leaves import metrics, timeless
 
 from exgrpo_cli import files
 from exgrpo_cli.console.reporter import SilentReporter
 from exgrpo_cli.errors import InputError
-from exgrpo_cli.files import read_json_lines
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.training import run
 from exgrpo_cli.training.resuming import checkpoint
@@ -74,11 +74,6 @@ def left_half_written(path: Path) -> list[Path]:
     return [found for found in path.rglob("*") if "partial" in found.name]
 
 
-def timeless(path: Path) -> list[dict[str, Any]]:
-    lines = read_json_lines(path / "metrics.jsonl")
-    return [{key: value for key, value in line.items() if not key.startswith("time/")} for line in lines]
-
-
 def test_a_run_killed_while_its_configuration_is_written_can_be_started_again(small_config, tmp_path: Path) -> None:
     config, path = small_config(), tmp_path / "run"
     train_and_die(NEW["while config.toml is written"], path, config)
@@ -106,7 +101,7 @@ def test_a_run_killed_at_every_point_of_its_set_up_ends_as_if_it_had_not_been(sm
         train_and_die(install, path)
     assert left_half_written(path)
     train(resumed_config(path), path, resume=True, reporter=SilentReporter())
-    assert timeless(path) == timeless(whole)
+    assert timeless(metrics(path)) == timeless(metrics(whole))
     weights = "model/model.safetensors"
     assert (path / weights).read_bytes() == (whole / weights).read_bytes()
     assert left_half_written(path) == []
