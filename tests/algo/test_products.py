@@ -88,7 +88,9 @@ def test_narrow_factors_have_wide_sums_on_a_gpu(monkeypatch):
     assert wide_product(left.double(), right.double(), torch.float64).dtype == torch.float64
 
 
-def test_only_plain_linear_layers_change_and_their_weights_keep_their_names():
+def test_only_plain_linear_layers_change_and_their_weights_keep_their_names(monkeypatch):
+    monkeypatch.setattr(products, "ONEDNN", True)
+
     class Scaled(nn.Linear):
         def forward(self, inputs):
             return 2 * super().forward(inputs)
@@ -105,9 +107,30 @@ def test_only_plain_linear_layers_change_and_their_weights_keep_their_names():
     torch.testing.assert_close(model(inputs), before)
 
 
+def test_layers_stay_as_they_are_where_products_are_torchs_own(monkeypatch):
+    monkeypatch.setattr(products, "ONEDNN", False)
+    model = nn.Sequential(nn.Linear(8, 8))
+
+    use_products(model)
+
+    assert type(model[0]) is nn.Linear
+
+
+@pytest.mark.parametrize(
+    ("capability", "maker", "pays"),
+    [("AVX512", "AuthenticAMD", True), ("AVX512", "GenuineIntel", False), ("AVX2", "AuthenticAMD", False)],
+)
+def test_onednn_pays_where_mkl_leaves_avx512_unused(monkeypatch, capability, maker, pays):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(products.Path, "read_text", lambda path, **kwargs: f"vendor_id\t: {maker}\n")
+
+    assert products._onednn_pays() is (pays and torch.backends.mkldnn.is_available())
+
+
 @pytest.mark.parametrize("name", ["Qwen2", "Llama"])
-def test_the_layers_of_the_published_backbones_are_plain_linear_ones(name):
+def test_the_layers_of_the_published_backbones_are_plain_linear_ones(name, monkeypatch):
     """What `product_linear` counts on, of transformers and of torch: seven matrices and the head."""
+    monkeypatch.setattr(products, "ONEDNN", True)
     sizes = {"vocab_size": 16, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
     config = getattr(transformers, f"{name}Config")(**sizes, num_attention_heads=2, num_key_value_heads=1)
     model = getattr(transformers, f"{name}ForCausalLM")(config)

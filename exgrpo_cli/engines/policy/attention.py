@@ -43,10 +43,8 @@ class AttentionBlock:
     """Rows of similar length, padded on the right."""
 
     num_rows: int
-    keys: Int[Tensor, " cells"]
-    """The packed position in each cell, row by row; pad cells name any position."""
-    queries: Int[Tensor, " query_cells"]
-    """Likewise of the tokens that ask."""
+    columns: int
+    asking: int
     visible: Bool[Tensor, "rows 1 asking columns"] | None
     """What each query sees; None where all of a row asks, and sees what is on its left."""
 
@@ -56,8 +54,12 @@ class AttentionLayout:
     """How the rows of a packed micro-batch are gathered for attention, and its results put back."""
 
     blocks: tuple[AttentionBlock, ...]
+    keys: Int[Tensor, " cells"]
+    """The packed position in each cell, row by row and block by block; pad cells name any position."""
+    queries: Int[Tensor, " query_cells"]
+    """Likewise of the tokens that ask."""
     cell_of: Int[Tensor, " packed"]
-    """For each packed position, one of its query cells, counted over all blocks."""
+    """For each packed position, one of its query cells."""
 
 
 def attention_layout(
@@ -73,7 +75,7 @@ def attention_layout(
         asked = [(len(piece), read) for piece, read in zip(pieces, reads, strict=True) if len(piece)]
     # A prompt's tokens may stand in several rows with the same result: whichever is written last is read.
     cell_of = np.zeros(num_packed, dtype=np.int64)
-    blocks, num_cells = [], 0
+    blocks, all_keys, all_queries, num_cells = [], [], [], 0
     for block in _similar(asked):
         columns, asking = max(len(read) for _, read in block), max(count for count, _ in block)
         keys, queries = (np.zeros((len(block), width), dtype=np.int64) for width in (columns, asking))
@@ -81,9 +83,25 @@ def attention_layout(
             keys[index, : len(read)] = read
             queries[index, :count] = read[-count:]
             cell_of[read[-count:]] = num_cells + index * asking + np.arange(count)
-        blocks.append(_block(keys, queries, _visible(block, asking, columns), device))
+        visible = _visible(block, asking, columns)
+        blocks.append(
+            AttentionBlock(
+                num_rows=len(block),
+                columns=columns,
+                asking=asking,
+                visible=None if visible is None else torch.from_numpy(visible).to(device),
+            )
+        )
+        all_keys.append(keys.ravel())
+        all_queries.append(queries.ravel())
         num_cells += queries.size
-    return AttentionLayout(blocks=tuple(blocks), cell_of=torch.from_numpy(cell_of).to(device))
+    keys, queries = (np.concatenate(cells) for cells in (all_keys, all_queries))
+    return AttentionLayout(
+        blocks=tuple(blocks),
+        keys=torch.from_numpy(keys).to(device),
+        queries=torch.from_numpy(queries).to(device),
+        cell_of=torch.from_numpy(cell_of).to(device),
+    )
 
 
 def _similar(asked: Sequence[Asked]) -> Iterator[list[Asked]]:
@@ -105,15 +123,6 @@ def _visible(block: Sequence[Asked], asking: int, columns: int) -> Bool[np.ndarr
     return (np.arange(columns) <= before[:, None, None] + np.arange(asking)[:, None])[:, None]
 
 
-def _block(keys: np.ndarray, queries: np.ndarray, visible: np.ndarray | None, device: torch.device) -> AttentionBlock:
-    return AttentionBlock(
-        num_rows=len(keys),
-        keys=torch.from_numpy(keys.ravel()).to(device),
-        queries=torch.from_numpy(queries.ravel()).to(device),
-        visible=None if visible is None else torch.from_numpy(visible).to(device),
-    )
-
-
 def packed_causal(
     module: nn.Module,
     query: Float[Tensor, "1 heads packed width"],
@@ -133,22 +142,25 @@ def packed_causal(
     packed_query, packed_key, packed_value = (states[0].transpose(0, 1) for states in (query, key, value))
     if isinstance(layout, Segments):
         return attend(packed_query, packed_key, packed_value, layout, scaling)[None], None
+    # All blocks in one look-up each: backwards, one for each block would fill and add as many tensors of all tokens.
+    queries = _gathered(packed_query, layout.queries, [block.num_rows * block.asking for block in layout.blocks])
+    sizes = [block.num_rows * block.columns for block in layout.blocks]
+    keys, values = (_gathered(states, layout.keys, sizes) for states in (packed_key, packed_value))
     results = []
-    for block in layout.blocks:
-        queries = _gather_rows(packed_query, block.queries, block.num_rows)
-        keys, values = (_gather_rows(states, block.keys, block.num_rows) for states in (packed_key, packed_value))
-        mixed = causal_attention(queries, keys, values, scaling, block.visible)
+    for block, *cells in zip(layout.blocks, queries, keys, values, strict=True):
+        asked, read, taken = (states.view(block.num_rows, -1, *states.shape[1:]).transpose(1, 2) for states in cells)
+        mixed = causal_attention(asked, read, taken, scaling, block.visible)
         results.append(mixed.transpose(1, 2).flatten(0, 1).flatten(1))
     packed = F.embedding(layout.cell_of, torch.cat(results) if len(results) > 1 else results[0])
     return packed.view(1, len(layout.cell_of), query.shape[1], -1), None
 
 
-def _gather_rows(
-    states: Float[Tensor, "packed heads width"], cells: Int[Tensor, " cells"], num_rows: int
-) -> Float[Tensor, "rows heads columns width"]:
+def _gathered(
+    states: Float[Tensor, "packed heads width"], cells: Int[Tensor, " cells"], sizes: Sequence[int]
+) -> tuple[Float[Tensor, "block_cells heads width"], ...]:
+    """The states of `cells`, cut into blocks of so many."""
     # An embedding look-up, for its backward pass: many times faster on a CPU than that of index_select.
-    gathered = F.embedding(cells, states.flatten(1))
-    return gathered.view(num_rows, -1, *states.shape[1:]).transpose(1, 2)
+    return F.embedding(cells, states.flatten(1)).view(-1, *states.shape[1:]).split(list(sizes))
 
 
 AttentionInterface.register(PACKED_CAUSAL, packed_causal)
