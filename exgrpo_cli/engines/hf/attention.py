@@ -61,16 +61,27 @@ def grouped_decoding(
         raise InputError(
             f"{type(module).__name__} keeps arguments from its attention; use a model of transformers' own."
         )
-    rows, heads, _, width = query.shape
-    kv_heads = key.shape[1]
-    grouped = query.reshape(rows * kv_heads, heads // kv_heads, width)
-    keys, values = key.flatten(0, 1).transpose(1, 2), value.flatten(0, 1)
-    mixed = grouped.new_empty((*grouped.shape[:2], value.shape[3]))
+    return decoded(query[:, :, 0], key, value, scaling, calls).view(query.shape[0], 1, query.shape[1], -1), None
+
+
+def decoded(
+    queries: Float[Tensor, "rows heads width"],
+    keys: Float[Tensor, "rows kv_heads span width"],
+    values: Float[Tensor, "rows kv_heads span width"],
+    scaling: float,
+    calls: Sequence[DecodingCall],
+) -> Float[Tensor, "rows hidden"]:
+    """What `grouped_decoding` computes, of all heads side by side."""
+    rows, heads, width = queries.shape
+    kv_heads = keys.shape[1]
+    grouped = queries.reshape(rows * kv_heads, heads // kv_heads, width)
+    keys, values = keys.flatten(0, 1).transpose(1, 2), values.flatten(0, 1)
+    mixed = grouped.new_empty((*grouped.shape[:2], values.shape[2]))
     for call in calls:
         scores = _scores(call.mask, grouped[call.lists], keys[call.lists, :, call.columns], scaling)
-        weights = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype)
+        weights = scores.softmax(dim=-1, dtype=torch.float32).to(values.dtype)
         torch.bmm(weights, values[call.lists, call.columns], out=mixed[call.lists])
-    return mixed.view(rows, 1, heads, -1), None
+    return mixed.view(rows, -1)
 
 
 def _scores(

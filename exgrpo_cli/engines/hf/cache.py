@@ -87,8 +87,8 @@ class SlotCache(Cache):
 
     def __init__(self, *, num_layers: int, max_rows: int, max_columns: int) -> None:
         self._step = Step()
-        self._layers = [SlotLayer(self._step) for _ in range(num_layers)]
-        super().__init__(layers=list(self._layers))
+        self.slot_layers = [SlotLayer(self._step) for _ in range(num_layers)]
+        super().__init__(layers=list(self.slot_layers))
         self._max_rows = max_rows
         self._max_columns = max_columns
         self._num_columns = 0
@@ -101,7 +101,7 @@ class SlotCache(Cache):
         row = first_row
         for source, same in itertools.groupby(sources):
             rows, length = slice(row, row + len(list(same))), lengths[source]
-            for layer, keys, values in zip(self._layers, prompts.keys, prompts.values, strict=True):
+            for layer, keys, values in zip(self.slot_layers, prompts.keys, prompts.values, strict=True):
                 layer.keys[rows, :, :length] = keys[source, :, :length]
                 layer.values[rows, :, :length] = values[source, :, :length]
             self._mask[rows, :, :length] = 0.0
@@ -112,7 +112,7 @@ class SlotCache(Cache):
         """Copy rows, which hold `lengths` tokens, over others; a row may be source and target."""
         span, device = max(lengths), self._mask.device
         rows, places = torch.tensor(sources, device=device), torch.tensor(targets, device=device)
-        for buffer in [buffer for layer in self._layers for buffer in (layer.keys, layer.values)]:
+        for buffer in [buffer for layer in self.slot_layers for buffer in (layer.keys, layer.values)]:
             # All at once: a copy for each row costs more in calls than the columns that shorter rows carry along.
             used = buffer[:, :, :span]
             used.index_copy_(0, places, used.index_select(0, rows))
@@ -131,7 +131,7 @@ class SlotCache(Cache):
         _, heads, length, _ = prompts.keys[0].shape
         self._num_columns = min(self._max_columns, length + FIRST_COLUMNS)
         shape = self._max_rows, heads, self._num_columns
-        for layer, keys, values in zip(self._layers, prompts.keys, prompts.values, strict=True):
+        for layer, keys, values in zip(self.slot_layers, prompts.keys, prompts.values, strict=True):
             # Zeros, not garbage: a masked column has weight 0, and 0 times the NaN of uninitialised memory is NaN.
             layer.keys = keys.new_zeros((*shape, keys.shape[3]))
             layer.values = values.new_zeros((*shape, values.shape[3]))
@@ -146,7 +146,7 @@ class SlotCache(Cache):
             return
         wider = min(self._max_columns, max(columns, int(GROWTH * self._num_columns)))
         extra = wider - self._num_columns
-        for layer in self._layers:
+        for layer in self.slot_layers:
             layer.keys = F.pad(layer.keys, (0, 0, 0, extra))
             layer.values = F.pad(layer.values, (0, 0, 0, extra))
         self._mask = F.pad(self._mask, (0, extra), value=self._hidden)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from exgrpo_cli.engines.hf.attention import decoding_calls
 from exgrpo_cli.engines.hf.cache import SlotCache
+from exgrpo_cli.engines.hf.direct import DirectBody, decodes_directly
 from exgrpo_cli.engines.hf.prefill import StartingRows, WaitingRow, WaitingRows
 from exgrpo_cli.engines.hf.slots import AttentionChunk, attention_chunks, regroup, widened
 from exgrpo_cli.engines.model.causal_lm import CausalLM
@@ -41,6 +42,7 @@ class DecodeBatch:
         self.max_rows = max_rows
         self.num_rows = 0
         self._parts = parts
+        self._direct = DirectBody(parts.body) if decodes_directly(parts.body) else None
         self._requests = requests
         self._waiting = WaitingRows(parts, requests, params, max_started=max_rows)
         self._params = params
@@ -106,16 +108,28 @@ class DecodeBatch:
         self._chunks = widened(self._chunks) or attention_chunks(self._lengths[used], self._run_starts)
         lengths = torch.tensor(self._lengths[used], device=self._newest.device)
         mask = self._cache.begin_step(lengths, span=max(chunk.span for chunk in self._chunks))
-        hidden = self._parts.body(
-            input_ids=self._newest[used, None],
+        hidden = self._hidden(self._newest[used], lengths, mask)
+        self._lengths[used] += 1
+        return self._extend(self._parts.head(hidden))
+
+    def _hidden(
+        self,
+        tokens: Int[Tensor, " rows"],
+        lengths: Int[Tensor, " rows"],
+        mask: Float[Tensor, "rows kv_heads 1 span"],
+    ) -> Float[Tensor, "rows hidden"]:
+        calls = decoding_calls(self._chunks, mask)
+        if self._direct is not None:
+            return self._direct.step(tokens, lengths, self._cache, calls)
+        output = self._parts.body(
+            input_ids=tokens[:, None],
             position_ids=lengths[:, None],
             attention_mask=mask,
             past_key_values=self._cache,
             use_cache=True,
-            calls=decoding_calls(self._chunks, mask),
-        ).last_hidden_state
-        self._lengths[used] += 1
-        return self._extend(self._parts.head(hidden[:, 0]))
+            calls=calls,
+        )
+        return output.last_hidden_state[:, 0]
 
     def _start(self, part: StartingRows, alive: Int[np.ndarray, " alive"]) -> None:
         """Fill the next slots with rows `alive` of `part`: their prompts' keys and values, and their first tokens."""
