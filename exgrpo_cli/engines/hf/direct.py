@@ -23,6 +23,7 @@ from transformers.models.qwen2 import modeling_qwen2 as qwen2
 from exgrpo_cli.algo.products import product
 from exgrpo_cli.engines.hf.attention import DecodingCall, decoded
 from exgrpo_cli.engines.hf.cache import SlotCache, SlotLayer
+from exgrpo_cli.engines.model.fused_norm import FusedLlamaRMSNorm
 from exgrpo_cli.engines.model.product_linear import ProductLinear
 
 KNOWN = {
@@ -33,6 +34,7 @@ KNOWN = {
 PLAIN = (
     nn.Linear,
     ProductLinear,
+    FusedLlamaRMSNorm,
     nn.Embedding,
     nn.ModuleList,
     llama.LlamaRotaryEmbedding,

@@ -14,6 +14,7 @@ from exgrpo_cli.algo.batching import MiniBatch
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.optim import OptimSettings
 from exgrpo_cli.engines.model.causal_lm import split_causal_lm
+from exgrpo_cli.engines.model.fused_norm import use_fused_norms
 from exgrpo_cli.engines.model.product_linear import use_products
 from exgrpo_cli.engines.policy.counters import UpdateCounters
 from exgrpo_cli.engines.policy.files import load_policy, save_policy
@@ -50,6 +51,7 @@ class TorchPolicy:
         self.is_sharded = False
         self.counters = UpdateCounters(optim)
         use_products(model)
+        use_fused_norms(model)
         parts = split_causal_lm(model)
         prove_packing(parts)
         self._optim = optim
