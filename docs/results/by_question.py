@@ -1,4 +1,4 @@
-"""Effects on some of the held-out questions: entries 20, 22 and 23 of the lab notebook.
+"""Effects on some of the held-out questions: entries 20, 22, 23 and 26 of the lab notebook.
 
 Run as `.venv/bin/python docs/results/by_question.py`. Counts in a result are in the order of its held-out questions,
 which the settings of its run make: here those of `search` with `countdown.seed` of 1 or 3. Known are those of seed 0.
@@ -46,12 +46,13 @@ def shown(endpoint: Callable[..., np.ndarray], own: Results, control: Results, m
 
 
 COMPARED = (
-    ("entry 20", "grpo", range(300, 311), FOLDER, 1),
-    ("entry 20", "more-updates", range(300, 308), FOLDER, 1),
-    ("entry 22", "grpo", range(300, 311), FOLDER / "lower-rate", 1),
-    ("entry 23", "grpo", range(320, 334), FOLDER / "starts", 3),
+    ("entry 20", "grpo", range(300, 311), FOLDER, FOLDER, 1),
+    ("entry 20", "more-updates", range(300, 308), FOLDER, FOLDER, 1),
+    ("entry 22", "grpo", range(300, 311), FOLDER / "lower-rate", FOLDER / "lower-rate", 1),
+    ("entry 23", "grpo", range(320, 334), FOLDER / "starts", FOLDER / "starts", 3),
+    ("entry 26", "grpo", range(320, 334), FOLDER / "starts", FOLDER / "double-budget", 3),
 )
-"""Entry, control of `headroom-near`, seeds, folder and `countdown.seed`."""
+"""Entry, control of `headroom-near`, seeds, folders of both, and `countdown.seed`."""
 ENDPOINTS: dict[str, Callable[[RunResult], np.ndarray]] = {
     "pass@4": pass_at_n,
     "pass@2": lambda result: pass_at_k_by_question(result.after, result.samples, 2),
@@ -62,13 +63,13 @@ ENDPOINTS: dict[str, Callable[[RunResult], np.ndarray]] = {
 def main() -> None:
     """Print, by comparison, subset and endpoint: questions, mean of the control, of the arm, and the difference."""
     earlier = {same(question) for question in heldout(0)}
-    for entry, control, seeds, folder, drawn in COMPARED:
+    for entry, control, seeds, folder, of_control, drawn in COMPARED:
         questions = heldout(drawn)
         new = np.array([same(question) not in earlier for question in questions])
         three = np.array([question.level == "3" for question in questions])
         subsets = {"all": new | True, "new": new, "known": ~new, "three": three, "new three": new & three}
         subsets |= {"four": ~three, "new four": new & ~three}
-        own, other = published("headroom-near", seeds, folder), published(control, seeds, folder)
+        own, other = published("headroom-near", seeds, folder), published(control, seeds, of_control)
         for name, mask in subsets.items():
             for title, endpoint in ENDPOINTS.items():
                 print(f"{entry}, {control}, {name}, {mask.sum()}, {title}: {shown(endpoint, own, other, mask)}")

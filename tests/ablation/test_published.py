@@ -31,5 +31,5 @@ def test_the_verdicts_are_those_of_the_results(tmp_path: Path) -> None:
 def test_effects_on_some_of_the_questions_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(DOCS / "results" / "by_question.py"), run_name="__main__")
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 4 * 7 * 3
+    assert len(lines) == 5 * 7 * 3
     assert {int(line.split(", ")[3]) for line in lines} >= {400, 254, 146, 200, 73, 181}
