@@ -2,12 +2,14 @@
 
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 import pytest
 from grading_pools import pool_of
 
 from exgrpo_cli.grading import GradingItem, GradingPool
 from exgrpo_cli.grading.notation.notation import plain_notation
+from exgrpo_cli.grading.workers.messages import Task
 from exgrpo_cli.types import AnswerFormat, Verdict
 
 CORRECT, WRONG, NO_ANSWER, UNPARSABLE = Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER, Verdict.UNPARSABLE_GOLD
@@ -310,13 +312,18 @@ def test_audit_of_golds(math_pool: GradingPool) -> None:
         assert pool.verify_gold(["anything", " ", "M" * 2001]) == [CORRECT, UNPARSABLE, NO_ANSWER]
 
 
-def test_identical_pairs_are_graded_once(math_pool: GradingPool) -> None:
-    same = [math_pool.submit(item("x+y+z", r"\boxed{z+y+x}")) for _ in range(3)]
-    # All three wait for one answer of the worker.
-    assert same[0] is same[1] is same[2]
-    assert same[0].result() is CORRECT
-    # Known by now: no waiting at all.
-    assert math_pool.submit(item("x+y+z", r"So $\boxed{z+y+x}$.")).done()
+def test_identical_pairs_are_graded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pool_of("math") as pool:
+        held: list[tuple[Task, Future[Verdict]]] = []
+        send = pool._remote.submit
+        monkeypatch.setattr(pool._remote, "submit", lambda task, future: held.append((task, future)))
+        same = [pool.submit(item("x+y+z", r"\boxed{z+y+x}")) for _ in range(3)]
+        # All three wait for one answer of the worker, which gets its task only now.
+        assert len(held) == 1 and same[0] is same[1] is same[2]
+        send(*held[0])
+        assert same[0].result() is CORRECT
+        # Known by now: no waiting at all.
+        assert pool.submit(item("x+y+z", r"So $\boxed{z+y+x}$.")).done()
 
 
 @pytest.mark.parametrize("answer", ["," * 1999, "7" + " " * 1998 + "x", r"7\text{ }" * 250, "x," * 1000])
