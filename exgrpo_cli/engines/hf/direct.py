@@ -1,8 +1,9 @@
 """A decoding step through the layers of Llama or Qwen2 by torch's operations alone, without a call of their modules.
 
 With one token a row the operations are small, and what lies between them is most of a step's time on a CPU and of the
-host's on a GPU: calls of modules, look-ups in configs, queries and keys turned one after the other. Here weights are
-read from the modules and everything else is computed as transformers does it, in the same order.
+host's on a GPU: calls of modules, look-ups in configs, queries and keys turned one after the other. Here the
+products and norms are the modules' own, without what surrounds a call of them, and the rest is computed as transformers
+does it, in the same order.
 
 Axes: rows = rows being decoded, hidden = model width, heads = query heads, kv_heads = key-value heads, width = head
 dimension.
@@ -15,12 +16,10 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.models.llama import modeling_llama as llama
 from transformers.models.qwen2 import modeling_qwen2 as qwen2
 
-from exgrpo_cli.algo.products import product
 from exgrpo_cli.engines.hf.attention import DecodingCall, decoded
 from exgrpo_cli.engines.hf.cache import SlotCache, SlotLayer
 from exgrpo_cli.engines.model.fused_norm import FusedLlamaRMSNorm
@@ -56,79 +55,46 @@ def decodes_directly(body: PreTrainedModel) -> bool:
     return True
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Linear:
-    """A matrix and its bias, read from their module once: looking them up there costs as much as a small product."""
-
-    weight: Float[Tensor, "outs ins"]
-    bias: Float[Tensor, " outs"] | None
-
-    @classmethod
-    def of(cls, module: Any) -> "Linear":
-        """The weights of `module`, not a copy."""
-        return cls(weight=module.weight, bias=module.bias)
-
-    def __call__(self, inputs: Float[Tensor, "rows ins"]) -> Float[Tensor, "rows outs"]:
-        return product(inputs, self.weight, self.bias)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Norm:
-    """Division by the root of the mean square, and a factor for each feature."""
-
-    weight: Float[Tensor, " hidden"]
-    epsilon: float
-
-    @classmethod
-    def of(cls, module: Any) -> "Norm":
-        """The weights of `module`, not a copy."""
-        return cls(weight=module.weight, epsilon=module.variance_epsilon)
-
-    def __call__(self, hidden: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows hidden"]:
-        if hidden.dtype == torch.float32:
-            return F.rms_norm(hidden, self.weight.shape, self.weight, self.epsilon)
-        # torch would round once, after the factor; transformers' modules round before it, too.
-        wide = hidden.float()
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.epsilon)
-        return self.weight * wide.to(hidden.dtype)
+Operation = Callable[[Tensor], Tensor]
+"""What a module computes, without the call of it: its `forward`, bound."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layer:
     """What a layer computes with."""
 
-    before_attention: Norm
-    queries: Linear
-    keys: Linear
-    values: Linear
-    mixed: Linear
+    before_attention: Operation
+    queries: Operation
+    keys: Operation
+    values: Operation
+    mixed: Operation
     """From the heads' results back to the model's width."""
     width: int
     scaling: float
     """Of attention's scores."""
-    before_mlp: Norm
-    gate: Linear
-    activation: Callable[[Tensor], Tensor]
-    up: Linear
-    down: Linear
+    before_mlp: Operation
+    gate: Operation
+    activation: Operation
+    up: Operation
+    down: Operation
 
     @classmethod
     def of(cls, module: Any) -> "Layer":
         """The parts of a decoder layer."""
         attention, mlp = module.self_attn, module.mlp
         return cls(
-            before_attention=Norm.of(module.input_layernorm),
-            queries=Linear.of(attention.q_proj),
-            keys=Linear.of(attention.k_proj),
-            values=Linear.of(attention.v_proj),
-            mixed=Linear.of(attention.o_proj),
+            before_attention=module.input_layernorm.forward,
+            queries=attention.q_proj.forward,
+            keys=attention.k_proj.forward,
+            values=attention.v_proj.forward,
+            mixed=attention.o_proj.forward,
             width=attention.head_dim,
             scaling=attention.scaling,
-            before_mlp=Norm.of(module.post_attention_layernorm),
-            gate=Linear.of(mlp.gate_proj),
-            activation=mlp.act_fn,
-            up=Linear.of(mlp.up_proj),
-            down=Linear.of(mlp.down_proj),
+            before_mlp=module.post_attention_layernorm.forward,
+            gate=mlp.gate_proj.forward,
+            activation=mlp.act_fn.forward,
+            up=mlp.up_proj.forward,
+            down=mlp.down_proj.forward,
         )
 
     def step(
@@ -158,7 +124,7 @@ class DirectBody:
         self._embed_tokens = body.embed_tokens
         self._rotary_emb = body.rotary_emb
         self._layers = [Layer.of(module) for module in body.layers]
-        self._norm = Norm.of(body.norm)
+        self._norm = body.norm.forward
 
     def step(
         self,
