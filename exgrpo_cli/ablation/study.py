@@ -260,7 +260,10 @@ def check_same_run(run: StudyRun, *, aside: frozenset[str] = frozenset()) -> Non
     path = run.folder / "config.toml"
     if not path.is_file():
         return
-    changed = differing_keys(stored_config(path), run.config) - CHOSEN_AT_START - aside
+    stored = stored_config(path)
+    changed = differing_keys(stored, run.config) - CHOSEN_AT_START - aside
+    if run.config.rollout.logprobs == "auto" and stored.rollout.logprobs != "engine":
+        changed -= {"rollout.logprobs"}
     asked = run.asked_file
     if run.config.backbone.dtype == (stored_config(asked).backbone.dtype if asked.is_file() else "auto"):
         changed -= {"backbone.dtype"}

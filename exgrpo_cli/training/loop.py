@@ -19,10 +19,8 @@ from exgrpo_cli.training.metrics import (
     Clock,
     batch_metrics,
     journal_line,
-    logprob_gap,
     pass_at_1,
     policy_entropy,
-    tokens_scored,
     truncation,
     update_metrics,
 )
@@ -98,11 +96,10 @@ def run_step(parts: Parts, state: RunState, step: int, clock: Clock | None = Non
         rolled.metrics,
         experience.metrics if config.replay.enabled else {},
         buffer_metrics(parts.buffer.counts) if config.replay.keeps_buffer else {},
-        logprob_gap(groups),
         truncation(groups),
         update_metrics(reports),
         policy_entropy(groups),
-        {"tokens/scored": experience.tokens_scored + tokens_scored(groups)},
+        {"tokens/scored": experience.tokens_scored + rolled.tokens_scored},
         clock.metrics(),
     )
     advance(state, step, groups, experience, line, clock)

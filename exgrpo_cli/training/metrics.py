@@ -17,7 +17,7 @@ from exgrpo_cli.engines.protocols import UpdateReport
 from exgrpo_cli.grading.valid_traces import sum_asked, valid_trace
 from exgrpo_cli.runs.metrics import PHASES
 from exgrpo_cli.training.step.groups import Group
-from exgrpo_cli.types import StopReason, Verdict
+from exgrpo_cli.types import Rollout, StopReason, TokenScores, Verdict
 
 
 class Clock:
@@ -93,14 +93,10 @@ def valid_trace_metrics(groups: Sequence[Group]) -> dict[str, float | int]:
     return values | ({"batch/valid_of_correct": float(np.mean(valid))} if valid else {})
 
 
-def logprob_gap(groups: Sequence[Group]) -> dict[str, float | int]:
-    """|log pi_trainer - log pi_engine| over fresh tokens: a growing gap means the generator has stale weights."""
-    gaps = [
-        np.abs(scores.logprobs - member.rollout.engine_logprobs)
-        for group in groups
-        for member, scores in zip(group.fresh, group.scores, strict=True)
-        if scores.logprobs is not member.rollout.engine_logprobs
-    ]
+def logprob_gap(rollouts: Sequence[Rollout], scores: Sequence[TokenScores]) -> dict[str, float | int]:
+    """|log pi_trainer - log pi_engine| over their tokens: a growing gap means the generator has stale weights."""
+    pairs = zip(rollouts, scores, strict=True)
+    gaps = [np.abs(trainer.logprobs - rollout.engine_logprobs) for rollout, trainer in pairs]
     if not gaps:
         return {}
     gap = np.concatenate(gaps)
@@ -122,16 +118,6 @@ def policy_entropy(groups: Sequence[Group]) -> dict[str, float | int]:
     """Mean token entropy of pi_old over all fresh tokens; the updates may have left out rows without advantage."""
     entropies = [scores.entropies for group in groups for scores in group.scores]
     return {"policy/entropy": float(np.concatenate(entropies).mean(dtype=np.float64))} if entropies else {}
-
-
-def tokens_scored(groups: Sequence[Group]) -> int:
-    """Fresh response tokens that were scored under pi_old: once each, but for those whose sampler's scores stand."""
-    return sum(
-        len(scores.logprobs)
-        for group in groups
-        for member, scores in zip(group.fresh, group.scores, strict=True)
-        if scores.logprobs is not member.rollout.engine_logprobs
-    )
 
 
 def update_metrics(reports: Sequence[UpdateReport]) -> dict[str, float | int | str]:

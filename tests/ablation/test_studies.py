@@ -249,6 +249,13 @@ def test_a_study_runs_compares_and_is_not_run_again(
         study_of(tmp_path, "run.steps=5")
     with pytest.raises(InputError, match=r"holds a run with another backbone.dtype: choose another --name"):
         study_of(tmp_path, "backbone.dtype=bfloat16")
+    # "auto" is content with what a run chose, and with what an earlier version did; not with other log-probs.
+    chosen = again.runs[0].folder / "config.toml"
+    assert 'logprobs = "sampler"' in chosen.read_text()
+    chosen.write_text(chosen.read_text().replace('logprobs = "sampler"', 'logprobs = "trainer"'))
+    assert {run.state for run in study_of(tmp_path).runs} == {"finished"}
+    with pytest.raises(InputError, match=r"holds a run with another rollout.logprobs: choose another --name"):
+        study_of(tmp_path, "rollout.logprobs=engine")
 
     # The settings in which both were asked for in bfloat16 are those of another study, whatever its results name.
     for one in again.runs:

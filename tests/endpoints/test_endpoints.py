@@ -125,6 +125,11 @@ def test_the_hash_tells_settings_apart_and_forgets_seed_and_machine() -> None:
     assert config_hash(build_config(options={"optim": {"learning_rate": 1e-4}})) != config_hash(plain)
     started = replace(plain, optim=replace(plain.optim, horizon=plain.run.steps))
     assert config_hash(started) == config_hash(plain)
+    hashes = {
+        name: config_hash(build_config(assignments=[f"rollout.logprobs={name}"]))
+        for name in ("trainer", "sampler", "engine")
+    }
+    assert hashes["trainer"] == hashes["sampler"] == config_hash(plain) != hashes["engine"]
 
 
 def test_a_result_is_read_as_it_was_written_and_a_damaged_one_is_named(tmp_path: Path) -> None:

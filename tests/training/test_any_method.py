@@ -72,7 +72,7 @@ SPACE: dict[str, Sequence[object]] = {
     "objective.dual_clip": (0, 3),
     "objective.entropy_coefficient": (0, 0.01),
     "rollout.max_rounds": (1, 3),
-    "rollout.logprobs": ("trainer", "engine"),
+    "rollout.logprobs": ("trainer", "engine", "sampler"),
     "optim.minibatches": (1, 3),
 }
 POOL = (

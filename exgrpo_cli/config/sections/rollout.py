@@ -28,10 +28,12 @@ class RolloutSettings:
     """A response cut off at the limit earns 0."""
     max_rows: int = 512
     """Rows decoded at once; waiting rows replace finished ones."""
-    logprobs: Literal["trainer", "engine", "sampler"] = "trainer"
+    logprobs: Literal["auto", "trainer", "engine", "sampler"] = "auto"
     """Behaviour log-probs of fresh rollouts: `trainer` recomputes them; `engine` takes what the rollout engine
     computed, in the ledger and, truncated (`objective.tis_cap`), in the loss; `sampler` takes those of the hf engine,
-    and its entropies, for the trainer's own: a pass less."""
+    and its entropies, for the trainer's own, which checks one rollout in 16: a pass less. "auto" is `sampler` for
+    `hf` rollouts of a `torch` policy in float32 on a CPU, where both are the same numbers but for rounding, else
+    `trainer`."""
     tensor_parallel: int = 1
     """GPUs per vllm engine."""
     gpu_memory_fraction: float = 0.5

@@ -38,11 +38,12 @@ from exgrpo_cli.ranks.ranks import ALONE, Ranks
 from exgrpo_cli.seeds import rollout_seed
 from exgrpo_cli.training.checking.measure import Meter, forward_operations, product_speed
 from exgrpo_cli.training.checking.report import CheckReport, Memory, Speed, allowed
+from exgrpo_cli.training.metrics import logprob_gap
 from exgrpo_cli.training.starting.assemble import make_policy, plan_memory, sampling_backbone, take_device
 from exgrpo_cli.training.starting.opening import pin_choices, require_extras
 from exgrpo_cli.training.starting.rollout_engine import make_generator
 from exgrpo_cli.training.step.staleness import MAX_MEAN_GAPS
-from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams, TokenScores, TokenSequence
+from exgrpo_cli.types import RolloutRequest, SamplingParams, TokenScores, TokenSequence
 
 STEPS = 2
 MOST_ROWS = 256
@@ -222,7 +223,8 @@ def run_step(check: Check, step: int) -> tuple[float, list[str]]:
     ]
     with meter.phase("scoring"):
         scores = check.policy.score([row for group in kept for row in group])
-    gap = gap_of([rollout for group in groups[: check.trained] for rollout in group], scores)
+    rollouts = [rollout for group in groups[: check.trained] for rollout in group]
+    gap = float(logprob_gap(rollouts, scores)["policy/logprob_gap_mean"])
     bound = MAX_MEAN_GAPS[config.backbone.dtype]
     if not gap <= bound:
         problems.append(f"step {step}: log-probs of rollout engine and trainer differ by {gap:.3g}, bound {bound:g}")
@@ -296,13 +298,6 @@ def nudge_norms(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Te
         if weight.ndim == 1:
             weight[0] = torch.nextafter(weight[0], torch.full_like(weight[0], torch.inf))
         yield name, weight
-
-
-def gap_of(rollouts: Sequence[Rollout], scores: Sequence[TokenScores]) -> float:
-    """Mean |log pi_trainer - log pi_engine|, in nats."""
-    pairs = zip(rollouts, scores, strict=True)
-    gaps = [np.abs(score.logprobs - rollout.engine_logprobs) for rollout, score in pairs]
-    return float(np.concatenate(gaps).mean(dtype=np.float64))
 
 
 def memory_of(meter: Meter, plan: MemoryPlan, ranks: Ranks) -> Iterator[Memory]:

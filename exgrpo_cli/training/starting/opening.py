@@ -70,7 +70,11 @@ def pin_choices(config: Config, ranks: Ranks) -> Config:
         warmup_steps = min(optim.warmup_steps, config.run.steps // 2)
         optim = dataclasses.replace(optim, horizon=config.run.steps, warmup_steps=warmup_steps)
     backbone = pin_dtype(config.backbone, config.tiny, on_gpu=run.device == "cuda")
-    return dataclasses.replace(config, run=run, optim=optim, backbone=backbone)
+    rollout = config.rollout
+    if rollout.logprobs == "auto":
+        same = rollout.engine == "hf" and optim.engine == "torch" and (run.device, backbone.dtype) == ("cpu", "float32")
+        rollout = dataclasses.replace(rollout, logprobs="sampler" if same else "trainer")
+    return dataclasses.replace(config, run=run, optim=optim, backbone=backbone, rollout=rollout)
 
 
 def check_disk(config: Config, path: Path) -> None:

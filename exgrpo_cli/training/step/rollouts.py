@@ -28,6 +28,9 @@ from exgrpo_cli.types import (
     Verdict,
 )
 
+CHECKED_ONE_IN = 16
+"""With `rollout.logprobs = "sampler"` the trainer scores one rollout in so many, to see that both agree."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRollouts:
@@ -37,6 +40,8 @@ class StepRollouts:
     """All of them, experiential ones first, each rollout graded and scored under pi_old."""
     trained: frozenset[str]
     """Questions whose groups make up the step's N."""
+    tokens_scored: int
+    """Fresh response tokens that the trainer has scored under pi_old."""
     metrics: dict[str, float | int]
     notes: tuple[str, ...]
     """What the user should hear of."""
@@ -79,25 +84,32 @@ def roll_out(parts: Parts, state: RunState, step: int, experience: Experience, c
             if request.question_id not in experience.replayed
         )
     if not requests:
-        return StepRollouts(groups=(), trained=frozenset(), metrics={}, notes=())
+        return StepRollouts(groups=(), trained=frozenset(), tokens_scored=0, metrics={}, notes=())
     with clock.phase("sync"):
         parts.generator.sleep()
     with clock.phase("logprobs"):
-        groups = tuple(score_groups(parts, requests, graded, experience))
+        scored = score(parts, requests, graded)
+    groups = tuple(groups_of(parts, requests, graded, scored, experience))
     require_current_weights(groups, parts.policy.weight_version)
-    require_small_gap(logprob_gap(groups), parts.config.backbone.dtype)
-    waited: dict[str, float | int] = {}
+    require_small_gap(scored.gap, parts.config.backbone.dtype)
+    metrics = dict(scored.gap)
     if isinstance(parts.generator, RankedGenerator):
-        waited["time/rollout_idle"] = parts.generator.take_idle_seconds()
-    if settings.max_rounds == 1:
-        every = frozenset(group.question.id for group in groups)
-        return StepRollouts(groups=groups, trained=every, metrics=waited, notes=tuple(notes))
-    if missing:
-        notes.append(
-            f"step {step}: {wanted - missing} of {wanted} fresh groups are mixed after {rounds} rounds, and trained"
-        )
-    trained = frozenset(group.question.id for group in groups if group.replayed or group.is_mixed)
-    return StepRollouts(groups=groups, trained=trained, metrics=waited | {"rollout/rounds": rounds}, notes=tuple(notes))
+        metrics["time/rollout_idle"] = parts.generator.take_idle_seconds()
+    trained = groups
+    if settings.max_rounds > 1:
+        metrics["rollout/rounds"] = rounds
+        trained = tuple(group for group in groups if group.replayed or group.is_mixed)
+        if missing:
+            notes.append(
+                f"step {step}: {wanted - missing} of {wanted} fresh groups are mixed after {rounds} rounds, and trained"
+            )
+    return StepRollouts(
+        groups=groups,
+        trained=frozenset(group.question.id for group in trained),
+        tokens_scored=scored.tokens,
+        metrics=metrics,
+        notes=tuple(notes),
+    )
 
 
 def is_mixed(members: Sequence[GradedRollout]) -> bool:
@@ -177,24 +189,46 @@ def sequences_of(requests: Sequence[RolloutRequest], graded: Sequence[Sequence[G
     ]
 
 
-def own_scores(graded: Sequence[Sequence[GradedRollout]]) -> list[TokenScores]:
-    """What the rollouts bring themselves (`rollout.logprobs = "sampler"`); nothing where they bring no entropies."""
-    return [
-        TokenScores(logprobs=member.rollout.engine_logprobs, entropies=member.rollout.engine_entropies)
-        for members in graded
-        for member in members
-        if member.rollout.engine_entropies is not None
-    ]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FreshScores:
+    """Log-probs and entropies of fresh rollouts under pi_old, before the step's first update."""
+
+    scores: tuple[TokenScores, ...]
+    """Of every rollout, in their order."""
+    gap: dict[str, float | int]
+    """How far the rollout engine's log-probs lie from the trainer's."""
+    tokens: int
+    """Response tokens that the trainer has scored."""
 
 
-def score_groups(
+def score(parts: Parts, requests: Sequence[RolloutRequest], graded: Sequence[Sequence[GradedRollout]]) -> FreshScores:
+    """What `rollout.logprobs` says: the trainer's scores, or the sampler's, some of which the trainer checks."""
+    rollouts = [member.rollout for members in graded for member in members]
+    every = CHECKED_ONE_IN if parts.config.rollout.logprobs == "sampler" else 1
+    checked = rollouts[::every]
+    scores = parts.policy.score(sequences_of(requests, graded)[::every])
+    return FreshScores(
+        scores=tuple(scores if every == 1 else map(own_scores, rollouts)),
+        gap=logprob_gap(checked, scores),
+        tokens=sum(len(each.logprobs) for each in scores),
+    )
+
+
+def own_scores(rollout: Rollout) -> TokenScores:
+    """What the sampler computed of a rollout that tells entropies."""
+    assert rollout.engine_entropies is not None
+    return TokenScores(logprobs=rollout.engine_logprobs, entropies=rollout.engine_entropies)
+
+
+def groups_of(
     parts: Parts,
     requests: Sequence[RolloutRequest],
     graded: Sequence[Sequence[GradedRollout]],
+    scored: FreshScores,
     experience: Experience,
 ) -> list[Group]:
-    """Log-probs under pi_old for every fresh rollout, before the step's first update."""
-    scores = iter(own_scores(graded) or parts.policy.score(sequences_of(requests, graded)))
+    """The fresh rollouts of every question, graded and scored, with what is replayed of it."""
+    scores = iter(scored.scores)
     return [
         Group(
             question=parts.questions[request.question_id],

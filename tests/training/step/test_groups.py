@@ -203,13 +203,8 @@ def test_the_start_threshold_sees_all_rollouts_of_the_batch() -> None:
 
 def test_log_prob_gap_is_absolute() -> None:
     """Trainer -0.5; engine -0.4 for one rollout and -0.7 for the other: gaps 0.1 and 0.2 over 3 tokens each."""
-    pair = Group(
-        question=QUESTION,
-        prompt_ids=np.array([5], dtype=np.int32),
-        fresh=(member(Verdict.WRONG, engine=-0.4), member(Verdict.WRONG, engine=-0.7)),
-        scores=(scores(), scores()),
-    )
-    gap = logprob_gap([pair])
+    rollouts = [member(Verdict.WRONG, engine=engine).rollout for engine in (-0.4, -0.7)]
+    gap = logprob_gap(rollouts, [scores(), scores()])
     assert gap["policy/logprob_gap_mean"] == pytest.approx(0.15, abs=1e-6)
     assert gap["policy/logprob_gap_max"] == pytest.approx(0.2, abs=1e-6)
 
