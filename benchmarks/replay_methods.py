@@ -48,6 +48,8 @@ SETTINGS = (
     "replay.collect_before_start=true",
     # Too small to matter, but rows without advantage are part of the update too, as their tokens say.
     "objective.entropy_coefficient=1e-12",
+    # What a scored token costs is told by the steps without replay, which score all rollouts.
+    "rollout.logprobs=trainer",
 )
 OWN = {"adv-per": ("replay.warmup_steps=1",), "headroom-drift": ("replay.max_drift=0.05",)}
 SKIPPED = 4

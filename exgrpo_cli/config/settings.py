@@ -1,6 +1,7 @@
 """Settings of a run: frozen sections, each documented under its fields and validated by itself."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from exgrpo_cli.config.contradictions import require_consistent
 from exgrpo_cli.config.sections.backbone import BackboneSettings, TinySettings
@@ -41,6 +42,13 @@ class Config:
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
     optim: OptimSettings = field(default_factory=OptimSettings)
     validation: ValidationSettings = field(default_factory=ValidationSettings)
+
+    @property
+    def usual_logprobs(self) -> Literal["sampler", "trainer"]:
+        """What `rollout.logprobs = "auto"` comes to: the sampler's where they were found to be the trainer's."""
+        in_float32_on_a_cpu = self.run.device != "cuda" and self.backbone.dtype != "bfloat16"
+        alike = self.rollout.engine == "hf" and self.optim.engine == "torch" and in_float32_on_a_cpu
+        return "sampler" if alike else "trainer"
 
     def __post_init__(self) -> None:
         k = self.rollout.group_size

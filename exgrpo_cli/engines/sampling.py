@@ -50,7 +50,7 @@ def sample_tokens(
     probabilities = logprobs.exp()
     tokens = _invert_nucleus(probabilities, uniforms, top_p) if top_p < 1 else _invert(probabilities, uniforms)
     # An entry of probability 0 adds nothing, and 0 times -inf would be NaN.
-    entropy = -(probabilities * logprobs.clamp(min=LEAST_LOGPROB)).sum(dim=-1) if entropies else None
+    entropy = -logprobs.clamp(min=LEAST_LOGPROB).mul_(probabilities).sum(dim=-1) if entropies else None
     return tokens, logprobs.gather(1, tokens[:, None])[:, 0], entropy
 
 

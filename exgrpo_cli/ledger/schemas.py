@@ -153,7 +153,7 @@ class LedgerIdentity:
     questions_hash: str
     """Content hash of the question file."""
     logprob_source: str
-    """Who computed the behaviour log-probs: "trainer" or "engine"."""
+    """Who computed the behaviour log-probs: "trainer", "sampler" or "engine"."""
     format: int = LEDGER_FORMAT
     """Which tables and columns there are."""
 

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -327,6 +327,8 @@ def differing_settings(config: Config) -> list[list[str]]:
         usual = build_config(backbone=config.backbone.name, method=config.run.method)
     except InputError:
         usual = resolve([])
+    if config.rollout.logprobs == config.usual_logprobs:
+        config = replace(config, rollout=replace(config.rollout, logprobs="auto"))
     ours, theirs = asdict(config), asdict(usual)
     return [
         [f"{part}.{key}", str(value), str(theirs[part][key])]

@@ -226,10 +226,10 @@ def config_hash(config: Config) -> str:
     """Sixteen digits that two runs share where they differ in nothing but seed and machine.
 
     What a run pins when it starts is pinned here too, so that a plan and the run of it agree. Settings at their
-    defaults are left out: a setting that a later version adds changes no hash. Nor does it matter whether trainer or
-    sampler computed the log-probs: as on two machines, they are the same but for rounding.
+    defaults are left out: a setting that a later version adds changes no hash, nor does whose log-probs a default run
+    takes, since they are the same but for rounding.
     """
-    if config.rollout.logprobs != "engine":
+    if config.rollout.logprobs == config.usual_logprobs:
         config = replace(config, rollout=replace(config.rollout, logprobs="auto"))
     if config.optim.schedule != "constant" and config.optim.horizon == 0:
         warmup_steps = min(config.optim.warmup_steps, config.run.steps // 2)

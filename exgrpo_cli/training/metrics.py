@@ -93,14 +93,26 @@ def valid_trace_metrics(groups: Sequence[Group]) -> dict[str, float | int]:
     return values | ({"batch/valid_of_correct": float(np.mean(valid))} if valid else {})
 
 
-def logprob_gap(rollouts: Sequence[Rollout], scores: Sequence[TokenScores]) -> dict[str, float | int]:
-    """|log pi_trainer - log pi_engine| over their tokens: a growing gap means the generator has stale weights."""
-    pairs = zip(rollouts, scores, strict=True)
-    gaps = [np.abs(trainer.logprobs - rollout.engine_logprobs) for rollout, trainer in pairs]
-    if not gaps:
-        return {}
-    gap = np.concatenate(gaps)
-    return {"policy/logprob_gap_mean": float(gap.mean(dtype=np.float64)), "policy/logprob_gap_max": float(gap.max())}
+def score_gaps(rollouts: Sequence[Rollout], scores: Sequence[TokenScores]) -> dict[str, float | int]:
+    """|log pi_trainer - log pi_engine| over their tokens: a growing gap means the generator has stale weights.
+
+    And the same of entropies, in nats, where the engine tells them.
+    """
+    values: dict[str, float | int] = {}
+    pairs = list(zip(rollouts, scores, strict=True))
+    gaps = {
+        "policy/logprob_gap": [np.abs(score.logprobs - rollout.engine_logprobs) for rollout, score in pairs],
+        "policy/entropy_gap": [
+            np.abs(score.entropies - rollout.engine_entropies)
+            for rollout, score in pairs
+            if rollout.engine_entropies is not None
+        ],
+    }
+    for name, parts in gaps.items():
+        if parts:
+            gap = np.concatenate(parts)
+            values |= {f"{name}_mean": float(gap.mean(dtype=np.float64)), f"{name}_max": float(gap.max())}
+    return values
 
 
 def truncation(groups: Sequence[Group]) -> dict[str, float | int]:

@@ -26,7 +26,7 @@ from exgrpo_cli.training.loop import run_step, spent_share
 from exgrpo_cli.training.metrics import Clock
 from exgrpo_cli.training.resuming.checkpoint import latest_step
 from exgrpo_cli.training.starting.assemble import take_device
-from exgrpo_cli.training.starting.opening import check_disk, open_run, pin_choices, require_extras
+from exgrpo_cli.training.starting.opening import check_disk, open_run, pin_choices, require_extras, with_logprobs_of
 from exgrpo_cli.training.step.groups import Group
 from exgrpo_cli.training.time_limit import TimeLimit
 
@@ -48,9 +48,9 @@ def train(
     way, and Interrupted after a stop signal, with the state saved.
     """
     started = ranks.local_world_size if ranks.world_size > 1 else 0
-    asked = config.backbone.dtype
+    asked = config
     config = pin_choices(resolve_ranks(config, survey_machine(), started), ranks)
-    if asked == "auto" and config.run.device == "cuda" and ranks.is_main:
+    if asked.backbone.dtype == "auto" and config.run.device == "cuda" and ranks.is_main:
         reporter.note(f"backbone.dtype = {config.backbone.dtype}, as the config.json of {config.backbone.name} says")
     require_extras(config)
     torch.set_num_threads(config.run.threads)
@@ -62,6 +62,8 @@ def train(
             ranks.from_main(lambda: check_disk(config, path))
         folder = ranks.from_main(lambda: RunFolder.existing(path) if resume else RunFolder.create(path))
         ranks.from_main(lambda: stack.enter_context(folder.locked()))
+        if resume and asked.rollout.logprobs == "auto":
+            config = ranks.from_main(lambda: with_logprobs_of(folder, config))
         watchdog = Watchdog(path, rank=ranks.rank, seconds=60 * config.run.phase_timeout)
         stack.enter_context(watchdog)
         try:

@@ -33,3 +33,11 @@ def test_effects_on_some_of_the_questions_are_printed(capsys: pytest.CaptureFixt
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5 * 7 * 3
     assert {int(line.split(", ")[3]) for line in lines} >= {400, 254, 146, 200, 73, 181}
+
+
+def test_the_sampler_is_compared_with_the_trainer(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(DOCS / "results" / "sampler" / "compare.py"), run_name="__main__")
+    printed = capsys.readouterr().out.splitlines()
+    notebook = (DOCS / "lab-notebook.md").read_text()
+    effects = [re.search(r"[+-]\d.*", line) for line in printed]
+    assert len(printed) == 6 and all(effect and effect[0] in notebook for effect in effects)

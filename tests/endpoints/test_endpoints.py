@@ -129,7 +129,9 @@ def test_the_hash_tells_settings_apart_and_forgets_seed_and_machine() -> None:
         name: config_hash(build_config(assignments=[f"rollout.logprobs={name}"]))
         for name in ("trainer", "sampler", "engine")
     }
-    assert hashes["trainer"] == hashes["sampler"] == config_hash(plain) != hashes["engine"]
+    assert hashes["sampler"] == config_hash(plain) and len(set(hashes.values())) == 3
+    in_bfloat16 = ["backbone.dtype=bfloat16", "rollout.logprobs=trainer"]
+    assert config_hash(build_config(assignments=in_bfloat16)) == config_hash(plain)
 
 
 def test_a_result_is_read_as_it_was_written_and_a_damaged_one_is_named(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ class RolloutSettings:
         require(self.top_p == 1.0, "rollout.top_p", self.top_p, "1.0: the ratios of a truncated policy are undefined")
         require_fraction("rollout", self, "gpu_memory_fraction")
         if self.engine != "hf":
-            bound = "'trainer' or 'engine', or rollout.engine = 'hf': no other engine tells entropies"
+            bound = "'auto', 'trainer' or 'engine', or rollout.engine = 'hf': no other engine tells entropies"
             require(self.logprobs != "sampler", "rollout.logprobs", self.logprobs, bound)
         if self.engine == "hf":
             bound = "1, or rollout.engine = 'vllm': the hf engine holds the whole model on each rank"

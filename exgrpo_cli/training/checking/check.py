@@ -38,12 +38,13 @@ from exgrpo_cli.ranks.ranks import ALONE, Ranks
 from exgrpo_cli.seeds import rollout_seed
 from exgrpo_cli.training.checking.measure import Meter, forward_operations, product_speed
 from exgrpo_cli.training.checking.report import CheckReport, Memory, Speed, allowed
-from exgrpo_cli.training.metrics import logprob_gap
+from exgrpo_cli.training.metrics import score_gaps
 from exgrpo_cli.training.starting.assemble import make_policy, plan_memory, sampling_backbone, take_device
 from exgrpo_cli.training.starting.opening import pin_choices, require_extras
 from exgrpo_cli.training.starting.rollout_engine import make_generator
+from exgrpo_cli.training.step.rollouts import sampling_params
 from exgrpo_cli.training.step.staleness import MAX_MEAN_GAPS
-from exgrpo_cli.types import RolloutRequest, SamplingParams, TokenScores, TokenSequence
+from exgrpo_cli.types import RolloutRequest, TokenScores, TokenSequence
 
 STEPS = 2
 MOST_ROWS = 256
@@ -202,9 +203,7 @@ def noting(problems: list[str], meter: Meter, ranks: Ranks) -> Iterator[None]:
 def run_step(check: Check, step: int) -> tuple[float, list[str]]:
     """One step; returns the mean log-prob gap of its rollouts, and what was wrong with it."""
     config, meter, problems = check.config, check.meter, []
-    params = SamplingParams(
-        temperature=config.rollout.temperature, top_p=1.0, max_new_tokens=config.rollout.max_response_tokens
-    )
+    params = sampling_params(config)
     requests = [
         RolloutRequest(
             question_id=name,
@@ -224,7 +223,7 @@ def run_step(check: Check, step: int) -> tuple[float, list[str]]:
     with meter.phase("scoring"):
         scores = check.policy.score([row for group in kept for row in group])
     rollouts = [rollout for group in groups[: check.trained] for rollout in group]
-    gap = float(logprob_gap(rollouts, scores)["policy/logprob_gap_mean"])
+    gap = float(score_gaps(rollouts, scores)["policy/logprob_gap_mean"])
     bound = MAX_MEAN_GAPS[config.backbone.dtype]
     if not gap <= bound:
         problems.append(f"step {step}: log-probs of rollout engine and trainer differ by {gap:.3g}, bound {bound:g}")

@@ -10,6 +10,7 @@ import torch
 
 from exgrpo_cli.backbones.load import pin_dtype
 from exgrpo_cli.config.contradictions import setting
+from exgrpo_cli.config.layers import read_config
 from exgrpo_cli.config.resolve import to_toml
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.console.reporter import Reporter
@@ -71,10 +72,16 @@ def pin_choices(config: Config, ranks: Ranks) -> Config:
         optim = dataclasses.replace(optim, horizon=config.run.steps, warmup_steps=warmup_steps)
     backbone = pin_dtype(config.backbone, config.tiny, on_gpu=run.device == "cuda")
     rollout = config.rollout
+    config = dataclasses.replace(config, run=run, optim=optim, backbone=backbone)
     if rollout.logprobs == "auto":
-        same = rollout.engine == "hf" and optim.engine == "torch" and (run.device, backbone.dtype) == ("cpu", "float32")
-        rollout = dataclasses.replace(rollout, logprobs="sampler" if same else "trainer")
-    return dataclasses.replace(config, run=run, optim=optim, backbone=backbone, rollout=rollout)
+        rollout = dataclasses.replace(rollout, logprobs=config.usual_logprobs)
+    return dataclasses.replace(config, rollout=rollout)
+
+
+def with_logprobs_of(folder: RunFolder, config: Config) -> Config:
+    """`config` with the `rollout.logprobs` that the run in `folder` began with, on whatever machine and version."""
+    begun = read_config(folder.config).get("rollout", {}).get("logprobs", "trainer")
+    return dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, logprobs=begun))
 
 
 def check_disk(config: Config, path: Path) -> None:

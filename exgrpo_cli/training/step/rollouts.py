@@ -3,15 +3,18 @@
 K rollouts for a fresh question; for an experiential one as many fewer as stored rows stand in.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.data.question_file.choices import options_of
 from exgrpo_cli.engines.ranked_generator import RankedGenerator
 from exgrpo_cli.grading import GradingItem
 from exgrpo_cli.seeds import rollout_seed
-from exgrpo_cli.training.metrics import Clock, logprob_gap
+from exgrpo_cli.training.metrics import Clock, score_gaps
 from exgrpo_cli.training.parts import Parts
 from exgrpo_cli.training.resuming.state import RunState
 from exgrpo_cli.training.step.experience import Experience
@@ -88,7 +91,7 @@ def roll_out(parts: Parts, state: RunState, step: int, experience: Experience, c
     with clock.phase("sync"):
         parts.generator.sleep()
     with clock.phase("logprobs"):
-        scored = score(parts, requests, graded)
+        scored = score(parts, requests, graded, np.random.default_rng((parts.config.run.seed, step)))
     groups = tuple(groups_of(parts, requests, graded, scored, experience))
     require_current_weights(groups, parts.policy.weight_version)
     require_small_gap(scored.gap, parts.config.backbone.dtype)
@@ -196,22 +199,33 @@ class FreshScores:
     scores: tuple[TokenScores, ...]
     """Of every rollout, in their order."""
     gap: dict[str, float | int]
-    """How far the rollout engine's log-probs lie from the trainer's."""
+    """How far the rollout engine's log-probs, and entropies if it tells them, lie from the trainer's."""
     tokens: int
     """Response tokens that the trainer has scored."""
 
 
-def score(parts: Parts, requests: Sequence[RolloutRequest], graded: Sequence[Sequence[GradedRollout]]) -> FreshScores:
-    """What `rollout.logprobs` says: the trainer's scores, or the sampler's, some of which the trainer checks."""
+def score(
+    parts: Parts,
+    requests: Sequence[RolloutRequest],
+    graded: Sequence[Sequence[GradedRollout]],
+    rng: np.random.Generator,
+) -> FreshScores:
+    """What `rollout.logprobs` says: the trainer's scores, or the sampler's, some of which, by `rng`, it checks."""
     rollouts = [member.rollout for members in graded for member in members]
-    every = CHECKED_ONE_IN if parts.config.rollout.logprobs == "sampler" else 1
-    checked = rollouts[::every]
-    scores = parts.policy.score(sequences_of(requests, graded)[::every])
+    sequences = sequences_of(requests, graded)
+    by_sampler = parts.config.rollout.logprobs == "sampler"
+    checked = drawn_to_check(len(rollouts), rng) if by_sampler else range(len(rollouts))
+    scores = parts.policy.score([sequences[index] for index in checked])
     return FreshScores(
-        scores=tuple(scores if every == 1 else map(own_scores, rollouts)),
-        gap=logprob_gap(checked, scores),
+        scores=tuple(map(own_scores, rollouts) if by_sampler else scores),
+        gap=score_gaps([rollouts[index] for index in checked], scores),
         tokens=sum(len(each.logprobs) for each in scores),
     )
+
+
+def drawn_to_check(count: int, rng: np.random.Generator) -> list[int]:
+    """Positions of one rollout in `CHECKED_ONE_IN`, at least one: any member of any group, from any rank."""
+    return sorted(rng.choice(count, size=math.ceil(count / CHECKED_ONE_IN), replace=False).tolist())
 
 
 def own_scores(rollout: Rollout) -> TokenScores:

@@ -25,11 +25,13 @@ def require_current_weights(groups: Sequence[Group], weight_version: int) -> Non
 
 
 def require_small_gap(metrics: Mapping[str, float | int], dtype: str) -> None:
-    """Raise RunError where the engine's log-probs differ from the trainer's by more than rounding in `dtype`."""
-    gap, bound = metrics.get("policy/logprob_gap_mean", 0.0), MAX_MEAN_GAPS[dtype]
-    if not gap <= bound:
-        raise RunError(
-            f"the rollout engine's log-probs differ from the trainer's by {gap:.3g} a token, bound {bound:g} in "
-            f"{dtype}: it sampled with other weights, or computes the model otherwise. Go on with --resume, which "
-            "hands it the weights again; if it comes back, use another rollout.engine."
-        )
+    """Raise RunError where log-probs or entropies of engine and trainer differ by more than rounding in `dtype`."""
+    bound = MAX_MEAN_GAPS[dtype]
+    for name, what in (("policy/logprob_gap_mean", "log-probs"), ("policy/entropy_gap_mean", "entropies")):
+        gap = metrics.get(name, 0.0)
+        if not gap <= bound:
+            raise RunError(
+                f"the rollout engine's {what} differ from the trainer's by {gap:.3g} a token, bound {bound:g} in "
+                f"{dtype}: it sampled with other weights, or computes the model otherwise. Go on with --resume, which "
+                "hands it the weights again; if it comes back, use another rollout.engine."
+            )

@@ -12,8 +12,8 @@ from exgrpo_cli.engines.protocols import UpdateReport
 from exgrpo_cli.training.metrics import (
     batch_metrics,
     journal_line,
-    logprob_gap,
     pass_at_1,
+    score_gaps,
     truncation,
     update_metrics,
 )
@@ -204,7 +204,14 @@ def test_the_start_threshold_sees_all_rollouts_of_the_batch() -> None:
 def test_log_prob_gap_is_absolute() -> None:
     """Trainer -0.5; engine -0.4 for one rollout and -0.7 for the other: gaps 0.1 and 0.2 over 3 tokens each."""
     rollouts = [member(Verdict.WRONG, engine=engine).rollout for engine in (-0.4, -0.7)]
-    gap = logprob_gap(rollouts, [scores(), scores()])
+    gap = score_gaps(rollouts, [scores(), scores()])
+    assert "policy/entropy_gap_mean" not in gap
+    told = [
+        replace(each, engine_entropies=np.full(3, 0.5 - 0.25 * index, np.float32))
+        for index, each in enumerate(rollouts)
+    ]
+    entropies = score_gaps(told, [scores(), scores()])
+    assert entropies["policy/entropy_gap_mean"] == 0.125 and entropies["policy/entropy_gap_max"] == 0.25
     assert gap["policy/logprob_gap_mean"] == pytest.approx(0.15, abs=1e-6)
     assert gap["policy/logprob_gap_max"] == pytest.approx(0.2, abs=1e-6)
 

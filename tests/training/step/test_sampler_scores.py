@@ -1,10 +1,12 @@
 """`rollout.logprobs = "sampler"`: what the sampler computed stands for the scoring pass, which checks some of it."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from exgrpo_cli.config.settings import Config
@@ -13,9 +15,10 @@ from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.files import read_json_lines
 from exgrpo_cli.ranks.ranks import ALONE
+from exgrpo_cli.training.loop import run_step
 from exgrpo_cli.training.run import train
 from exgrpo_cli.training.starting.opening import pin_choices
-from exgrpo_cli.training.step.rollouts import CHECKED_ONE_IN
+from exgrpo_cli.training.step.rollouts import CHECKED_ONE_IN, drawn_to_check
 
 SHORT = ("run.steps=2", "data.heldout=none", "replay.start_threshold=0", "rollout.questions_per_step=4")
 
@@ -36,25 +39,58 @@ def test_the_samplers_scores_are_those_of_a_pass(small_config: Callable[..., Con
     rollouts = config.rollout.questions_per_step * config.rollout.group_size
     most = config.rollout.max_response_tokens * -(-rollouts // CHECKED_ONE_IN)
     assert passed["tokens/scored"] >= passed["tokens/generated"] and 0 < own["tokens/scored"] <= most
-    assert own["policy/logprob_gap_max"] < 1e-3
+    assert own["policy/logprob_gap_max"] < 1e-3 and own["policy/entropy_gap_max"] < 1e-3
     assert later["step"] == 2
 
 
+@pytest.mark.parametrize(("name", "what"), [("engine_logprobs", "log-probs"), ("engine_entropies", "entropies")])
 def test_a_sampler_that_computes_otherwise_is_found(
-    small_config: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, what: str, small_config: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its numbers are not believed unseen: those of the checked rollouts lie beside the trainer's."""
     generate = HFGenerator.generate
 
     def shifted(*arguments: Any) -> Any:
         return [
-            [replace(rollout, engine_logprobs=rollout.engine_logprobs - 0.01) for rollout in group]
+            [replace(rollout, **{name: getattr(rollout, name) - 0.01}) for rollout in group]
             for group in generate(*arguments)
         ]
 
     monkeypatch.setattr(HFGenerator, "generate", shifted)
-    with pytest.raises(RunError, match=r"log-probs differ from the trainer's by 0\.01 a token, bound 0\.001"):
+    with pytest.raises(RunError, match=rf"{what} differ from the trainer's by 0\.01 a token, bound 0\.001"):
         train(small_config(*SHORT), tmp_path / "run", reporter=SilentReporter())
+
+
+@pytest.mark.parametrize("count", [1, 7, 16, 100, 256])
+def test_any_rollout_may_be_checked(count: int) -> None:
+    """Of whatever group, member and rank: no position is left out for good."""
+    drawn = [drawn_to_check(count, np.random.default_rng((0, step))) for step in range(300)]
+    assert {len(set(each)) for each in drawn} == {math.ceil(count / CHECKED_ONE_IN)}
+    assert {index for each in drawn for index in each} == set(range(count))
+
+
+def test_a_run_goes_on_with_the_log_probs_it_began_with(
+    small_config: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ledger says whose they are. A study asks for "auto" again, maybe on another machine or of another version."""
+
+    class Stopped(Exception):
+        pass
+
+    def stop_at_the_second(parts: Any, state: Any, step: int, clock: Any) -> Any:
+        if step == 2:
+            raise Stopped
+        return run_step(parts, state, step, clock)
+
+    path, config = tmp_path / "run", small_config(*SHORT, "rollout.logprobs=trainer", "run.save_every=1")
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr("exgrpo_cli.training.run.run_step", stop_at_the_second)
+        train(config, path, reporter=SilentReporter())
+    asked = replace(config, rollout=replace(config.rollout, logprobs="auto"))
+    train(asked, path, resume=True, reporter=SilentReporter())
+    first, second = read_json_lines(path / "metrics.jsonl")
+    assert (first["step"], second["step"]) == (1, 2)
+    assert all(line["tokens/scored"] >= line["tokens/generated"] for line in (first, second))
 
 
 @pytest.mark.parametrize(
@@ -76,5 +112,5 @@ def test_the_sampler_stands_for_the_trainer_where_both_compute_alike(
 
 
 def test_only_an_engine_that_tells_entropies_can_stand_for_the_trainer(small_config: Callable[..., Config]) -> None:
-    with pytest.raises(InputError, match=r"rollout.logprobs = 'sampler' is out of range: use 'trainer' or"):
+    with pytest.raises(InputError, match=r"rollout.logprobs = 'sampler' is out of range: use 'auto', 'trainer' or"):
         small_config("rollout.logprobs=sampler", "rollout.engine=vllm")
