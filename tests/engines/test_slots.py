@@ -50,3 +50,6 @@ def test_chunks_merge_where_a_call_costs_more_than_the_columns() -> None:
     assert attention_chunks(np.repeat([199, 19], 2), np.array([0, 2])) == together
     assert widened(together) == attention_chunks(np.repeat([200, 20], 2), np.array([0, 2]))
     assert widened(()) == ()
+    # On a GPU a call has to save 32,768 cells: 100 rows of each save 18,000, 200 of each 36,000.
+    assert attention_chunks(lengths, np.array([0, 100]), "cuda") == (AttentionChunk(start=0, stop=200, span=200),)
+    assert len(attention_chunks(np.repeat([199, 19], 200), np.array([0, 200]), "cuda")) == 2

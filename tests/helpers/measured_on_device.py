@@ -5,17 +5,21 @@ One JSON object: for each job the times the host waited, the units of work, and 
 
 import gc
 import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import simulated_device
 import torch
 from simulated_device import counted
 from small_policy import VOCAB, build_model, build_policy, minibatch, sequences, weights
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from exgrpo_cli.algo.batching import TrainingRow, packed_batches
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.sections.optim import OptimSettings
+from exgrpo_cli.engines.hf.decode import DecodeBatch
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.machine.memory import memory_plan
 from exgrpo_cli.machine.shapes import shape_of
@@ -37,12 +41,40 @@ def requests() -> list[RolloutRequest]:
     ]
 
 
-def rollouts(device: torch.device, max_rows: int) -> list[list[int]]:
+def rollouts(model: PreTrainedModel, max_rows: int) -> list[list[int]]:
     """Token ids of all rollouts."""
-    model = build_model().to(device).eval()
     params = SamplingParams(temperature=0.9, top_p=1.0, max_new_tokens=TOKENS)
     groups = HFGenerator(model, max_rows=max_rows, eos_ids=(3, 7)).generate(requests(), params)
     return [rollout.token_ids.tolist() for group in groups for rollout in group]
+
+
+def blocking_copies(device: torch.device) -> int:
+    """Waits of three copies from the host that a GPU's host waits for, and of one that it does not."""
+    there, before = torch.zeros(3).to(device), counted.waits.copy()
+    there[[0, 1]] = 1.0
+    torch.tensor([1.0], device=device)
+    torch.ones(3).to(device)
+    torch.ones(3).to(device, non_blocking=True)
+    return (counted.waits - before).total()
+
+
+@contextmanager
+def counting(calls: "Counter[str]") -> Iterator[None]:
+    """Count tokens decoded (of all rows at once) and times that rows were let in."""
+    plain = {name: getattr(DecodeBatch, name) for name in ("step", "admit")}
+
+    def counted_call(name: str) -> Callable[[DecodeBatch], object]:
+        def call(batch: DecodeBatch) -> object:
+            calls[name] += 1
+            return plain[name](batch)
+
+        return call
+
+    for name in plain:
+        setattr(DecodeBatch, name, counted_call(name))
+    yield
+    for name, own in plain.items():
+        setattr(DecodeBatch, name, own)
 
 
 def memory(device: torch.device, dtype: str, *, checkpointing: bool) -> dict[str, tuple[int, int]]:
@@ -102,14 +134,16 @@ def memory(device: torch.device, dtype: str, *, checkpointing: bool) -> dict[str
 
 def main() -> None:
     """Every job on the CPU, then on the device."""
-    device, cpu = simulated_device.install(), torch.device("cpu")
-    figures: dict[str, object] = {}
+    device = simulated_device.install()
+    figures: dict[str, object] = {"counted": blocking_copies(device)}
     for max_rows in (20, 6):
-        expected, before = rollouts(cpu, max_rows), counted.waits.copy()
-        own = rollouts(device, max_rows)
+        expected, model = rollouts(build_model().eval(), max_rows), build_model().to(device).eval()
+        before, steps = counted.waits.copy(), Counter[str]()
+        with counting(steps):
+            own = rollouts(model, max_rows)
         # The proof of the head, when the model is cut in two, looks at three numbers.
         waits = (counted.waits - before).total() - 3
-        figures[f"rollouts-{max_rows}"] = {"waits": waits, "equal": own == expected, "longest": max(map(len, own))}
+        figures[f"rollouts-{max_rows}"] = {"waits": waits, "equal": own == expected, **steps}
     for checkpointing in (False, True):
         there, here = build_model().to(device), build_model()
         policy, beside = (

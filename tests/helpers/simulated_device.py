@@ -1,7 +1,8 @@
 """A device that is not the CPU, made in Python: its tensors lie in host memory that only its own operations may touch.
 
 As on a GPU, an operation on tensors of two devices raises RuntimeError, numpy cannot read a tensor of this device, and
-whatever brings a value to the host makes it wait; those waits are counted, and so are the bytes of live tensors.
+whatever brings a value to the host makes it wait, as does what is brought here without `non_blocking`; those waits are
+counted, and so are the bytes of live tensors.
 
 `python -m simulated_device train ...` is the command line with the policy, its sampler and its optimizer on it. torch
 takes one such device a process, so nothing here is imported by the tests' own.
@@ -121,6 +122,8 @@ class DeviceTensor(torch.Tensor):
                 raise RuntimeError(f"{name}: tensors on {NAME}:0 and on {strangers[0].device}, of {strangers[0].shape}")
         if name in _WAITS:
             counted.waits[name] += 1
+        if _waits_for_upload(name, args, kwargs):
+            counted.waits["upload"] += 1
         if name == "copy_" and not isinstance(args[0], DeviceTensor):
             counted.waits["copy"] += 1
             return args[0].copy_(args[1].host)
@@ -133,6 +136,18 @@ class DeviceTensor(torch.Tensor):
             # A copy even where nothing had to be converted: the two devices share no memory.
             return result.clone() if any(_shares(result, own.host) for own in ours) else result
         return pytree.tree_map_only(torch.Tensor, lambda leaf: _wrapped(leaf, ours), result)
+
+
+def _waits_for_upload(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether values of the host come here in a copy that a GPU's host waits for."""
+    if name == "copy_":
+        to_here = isinstance(args[0], DeviceTensor) and not isinstance(args[1], DeviceTensor)
+        return to_here and not (kwargs.get("non_blocking", False) or args[2:3] == (True,))
+    # Indices, too: torch copies them to the device of what they index.
+    return name in _INDEXING and any(
+        isinstance(leaf, torch.Tensor) and not isinstance(leaf, DeviceTensor) and leaf.dim()
+        for leaf in pytree.tree_leaves(args[1:2])
+    )
 
 
 def _on_host(leaf: object) -> object:
@@ -168,6 +183,7 @@ def _empty_strided(size: Any, stride: Any, *, dtype: Any = None, layout: Any = N
 def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     """What `torch.tensor(..., device=...)` ends in, past the dispatch to Python."""
     assert isinstance(target, DeviceTensor)
+    counted.waits["upload"] += bool(source.numel()) and not (non_blocking or isinstance(source, DeviceTensor))
     target.host.copy_(_on_host(source))
     return target
 

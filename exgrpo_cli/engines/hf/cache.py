@@ -12,11 +12,14 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import Cache, DynamicCache, DynamicLayer
+
+from exgrpo_cli.engines.model.transfer import to_device
 
 FIRST_COLUMNS = 64
 """Columns for response tokens to begin with: few, so that the rows in use lie close together in memory."""
@@ -108,15 +111,14 @@ class SlotCache(Cache):
             self._mask[rows, :, length:] = self._hidden
             row = rows.stop
 
-    def move(self, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
-        """Copy rows, which hold `lengths` tokens, over others; a row may be source and target."""
-        span, device = max(lengths), self._mask.device
-        rows, places = torch.tensor(sources, device=device), torch.tensor(targets, device=device)
+    def move(self, sources: Int[np.ndarray, " moves"], targets: Int[np.ndarray, " moves"], span: int) -> None:
+        """Copy rows, which hold at most `span` tokens, over others; a row may be source and target."""
+        rows, places = (to_device(slots, self._mask.device) for slots in (sources, targets))
         for buffer in [buffer for layer in self.slot_layers for buffer in (layer.keys, layer.values)]:
             # All at once: a copy for each row costs more in calls than the columns that shorter rows carry along.
             used = buffer[:, :, :span]
             used.index_copy_(0, places, used.index_select(0, rows))
-        self._mask[targets] = self._mask[sources]
+        self._mask.index_copy_(0, places, self._mask.index_select(0, rows))
 
     def begin_step(self, lengths: Int[Tensor, " rows"], span: int) -> Float[Tensor, "rows heads 1 span"]:
         """Point the next token of each row at its own column; returns the additive attention mask of the step."""

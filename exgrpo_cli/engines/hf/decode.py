@@ -17,6 +17,7 @@ from exgrpo_cli.engines.hf.direct import DirectBody, decodes_directly
 from exgrpo_cli.engines.hf.prefill import StartingRows, WaitingRow, WaitingRows
 from exgrpo_cli.engines.hf.slots import AttentionChunk, attention_chunks, regroup, widened
 from exgrpo_cli.engines.model.causal_lm import CausalLM
+from exgrpo_cli.engines.model.transfer import to_device
 from exgrpo_cli.engines.sampling import sample_tokens
 from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams, StopReason
 
@@ -65,8 +66,12 @@ class DecodeBatch:
         self._counts = torch.zeros(max_rows, dtype=torch.long, device=device)
         """Response tokens so far: one more than are cached, the newest being the next input."""
         self._newest = torch.zeros(max_rows, dtype=torch.long, device=device)
+        self._lengths_there = torch.zeros(max_rows, dtype=torch.long, device=device)
+        """`_lengths` on the device, where each token is placed by them."""
         self._records = np.arange(max_rows)
         """Where each row writes its tokens: rows move to other slots, what they wrote stays."""
+        self._records_there = torch.arange(max_rows, device=device)
+        """`_records` on the device."""
         self._ends = torch.zeros(max_rows, dtype=torch.long, device=device)
         """Of rows that ended: twice their response tokens, plus 1 where the last one is an end of sequence."""
         self._look_every = look_every
@@ -105,11 +110,14 @@ class DecodeBatch:
         """Extend every row by one token and return the rows that ended; runs under GROUPED_DECODING attention."""
         used = slice(0, self.num_rows)
         # Every row grows by a token, so the calls of a step are those of the one before, a column wider.
-        self._chunks = widened(self._chunks) or attention_chunks(self._lengths[used], self._run_starts)
-        lengths = torch.tensor(self._lengths[used], device=self._newest.device)
+        self._chunks = widened(self._chunks) or attention_chunks(
+            self._lengths[used], self._run_starts, self._newest.device.type
+        )
+        lengths = self._lengths_there[used]
         mask = self._cache.begin_step(lengths, span=max(chunk.span for chunk in self._chunks))
         hidden = self._hidden(self._newest[used], lengths, mask)
         self._lengths[used] += 1
+        lengths += 1
         return self._extend(self._parts.head(hidden))
 
     def _hidden(
@@ -141,9 +149,10 @@ class DecodeBatch:
         lengths, sources, chosen = part.prefilled.lengths, part.sources[alive].tolist(), self._on_device(alive)
         self._cache.fill(part.prefilled.states, lengths, sources, first)
         self._lengths[used] = [lengths[source] for source in sources]
+        self._lengths_there[used] = self._on_device(self._lengths[used])
         self._rows.extend(part.rows[i] for i in alive)
         self._run_starts, self._chunks = np.append(self._run_starts, first), ()
-        records = self._on_device(self._records[used])
+        records = self._records_there[used]
         self._uniforms[records, : self._params.max_new_tokens] = self._on_device(part.uniforms[alive])
         self._newest[used] = part.tokens[chosen]
         self._tokens[records, 0] = part.tokens[chosen].to(torch.int32)
@@ -157,7 +166,7 @@ class DecodeBatch:
         """Sample the next token of every row, record it, and take out the rows that ended."""
         used = slice(0, self.num_rows)
         counts = self._counts[used]
-        at = self._on_device(self._records[used]), counts
+        at = self._records_there[used], counts
         tokens, logprobs, entropies = sample_tokens(
             logits,
             self._uniforms[at],
@@ -222,6 +231,7 @@ class DecodeBatch:
         if len(moves.sources):
             self._move(moves.sources, moves.targets)
         self._records[self.num_rows - len(gone) : self.num_rows] = free_records
+        self._records_there.copy_(self._on_device(self._records))
         self.num_rows -= len(gone)
         del self._rows[self.num_rows :]
 
@@ -231,10 +241,10 @@ class DecodeBatch:
         moved = [self._rows[source] for source in sources]
         for target, row in zip(targets, moved, strict=True):
             self._rows[target] = row
-        self._cache.move(sources.tolist(), targets.tolist(), self._lengths[targets].tolist())
+        self._cache.move(sources, targets, int(self._lengths[targets].max()))
         from_slots, to_slots = self._on_device(sources), self._on_device(targets)
-        for state in (self._counts, self._newest, self._ends):
+        for state in (self._lengths_there, self._counts, self._newest, self._ends):
             state[to_slots] = state[from_slots]
 
     def _on_device(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self._newest.device)
+        return to_device(array, self._newest.device)

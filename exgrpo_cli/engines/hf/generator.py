@@ -8,6 +8,7 @@ Axes: rows = rollouts being decoded, vocab = vocabulary.
 
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -19,6 +20,7 @@ from exgrpo_cli.engines.hf.weights import take_weights
 from exgrpo_cli.engines.model.attention import use_attention
 from exgrpo_cli.engines.model.causal_lm import split_causal_lm
 from exgrpo_cli.engines.model.product_linear import use_products
+from exgrpo_cli.engines.model.transfer import to_device
 from exgrpo_cli.engines.protocols import Score
 from exgrpo_cli.engines.sampling import check_sampling
 from exgrpo_cli.errors import InputError
@@ -41,7 +43,7 @@ class HFGenerator:
         use_products(model)
         self._parts = split_causal_lm(model)
         self._max_rows = max_rows
-        self._eos_ids = torch.tensor(eos_token_ids(model) if eos_ids is None else list(eos_ids))
+        self._eos_ids = np.array(eos_token_ids(model) if eos_ids is None else list(eos_ids), dtype=np.int64)
 
     @torch.inference_mode()
     def generate(
@@ -59,7 +61,7 @@ class HFGenerator:
             requests,
             params,
             max_rows=min(self._max_rows, max(1, sum(len(request.seeds) for request in requests))),
-            eos_ids=self._eos_ids.to(self._parts.device),
+            eos_ids=to_device(self._eos_ids, self._parts.device),
             weight_version=self.weight_version,
             look_every=1 if self._parts.device.type == "cpu" else TOKENS_A_LOOK,
         )

@@ -19,11 +19,12 @@ from exgrpo_cli.algo.batching import shared_prefix
 from exgrpo_cli.engines.hf.cache import PromptStates, prompt_states
 from exgrpo_cli.engines.model.attention import PLAIN_CAUSAL, repeats_keys, use_attention
 from exgrpo_cli.engines.model.causal_lm import CausalLM
+from exgrpo_cli.engines.model.transfer import to_device
 from exgrpo_cli.engines.sampling import row_uniforms, sample_tokens
 from exgrpo_cli.types import RolloutRequest, SamplingParams
 
 PREFILL_TOKENS = 4096
-"""Token budget of one pass, padding included; a longer prompt has a pass of its own."""
+"""Token budget of one pass, padding included, enough to fill a GPU; a longer prompt has a pass of its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,8 +115,8 @@ class WaitingRows:
         uniforms = np.stack([row_uniforms(seed, self._params.max_new_tokens) for seed in seeds])
         device = self._parts.device
         tokens, logprobs, entropies = sample_tokens(
-            self._parts.head(prefilled.last_hidden[torch.from_numpy(sources).to(device)]),
-            torch.from_numpy(uniforms[:, 0]).to(device),
+            self._parts.head(prefilled.last_hidden[to_device(sources, device)]),
+            to_device(uniforms[:, 0], device),
             temperature=self._params.temperature,
             top_p=self._params.top_p,
             entropies=self._params.entropies,
@@ -145,7 +146,7 @@ class WaitingRows:
         for row, prompt in enumerate(prompts):
             padded[row, : len(prompt)] = prompt
         device = self._parts.device
-        input_ids = torch.from_numpy(padded).to(device)
+        input_ids = to_device(padded, device)
         cache = DynamicCache(config=self._parts.model.config)
         # Plain causal attention reads no cache. The last token is left: its hidden state is asked for.
         prefix = 0 if self._attention == PLAIN_CAUSAL else min(shared_prefix(prompts), int(lengths.min()) - 1)
@@ -156,7 +157,7 @@ class WaitingRows:
             hidden = self._parts.body(
                 input_ids=input_ids[:, prefix:], past_key_values=cache, use_cache=True
             ).last_hidden_state
-        last = hidden[torch.arange(len(prompts), device=device), torch.from_numpy(lengths - 1 - prefix).to(device)]
+        last = hidden[torch.arange(len(prompts), device=device), to_device(lengths - 1 - prefix, device)]
         return Prefilled(first=first, lengths=lengths.tolist(), states=prompt_states(cache), last_hidden=last)
 
     def _affordable(self, first: int) -> list[Int[np.ndarray, " prompt_tokens"]]:

@@ -22,6 +22,7 @@ from transformers import AttentionInterface
 
 from exgrpo_cli.algo.batching import MOST_REPEATED, micro_batches
 from exgrpo_cli.engines.model.attention import causal_attention, refuse_unsupported
+from exgrpo_cli.engines.model.transfer import to_device
 from exgrpo_cli.engines.policy.segments import Segments, attend
 from exgrpo_cli.errors import InputError
 
@@ -89,7 +90,7 @@ def attention_layout(
                 num_rows=len(block),
                 columns=columns,
                 asking=asking,
-                visible=None if visible is None else torch.from_numpy(visible).to(device),
+                visible=None if visible is None else to_device(visible, device),
             )
         )
         all_keys.append(keys.ravel())
@@ -98,9 +99,9 @@ def attention_layout(
     keys, queries = (np.concatenate(cells) for cells in (all_keys, all_queries))
     return AttentionLayout(
         blocks=tuple(blocks),
-        keys=torch.from_numpy(keys).to(device),
-        queries=torch.from_numpy(queries).to(device),
-        cell_of=torch.from_numpy(cell_of).to(device),
+        keys=to_device(keys, device),
+        queries=to_device(queries, device),
+        cell_of=to_device(cell_of, device),
     )
 
 

@@ -21,6 +21,7 @@ from exgrpo_cli.algo.objective import Denominators, TokenTargets, denominators, 
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.engines.model.attention import use_attention
 from exgrpo_cli.engines.model.causal_lm import CausalLM, split_causal_lm
+from exgrpo_cli.engines.model.transfer import to_device
 from exgrpo_cli.engines.policy.attention import PACKED_CAUSAL
 from exgrpo_cli.engines.policy.packing import PackedBatch, pack, packed_scores
 from exgrpo_cli.engines.policy.segments import takes_segments
@@ -155,9 +156,9 @@ def token_targets(rows: Sequence[TrainingRow], logprobs: Float[Tensor, " tokens"
     counts = [row.num_tokens for row in rows]
     device, dtype = logprobs.device, logprobs.dtype
     return TokenTargets(
-        advantages=torch.from_numpy(np.concatenate([row.token_advantages for row in rows])).to(device, dtype),
-        behaviour_logprobs=torch.from_numpy(np.concatenate([row.behaviour_logprobs for row in rows])).to(device, dtype),
-        replayed=torch.from_numpy(np.repeat([row.replayed for row in rows], counts)).to(device),
+        advantages=to_device(np.concatenate([row.token_advantages for row in rows]), device, dtype),
+        behaviour_logprobs=to_device(np.concatenate([row.behaviour_logprobs for row in rows]), device, dtype),
+        replayed=to_device(np.repeat([row.replayed for row in rows], counts), device),
     )
 
 

@@ -24,6 +24,7 @@ from exgrpo_cli.algo.batching import shared_prefix
 from exgrpo_cli.algo.logprobs import token_logprobs
 from exgrpo_cli.engines.model.attention import use_attention
 from exgrpo_cli.engines.model.causal_lm import CausalLM
+from exgrpo_cli.engines.model.transfer import to_device
 from exgrpo_cli.engines.policy.attention import PACKED_CAUSAL, AttentionLayout, attention_layout
 from exgrpo_cli.engines.policy.segments import Segments, segments_of
 from exgrpo_cli.errors import InputError
@@ -77,7 +78,7 @@ def pack(sequences: Sequence[TokenSequence], device: torch.device, *, by_segment
     predicting = [row[len(sequence.prompt_ids) - 1 :] for row, sequence in zip(rows, sequences, strict=True)]
 
     def on_device(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array.astype(np.int64, copy=False)).to(device)
+        return to_device(array.astype(np.int64, copy=False), device)
 
     return PackedBatch(
         input_ids=on_device(np.concatenate(pieces))[None],
@@ -124,7 +125,7 @@ def prove_packing(parts: CausalLM) -> None:
     rows = [TokenSequence(prompt_ids=ids[:3], response_ids=ids[3 : 3 + length]) for length in (3, 5)]
     packed = _packed_hidden(body, pack(rows, parts.device)).split([3, 5])
     for row, hidden in zip(rows, packed, strict=True):
-        alone = torch.from_numpy(np.concatenate([row.prompt_ids, row.response_ids]).astype(np.int64)).to(parts.device)
+        alone = to_device(np.concatenate([row.prompt_ids, row.response_ids]).astype(np.int64), parts.device)
         expected = body(input_ids=alone[None], use_cache=False).last_hidden_state[0, len(row.prompt_ids) - 1 : -1]
         tolerance = PACKING_ROUNDINGS * torch.finfo(hidden.dtype).eps * max(1.0, float(expected.abs().max()))
         gap = float((hidden - expected).abs().max())

@@ -19,6 +19,7 @@ from jaxtyping import Float, Int, Int32
 from torch import Tensor
 
 from exgrpo_cli.engines.model.causal_lm import CausalLM
+from exgrpo_cli.engines.model.transfer import to_device
 
 
 def _find_varlen_attention() -> Callable[..., Any] | None:
@@ -75,10 +76,10 @@ def segments_of(pieces: Sequence[np.ndarray], keys: Sequence[np.ndarray], device
     num_queries, num_keys = [count for count, _ in read], [len(own) for _, own in read]
 
     def bounds(counts: Sequence[int]) -> Tensor:
-        return torch.from_numpy(np.cumsum([0, *counts]).astype(np.int32)).to(device)
+        return to_device(np.cumsum([0, *counts]).astype(np.int32), device)
 
     return Segments(
-        keys=torch.from_numpy(np.concatenate([own for _, own in read]).astype(np.int64, copy=False)).to(device),
+        keys=to_device(np.concatenate([own for _, own in read]).astype(np.int64, copy=False), device),
         query_bounds=bounds(num_queries),
         key_bounds=bounds(num_keys),
         most_queries=max(num_queries),
