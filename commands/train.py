@@ -162,9 +162,11 @@ def train(
         speaks = ranks is None or ranks.is_main
         talk(start.line(), quiet=speech.quiet or dry_run or check or not speaks)
         plan = core.plan_on_machine(start.config, ranks)
-        if dry_run:
+        if dry_run or check:
+            # Questions are not what a check measures, but one that is well says that the run can start.
             for note in core.check_start(start):
                 talk(note, quiet=not speaks)
+        if dry_run:
             _print_plan(plan, speech.json, speaks=speaks)
             return
         if plan.missing:

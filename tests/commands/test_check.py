@@ -82,6 +82,16 @@ def test_what_cannot_be_checked_is_refused(capsys: pytest.CaptureFixture[str]) -
     assert "the shape of backbone 'no-one/no-model' is not known here" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("mode", ["--check", "--dry-run"])
+def test_what_the_run_would_refuse_is_refused_before_anything_is_measured(
+    mode: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["train", mode, "--data", "nope.jsonl", *SMALL, "--set", "rollout.require_eos=false"]) == 2
+    said = capsys.readouterr()
+    assert "data.train: nope.jsonl does not exist" in said.err
+    assert said.out == "" and "random weights" not in said.err
+
+
 def test_memory_clearly_above_the_plan_is_a_problem() -> None:
     """A tenth and half a gibibyte above it are not."""
     fine, above = (Memory(part="rollouts", planned=2**30, measured=2**30 + extra) for extra in (2**29, 2**30))
