@@ -45,7 +45,7 @@ def doctor(
 
     talk("exgrpo: trying what is installed, which takes a while")
     report = examine(Path.cwd())
-    if json and not smoke:
+    if json and (report.problems or not smoke):
         print_json(report.to_json())
     elif not json:
         _print_report(report)
