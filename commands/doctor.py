@@ -7,6 +7,7 @@ import typer
 
 from exgrpo_cli.commands.options import DebugOption, JsonOption, presets_of, print_json, talk
 from exgrpo_cli.commands.train import TrainOptions, train
+from exgrpo_cli.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,6 +44,8 @@ def doctor(
     """
     from exgrpo_cli.machine.doctor import examine
 
+    if backbone is not None and not smoke:
+        raise InputError(f"--backbone {backbone} says what --smoke runs: add --smoke, or leave --backbone out.")
     talk("exgrpo: trying what is installed, which takes a while")
     report = examine(Path.cwd())
     if json and (report.problems or not smoke):
@@ -50,9 +53,23 @@ def doctor(
     elif not json:
         _print_report(report)
     if smoke and not report.problems:
+        if backbone is not None:
+            _require_device(backbone, report)
         # The check of a configuration is one thing, whoever asks for it.
         train(**vars(TrainOptions(backbone=backbone)), quiet=False, json=json, debug=debug, dry_run=False, check=True)
     raise typer.Exit(1 if report.problems else 0)
+
+
+def _require_device(backbone: str, report: "Report") -> None:
+    """What a check says of a missing GPU names an option that `doctor` does not have."""
+    from exgrpo_cli.config.layers import build_config
+    from exgrpo_cli.machine.run_plan import needs_gpu
+
+    if not report.machine.gpus and needs_gpu(build_config(backbone=backbone)):
+        raise InputError(
+            f"--backbone {backbone} was made for GPUs and none is visible: on the CPU all the same it is measured by "
+            f"`exgrpo train --backbone {backbone} --device cpu --check`."
+        )
 
 
 def _print_report(report: "Report") -> None:

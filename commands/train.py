@@ -28,6 +28,7 @@ from exgrpo_cli.commands.options import (
     write_data,
 )
 from exgrpo_cli.commands.report import write_page
+from exgrpo_cli.errors import InputError
 
 if TYPE_CHECKING:
     from exgrpo_cli.machine.run_plan import RunPlan
@@ -153,6 +154,8 @@ def train(
     from exgrpo_cli.training.starting import start as core
     from exgrpo_cli.training.time_limit import TimeLimit
 
+    if check and dry_run:
+        raise InputError("--check measures two steps, --dry-run starts nothing: leave one of them out.")
     time_limit = None if options.time_limit is None else TimeLimit.parse(options.time_limit)
     start = core.plan_start(options.request())
     if launcher is not None:
@@ -196,7 +199,6 @@ def _launch(
 ) -> None:
     from exgrpo_cli.ablation.cluster.launch import launch_run, scripts, slurm_settings, study_of_one
     from exgrpo_cli.console.reporter import make_reporter
-    from exgrpo_cli.errors import InputError
     from exgrpo_cli.shapes import read_json
     from exgrpo_cli.training.starting.start import check_start
 

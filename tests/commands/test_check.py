@@ -92,6 +92,11 @@ def test_what_the_run_would_refuse_is_refused_before_anything_is_measured(
     assert said.out == "" and "random weights" not in said.err
 
 
+def test_a_plan_and_a_check_at_once_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "--check", "--dry-run", *SMALL]) == 2
+    assert "--check measures two steps, --dry-run starts nothing: leave one of them out." in capsys.readouterr().err
+
+
 def test_memory_clearly_above_the_plan_is_a_problem() -> None:
     """A tenth and half a gibibyte above it are not."""
     fine, above = (Memory(part="rollouts", planned=2**30, measured=2**30 + extra) for extra in (2**29, 2**30))

@@ -109,3 +109,15 @@ def test_a_machine_with_a_problem_is_told_as_json_before_the_smoke_too(tmp_path)
     report = json.loads(done.stdout)
     assert (done.returncode, report["default_run_works"]) == (1, False)
     assert report["problems"][0].startswith("torch cannot be imported: OSError: libcudart.so.13")
+
+
+def test_a_backbone_without_the_smoke_is_refused(tmp_path):
+    done = doctor(tmp_path, "--backbone", "nope")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--backbone nope says what --smoke runs: add --smoke, or leave --backbone out." in done.stderr
+
+
+def test_a_backbone_made_for_gpus_is_refused_with_what_would_measure_it(tmp_path):
+    done = doctor(tmp_path, "--smoke", "--backbone", "qwen-math-1.5b")
+    assert done.returncode == 2
+    assert "`exgrpo train --backbone qwen-math-1.5b --device cpu --check`." in done.stderr
