@@ -89,6 +89,16 @@ class MemoryPlan:
         return self.weights + self.copies + self.optimizer_asleep + self.context + self.rollout_engine
 
     @property
+    def asleep_peak(self) -> int:
+        """Once the rollout engine sleeps, from step 2 on: the trainer as it is during rollouts."""
+        return self.weights + self.copies + self.optimizer_asleep + self.context + self.engine_asleep
+
+    @property
+    def sync_peak(self) -> int:
+        """While new weights are handed over: an engine with weights of its own is awake at the end, hf has no cache."""
+        return self.rollout_peak if self.rollout_weights else self.asleep_peak
+
+    @property
     def peak(self) -> int:
         """The larger of the two peaks, in bytes."""
         return max(self.update_peak, self.rollout_peak)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,8 @@ from exgrpo_cli.errors import RunError
 from exgrpo_cli.machine.shapes import Shape
 from exgrpo_cli.ranks.ranks import Ranks
 from exgrpo_cli.training.checking.check import noting, over_plan
-from exgrpo_cli.training.checking.measure import Meter, forward_operations
-from exgrpo_cli.training.checking.report import Memory
+from exgrpo_cli.training.checking.measure import Meter, Phase, forward_operations
+from exgrpo_cli.training.checking.report import CheckReport, Memory, RunPeaks
 from exgrpo_cli.types import TokenSequence
 
 OUT = "out of memory in step 0, after loading: tried to allocate 2.00 GiB"
@@ -45,9 +46,16 @@ def test_a_check_measures_two_steps_and_writes_nothing(tmp_path: Path, capsys: p
     phases = [(phase["step"], phase["name"]) for phase in report["phases"]]
     assert phases == [(step, name) for step in (1, 2) for name in ("rollouts", "asleep", "scoring", "update", "sync")]
     memory = {each["part"]: each for each in report["memory"]}
+    assert list(memory) == ["rollouts", "rollout engine asleep", "scoring", "update", "sync"]
     # Growth of this process: none where an earlier test has left as much memory behind.
-    assert memory["scoring and update"]["measured"] >= memory["rollouts"]["measured"] >= 0
-    assert memory["scoring and update"]["planned"] > memory["rollouts"]["planned"] > 0
+    assert memory["update"]["measured"] >= 0
+    planned = {name: each["planned"] for name, each in memory.items()}
+    assert planned["update"] > planned["scoring"] > planned["rollout engine asleep"] == planned["sync"] > 0
+    assert planned["rollouts"] > planned["sync"]
+    # The run validates with 2,400 rows, 512 at a time, where the check has 8; updates are those of the check.
+    assert report["planned_for_run"]["rollouts"] > 5 * planned["rollouts"]
+    assert report["planned_for_run"]["update"] == planned["update"]
+    assert report["seconds"] > sum(phase["seconds"] for phase in report["phases"]) > 0
     assert {each["part"]: each["utilisation"] is None for each in report["speeds"]} == {
         "rollouts": True, "scoring": False, "update": False,
     }  # fmt: skip
@@ -55,6 +63,9 @@ def test_a_check_measures_two_steps_and_writes_nothing(tmp_path: Path, capsys: p
     assert report["logprob_gap"] < 1e-3
     assert "prompts of 10 tokens, responses of 12; 2 steps of 8 rollouts, 8 of them trained" in report["lengths"]
     assert list(tmp_path.iterdir()) == []
+    assert run(["train", "--dry-run", "--json", "--quiet", *SMALL]) == 0
+    dry = json.loads(capsys.readouterr().out)["plan"]["memory"]
+    assert report["planned_for_run"] == {"rollouts": dry["rollout_peak"], "update": dry["update_peak"]}
 
 
 def test_what_is_wrong_is_in_the_verdict(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,6 +77,38 @@ def test_what_is_wrong_is_in_the_verdict(monkeypatch: pytest.MonkeyPatch, capsys
     assert "problem    the canary let a fault pass: a weight that is not sent" in lines
     assert sum("was skipped: gradient norm above 1e-09" in line for line in lines) == 4
     assert lines[-1] == "verdict    5 problems, see above"
+    # Memory of a CPU is shown, not judged.
+    assert not [line for line in lines if "is as planned" in line]
+    assert len([line for line in lines if line.startswith("time ")]) == 1
+
+
+def phase(name: str, step: int, seconds: float) -> Phase:
+    return Phase(name=name, step=step, seconds=seconds, peak_bytes=0)
+
+
+REPORT = CheckReport(
+    backbone="tiny", engines="hf and torch", device="1 x H200", versions={}, lengths="",
+    memory=(Memory(part="update", planned=10 * 2**30, measured=9 * 2**30),), memory_is_judged=True,
+    planned_for_run=RunPeaks(rollouts=2**34, update=2**35), speeds=(),
+    phases=(phase("rollouts", 1, 300), phase("update", 1, 50), phase("rollouts", 2, 200), phase("update", 2, 50)),
+    seconds=601, faults_caught=(), logprob_gap=None, problems=(),
+)  # fmt: skip
+
+
+def test_the_report_says_what_it_planned_and_how_long_it_took() -> None:
+    """A tenth and half a gibibyte above 10 GiB are 11.5."""
+    lines = REPORT.lines()
+    assert "memory     update: 9.0 GiB; planned 10.0 GiB, up to 11.5 GiB is as planned" in lines
+    assert (
+        "note       the plan above is of this check, its rows and no validation; the run is planned at 16.0 GiB during "
+        "rollouts and 32.0 GiB during the update (--dry-run)"
+    ) in lines
+    assert "time       601.0 s: rollouts 500.0 s, update 100.0 s, loading and all else 1.0 s" in lines
+    assert "note       this took more than ten minutes, most of them for rollouts" in lines
+
+
+def test_a_short_check_of_the_whole_run_has_no_notes() -> None:
+    assert not [line for line in replace(REPORT, planned_for_run=None, seconds=600).lines() if line.startswith("note")]
 
 
 @pytest.mark.parametrize(("ranks", "told"), [(1, True), (2, False)])
@@ -100,7 +143,7 @@ def test_a_plan_and_a_check_at_once_are_refused(capsys: pytest.CaptureFixture[st
 def test_memory_clearly_above_the_plan_is_a_problem() -> None:
     """A tenth and half a gibibyte above it are not."""
     fine, above = (Memory(part="rollouts", planned=2**30, measured=2**30 + extra) for extra in (2**29, 2**30))
-    assert list(over_plan([fine, Memory(part="sync", planned=None, measured=2**40)])) == []
+    assert list(over_plan([fine])) == []
     assert list(over_plan([above])) == ["rollouts took 2.00 GiB, 1.00 were planned"]
 
 

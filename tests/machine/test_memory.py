@@ -183,6 +183,7 @@ def test_parts_of_a_small_plan_by_hand():
     # The cache lives for one call of the generator.
     assert plan.update_peak == resident + plan.gradients + plan.activations + plan.logprobs
     assert plan.peak == max(plan.update_peak, plan.rollout_peak)
+    assert plan.asleep_peak == plan.sync_peak == resident
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -305,6 +306,9 @@ def test_vllm_takes_its_fraction_of_the_card_or_what_is_left(name, gpus, card, f
     assert plan.gpu_memory_fraction == fraction
     assert plan.rollout_engine == int(fraction * (card * GIGA)) > plan.rollout_weights + plan.kv_cache + plan.sampling
     assert plan.rollout_peak == plan.weights + plan.optimizer + plan.context + plan.rollout_engine <= card * GIGA
+    # Asleep the engine has given all of that back; the sync wakes it.
+    assert plan.asleep_peak == plan.rollout_peak - plan.rollout_engine
+    assert plan.sync_peak == plan.rollout_peak
 
 
 def test_an_engine_that_does_not_fit_beside_the_trainer_is_planned_at_what_it_needs():
@@ -342,3 +346,4 @@ def test_vllm_on_a_cpu_keeps_its_memory_during_the_update():
         plan.update_peak - plan.engine_asleep
         == plan.weights + plan.gradients + plan.optimizer + plan.activations + (plan.logprobs)
     )
+    assert plan.asleep_peak == plan.sync_peak == plan.rollout_peak

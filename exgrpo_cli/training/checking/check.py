@@ -6,6 +6,7 @@ two micro-batches per mini-batch and rank are trained. No question, no hub and n
 """
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -37,7 +38,7 @@ from exgrpo_cli.machine.survey import survey_machine
 from exgrpo_cli.ranks.ranks import ALONE, Ranks
 from exgrpo_cli.seeds import rollout_seed
 from exgrpo_cli.training.checking.measure import Meter, forward_operations, product_speed
-from exgrpo_cli.training.checking.report import CheckReport, Memory, Speed, allowed
+from exgrpo_cli.training.checking.report import CheckReport, Memory, RunPeaks, Speed, allowed
 from exgrpo_cli.training.metrics import score_gaps
 from exgrpo_cli.training.starting.assemble import make_policy, plan_memory, sampling_backbone, take_device
 from exgrpo_cli.training.starting.opening import pin_choices, require_extras
@@ -75,6 +76,7 @@ def check_run(config: Config, *, reporter: Reporter, ranks: Ranks = ALONE) -> Ch
     Raises InputError where the configuration cannot run here, or the shape of its backbone is not known here. What goes
     wrong later is a problem of the report.
     """
+    started = time.perf_counter()
     config = pin_choices(resolve_ranks(config, survey_machine(), _started(ranks)), ranks)
     require_extras(config)
     torch.set_num_threads(config.run.threads)
@@ -89,7 +91,8 @@ def check_run(config: Config, *, reporter: Reporter, ranks: Ranks = ALONE) -> Ch
         local, prompts, trained = fewer_rows(local, window, ranks)
         local = plan_memory(local, max(map(len, prompts.values())), ranks, reporter)
         plan = plan_run(local, survey_machine(), num_ranks=ranks.world_size, longest_prompt=longest(prompts)).memory
-        assert plan is not None, "a local folder has a shape"
+        whole_run = plan_run(config, survey_machine(), num_ranks=ranks.world_size).memory
+        assert plan is not None and whole_run is not None, "a local folder has a shape, and so has what it is made of"
         meter = Meter(device)
         # No token ends a response; vllm knows its own vocabulary and takes none for that.
         endless = () if local.rollout.engine == "vllm" else (NO_TOKEN,)
@@ -115,8 +118,11 @@ def check_run(config: Config, *, reporter: Reporter, ranks: Ranks = ALONE) -> Ch
             versions={"exgrpo": __version__, **package_versions()},
             lengths=_lengths(local, prompts, trained),
             memory=memory,
+            memory_is_judged=device.type == "cuda",
+            planned_for_run=_peaks(whole_run) if _peaks(whole_run) != _peaks(plan) else None,
             speeds=tuple(speeds_of(check, operations, speed)),
             phases=tuple(meter.phases),
+            seconds=time.perf_counter() - started,
             faults_caught=tuple(caught),
             logprob_gap=gap,
             problems=(*problems, *(over_plan(memory) if device.type == "cuda" else ())),
@@ -301,19 +307,20 @@ def nudge_norms(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Te
 
 def memory_of(meter: Meter, plan: MemoryPlan, ranks: Ranks) -> Iterator[Memory]:
     """Planned and measured, the most of any rank."""
-    for part, planned, phases in (
-        ("rollouts", plan.rollout_peak, ("rollouts",)),
-        ("rollout engine asleep", None, ("asleep",)),
-        ("scoring and update", plan.update_peak, ("scoring", "update")),
-        ("sync", None, ("sync",)),
+    for part, planned, phase in (
+        ("rollouts", plan.rollout_peak, "rollouts"),
+        ("rollout engine asleep", plan.asleep_peak, "asleep"),
+        ("scoring", plan.scoring_peak, "scoring"),
+        ("update", plan.update_peak, "update"),
+        ("sync", plan.sync_peak, "sync"),
     ):
-        yield Memory(part=part, planned=planned, measured=max(ranks.gather(meter.peak(*phases))))
+        yield Memory(part=part, planned=planned, measured=max(ranks.gather(meter.peak(phase))))
 
 
 def over_plan(memory: Sequence[Memory]) -> Iterator[str]:
     """What took clearly more than was planned; of main memory nobody knows so exactly what a phase has taken."""
     for each in memory:
-        if each.planned is not None and each.measured > allowed(each.planned):
+        if each.measured > allowed(each.planned):
             yield f"{each.part} took {each.measured / 2**30:.2f} GiB, {each.planned / 2**30:.2f} were planned"
 
 
@@ -328,6 +335,10 @@ def speeds_of(check: Check, operations: int, product: float) -> Iterator[Speed]:
         tokens = groups * rollout.group_size * rollout.max_response_tokens
         done = passes.get(part, 0) * operations / seconds / check.ranks.world_size
         yield Speed(part=part, tokens_per_second=tokens / seconds, utilisation=done / product if done else None)
+
+
+def _peaks(plan: MemoryPlan) -> RunPeaks:
+    return RunPeaks(rollouts=plan.rollout_peak, update=plan.update_peak)
 
 
 def longest(prompts: dict[str, np.ndarray]) -> int:

@@ -64,9 +64,9 @@ class Meter:
         """Of the latest phase of that name; 0 where there was none."""
         return next((phase.seconds for phase in reversed(self.phases) if phase.name == name), 0.0)
 
-    def peak(self, *names: str) -> int:
-        """Most memory over all phases of those names, in bytes."""
-        return max((phase.peak_bytes for phase in self.phases if phase.name in names), default=0)
+    def peak(self, name: str) -> int:
+        """Most memory over all phases of that name, in bytes."""
+        return max((phase.peak_bytes for phase in self.phases if phase.name == name), default=0)
 
     def _in_use(self) -> int:
         if self._device.type == "cuda":
