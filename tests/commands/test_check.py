@@ -140,6 +140,19 @@ def test_a_plan_and_a_check_at_once_are_refused(capsys: pytest.CaptureFixture[st
     assert "--check measures two steps, --dry-run starts nothing: leave one of them out." in capsys.readouterr().err
 
 
+def test_memory_of_a_gpu_that_others_had_before_is_not_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 80 GiB 50 are free at the start, 44 and 47 after the two phases: 6 and 3 are the run's."""
+    free = iter([50, 44, 47])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (next(free) * 2**30, 80 * 2**30))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    meter = Meter(torch.device("cuda", 0))
+    for name in ("rollouts", "update"):
+        with meter.phase(name):
+            pass
+    assert [meter.peak(name) for name in ("rollouts", "update")] == [6 * 2**30, 3 * 2**30]
+
+
 def test_memory_clearly_above_the_plan_is_a_problem() -> None:
     """A tenth and half a gibibyte above it are not."""
     fine, above = (Memory(part="rollouts", planned=2**30, measured=2**30 + extra) for extra in (2**29, 2**30))

@@ -1,4 +1,4 @@
-"""What a phase takes: seconds, and the most memory that was in use, on a GPU all of it, on a CPU this process's."""
+"""What a phase takes: seconds, and the most memory that was in use, of a GPU or, on a CPU, by this process."""
 
 import ctypes
 import resource
@@ -30,18 +30,19 @@ class Phase:
     """From 1; 0 is before the first."""
     seconds: float
     peak_bytes: int
-    """Most memory in use, beyond what there was before the model was loaded."""
+    """Most memory in use, beyond what there was before the model was loaded: on a GPU that of other processes, and this
+    one's CUDA context."""
 
 
 class Meter:
     """Times phases and reads their memory."""
 
     def __init__(self, device: torch.device) -> None:
-        """Begin to count memory here: on a CPU what this process has taken so far is not the run's."""
+        """Begin to count memory here: what is taken so far is not the run's, on a GPU that others use too."""
         self.phases: list[Phase] = []
         self.step = 0
         self._device = device
-        self._before = 0 if device.type == "cuda" else _resident_peak()
+        self._before = self._taken()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -58,7 +59,9 @@ class Meter:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         seconds = time.perf_counter() - started
-        self.phases.append(Phase(name=name, step=self.step, seconds=seconds, peak_bytes=self._in_use()))
+        self.phases.append(
+            Phase(name=name, step=self.step, seconds=seconds, peak_bytes=max(0, self._taken() - self._before))
+        )
 
     def seconds(self, name: str) -> float:
         """Of the latest phase of that name; 0 where there was none."""
@@ -68,11 +71,11 @@ class Meter:
         """Most memory over all phases of that name, in bytes."""
         return max((phase.peak_bytes for phase in self.phases if phase.name == name), default=0)
 
-    def _in_use(self) -> int:
+    def _taken(self) -> int:
         if self._device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self._device)
             return total - free
-        return max(0, _resident_peak() - self._before)
+        return _resident_peak()
 
 
 def _resident_peak() -> int:
