@@ -161,20 +161,35 @@ def pin_dtype(settings: BackboneSettings, tiny: TinySettings, *, on_gpu: bool) -
     """
     if settings.dtype != "auto":
         return settings
-    if not on_gpu:
-        return replace(settings, dtype="float32")
+    return replace(settings, dtype=_trained_dtype(_saved_dtype(settings, tiny)) if on_gpu else "float32")
+
+
+def dtype_note(settings: BackboneSettings, tiny: TinySettings) -> str:
+    """What "auto" comes to on a GPU, and why. Raises InputError where `pin_dtype` does."""
+    saved, name = _saved_dtype(settings, tiny), settings.name
+    taken = _trained_dtype(saved)
+    if saved is None:
+        return f"backbone.dtype = {taken}: the config.json of {name} names no precision"
+    if saved is not getattr(torch, taken):
+        other = str(saved).removeprefix("torch.")
+        return f"backbone.dtype = {taken}: {name} was saved in {other}, in which nothing is trained here"
+    return f"backbone.dtype = {taken}, in which {name} was saved"
+
+
+def _saved_dtype(settings: BackboneSettings, tiny: TinySettings) -> torch.dtype | None:
+    """The precision that config.json, or the preset, says a backbone was saved in."""
     if "dtype" in (about := _about(settings.source)):
-        return replace(settings, dtype=about["dtype"])
+        return getattr(torch, about["dtype"])
     folder = locate(settings, tiny, weights=False)
     try:
-        return replace(settings, dtype=_declared_dtype(AutoConfig.from_pretrained(folder)))
+        return AutoConfig.from_pretrained(folder).dtype
     except (OSError, ValueError) as error:
         raise InputError(f"{folder} has no usable config.json: {first_line(error)}") from error
 
 
-def _declared_dtype(config: Any) -> Literal["float32", "bfloat16"]:
-    """The precision a model was saved in, half precision as bfloat16; float32 where its config does not say."""
-    return "bfloat16" if config.dtype in (torch.bfloat16, torch.float16) else "float32"
+def _trained_dtype(saved: torch.dtype | None) -> Literal["float32", "bfloat16"]:
+    """Half precision, whose range gradients leave, is trained as bfloat16; what is not known, as float32."""
+    return "bfloat16" if saved in (torch.bfloat16, torch.float16) else "float32"
 
 
 def load_folder(folder: Path, device: torch.device, settings: BackboneSettings | None = None) -> Backbone:
@@ -189,7 +204,7 @@ def load_folder(folder: Path, device: torch.device, settings: BackboneSettings |
             config.max_position_embeddings = settings.max_position_embeddings
         dtype = settings.dtype
         if dtype == "auto":
-            dtype = _declared_dtype(config) if device.type == "cuda" else "float32"
+            dtype = _trained_dtype(config.dtype) if device.type == "cuda" else "float32"
         model = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=getattr(torch, dtype), attn_implementation="sdpa"
         )

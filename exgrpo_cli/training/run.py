@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from exgrpo_cli.backbones.load import dtype_note
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.console.reporter import Reporter, SilentReporter
 from exgrpo_cli.console.signals import Stopper
@@ -51,7 +52,7 @@ def train(
     asked = config
     config = pin_choices(resolve_ranks(config, survey_machine(), started), ranks)
     if asked.backbone.dtype == "auto" and config.run.device == "cuda" and ranks.is_main:
-        reporter.note(f"backbone.dtype = {config.backbone.dtype}, as the config.json of {config.backbone.name} says")
+        reporter.note(dtype_note(asked.backbone, asked.tiny))
     require_extras(config)
     torch.set_num_threads(config.run.threads)
     ranks.connect(take_device(config.run.device, ranks.local_rank), timedelta(minutes=config.run.rank_timeout))
