@@ -94,7 +94,7 @@ def roll_out(parts: Parts, state: RunState, step: int, experience: Experience, c
         scored = score(parts, requests, graded, np.random.default_rng((parts.config.run.seed, step)))
     groups = tuple(groups_of(parts, requests, graded, scored, experience))
     require_current_weights(groups, parts.policy.weight_version)
-    require_small_gap(scored.gap, parts.config.backbone.dtype)
+    require_small_gap(scored.gap, parts.config.backbone.dtype, num_checked=scored.num_checked)
     metrics = dict(scored.gap)
     if isinstance(parts.generator, RankedGenerator):
         metrics["time/rollout_idle"] = parts.generator.take_idle_seconds()
@@ -198,6 +198,8 @@ class FreshScores:
 
     scores: tuple[TokenScores, ...]
     """Of every rollout, in their order."""
+    num_checked: int
+    """Rollouts that the trainer has scored."""
     gap: dict[str, float | int]
     """How far the rollout engine's log-probs, and entropies if it tells them, lie from the trainer's."""
     tokens: int
@@ -218,6 +220,7 @@ def score(
     scores = parts.policy.score([sequences[index] for index in checked])
     return FreshScores(
         scores=tuple(map(own_scores, rollouts) if by_sampler else scores),
+        num_checked=len(checked),
         gap=score_gaps([rollouts[index] for index in checked], scores),
         tokens=sum(len(each.logprobs) for each in scores),
     )

@@ -24,14 +24,19 @@ def require_current_weights(groups: Sequence[Group], weight_version: int) -> Non
                 )
 
 
-def require_small_gap(metrics: Mapping[str, float | int], dtype: str) -> None:
-    """Raise RunError where log-probs or entropies of engine and trainer differ by more than rounding in `dtype`."""
+def require_small_gap(metrics: Mapping[str, float | int], dtype: str, *, num_checked: int) -> None:
+    """Raise RunError where log-probs or entropies of engine and trainer differ by more than rounding in `dtype`.
+
+    `num_checked` rollouts were scored by both: none where all that a step asks for is replayed. Entropies are there
+    where the engine tells them.
+    """
+    measured = "policy/logprob_gap_mean" in metrics
+    assert measured or not num_checked, f"{num_checked} rollouts were scored twice, and no gap was measured"
     bound = MAX_MEAN_GAPS[dtype]
     for name, what in (("policy/logprob_gap_mean", "log-probs"), ("policy/entropy_gap_mean", "entropies")):
-        gap = metrics.get(name, 0.0)
-        if not gap <= bound:
+        if name in metrics and not metrics[name] <= bound:
             raise RunError(
-                f"the rollout engine's {what} differ from the trainer's by {gap:.3g} a token, bound {bound:g} in "
-                f"{dtype}: it sampled with other weights, or computes the model otherwise. Go on with --resume, which "
-                "hands it the weights again; if it comes back, use another rollout.engine."
+                f"the rollout engine's {what} differ from the trainer's by {metrics[name]:.3g} a token, bound "
+                f"{bound:g} in {dtype}: it sampled with other weights, or computes the model otherwise. Go on with "
+                "--resume, which hands it the weights again; if it comes back, use another rollout.engine."
             )
