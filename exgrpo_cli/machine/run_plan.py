@@ -1,5 +1,6 @@
 """What a run will need, and what this machine lacks for it: printed by `--dry-run`, checked before work starts."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from typing import Any
@@ -18,6 +19,7 @@ from exgrpo_cli.machine.memory import (
 from exgrpo_cli.machine.replay_plan import replay_notes
 from exgrpo_cli.machine.shapes import Shape, backbone_shape, with_dtype
 from exgrpo_cli.machine.survey import Machine
+from exgrpo_cli.machine.ways_out import Needed, ways_out
 from exgrpo_cli.presets import load_preset, preset_names
 
 
@@ -141,13 +143,19 @@ def plan_run(config: Config, machine: Machine, *, num_ranks: int = 0, longest_pr
     shape = backbone_shape(config.backbone, config.tiny)
     on_gpu = runs_on_gpu(config, machine) or needs_gpu(config)
     config = with_dtype(config, on_gpu=on_gpu)
-    memory = at_least = None
+    memory, missing = None, _missing_devices(config, machine, shape)
     if shape is not None:
         ranks = _rank_count(shape, config, machine, num_ranks)
         gpu_bytes = _smallest_gpu(machine) if runs_on_gpu(config, machine) else REFERENCE_GPU_BYTES
-        memory, at_least = (
-            memory_plan(shape, config, gpus=ranks, on_gpu=on_gpu, gpu_bytes=gpu_bytes, longest_prompt=prompt)
-            for prompt in (longest_prompt, longest_prompt or 1)
+
+        def planned(asked: Config, times: int, prompt: int | None) -> MemoryPlan:
+            return memory_plan(
+                shape, asked, gpus=times * ranks, on_gpu=on_gpu, gpu_bytes=gpu_bytes, longest_prompt=prompt
+            )
+
+        memory = planned(config, 1, longest_prompt)
+        missing = missing or _missing_memory(
+            config, machine, lambda asked, times: planned(asked, times, longest_prompt or 1)
         )
     return RunPlan(
         config=config,
@@ -156,7 +164,7 @@ def plan_run(config: Config, machine: Machine, *, num_ranks: int = 0, longest_pr
         on_gpu=on_gpu,
         disk=None if shape is None else disk_plan(config, shape),
         tokens=step_tokens(config),
-        missing=(*_missing_devices(config, machine, shape, at_least), *_missing_packages(config, machine)),
+        missing=(*missing, *_missing_packages(config, machine)),
     )
 
 
@@ -208,33 +216,47 @@ def _rank_count(shape: Shape, config: Config, machine: Machine, num_ranks: int) 
     return fewest_gpus(shape, config, gpu_memory_bytes=REFERENCE_GPU_BYTES) or 1
 
 
-def _missing_devices(config: Config, machine: Machine, shape: Shape | None, memory: MemoryPlan | None) -> list[str]:
+def _missing_devices(config: Config, machine: Machine, shape: Shape | None) -> list[str]:
     if needs_gpu(config) and not machine.gpus:
         gpus = shape and fewest_gpus(shape, config, gpu_memory_bytes=REFERENCE_GPU_BYTES)
         enough = f" ({gpus} of 80 GB would do)" if gpus else ""
         return [f"no GPU is visible{enough}; --device cpu runs it on the CPU all the same"]
     if runs_on_gpu(config, machine) and config.run.nproc > len(machine.gpus):
         return [f"{config.run.nproc} ranks (--nproc) on {len(machine.gpus)} visible GPUs; use at most one per GPU"]
-    if memory is None:
-        return []
-    ranks, on_host = max(1, config.run.nproc), memory.optimizer_on_host
+    return []
+
+
+def _missing_memory(config: Config, machine: Machine, planned: Callable[[Config, int], MemoryPlan]) -> list[str]:
+    """`planned` is the plan of a configuration on so many times the ranks; main memory is for those of this host."""
+    ranks = max(1, config.run.nproc)
+
+    def on_card(asked: Config, times: int) -> Sequence[int]:
+        plan = planned(asked, times)
+        return plan.update_peak, plan.rollout_peak
+
+    def on_host(asked: Config, times: int) -> Sequence[int]:
+        return (times * ranks * planned(asked, times).optimizer_on_host,)
+
+    def in_main_memory(asked: Config, times: int) -> Sequence[int]:
+        return [times * ranks * peak + kept for peak in on_card(asked, times) for kept in on_host(asked, times)]
+
     if runs_on_gpu(config, machine):
-        missing = _short_of(memory.peak, _smallest_gpu(machine), "memory on each GPU")
-        return missing + _short_of(ranks * on_host, machine.memory_bytes, "main memory for what is offloaded")
-    return _short_of(ranks * (memory.peak + on_host), machine.memory_bytes, "main memory")
+        missing = _short_of(config, on_card, _smallest_gpu(machine), "memory on each GPU")
+        return missing + _short_of(config, on_host, machine.memory_bytes, "main memory for what is offloaded")
+    return _short_of(config, in_main_memory, machine.memory_bytes, "main memory")
 
 
 def _smallest_gpu(machine: Machine) -> int:
     return min(gpu.memory_bytes for gpu in machine.gpus)
 
 
-def _short_of(needed: int, available: int, what: str) -> list[str]:
-    if needed <= available:
+def _short_of(config: Config, needed: Needed, available: int, what: str) -> list[str]:
+    most = max(needed(config, 1))
+    if most <= available:
         return []
-    return [
-        f"{size(needed)} of {what}, there are {size(available)}: lower optim.microbatch_tokens, "
-        "use more ranks, or set optim.engine=deepspeed with optim.zero_stage=3"
-    ]
+    *ways, last = ways_out(config, available, needed)
+    advice = f"{', '.join(ways)}, or {last}" if ways else last
+    return [f"{size(most)} of {what}, there are {size(available)}: {advice}"]
 
 
 def _missing_packages(config: Config, machine: Machine) -> list[str]:

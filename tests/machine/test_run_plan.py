@@ -66,6 +66,49 @@ def test_a_gpu_that_is_too_small_is_named_with_what_to_do():
     assert "of memory on each GPU, there are 24.0 GiB: lower optim.microbatch_tokens" in missing.missing[0]
 
 
+def card(gib, memory=64):
+    return Machine(cores=8, memory_bytes=memory * GIB, gpus=(Gpu(name="L4", memory_bytes=gib * GIB),))
+
+
+DEEPSPEED = "use more ranks with optim.engine=deepspeed"
+OFFLOADED = "set optim.engine=deepspeed with optim.offload=true"
+RESTING = "optim.offload_during_rollouts=true"
+
+
+@pytest.mark.parametrize(
+    ("settings", "machine", "advice"),
+    [
+        # 1.5 billion weights: 17.3 GiB of state and 5.8 of gradients; both phases are above 18 GiB. The cache of 16
+        # rows of 8.6 thousand tokens, 3.7 GiB, stands beside a state that may rest.
+        (PLAIN, card(18), ["lower optim.microbatch_tokens", "lower rollout.max_rows", f"set {RESTING}", DEEPSPEED,
+                           OFFLOADED]),
+        # What rests already leaves the update alone too large, in which no row is sampled.
+        ((*PLAIN, RESTING), card(18), ["lower optim.microbatch_tokens", DEEPSPEED, OFFLOADED]),
+        # 512 rows are 118 GiB of cache: micro-batches are no matter.
+        ((*PLAIN, "rollout.max_rows=512"), card(80),
+         ["lower rollout.max_rows", f"set {RESTING}", DEEPSPEED, OFFLOADED]),
+        # The preset's own stage 2 on one rank; stage 3 shards over ranks that are not there.
+        (("rollout.engine=hf", "rollout.max_rows=16"), card(18),
+         ["lower optim.microbatch_tokens", "lower rollout.max_rows", "use more ranks", "set optim.offload=true"]),
+        # Each of two ranks would hold half of 1.5 billion weights and gather a billion: no less than all.
+        (("rollout.engine=hf", "optim.zero_stage=3", "optim.offload=true"), card(8, memory=128),
+         ["lower optim.microbatch_tokens", "lower rollout.max_rows"]),
+        # 22 bytes a weight, 31.6 GiB, are in main memory because of it.
+        (("rollout.engine=hf", "rollout.max_rows=16", "optim.offload=true"), card(80, memory=16),
+         ["leave optim.offload out"]),
+        # On a CPU more ranks take more, and nothing is moved anywhere.
+        (("run.device=cpu", *PLAIN), LAPTOP, ["lower optim.microbatch_tokens", "lower rollout.max_rows"]),
+        (("run.device=cpu", *PLAIN, "rollout.max_rows=1", "optim.microbatch_tokens=1"), LAPTOP,
+         ["lower rollout.max_response_tokens", "use a smaller backbone"]),
+    ],
+)  # fmt: skip
+def test_what_is_too_large_is_refused_with_what_would_lower_it(settings, machine, advice):
+    config = build_config(backbone="qwen-math-1.5b", assignments=settings)
+    *ways, last = advice
+    expected = f"{', '.join(ways)}, or {last}" if ways else last
+    assert plan_run(config, machine, longest_prompt=400).missing[0].partition(": ")[2] == expected
+
+
 def test_ranks_default_to_the_visible_gpus():
     published = build_config(backbone="qwen-math-7b")
     assert resolve_ranks(published, EIGHT).run.nproc == 8
