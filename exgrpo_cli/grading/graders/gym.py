@@ -69,4 +69,5 @@ def grade(metadata: str | None, answer: str) -> Verdict:
         score = scorer.score_answer(answer, entry)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError):
         return Verdict.WRONG
-    return Verdict.CORRECT if score >= 1 else Verdict.WRONG
+    # Never above: shares of a point that are added up may come to 1.0000000000000002 for a wrong answer.
+    return Verdict.CORRECT if score == 1 else Verdict.WRONG

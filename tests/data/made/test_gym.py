@@ -64,6 +64,25 @@ def test_part_of_a_point_is_no_success(words):
     assert grade(question.metadata, nearly) is Verdict.WRONG
 
 
+@pytest.mark.parametrize("length", [9, 11, 18])
+def test_shares_that_add_up_to_more_than_a_point_are_no_success(length):
+    """Nine ninths of a point, added one by one, are 1.0000000000000002: so much for the gold with junk behind it."""
+    gold = "abcdefghijklmnopqr"[:length]
+    entry = {"answer": gold, "metadata": {}}
+    metadata = json.dumps({"verifier": "gym:spell_backward", "entry": entry})
+    assert reasoning_gym.create_dataset("spell_backward", size=1).score_answer(f"{gold}x", entry) > 1
+    assert grade(metadata, f"{gold}x") is Verdict.WRONG
+    assert grade(metadata, gold) is Verdict.CORRECT
+
+
+@pytest.mark.parametrize("task", ALLOWED)
+def test_right_answers_of_every_task_have_exactly_the_full_score(task):
+    for entry in reasoning_gym.create_dataset(task, size=5, seed=1):
+        known = {"answer": entry["answer"], "metadata": entry["metadata"]}
+        metadata = json.dumps({"verifier": f"gym:{task}", "entry": known}, default=str)
+        assert grade(metadata, entry["answer"]) is Verdict.CORRECT
+
+
 def test_the_default_grader_hands_what_was_boxed_to_the_scorer(words):
     question = words.train[0]
     item = GradingItem(
