@@ -15,7 +15,7 @@ from pathlib import Path
 
 from exgrpo_cli.ablation.duration import estimate, progress, time_to_go
 from exgrpo_cli.ablation.results.report import StudyReport
-from exgrpo_cli.ablation.results.writing import report_study
+from exgrpo_cli.ablation.results.writing import keep_results, report_study
 from exgrpo_cli.ablation.run_log import RunLog, last_line
 from exgrpo_cli.ablation.study import Study, StudyRun, budgeted, is_ready
 from exgrpo_cli.ablation.study_files import write_arms
@@ -75,7 +75,7 @@ def run_study(study: Study, *, jobs: int, reporter: Reporter) -> None:
     Raises RunError after the others have ended when runs failed, Interrupted after a stop signal with all states saved.
     """
     make_writable(study.folder)
-    write_arms(study.folder, study.arms, equal=study.equal, claims=study.claims)
+    write_beginning(study)
     # The baseline first: its runs set the budgets of the others.
     unfinished = [run for run in study.runs if run.state != "finished"]
     waiting = sorted(unfinished, key=lambda run: study.equal != "steps" and run.arm.name != run.arm.baseline)
@@ -148,6 +148,15 @@ def make_writable(folder: Path) -> None:
             pass
     except OSError as error:
         raise InputError(f"{folder} cannot be written ({error.strerror}): choose another --output.") from error
+
+
+def write_beginning(study: Study) -> None:
+    """Keep the study's arms, and results of other machines, which a study that is killed would forget.
+
+    Raises RunError where the disk refuses, InputError for a damaged result of a finished run.
+    """
+    write_arms(study.folder, study.arms, equal=study.equal, claims=study.claims)
+    keep_results(study)
 
 
 def jobs_of(study: Study, jobs: int) -> int:

@@ -1,6 +1,11 @@
 """`exgrpo ablate` from the command line: which runs a study has, where they go, what is refused."""
 
 import json
+import os
+import re
+import signal
+import threading
+import time
 
 import pytest
 from made_results import write_claim_results
@@ -104,6 +109,30 @@ def test_a_claim_whose_results_are_all_there_is_judged_without_a_run(capsys, tmp
     (carried / "strong-grpo-207.result.json").unlink()
     assert run(["ablate", "--claim", "replay-beats-on-policy", "--results", str(carried), "--dry-run"]) == 0
     assert "1 of 16 runs to go, 1 at a time: about 60 s" in capsys.readouterr().err
+
+
+def test_an_interrupted_study_remembers_the_results_of_other_machines(capsys, tmp_path):
+    """Of sixteen runs fifteen were made elsewhere; the sixteenth has just begun when the study is stopped."""
+    carried = write_claim_results(tmp_path / "carried", "replay-beats-on-policy", method="exgrpo")
+    (carried / "strong-exgrpo-207.result.json").unlink()
+    study = tmp_path / "claims"
+    arguments = ["ablate", "--claim", "replay-beats-on-policy", "--output", str(study)]
+
+    def stop_when_under_way():
+        while not (study / "strong-exgrpo" / "seed-207.log").exists():
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=stop_when_under_way, daemon=True).start()
+    assert run([*arguments, "--results", str(carried)]) == 130
+    assert not (study / "results.json").exists(), "the study has not come to its end"
+    capsys.readouterr()
+    assert run(["report", str(study), "--json"]) == 0
+    capsys.readouterr()
+    page = (study / "report.html").read_text()
+    assert re.search(r"15 of 1[56] runs finished, 15 of them elsewhere", page)
+    assert page.count("finished elsewhere") == 15
+    assert [each["seed"] for each in planned(capsys, *arguments[1:])["runs"] if each["state"] == "new"] == [207]
 
 
 @pytest.mark.parametrize(

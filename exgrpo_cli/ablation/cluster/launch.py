@@ -24,9 +24,9 @@ from exgrpo_cli.ablation.schedule import (
     jobs_of,
     make_writable,
     with_threads,
+    write_beginning,
 )
 from exgrpo_cli.ablation.study import Study, StudyRun, budgeted, is_ready
-from exgrpo_cli.ablation.study_files import write_arms
 from exgrpo_cli.config.resolve import to_toml
 from exgrpo_cli.config.sections.slurm import SlurmSettings
 from exgrpo_cli.config.settings import Config
@@ -151,7 +151,7 @@ def launch_study(study: Study, launcher: str, settings: SlurmSettings, *, jobs: 
             "spreads one run over several."
         )
     launch = prepare_launch(study, launcher, settings, at_once=jobs_of(study, jobs), reporter=reporter)
-    write_arms(study.folder, study.arms, equal=study.equal, claims=study.claims)
+    write_beginning(study)
     waiting = [run for run in study.runs if run.state != "finished"]
     reporter.note(f"{len(study.runs)} runs, {len(study.runs) - len(waiting)} finished already")
     run_tasks(launch, waiting, f"the same command goes on with the study in {study.folder}")
