@@ -1,7 +1,9 @@
 """The published results: docs/claims.md has the verdicts that they give, and effects on some questions can be had."""
 
+import json
 import re
 import runpy
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -11,6 +13,8 @@ from exgrpo_cli.ablation.claims.claim import chosen_claims
 from exgrpo_cli.ablation.claims.outcome import claim_outcomes
 from exgrpo_cli.ablation.claims.plan import plan_claims
 from exgrpo_cli.ablation.results.inference import Verdict
+from exgrpo_cli.errors import InputError
+from exgrpo_cli.runs.result import read_result
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -26,6 +30,23 @@ def test_the_verdicts_are_those_of_the_results(tmp_path: Path) -> None:
         flags=re.MULTILINE,
     )
     assert Counter(said) == found
+
+
+PUBLISHED = sorted((DOCS / "results").rglob("*.json"))
+
+
+def test_every_result_would_be_missed_if_a_figure_of_it_changed(tmp_path: Path) -> None:
+    """Results of earlier versions, which have no checksum, are read without one: here none may be."""
+    assert len(PUBLISHED) > 400
+    assert [path.name for path in PUBLISHED if "checksum" not in json.loads(path.read_text())] == []
+    for path in PUBLISHED:
+        assert read_result(path).samples > 0
+    changed = Path(shutil.copy(DOCS / "results" / "strong-grpo-200.result.json", tmp_path))
+    text = changed.read_text()
+    assert '"generated": 508462' in text
+    changed.write_text(text.replace('"generated": 508462', '"generated": 408462'))
+    with pytest.raises(InputError, match=r"strong-grpo-200\.result\.json has changed since its run wrote it"):
+        read_result(changed)
 
 
 def test_effects_on_some_of_the_questions_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
