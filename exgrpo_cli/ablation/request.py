@@ -87,7 +87,9 @@ class StudyRequest:
 
     def _axes(self) -> list[tuple[str, str]]:
         axes = {"metric": self.metric, "sampler": self.sampler, "methods": self.methods}
-        given = [(axis, text) for axis, text in axes.items() if text] + [("vary", text) for text in self.vary]
+        given = [(axis, text) for axis, text in axes.items() if text is not None] + [
+            ("vary", text) for text in self.vary
+        ]
         if not given:
             given = [("methods", "exgrpo,grpo")] if self.regimes else [("metric", "ent")]
         return given
@@ -147,6 +149,9 @@ def _part_of_name(axis: str, text: str) -> str:
 def parse_seeds(text: str) -> list[int]:
     """`3` as 0, 1, 2; `0,1,5` as it is. Raises InputError for anything else."""
     try:
-        return [int(part) for part in text.split(",") if part.strip()] if "," in text else list(range(int(text)))
+        seeds = [int(part) for part in text.split(",") if part.strip()] if "," in text else list(range(int(text)))
     except ValueError as error:
         raise InputError(f"--seeds {text!r} is neither a number of seeds nor a list such as 0,1,5.") from error
+    if not seeds:
+        raise InputError(f"--seeds {text!r} asks for no seed: give a number from 1 on, or a list such as 0,1,5.")
+    return seeds

@@ -66,6 +66,8 @@ def build_config(
     if chosen is None:
         chosen = _method_of_file(name, file_layer)
     in_file = _in_layer(file_layer, "run", "regime")
+    if regime is not None:
+        load_preset("regimes", regime)
     regime = _agreed("--regime", regime, in_file, config_file) or ""
     given = [("options", options or {}), ("--set", _checked_assignments(assignments))]
     layers = [

@@ -109,6 +109,17 @@ def test_files_of_claims_that_cannot_be_told_apart_or_are_no_claims_are_one_line
         Path(mine[0]).write_text(CLAIM.format(settings=settings, control="grpo"))
         with pytest.raises(InputError, match=r"claim mine: .*settings"):
             chosen_claims(mine[0])
+    for wrong, said in (
+        (CLAIM.format(settings="[]", control="x:y"), "contrast of 'x:y' with itself: name another control"),
+        (
+            CLAIM.replace("spread = 0.1", "spread = 100"),
+            "spread = 100 beside smallest_effect = 0.1 would take 1000 seeds or",
+        ),
+        (CLAIM.replace('"search"', '"serach"'), "unknown regime preset 'serach'. Did you mean 'search'"),
+    ):
+        Path(mine[0]).write_text(wrong.format(settings="[]", control="grpo"))
+        with pytest.raises(InputError, match=f"claim mine: {said}"):
+            chosen_claims(mine[0])
     two_arms = CLAIM.format(settings="[]", control="x y").replace("[[c", '[arms."x y"]\nmethod = "su01"\n[[c')
     Path(mine[0]).write_text(two_arms)
     with pytest.raises(InputError, match="would both be in the folder search-x-y/"):

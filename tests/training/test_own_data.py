@@ -121,6 +121,7 @@ def test_what_was_split_off_is_stored_apart(raw: Path, tmp_path: Path) -> None:
         (["--steps", str(10**26)], "run.steps = 100000000000000000000000000 is out of range: use at most"),
         (["--seed", str(10**22)], "run.seed = 10000000000000000000000 is out of range"),
         (["--method", ""], "unknown method preset ''"),
+        (["--regime", ""], "unknown regime preset ''"),
     ],
 )
 def test_a_dry_run_refuses_what_the_run_refuses(

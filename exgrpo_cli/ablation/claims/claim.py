@@ -9,7 +9,13 @@ from typing import Any
 
 from exgrpo_cli.ablation.arms import Arm, split_list
 from exgrpo_cli.ablation.results.endpoints import ENDPOINTS
-from exgrpo_cli.ablation.results.inference import SEEDS_FOR_A_VERDICT, Direction, seeds_needed, threshold_of
+from exgrpo_cli.ablation.results.inference import (
+    MOST_SEEDS,
+    SEEDS_FOR_A_VERDICT,
+    Direction,
+    seeds_needed,
+    threshold_of,
+)
 from exgrpo_cli.config.checks import require_known
 from exgrpo_cli.config.layers import read_config
 from exgrpo_cli.config.resolve import convert
@@ -42,6 +48,13 @@ class Contrast:
         require_known("endpoint", self.endpoint, tuple(ENDPOINTS))
         if not (0 < self.smallest_effect < math.inf and 0 < self.spread < math.inf):
             raise InputError("smallest_effect and spread must be above 0, and finite.")
+        if self.arm == self.control:
+            raise InputError(f"contrast of {self.arm!r} with itself: name another control, or a reference.")
+        if self.seeds >= MOST_SEEDS:
+            raise InputError(
+                f"spread = {self.spread} beside smallest_effect = {self.smallest_effect} would take {MOST_SEEDS} seeds "
+                "or more: ask for a larger effect, or for an endpoint of less spread."
+            )
 
     @property
     def seeds(self) -> int:
@@ -97,6 +110,8 @@ def read_claim(name: str) -> Claim:
     """A shipped claim, or that of a file. Raises InputError naming the claim and the key that is wrong."""
     known = preset_names("claims")
     if not name.endswith(".toml"):
+        if name in GROUPS:
+            raise InputError(f"--claim {name} stands alone: leave the other claims out, or name each.")
         if name not in known:
             raise InputError(f"--claim: no claim {name!r}.{nearest(name, (*GROUPS, *known))}")
         return claim_of(name, load_preset("claims", name))
@@ -114,6 +129,8 @@ def claim_of(name: str, content: Mapping[str, Any]) -> Claim:
         contrasts = tuple(Contrast(**each) for each in content["contrast"])
         named = dict.fromkeys(arm for each in contrasts for arm in (each.control, each.arm) if arm)
         regime = stated.get("regime", "")
+        if regime:
+            load_preset("regimes", regime)
         first_seed = convert(stated.get("first_seed", FIRST_SEED), int, "first_seed")
         if first_seed < FIRST_SEED:
             raise InputError(f"first_seed = {first_seed} must be {FIRST_SEED} or more: those below are for searching.")

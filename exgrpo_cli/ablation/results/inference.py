@@ -19,6 +19,7 @@ RESAMPLES = 4000
 FEW_SEEDS = 3
 """With fewer an interval says next to nothing: Student's t has 1 degree of freedom, its quantile is 12.7."""
 SEEDS_FOR_A_VERDICT = 8
+MOST_SEEDS = 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,13 +113,13 @@ def seeds_needed(*, spread: float, distance: float) -> int:
 
     `spread` is the standard deviation over seeds of the paired difference. With S seeds the verdict is reached when
     the interval of half width t(S - 1) * spread / sqrt(S) leaves the threshold out, which has probability
-    P(T > t - distance * sqrt(S) / spread); the noncentral t is taken as a shifted one. At least 2.
+    P(T > t - distance * sqrt(S) / spread); the noncentral t is taken as a shifted one. From 2 to `MOST_SEEDS`.
     """
-    for seeds in range(2, 1001):
+    for seeds in range(2, MOST_SEEDS):
         quantile = float(stdtrit(seeds - 1, 0.5 + CONFIDENCE / 2))
         if stdtr(seeds - 1, distance * math.sqrt(seeds) / spread - quantile) >= POWER:
             return seeds
-    return 1000
+    return MOST_SEEDS
 
 
 class Verdict(StrEnum):

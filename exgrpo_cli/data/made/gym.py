@@ -5,6 +5,7 @@ into both.
 """
 
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,6 +21,8 @@ _POOL_KEY = b"exgrpo-gym"
 _REQUEST = "Put the final answer in \\boxed{}."
 _DRAWS_PER_QUESTION = 20
 """Of those asked for, before a task counts as having no more."""
+_MOST_DRAWS = {"word_ladder": 20_000}
+"""Of tasks that refuse a larger data set."""
 
 
 def make_gym(source: str, settings: GymSettings) -> Split:
@@ -32,17 +35,22 @@ def make_gym(source: str, settings: GymSettings) -> Split:
     gym.require_task(task)
     drawn: dict[bool, dict[str, Question]] = {True: {}, False: {}}
     wanted = {True: settings.num_train, False: settings.num_heldout}
-    for entry in _entries(task, settings, _DRAWS_PER_QUESTION * sum(wanted.values())):
+    num_draws = min(_DRAWS_PER_QUESTION * sum(wanted.values()), _MOST_DRAWS.get(task, sys.maxsize))
+    unscored: set[str] = set()
+    for entry in _entries(task, settings, num_draws):
         is_train = pool_of_key(entry["question"], _POOL_KEY) is Pool.TRAIN
         if len(drawn[is_train]) < wanted[is_train] and entry["question"] not in drawn[is_train]:
             question = _question(source, entry)
             if gym.grade(question.metadata, question.answer) is Verdict.CORRECT:
                 drawn[is_train][entry["question"]] = question
+            else:
+                unscored.add(entry["question"])
         if all(len(drawn[part]) == count for part, count in wanted.items()):
             return Split(train=list(drawn[True].values()), heldout=list(drawn[False].values()))
+    left_out = f", with {len(unscored)} left out whose gold does not score itself" if unscored else ""
     raise InputError(
-        f"{source} runs out at {len(drawn[True])} training and {len(drawn[False])} held-out questions: ask for fewer "
-        "(gym.num_train, gym.num_heldout)."
+        f"{source} runs out at {len(drawn[True])} training and {len(drawn[False])} held-out questions{left_out}: ask "
+        "for fewer (gym.num_train, gym.num_heldout)."
     )
 
 
@@ -51,7 +59,7 @@ def _entries(task: str, settings: GymSettings, count: int) -> Iterator[Mapping[s
 
     try:
         yield from reasoning_gym.create_dataset(task, size=count, seed=settings.seed, **json.loads(settings.options))
-    except (TypeError, ValueError, AssertionError) as error:
+    except (TypeError, ValueError, AssertionError, IndexError) as error:
         raise InputError(f"gym.options = {settings.options!r} do not suit gym:{task}: {error}") from error
 
 

@@ -37,6 +37,8 @@ ALLOWED: Mapping[str, str] = {
     "shortest_path": "walks the answer's words through the grid of the question",
 }
 """Task and the reason why its scorer may see what a model wrote."""
+_SCORER_OPTIONS: Mapping[str, Mapping[str, Any]] = {"word_ladder": {"min_word_length": 3, "max_word_length": 5}}
+"""Of tasks whose scorer looks things up in its own data set, so that it knows what any options of a question led to."""
 
 
 def require_task(task: str) -> None:
@@ -56,7 +58,7 @@ def scorer_of(task: str) -> Any:
     require_task(task)
     import reasoning_gym
 
-    return reasoning_gym.create_dataset(task, size=1, seed=0)
+    return reasoning_gym.create_dataset(task, size=1, seed=0, **_SCORER_OPTIONS.get(task, {}))
 
 
 def grade(metadata: str | None, answer: str) -> Verdict:

@@ -3,8 +3,10 @@
 import ast
 import inspect
 import json
+import re
 import textwrap
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -83,6 +85,54 @@ def test_right_answers_of_every_task_have_exactly_the_full_score(task):
         assert grade(metadata, entry["answer"]) is Verdict.CORRECT
 
 
+@pytest.mark.parametrize("length", [3, 4, 5])
+def test_words_of_a_ladder_have_the_length_that_the_options_ask_for(length):
+    options = json.dumps({"min_word_length": length, "max_word_length": length})
+    ladders = make_gym("gym:word_ladder", GymSettings(num_train=4, num_heldout=2, options=options))
+    for question in (*ladders.train, *ladders.heldout):
+        assert {len(word) for word in question.answer.split(",")} == {length}
+        first, *_, last = question.answer.split(",")
+        assert grade(question.metadata, f"{first},{'Q' * length},{last}") is Verdict.WRONG
+
+
+def test_no_other_scorer_looks_things_up_in_its_data_set():
+    """What a scorer without a question's options may use of its data set: methods, none of which reads a setting."""
+    factory = pytest.importorskip("reasoning_gym.factory")
+    for task in set(ALLOWED) - {"word_ladder"}:
+        kind = factory.DATASETS[task][0]
+        used = re.findall(r"self\.(\w+)", inspect.getsource(kind.score_answer))
+        assert all(callable(getattr(kind, name, None)) for name in used), task
+        assert not any("self.config" in inspect.getsource(getattr(kind, name)) for name in used), task
+
+
+class Unscored(reasoning_gym.factory.ProceduralDataset):
+    """A task whose scorer gives its own golds half a point."""
+
+    def __getitem__(self, idx):
+        return {"question": f"{idx % 4} is", "answer": "what", "metadata": {}}
+
+    def score_answer(self, answer, entry):
+        return 0.5
+
+
+def test_as_many_ladders_as_are_asked_for_without_options():
+    """20 draws of each of 1,010 questions are 20,200, and a data set of ladders has 20,000 at most."""
+    assert len(make_gym("gym:word_ladder", GymSettings(num_train=1000, num_heldout=10)).train) == 1000
+
+
+def test_golds_that_do_not_score_themselves_are_counted_where_a_task_runs_out(monkeypatch):
+    monkeypatch.setitem(reasoning_gym.factory.DATASETS, "unscored", (Unscored, SimpleNamespace))
+    monkeypatch.setitem(ALLOWED, "unscored", "of this test")
+    with pytest.raises(
+        InputError,
+        match=r"gym:unscored runs out at 0 training and 0 held-out questions, with 4 left out whose gold does not "
+        r"score itself: ask for fewer \(gym.num_train, gym.num_heldout\)",
+    ):
+        make_gym("gym:unscored", SMALL)
+    with pytest.raises(InputError, match=r"gym:count_bits runs out at \d training and \d held-out questions: ask"):
+        make_gym("gym:count_bits", replace(SMALL, options='{"max_n": 5}'))
+
+
 def test_the_default_grader_hands_what_was_boxed_to_the_scorer(words):
     question = words.train[0]
     item = GradingItem(
@@ -111,3 +161,7 @@ def test_wrong_options_and_used_up_tasks_are_named():
         GymSettings(options="[1]")
     with pytest.raises(InputError, match=r"gym.options = .* do not suit gym:spell_backward: .*'colour'"):
         make_gym("gym:spell_backward", replace(SMALL, options='{"colour": 1}'))
+    with pytest.raises(
+        InputError, match=r"gym.options = .* do not suit gym:spell_backward: Cannot choose from an empty"
+    ):
+        make_gym("gym:spell_backward", replace(SMALL, options='{"min_word_len": 60, "max_word_len": 60}'))
