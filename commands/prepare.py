@@ -101,7 +101,8 @@ def prepare(
     source: Annotated[
         str,
         typer.Argument(
-            help="A task made here, such as countdown, a file, a folder, or a hub id (owner/name@revision:split)."
+            help="A task made here, such as countdown or gym:TASK, a file, a folder, or a hub id "
+            "(owner/name@revision:split)."
         ),
     ] = "arithmetic",
     *,
@@ -112,8 +113,8 @@ def prepare(
     """Turn any question set into one audited question file, by default data/<source>.parquet.
 
     Exact duplicates are folded; gold answers that do not verify against themselves, prompts over the token limit and
-    questions of evaluation benchmarks are left out and counted. `arithmetic`, `word-problems`, `countdown` and
-    `modular`, which are made here, write their held-out questions beside it.
+    questions of evaluation benchmarks are left out and counted. `arithmetic`, `word-problems`, `countdown`,
+    `modular` and `gym:TASK`, which are made here, write their held-out questions beside it.
 
     \b
     Examples:
