@@ -18,6 +18,7 @@ from exgrpo_cli.replay_stats.record import LEDGER_FOLDER, read_config, read_run
 from exgrpo_cli.replay_stats.summary import summarise_record
 from exgrpo_cli.reports.page import NOT_SHOWN, Block, Code, Page, Paragraph, TableBlock, figure_block, section, table_of
 from exgrpo_cli.reports.run_page import differing_settings
+from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.runs.result import RunResult
 
 CAPTIONS = {
@@ -137,8 +138,9 @@ def _runs(study: Study, broken: list[tuple[Path, str]]) -> Iterator[Block]:
 
 def _ledgers(study: Study) -> Iterator[Block]:
     reports = []
-    for run in study.runs:
-        if not (run.config.replay.keeps_buffer and (run.folder / LEDGER_FOLDER).is_dir()):
+    keeping = [run for run in study.runs if run.config.replay.keeps_buffer and (run.folder / LEDGER_FOLDER).is_dir()]
+    for run in keeping:
+        if not _has_stepped(run):
             continue
         try:
             record = read_run(run.folder)
@@ -151,7 +153,13 @@ def _ledgers(study: Study) -> Iterator[Block]:
     if reports:
         yield table_of(summary_tables.overview(reports))
     else:
-        yield Paragraph(text="No arm keeps a ledger.")
+        yield Paragraph(text="Nothing to show of a ledger yet." if keeping else "No arm keeps a ledger.")
+
+
+def _has_stepped(run: StudyRun) -> bool:
+    """Whether the run has made a step, even if its journal has gone since: before one there is nothing to miss."""
+    folder = RunFolder(run.folder)
+    return folder.metrics.is_file() or folder.summary.is_file() or any(folder.checkpoints.glob("step-*"))
 
 
 def _arms(study: Study) -> Iterator[Block]:

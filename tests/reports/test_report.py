@@ -189,6 +189,25 @@ def test_a_study_is_compared_on_its_page(study: Path, capsys: pytest.CaptureFixt
         assert f'aria-label="{name}"' in text
 
 
+def test_a_study_whose_runs_have_just_begun_misses_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run makes its ledger before its first step; one that has a checkpoint should have a journal too."""
+    study = tmp_path / "study"
+    for seed in (0, 1):
+        run = study / "exgrpo" / f"seed-{seed}"
+        run.parent.mkdir(parents=True, exist_ok=True)
+        write_run(run, SyntheticRun(steps=2, num_questions=60, questions_per_step=8, mixed_from=2, seed=seed))
+        for name in ("metrics.jsonl", "summary.json"):
+            (run / name).unlink()
+    assert exgrpo(["report", str(study)]) == 0
+    assert capsys.readouterr().err == ""
+    text = (study / "report.html").read_text()
+    assert "0 of 2 runs finished" in text and "Nothing to show of a ledger yet." in text and "Not shown" not in text
+    (run / "checkpoints" / "step-000002").mkdir(parents=True)
+    assert exgrpo(["report", str(study)]) == 0
+    said = capsys.readouterr().err
+    assert said.count("Ledgers not shown: exgrpo, seed 1") == 1 and "seed 0" not in said
+
+
 def finish(folder: Path, score: float) -> None:
     """A summary.json and a result.json as training writes them."""
     heldout = {"pass_at_1": score, "low": score - 0.1, "high": score + 0.1, "questions": 50, "samples": 4}
