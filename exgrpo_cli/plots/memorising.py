@@ -1,6 +1,7 @@
 """Memorising or learning: pass@1 before and after training of replayed, rolled out and never seen questions."""
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +19,8 @@ KINDS = {
     "heldout": ("held-out, all", GREY),
 }
 """Field of Memorising to its label and colour."""
+TITLE_COLUMNS = 87
+"""Characters of titles beside each other across the figure."""
 
 
 def memorising_figure(runs: Mapping[str, Sequence[Memorising]]) -> "Figure | None":
@@ -43,7 +46,8 @@ def memorising_figure(runs: Mapping[str, Sequence[Memorising]]) -> "Figure | Non
                     axes.plot([0, 1], np.mean(known, axis=0), color=colour, marker="o", label=label)
             axes.set_xticks([0, 1], ["before", "after"])
             axes.set_xlim(-0.2, 1.2)
-            axes.set_title(f"{name} ({np.mean([each.trained_questions for each in found]):,.0f} questions)")
+            trained = np.mean([each.trained_questions for each in found])
+            axes.set_title(_title(name, f"({trained:,.0f} questions)", TITLE_COLUMNS // columns))
         for axes in panels[1 : len(runs)]:
             axes.sharey(panels[0])
         panels[0].autoscale(axis="y")
@@ -52,3 +56,9 @@ def memorising_figure(runs: Mapping[str, Sequence[Memorising]]) -> "Figure | Non
         shown = [lines[label] for label, _ in KINDS.values() if label in lines]
         figure.legend(handles=shown, loc="outside upper center", ncols=2)
         return figure
+
+
+def _title(name: str, questions: str, columns: int) -> str:
+    """On one line where it has room there."""
+    line = f"{name} {questions}"
+    return line if len(line) <= columns else f"{fill(name, columns)}\n{questions}"

@@ -96,14 +96,19 @@ def _writable(folder: Path) -> bool:
     return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
 
 
-def new_figure(rows: int = 1, columns: int = 1, *, width: float, height: float) -> "tuple[Figure, list[Axes]]":
-    """A figure of `width` x `height` inches with rows x columns panels, listed row by row."""
+def new_figure(
+    rows: int = 1, columns: int = 1, *, width: float, height: float, row_heights: Sequence[float] | None = None
+) -> "tuple[Figure, list[Axes]]":
+    """A figure of `width` x `height` inches with rows x columns panels, listed row by row.
+
+    Rows are alike, or as high as `row_heights` says in relation to each other.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplots(rows, columns, squeeze=False)
+    panels = figure.subplots(rows, columns, squeeze=False, height_ratios=row_heights)
     return figure, list(panels.flat)
 
 

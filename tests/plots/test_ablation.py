@@ -1,6 +1,7 @@
 """Figures of a study."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,11 @@ from exgrpo_cli.plots.ablation import (
     arm_curves_by_tokens,
     paired_differences,
 )
+from exgrpo_cli.plots.arms import looks_of
 from exgrpo_cli.plots.claims import ClaimEffect, claims_figure
+from exgrpo_cli.plots.memorising import memorising_figure
 from exgrpo_cli.plots.style import save
+from exgrpo_cli.runs.result import Memorising, PassRates
 
 ARMS = [
     ArmScore(name="on-policy", mean=0.80, low=0.78, high=0.82, seeds=[0.79, 0.80, 0.81]),
@@ -96,6 +100,117 @@ def test_many_arms_stay_apart() -> None:
     figure.canvas.draw()
     boxes = [label.get_window_extent() for label in figure.axes[0].get_yticklabels()]
     assert all(above.y0 >= below.y1 for above, below in itertools.pairwise(boxes))
+
+
+def many_arms(regime: str, count: int) -> list[str]:
+    """Of a claim's study: every third is a baseline, and names are long."""
+    return [
+        f"{regime}: {'grpo' if n % 3 == 0 else 'headroom-near'} (headroom-whatever-start-{n})" for n in range(count)
+    ]
+
+
+REGIMES = {"search": many_arms("search", 16), "strong": many_arms("strong", 3), "sparse": many_arms("sparse", 1)}
+EVERY = [(regime, name) for regime, names in REGIMES.items() for name in names]
+BASELINES = [name for names in REGIMES.values() for name in names[::3]]
+
+
+def assert_readable(figure) -> None:
+    """Every text lies within the figure, none of a legend, of titles or of an axis's names overlaps, and the axes have
+    1.8 inches of width left."""
+    figure.canvas.draw()
+    for axes in figure.axes:
+        legend = axes.get_legend()
+        low, high = sorted(axes.get_ylim())
+        ticks = zip(axes.get_yticks(), axes.get_yticklabels(), strict=True)
+        named = legend.get_texts() if legend else [label for place, label in ticks if low <= place <= high]
+        texts = [*named, axes.title, axes._left_title, axes.xaxis.label, axes.yaxis.label]
+        boxes = [text.get_window_extent() for text in texts if text.get_text()]
+        boxes += [legend.get_window_extent()] if legend else []
+        assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 for box in boxes), axes.get_title("left")
+        assert all(box.y0 >= 0 and box.y1 <= figure.bbox.y1 for box in boxes), axes.get_title("left")
+        if legend:
+            assert legend.get_window_extent().x0 >= axes.get_window_extent().x1
+        placed = [text.get_window_extent() for text in named]
+        assert not any(one.overlaps(other) for one, other in itertools.pairwise(placed))
+        assert not axes.get_visible() or axes.get_window_extent().width > 1.8 * figure.dpi
+    titles = [axes.title.get_window_extent() for axes in figure.axes if axes.get_title()]
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(titles, 2))
+
+
+def test_each_regime_has_a_panel_with_the_curves_and_the_legend_of_its_own_arms() -> None:
+    """Twenty arms in three regimes, six of the baselines in one of them."""
+    points = {"mean": [0.3, 0.5, 0.7], "low": [0.2, 0.4, 0.6], "high": [0.4, 0.6, 0.8]}
+    curves = [
+        ArmCurve(name=name, regime=regime, steps=[0, 10, 20], tokens=[0, 700, 900], **points) for regime, name in EVERY
+    ]
+    for draw in (arm_curves, arm_curves_by_tokens):
+        figure = draw(curves, baselines=BASELINES, measure="held-out pass@1")
+        assert [axes.get_title("left") for axes in figure.axes] == list(REGIMES)
+        for axes, (regime, names) in zip(figure.axes, REGIMES.items(), strict=True):
+            told = [text.get_text().replace("\n", " ") for text in axes.get_legend().get_texts()]
+            assert told == [name.removeprefix(f"{regime}: ") for name in names]
+            drawn = [(line.get_color(), line.get_linestyle(), line.get_marker()) for line in axes.lines]
+            assert len(drawn) == len(set(drawn)) == len(names)
+            black = [name for name, look in zip(names, drawn, strict=True) if look[0] == "#000000"]
+            assert black == names[::3]
+            assert axes.get_window_extent().height > 0.9 * figure.dpi, "the axes are a strip"
+        assert_readable(figure)
+
+
+def test_few_points_of_many_arms_are_told_apart_by_their_marks() -> None:
+    points = {"steps": [0, 9], "mean": [0.3, 0.5], "low": [0.2, 0.4], "high": [0.4, 0.6]}
+    curves = [ArmCurve(name=name, **points) for name in REGIMES["search"]]
+    (axes,) = arm_curves(curves, baselines=BASELINES, measure="pass@1").axes
+    drawn = {(bars.lines[0].get_color(), bars.lines[0].get_marker()) for bars in axes.containers}
+    assert len(drawn) == 16
+
+
+def test_no_two_arms_look_alike_up_to_28_baselines_and_168_others() -> None:
+    names = [f"arm {n}" for n in range(28 + 168)]
+    looks = looks_of(names, names[:28])
+    assert len({(look.colour, look.linestyle, look.marker) for look in looks.values()}) == len(names)
+    assert [looks[name].linestyle for name in names[28:34]] == ["-"] * 6
+
+
+def test_rows_of_each_regime_have_a_panel_and_their_own_baseline() -> None:
+    scores = [
+        ArmScore(name=name, regime=regime, mean=0.5, low=0.4, high=0.6, seeds=[0.4, 0.5, 0.6]) for regime, name in EVERY
+    ]
+    figure = arm_comparison(scores, baselines=BASELINES, measure="held-out pass@1")
+    assert [axes.get_title("left") for axes in figure.axes] == list(REGIMES)
+    # search has six baselines, so no line is that of the baseline; the others have one each.
+    assert [sum(len(line.get_xdata()) == 2 for line in axes.lines) for axes in figure.axes] == [0, 1, 1]
+    assert_readable(figure)
+    others = [replace(score, mean=0.1 * n) for n, score in enumerate(scores) if score.name not in BASELINES]
+    figure = paired_differences(others, baselines=BASELINES, measure="held-out pass@1")
+    assert [axes.get_title("left") for axes in figure.axes] == ["search", "strong"]
+    assert [len(axes.get_yticks()) for axes in figure.axes] == [10, 2]
+    assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim()
+    assert_readable(figure)
+
+
+def test_long_names_of_a_study_of_one_regime_are_wrapped() -> None:
+    settings = "objective.shaping_beta=0.1 replay.ratio=0.25 replay.max_drift=0.05"
+    names = [f"headroom-drift optim.learning_rate={rate} {settings}" for rate in ("1.5e-4", "3e-4")]
+    points = {"mean": [0.3, 0.5, 0.7], "low": [0.2, 0.4, 0.6], "high": [0.4, 0.6, 0.8]}
+    assert_readable(
+        arm_curves([ArmCurve(name=name, steps=[0, 5, 9], **points) for name in names], baselines=names[:1], measure="m")
+    )
+    scores = [ArmScore(name=name, mean=0.5, low=0.4, high=0.6, seeds=[0.5]) for name in names]
+    assert_readable(arm_comparison(scores, baselines=names[:1], measure="held-out pass@1"))
+    assert_readable(paired_differences(scores[1:], baselines=names[:1], measure="held-out pass@1"))
+
+
+def test_titles_of_many_panels_are_wrapped() -> None:
+    rates = PassRates(questions=20, before=0.2, after=0.6)
+    kinds = dict.fromkeys(("replayed", "rolled_out", "never_seen", "heldout"), rates)
+    found = Memorising(trained_questions=1234, replayed_questions=20, **kinds)
+    figure = memorising_figure({name: [found] for _, name in EVERY} | {"short": [found]})
+    assert figure is not None and len([axes for axes in figure.axes if axes.get_visible()]) == 21
+    told = [axes.get_title().replace("-\n", "-").replace("\n", " ") for axes in figure.axes]
+    assert told == [f"{name} (1,234 questions)" for name in (*(name for _, name in EVERY), "short")]
+    assert figure.axes[-1].get_title() == "short (1,234 questions)"
+    assert_readable(figure)
 
 
 def test_claims_are_drawn_with_what_they_must_exceed_and_their_verdict() -> None:

@@ -1,5 +1,6 @@
 """A study's figures: arms with intervals, paired differences, held-out curves, memorised against learnt, claims."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +19,7 @@ from exgrpo_cli.plots.ablation import (
     arm_curves_by_tokens,
     paired_differences,
 )
+from exgrpo_cli.plots.arms import by_regime
 from exgrpo_cli.plots.claims import ClaimEffect, claims_figure
 from exgrpo_cli.plots.memorising import memorising_figure
 from exgrpo_cli.runs.result import CurvePoint
@@ -31,18 +33,28 @@ def study_figures(study: Study, report: StudyReport) -> "dict[str, Figure]":
     """The figures by name; all of held-out questions, since arms do not share the questions that they train on."""
     results = study.results()
     baselines = report.baselines
-    curves = [arm_curve(arm.name, results[arm.name]) for arm in report.arms]
+    regimes = _regimes(study)
+    curves = [arm_curve(arm.name, results[arm.name], regimes[arm.name]) for arm in report.arms]
+    scores = [_score(arm, regimes[arm.name]) for arm in report.arms]
     figures = {
-        "ablation": arm_comparison([_score(arm) for arm in report.arms], baselines=baselines, measure=TITLE),
-        "differences": paired_differences(_differences(report), baselines=baselines, measure=TITLE),
+        "ablation": arm_comparison(scores, baselines=baselines, measure=TITLE),
+        "differences": paired_differences(_differences(report, regimes), baselines=baselines, measure=TITLE),
         "curves": arm_curves(curves, baselines=baselines, measure=TITLE),
         "curves-tokens": arm_curves_by_tokens(curves, baselines=baselines, measure=TITLE),
     }
     memorised = {
-        arm.name: [found for each in results[arm.name].values() if (found := each.memorising)] for arm in report.arms
+        arm.name: [found for each in results[arm.name].values() if (found := each.memorising)]
+        for arms in by_regime(scores).values()
+        for arm in arms
     }
     optional = {"memorising": memorising_figure(memorised), "claims": claims_figure(_claim_effects(study))}
     return figures | {name: drawn for name, drawn in optional.items() if drawn is not None}
+
+
+def _regimes(study: Study) -> dict[str, str]:
+    """The regime of each arm by its name; empty where all arms are of one."""
+    several = len({arm.regime for arm in study.arms}) > 1
+    return {arm.name: (arm.regime or "no regime") if several else "" for arm in study.arms}
 
 
 def _claim_effects(study: Study) -> list[ClaimEffect]:
@@ -64,16 +76,17 @@ def _claim_effects(study: Study) -> list[ClaimEffect]:
     ]
 
 
-def _score(arm: ArmReport) -> ArmScore:
-    score = arm.main.score
-    return ArmScore(name=arm.name, mean=score.mean, low=score.low, high=score.high, seeds=list(arm.main.seeds.values()))
+def _score(arm: ArmReport, regime: str) -> ArmScore:
+    score, seeds = arm.main.score, list(arm.main.seeds.values())
+    return ArmScore(name=arm.name, regime=regime, mean=score.mean, low=score.low, high=score.high, seeds=seeds)
 
 
-def _differences(report: StudyReport) -> list[ArmScore]:
+def _differences(report: StudyReport, regimes: Mapping[str, str]) -> list[ArmScore]:
     by_name = {arm.name: arm.main.seeds for arm in report.arms}
     return [
         ArmScore(
             name=arm.name,
+            regime=regimes[arm.name],
             mean=found.mean,
             low=found.low,
             high=found.high,
@@ -88,7 +101,7 @@ def _differences(report: StudyReport) -> list[ArmScore]:
     ]
 
 
-def arm_curve(name: str, results: Results) -> ArmCurve:
+def arm_curve(name: str, results: Results, regime: str = "") -> ArmCurve:
     """Held-out pass@1 by step, mean over seeds, with the t interval cut to 0..1.
 
     At the steps where all seeds were scored, and at the ends of the runs taken together: a budget of tokens ends each
@@ -103,6 +116,7 @@ def arm_curve(name: str, results: Results) -> ArmCurve:
     intervals = [t_interval([point.pass_at_1 for point in column], bounds=(0.0, 1.0)) for column in columns]
     return ArmCurve(
         name=name,
+        regime=regime,
         steps=[round(float(np.mean([point.step for point in column]))) for column in columns],
         tokens=[float(np.mean([point.generated for point in column])) for column in columns],
         mean=[interval.mean for interval in intervals],
