@@ -85,19 +85,20 @@ def run_study(study: Study, *, jobs: int, reporter: Reporter) -> None:
     failed: list[Started] = []
     with Stopper() as stopper:
         try:
-            with stopper.immediate():
-                while waiting or started:
-                    ready = [run for run in waiting if is_ready(study, run)][: jobs - len(started)]
-                    for run in ready:
-                        waiting.remove(run)
-                        started.append(start(with_threads(budgeted(study, run), jobs), reporter))
-                    if not started:
-                        reporter.note(f"{len(waiting)} runs wait for a baseline that failed")
-                        break
+            while waiting or started:
+                ready = [run for run in waiting if is_ready(study, run)][: jobs - len(started)]
+                for run in ready:
+                    waiting.remove(run)
+                    started.append(start(with_threads(budgeted(study, run), jobs), reporter))
+                if not started:
+                    reporter.note(f"{len(waiting)} runs wait for a baseline that failed")
+                    break
+                # Cut short in here alone: a run that was started and not yet listed would go on by itself.
+                with stopper.immediate():
                     time.sleep(POLL_SECONDS)
-                    failed += collect_ended(started, reporter)
-                    if not told and (told := estimate(study, jobs) is not None):
-                        reporter.note(time_to_go(study, jobs))
+                failed += collect_ended(started, reporter)
+                if not told and (told := estimate(study, jobs) is not None):
+                    reporter.note(time_to_go(study, jobs))
         except KeyboardInterrupt:
             stop(started)
             raise Interrupted(
