@@ -68,7 +68,7 @@ class StudyRequest:
             name=name,
             root=root,
             arms=self._arms(),
-            seeds=parse_seeds(self.seeds or "3"),
+            seeds=parse_seeds("3" if self.seeds is None else self.seeds),
             base=self.base(),
             equal=self._equal(),
             results=self.results,
@@ -91,7 +91,7 @@ class StudyRequest:
             ("vary", text) for text in self.vary
         ]
         if not given:
-            given = [("methods", "exgrpo,grpo")] if self.regimes else [("metric", "ent")]
+            given = [("methods", "exgrpo,grpo")] if self.regimes is not None else [("metric", "ent")]
         return given
 
     def _arms(self) -> list[Arm]:
@@ -101,7 +101,8 @@ class StudyRequest:
     def _equal(self) -> str:
         """What arms are equal in: methods differ in what a step costs, values of one setting hardly do."""
         by_tokens = self.methods is not None or self.regimes is not None
-        chosen = self.equal or ("generated" if by_tokens else "steps")
+        usual = "generated" if by_tokens else "steps"
+        chosen = usual if self.equal is None else self.equal
         require_known("--equal", chosen, EQUAL)
         return chosen
 
@@ -129,13 +130,13 @@ class StudyRequest:
             "--sampler": self.sampler,
             "--methods": self.methods,
             "--regimes": self.regimes,
-            "--vary": self.vary,
+            "--vary": self.vary or None,
             "--seeds": self.seeds,
             "--equal": self.equal,
             "--replay-from": self.replay_from,
         }
         for option, value in options.items():
-            if value:
+            if value is not None:
                 raise InputError(f"--claim brings its own arms, regimes, seeds and budgets: leave {option} out.")
 
 

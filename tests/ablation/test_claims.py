@@ -120,6 +120,9 @@ def test_files_of_claims_that_cannot_be_told_apart_or_are_no_claims_are_one_line
         Path(mine[0]).write_text(wrong.format(settings="[]", control="grpo"))
         with pytest.raises(InputError, match=f"claim mine: {said}"):
             chosen_claims(mine[0])
+    Path(mine[0]).write_text(CLAIM.format(settings='["optim.learning_rat=1.0"]', control="grpo"))
+    with pytest.raises(InputError, match=r"claim mine, arm 'search: x:y': .*unknown key optim\.learning_rat\. Did you"):
+        plan_claims(chosen_claims(mine[0]), name="claims", root=tmp_path)
     two_arms = CLAIM.format(settings="[]", control="x y").replace("[[c", '[arms."x y"]\nmethod = "su01"\n[[c')
     Path(mine[0]).write_text(two_arms)
     with pytest.raises(InputError, match="would both be in the folder search-x-y/"):

@@ -26,8 +26,10 @@ def plan_claims(
     on_policy: dict[str, Arm] = {}
     seeds: dict[str, Sequence[int]] = {}
     minutes: dict[str, float] = {}
+    plain = StudyBase(allow_code=base.allow_code)
     for claim in claims:
         for arm in arms_of(claim, told_apart).values():
+            _require_settings(claim, arm, plain)
             arms[arm.name] = arm
             on_policy.setdefault(arm.name, claim_arm(BASELINE.method, {}, claim.regime, claim.settings))
             seeds[arm.name] = sorted({*seeds.get(arm.name, ()), *claim.seeds})
@@ -40,7 +42,7 @@ def plan_claims(
     ]
     require_own_folders(every)
     for arm in every:
-        if config_hash(base.config(arm, FIRST_SEED)) != config_hash(StudyBase().config(arm, FIRST_SEED)):
+        if config_hash(base.config(arm, FIRST_SEED)) != config_hash(plain.config(arm, FIRST_SEED)):
             raise InputError(
                 "--claim brings its own settings: leave --set and other options out that change more than what the "
                 "machine does (run.threads, run.plots and the like)."
@@ -54,6 +56,14 @@ def arms_of(claim: Claim, arms: Iterable[Arm]) -> dict[str, Arm]:
     """The claim's arms by their names in it, each as it is called among `arms`, a study's."""
     called = {_settings(arm): arm.name for arm in arms}
     return {name: replace(arm, name=called.get(_settings(arm), arm.name)) for name, arm in claim.arms.items()}
+
+
+def _require_settings(claim: Claim, arm: Arm, base: StudyBase) -> None:
+    """Raise InputError naming the claim where an arm of it has a bad setting."""
+    try:
+        base.config(arm, FIRST_SEED)
+    except InputError as error:
+        raise InputError(f"claim {claim.name}, arm {arm.name!r}: {error}") from error
 
 
 def _named_apart(claims: Sequence[Claim], folder: Path) -> list[Arm]:
