@@ -18,7 +18,7 @@ from exgrpo_cli.ablation.results.report import StudyReport
 from exgrpo_cli.ablation.results.writing import keep_results, report_study
 from exgrpo_cli.ablation.run_log import RunLog, last_line
 from exgrpo_cli.ablation.study import Study, StudyRun, budgeted, is_ready
-from exgrpo_cli.ablation.study_files import write_arms
+from exgrpo_cli.ablation.study_files import write_plan
 from exgrpo_cli.config.resolve import to_toml
 from exgrpo_cli.config.sections.slurm import SlurmSettings
 from exgrpo_cli.console.reporter import Reporter, make_reporter
@@ -152,11 +152,12 @@ def make_writable(folder: Path) -> None:
 
 
 def write_beginning(study: Study) -> None:
-    """Keep the study's arms, and results of other machines, which a study that is killed would forget.
+    """Keep the study's arms and seeds, and results of other machines, which a study that is killed would forget.
 
     Raises RunError where the disk refuses, InputError for a damaged result of a finished run.
     """
-    write_arms(study.folder, study.arms, equal=study.equal, claims=study.claims)
+    seeds = {arm.name: [run.seed for run in study.runs if run.arm == arm] for arm in study.arms}
+    write_plan(study.folder, study.arms, equal=study.equal, claims=study.claims, seeds=seeds)
     keep_results(study)
 
 

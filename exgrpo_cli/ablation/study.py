@@ -79,6 +79,8 @@ class Study:
     """Time of a run by arm, where it is known before one has been measured here."""
     others: Mapping[tuple[str, int], RunResult] = field(default_factory=dict)
     """Results by arm and seed of runs that are not among `runs`."""
+    planned: frozenset[tuple[str, int]] = frozenset()
+    """Arm and seed of all runs that the folder was last asked for, where it is read and not planned."""
 
     @property
     def baselines(self) -> tuple[str, ...]:

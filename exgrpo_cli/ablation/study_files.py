@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from exgrpo_cli.ablation.arms import Arm
 from exgrpo_cli.errors import InputError
@@ -15,9 +15,20 @@ from exgrpo_cli.presets import load_preset
 from exgrpo_cli.runs.result import SUFFIX, RunResult, find_results, read_result
 
 PLAN_FILE = "study.json"
-"""In the study's folder: its arms, which cannot all be told from the names of folders."""
+"""In the study's folder: its arms, which cannot all be told from the names of folders, and their seeds."""
 RESULTS_FOLDER = "results"
 """Of a study: a copy of each finished run's result, all that another machine needs of it."""
+
+
+class StudyPlan(NamedTuple):
+    """What a study's folder says of its runs."""
+
+    arms: dict[str, Arm]
+    """By the name of their folder."""
+    equal: str
+    claims: dict[str, Any]
+    runs: frozenset[tuple[str, int]] = frozenset()
+    """Arm and seed of each that was asked for; studies of earlier versions do not say."""
 
 
 def results_folders(folder: Path, others: Sequence[Path]) -> Iterator[Iterator[RunResult]]:
@@ -26,20 +37,30 @@ def results_folders(folder: Path, others: Sequence[Path]) -> Iterator[Iterator[R
     return (find_results(each) for each in [*([own] if own.is_dir() else []), *others])
 
 
-def write_arms(folder: Path, arms: Iterable[Arm], *, equal: str, claims: Mapping[str, Any]) -> None:
-    """Keep what the arms are and which is compared with which. Raises RunError where the disk refuses."""
-    plan = {"equal": equal, "claims": dict(claims), "arms": [asdict(arm) for arm in arms]}
+def write_plan(
+    folder: Path,
+    arms: Iterable[Arm],
+    *,
+    equal: str,
+    claims: Mapping[str, Any],
+    seeds: Mapping[str, Sequence[int]] | None = None,
+) -> None:
+    """Keep what the arms are, their seeds by name, and which is compared with which.
+
+    Raises RunError where the disk refuses.
+    """
+    plan = {"equal": equal, "claims": dict(claims), "arms": [asdict(arm) for arm in arms], "seeds": dict(seeds or {})}
     write_json(folder / PLAN_FILE, plan | {"checksum": values_digest(plan)})
 
 
-def read_arms(folder: Path) -> tuple[dict[str, Arm], str, dict[str, Any]]:
-    """Arms by the name of their folder, what they are equal in, and the claims; none where no study was begun there.
+def read_plan(folder: Path) -> StudyPlan:
+    """The plan as it was kept; no arms where no study was begun there.
 
     Raises InputError for a damaged file.
     """
     path = folder / PLAN_FILE
     if not path.is_file():
-        return {}, "steps", {}
+        return StudyPlan(arms={}, equal="steps", claims={})
     try:
         plan = json.loads(path.read_text(encoding="utf-8"))
         # Studies of earlier versions have none.
@@ -50,8 +71,9 @@ def read_arms(folder: Path) -> tuple[dict[str, Arm], str, dict[str, Any]]:
         if isinstance(claims, list):
             # Studies begun by an earlier version kept the names of shipped claims.
             claims = {name: load_preset("claims", name) for name in claims}
-        return {arm.folder_name: arm for arm in arms}, plan["equal"], claims
-    except (ValueError, KeyError, TypeError) as error:
+        runs = frozenset((arm, seed) for arm, seeds in plan.get("seeds", {}).items() for seed in seeds)
+        return StudyPlan({arm.folder_name: arm for arm in arms}, plan["equal"], claims, runs)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is damaged ({error!r}): remove it, `exgrpo ablate` writes it again.") from error
 
 

@@ -10,7 +10,7 @@ from exgrpo_cli.ablation.results.figures import study_figures
 from exgrpo_cli.ablation.results.report import compare_runs
 from exgrpo_cli.ablation.results.tables import TITLE, endpoint_rows, rich_table, score_rows, spending_rows
 from exgrpo_cli.ablation.study import Study, StudyRun, differing_keys
-from exgrpo_cli.ablation.study_files import PLAN_FILE, kept_results, read_arms
+from exgrpo_cli.ablation.study_files import PLAN_FILE, kept_results, read_plan
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.replay_stats.output import summary_tables
 from exgrpo_cli.replay_stats.output.report import RunReport
@@ -43,10 +43,11 @@ def study_page(folder: Path) -> Page:
     elsewhere = carried(study)
     finished = sum(run.state == "finished" for run in study.runs) + len(elsewhere)
     known = {(run.arm.name, run.seed) for run in study.runs} | elsewhere.keys()
+    total = len(known) + len(broken) + len(not_begun(study))
     return Page(
         title=f"Study {study.name}",
         subtitle=f"{len(study.arms)} arms, {len(study.seeds)} seeds, against "
-        f"{', '.join(study.baselines) or 'no baseline'}: {finished} of {len(known) + len(broken)} runs finished"
+        f"{', '.join(study.baselines) or 'no baseline'}: {finished} of {total} runs finished"
         f"{f', {len(elsewhere)} of them elsewhere' if elsewhere else ''}.",
         sections=[
             *([section("Claims", lambda: _claims(study))] if study.claims else []),
@@ -67,7 +68,7 @@ def read_study(folder: Path) -> tuple[Study, list[tuple[Path, str]]]:
     one, where there is one.
     """
     runs, broken = [], []
-    known, equal, claims = read_arms(folder)
+    plan = read_plan(folder)
     for path in sorted(folder.glob("*/seed-*")):
         if not path.is_dir():
             continue
@@ -77,21 +78,22 @@ def read_study(folder: Path) -> tuple[Study, list[tuple[Path, str]]]:
         except (InputError, ValueError) as error:
             broken.append((path, str(error)))
             continue
-        arm = known.get(path.parent.name) or Arm(name=path.parent.name, method=config.run.method)
+        arm = plan.arms.get(path.parent.name) or Arm(name=path.parent.name, method=config.run.method)
         runs.append(StudyRun(arm=arm, seed=seed, folder=path, config=config))
-    if not known and any(run.arm.name == BASELINE.name for run in runs):
+    if not plan.arms and any(run.arm.name == BASELINE.name for run in runs):
         runs = [replace(run, arm=replace(run.arm, baseline=BASELINE.name)) for run in runs]
-    arms = tuple(known.values()) or tuple(dict.fromkeys(run.arm for run in runs))
-    others = kept_results(folder, known.values())
+    arms = tuple(plan.arms.values()) or tuple(dict.fromkeys(run.arm for run in runs))
+    others = kept_results(folder, plan.arms.values())
     study = Study(
         name=folder.resolve().name,
         folder=folder,
         arms=tuple(sorted(arms, key=lambda arm: arm.name != arm.baseline)),
         seeds=tuple(sorted({run.seed for run in runs} | {seed for _, seed in others})),
         runs=tuple(runs),
-        equal=equal,
-        claims=claims,
+        equal=plan.equal,
+        claims=plan.claims,
         others=others,
+        planned=plan.runs,
     )
     return study, broken
 
@@ -100,6 +102,14 @@ def carried(study: Study) -> dict[tuple[str, int], RunResult]:
     """Results by arm and seed of runs that have not finished here: they were made on another machine, or are gone."""
     here = {(run.arm.name, run.seed) for run in study.runs if run.state == "finished"}
     return {key: result for key, result in study.others.items() if key not in here}
+
+
+def not_begun(study: Study) -> list[tuple[str, int]]:
+    """Arm and seed of the runs that were asked for, have no folder yet, and were not made elsewhere."""
+    folders = {arm.name: study.folder / arm.folder_name for arm in study.arms}
+    return sorted(
+        (arm, seed) for arm, seed in study.planned - study.others.keys() if not (folders[arm] / f"seed-{seed}").is_dir()
+    )
 
 
 def _claims(study: Study) -> Iterator[Block]:
@@ -129,6 +139,7 @@ def _runs(study: Study, broken: list[tuple[Path, str]]) -> Iterator[Block]:
     rows = [[run.arm.name, str(run.seed), run.state, str(run.config.run.steps)] for run in study.runs]
     for (arm, seed), result in sorted(carried(study).items()):
         rows.append([arm, str(seed), "finished elsewhere", str(result.totals.steps)])
+    rows += [[arm, str(seed), "not begun", ""] for arm, seed in not_begun(study)]
     yield TableBlock(header=["arm", "seed", "state", "steps"], rows=rows)
     for path, reason in broken:
         yield Paragraph(text=f"{NOT_SHOWN}{path.parent.name}/{path.name} cannot be read: {reason}", warning=True)

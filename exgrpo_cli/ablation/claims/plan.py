@@ -7,7 +7,7 @@ from pathlib import Path
 from exgrpo_cli.ablation.arms import BASELINE, Arm, require_own_folders
 from exgrpo_cli.ablation.claims.claim import FIRST_SEED, Claim, claim_arm
 from exgrpo_cli.ablation.study import Study, StudyBase, plan_study
-from exgrpo_cli.ablation.study_files import read_arms
+from exgrpo_cli.ablation.study_files import read_plan
 from exgrpo_cli.errors import InputError
 from exgrpo_cli.runs.result import config_hash
 
@@ -71,7 +71,7 @@ def _named_apart(claims: Sequence[Claim], folder: Path) -> list[Arm]:
 
     Of unlike arms of one name the first keeps it; another is called after the first claim that has it.
     """
-    arms = list(read_arms(folder)[0].values())
+    arms = list(read_plan(folder).arms.values())
     names, told = {arm.name for arm in arms}, {_settings(arm) for arm in arms}
     for claim in claims:
         for arm in claim.arms.values():
