@@ -16,7 +16,9 @@ from exgrpo_cli.runs.result import RunResult, read_result
 from exgrpo_cli.statistics import pass_at_k_by_question
 
 FOLDER = Path(__file__).parent
-LEVELS = ((2, 4), (5, 7), (8, 10), (11, 13))
+LEVELS = ((2, 4), (5, 7), (8, 10), (11, 13), (8, 13), (2, 13))
+SEEDS = (range(200, 209), range(440, 448), (*range(200, 209), *range(440, 448)))
+"""Those of the claim, those of which the outcome was written down before, and both."""
 
 
 def pass_at_1_before(result: RunResult) -> np.ndarray:
@@ -30,25 +32,27 @@ def pass_at_n_before(result: RunResult) -> np.ndarray:
 
 
 def main() -> None:
-    """Print, by endpoint and levels: start, on-policy training, ExGRPO, the difference, and that of each seed."""
+    """Print, by seeds, endpoint and levels: start, on-policy training, ExGRPO, the difference, each seed's."""
     questions = make_split("arithmetic", build_config(regime="hard-tail")).heldout
     level = np.array([int(question.level or 0) for question in questions])
-    own, other = (
-        [read_result(FOLDER / f"hard-tail-{arm}-{seed}.result.json") for seed in range(200, 209)]
-        for arm in ("exgrpo", "grpo")
-    )
     endpoints = (("pass@1", pass_at_1, pass_at_1_before), ("pass@4", pass_at_n, pass_at_n_before))
-    for name, endpoint, before in endpoints:
-        for first, last in LEVELS:
-            mask = (level >= first) & (level <= last)
-            mine, theirs = (np.stack([endpoint(result)[mask] for result in arm]) for arm in (own, other))
-            start = np.mean([before(result)[mask].mean() for result in own])
-            effect = effect_over_questions(mine - theirs, np.random.default_rng(0), bounds=(-1.0, 1.0))
-            seeds = " ".join(f"{each:+.3f}" for each in (mine - theirs).mean(axis=1))
-            print(
-                f"{name}, levels {first} to {last}, {mask.sum()} questions: {start:.3f} {theirs.mean():.3f} "
-                f"{mine.mean():.3f} {effect.mean:+.3f} [{effect.low:.3f}, {effect.high:.3f}]; seeds {seeds}"
-            )
+    for seeds in SEEDS:
+        own, other = (
+            [read_result(FOLDER / f"hard-tail-{arm}-{seed}.result.json") for seed in seeds]
+            for arm in ("exgrpo", "grpo")
+        )
+        for name, endpoint, before in endpoints:
+            for first, last in LEVELS:
+                mask = (level >= first) & (level <= last)
+                mine, theirs = (np.stack([endpoint(result)[mask] for result in arm]) for arm in (own, other))
+                start = np.mean([before(result)[mask].mean() for result in own])
+                effect = effect_over_questions(mine - theirs, np.random.default_rng(0), bounds=(-1.0, 1.0))
+                by_seed = (mine - theirs).mean(axis=1)
+                print(
+                    f"{len(seeds)} seeds from {seeds[0]}, {name}, levels {first} to {last}: {start:.3f} "
+                    f"{theirs.mean():.3f} {mine.mean():.3f} {effect.mean:+.3f} [{effect.low:.3f}, {effect.high:.3f}], "
+                    f"{(by_seed > 0).sum()} above 0: {' '.join(f'{each:+.3f}' for each in by_seed)}"
+                )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import numpy as np
 
 from exgrpo_cli.ablation.results.endpoints import pass_at_1, pass_at_n
 from exgrpo_cli.ablation.results.inference import SEEDS_FOR_A_VERDICT, Effect, effect_over_questions
-from exgrpo_cli.plots.style import BLUE, FULL_WIDTH, GREEN, GREY, VERMILION, new_figure, save, styled
+from exgrpo_cli.plots.style import BLUE, FULL_WIDTH, GREEN, GREY, PURPLE, VERMILION, new_figure, save, styled
 from exgrpo_cli.runs.result import read_result
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ KINDS = (
     Kind(arm="exgrpo", title="ExGRPO", colour=VERMILION, marker="D"),
     Kind(arm="headroom-near", title="headroom-near: beside the batch", colour=BLUE, marker="o"),
     Kind(arm="refill-near", title="refill-near: in place of groups that teach nothing", colour=GREEN, marker="s"),
+    Kind(arm="sft-successes", title="sft-successes: stored successes imitated", colour=PURPLE, marker="^"),
 )
 
 
@@ -54,12 +55,16 @@ class Runs:
 REGIMES: Mapping[str, tuple[str, Mapping[str, Runs]]] = {
     "a good start\n(strong)": (
         "strong",
-        {"exgrpo": Runs(seeds=range(200, 208)), "headroom-near": Runs(seeds=range(200, 208))},
+        {
+            "exgrpo": Runs(seeds=range(200, 208)),
+            "headroom-near": Runs(seeds=range(200, 208)),
+            "sft-successes": Runs(seeds=range(200, 205), folder="methods"),
+        },
     ),
     "half of the questions too hard\n(hard-tail)": (
         "hard-tail",
         {
-            "exgrpo": Runs(seeds=range(200, 209)),
+            "exgrpo": Runs(seeds=(*range(200, 209), *range(440, 448))),
             "headroom-near": Runs(seeds=range(200, 203), folder="variants"),
             "refill-near": Runs(seeds=range(200, 203), folder="variants"),
         },
@@ -72,7 +77,13 @@ REGIMES: Mapping[str, tuple[str, Mapping[str, Runs]]] = {
             "refill-near": Runs(seeds=range(340, 354)),
         },
     ),
-    "search, steps too large\n(1e-3, 16 starts)": ("search", {"exgrpo": Runs(seeds=range(360, 376))}),
+    "search, steps too large\n(1e-3, 16 and 8 starts)": (
+        "search",
+        {
+            "exgrpo": Runs(seeds=range(360, 376)),
+            "sft-successes": Runs(seeds=range(360, 368), folder="weak"),
+        },
+    ),
     "hardly ever a success\n(sparse)": (
         "sparse",
         {
@@ -116,6 +127,8 @@ def effect(arm: str, regime: str, runs: Runs, endpoint: str) -> Effect:
 
 def draw(panel: "Axes", endpoint: str) -> None:
     """A row a regime, in it a mark a kind of replay; print each."""
+    from matplotlib.ticker import MaxNLocator
+
     panel.axvline(0.0, color=GREY, linewidth=0.9, linestyle=(0, (4, 2)), zorder=1)
     for row, (regime, of_kind) in enumerate(REGIMES.values()):
         for place, kind in enumerate(KINDS):
@@ -128,7 +141,7 @@ def draw(panel: "Axes", endpoint: str) -> None:
             full = found.seeds >= SEEDS_FOR_A_VERDICT
             panel.errorbar(
                 [found.mean],
-                [row + 0.24 * (place - 1)],
+                [row + 0.21 * (place - 1.5)],
                 xerr=[[found.mean - found.low], [found.high - found.mean]],
                 color=kind.colour,
                 marker=kind.marker,
@@ -137,6 +150,7 @@ def draw(panel: "Axes", endpoint: str) -> None:
                 elinewidth=1.4 if full else 0.7,
                 capsize=2.5,
             )
+    panel.xaxis.set_major_locator(MaxNLocator(nbins=6))
     panel.set_title(f"{endpoint} less that of on-policy training")
     panel.set_ylim(len(REGIMES) - 0.5, -0.5)
     panel.set_yticks(range(len(REGIMES)), [""] * len(REGIMES))
@@ -151,7 +165,7 @@ def main() -> None:
     from matplotlib.lines import Line2D
 
     with styled():
-        figure, panels = new_figure(columns=2, width=FULL_WIDTH, height=4.2)
+        figure, panels = new_figure(columns=2, width=FULL_WIDTH, height=4.6)
         for panel, endpoint in zip(panels, ENDPOINTS, strict=True):
             draw(panel, endpoint)
         panels[0].set_yticks(range(len(REGIMES)), list(REGIMES))
@@ -160,8 +174,8 @@ def main() -> None:
             for kind in KINDS
         ]
         few = Line2D([], [], color=GREY, marker="o", markersize=4.5, markerfacecolor="white", linestyle="")
-        few.set_label("three seeds: no finding")
-        figure.legend(handles=[*marks, few], loc="outside lower center", ncols=2)
+        few.set_label("fewer than eight seeds: no finding")
+        figure.legend(handles=[*marks, few], loc="outside lower center", ncols=2, columnspacing=1.5)
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER.parent / "images"
     save(figure, folder, "map", formats=("png",))
 

@@ -62,3 +62,22 @@ def test_the_sampler_is_compared_with_the_trainer(capsys: pytest.CaptureFixture[
     notebook = (DOCS / "lab-notebook.md").read_text()
     effects = [re.search(r"[+-]\d.*", line) for line in printed]
     assert len(printed) == 6 and all(effect and effect[0] in notebook for effect in effects)
+
+
+def test_what_is_gained_on_which_levels_is_in_the_notebook(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(DOCS / "results" / "by_level.py"), run_name="__main__")
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 3 * 2 * 6
+    [other_seeds] = [line for line in printed if line.startswith("8 seeds from 440, pass@1, levels 5 to 7:")]
+    effect = re.search(r"[+-]\d\S+ \[.*?\]", other_seeds)
+    assert effect and effect[0] in (DOCS / "lab-notebook.md").read_text()
+
+
+def test_the_map_is_drawn_from_the_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["map.py", str(tmp_path)])
+    runpy.run_path(str(DOCS / "results" / "map.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert (tmp_path / "map.png").is_file()
+    assert "pass@1: exgrpo, search, 16 seeds from 360: +0.081 [0.061, 0.102]" in printed
