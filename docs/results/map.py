@@ -65,8 +65,6 @@ REGIMES: Mapping[str, tuple[str, Mapping[str, Runs]]] = {
         "hard-tail",
         {
             "exgrpo": Runs(seeds=(*range(200, 209), *range(440, 448))),
-            "headroom-near": Runs(seeds=range(200, 203), folder="variants"),
-            "refill-near": Runs(seeds=range(200, 203), folder="variants"),
         },
     ),
     "found by search\n(search, 14 starts)": (
