@@ -3,9 +3,9 @@
 import glob
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from exgrpo_cli.ablation.arms import Arm
 from exgrpo_cli.errors import InputError
@@ -20,15 +20,16 @@ RESULTS_FOLDER = "results"
 """Of a study: a copy of each finished run's result, all that another machine needs of it."""
 
 
-class StudyPlan(NamedTuple):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyPlan:
     """What a study's folder says of its runs."""
 
     arms: dict[str, Arm]
     """By the name of their folder."""
     equal: str
     claims: dict[str, Any]
-    runs: frozenset[tuple[str, int]] = frozenset()
-    """Arm and seed of each that was asked for; studies of earlier versions do not say."""
+    runs: frozenset[tuple[str, int]]
+    """Arm and seed of each that was asked for; none in studies of earlier versions, which do not say."""
 
 
 def results_folders(folder: Path, others: Sequence[Path]) -> Iterator[Iterator[RunResult]]:
@@ -43,13 +44,13 @@ def write_plan(
     *,
     equal: str,
     claims: Mapping[str, Any],
-    seeds: Mapping[str, Sequence[int]] | None = None,
+    seeds: Mapping[str, Sequence[int]],
 ) -> None:
     """Keep what the arms are, their seeds by name, and which is compared with which.
 
     Raises RunError where the disk refuses.
     """
-    plan = {"equal": equal, "claims": dict(claims), "arms": [asdict(arm) for arm in arms], "seeds": dict(seeds or {})}
+    plan = {"equal": equal, "claims": dict(claims), "arms": [asdict(arm) for arm in arms], "seeds": dict(seeds)}
     write_json(folder / PLAN_FILE, plan | {"checksum": values_digest(plan)})
 
 
@@ -60,7 +61,7 @@ def read_plan(folder: Path) -> StudyPlan:
     """
     path = folder / PLAN_FILE
     if not path.is_file():
-        return StudyPlan(arms={}, equal="steps", claims={})
+        return StudyPlan(arms={}, equal="steps", claims={}, runs=frozenset())
     try:
         plan = json.loads(path.read_text(encoding="utf-8"))
         # Studies of earlier versions have none.
@@ -71,8 +72,12 @@ def read_plan(folder: Path) -> StudyPlan:
         if isinstance(claims, list):
             # Studies begun by an earlier version kept the names of shipped claims.
             claims = {name: load_preset("claims", name) for name in claims}
-        runs = frozenset((arm, seed) for arm, seeds in plan.get("seeds", {}).items() for seed in seeds)
-        return StudyPlan({arm.folder_name: arm for arm in arms}, plan["equal"], claims, runs)
+        return StudyPlan(
+            arms={arm.folder_name: arm for arm in arms},
+            equal=plan["equal"],
+            claims=claims,
+            runs=frozenset((arm, seed) for arm, seeds in plan.get("seeds", {}).items() for seed in seeds),
+        )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is damaged ({error!r}): remove it, `exgrpo ablate` writes it again.") from error
 

@@ -67,14 +67,16 @@ def test_arms_keep_the_names_that_a_study_has_given_them(tmp_path: Path) -> None
 
     began = planned("headroom-reaches-more")
     assert on_policy(began) == {"search: grpo": 1}
-    write_plan(began.folder, began.arms, equal=began.equal, claims=began.claims)
+    write_plan(began.folder, began.arms, equal=began.equal, claims=began.claims, seeds={})
     for names in ("headroom-in-search,headroom-reaches-more", "headroom-reaches-more,headroom-in-search"):
         both = {"search: grpo": 1, "search: grpo (headroom-in-search)": 0}
         assert on_policy(planned(names)) == both | {"search: more-updates": 0}
     # Both names taken by other arms: the claim was another one then.
     taken = [replace(arm, name="search: grpo (headroom-in-search)") for arm in began.arms if arm.method == "grpo"]
     others = [replace(arm, name="search: grpo", method="dapo") for arm in taken]
-    write_plan(began.folder, [*(replace(arm, method="dbb") for arm in taken), *others], equal="steps", claims={})
+    write_plan(
+        began.folder, [*(replace(arm, method="dbb") for arm in taken), *others], equal="steps", claims={}, seeds={}
+    )
     with pytest.raises(InputError, match="was begun with another claim headroom-in-search: choose another --name"):
         planned("headroom-in-search")
 
