@@ -250,9 +250,11 @@ def test_a_browser_asks_for_nothing_and_has_nothing_to_complain_of(
     claims = tmp_path / "claims"
     judged = ["ablate", "--claim", "replay-beats-on-policy", "--results", str(carried), "--output", str(claims)]
     assert exgrpo([*judged, "--quiet"]) == 0
+    # The study has damage in it, which the command tells.
+    assert exgrpo(["report", str(study)]) == 0
     pages = {
         "run": (write_report(run, tmp_path / "run.html"), SECTIONS, 8),
-        "study": (write_report(study, tmp_path / "study.html"), ["Result", "Runs", "Ledgers", "Arms"], 4),
+        "study": (study / "report.html", ["Result", "Runs", "Ledgers", "Arms"], 4),
         "claims": (claims / "report.html", ["Claims", "Result", "Runs"], 2),
     }
     shown = Path(os.environ.get("EXGRPO_SCREENSHOTS", tmp_path))
