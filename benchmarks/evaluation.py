@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
+from exgrpo_cli.base.types import Message, Question, Rollout, RolloutRequest, SamplingParams, StopReason, Verdict
 from exgrpo_cli.evaluation.results.folder import AskedQuestion, ResultsFolder
 from exgrpo_cli.evaluation.results.records import QuestionRecord, Sample
 from exgrpo_cli.evaluation.service import rescore_folders
-from exgrpo_cli.types import Message, Question, Rollout, RolloutRequest, SamplingParams, StopReason, Verdict
 
 ROWS = (64, 512)
 """Few, and as many as an evaluation has unless it is told otherwise."""
@@ -68,10 +68,10 @@ def print_refill(refill: dict[str, Any]) -> None:
 def measure_refill(rows: int, repeats: int) -> dict[str, Any]:
     import torch
 
-    from exgrpo_cli.backbones.tiny import make_model
-    from exgrpo_cli.backbones.tokenizer import make_tokenizer
     from exgrpo_cli.config.sections.backbone import TinySettings
     from exgrpo_cli.engines.hf.generator import HFGenerator
+    from exgrpo_cli.models.tiny import make_model
+    from exgrpo_cli.models.tokenizer import make_tokenizer
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

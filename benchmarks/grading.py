@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from exgrpo_cli.base.types import AnswerFormat, Verdict
 from exgrpo_cli.config.sections.grading import GradingSettings
 from exgrpo_cli.grading import GradingItem, GradingPool
-from exgrpo_cli.types import AnswerFormat, Verdict
 
 # Each gold with two other ways to write it. A quarter are simple fractions, as among those answers of MATH-500 that are
 # not plain numbers.

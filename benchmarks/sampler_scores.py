@@ -16,14 +16,14 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from exgrpo_cli.backbones.load import load_backbone
+from exgrpo_cli.base.seeds import rollout_seed
+from exgrpo_cli.base.types import RolloutRequest, SamplingParams, TokenScores, TokenSequence
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.data.made.arithmetic import make_questions
-from exgrpo_cli.data.prompts import choose_template, encode
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.engines.policy.plain import TorchPolicy
-from exgrpo_cli.seeds import rollout_seed
-from exgrpo_cli.types import RolloutRequest, SamplingParams, TokenScores, TokenSequence
+from exgrpo_cli.models.load import load_backbone
+from exgrpo_cli.questions.made.arithmetic import make_questions
+from exgrpo_cli.questions.prompts import choose_template, encode
 
 
 def in_float64(model: torch.nn.Module, rows: list[TokenSequence], temperature: float) -> list[TokenScores]:

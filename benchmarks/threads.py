@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
+from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.console.reporter import SilentReporter
 from exgrpo_cli.training.run import train
 
 # At this learning rate nothing is learned, so lengths stay as they are.

@@ -20,11 +20,11 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from exgrpo_cli.algo.batching import MiniBatch, TrainingRow
+from exgrpo_cli.base.types import TokenSequence
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.optim import OptimSettings
 from exgrpo_cli.engines.policy.plain import TorchPolicy
 from exgrpo_cli.machine.shapes import Shape, preset_config, shape_of
-from exgrpo_cli.types import TokenSequence
 
 PUBLISHED_RATES = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
 """Dense bfloat16 FLOP per second, by a part of the device's name."""

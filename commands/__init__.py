@@ -14,6 +14,10 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
+from exgrpo_cli.base.console.loading import loading_noted
+from exgrpo_cli.base.console.output import data_alone
+from exgrpo_cli.base.console.own_warnings import tell_warnings
+from exgrpo_cli.base.errors import EXIT_INTERRUPTED, EXIT_STOPPED, ExgrpoError
 from exgrpo_cli.commands.ablate import ablate
 from exgrpo_cli.commands.doctor import doctor
 from exgrpo_cli.commands.evaluate import evaluate
@@ -25,10 +29,6 @@ from exgrpo_cli.commands.replay_stats import replay_stats
 from exgrpo_cli.commands.report import report
 from exgrpo_cli.commands.sample import sample
 from exgrpo_cli.commands.train import train
-from exgrpo_cli.console.loading import loading_noted
-from exgrpo_cli.console.output import data_alone
-from exgrpo_cli.console.own_warnings import tell_warnings
-from exgrpo_cli.errors import EXIT_INTERRUPTED, EXIT_STOPPED, ExgrpoError
 
 
 class Command(TyperCommand):

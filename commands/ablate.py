@@ -28,9 +28,9 @@ from exgrpo_cli.commands.options import (
 from exgrpo_cli.commands.report import write_page
 
 if TYPE_CHECKING:
-    from exgrpo_cli.ablation.request import StudyRequest
-    from exgrpo_cli.ablation.results.report import StudyReport
-    from exgrpo_cli.ablation.study import Study
+    from exgrpo_cli.studies.request import StudyRequest
+    from exgrpo_cli.studies.results.report import StudyReport
+    from exgrpo_cli.studies.study import Study
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ class StudyOptions:
 
     def request(self) -> "StudyRequest":
         """The options as the core takes them."""
-        from exgrpo_cli.ablation.request import StudyRequest
+        from exgrpo_cli.studies.request import StudyRequest
 
         layer = {"run.steps": self.steps, "data.train": whole_path(self.data), "data.heldout": whole_path(self.heldout)}
         own = {
@@ -139,10 +139,10 @@ def ablate(
       exgrpo ablate --methods exgrpo,latest --launcher slurm --config cluster.toml
       exgrpo ablate --vary replay.ratio=0.25,0.5,0.75 --steps 100 --dry-run
     """
-    from exgrpo_cli.ablation.cluster.launch import scripts, slurm_settings
-    from exgrpo_cli.ablation.duration import time_to_go
-    from exgrpo_cli.ablation.results.writing import study_json
-    from exgrpo_cli.ablation.schedule import compare, jobs_of
+    from exgrpo_cli.studies.cluster.launch import scripts, slurm_settings
+    from exgrpo_cli.studies.duration import time_to_go
+    from exgrpo_cli.studies.results.writing import study_json
+    from exgrpo_cli.studies.schedule import compare, jobs_of
 
     study = options.request().plan()
     slurm = slurm_settings(options.config)
@@ -159,8 +159,8 @@ def ablate(
 
 
 def _print_runs(study: "Study", jobs: int, json: bool) -> None:
-    from exgrpo_cli.ablation.duration import time_to_go
-    from exgrpo_cli.ablation.schedule import jobs_of
+    from exgrpo_cli.studies.duration import time_to_go
+    from exgrpo_cli.studies.schedule import jobs_of
 
     plan = study.describe()
     if json:
@@ -174,9 +174,9 @@ def _print_runs(study: "Study", jobs: int, json: bool) -> None:
 
 
 def _print_report(study: "Study", report: "StudyReport") -> None:
-    from exgrpo_cli.ablation.claims.outcome import claim_outcomes, claim_rows
-    from exgrpo_cli.ablation.results.tables import TITLE, endpoint_rows, rich_table, score_rows
-    from exgrpo_cli.console.tables import print_table
+    from exgrpo_cli.base.console.tables import print_table
+    from exgrpo_cli.studies.claims.outcome import claim_outcomes, claim_rows
+    from exgrpo_cli.studies.results.tables import TITLE, endpoint_rows, rich_table, score_rows
 
     for warning in report.warnings:
         talk(f"warning: {warning}")

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands.options import DebugOption, JsonOption, presets_of, print_json, talk
 from exgrpo_cli.commands.train import TrainOptions, train
-from exgrpo_cli.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -73,7 +73,7 @@ def _require_device(backbone: str, report: "Report") -> None:
 
 
 def _print_report(report: "Report") -> None:
-    from exgrpo_cli.console.tables import stdout_console
+    from exgrpo_cli.base.console.tables import stdout_console
 
     console = stdout_console()
     machine = report.machine

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands.options import DryRunOption, Speech, presets_of, print_json, talk, with_groups, write_data
-from exgrpo_cli.errors import InputError
 
 if TYPE_CHECKING:
+    from exgrpo_cli.base.statistics import Score
     from exgrpo_cli.evaluation.compare.comparison import Comparison
     from exgrpo_cli.evaluation.service import EvaluationPlan, EvaluationReport, EvaluationRequest
-    from exgrpo_cli.statistics import Score
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +166,7 @@ def _print_plan(plan: "EvaluationPlan", json: bool) -> None:
 
 def _show(report: "EvaluationReport", json: bool, quiet: bool) -> None:
     """The score on stdout, the plot and the tables in the results folder."""
-    from exgrpo_cli.console.tables import print_table
+    from exgrpo_cli.base.console.tables import print_table
     from exgrpo_cli.evaluation.compare.terminal_tables import score_table
     from exgrpo_cli.evaluation.scoring import ungraded
     from exgrpo_cli.plots.evaluation import accuracy_by_level, level_scores
@@ -206,8 +206,8 @@ def refuse_beside_compare(name: str) -> None:
 
 def _compare(folders: Sequence[Path], output: Path | None, *, json: bool, quiet: bool) -> None:
     """The comparison on stdout; with --output its figures, tables and a plot as well."""
+    from exgrpo_cli.base.files import write_json
     from exgrpo_cli.evaluation.compare.comparison import compare_folders
-    from exgrpo_cli.files import write_json
 
     if len(folders) < 2 and not (folders and folders[0].is_dir()):
         raise InputError("--compare needs results folders: exgrpo evaluate --compare FOLDER FOLDER...")
@@ -228,11 +228,11 @@ def _compare(folders: Sequence[Path], output: Path | None, *, json: bool, quiet:
 
 
 def _compare_models(folders: Sequence[Path], output: Path | None, *, json: bool, quiet: bool) -> None:
-    from exgrpo_cli.console.tables import print_table
+    from exgrpo_cli.base.console.tables import print_table
+    from exgrpo_cli.base.files import write_json
     from exgrpo_cli.evaluation.compare.side_by_side import side_by_side
     from exgrpo_cli.evaluation.compare.terminal_tables import comparison_table
     from exgrpo_cli.evaluation.scoring import write_tables
-    from exgrpo_cli.files import write_json
 
     compared = side_by_side(folders)
     if output is not None:

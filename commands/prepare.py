@@ -85,8 +85,8 @@ class PrepareSettings:
     def request(self, source: str) -> "PrepareRequest":
         """The options as the core takes them."""
         from exgrpo_cli.config.names import is_made, section_of_made
-        from exgrpo_cli.data.layouts.recognise import NamedFields
         from exgrpo_cli.evaluation.preparing import PrepareRequest
+        from exgrpo_cli.questions.layouts.recognise import NamedFields
 
         layer: dict[str, Any] = {"grading.grader": self.grader}
         if is_made(source):
@@ -146,9 +146,9 @@ def prepare(
 
 def _prepare_pool(source: str, options: PrepareSettings, speech: Speech, *, dry_run: bool) -> None:
     """Rollouts logged elsewhere as a folder for `train --replay-from`."""
+    from exgrpo_cli.base.console.reporter import make_reporter
     from exgrpo_cli.config.layers import build_config
     from exgrpo_cli.config.resolve import to_toml
-    from exgrpo_cli.console.reporter import make_reporter
     from exgrpo_cli.training.importing.pool import check_pool, pool_folder, prepare_pool
 
     assert options.experience is not None

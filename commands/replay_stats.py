@@ -76,7 +76,7 @@ def replay_stats(
 
 
 def _print_tables(reports: "Sequence[RunReport]") -> None:
-    from exgrpo_cli.console.tables import print_table
+    from exgrpo_cli.base.console.tables import print_table
     from exgrpo_cli.replay_stats.output.tables import report_tables
 
     for table in report_tables(reports):

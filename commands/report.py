@@ -34,7 +34,7 @@ def report(
 
 def write_page(folder: Path, *, quiet: bool) -> None:
     """The page that a run or a study ends with. Where it cannot be written a line says so: the work itself is done."""
-    from exgrpo_cli.errors import ExgrpoError
+    from exgrpo_cli.base.errors import ExgrpoError
     from exgrpo_cli.reports.report import write_report
 
     try:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands.options import (
     AllowCodeOption,
     BackboneOption,
@@ -28,7 +29,6 @@ from exgrpo_cli.commands.options import (
     write_data,
 )
 from exgrpo_cli.commands.report import write_page
-from exgrpo_cli.errors import InputError
 
 if TYPE_CHECKING:
     from exgrpo_cli.machine.run_plan import RunPlan
@@ -197,9 +197,9 @@ def train(
 def _launch(
     start: "RunStart", launcher: str, options: TrainOptions, speech: Speech, *, dry_run: bool, check: bool
 ) -> None:
-    from exgrpo_cli.ablation.cluster.launch import launch_run, scripts, slurm_settings, study_of_one
-    from exgrpo_cli.console.reporter import make_reporter
-    from exgrpo_cli.shapes import read_json
+    from exgrpo_cli.base.console.reporter import make_reporter
+    from exgrpo_cli.base.shapes import read_json
+    from exgrpo_cli.studies.cluster.launch import launch_run, scripts, slurm_settings, study_of_one
     from exgrpo_cli.training.starting.start import check_start
 
     for name, given in (("--check", check), ("--time-limit", options.time_limit), ("--nproc", options.nproc)):
@@ -237,7 +237,7 @@ def _print_result(summary: dict[str, Any], run_folder: Path) -> None:
     """The short table a run ends with."""
     from rich.table import Table
 
-    from exgrpo_cli.console.tables import print_table
+    from exgrpo_cli.base.console.tables import print_table
     from exgrpo_cli.runs.summary import remarks
 
     tokens, replay, heldout = summary["tokens"], summary["replay"], summary["heldout"]

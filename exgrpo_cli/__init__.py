@@ -11,15 +11,15 @@ __version__ = "0.1.0"
 __all__ = ["Run", "__version__", "evaluate", "open_run", "prepare", "train"]
 
 if TYPE_CHECKING:
-    from exgrpo_cli.face import Run, evaluate, open_run, prepare, train
+    from exgrpo_cli.api import Run, evaluate, open_run, prepare, train
 
 
 def __getattr__(name: str) -> Any:
     """The names of `__all__`, so that importing the package stays light."""
     if name in __all__:
-        from exgrpo_cli import face
+        from exgrpo_cli import api
 
-        return getattr(face, name)
+        return getattr(api, name)
     raise AttributeError(f"module 'exgrpo_cli' has no attribute {name!r}")
 
 

@@ -1,6 +1,6 @@
 """`python -m exgrpo_cli` is `exgrpo`."""
 
-from exgrpo_cli.start import main
+from exgrpo_cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -8,7 +8,7 @@ import tomllib
 from importlib.resources import files
 from typing import Any, Literal, get_args
 
-from exgrpo_cli.errors import InputError, nearest
+from exgrpo_cli.base.errors import InputError, nearest
 
 PresetKind = Literal["backbones", "methods", "benchmarks", "regimes", "claims"]
 NO_SETTINGS = ("about", "published")

@@ -47,14 +47,14 @@ LONG_FILES = (
     "test_guide.py",
     "training/test_loop.py",
     "training/resuming/test_interrupted.py",
-    "ablation/test_studies.py",
+    "studies/test_studies.py",
     "ranks/test_ranks.py",
     "evaluation/test_killed.py",
     "commands/test_doctor.py",
     "commands/test_train.py",
     "evaluation/test_session.py",
     "grading/test_processes.py",
-    "data/sources/test_hub.py",
+    "questions/sources/test_hub.py",
 )
 
 
@@ -108,7 +108,7 @@ def vllm_backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """SmolLM2-135M-Instruct as a Hugging Face folder, converted once and kept in the user's cache."""
-    from exgrpo_cli.backbones.gguf import converted
+    from exgrpo_cli.models.gguf import converted
 
     page = (Path(__file__).parents[1] / "docs" / "real-model.md").read_text()
     (script,) = re.findall(r"backbone\.source=\"\$\(python -c '(.*)'\)\"", page)
@@ -132,11 +132,11 @@ def made_once(factory: pytest.TempPathFactory, name: str, **heads: int) -> Path:
 def export_small_backbone(folder: Path, *, num_heads: int, num_kv_heads: int) -> Path:
     import numpy as np
 
-    from exgrpo_cli.backbones.export import export_model
-    from exgrpo_cli.backbones.tiny import MAX_TOKENS, make_model
-    from exgrpo_cli.backbones.tokenizer import make_tokenizer
-    from exgrpo_cli.backbones.warm_start import WarmStartRecipe, warm_start
     from exgrpo_cli.config.sections.backbone import TinySettings
+    from exgrpo_cli.models.export import export_model
+    from exgrpo_cli.models.tiny import MAX_TOKENS, make_model
+    from exgrpo_cli.models.tokenizer import make_tokenizer
+    from exgrpo_cli.models.warm_start import WarmStartRecipe, warm_start
 
     tokenizer = make_tokenizer(max_tokens=MAX_TOKENS)
     shape = TinySettings(hidden_size=64, num_layers=2, num_heads=num_heads, num_kv_heads=num_kv_heads, ffn_size=128)

@@ -4,9 +4,9 @@ import time
 
 import psutil
 
+from exgrpo_cli.base.types import AnswerFormat
 from exgrpo_cli.config.sections.grading import GradingSettings
 from exgrpo_cli.grading import GradingItem, GradingPool
-from exgrpo_cli.types import AnswerFormat
 
 BOXED = AnswerFormat(opens_think=False, requires_box=True, require_eos=False)
 ANY = AnswerFormat(opens_think=False, requires_box=False, require_eos=False)

@@ -149,7 +149,7 @@ def test_the_map_of_the_house_names_files_that_are_there():
 
 
 def test_the_table_of_floors_is_the_one_that_is_checked():
-    from test_floors import FLOORS
+    from test_layers import FLOORS
 
     rows = re.findall(r"^\| (\d+) \| (.*) \|$", (DOCS / "architecture.md").read_text(), flags=re.MULTILINE)
     told = {name: int(floor) for floor, text in rows for name in re.findall(r"`([a-z_]+)/?`", text)}

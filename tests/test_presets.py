@@ -5,11 +5,11 @@ import tomllib
 
 import pytest
 
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.names import BUILT_IN
 from exgrpo_cli.config.resolve import to_toml
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.errors import InputError
 from exgrpo_cli.presets import load_preset, preset_names, preset_settings
 
 PUBLISHED = ("llama-8b", "llama-8b-instruct", "luffy-7b", "qwen-7b-instruct", "qwen-math-1.5b", "qwen-math-7b")
@@ -288,7 +288,7 @@ def test_a_missing_configuration_file_is_named(tmp_path):
 
 @pytest.mark.parametrize("name", preset_names("backbones"))
 def test_a_backbones_template_and_held_out_questions_exist(name):
-    from exgrpo_cli.data.prompts import TEMPLATES
+    from exgrpo_cli.questions.prompts import TEMPLATES
 
     data = preset_settings("backbones", name)["data"]
     assert data["template"] in {"auto", *TEMPLATES}

@@ -11,7 +11,7 @@ import pytest
 from conftest import SMALL_RUN
 
 import exgrpo_cli
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.base.errors import InputError
 
 PAGE = Path(__file__).parents[1] / "docs" / "python.md"
 

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float32, Float64, Int
 
-from exgrpo_cli.types import TokenSequence
+from exgrpo_cli.base.types import TokenSequence
 
 MAX_PADDING = 0.05
 """Largest share of pad tokens in a micro-batch."""

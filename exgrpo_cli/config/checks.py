@@ -2,8 +2,8 @@
 
 import math
 
+from exgrpo_cli.base.errors import InputError, nearest
 from exgrpo_cli.config.names import PREFIX
-from exgrpo_cli.errors import InputError, nearest
 
 
 def require(condition: bool, key: str, value: object, bound: str) -> None:

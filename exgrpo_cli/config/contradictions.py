@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.base.errors import InputError
 
 if TYPE_CHECKING:
     from exgrpo_cli.config.settings import Config

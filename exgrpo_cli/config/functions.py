@@ -9,9 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from exgrpo_cli.base.errors import ExgrpoError, InputError, RunError, first_line
 from exgrpo_cli.config.names import PREFIX
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.errors import ExgrpoError, InputError, RunError, first_line
 
 USER_FUNCTIONS = ("replay.metric", "replay.sampler", "replay.priority", "grading.grader")
 """Settings that may name a function of the user."""

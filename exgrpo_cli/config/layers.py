@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from exgrpo_cli.base.errors import InputError, nearest
 from exgrpo_cli.config.functions import USER_FUNCTIONS, origin
 from exgrpo_cli.config.names import PREFIX, TINY_TASKS, is_gguf
 from exgrpo_cli.config.resolve import Layer, parse_assignments, resolve
 from exgrpo_cli.config.sections.data import DataSettings
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.errors import InputError, nearest
 from exgrpo_cli.presets import load_preset, preset_names, preset_settings
 
 DEFAULT_BACKBONE = "tiny"

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
+from exgrpo_cli.base.errors import InputError, nearest
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.errors import InputError, nearest
 
 Layer = Mapping[str, Any]
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.contradictions import require_consistent
 from exgrpo_cli.config.sections.backbone import BackboneSettings, TinySettings
 from exgrpo_cli.config.sections.data import (
@@ -20,7 +21,6 @@ from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.config.sections.rollout import RolloutSettings
 from exgrpo_cli.config.sections.run import RunSettings
 from exgrpo_cli.config.sections.validation import ValidationSettings
-from exgrpo_cli.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int64
 
-from exgrpo_cli.errors import InputError
-from exgrpo_cli.files import read_json_lines
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.files import read_json_lines
+from exgrpo_cli.base.shapes import Shape, require_shape
+from exgrpo_cli.base.statistics import avg_at_k, compare_paired
 from exgrpo_cli.runs.folder import HELDOUT, RunFolder
 from exgrpo_cli.runs.result import CurvePoint
-from exgrpo_cli.shapes import Shape, require_shape
-from exgrpo_cli.statistics import avg_at_k, compare_paired
 
 LINE: Shape = {
     "step": int,

@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from exgrpo_cli.algo.batching import MiniBatch
-from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams, TokenScores, TokenSequence
+from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, TokenScores, TokenSequence
 
 Score = Callable[[Sequence[TokenSequence]], list[TokenScores]]
 """Log-probs and entropies of response tokens under a policy's current weights."""

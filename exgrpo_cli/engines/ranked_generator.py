@@ -12,9 +12,9 @@ from dataclasses import replace
 import numpy as np
 from torch import Tensor
 
+from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams
 from exgrpo_cli.engines.protocols import Generator, Score
 from exgrpo_cli.ranks.ranks import Ranks
-from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams
 
 Place = tuple[int, int]
 """A rollout: the index of its request and that of its seed."""

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float, Float32, Int
 from torch import Tensor
 
-from exgrpo_cli.errors import InputError
-from exgrpo_cli.types import SamplingParams
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.types import SamplingParams
 
 LEAST_LOGPROB = -1e4
 """Of a token that is never drawn, as an entropy counts it."""

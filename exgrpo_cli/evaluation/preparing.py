@@ -6,16 +6,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from exgrpo_cli.backbones.load import load_tokenizer
+from exgrpo_cli.base.console.reporter import Reporter, make_reporter
+from exgrpo_cli.base.errors import InputError, Interrupted
+from exgrpo_cli.base.types import Question
 from exgrpo_cli.config.functions import check_functions
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.resolve import Layer
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.console.reporter import Reporter, make_reporter
-from exgrpo_cli.data.audit.checks import Tally, question_text
-from exgrpo_cli.data.audit.report import PrepareReport
-from exgrpo_cli.data.layouts.recognise import NamedFields
-from exgrpo_cli.data.prepare import (
+from exgrpo_cli.evaluation.benchmarks.presets import load_suite
+from exgrpo_cli.evaluation.benchmarks.questions import benchmark_questions
+from exgrpo_cli.models.load import load_tokenizer
+from exgrpo_cli.questions.audit.checks import Tally, question_text
+from exgrpo_cli.questions.audit.report import PrepareReport
+from exgrpo_cli.questions.layouts.recognise import NamedFields
+from exgrpo_cli.questions.prepare import (
     PrepareOptions,
     PromptLimit,
     check_source,
@@ -24,14 +28,10 @@ from exgrpo_cli.data.prepare import (
     prepare_files,
     seed_of,
 )
-from exgrpo_cli.data.prompts import choose_template, encode, seen_text
-from exgrpo_cli.data.question_file.rows import FileLayout
-from exgrpo_cli.data.reading import read_source
-from exgrpo_cli.data.sources.formats import stem_of, suffix_of
-from exgrpo_cli.errors import InputError, Interrupted
-from exgrpo_cli.evaluation.benchmarks.presets import load_suite
-from exgrpo_cli.evaluation.benchmarks.questions import benchmark_questions
-from exgrpo_cli.types import Question
+from exgrpo_cli.questions.prompts import choose_template, encode, seen_text
+from exgrpo_cli.questions.question_file.rows import FileLayout
+from exgrpo_cli.questions.reading import read_source
+from exgrpo_cli.questions.sources.formats import stem_of, suffix_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,13 +9,13 @@ from concurrent.futures import Future
 import numpy as np
 from jaxtyping import Int32
 
-from exgrpo_cli.data.question_file.choices import options_of
+from exgrpo_cli.base.seeds import rollout_seed
+from exgrpo_cli.base.types import AnswerFormat, Question, SamplingParams, StopReason, Verdict
 from exgrpo_cli.engines.protocols import Generator
 from exgrpo_cli.evaluation.asking.responses import GeneratorSource, Response, ResponseRequest, ResponseSource
 from exgrpo_cli.evaluation.results.records import Evaluation, Options, QuestionRecord, Sample
 from exgrpo_cli.grading import GradingItem, GradingPool
-from exgrpo_cli.seeds import rollout_seed
-from exgrpo_cli.types import AnswerFormat, Question, SamplingParams, StopReason, Verdict
+from exgrpo_cli.questions.question_file.choices import options_of
 
 OnResult = Callable[[QuestionRecord], None]
 

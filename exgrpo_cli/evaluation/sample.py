@@ -3,13 +3,13 @@
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.types import Message, Question, SamplingParams
 from exgrpo_cli.evaluation.asking.askers import LocalAsker
 from exgrpo_cli.evaluation.asking.models import choose_model
 from exgrpo_cli.evaluation.asking.responses import Response, ResponseRequest
 from exgrpo_cli.evaluation.benchmarks.presets import Benchmark, own_benchmark
 from exgrpo_cli.evaluation.runner import sample_seeds
-from exgrpo_cli.types import Message, Question, SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

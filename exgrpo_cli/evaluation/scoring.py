@@ -6,8 +6,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.files import write_json, write_json_lines, write_text
+from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.config.sections.grading import GradingSettings
-from exgrpo_cli.errors import InputError
 from exgrpo_cli.evaluation.compare.paper_table import Rows, latex, markdown
 from exgrpo_cli.evaluation.results.folder import ResultsFolder
 from exgrpo_cli.evaluation.results.majority import majority_at_k
@@ -24,9 +26,7 @@ from exgrpo_cli.evaluation.results.regrade import (
 )
 from exgrpo_cli.evaluation.results.sample_table import write_samples
 from exgrpo_cli.evaluation.results.stamp import Stamp, grader_version
-from exgrpo_cli.files import write_json, write_json_lines, write_text
 from exgrpo_cli.grading import GradingPool
-from exgrpo_cli.types import Verdict
 
 MOST_WORKERS = 8
 

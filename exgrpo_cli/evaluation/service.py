@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from exgrpo_cli.base.errors import InputError, Interrupted
+from exgrpo_cli.base.files import write_json
 from exgrpo_cli.config.names import PREFIX
-from exgrpo_cli.data.sources.formats import stem_of
-from exgrpo_cli.errors import InputError, Interrupted
 from exgrpo_cli.evaluation.asking.models import ModelChoice, choose_model
 from exgrpo_cli.evaluation.benchmarks.presets import (
     Benchmark,
@@ -23,7 +23,7 @@ from exgrpo_cli.evaluation.progress import EvaluationProgress
 from exgrpo_cli.evaluation.results.folder import ResultsFolder
 from exgrpo_cli.evaluation.results.stored import results_in
 from exgrpo_cli.evaluation.scoring import open_pool, rescore, score_folder, write_tables
-from exgrpo_cli.files import write_json
+from exgrpo_cli.questions.sources.formats import stem_of
 
 if TYPE_CHECKING:
     from exgrpo_cli.evaluation.asking.askers import Asker
@@ -193,9 +193,9 @@ def _prepare_all(plan: EvaluationPlan, asker: "Asker", note: Callable[[str], Non
 def _prepare(
     plan: EvaluationPlan, benchmark: Benchmark, asker: "Asker", note: Callable[[str], None]
 ) -> "BenchmarkSession":
-    from exgrpo_cli.data.question_file.choices import options_of
     from exgrpo_cli.evaluation.benchmarks.questions import benchmark_questions
     from exgrpo_cli.evaluation.session import BenchmarkSession
+    from exgrpo_cli.questions.question_file.choices import options_of
 
     questions = benchmark_questions(benchmark, plan.request.data)
     if not benchmark.source.dataset and all(options_of(question) for question in questions.questions):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from exgrpo_cli.base.types import Question, SamplingParams
 from exgrpo_cli.evaluation.asking.askers import Asker, Prepared
 from exgrpo_cli.evaluation.benchmarks.presets import Benchmark
 from exgrpo_cli.evaluation.benchmarks.questions import BenchmarkQuestions
@@ -12,7 +13,6 @@ from exgrpo_cli.evaluation.results.records import QuestionRecord
 from exgrpo_cli.evaluation.results.stamp import Stamp, environment, grader_version
 from exgrpo_cli.evaluation.runner import evaluate_source
 from exgrpo_cli.grading import GradingPool
-from exgrpo_cli.types import Question, SamplingParams
 
 
 @runtime_checkable

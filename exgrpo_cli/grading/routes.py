@@ -9,8 +9,9 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.types import AnswerFormat, Verdict
 from exgrpo_cli.config.names import GYM, PREFIX
-from exgrpo_cli.errors import InputError
 from exgrpo_cli.grading.graders import countdown, gym
 from exgrpo_cli.grading.graders.choice import answered_letter, ends_in_demanded_form, grade_choice, named_letter
 from exgrpo_cli.grading.graders.exact import grade_exact
@@ -18,7 +19,6 @@ from exgrpo_cli.grading.graders.plain import plain_number, same_plain_number
 from exgrpo_cli.grading.metadata import read_metadata, verifier_of
 from exgrpo_cli.grading.notation.extract import answer_text, boxed_or_all, last_box, last_boxed
 from exgrpo_cli.grading.workers.messages import Task
-from exgrpo_cli.types import AnswerFormat, Verdict
 
 MOST_CHARS_HERE = 1 << 16
 """Length of a response above which its answer is looked for in a worker, whatever that costs; 32,768 tokens of plain

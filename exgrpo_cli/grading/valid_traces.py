@@ -1,6 +1,6 @@
 """Whether a response's working holds, where the question lets every line of it be checked: what a lucky hit lacks.
 
-A running sum (`exgrpo_cli.data.made.arithmetic`) or a sum modulo m (`exgrpo_cli.data.made.modular`) is worked out
+A running sum (`questions.made.arithmetic`) or a sum modulo m (`questions.made.modular`) is worked out
 validly when each line takes numbers that are at hand, terms of the question not yet used or results of earlier lines,
 when what it says is true, and when the last result uses up everything and is the boxed answer. The order and the
 grouping are free; what is taken away may be added up first and taken away together. Lines after the last result, such
@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from exgrpo_cli.base.types import Question
 from exgrpo_cli.grading.metadata import read_metadata
 from exgrpo_cli.grading.notation.extract import THINK_END, last_boxed
-from exgrpo_cli.types import Question
 
 _SUM = re.compile(r"(\d{1,9}(?:[+-]\d{1,9})+)=\?")
 _LINE = re.compile(r"(-?\d{1,9}(?:[+-]\d{1,9})+)=(-?\d{1,9})")

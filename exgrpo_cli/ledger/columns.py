@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import Int64
 
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.ledger.schemas import Event
 
 KINDS = tuple(Event)

@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
-from exgrpo_cli.files import publish, stage
+from exgrpo_cli.base.files import publish, stage
 from exgrpo_cli.ledger.catalogue import read_catalogue
 from exgrpo_cli.ledger.parts import PartInfo, part_path, schema_with_metadata, write_parquet
 from exgrpo_cli.ledger.reader import read_rows

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from exgrpo_cli.errors import first_line
+from exgrpo_cli.base.errors import first_line
 from exgrpo_cli.ledger.schemas import BODIES, LEDGER_FORMAT, METADATA_KEY, LedgerIdentity, schema_of, tables_of
 
 _NAME = re.compile(r"part-(\d{8})-(\d{8})\.(?:parquet|arrow)")

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from exgrpo_cli.errors import DamageWarning, InputError
+from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.ledger.bodies import Body, BodyStore
 from exgrpo_cli.ledger.catalogue import Catalogue, read_catalogue
 from exgrpo_cli.ledger.parts import DamagedBytes, PartInfo, reading

@@ -3,8 +3,8 @@
 import warnings
 from pathlib import Path
 
-from exgrpo_cli.errors import InputError, ToolkitWarning
-from exgrpo_cli.files import sync_folder
+from exgrpo_cli.base.errors import InputError, ToolkitWarning
+from exgrpo_cli.base.files import sync_folder
 from exgrpo_cli.ledger.catalogue import Catalogue, read_catalogue
 from exgrpo_cli.ledger.parts import list_parts, list_unfinished
 from exgrpo_cli.ledger.reader import read_rows

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 import pyarrow as pa
 
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.base.errors import InputError
 
 LEDGER_FORMAT = 2
 """Of new ledgers; those of format 1 are read, and runs that began in it go on in it."""

@@ -11,8 +11,8 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 from filelock import FileLock, Timeout
 
-from exgrpo_cli.errors import InputError, RunError
-from exgrpo_cli.files import partial_path, publish, stage
+from exgrpo_cli.base.errors import InputError, RunError
+from exgrpo_cli.base.files import partial_path, publish, stage
 from exgrpo_cli.ledger.bodies import Body, BodyBuffer, write_bodies
 from exgrpo_cli.ledger.parts import (
     Commit,

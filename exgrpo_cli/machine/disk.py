@@ -5,8 +5,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.errors import InputError
 from exgrpo_cli.machine.shapes import Shape
 
 MASTER_BYTES = 4

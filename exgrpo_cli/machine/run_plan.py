@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.errors import InputError
 from exgrpo_cli.machine.disk import DiskPlan, disk_plan, size
 from exgrpo_cli.machine.memory import (
     REFERENCE_GPU_BYTES,

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from exgrpo_cli.backbones.gguf import gguf_config, require_model_folder
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.names import is_gguf
 from exgrpo_cli.config.sections.backbone import BackboneSettings, TinySettings
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.models.gguf import gguf_config, require_model_folder
 from exgrpo_cli.presets import load_preset, preset_names
 
 
@@ -42,7 +42,7 @@ def backbone_shape(backbone: BackboneSettings, tiny: TinySettings) -> Shape | No
 
 def with_dtype(config: Config, *, on_gpu: bool) -> Config:
     """`config` with the precision that `backbone.dtype = "auto"` comes to; as it is where the model is not here."""
-    from exgrpo_cli.backbones.load import pin_dtype
+    from exgrpo_cli.models.load import pin_dtype
 
     backbone = config.backbone
     if backbone.dtype != "auto" or (on_gpu and architecture(backbone, config.tiny) is None):
@@ -91,8 +91,8 @@ def architecture(backbone: BackboneSettings, tiny: TinySettings) -> Any:
 
 
 def _tiny_config(tiny: TinySettings) -> Any:
-    from exgrpo_cli.backbones.tiny import MAX_TOKENS, make_model
-    from exgrpo_cli.backbones.tokenizer import make_tokenizer
+    from exgrpo_cli.models.tiny import MAX_TOKENS, make_model
+    from exgrpo_cli.models.tokenizer import make_tokenizer
 
     return make_model(tiny, make_tokenizer(max_tokens=MAX_TOKENS)).config
 

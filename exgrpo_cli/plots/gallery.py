@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.plots.buffer import buckets, draws
 from exgrpo_cli.plots.buffer.comparison import buffers_compared
 from exgrpo_cli.plots.buffer.what_if import what_if_figure

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from exgrpo_cli.base.shapes import NUMBER, read_json, require_shape
 from exgrpo_cli.plots.series import FEW, draw_series, explain_smoothing
 from exgrpo_cli.plots.style import (
     BLACK,
@@ -22,7 +23,6 @@ from exgrpo_cli.plots.style import (
     token_axis,
 )
 from exgrpo_cli.runs.metrics import RunMetrics
-from exgrpo_cli.shapes import NUMBER, read_json, require_shape
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

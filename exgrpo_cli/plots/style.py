@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exgrpo_cli.files import write_whole
+from exgrpo_cli.base.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.data.sources.hub import parse_hub_id, read_card
-from exgrpo_cli.errors import InputError
 from exgrpo_cli.publishing.cards import Base
+from exgrpo_cli.questions.sources.hub import parse_hub_id, read_card
 
 LICENCE_KEYS = ("license", "license_name", "license_link")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.ledger.bodies import write_bodies
 from exgrpo_cli.ledger.parts import Commit, list_parts, part_path, schema_with_metadata, write_parquet
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning, read_identity

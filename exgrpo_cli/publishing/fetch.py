@@ -3,12 +3,12 @@
 import shutil
 from pathlib import Path
 
-from exgrpo_cli.backbones.cache import cache_root
-from exgrpo_cli.data.sources.hub import explained, parse_hub_id
-from exgrpo_cli.errors import InputError
-from exgrpo_cli.files import whole_folder
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.files import whole_folder
+from exgrpo_cli.models.cache import cache_root
 from exgrpo_cli.publishing.experience import restore_bodies
 from exgrpo_cli.publishing.package import MARKER
+from exgrpo_cli.questions.sources.hub import explained, parse_hub_id
 from exgrpo_cli.replay_stats.record import LEDGER_FOLDER
 
 SCHEME = "hf://"

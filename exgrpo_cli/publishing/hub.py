@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exgrpo_cli.errors import InputError, Interrupted, RunError, first_line
+from exgrpo_cli.base.errors import InputError, Interrupted, RunError, first_line
 from exgrpo_cli.publishing.package import MARKER, Package
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from markupsafe import escape
 
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.base.errors import InputError
 
 SECRET_NAME = re.compile(r"(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$")
 """Ends of the names of environment variables whose values are secret."""

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.publishing.hub import check_name, check_repository, upload
 from exgrpo_cli.publishing.package import Package
 from exgrpo_cli.publishing.private import Private

@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.shapes import read_json
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.data.question_file.questions import read_questions, write_questions
-from exgrpo_cli.errors import InputError
 from exgrpo_cli.evaluation.results.stored import results_in
 from exgrpo_cli.ledger.schemas import TRAJECTORIES
 from exgrpo_cli.ledger.writer import IDENTITY_FILE
@@ -16,13 +16,13 @@ from exgrpo_cli.publishing.cards import Score, evaluation_score, ledger_card, mo
 from exgrpo_cli.publishing.experience import ROWS, write_rows, write_tables
 from exgrpo_cli.publishing.package import Package, make_package
 from exgrpo_cli.publishing.private import TOLD, Private
+from exgrpo_cli.questions.question_file.questions import read_questions, write_questions
 from exgrpo_cli.replay_stats.record import LEDGER_FOLDER, QUESTIONS_FILE, keeps_experience, read_config
 from exgrpo_cli.replay_stats.responses import TOKENIZER_FILE, find_tokenizer
 from exgrpo_cli.reports.report import write_report
 from exgrpo_cli.runs.checksums import find_changes, require_model
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.runs.summary import read_summary
-from exgrpo_cli.shapes import read_json
 
 WEIGHTS = (".safetensors",)
 VOCABULARY = (TOKENIZER_FILE, "vocab.json", "merges.txt", "tokenizer.model", "spiece.model")

@@ -6,11 +6,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from exgrpo_cli.ablation.results.report import compare_runs
-from exgrpo_cli.ablation.results.tables import markdown, score_rows
-from exgrpo_cli.ablation.study import Study, StudyRun
-from exgrpo_cli.ablation.study_files import RESULTS_FOLDER
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.shapes import read_json
 from exgrpo_cli.publishing.cards import study_card
 from exgrpo_cli.publishing.package import Package, make_package
 from exgrpo_cli.publishing.private import Private
@@ -19,7 +16,10 @@ from exgrpo_cli.reports.report import write_report
 from exgrpo_cli.reports.study_page import carried, read_study
 from exgrpo_cli.runs.metrics import journal_lines
 from exgrpo_cli.runs.result import RunResult
-from exgrpo_cli.shapes import read_json
+from exgrpo_cli.studies.results.report import compare_runs
+from exgrpo_cli.studies.results.tables import markdown, score_rows
+from exgrpo_cli.studies.study import Study, StudyRun
+from exgrpo_cli.studies.study_files import RESULTS_FOLDER
 
 TEXTS = (".json", ".md", ".tex", ".csv")
 """Files of a study's folder that go along: its tables."""

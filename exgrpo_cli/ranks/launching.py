@@ -17,7 +17,7 @@ from types import FrameType
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from exgrpo_cli.errors import EXIT_DONE, EXIT_INTERRUPTED, RunError
+from exgrpo_cli.base.errors import EXIT_DONE, EXIT_INTERRUPTED, RunError
 
 POLL_SECONDS = 0.2
 

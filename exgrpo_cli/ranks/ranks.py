@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from exgrpo_cli.console.output import data_stream
-from exgrpo_cli.errors import EXIT_INTERRUPTED, EXIT_STOPPED, ExgrpoError, RunError
+from exgrpo_cli.base.console.output import data_stream
+from exgrpo_cli.base.errors import EXIT_INTERRUPTED, EXIT_STOPPED, ExgrpoError, RunError
 
 T = TypeVar("T")
 

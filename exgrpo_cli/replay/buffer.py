@@ -14,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.files import write_text
+from exgrpo_cli.base.types import Trajectory
 from exgrpo_cli.config.sections.replay import ReplaySettings
-from exgrpo_cli.errors import InputError
-from exgrpo_cli.files import write_text
 from exgrpo_cli.ledger.catalogue import Catalogue, read_catalogue
 from exgrpo_cli.ledger.compaction import FEWEST, compact
 from exgrpo_cli.ledger.reader import read_identity
@@ -39,7 +40,6 @@ from exgrpo_cli.replay.protocol import BufferCounts, Choice, Offer, ReplayUnit
 from exgrpo_cli.replay.question_states import BucketKey, NamedQuestions
 from exgrpo_cli.replay.visits import Visit, VisitOutcome
 from exgrpo_cli.replay.warm_start import WarmStartReport, read_experience
-from exgrpo_cli.types import Trajectory
 
 
 class ExperienceBuffer(AbstractContextManager):

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from exgrpo_cli.base.errors import InputError, RunError
+from exgrpo_cli.base.types import Trajectory
 from exgrpo_cli.config.sections.replay import ReplaySettings
-from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.ledger.bodies import Body, BodyStore
 from exgrpo_cli.ledger.catalogue import Catalogue
 from exgrpo_cli.ledger.columns import NO_BUCKET
@@ -24,7 +25,6 @@ from exgrpo_cli.replay.question_states import BucketKey, QuestionStates
 from exgrpo_cli.replay.rebuild import NEVER, StoredState, rebuild
 from exgrpo_cli.replay.trajectory_index import TrajectoryIndex
 from exgrpo_cli.replay.visits import FreshRow, Visit
-from exgrpo_cli.types import Trajectory
 
 
 class BufferState:

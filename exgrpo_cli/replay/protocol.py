@@ -10,11 +10,11 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from exgrpo_cli.base.types import Trajectory
 from exgrpo_cli.replay.drawing.selection import Candidates
 from exgrpo_cli.replay.drawing.units import DrawnUnit, ScannedUnit
 from exgrpo_cli.replay.visits import Visit
 from exgrpo_cli.replay.warm_start import WarmStartReport
-from exgrpo_cli.types import Trajectory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import Float64, Int32, Int64
 
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.sections.replay import ReplaySettings
-from exgrpo_cli.errors import InputError
 from exgrpo_cli.ledger.bodies import BodyBuffer
 from exgrpo_cli.ledger.columns import NO_BUCKET
 from exgrpo_cli.ledger.reader import LedgerReader

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from exgrpo_cli.errors import InputError, nearest
+from exgrpo_cli.base.errors import InputError, nearest
 from exgrpo_cli.ledger.columns import KINDS, NO_BUCKET, READMITTED, RETIRED
 from exgrpo_cli.replay_stats.record import RunRecord, read_question_columns
 from exgrpo_cli.replay_stats.replays import Replays, rows_of_units

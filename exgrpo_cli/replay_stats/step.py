@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.ledger.columns import NO_BUCKET, SELECTED
 from exgrpo_cli.replay_stats.questions import QuestionText, question_texts
 from exgrpo_cli.replay_stats.record import RunRecord

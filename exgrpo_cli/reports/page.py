@@ -12,8 +12,8 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from rich.table import Table as RichTable
 
-from exgrpo_cli.errors import ExgrpoError
-from exgrpo_cli.files import write_text
+from exgrpo_cli.base.errors import ExgrpoError
+from exgrpo_cli.base.files import write_text
 from exgrpo_cli.plots.style import styled
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 import warnings
 from pathlib import Path
 
-from exgrpo_cli.errors import DamageWarning, InputError
+from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.reports.page import REPORT_FILE, write_page
 from exgrpo_cli.reports.run_page import is_run, run_page
 from exgrpo_cli.reports.study_page import is_study, study_page

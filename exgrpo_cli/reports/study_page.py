@@ -4,14 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from exgrpo_cli.ablation.arms import BASELINE, Arm
-from exgrpo_cli.ablation.claims.outcome import claim_outcomes, claim_rows
-from exgrpo_cli.ablation.results.figures import study_figures
-from exgrpo_cli.ablation.results.report import compare_runs
-from exgrpo_cli.ablation.results.tables import TITLE, endpoint_rows, rich_table, score_rows, spending_rows
-from exgrpo_cli.ablation.study import Study, StudyRun, differing_keys
-from exgrpo_cli.ablation.study_files import PLAN_FILE, kept_results, read_plan
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.replay_stats.output import summary_tables
 from exgrpo_cli.replay_stats.output.report import RunReport
 from exgrpo_cli.replay_stats.record import LEDGER_FOLDER, read_config, read_run
@@ -20,6 +13,13 @@ from exgrpo_cli.reports.page import NOT_SHOWN, Block, Code, Page, Paragraph, Tab
 from exgrpo_cli.reports.run_page import differing_settings
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.runs.result import RunResult
+from exgrpo_cli.studies.arms import BASELINE, Arm
+from exgrpo_cli.studies.claims.outcome import claim_outcomes, claim_rows
+from exgrpo_cli.studies.results.figures import study_figures
+from exgrpo_cli.studies.results.report import compare_runs
+from exgrpo_cli.studies.results.tables import TITLE, endpoint_rows, rich_table, score_rows, spending_rows
+from exgrpo_cli.studies.study import Study, StudyRun, differing_keys
+from exgrpo_cli.studies.study_files import PLAN_FILE, kept_results, read_plan
 
 CAPTIONS = {
     "ablation": "Held-out pass@1 after training: mean over seeds with its 95 % interval; circles are seeds.",

@@ -7,10 +7,10 @@ import hashlib
 from collections.abc import Collection
 from pathlib import Path
 
-from exgrpo_cli.errors import InputError
-from exgrpo_cli.files import write_json
-from exgrpo_cli.manifest import MANIFEST, Files, describe, find_damage, first_difference
-from exgrpo_cli.shapes import Shape, read_json, require_shape
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.files import write_json
+from exgrpo_cli.base.manifest import MANIFEST, Files, describe, find_damage, first_difference
+from exgrpo_cli.base.shapes import Shape, read_json, require_shape
 
 CHECKSUMS_FILE = "checksums.json"
 RESUMED_FROM = ("config.toml", "metrics.jsonl", "validations.jsonl", f"data/{MANIFEST}")

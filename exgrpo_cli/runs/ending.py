@@ -4,8 +4,8 @@ import warnings
 from enum import StrEnum
 from pathlib import Path
 
-from exgrpo_cli.errors import DamageWarning, InputError
-from exgrpo_cli.shapes import read_json
+from exgrpo_cli.base.errors import DamageWarning, InputError
+from exgrpo_cli.base.shapes import read_json
 
 
 class Ending(StrEnum):

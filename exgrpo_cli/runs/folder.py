@@ -9,8 +9,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
-from exgrpo_cli.errors import InputError, RunError
-from exgrpo_cli.files import (
+from exgrpo_cli.base.errors import InputError, RunError
+from exgrpo_cli.base.files import (
     append_json_lines,
     partials,
     read_json_lines,

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from exgrpo_cli.errors import InputError
-from exgrpo_cli.files import read_json_lines
-from exgrpo_cli.shapes import NUMBER
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.files import read_json_lines
+from exgrpo_cli.base.shapes import NUMBER
 
 METRICS_FILE = "metrics.jsonl"
 PHASES = ("rollout", "reward", "replay", "logprobs", "update", "sync")

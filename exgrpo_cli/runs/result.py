@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.files import write_json
+from exgrpo_cli.base.manifest import values_digest
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.errors import InputError
-from exgrpo_cli.files import write_json
-from exgrpo_cli.manifest import values_digest
 from exgrpo_cli.runs.checksums import find_changes
 
 RESULT_FILE = "result.json"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from exgrpo_cli.shapes import NUMBER, Shape, read_json, require_shape
+from exgrpo_cli.base.shapes import NUMBER, Shape, read_json, require_shape
 
 SUMMARY: Shape = {
     "steps": int,

@@ -21,7 +21,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import FrameType
 
-from exgrpo_cli.errors import RunError
+from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.runs.last_resort import end_process_in, spare_process
 
 POLL_SECONDS = 1.0

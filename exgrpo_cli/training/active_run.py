@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from exgrpo_cli.console.reporter import Reporter
-from exgrpo_cli.console.signals import Stopper
+from exgrpo_cli.base.console.reporter import Reporter
+from exgrpo_cli.base.console.signals import Stopper
+from exgrpo_cli.base.types import Question
 from exgrpo_cli.endpoints.heldout import new_fall, read_validations
 from exgrpo_cli.evaluation.results.records import Evaluation
 from exgrpo_cli.runs.checksums import note_checksums
@@ -23,7 +24,6 @@ from exgrpo_cli.training.step.guards import Guards
 from exgrpo_cli.training.time_limit import TimeLimit
 from exgrpo_cli.training.trackers import Tracker
 from exgrpo_cli.training.validation import beside, score_json, valid_counts, validate
-from exgrpo_cli.types import Question
 
 
 @dataclass(kw_only=True, slots=True)

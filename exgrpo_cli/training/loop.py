@@ -11,10 +11,10 @@ from typing import Any
 from exgrpo_cli.algo.advantages import centred_advantages, normalised_advantages
 from exgrpo_cli.algo.batching import TrainingRow, split_minibatches
 from exgrpo_cli.algo.history import SuccessHistory, history_advantages, normalised_history_advantages
+from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.engines.protocols import UpdateReport
-from exgrpo_cli.errors import RunError
 from exgrpo_cli.training.metrics import (
     Clock,
     batch_metrics,

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int32
 
-from exgrpo_cli.backbones.load import Backbone
+from exgrpo_cli.base.types import AnswerFormat, Question
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.data.stream import QuestionStream
 from exgrpo_cli.engines.protocols import Generator, Policy
 from exgrpo_cli.grading import GradingPool
+from exgrpo_cli.models.load import Backbone
+from exgrpo_cli.questions.stream import QuestionStream
 from exgrpo_cli.ranks.ranks import ALONE, Ranks
 from exgrpo_cli.replay.protocol import Buffer
-from exgrpo_cli.types import AnswerFormat, Question
 
 Prompts = Mapping[str, Int32[np.ndarray, " prompt_tokens"]]
 """Token ids of each question's prompt."""

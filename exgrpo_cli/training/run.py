@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from exgrpo_cli.backbones.load import dtype_note
+from exgrpo_cli.base.console.reporter import Reporter, SilentReporter
+from exgrpo_cli.base.console.signals import Stopper
+from exgrpo_cli.base.errors import Interrupted
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.console.reporter import Reporter, SilentReporter
-from exgrpo_cli.console.signals import Stopper
-from exgrpo_cli.errors import Interrupted
 from exgrpo_cli.machine.run_plan import resolve_ranks
 from exgrpo_cli.machine.survey import survey_machine
+from exgrpo_cli.models.load import dtype_note
 from exgrpo_cli.ranks.ranks import ALONE, Ranks
 from exgrpo_cli.runs.ending import Ending
 from exgrpo_cli.runs.folder import RunFolder

@@ -4,7 +4,7 @@ import re
 import time
 from dataclasses import dataclass, field
 
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.base.errors import InputError
 
 _DURATION = re.compile(r"(?:(?P<days>\d+)d)?(?:(?P<hours>\d+)h)?(?:(?P<minutes>\d+)m)?(?:(?P<seconds>\d+)s)?")
 _UNITS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}

@@ -14,9 +14,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.files import write_text
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.errors import InputError
-from exgrpo_cli.files import write_text
 
 PROJECT = "exgrpo"
 """Unless WANDB_PROJECT or TRACKIO_PROJECT says otherwise."""

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from exgrpo_cli.data.question_file.choices import options_of
+from exgrpo_cli.base.types import AnswerFormat, Question, SamplingParams, Verdict
 from exgrpo_cli.engines.ranked_generator import local_generator
 from exgrpo_cli.evaluation.results.records import Evaluation, QuestionRecord
 from exgrpo_cli.evaluation.results.regrade import disagreements, graders_beside, regrade
 from exgrpo_cli.evaluation.runner import evaluate_questions
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.grading.valid_traces import sum_asked, valid_trace
+from exgrpo_cli.questions.question_file.choices import options_of
 from exgrpo_cli.training.parts import Parts
-from exgrpo_cli.types import AnswerFormat, Question, SamplingParams, Verdict
 
 
 def validate(

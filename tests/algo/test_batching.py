@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from exgrpo_cli.algo.batching import MiniBatch, TrainingRow, micro_batches, packed_batches, split_minibatches
-from exgrpo_cli.types import TokenSequence
+from exgrpo_cli.base.types import TokenSequence
 
 
 def row(group: int, replayed: bool = False, num_tokens: int = 2) -> TrainingRow:

@@ -19,8 +19,8 @@ from exgrpo_cli.algo.objective import (
     shaped_surrogate,
     unclipped_surrogate,
 )
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.sections.objective import Aggregation, ObjectiveSettings, Surrogate
-from exgrpo_cli.errors import InputError
 
 TOTALS = Denominators(policy=4.0, replayed=4.0, num_tokens=3, num_fresh_tokens=2)
 

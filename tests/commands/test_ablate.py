@@ -10,9 +10,9 @@ import psutil
 import pytest
 from made_results import write_claim_results
 
-from exgrpo_cli.ablation.study_files import read_plan
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands import run
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.studies.study_files import read_plan
 
 
 @pytest.fixture(autouse=True)

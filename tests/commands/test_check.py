@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 
+from exgrpo_cli.base.errors import RunError
+from exgrpo_cli.base.types import TokenSequence
 from exgrpo_cli.commands import run
 from exgrpo_cli.engines.hf.generator import HFGenerator
-from exgrpo_cli.errors import RunError
 from exgrpo_cli.machine.shapes import Shape
 from exgrpo_cli.ranks.ranks import Ranks
 from exgrpo_cli.training.checking.check import noting, over_plan
 from exgrpo_cli.training.checking.measure import Meter, Phase, forward_operations
 from exgrpo_cli.training.checking.report import CheckReport, Memory, RunPeaks
-from exgrpo_cli.types import TokenSequence
 
 OUT = "out of memory in step 0, after loading: tried to allocate 2.00 GiB"
 SMALL = [

@@ -10,8 +10,8 @@ import warnings
 import pytest
 import typer
 
+from exgrpo_cli.base.errors import InputError, Interrupted, RunError, ToolkitWarning
 from exgrpo_cli.commands import app, run
-from exgrpo_cli.errors import InputError, Interrupted, RunError, ToolkitWarning
 from exgrpo_cli.ledger.reader import LedgerWarning
 
 HEAVY = ("torch", "transformers", "vllm", "deepspeed", "pyarrow", "numpy", "pandas", "matplotlib", "scipy", "sympy")

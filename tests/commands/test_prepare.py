@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from exgrpo_cli.backbones.tokenizer import make_tokenizer
 from exgrpo_cli.commands import run
-from exgrpo_cli.data.question_file.questions import read_questions
+from exgrpo_cli.models.tokenizer import make_tokenizer
+from exgrpo_cli.questions.question_file.questions import read_questions
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_every_format_shows_how_far_its_rows_are_read(folder, capsys, name, text
 def test_ctrl_c_says_how_to_go_on(folder):
     rows = [json.dumps({"question": f"Power {n}?", "answer": f"x^{{{n}}}+1"}) for n in range(3000)]
     (folder / "set.jsonl").write_text("\n".join(rows))
-    code = "import signal; signal.signal(2, signal.default_int_handler); from exgrpo_cli.start import main; main()"
+    code = "import signal; signal.signal(2, signal.default_int_handler); from exgrpo_cli.main import main; main()"
     arguments = [sys.executable, "-c", code, "prepare", "set.jsonl"]
     process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stderr is not None

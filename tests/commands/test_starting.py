@@ -9,7 +9,7 @@ import pytest
 
 UP_TO_THE_FIRST_SLOW_IMPORT = """
 import os, sys
-from exgrpo_cli.console.loading import SLOW
+from exgrpo_cli.base.console.loading import SLOW
 
 class Slow:
     def find_spec(self, name, path=None, target=None):
@@ -18,7 +18,7 @@ class Slow:
 
 sys.meta_path.insert(0, Slow())
 sys.argv = ["exgrpo", *sys.argv[1:]]
-from exgrpo_cli.start import main
+from exgrpo_cli.main import main
 main()
 """
 

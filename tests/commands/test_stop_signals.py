@@ -16,13 +16,13 @@ class Slow:
             time.sleep(60)
 
 sys.meta_path.insert(0, Slow())
-from exgrpo_cli.start import main
+from exgrpo_cli.main import main
 main()
 """
 
 WHILE_ENDING = """
 import sys, threading, time
-from exgrpo_cli import start
+from exgrpo_cli import main
 import exgrpo_cli.commands
 
 def stopped(arguments):
@@ -31,7 +31,7 @@ def stopped(arguments):
     raise KeyboardInterrupt
 
 exgrpo_cli.commands.run = stopped
-start.main()
+main.main()
 """
 
 

@@ -30,7 +30,7 @@ RUN_SETTINGS = (
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-c", "from exgrpo_cli.start import main; main()", *arguments]
+    return [sys.executable, "-c", "from exgrpo_cli.main import main; main()", *arguments]
 
 
 def train_command(folder: Path, run: Path, *, steps: int) -> list[str]:

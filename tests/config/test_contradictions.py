@@ -2,9 +2,9 @@
 
 import pytest
 
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.contradictions import READ_BY
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.errors import InputError
 
 GROUPS = ("composition=append", "store=all", "unit=group")
 ROWS = ("composition=append", "store=all")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from made_results import result_of
 
-from exgrpo_cli.ablation.results.endpoints import newly_solved_at_end
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.endpoints.heldout import (
     Validation,
@@ -21,10 +21,10 @@ from exgrpo_cli.endpoints.heldout import (
 )
 from exgrpo_cli.endpoints.memorising import rates, same_level_weights, weighted
 from exgrpo_cli.endpoints.traces import auc
-from exgrpo_cli.errors import InputError
 from exgrpo_cli.plots.memorising import memorising_figure
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.runs.result import Memorising, PassRates, config_hash, find_results, read_result, write_result
+from exgrpo_cli.studies.results.endpoints import newly_solved_at_end
 
 
 def validation(step: int, *correct: int, generated: int = 0) -> Validation:

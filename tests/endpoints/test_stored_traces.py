@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 from small_ledger import IDENTITY
 
-from exgrpo_cli.backbones.tokenizer import make_tokenizer
+from exgrpo_cli.base.files import write_json_lines, write_text
+from exgrpo_cli.base.types import Question
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.resolve import to_toml
 from exgrpo_cli.config.sections.data import ModularSettings
 from exgrpo_cli.config.sections.replay import ReplaySettings
-from exgrpo_cli.data.made.modular import make_modular
-from exgrpo_cli.data.question_file.questions import write_questions
 from exgrpo_cli.endpoints.memorising import replayed_questions
 from exgrpo_cli.endpoints.traces import valid_traces
-from exgrpo_cli.files import write_json_lines, write_text
+from exgrpo_cli.models.tokenizer import make_tokenizer
+from exgrpo_cli.questions.made.modular import make_modular
+from exgrpo_cli.questions.question_file.questions import write_questions
 from exgrpo_cli.replay.buffer import ExperienceBuffer
 from exgrpo_cli.replay.visits import FreshRow, Visit
-from exgrpo_cli.types import Question
 
 QUESTIONS = make_modular(ModularSettings(num_train=6, num_heldout=2, levels=(2,))).train
 SURE, UNSURE = 0.1, 0.9

@@ -22,14 +22,14 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from exgrpo_cli.base.errors import InputError, RunError
+from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason
 from exgrpo_cli.engines.hf import decode, prefill, slots
 from exgrpo_cli.engines.hf.attention import DecodingCall, grouped_decoding
 from exgrpo_cli.engines.hf.cache import SlotCache, SlotLayer
 from exgrpo_cli.engines.hf.direct import decodes_directly
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.engines.sampling import row_uniforms, sample_tokens
-from exgrpo_cli.errors import InputError, RunError
-from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams, StopReason
 
 EOS = (1, 7)
 VOCAB = 50

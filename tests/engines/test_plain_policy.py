@@ -17,13 +17,13 @@ from torch import Tensor
 from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen2Model
 
 from exgrpo_cli.algo.batching import MiniBatch, TrainingRow, packed_batches, rank_shares
+from exgrpo_cli.base.errors import InputError, RunError
+from exgrpo_cli.base.types import TokenSequence
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.optim import OptimSettings
 from exgrpo_cli.engines.model.causal_lm import split_causal_lm
 from exgrpo_cli.engines.policy.optimizer import learning_rate_at
 from exgrpo_cli.engines.policy.packing import pack, prove_packing
-from exgrpo_cli.errors import InputError, RunError
-from exgrpo_cli.types import TokenSequence
 
 
 def full_logits_scores(model: PreTrainedModel, sequence: TokenSequence) -> tuple[Tensor, Tensor]:

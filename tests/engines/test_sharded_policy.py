@@ -17,10 +17,10 @@ import torch
 from small_policy import build_model, build_policy, minibatch, sequences
 from two_ranks import TORCHRUN, agents, free_port, two_ranks
 
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.resolve import to_toml
 from exgrpo_cli.config.sections.optim import OptimSettings
-from exgrpo_cli.errors import InputError
 from exgrpo_cli.machine.memory import memory_plan
 from exgrpo_cli.machine.shapes import Shape
 from exgrpo_cli.ranks.launching import child_processes

@@ -11,10 +11,10 @@ from varlen_attention import documented
 
 from exgrpo_cli.algo import batching
 from exgrpo_cli.algo.batching import MiniBatch, packed_batches, shared_prefix
+from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, TokenSequence
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.engines.policy import attention, micro_batches, segments
 from exgrpo_cli.engines.policy.packing import pack
-from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams, TokenSequence
 
 EXAMPLES = np.arange(7, 16, dtype=np.int32)
 

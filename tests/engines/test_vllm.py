@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from exgrpo_cli.backbones.load import load_folder
+from exgrpo_cli.base.errors import InputError, RunError
+from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason, TokenSequence
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.optim import OptimSettings
 from exgrpo_cli.engines.policy.plain import TorchPolicy
-from exgrpo_cli.errors import InputError, RunError
-from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams, StopReason, TokenSequence
+from exgrpo_cli.models.load import load_folder
 
 pytestmark = [
     pytest.mark.engines,

@@ -13,15 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from exgrpo_cli.backbones.load import load_folder
+from exgrpo_cli.base.errors import RunError
+from exgrpo_cli.base.types import GradedRollout, Message, Question, RolloutRequest, SamplingParams, Verdict
 from exgrpo_cli.config.sections.backbone import BackboneSettings
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.optim import OptimSettings
 from exgrpo_cli.engines.policy.plain import TorchPolicy
-from exgrpo_cli.errors import RunError
+from exgrpo_cli.models.load import load_folder
 from exgrpo_cli.training.step.groups import Group
 from exgrpo_cli.training.step.staleness import require_current_weights
-from exgrpo_cli.types import GradedRollout, Message, Question, RolloutRequest, SamplingParams, Verdict
 
 pytestmark = [
     pytest.mark.engines,

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from exgrpo_cli.backbones.load import load_folder
+from exgrpo_cli.base.errors import RunError
+from exgrpo_cli.base.types import RolloutRequest, SamplingParams, TokenSequence
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.sections.backbone import BackboneSettings
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.optim import OptimSettings
-from exgrpo_cli.data.made.word_problems import make_word_problems
-from exgrpo_cli.data.prompts import choose_template, encode
 from exgrpo_cli.engines.policy.plain import TorchPolicy
-from exgrpo_cli.errors import RunError
+from exgrpo_cli.models.load import load_folder
+from exgrpo_cli.questions.made.word_problems import make_word_problems
+from exgrpo_cli.questions.prompts import choose_template, encode
 from exgrpo_cli.training.step.staleness import MAX_MEAN_GAPS
-from exgrpo_cli.types import RolloutRequest, SamplingParams, TokenSequence
 
 pytestmark = [
     pytest.mark.engines,

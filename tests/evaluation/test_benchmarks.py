@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.evaluation.benchmarks.presets import (
     Benchmark,
     BenchmarkSource,
@@ -123,7 +123,7 @@ def test_protocol_refuses_what_cannot_be_sampled():
 
 def test_arithmetic_is_the_held_out_set():
     from exgrpo_cli.config.sections.data import ArithmeticSettings
-    from exgrpo_cli.data.made.arithmetic import make_questions
+    from exgrpo_cli.questions.made.arithmetic import make_questions
 
     split = make_questions(ArithmeticSettings())
     assert benchmark_questions(load_benchmark("arithmetic")).questions == tuple(split.heldout)

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from exgrpo_cli.errors import InputError, RunError
+from exgrpo_cli.base.errors import InputError, RunError
+from exgrpo_cli.base.types import SamplingParams, StopReason
 from exgrpo_cli.evaluation.asking.askers import EndpointAsker, endpoint_prompt
 from exgrpo_cli.evaluation.asking.endpoint import Endpoint, SparingNote
 from exgrpo_cli.evaluation.benchmarks.presets import Benchmark, Protocol, own_benchmark
@@ -27,7 +28,6 @@ from exgrpo_cli.evaluation.runner import sample_seeds
 from exgrpo_cli.evaluation.scoring import open_pool, score_folder
 from exgrpo_cli.evaluation.service import EvaluationRequest, evaluate, plan_evaluation
 from exgrpo_cli.evaluation.session import BenchmarkSession
-from exgrpo_cli.types import SamplingParams, StopReason
 
 PARAMS = SamplingParams(temperature=0.6, top_p=1.0, max_new_tokens=64)
 Reply = tuple[int, Any]

@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from exgrpo_cli.backbones.export import export_model
-from exgrpo_cli.backbones.tiny import make_model
-from exgrpo_cli.backbones.tokenizer import make_tokenizer
 from exgrpo_cli.config.sections.backbone import TinySettings
 from exgrpo_cli.evaluation.runner import sample_seeds
+from exgrpo_cli.models.export import export_model
+from exgrpo_cli.models.tiny import make_model
+from exgrpo_cli.models.tokenizer import make_tokenizer
 
 COPIES = 8
 # For every sum; what does not end would otherwise fill the window.
@@ -37,13 +37,13 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-c", "from exgrpo_cli.start import main; main()", "eval", *arguments]
+    return [sys.executable, "-c", "from exgrpo_cli.main import main; main()", "eval", *arguments]
 
 
 KILLED_AT_THE_FIRST_RECORD = """
 import os, signal
 from exgrpo_cli.evaluation.results.folder import ResultsFolder
-from exgrpo_cli.start import main
+from exgrpo_cli.main import main
 append = ResultsFolder.append
 def append_one_and_die(folder, records):
     for record in records:

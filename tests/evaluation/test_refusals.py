@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from random_model import questions_file, request_for, run, save_random_model
 
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.base.errors import InputError
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from stored_results import NONE, RIGHT, WRONG, question, record, stamp, stored
 
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.types import AnswerFormat, Question, Verdict
 from exgrpo_cli.evaluation.compare.comparison import compare_folders
 from exgrpo_cli.evaluation.compare.paper_table import average, averages_of, latex, markdown, table_columns
 from exgrpo_cli.evaluation.compare.side_by_side import side_by_side
@@ -20,7 +21,6 @@ from exgrpo_cli.evaluation.results.stamp import differences, grader_version
 from exgrpo_cli.evaluation.scoring import open_pool, rescore, score_folder, ungraded
 from exgrpo_cli.evaluation.service import rescore_folders
 from exgrpo_cli.grading import GradingPool
-from exgrpo_cli.types import AnswerFormat, Question, Verdict
 
 WHOLE = AnswerFormat(opens_think=False, requires_box=False, require_eos=False)
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 from random_model import questions_file, request_for, run, save_random_model
 
+from exgrpo_cli.base.errors import InputError, Interrupted
+from exgrpo_cli.base.types import AnswerFormat, Message, Question, SamplingParams, StopReason, Verdict
 from exgrpo_cli.engines.hf.generator import HFGenerator
-from exgrpo_cli.errors import InputError, Interrupted
 from exgrpo_cli.evaluation import progress, service
 from exgrpo_cli.evaluation.asking.askers import LocalAsker
 from exgrpo_cli.evaluation.asking.models import choose_model
@@ -21,7 +22,6 @@ from exgrpo_cli.evaluation.results.records import QuestionRecord, Sample
 from exgrpo_cli.evaluation.runner import evaluate_questions, sample_seeds
 from exgrpo_cli.evaluation.scoring import open_pool
 from exgrpo_cli.evaluation.service import EvaluationRequest, evaluate, plan_evaluation
-from exgrpo_cli.types import AnswerFormat, Message, Question, SamplingParams, StopReason, Verdict
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +193,7 @@ def test_the_same_questions_in_another_place_go_on(tmp_path, model):
 
 def test_validation_samples_a_question_with_the_same_seeds_whatever_is_around_it(model):
     config = choose_model(str(model)).config
-    from exgrpo_cli.backbones.load import load_folder
+    from exgrpo_cli.models.load import load_folder
 
     backbone = load_folder(model, torch.device("cpu"), config.backbone)
     questions = [

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from stored_results import RIGHT, WRONG, question, record, stored
 
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands import run
-from exgrpo_cli.errors import InputError
 from exgrpo_cli.evaluation.compare.side_by_side import side_by_side
 from exgrpo_cli.evaluation.results.stored import models_in
 

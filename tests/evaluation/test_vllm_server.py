@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from exgrpo_cli.backbones.export import export_model
-from exgrpo_cli.backbones.tiny import make_model
-from exgrpo_cli.backbones.tokenizer import make_tokenizer
+from exgrpo_cli.base.errors import InputError, RunError
+from exgrpo_cli.base.types import Message, SamplingParams, StopReason
 from exgrpo_cli.config.sections.backbone import TinySettings
-from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.evaluation.asking.endpoint import Endpoint
 from exgrpo_cli.evaluation.service import EvaluationRequest, evaluate, plan_evaluation
-from exgrpo_cli.types import Message, SamplingParams, StopReason
+from exgrpo_cli.models.export import export_model
+from exgrpo_cli.models.tiny import make_model
+from exgrpo_cli.models.tokenizer import make_tokenizer
 
 pytestmark = pytest.mark.engines
 WINDOW = 512

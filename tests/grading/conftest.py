@@ -14,7 +14,7 @@ def user_graders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[st
         textwrap.dedent(
             """
             import os
-            from exgrpo_cli.types import Verdict
+            from exgrpo_cli.base.types import Verdict
 
             def same(gold, text):
                 return gold in text

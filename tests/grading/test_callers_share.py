@@ -7,13 +7,13 @@ import tracemalloc
 
 import pytest
 
+from exgrpo_cli.base.types import AnswerFormat, Verdict
 from exgrpo_cli.config.sections.grading import GradingSettings
 from exgrpo_cli.grading import GradingItem, GradingPool
 from exgrpo_cli.grading.graders import choice, plain
 from exgrpo_cli.grading.notation import extract
 from exgrpo_cli.grading.routes import MOST_CHARS_HERE, route_item, routes_of
 from exgrpo_cli.grading.workers import remote
-from exgrpo_cli.types import AnswerFormat, Verdict
 
 FORMAT = AnswerFormat(opens_think=False, requires_box=True, require_eos=False)
 PIECES = {

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from exgrpo_cli.base.types import AnswerFormat
 from exgrpo_cli.grading import answer_text, last_boxed
-from exgrpo_cli.types import AnswerFormat
 
 ANYWHERE = AnswerFormat(opens_think=False, requires_box=False, require_eos=False)
 BOXED = AnswerFormat(opens_think=False, requires_box=True, require_eos=False)

@@ -8,8 +8,8 @@ import psutil
 import pytest
 from grading_pools import TOWER, boxed, descendants, plain, pool_of
 
-from exgrpo_cli.errors import InputError
-from exgrpo_cli.types import Verdict
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.types import Verdict
 
 DEADLINE = 1.0
 

@@ -11,8 +11,8 @@ import psutil
 import pytest
 from grading_pools import TOWER, assert_all_gone, boxed, descendants, is_alive, plain, pool_of
 
-from exgrpo_cli.errors import RunError
-from exgrpo_cli.types import Verdict
+from exgrpo_cli.base.errors import RunError
+from exgrpo_cli.base.types import Verdict
 
 
 def test_pool_leaves_no_process_and_no_answer_behind() -> None:

@@ -18,8 +18,8 @@ from grading_pools import boxed, pool_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.grading import GradingPool
-from exgrpo_cli.types import Verdict
 
 DIFFERENCES = Path(__file__).parents[2] / "docs" / "grading-differences.md"
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"

@@ -10,10 +10,10 @@ from grading_pools import TOWER, boxed, plain, pool_of
 from sympy.parsing import sympy_parser
 from sympy.parsing.sympy_parser import implicit_multiplication_application, parse_expr, standard_transformations
 
+from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.grading.graders import mathematics, oat
 from exgrpo_cli.grading.graders.formula import NotAFormulaError, read_formula
-from exgrpo_cli.types import Verdict
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from grading_pools import boxed, descendants, plain, pool_of
 
-from exgrpo_cli.errors import InputError
-from exgrpo_cli.types import Verdict
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.types import Verdict
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,10 @@
 
 import pytest
 
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.types import AnswerFormat, Verdict
 from exgrpo_cli.grading.graders import custom
 from exgrpo_cli.grading.routes import GradingItem, custom_route, exact_route, math_route, route_item
-from exgrpo_cli.types import AnswerFormat, Verdict
 
 COUNTDOWN = '{"verifier": "countdown", "numbers": [2, 3, 4, 8], "target": 26}'
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.grading import GradingItem, GradingPool
-from exgrpo_cli.types import Verdict
 
 
 def give_verdicts(monkeypatch: pytest.MonkeyPatch, rounds: Sequence[Sequence[int | None]], group_size: int) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.sections.replay import ReplaySettings
-from exgrpo_cli.errors import InputError
 from exgrpo_cli.ranks.ranks import RANK_TIMEOUT, Ranks
 
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from exgrpo_cli.base.console.reporter import SilentReporter
+from exgrpo_cli.base.types import Rollout, RolloutRequest
 from exgrpo_cli.config.resolve import resolve
-from exgrpo_cli.console.reporter import SilentReporter
 from exgrpo_cli.engines.protocols import Generator
 from exgrpo_cli.ranks.ranks import Ranks
 from exgrpo_cli.training import run
 from exgrpo_cli.training.starting import assemble
-from exgrpo_cli.types import Rollout, RolloutRequest
 
 Noted = dict[tuple[str, int], Rollout]
 """Rollouts by question and seed."""

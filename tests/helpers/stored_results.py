@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from exgrpo_cli.base.types import Message, Question, StopReason, Verdict
 from exgrpo_cli.evaluation.results.folder import AskedQuestion, ResultsFolder
 from exgrpo_cli.evaluation.results.records import QuestionRecord, Sample
 from exgrpo_cli.evaluation.results.stamp import Stamp
-from exgrpo_cli.types import Message, Question, StopReason, Verdict
 
 RIGHT, WRONG, NONE = Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER
 

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from small_ledger import QUESTIONS, WRITTEN, create, one_step, part, reopen
 
+from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.config.sections.replay import ReplaySettings
-from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.ledger import bodies
 from exgrpo_cli.ledger.bodies import CHECKSUMS
 from exgrpo_cli.ledger.catalogue import read_catalogue

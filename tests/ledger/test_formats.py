@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 from small_ledger import IDENTITY, QUESTIONS, one_step, part
 
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.sections.replay import ReplaySettings
-from exgrpo_cli.errors import InputError
 from exgrpo_cli.ledger.reader import LedgerReader, read_identity
 from exgrpo_cli.replay.buffer import ExperienceBuffer
 

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from small_ledger import IDENTITY, PARQUET, SIX_STEPS, WHOLE, WRITTEN, in_subprocess, num_rows, one_step, part, reopen
 
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.ledger.catalogue import read_catalogue
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
 from exgrpo_cli.ledger.schemas import SCHEMAS

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from small_ledger import IDENTITY, PARQUET, QUESTIONS, WHOLE, create, in_subprocess, num_rows, one_step, part, reopen
 
+from exgrpo_cli.base.errors import InputError, RunError, ToolkitWarning
 from exgrpo_cli.config.sections.replay import ReplaySettings
-from exgrpo_cli.errors import InputError, RunError, ToolkitWarning
 from exgrpo_cli.ledger.parts import list_parts
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
 from exgrpo_cli.ledger.schemas import LedgerIdentity
@@ -97,7 +97,7 @@ def test_a_full_disk_stops_the_step_and_keeps_the_others(ledger: Path, limit_kib
     script = """
         import resource, signal
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        from exgrpo_cli.errors import RunError
+        from exgrpo_cli.base.errors import RunError
         buffer = small_ledger.reopen(Path(sys.argv[1]), 10)
         small_ledger.one_step(buffer, 11)
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]) * 1024,) * 2)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from exgrpo_cli.base.types import TokenSequence
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.sections.backbone import BackboneSettings, TinySettings
 from exgrpo_cli.engines.model.causal_lm import split_causal_lm
@@ -24,7 +25,6 @@ from exgrpo_cli.machine.memory import (
 )
 from exgrpo_cli.machine.shapes import Shape, backbone_shape, preset_config, shape_of
 from exgrpo_cli.presets import load_preset, preset_names
-from exgrpo_cli.types import TokenSequence
 
 PRESETS = {name: load_preset("backbones", name)["about"] for name in preset_names("backbones")}
 SHAPED = [name for name, about in PRESETS.items() if "shape" in about]

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.errors import InputError
 from exgrpo_cli.machine.replay_plan import first_replay_step
 from exgrpo_cli.machine.run_plan import plan_run, require_runnable, resolve_ranks, with_engine_fraction
 from exgrpo_cli.machine.survey import Gpu, Machine, usable_memory

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from matplotlib.colors import LogNorm
 
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.sections.replay import ReplaySettings
-from exgrpo_cli.errors import InputError
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.plots import save_all
 from exgrpo_cli.plots.buffer.buckets import bucket_flow, bucket_occupancy

@@ -284,7 +284,7 @@ def test_an_upload_that_was_stopped_says_how_to_go_on(run: Path, hub: LocalHub) 
     hub.hang_after = 1
     environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
     # A suite started in the background of a shell inherits that SIGINT is ignored; a terminal's Ctrl-C is not.
-    code = "import signal; signal.signal(2, signal.default_int_handler); from exgrpo_cli.start import main; main()"
+    code = "import signal; signal.signal(2, signal.default_int_handler); from exgrpo_cli.main import main; main()"
     program = [sys.executable, "-c", code, *command]
     with subprocess.Popen(program, env=environment, stderr=subprocess.PIPE, text=True) as process:
         assert hub.hanging.wait(120)

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.config import names
 from exgrpo_cli.config.functions import replay_function
-from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.replay.drawing.priorities import (
     PRIORITIES,
     BornUnit,

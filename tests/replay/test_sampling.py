@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from exgrpo_cli.errors import InputError, RunError
+from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.replay.drawing.ranked_set import RankedSet
 from exgrpo_cli.replay.drawing.sampling import Bucket, QuestionDraw, check_draw, draw_by_weights, resolve_sampler
 

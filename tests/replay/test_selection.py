@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from exgrpo_cli.errors import InputError, RunError
+from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.replay.drawing.selection import METRICS, Candidates, choose, resolve_metric
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.sections.replay import ReplaySettings
-from exgrpo_cli.errors import InputError
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
 from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.replay.buffer import ExperienceBuffer

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.config.sections.replay import ReplaySettings
-from exgrpo_cli.errors import DamageWarning, InputError
 from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.plots.buffer.buckets import question_states
 from exgrpo_cli.replay.buffer import ExperienceBuffer

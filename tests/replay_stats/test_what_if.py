@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.config.sections.replay import ReplaySettings
-from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.replay_stats.record import RunRecord, read_run
 from exgrpo_cli.replay_stats.what_if.metric import other_metric
 from exgrpo_cli.replay_stats.what_if.policy import REPETITIONS, WhatIf, parse_what_if

@@ -13,8 +13,8 @@ import pytest
 from headless_browser import headless_browser
 from made_results import result_of, write_claim_results
 
+from exgrpo_cli.base.errors import InputError, ToolkitWarning
 from exgrpo_cli.commands import run as exgrpo
-from exgrpo_cli.errors import InputError, ToolkitWarning
 from exgrpo_cli.reports.page import Paragraph, section
 from exgrpo_cli.reports.report import write_report
 from exgrpo_cli.reports.run_page import differing_settings, read_config

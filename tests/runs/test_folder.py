@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from exgrpo_cli.console.signals import Stopper
-from exgrpo_cli.errors import InputError, RunError
-from exgrpo_cli.files import read_json_lines
+from exgrpo_cli.base.console.signals import Stopper
+from exgrpo_cli.base.errors import InputError, RunError
+from exgrpo_cli.base.files import read_json_lines
 from exgrpo_cli.machine.threads import choose_threads
 from exgrpo_cli.runs.folder import RunFolder, writing
 
@@ -109,7 +109,7 @@ def test_handlers_are_put_back() -> None:
 def test_the_plain_reporter_writes_lines_that_hold_the_figures() -> None:
     code = (
         "from rich.console import Console\n"
-        "from exgrpo_cli.console.reporter import PlainReporter\n"
+        "from exgrpo_cli.base.console.reporter import PlainReporter\n"
         "reporter = PlainReporter(Console(stderr=True), interval=0.0)\n"
         "reporter.progress(1, 10, 'warm start')\n"
         "reporter.step({'step': 1, 'phase': 'mixed', 'batch/pass_at_1': 0.25, 'replay/questions': 3}, 2)\n"

@@ -16,16 +16,16 @@ import pandas as pd
 import pytest
 
 from exgrpo_cli.algo.batching import MiniBatch
+from exgrpo_cli.base.console.reporter import SilentReporter
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.console.reporter import SilentReporter
 from exgrpo_cli.engines.policy.micro_batches import rows_with_gradient
 from exgrpo_cli.engines.policy.plain import TorchPolicy
-from exgrpo_cli.errors import InputError
 from exgrpo_cli.grading import GradingItem, GradingPool
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.training import run as run_module
 from exgrpo_cli.training.run import train
-from exgrpo_cli.types import Verdict
 
 pytestmark = pytest.mark.slow
 B, K, STEPS = 4, 4, 6

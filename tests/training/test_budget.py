@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from exgrpo_cli.base.console.reporter import SilentReporter
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.sections.run import RunSettings
-from exgrpo_cli.console.reporter import SilentReporter
-from exgrpo_cli.errors import InputError
 from exgrpo_cli.training.resuming.resume import is_finished
 from exgrpo_cli.training.run import train
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from exgrpo_cli.console.reporter import SilentReporter
-from exgrpo_cli.data.prepare import PrepareOptions, prepare
-from exgrpo_cli.data.question_file.questions import read_questions
+from exgrpo_cli.base.console.reporter import SilentReporter
+from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.grading import GradingItem, GradingPool
+from exgrpo_cli.questions.prepare import PrepareOptions, prepare
+from exgrpo_cli.questions.question_file.questions import read_questions
 from exgrpo_cli.training.run import train
-from exgrpo_cli.types import Verdict
 
 LETTERS = "ABCDEFGHIJKLMNOPQRST"
 # A response that ends its thinking once and then boxes one number.

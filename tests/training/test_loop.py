@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from run_leaves import assert_same_weights, metrics, timeless
 
+from exgrpo_cli.base.console.reporter import SilentReporter, make_reporter
+from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.config.resolve import resolve
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.console.reporter import SilentReporter, make_reporter
-from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.training.resuming.resume import is_finished, resumed_config
 from exgrpo_cli.training.resuming.state import RunState

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from run_leaves import timeless
 
+from exgrpo_cli.base.console.reporter import SilentReporter
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.config.resolve import to_toml
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.console.reporter import SilentReporter
-from exgrpo_cli.errors import InputError
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.plots.buffer.what_if import what_if_figure
 from exgrpo_cli.plots.gallery import replay_figures

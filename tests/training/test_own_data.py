@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from exgrpo_cli.base.console.reporter import SilentReporter
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.types import Message, Question
 from exgrpo_cli.commands import run
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.console.reporter import SilentReporter
-from exgrpo_cli.data.question_file.questions import read_metadata, read_questions
-from exgrpo_cli.data.split import split_questions
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.questions.question_file.questions import read_metadata, read_questions
+from exgrpo_cli.questions.split import split_questions
 from exgrpo_cli.training.starting.run_questions import load_questions, store_questions
-from exgrpo_cli.types import Message, Question
 
 
 def question(text: str, answer: str) -> Question:

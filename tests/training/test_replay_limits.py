@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from exgrpo_cli.console.reporter import SilentReporter
+from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.training.run import train
 

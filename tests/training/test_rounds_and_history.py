@@ -10,7 +10,7 @@ from given_verdicts import give_verdicts
 
 from exgrpo_cli.algo.batching import MiniBatch
 from exgrpo_cli.algo.history import SuccessHistory, normalised_history_advantages
-from exgrpo_cli.console.reporter import SilentReporter
+from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.engines.policy.plain import TorchPolicy
 from exgrpo_cli.engines.protocols import UpdateReport
 from exgrpo_cli.ledger.reader import LedgerReader

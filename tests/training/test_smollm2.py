@@ -21,13 +21,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from exgrpo_cli.base.types import Message, Question
 from exgrpo_cli.commands import run
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.data.made.word_problems import make_word_problems
-from exgrpo_cli.data.prompts import THOUGHT_SOLUTION_SYSTEM, choose_template, encode, seen_text
 from exgrpo_cli.ledger.reader import LedgerReader
+from exgrpo_cli.questions.made.word_problems import make_word_problems
+from exgrpo_cli.questions.prompts import THOUGHT_SOLUTION_SYSTEM, choose_template, encode, seen_text
 from exgrpo_cli.training.starting.assemble import choose_run_template
-from exgrpo_cli.types import Message, Question
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1200)]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.errors import InputError
 from exgrpo_cli.training.trackers import numbers, open_trackers, require_trackers
 
 

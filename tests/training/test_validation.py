@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
+from exgrpo_cli.base.types import AnswerFormat, Message, Question, StopReason, Verdict
 from exgrpo_cli.config.sections.grading import GradingSettings
 from exgrpo_cli.evaluation.results.records import Evaluation, QuestionRecord, Sample
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.runs.summary import remarks
 from exgrpo_cli.training.validation import beside, score_json, valid_counts
-from exgrpo_cli.types import AnswerFormat, Message, Question, StopReason, Verdict
 
 FORMAT = AnswerFormat(opens_think=False, requires_box=False, require_eos=False)
 RESPONSES = {

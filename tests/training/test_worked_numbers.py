@@ -16,8 +16,9 @@ from given_verdicts import give_verdicts
 
 from exgrpo_cli.algo.batching import MiniBatch
 from exgrpo_cli.algo.objective import TokenTargets
+from exgrpo_cli.base.console.reporter import SilentReporter
+from exgrpo_cli.base.types import TokenScores, TokenSequence
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.console.reporter import SilentReporter
 from exgrpo_cli.engines.policy import micro_batches
 from exgrpo_cli.engines.policy.plain import TorchPolicy
 from exgrpo_cli.engines.protocols import UpdateReport
@@ -26,7 +27,6 @@ from exgrpo_cli.replay_stats.output.report import report_runs
 from exgrpo_cli.training.importing.pool import prepare_pool
 from exgrpo_cli.training.run import train
 from exgrpo_cli.training.starting.run_questions import load_questions
-from exgrpo_cli.types import TokenScores, TokenSequence
 
 ONE_UPDATE = (
     "data.heldout=", "optim.minibatches=1", "objective.entropy_coefficient=0", "replay.start_threshold=0",

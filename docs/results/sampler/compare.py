@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from exgrpo_cli.ablation.results.endpoints import pass_at_1, pass_at_n
-from exgrpo_cli.ablation.results.inference import effect_over_questions
 from exgrpo_cli.runs.result import read_result
+from exgrpo_cli.studies.results.endpoints import pass_at_1, pass_at_n
+from exgrpo_cli.studies.results.inference import effect_over_questions
 
 FOLDER = Path(__file__).parent
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.checks import require, require_fraction, require_non_negative, require_positive
-from exgrpo_cli.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

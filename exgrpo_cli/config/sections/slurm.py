@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, get_type_hints
 
-from exgrpo_cli.errors import InputError, nearest
+from exgrpo_cli.base.errors import InputError, nearest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,9 +12,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.engines.hf.slots import AttentionChunk
 from exgrpo_cli.engines.model.attention import refuse_unsupported
-from exgrpo_cli.errors import InputError
 
 GROUPED_DECODING = "exgrpo_grouped_decoding"
 

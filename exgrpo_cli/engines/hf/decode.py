@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason
 from exgrpo_cli.engines.hf.attention import decoding_calls
 from exgrpo_cli.engines.hf.cache import SlotCache
 from exgrpo_cli.engines.hf.direct import DirectBody, decodes_directly
@@ -19,7 +20,6 @@ from exgrpo_cli.engines.hf.slots import AttentionChunk, attention_chunks, regrou
 from exgrpo_cli.engines.model.causal_lm import CausalLM
 from exgrpo_cli.engines.model.transfer import to_device
 from exgrpo_cli.engines.sampling import sample_tokens
-from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams, StopReason
 
 
 class DecodeBatch:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams
 from exgrpo_cli.engines.hf.attention import GROUPED_DECODING
 from exgrpo_cli.engines.hf.decode import DecodeBatch
 from exgrpo_cli.engines.hf.prefill import WaitingRow
@@ -23,8 +25,6 @@ from exgrpo_cli.engines.model.product_linear import use_products
 from exgrpo_cli.engines.model.transfer import to_device
 from exgrpo_cli.engines.protocols import Score
 from exgrpo_cli.engines.sampling import check_sampling
-from exgrpo_cli.errors import InputError
-from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams
 
 TOKENS_A_LOOK = 8
 """On a GPU, where each look for rows that ended makes the host wait for what it has queued."""

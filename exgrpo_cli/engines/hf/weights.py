@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from exgrpo_cli.errors import RunError
+from exgrpo_cli.base.errors import RunError
 
 
 @torch.no_grad()

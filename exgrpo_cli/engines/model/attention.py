@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface, PreTrainedModel
 
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.base.errors import InputError
 
 PLAIN_CAUSAL = "exgrpo_plain_causal"
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.base.errors import InputError
 
 PROBE_TOKENS = 8
 

@@ -21,10 +21,10 @@ from torch.nn import functional as F
 from transformers import AttentionInterface
 
 from exgrpo_cli.algo.batching import MOST_REPEATED, micro_batches
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.engines.model.attention import causal_attention, refuse_unsupported
 from exgrpo_cli.engines.model.transfer import to_device
 from exgrpo_cli.engines.policy.segments import Segments, attend
-from exgrpo_cli.errors import InputError
 
 PACKED_CAUSAL = "exgrpo_packed_causal"
 BLOCK_PADDING = 0.1

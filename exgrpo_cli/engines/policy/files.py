@@ -10,8 +10,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from exgrpo_cli.base.errors import InputError, RunError, first_line
 from exgrpo_cli.engines.policy.master_weights import MasterWeights
-from exgrpo_cli.errors import InputError, RunError, first_line
 
 WEIGHTS_FILE = "weights.safetensors"
 OPTIMIZER_FILE = "optimizer.pt"

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from exgrpo_cli.algo.batching import MiniBatch, TrainingRow, packed_batches, rank_shares
 from exgrpo_cli.algo.diagnostics import ObjectiveSums
 from exgrpo_cli.algo.objective import Denominators, TokenTargets, denominators, micro_batch_loss, objective_sums
+from exgrpo_cli.base.types import TokenScores, TokenSequence
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.engines.model.attention import use_attention
 from exgrpo_cli.engines.model.causal_lm import CausalLM, split_causal_lm
@@ -26,7 +27,6 @@ from exgrpo_cli.engines.policy.attention import PACKED_CAUSAL
 from exgrpo_cli.engines.policy.packing import PackedBatch, pack, packed_scores
 from exgrpo_cli.engines.policy.segments import takes_segments
 from exgrpo_cli.ranks.ranks import Ranks
-from exgrpo_cli.types import TokenScores, TokenSequence
 
 Forward = Callable[[PackedBatch], tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]]
 """Log-probs and entropies of the response tokens of a micro-batch: the one code path of scoring and training."""

@@ -22,13 +22,13 @@ from transformers import PreTrainedModel
 
 from exgrpo_cli.algo.batching import shared_prefix
 from exgrpo_cli.algo.logprobs import token_logprobs
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.types import TokenSequence
 from exgrpo_cli.engines.model.attention import use_attention
 from exgrpo_cli.engines.model.causal_lm import CausalLM
 from exgrpo_cli.engines.model.transfer import to_device
 from exgrpo_cli.engines.policy.attention import PACKED_CAUSAL, AttentionLayout, attention_layout
 from exgrpo_cli.engines.policy.segments import Segments, segments_of
-from exgrpo_cli.errors import InputError
-from exgrpo_cli.types import TokenSequence
 
 PROVED_LAYERS, PROVED_TOKENS = 2, 16
 """Of a narrow model, copied to prove packing."""

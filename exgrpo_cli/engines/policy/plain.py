@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from exgrpo_cli.algo.batching import MiniBatch
+from exgrpo_cli.base.types import TokenScores, TokenSequence
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.optim import OptimSettings
 from exgrpo_cli.engines.model.causal_lm import split_causal_lm
@@ -25,7 +26,6 @@ from exgrpo_cli.engines.policy.packing import packed_scores, prove_packing
 from exgrpo_cli.engines.policy.resting import RestingTensors
 from exgrpo_cli.engines.protocols import UpdateReport
 from exgrpo_cli.ranks.ranks import ALONE, Ranks
-from exgrpo_cli.types import TokenScores, TokenSequence
 
 
 class TorchPolicy:

@@ -24,6 +24,8 @@ from transformers import PreTrainedModel
 
 from exgrpo_cli.algo.batching import MiniBatch
 from exgrpo_cli.algo.logprobs import token_logprobs
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.types import TokenScores, TokenSequence
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.optim import OptimSettings
 from exgrpo_cli.engines.model.causal_lm import CausalLM, split_causal_lm
@@ -33,9 +35,7 @@ from exgrpo_cli.engines.policy.micro_batches import MicroBatches, frozen_copy
 from exgrpo_cli.engines.policy.optimizer import build_adamw
 from exgrpo_cli.engines.policy.packing import PackedBatch, prove_packing, response_hidden
 from exgrpo_cli.engines.protocols import UpdateReport
-from exgrpo_cli.errors import InputError
 from exgrpo_cli.ranks.ranks import ALONE, Ranks
-from exgrpo_cli.types import TokenScores, TokenSequence
 
 TAG = "state"
 

@@ -15,9 +15,9 @@ from jaxtyping import Float32, Int32
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from exgrpo_cli.base.errors import RunError
+from exgrpo_cli.base.types import TokenSequence
 from exgrpo_cli.engines.vllm.readback import HeldWeight, SentWeights
-from exgrpo_cli.errors import RunError
-from exgrpo_cli.types import TokenSequence
 
 CANARY_TOKENS = 16
 """Tokens scored by both sides at each sync."""

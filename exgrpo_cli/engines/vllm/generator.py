@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
+from exgrpo_cli.base.errors import InputError, RunError, ToolkitWarning
+from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason, TokenSequence
 from exgrpo_cli.engines.protocols import Score
 from exgrpo_cli.engines.sampling import check_sampling
 from exgrpo_cli.engines.vllm.canary import (
@@ -23,8 +25,6 @@ from exgrpo_cli.engines.vllm.canary import (
 )
 from exgrpo_cli.engines.vllm.readback import HeldWeight, SentWeights, held_weights
 from exgrpo_cli.engines.vllm.start import VLLMSettings, open_llm
-from exgrpo_cli.errors import InputError, RunError, ToolkitWarning
-from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams, StopReason, TokenSequence
 
 if TYPE_CHECKING:
     import vllm

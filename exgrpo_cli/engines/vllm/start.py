@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AutoConfig
 
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.base.errors import InputError
 
 if TYPE_CHECKING:
     from vllm import LLM

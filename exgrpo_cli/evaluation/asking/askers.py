@@ -8,8 +8,9 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 
+from exgrpo_cli.base.errors import InputError, nearest
+from exgrpo_cli.base.types import AnswerFormat, Message, Question
 from exgrpo_cli.engines.protocols import Generator
-from exgrpo_cli.errors import InputError, nearest
 from exgrpo_cli.evaluation.asking.endpoint import Endpoint, EndpointSource, Prompt
 from exgrpo_cli.evaluation.asking.local_engines import check_engine, engine_version, open_engine
 from exgrpo_cli.evaluation.asking.models import ModelChoice
@@ -17,7 +18,6 @@ from exgrpo_cli.evaluation.asking.responses import GeneratorSource, ResponseSour
 from exgrpo_cli.evaluation.benchmarks.presets import Benchmark
 from exgrpo_cli.evaluation.results.stamp import model_hash
 from exgrpo_cli.runs.checksums import require_model
-from exgrpo_cli.types import AnswerFormat, Message, Question
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +67,7 @@ class LocalAsker:
         deterministic: bool,
         tensor_parallel: int = 1,
     ) -> None:
-        from exgrpo_cli.backbones.load import load_tokenizer, locate
+        from exgrpo_cli.models.load import load_tokenizer, locate
 
         if device == "cuda" and not torch.cuda.is_available():
             raise InputError("--device cuda, but no GPU is visible: use --device cpu, or check CUDA_VISIBLE_DEVICES.")
@@ -90,7 +90,7 @@ class LocalAsker:
 
     def prepare(self, benchmark: Benchmark, questions: Sequence[Question], *, fits_window: bool) -> Prepared:
         """See `Asker.prepare`."""
-        from exgrpo_cli.data.prompts import answer_format, choose_template, encode, render
+        from exgrpo_cli.questions.prompts import answer_format, choose_template, encode, render
 
         wanted = benchmark.protocol.template
         name = self._choice.config.data.template if wanted == "auto" else wanted
@@ -194,7 +194,7 @@ class EndpointAsker:
 
     def prepare(self, benchmark: Benchmark, questions: Sequence[Question], *, fits_window: bool) -> Prepared:
         """Only the server knows its window: it refuses what exceeds it."""
-        from exgrpo_cli.data.prompts import TEMPLATES
+        from exgrpo_cli.questions.prompts import TEMPLATES
 
         template = "chat" if benchmark.protocol.template == "auto" else benchmark.protocol.template
         prompts = {question.id: endpoint_prompt(template, question) for question in questions}
@@ -234,7 +234,7 @@ def endpoint_prompt(name: str, question: Question) -> Prompt:
     `thought-solution` is its system message; opening `<think>` is up to the server's chat template. Raises InputError
     for an unknown template.
     """
-    from exgrpo_cli.data.prompts import TEMPLATES, THOUGHT_SOLUTION_SYSTEM
+    from exgrpo_cli.questions.prompts import TEMPLATES, THOUGHT_SOLUTION_SYSTEM
 
     if name not in TEMPLATES:
         raise InputError(f"Prompt template {name!r} is not known.{nearest(name, ['auto', *TEMPLATES])}")

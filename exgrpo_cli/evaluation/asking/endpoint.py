@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from http.client import HTTPException
 from typing import Any, TypeVar
 
-from exgrpo_cli.errors import InputError, RunError
+from exgrpo_cli.base.errors import InputError, RunError
+from exgrpo_cli.base.types import Message, SamplingParams, StopReason
 from exgrpo_cli.evaluation.asking.responses import OnResponse, Response, ResponseRequest
-from exgrpo_cli.types import Message, SamplingParams, StopReason
 
 Prompt = str | tuple[Message, ...]
 """Messages for the server's chat template, or the text of the prompt as it is."""

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
+from exgrpo_cli.base.errors import InputError, nearest
 from exgrpo_cli.config.sections.backbone import BackboneSettings
 from exgrpo_cli.config.sections.rollout import RolloutSettings
 from exgrpo_cli.engines.protocols import Generator
 from exgrpo_cli.engines.vllm.start import VLLMSettings, require_vllm
-from exgrpo_cli.errors import InputError, nearest
 from exgrpo_cli.evaluation.results.stamp import package_version
 
 Decode = Callable[[Any], str]
@@ -54,7 +54,7 @@ def open_engine(
     tensor_parallel: int = 1,
 ) -> tuple[Generator, Decode]:
     """A Generator of the model in `folder`, for prompts with responses of up to `max_tokens`, and its decoder."""
-    from exgrpo_cli.backbones.load import declared_ends, decode_response, load_folder, read_tokenizer
+    from exgrpo_cli.models.load import declared_ends, decode_response, load_folder, read_tokenizer
 
     if engine == "hf":
         from exgrpo_cli.engines.hf.generator import HFGenerator

@@ -4,10 +4,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from exgrpo_cli.base.errors import InputError, nearest
 from exgrpo_cli.config.layers import build_config, run_label
 from exgrpo_cli.config.names import is_gguf
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.errors import InputError, nearest
 from exgrpo_cli.presets import preset_names
 
 RUNS = Path("runs")

@@ -10,8 +10,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int32
 
+from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason
 from exgrpo_cli.engines.protocols import Generator
-from exgrpo_cli.types import Rollout, RolloutRequest, SamplingParams, StopReason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from exgrpo_cli.data.question_file.choices import find_choices
-from exgrpo_cli.data.question_file.questions import question_id
-from exgrpo_cli.types import Message, Question
+from exgrpo_cli.base.types import Message, Question
+from exgrpo_cli.questions.question_file.choices import find_choices
+from exgrpo_cli.questions.question_file.questions import question_id
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

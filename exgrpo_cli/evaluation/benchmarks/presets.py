@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from exgrpo_cli.base.errors import InputError, nearest
 from exgrpo_cli.config.resolve import convert
-from exgrpo_cli.errors import InputError, nearest
 from exgrpo_cli.presets import load_preset, preset_names
 
 T = TypeVar("T")

@@ -4,17 +4,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from exgrpo_cli.base.errors import InputError, RunError
+from exgrpo_cli.base.types import Question
 from exgrpo_cli.config.sections.data import ArithmeticSettings
-from exgrpo_cli.data.layouts.drafts import UnusableRow
-from exgrpo_cli.data.layouts.recognise import Layout, NamedFields, recognise
-from exgrpo_cli.data.made.arithmetic import make_questions
-from exgrpo_cli.data.question_file.questions import content_hash, question_id
-from exgrpo_cli.data.sources.files import column_names, iter_rows
-from exgrpo_cli.data.sources.open import Source, open_source
-from exgrpo_cli.errors import InputError, RunError
 from exgrpo_cli.evaluation.benchmarks.choices import shuffle_choices
 from exgrpo_cli.evaluation.benchmarks.presets import Benchmark
-from exgrpo_cli.types import Question
+from exgrpo_cli.questions.layouts.drafts import UnusableRow
+from exgrpo_cli.questions.layouts.recognise import Layout, NamedFields, recognise
+from exgrpo_cli.questions.made.arithmetic import make_questions
+from exgrpo_cli.questions.question_file.questions import content_hash, question_id
+from exgrpo_cli.questions.sources.files import column_names, iter_rows
+from exgrpo_cli.questions.sources.open import Source, open_source
 
 FetchProgress = Callable[[int, int], None]
 

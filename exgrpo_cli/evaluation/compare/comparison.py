@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.statistics import PairedDifference, Score, compare_paired, pass_at_k_by_question, pass_at_ks
 from exgrpo_cli.evaluation.results.metrics import BOOTSTRAP_SEED
 from exgrpo_cli.evaluation.results.records import Evaluation
 from exgrpo_cli.evaluation.results.stamp import MAY_DIFFER_IN_COMPARISON, differences
 from exgrpo_cli.evaluation.results.stored import LoadedResult, stored_result
-from exgrpo_cli.statistics import PairedDifference, Score, compare_paired, pass_at_k_by_question, pass_at_ks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

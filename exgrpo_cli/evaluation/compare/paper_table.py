@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from exgrpo_cli.statistics import mean_of_scores
+from exgrpo_cli.base.statistics import mean_of_scores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

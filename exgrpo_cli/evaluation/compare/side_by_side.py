@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.statistics import Score, holm
 from exgrpo_cli.evaluation.benchmarks.presets import averages_over, benchmark_title, in_suite_order
 from exgrpo_cli.evaluation.compare.comparison import Comparison, compare_loaded, unlike_protocols
 from exgrpo_cli.evaluation.compare.paper_table import Column, Rows, averages_of, by_second_grader, table_columns
@@ -17,7 +18,6 @@ from exgrpo_cli.evaluation.results.metrics import BOOTSTRAP_SEED
 from exgrpo_cli.evaluation.results.records import Evaluation
 from exgrpo_cli.evaluation.results.stamp import MAY_DIFFER_IN_COMPARISON, differences
 from exgrpo_cli.evaluation.results.stored import ModelResults, models_in
-from exgrpo_cli.statistics import Score, holm
 
 LEVEL = 0.05
 MARK = "†"

@@ -5,8 +5,8 @@ from typing import Any
 
 from rich.table import Table
 
+from exgrpo_cli.base.statistics import PairedDifference, Score
 from exgrpo_cli.evaluation.compare.side_by_side import AdjustedComparison, SideBySide
-from exgrpo_cli.statistics import PairedDifference, Score
 
 SCORE_HEADS = ("benchmark", "score", "95 %", "shows from", "pass@k", "95 %", "maj@k", "tokens", "cut off", "questions")
 COMPARISON_HEADS = ("benchmark", "model", "score", "95 %", "difference", "95 %", "p", "Holm", "won/lost", "n")

@@ -12,11 +12,11 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.files import append_json_lines, drop_torn_line, read_json_lines, write_json, write_json_lines
+from exgrpo_cli.base.types import Message, Question, StopReason, Verdict
 from exgrpo_cli.evaluation.results.records import QuestionRecord, Sample
 from exgrpo_cli.evaluation.results.stamp import MAY_DIFFER_ON_RESUME, Stamp, differences
-from exgrpo_cli.files import append_json_lines, drop_torn_line, read_json_lines, write_json, write_json_lines
-from exgrpo_cli.types import Message, Question, StopReason, Verdict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

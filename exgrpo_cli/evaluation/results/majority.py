@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from exgrpo_cli.base.statistics import majority_share
+from exgrpo_cli.base.types import AnswerFormat, StopReason, Verdict
 from exgrpo_cli.evaluation.results.records import Options, QuestionRecord
 from exgrpo_cli.grading import GradingPool, graded_part
-from exgrpo_cli.statistics import majority_share
-from exgrpo_cli.types import AnswerFormat, StopReason, Verdict
 
 _CORRECT = 0
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from exgrpo_cli.base.statistics import RESAMPLES, smallest_detectable_difference
 from exgrpo_cli.evaluation.results.records import Evaluation, QuestionRecord
-from exgrpo_cli.statistics import RESAMPLES, smallest_detectable_difference
 
 BOOTSTRAP_SEED = 0
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int64
 
-from exgrpo_cli.statistics import Score, avg_at_k, pass_at_k_score, pass_at_ks
-from exgrpo_cli.types import Question, StopReason, Verdict
+from exgrpo_cli.base.statistics import Score, avg_at_k, pass_at_k_score, pass_at_ks
+from exgrpo_cli.base.types import Question, StopReason, Verdict
 
 Options = Mapping[str, tuple[str, ...] | None]
 """Option texts of multiple-choice questions, A first, by question id; other questions have None or are not there."""

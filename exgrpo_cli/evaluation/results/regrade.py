@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from exgrpo_cli.base.types import AnswerFormat, Question, StopReason, Verdict
 from exgrpo_cli.evaluation.results.records import Options, QuestionRecord
 from exgrpo_cli.evaluation.results.stamp import Stamp
 from exgrpo_cli.grading import GradingItem, GradingPool
 from exgrpo_cli.grading.metadata import verifier_of
-from exgrpo_cli.types import AnswerFormat, Question, StopReason, Verdict
 
 DISAGREEMENTS_FILE = "disagreements.jsonl"
 """In a results folder: the samples that graders reward unlike."""

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from exgrpo_cli.base.files import write_whole
 from exgrpo_cli.evaluation.results.folder import AskedQuestion
 from exgrpo_cli.evaluation.results.records import QuestionRecord
-from exgrpo_cli.files import write_whole
 
 
 def write_samples(

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.files import read_json_lines
+from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.evaluation.results.folder import ResultsFolder
 from exgrpo_cli.evaluation.results.records import QuestionRecord
 from exgrpo_cli.evaluation.results.regrade import DISAGREEMENTS_FILE
 from exgrpo_cli.evaluation.results.stamp import Stamp, differences
-from exgrpo_cli.files import read_json_lines
-from exgrpo_cli.types import Verdict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

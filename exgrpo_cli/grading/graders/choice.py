@@ -2,8 +2,8 @@
 
 import re
 
+from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.grading.notation.extract import last_boxed
-from exgrpo_cli.types import Verdict
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 

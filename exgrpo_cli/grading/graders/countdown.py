@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from exgrpo_cli.types import Verdict
+from exgrpo_cli.base.types import Verdict
 
 NAME = "countdown"
 _MOST_CHARS = 200

@@ -3,9 +3,9 @@
 import inspect
 from collections.abc import Callable
 
+from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.config.functions import load_function
 from exgrpo_cli.grading.metadata import read_metadata
-from exgrpo_cli.types import Verdict
 
 UserGrader = Callable[..., "Verdict | bool"]
 

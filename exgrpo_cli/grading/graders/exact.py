@@ -1,7 +1,7 @@
 """The `exact` grader: the answer equals the gold, character by character, after white space is evened out."""
 
+from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.grading.notation.extract import last_boxed
-from exgrpo_cli.types import Verdict
 
 
 def grade_exact(gold: str, text: str, *, max_answer_chars: int) -> Verdict:

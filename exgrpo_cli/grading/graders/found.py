@@ -5,13 +5,13 @@ Runs in workers only: of what it reads, a pattern or a parser may take any time.
 
 import re
 
+from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.grading.graders import mathematics
 from exgrpo_cli.grading.graders.choice import answered_letter, grade_choice
 from exgrpo_cli.grading.graders.comparison import compare_texts
 from exgrpo_cli.grading.notation.extract import boxed_or_all, last_boxed
 from exgrpo_cli.grading.notation.notation import in_box, plain_notation, same_text, with_last_letters_in_text
 from exgrpo_cli.grading.notation.units import split_unit
-from exgrpo_cli.types import Verdict
 
 _OPTIONS_LETTER = re.compile(r"[A-J]")
 _ANNOUNCED = re.compile(r"\banswer(?:\s+is|\s*:)\s*([^\n]+?)[.\s]*$", re.IGNORECASE)

@@ -10,10 +10,10 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
+from exgrpo_cli.base.errors import InputError, nearest
+from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.config.names import GYM
-from exgrpo_cli.errors import InputError, nearest
 from exgrpo_cli.grading.metadata import read_metadata
-from exgrpo_cli.types import Verdict
 
 _TEXT = "compares texts"
 _NUMBER = "reads the answer with Decimal or int and compares numbers"

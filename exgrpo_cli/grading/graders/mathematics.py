@@ -10,10 +10,10 @@ from typing import Any
 
 from math_verify import parse, verify
 
+from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.grading.graders import two_stage
 from exgrpo_cli.grading.graders.disproof import same_complex_number, surely_differ
 from exgrpo_cli.grading.notation.notation import in_box
-from exgrpo_cli.types import Verdict
 
 _BOX = r"\boxed{"
 # One of each construct that common answers have: the grammar's tables are built while parsing, and a table built before

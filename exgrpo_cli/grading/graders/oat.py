@@ -12,8 +12,8 @@ from functools import lru_cache
 import sympy
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
+from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.grading.graders.formula import NotAFormulaError, read_formula
-from exgrpo_cli.types import Verdict
 
 _LATEX_THEN_EXPRESSION = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
 _UNIT_NAMES = (

@@ -9,7 +9,7 @@ import re
 from array import array
 from dataclasses import dataclass, field
 
-from exgrpo_cli.types import AnswerFormat
+from exgrpo_cli.base.types import AnswerFormat
 
 THINK_END = "</think>"
 

@@ -14,11 +14,11 @@ from contextlib import suppress
 from dataclasses import asdict
 from multiprocessing.connection import Connection, Pipe
 
+from exgrpo_cli.base.errors import ExgrpoError, InputError, RunError
+from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.config.names import PREFIX
 from exgrpo_cli.config.sections.grading import GradingSettings
-from exgrpo_cli.errors import ExgrpoError, InputError, RunError
 from exgrpo_cli.grading.workers.messages import READY, STOP, Task
-from exgrpo_cli.types import Verdict
 
 _MAX_DEATHS_IN_A_ROW = 3
 _STOP_SECONDS = 5.0

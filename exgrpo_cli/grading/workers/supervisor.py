@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.config.names import PREFIX
 from exgrpo_cli.config.sections.grading import GradingSettings
-from exgrpo_cli.errors import InputError
 from exgrpo_cli.grading.graders import custom
 from exgrpo_cli.grading.workers.jobs import Job, JobQueue, Suspects
 from exgrpo_cli.grading.workers.messages import READY, STOP, Task, TaskKind
 from exgrpo_cli.grading.workers.worker import cpu_seconds, resident_bytes, serve
-from exgrpo_cli.types import Verdict
 
 _WATCH_SECONDS = 0.02
 """How often a busy worker's memory and processor time are read; Python integers, the usual culprits, grow by far less

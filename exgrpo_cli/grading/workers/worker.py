@@ -11,8 +11,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.grading.workers.messages import Task
-from exgrpo_cli.types import Verdict
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from exgrpo_cli.errors import DamageWarning, InputError
+from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.replay_stats.output.as_json import (
     history_json,
     metric_json,

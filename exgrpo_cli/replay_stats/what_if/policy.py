@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from exgrpo_cli.base.errors import InputError, nearest
 from exgrpo_cli.config.names import DIRECTIONS, DRAWS
 from exgrpo_cli.config.sections.replay import ReplaySettings
-from exgrpo_cli.errors import InputError, nearest
 from exgrpo_cli.replay_stats.record import RunRecord
 
 REPETITIONS = 4

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Float64, Int64
 
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.sections.replay import ReplaySettings
-from exgrpo_cli.errors import InputError
 from exgrpo_cli.ledger.columns import COLLECTED, EVICTED, READMITTED, RETIRED
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.replay.drawing.priorities import PRIORITIES, priorities_at_birth

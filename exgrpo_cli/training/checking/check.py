@@ -21,22 +21,23 @@ from transformers import AutoModelForCausalLM
 
 from exgrpo_cli import __version__
 from exgrpo_cli.algo.batching import MiniBatch, TrainingRow
-from exgrpo_cli.backbones.export import export_model
-from exgrpo_cli.backbones.load import Backbone, load_backbone
-from exgrpo_cli.backbones.tokenizer import make_tokenizer
+from exgrpo_cli.base.console.reporter import Reporter
+from exgrpo_cli.base.errors import InputError, RunError, first_line
+from exgrpo_cli.base.seeds import rollout_seed
+from exgrpo_cli.base.types import RolloutRequest, TokenScores, TokenSequence
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.console.reporter import Reporter
 from exgrpo_cli.engines.protocols import Generator, Policy
 from exgrpo_cli.engines.ranked_generator import local_generator
 from exgrpo_cli.engines.vllm.generator import VLLMGenerator
-from exgrpo_cli.errors import InputError, RunError, first_line
 from exgrpo_cli.machine.environment import package_versions
 from exgrpo_cli.machine.memory import MemoryPlan
 from exgrpo_cli.machine.run_plan import plan_run, resolve_ranks
 from exgrpo_cli.machine.shapes import architecture, shape_of
 from exgrpo_cli.machine.survey import survey_machine
+from exgrpo_cli.models.export import export_model
+from exgrpo_cli.models.load import Backbone, load_backbone
+from exgrpo_cli.models.tokenizer import make_tokenizer
 from exgrpo_cli.ranks.ranks import ALONE, Ranks
-from exgrpo_cli.seeds import rollout_seed
 from exgrpo_cli.training.checking.measure import Meter, forward_operations, product_speed
 from exgrpo_cli.training.checking.report import CheckReport, Memory, RunPeaks, Speed, allowed
 from exgrpo_cli.training.metrics import score_gaps
@@ -45,7 +46,6 @@ from exgrpo_cli.training.starting.opening import pin_choices, require_extras
 from exgrpo_cli.training.starting.rollout_engine import make_generator
 from exgrpo_cli.training.step.rollouts import sampling_params
 from exgrpo_cli.training.step.staleness import MAX_MEAN_GAPS
-from exgrpo_cli.types import RolloutRequest, TokenScores, TokenSequence
 
 STEPS = 2
 MOST_ROWS = 256

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from exgrpo_cli.algo.products import product
+from exgrpo_cli.base.types import TokenSequence
 from exgrpo_cli.machine.shapes import Shape
-from exgrpo_cli.types import TokenSequence
 
 MATRIX_ROWS = {"cpu": 1024, "cuda": 8192}
 """Rows and columns of the product whose speed stands for what the device can do."""

@@ -17,17 +17,17 @@ from typing import Any
 import numpy as np
 
 from exgrpo_cli.algo.advantages import centred_advantages
-from exgrpo_cli.backbones.load import load_tokenizer
+from exgrpo_cli.base.console.reporter import Reporter
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.files import write_text
 from exgrpo_cli.config.resolve import to_toml
 from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.console.reporter import Reporter
-from exgrpo_cli.data.prepare import DATA_FOLDER
-from exgrpo_cli.data.question_file.questions import write_questions
-from exgrpo_cli.data.sources.formats import stem_of
-from exgrpo_cli.errors import InputError
-from exgrpo_cli.files import write_text
 from exgrpo_cli.ledger.schemas import FOREIGN_WEIGHTS, LedgerIdentity
+from exgrpo_cli.models.load import load_tokenizer
+from exgrpo_cli.questions.prepare import DATA_FOLDER
+from exgrpo_cli.questions.question_file.questions import write_questions
+from exgrpo_cli.questions.sources.formats import stem_of
 from exgrpo_cli.replay.buffer import ExperienceBuffer
 from exgrpo_cli.replay.visits import FreshRow, Visit
 from exgrpo_cli.runs.folder import POOL_FILE, RunFolder

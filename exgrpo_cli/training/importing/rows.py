@@ -10,10 +10,10 @@ import numpy as np
 from jaxtyping import Float32, Int32
 from transformers import PreTrainedTokenizerBase
 
-from exgrpo_cli.data.question_file.identity import normalised, question_text
-from exgrpo_cli.data.sources.files import Row, iter_rows
-from exgrpo_cli.errors import InputError
-from exgrpo_cli.types import Question
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.types import Question
+from exgrpo_cli.questions.question_file.identity import normalised, question_text
+from exgrpo_cli.questions.sources.files import Row, iter_rows
 
 COLUMNS = ("question_id", "question", "token_ids", "text", "logprobs", "reward", "advantage", "group", "step")
 NAMES = ("question_id", "question", "text", "group")

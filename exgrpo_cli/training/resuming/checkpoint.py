@@ -11,10 +11,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from exgrpo_cli.backbones.export import export_model
-from exgrpo_cli.errors import InputError, RunError
-from exgrpo_cli.files import begin_folder, finish_folder, remove_partials, write_text
-from exgrpo_cli.manifest import write_manifest
+from exgrpo_cli.base.errors import InputError, RunError
+from exgrpo_cli.base.files import begin_folder, finish_folder, remove_partials, write_text
+from exgrpo_cli.base.manifest import write_manifest
+from exgrpo_cli.models.export import export_model
 from exgrpo_cli.runs.checksums import HAS_MANIFEST
 from exgrpo_cli.runs.folder import writing
 from exgrpo_cli.training.parts import Parts

@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.functions import named_functions
 from exgrpo_cli.config.layers import build_config, read_config
 from exgrpo_cli.config.resolve import to_toml
 from exgrpo_cli.config.sections.run import BUDGET_STEPS
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.errors import InputError
 from exgrpo_cli.runs.ending import has_ended
 from exgrpo_cli.training.resuming.trust import is_own_run
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from exgrpo_cli.algo.history import SuccessHistory
+from exgrpo_cli.base.types import Rollout
 from exgrpo_cli.runs.ending import Ending
 from exgrpo_cli.runs.metrics import PHASES
 from exgrpo_cli.training.step.groups import Group
-from exgrpo_cli.types import Rollout
 
 RNG_NAMES = ("stream", "draw", "choice", "minibatch", "readmit")
 """One generator per use, so that what one use draws never moves another."""

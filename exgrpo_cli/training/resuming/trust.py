@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-from exgrpo_cli.backbones.cache import cache_root
 from exgrpo_cli.config.functions import named_functions
 from exgrpo_cli.config.settings import Config
+from exgrpo_cli.models.cache import cache_root
 
 # Outside the run folder: whoever sends a folder cannot send this along.
 FILE = "own-runs.jsonl"

@@ -9,19 +9,19 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from exgrpo_cli.backbones.load import Backbone, load_folder, load_tokenizer, locate
+from exgrpo_cli.base.console.reporter import Reporter
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.console.reporter import Reporter
-from exgrpo_cli.data.prompts import Template, answer_format, check_prompt_lengths, choose_template, encode
-from exgrpo_cli.data.stream import QuestionStream
 from exgrpo_cli.engines.policy.plain import TorchPolicy
 from exgrpo_cli.engines.protocols import Policy
-from exgrpo_cli.errors import InputError
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.ledger.writer import IDENTITY_FILE
 from exgrpo_cli.machine.run_plan import plan_run, require_runnable, with_engine_fraction
 from exgrpo_cli.machine.survey import survey_machine
+from exgrpo_cli.models.load import Backbone, load_folder, load_tokenizer, locate
+from exgrpo_cli.questions.prompts import Template, answer_format, check_prompt_lengths, choose_template, encode
+from exgrpo_cli.questions.stream import QuestionStream
 from exgrpo_cli.ranks.ranks import Ranks
 from exgrpo_cli.replay.buffer import ExperienceBuffer
 from exgrpo_cli.replay.protocol import Buffer, NoBuffer

@@ -8,22 +8,22 @@ from pathlib import Path
 
 import torch
 
-from exgrpo_cli.backbones.load import pin_dtype
+from exgrpo_cli.base.console.reporter import Reporter
+from exgrpo_cli.base.console.signals import Stopper
+from exgrpo_cli.base.errors import DamageWarning, InputError
+from exgrpo_cli.base.files import write_json, write_text
 from exgrpo_cli.config.contradictions import setting
 from exgrpo_cli.config.layers import read_config
 from exgrpo_cli.config.resolve import to_toml
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.console.reporter import Reporter
-from exgrpo_cli.console.signals import Stopper
 from exgrpo_cli.engines.vllm.start import require_vllm
-from exgrpo_cli.errors import DamageWarning, InputError
-from exgrpo_cli.files import write_json, write_text
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.machine.disk import disk_plan, require_disk
 from exgrpo_cli.machine.environment import describe_environment
 from exgrpo_cli.machine.replay_plan import replay_notes
 from exgrpo_cli.machine.shapes import backbone_shape
 from exgrpo_cli.machine.threads import choose_threads
+from exgrpo_cli.models.load import pin_dtype
 from exgrpo_cli.ranks.ranks import Ranks
 from exgrpo_cli.replay.warm_start import WarmStartReport
 from exgrpo_cli.runs.checksums import forget_checksums, note_checksums

@@ -2,11 +2,11 @@
 
 import torch
 
-from exgrpo_cli.backbones.load import Backbone, locate
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.engines.protocols import Generator
 from exgrpo_cli.engines.ranked_generator import RankedGenerator
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.models.load import Backbone, locate
 from exgrpo_cli.ranks.ranks import Ranks
 from exgrpo_cli.training.parts import Prompts
 

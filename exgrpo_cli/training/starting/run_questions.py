@@ -6,15 +6,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from exgrpo_cli.base.console.reporter import Reporter
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.files import write_json
+from exgrpo_cli.base.manifest import MANIFEST, file_digest, find_damage, write_manifest
+from exgrpo_cli.base.types import Question
 from exgrpo_cli.config.names import is_made
 from exgrpo_cli.config.sections.data import DataSettings
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.console.reporter import Reporter
-from exgrpo_cli.data.audit.checks import Tally, check_golds
-from exgrpo_cli.data.layouts.recognise import NamedFields
-from exgrpo_cli.data.made.sources import make_split
-from exgrpo_cli.data.prepare import PrepareOptions, check_source, default_output, prepare
-from exgrpo_cli.data.question_file.questions import (
+from exgrpo_cli.evaluation.benchmarks.presets import load_benchmark
+from exgrpo_cli.evaluation.benchmarks.questions import benchmark_questions
+from exgrpo_cli.grading import GradingPool
+from exgrpo_cli.presets import preset_names
+from exgrpo_cli.questions.audit.checks import Tally, check_golds
+from exgrpo_cli.questions.layouts.recognise import NamedFields
+from exgrpo_cli.questions.made.sources import make_split
+from exgrpo_cli.questions.prepare import PrepareOptions, check_source, default_output, prepare
+from exgrpo_cli.questions.question_file.questions import (
     QuestionSet,
     content_hash,
     is_prepared,
@@ -23,17 +31,9 @@ from exgrpo_cli.data.question_file.questions import (
     read_questions,
     write_questions,
 )
-from exgrpo_cli.data.reading import read_source
-from exgrpo_cli.data.sources.open import is_local
-from exgrpo_cli.data.split import heldout_beside, split_questions
-from exgrpo_cli.errors import InputError
-from exgrpo_cli.evaluation.benchmarks.presets import load_benchmark
-from exgrpo_cli.evaluation.benchmarks.questions import benchmark_questions
-from exgrpo_cli.files import write_json
-from exgrpo_cli.grading import GradingPool
-from exgrpo_cli.manifest import MANIFEST, file_digest, find_damage, write_manifest
-from exgrpo_cli.presets import preset_names
-from exgrpo_cli.types import Question
+from exgrpo_cli.questions.reading import read_source
+from exgrpo_cli.questions.sources.open import is_local
+from exgrpo_cli.questions.split import heldout_beside, split_questions
 
 # A larger question file is linked instead of copied: 100 MB (interface of the run folder).
 LINK_ABOVE_BYTES = 100_000_000

@@ -10,6 +10,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from exgrpo_cli.base.console.output import give_stdout_to_children
+from exgrpo_cli.base.console.reporter import Reporter, SilentReporter, make_reporter
+from exgrpo_cli.base.errors import InputError, ToolkitWarning
 from exgrpo_cli.config.checks import require_known
 from exgrpo_cli.config.functions import check_functions, named_functions, origin
 from exgrpo_cli.config.layers import build_config
@@ -17,12 +20,9 @@ from exgrpo_cli.config.names import TINY_TASKS
 from exgrpo_cli.config.resolve import Layer, to_toml
 from exgrpo_cli.config.sections.rollout import RolloutSettings
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.console.output import give_stdout_to_children
-from exgrpo_cli.console.reporter import Reporter, SilentReporter, make_reporter
-from exgrpo_cli.data.prompts import TEMPLATES
-from exgrpo_cli.errors import InputError, ToolkitWarning
 from exgrpo_cli.machine.run_plan import RunPlan, plan_run, resolve_ranks
 from exgrpo_cli.machine.survey import survey_machine
+from exgrpo_cli.questions.prompts import TEMPLATES
 from exgrpo_cli.training.resuming.resume import newest_unfinished, resumed_config
 from exgrpo_cli.training.time_limit import TimeLimit
 
@@ -152,7 +152,7 @@ def check_start(start: RunStart) -> tuple[str, ...]:
     questions = check_questions(config, SilentReporter())
     model = Path(config.backbone.source).expanduser()
     if config.backbone.source != "tiny" and model.is_dir():
-        from exgrpo_cli.backbones.load import read_tokenizer
+        from exgrpo_cli.models.load import read_tokenizer
         from exgrpo_cli.training.starting.assemble import choose_prompts
 
         choose_prompts(config, questions, read_tokenizer(model))

@@ -13,13 +13,13 @@ import numpy as np
 
 from exgrpo_cli.algo.batching import TrainingRow
 from exgrpo_cli.algo.history import SuccessHistory
+from exgrpo_cli.base.types import TokenScores, TokenSequence, Trajectory, Verdict
 from exgrpo_cli.engines.protocols import Policy
 from exgrpo_cli.replay.drawing.selection import Candidates
 from exgrpo_cli.replay.protocol import BufferCounts, Choice, Offer
 from exgrpo_cli.replay.visits import FreshRow, Visit
 from exgrpo_cli.training.parts import Parts, Prompts
 from exgrpo_cli.training.step.groups import Advantage, Group, Replayed
-from exgrpo_cli.types import TokenScores, TokenSequence, Trajectory, Verdict
 
 Scores = Mapping[int, TokenScores]
 """Token scores by trajectory id."""

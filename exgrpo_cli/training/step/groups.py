@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int32
 
 from exgrpo_cli.algo.batching import TrainingRow
-from exgrpo_cli.types import GradedRollout, Question, TokenScores, TokenSequence, Trajectory, Verdict
+from exgrpo_cli.base.types import GradedRollout, Question, TokenScores, TokenSequence, Trajectory, Verdict
 
 Advantage = Callable[[Float64[np.ndarray, " rollouts"]], Float64[np.ndarray, " rollouts"]]
 

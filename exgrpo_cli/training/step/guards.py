@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.training.step.groups import Group
-from exgrpo_cli.types import Verdict
 
 Line = Mapping[str, Any]
 SAMPLE_CHARS = 300

@@ -9,18 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from exgrpo_cli.config.settings import Config
-from exgrpo_cli.data.question_file.choices import options_of
-from exgrpo_cli.engines.ranked_generator import RankedGenerator
-from exgrpo_cli.grading import GradingItem
-from exgrpo_cli.seeds import rollout_seed
-from exgrpo_cli.training.metrics import Clock, score_gaps
-from exgrpo_cli.training.parts import Parts
-from exgrpo_cli.training.resuming.state import RunState
-from exgrpo_cli.training.step.experience import Experience
-from exgrpo_cli.training.step.groups import Group
-from exgrpo_cli.training.step.staleness import require_current_weights, require_small_gap
-from exgrpo_cli.types import (
+from exgrpo_cli.base.seeds import rollout_seed
+from exgrpo_cli.base.types import (
     GradedRollout,
     Rollout,
     RolloutRequest,
@@ -30,6 +20,16 @@ from exgrpo_cli.types import (
     TokenSequence,
     Verdict,
 )
+from exgrpo_cli.config.settings import Config
+from exgrpo_cli.engines.ranked_generator import RankedGenerator
+from exgrpo_cli.grading import GradingItem
+from exgrpo_cli.questions.question_file.choices import options_of
+from exgrpo_cli.training.metrics import Clock, score_gaps
+from exgrpo_cli.training.parts import Parts
+from exgrpo_cli.training.resuming.state import RunState
+from exgrpo_cli.training.step.experience import Experience
+from exgrpo_cli.training.step.groups import Group
+from exgrpo_cli.training.step.staleness import require_current_weights, require_small_gap
 
 CHECKED_ONE_IN = 16
 """With `rollout.logprobs = "sampler"` the trainer scores one rollout in so many, to see that both agree."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from exgrpo_cli.errors import RunError
+from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.training.step.groups import Group
 
 MAX_MEAN_GAPS = {"float32": 1e-3, "bfloat16": 0.05}

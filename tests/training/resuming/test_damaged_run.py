@@ -9,10 +9,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from exgrpo_cli.base.console.reporter import SilentReporter
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.files import read_json_lines
 from exgrpo_cli.commands import run as exgrpo
-from exgrpo_cli.console.reporter import SilentReporter
-from exgrpo_cli.errors import InputError
-from exgrpo_cli.files import read_json_lines
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.runs.checksums import note_checksums, require_model
 from exgrpo_cli.runs.folder import RunFolder

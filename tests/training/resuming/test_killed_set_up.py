@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from run_leaves import metrics, timeless
 
-from exgrpo_cli import files
-from exgrpo_cli.console.reporter import SilentReporter
-from exgrpo_cli.errors import InputError
+from exgrpo_cli.base import files
+from exgrpo_cli.base.console.reporter import SilentReporter
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.training import run
 from exgrpo_cli.training.resuming import checkpoint

@@ -8,6 +8,18 @@ import numpy as np
 import pytest
 
 from exgrpo_cli.algo.advantages import centred_advantages
+from exgrpo_cli.base.types import (
+    AnswerFormat,
+    GradedRollout,
+    Message,
+    Question,
+    Rollout,
+    RolloutRequest,
+    StopReason,
+    TokenScores,
+    Trajectory,
+    Verdict,
+)
 from exgrpo_cli.engines.protocols import UpdateReport
 from exgrpo_cli.training.metrics import (
     batch_metrics,
@@ -21,18 +33,6 @@ from exgrpo_cli.training.parts import Parts
 from exgrpo_cli.training.step.experience import effective_sample_share, experiential_count
 from exgrpo_cli.training.step.groups import Group, Replayed
 from exgrpo_cli.training.step.rollouts import grade
-from exgrpo_cli.types import (
-    AnswerFormat,
-    GradedRollout,
-    Message,
-    Question,
-    Rollout,
-    RolloutRequest,
-    StopReason,
-    TokenScores,
-    Trajectory,
-    Verdict,
-)
 
 QUESTION = Question(id="q", prompt=(Message(role="user", content="1+1=?"),), answer="2", source="test")
 

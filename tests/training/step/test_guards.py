@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from exgrpo_cli.console.reporter import SilentReporter
+from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.reports.run_page import run_page
 from exgrpo_cli.training.run import train
 from exgrpo_cli.training.step.guards import Guards

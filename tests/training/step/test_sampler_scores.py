@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from exgrpo_cli.base.console.reporter import SilentReporter
+from exgrpo_cli.base.errors import InputError, RunError
+from exgrpo_cli.base.files import read_json_lines
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.console.reporter import SilentReporter
 from exgrpo_cli.engines.hf.generator import HFGenerator
-from exgrpo_cli.errors import InputError, RunError
-from exgrpo_cli.files import read_json_lines
 from exgrpo_cli.ranks.ranks import ALONE
 from exgrpo_cli.training.loop import run_step
 from exgrpo_cli.training.run import train

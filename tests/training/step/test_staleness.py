@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from exgrpo_cli.console.reporter import SilentReporter
+from exgrpo_cli.base.console.reporter import SilentReporter
+from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.engines.hf.generator import HFGenerator
-from exgrpo_cli.errors import RunError
 from exgrpo_cli.training.run import train
 from exgrpo_cli.training.step import rollouts
 from exgrpo_cli.training.step.staleness import require_small_gap

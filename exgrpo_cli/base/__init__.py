@@ -1,0 +1,1 @@
+"""Shared by every package: types, errors, statistics, files, the console, the processes of a run."""

@@ -1,0 +1,237 @@
+"""Files and folders that are whole or absent, and JSON lines: one writer, one reader, one appender.
+
+Whatever is written goes to a hidden name beside its place (`.NAME.partial-PID`), is flushed to the disk, and is then
+renamed; the folder that holds the name is flushed last, so a power cut leaves the old content or the new.
+"""
+
+import contextlib
+import glob
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any, BinaryIO
+
+from exgrpo_cli.base.errors import InputError, RunError
+
+_PARTIAL = ".partial"
+"""Between the name of what is being written, with a dot before it, and the process that writes it."""
+_ABANDONED_SECONDS = 3600.0
+"""Nothing takes so long to write: what is older was left by a process that was killed."""
+_TAIL_BYTES = 1 << 14
+
+
+def stage(path: Path, write: Callable[[BinaryIO], object]) -> Path:
+    """Let `write` make the file under a temporary name, on the disk when this returns; `publish` puts it in place.
+
+    Raises OSError (a full disk, say); nothing is left behind then, nor where `write` raises.
+    """
+    partial = partial_path(path)
+    try:
+        with partial.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    return partial
+
+
+def publish(partial: Path, path: Path) -> None:
+    """Rename what was staged into place, durably."""
+    partial.replace(path)
+    sync_folder(path.parent)
+
+
+def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Replace `path` by what `write` puts into the open file, its folder made where needed.
+
+    What killed processes left beside it long ago is removed.
+
+    Raises RunError where it cannot be written; what was there before stays.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _clear_abandoned(path)
+        publish(stage(path, write), path)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+
+
+def require_writable(path: Path) -> None:
+    """Raise InputError unless a new file could be written where `path` is to go; tried, since root may all but that."""
+    parent = next(folder for folder in path.absolute().parents if folder.exists())
+    try:
+        with TemporaryFile(dir=parent):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"--output {path} cannot be written: {parent} is not a writable folder ({error.strerror})."
+        ) from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace `path` by `text` in UTF-8. Raises RunError as `write_whole` does."""
+    write_whole(path, lambda file: file.write(text.encode()))
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Replace `path` by an indented JSON object. Raises ValueError for NaN or infinity, RunError as `write_whole`."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Replace `path` by one line per row. Raises RunError as `write_whole` does."""
+    write_text(path, "".join(_json_line(row) for row in rows))
+
+
+def append_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Add one line per row, in one write that is on the disk when this returns.
+
+    Raises ValueError for NaN or infinity, and RunError where the disk refuses; earlier lines stay readable.
+    """
+    lines = "".join(_json_line(row) for row in rows).encode()
+    try:
+        with path.open("ab") as file:
+            file.write(lines)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+
+
+def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Objects of a file of JSON lines; a last line without its end, which a kill tore off, is left out.
+
+    Raises InputError naming the first line that is no object.
+    """
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                value = json.loads(line)
+            except ValueError as error:
+                raise InputError(
+                    f"{path}, line {number} is not JSON ({error}): remove the line, or restore the file from a copy."
+                ) from error
+            if not isinstance(value, dict):
+                raise InputError(f"{path}, line {number} is no JSON object but {value!r:.40}: remove the line.")
+            yield value
+
+
+def drop_torn_line(path: Path) -> None:
+    """Cut off a last line without its end, so that the next one can be appended; a whole file is left untouched."""
+    with path.open("r+b") as file:
+        size = end = file.seek(0, os.SEEK_END)
+        while end and _byte_before(file, end) != b"\n":
+            end -= 1
+        if end < size:
+            file.truncate(end)
+
+
+def last_json_line(path: Path) -> dict[str, Any] | None:
+    """The last whole line of a growing file of JSON lines, read from its end; None while there is none."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        *lines, _ = file.read().split(b"\n")
+    whole = [line for line in lines if line.startswith(b"{")]
+    return dict(json.loads(whole[-1])) if whole else None
+
+
+def begin_folder(folder: Path) -> Path:
+    """An empty folder beside `folder`, to be filled and then put in place by `finish_folder`."""
+    partial = partial_path(folder)
+    remove_partials(folder.parent, folder.name)
+    partial.mkdir(parents=True)
+    return partial
+
+
+def finish_folder(partial: Path, folder: Path) -> None:
+    """Put a filled folder in place, every file of it on the disk first; an older one is replaced."""
+    sync_tree(partial)
+    if folder.exists():
+        shutil.rmtree(folder)
+    publish(partial, folder)
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """The body fills the folder this gives; only then is it put in place. A body that raises leaves nothing."""
+    partial = begin_folder(folder)
+    try:
+        yield partial
+        finish_folder(partial, folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def remove_partials(folder: Path, name: str = "") -> int:
+    """Remove what killed processes left, of `name` alone where given, in a folder that nobody else writes.
+
+    Returns how many files and folders went.
+    """
+    leftovers = partials(folder, name)
+    for path in leftovers:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return len(leftovers)
+
+
+def partials(folder: Path, name: str = "") -> list[Path]:
+    """What is being written in `folder`, of `name` alone where given, or was when its writer was killed."""
+    return list(folder.glob(f".{glob.escape(name) or '*'}{_PARTIAL}*"))
+
+
+def sync_tree(folder: Path) -> None:
+    """Flush every file and folder below `folder` to the disk, so that a rename never names lost data."""
+    for path in [folder, *sorted(folder.rglob("*"))]:
+        sync_folder(path)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _cannot_write(path: Path, error: OSError) -> RunError:
+    """The one line for a write that the system refused."""
+    # Arrow wraps the system's reason in words of its own.
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return RunError(
+        f"{path} cannot be written: {reason}. What was there before is unchanged: make room, or choose another place."
+    )
+
+
+def partial_path(path: Path) -> Path:
+    """Where this process writes what will become `path`."""
+    return path.with_name(f".{path.name}{_PARTIAL}-{os.getpid()}")
+
+
+def _clear_abandoned(path: Path) -> None:
+    """Remove what a killed write of `path` left behind; a younger partial may be another process's."""
+    for partial in partials(path.parent, path.name):
+        # The other process may finish, and its partial vanish, at any moment.
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - partial.stat().st_mtime > _ABANDONED_SECONDS:
+                partial.unlink()
+
+
+def _json_line(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _byte_before(file: BinaryIO, position: int) -> bytes:
+    file.seek(position - 1)
+    return file.read(1)

@@ -1,0 +1,55 @@
+"""What the `exgrpo` command runs first: stop signals end it in one line from here on, imports and exit included."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from exgrpo_cli.base.console.output import reserve_stdout
+
+_STOPPED = 130
+_GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+"""Of NVIDIA, of AMD, and of either under WSL."""
+
+
+def main() -> NoReturn:
+    """Run the command line. Ends the process: with its exit code, or 130 after Ctrl-C or SIGTERM."""
+    # As Ctrl-C does it; whoever saves something on the way installs a handler of its own.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    reserve_stdout()
+    _name_accelerator()
+    try:
+        from exgrpo_cli.commands import run
+
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:
+        _end_at_once_from_here_on()
+        sys.stderr.write("exgrpo: interrupted.\n")
+        code = _STOPPED
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    finally:
+        _end_at_once_from_here_on()
+    sys.exit(code)
+
+
+def _name_accelerator() -> None:
+    """Say to DeepSpeed, which transformers imports, where there can be no GPU: it warns of what it has to find out."""
+    if not any(Path(device).exists() for device in _GPU_DEVICES):
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+
+def _end_at_once_from_here_on() -> None:
+    """Nothing is left to save: an impatient second Ctrl-C ends the process, threads or not."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _end_now)
+
+
+def _end_now(number: int, frame: FrameType | None) -> NoReturn:
+    os._exit(_STOPPED)
+
+
+if __name__ == "__main__":
+    main()

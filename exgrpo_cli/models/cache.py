@@ -1,0 +1,97 @@
+"""Folders built once per configuration under the user's cache folder, complete and checked or not there at all."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import platformdirs
+from filelock import FileLock
+
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.files import whole_folder
+
+_MANIFEST = "manifest.json"
+_CHUNK_BYTES = 1 << 20
+
+Notice = Callable[[str], None]
+"""Receives the reason for which a folder that exists is built again."""
+
+
+def cache_root() -> Path:
+    """$EXGRPO_CACHE, or the user's cache folder."""
+    override = os.environ.get("EXGRPO_CACHE", "")
+    return Path(override).expanduser() if override else Path(platformdirs.user_cache_dir("exgrpo"))
+
+
+def cached_folder(
+    *,
+    name: str,
+    key: Mapping[str, object],
+    build: Callable[[Path], None],
+    notice: Notice,
+    cache_dir: Path | None = None,
+) -> Path:
+    """The folder `<cache>/<name>-<hash of key>`, built by `build` when it is missing or does not match its manifest.
+
+    A second process that wants the same folder waits for the first. A build happens in a temporary folder that is
+    renamed when it is complete, so one that is killed leaves nothing that looks finished. `notice` is told why a
+    folder that exists is built again.
+
+    Raises InputError when the cache folder cannot be written.
+    """
+    root = cache_root() if cache_dir is None else cache_dir
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    folder = root / f"{name}-{digest}"
+    with _lock(root, folder.name):
+        damage = _find_damage(folder)
+        if damage == "":
+            return folder
+        if folder.exists():
+            notice(f"{folder} is built again: {damage}")
+            shutil.rmtree(folder)
+        with whole_folder(folder) as partial:
+            build(partial)
+            files = {path.name: _hash_file(path) for path in sorted(partial.iterdir())}
+            (partial / _MANIFEST).write_text(json.dumps({"key": key, "files": files}, indent=2), encoding="utf-8")
+    return folder
+
+
+def _lock(root: Path, name: str) -> FileLock:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(root / f"{name}.lock")
+        lock.acquire()
+    except OSError as error:
+        raise InputError(
+            f"The cache folder {root} cannot be written ({error.strerror}): set EXGRPO_CACHE to one that can."
+        ) from error
+    return lock
+
+
+def _find_damage(folder: Path) -> str:
+    """Empty when every file matches the manifest, else what does not."""
+    manifest = folder / _MANIFEST
+    if not manifest.is_file():
+        return f"{_MANIFEST} is missing"
+    try:
+        recorded = json.loads(manifest.read_text(encoding="utf-8"))["files"]
+    except (ValueError, KeyError, TypeError):
+        return f"{_MANIFEST} cannot be read"
+    for name, digest in recorded.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if _hash_file(path) != digest:
+            return f"{name} has changed since it was written"
+    return ""
+
+
+def _hash_file(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()

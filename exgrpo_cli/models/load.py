@@ -1,0 +1,236 @@
+"""From backbone settings to a loaded model and tokenizer: the built-in tiny one, a local folder, or a hub id."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as transformers_logging
+
+from exgrpo_cli.base.errors import InputError, first_line
+from exgrpo_cli.config.names import is_gguf
+from exgrpo_cli.config.sections.backbone import BackboneSettings, TinySettings
+from exgrpo_cli.models.gguf import converted, require_model_folder
+from exgrpo_cli.models.tiny import build_tiny
+from exgrpo_cli.presets import load_preset, preset_names
+
+# The toolkit shows one progress of its own; transformers' bars would tear the live view.
+transformers_logging.disable_progress_bar()
+
+OTHER_FORMATS = ("*.bin", "*.pth", "*.gguf", "*.msgpack", "*.h5", "original/*")
+"""Copies of the weights that are not read: safetensors alone is."""
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+Progress = Callable[[int, int, str], None]
+"""(done, total, what) while something is built."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Backbone:
+    """A causal language model with the tokenizer that belongs to it."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    eos_ids: tuple[int, ...]
+    """Token ids that end a response; a trailing one is left out of decoded text."""
+
+    def decode(self, token_ids: Any) -> str:
+        """Text of a response, without the EOS but with every other token."""
+        return decode_response(self.tokenizer, self.eos_ids, token_ids)
+
+
+def decode_response(tokenizer: PreTrainedTokenizerBase, eos_ids: tuple[int, ...], token_ids: Any) -> str:
+    """Text of response `token_ids` without a trailing EOS; special tokens inside are kept, so nothing is hidden."""
+    ids = list(token_ids)
+    if ids and ids[-1] in eos_ids:
+        ids.pop()
+    return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def locate(
+    settings: BackboneSettings, tiny: TinySettings, progress: Progress | None = None, *, weights: bool = True
+) -> Path:
+    """The local Hugging Face folder of a backbone, built or downloaded when it is not there yet.
+
+    Without `weights` only configuration and tokenizer are downloaded.
+
+    Raises InputError when the folder has no model or the hub does not have (or may not be asked for) it.
+    """
+    if settings.source == "tiny":
+        return build_tiny(settings=tiny, progress=progress)
+    if is_gguf(settings.source):
+        report = progress or (lambda done, total, what: None)
+        return converted(Path(settings.source).expanduser(), notice=lambda text: report(0, 1, text))
+    folder = Path(settings.source).expanduser()
+    if folder.is_dir():
+        require_model_folder(folder)
+        return folder
+    if settings.source.startswith((".", "/", "~")) or settings.source.count("/") != 1:
+        raise InputError(
+            f"backbone.source {settings.source!r} is neither a folder nor a hub id of the form owner/name. "
+            "`exgrpo presets` lists the backbones that ship."
+        )
+    return _download(settings, weights)
+
+
+def _download(settings: BackboneSettings, weights: bool) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(
+            snapshot_download(
+                settings.source,
+                revision=settings.revision,
+                ignore_patterns=[*OTHER_FORMATS, *([] if weights else ["*.safetensors"])],
+            )
+        )
+    except LocalEntryNotFoundError as error:
+        elsewhere = f"; {about['elsewhere']}" if "elsewhere" in (about := _about(settings.source)) else ""
+        raise InputError(
+            f"backbone {settings.source!r} is not in the local cache and the hub cannot be reached: "
+            f"go online, unset HF_HUB_OFFLINE, or pass a local folder as --backbone (of evaluate: --model){elsewhere}."
+        ) from error
+    except HfHubHTTPError as error:
+        raise InputError(
+            f"the hub refused {settings.source!r} at revision {settings.revision!r} ({error.response.status_code}): "
+            "check the id and the revision, and HF_TOKEN for a gated model."
+        ) from error
+
+
+def _about(source: str) -> dict[str, Any]:
+    """What the preset of a hub id says of its model besides settings; empty where no preset has that id."""
+    presets = (load_preset("backbones", name) for name in preset_names("backbones"))
+    return next((preset["about"] for preset in presets if preset["backbone"]["source"] == source), {})
+
+
+def load_tokenizer(
+    settings: BackboneSettings, tiny: TinySettings, progress: Progress | None = None
+) -> PreTrainedTokenizerBase:
+    """The backbone's tokenizer alone."""
+    return read_tokenizer(locate(settings, tiny, progress, weights=False))
+
+
+def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a local folder. Raises InputError where transformers cannot load one."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+            raise _no_tokenizer_files(folder) from error
+        raise InputError(
+            f"{folder} has no tokenizer that transformers can load: {type(error).__name__}, {first_line(error)}"
+        ) from error
+    # Of a folder without tokenizer files transformers makes an empty one, which encodes every text as nothing.
+    if not tokenizer.encode("1 + 1", add_special_tokens=False):
+        raise _no_tokenizer_files(folder)
+    return tokenizer
+
+
+def _no_tokenizer_files(folder: Path) -> InputError:
+    return InputError(f"{folder} has no tokenizer files (tokenizer.json): copy those of the model it was made from.")
+
+
+def load_backbone(
+    settings: BackboneSettings,
+    tiny: TinySettings,
+    device: torch.device,
+    progress: Progress | None = None,
+) -> Backbone:
+    """Load model and tokenizer with the settings' precision, rope base and context window, in eval mode.
+
+    Raises InputError naming what cannot be loaded.
+    """
+    return load_folder(locate(settings, tiny, progress), device, settings)
+
+
+def pin_dtype(settings: BackboneSettings, tiny: TinySettings, *, on_gpu: bool) -> BackboneSettings:
+    """`settings` with the precision that "auto" comes to; asks the hub for config.json where only that can say.
+
+    Raises InputError where `locate` does, or config.json cannot be read.
+    """
+    if settings.dtype != "auto":
+        return settings
+    return replace(settings, dtype=_trained_dtype(_saved_dtype(settings, tiny)) if on_gpu else "float32")
+
+
+def dtype_note(settings: BackboneSettings, tiny: TinySettings) -> str:
+    """What "auto" comes to on a GPU, and why. Raises InputError where `pin_dtype` does."""
+    saved, name = _saved_dtype(settings, tiny), settings.name
+    taken = _trained_dtype(saved)
+    if saved is None:
+        return f"backbone.dtype = {taken}: the config.json of {name} names no precision"
+    if saved is not getattr(torch, taken):
+        other = str(saved).removeprefix("torch.")
+        return f"backbone.dtype = {taken}: {name} was saved in {other}, in which nothing is trained here"
+    return f"backbone.dtype = {taken}, in which {name} was saved"
+
+
+def _saved_dtype(settings: BackboneSettings, tiny: TinySettings) -> torch.dtype | None:
+    """The precision that config.json, or the preset, says a backbone was saved in."""
+    if "dtype" in (about := _about(settings.source)):
+        return getattr(torch, about["dtype"])
+    folder = locate(settings, tiny, weights=False)
+    try:
+        return AutoConfig.from_pretrained(folder).dtype
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder} has no usable config.json: {first_line(error)}") from error
+
+
+def _trained_dtype(saved: torch.dtype | None) -> Literal["float32", "bfloat16"]:
+    """Half precision, whose range gradients leave, is trained as bfloat16; what is not known, as float32."""
+    return "bfloat16" if saved in (torch.bfloat16, torch.float16) else "float32"
+
+
+def load_folder(folder: Path, device: torch.device, settings: BackboneSettings | None = None) -> Backbone:
+    """Load a local Hugging Face folder, `settings` overriding precision, rope base and window where given."""
+    settings = settings or BackboneSettings()
+    tokenizer = read_tokenizer(folder)
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        if settings.rope_theta:
+            config.rope_parameters["rope_theta"] = settings.rope_theta
+        if settings.max_position_embeddings:
+            config.max_position_embeddings = settings.max_position_embeddings
+        dtype = settings.dtype
+        if dtype == "auto":
+            dtype = _trained_dtype(config.dtype) if device.type == "cuda" else "float32"
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=getattr(torch, dtype), attn_implementation="sdpa"
+        )
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder} has no model that transformers can load: {first_line(error)}") from error
+    torch.nn.Module.to(model, device)
+    return Backbone(model=model.eval(), tokenizer=tokenizer, eos_ids=response_ends(model, tokenizer))
+
+
+def response_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Every token id that ends a response: the generation config's and the tokenizer's, ascending."""
+    return _ends(model.generation_config, tokenizer, model.config.name_or_path or "the model")
+
+
+def declared_ends(folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """`response_ends` of a local folder's model, without loading it."""
+    try:
+        config = GenerationConfig.from_pretrained(folder)
+    except OSError:
+        config = GenerationConfig.from_model_config(AutoConfig.from_pretrained(folder))
+    return _ends(config, tokenizer, str(folder))
+
+
+def _ends(config: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase, name: str) -> tuple[int, ...]:
+    declared = config.eos_token_id if config is not None else None
+    ids = {*(declared if isinstance(declared, list) else [declared]), tokenizer.eos_token_id} - {None}
+    if not ids:
+        raise InputError(f"{name} declares no EOS token: set eos_token_id.")
+    return tuple(sorted(ids))

@@ -1,0 +1,109 @@
+"""The tiny backbone: a Qwen2-architecture model of about half a million parameters, warm-started on this machine."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+
+from exgrpo_cli.config.sections.backbone import TinySettings
+from exgrpo_cli.models.cache import cached_folder
+from exgrpo_cli.models.tokenizer import CHAT_TEMPLATE, make_tokenizer
+from exgrpo_cli.models.warm_start import RECIPES, WarmStartRecipe, warm_start
+
+MAX_TOKENS = 8192
+"""Context window: its own task needs a hundred tokens, the benchmarks of the field need thousands."""
+# Part of the cache key: raise it when a change of code makes another model of the same settings.
+_FORMAT = 2
+
+Progress = Callable[[int, int, str], None]
+"""Called with (done, total, what is being done)."""
+
+
+def build_tiny(*, settings: TinySettings, cache_dir: Path | None = None, progress: Progress | None = None) -> Path:
+    """The Hugging Face folder of the warm-started model: built once per settings, then taken from the cache.
+
+    The first build trains for less than a minute on one thread; `progress` hears of it step by step, and of a damaged
+    copy that is being rebuilt. `cache_dir` overrides the user's cache folder.
+    """
+    recipe = RECIPES[settings.task]
+    made = {"settings": asdict(settings), "recipe": asdict(recipe)}
+    if settings.task == TinySettings().task:
+        # As it was when there was no other task: models in users' caches stay.
+        del made["settings"]["task"], made["recipe"]["task"]
+    key = {"format": _FORMAT, **made, "template": CHAT_TEMPLATE}
+    report = progress or (lambda done, total, what: None)
+    return cached_folder(
+        name="tiny",
+        key=key,
+        build=lambda folder: _build(folder, settings, recipe, report),
+        notice=lambda text: report(0, settings.warm_start_steps, text),
+        cache_dir=cache_dir,
+    )
+
+
+def make_model(settings: TinySettings, tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
+    """Randomly initialised from settings.seed, in float32, with tied embeddings."""
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=settings.hidden_size,
+        intermediate_size=settings.ffn_size,
+        num_hidden_layers=settings.num_layers,
+        num_attention_heads=settings.num_heads,
+        num_key_value_heads=settings.num_kv_heads,
+        max_position_embeddings=MAX_TOKENS,
+        # The default base of 10,000 spends most of a 32-dimensional head on wavelengths longer than any response.
+        rope_parameters={"rope_type": "default", "rope_theta": 300.0},
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+        dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        model = Qwen2ForCausalLM(config)
+    model.generation_config = GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return model
+
+
+def _build(folder: Path, settings: TinySettings, recipe: WarmStartRecipe, report: Progress) -> None:
+    tokenizer = make_tokenizer(max_tokens=MAX_TOKENS)
+    model = make_model(settings, tokenizer)
+    threads = torch.get_num_threads()
+    # One thread, whatever the caller uses: the sums, and so the model, do not then depend on the number of cores.
+    torch.set_num_threads(1)
+    try:
+        warm_start(
+            model,
+            tokenizer,
+            steps=settings.warm_start_steps,
+            batch_size=settings.warm_start_batch,
+            recipe=recipe,
+            rng=np.random.default_rng(settings.seed),
+            progress=lambda done, total: report(done, total, "warm start of the tiny backbone"),
+        )
+    finally:
+        torch.set_num_threads(threads)
+    _save(model, folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _save(model: Qwen2ForCausalLM, folder: Path) -> None:
+    """What save_pretrained writes, without its own progress bar."""
+    # The tied output matrix is the embedding: the format refuses one tensor under two names.
+    weights = {name: weight for name, weight in model.state_dict().items() if name != "lm_head.weight"}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)

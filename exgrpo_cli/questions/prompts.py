@@ -1,0 +1,233 @@
+"""Prompt templates: from a question to the exact text and token ids the model sees.
+
+A template is applied when training or evaluating, never baked into a question file. Special tokens written by a chat
+template are in its text already; a plain text gets the tokenizer's own (Llama's BOS) while it is encoded.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Int32, Int64
+
+from exgrpo_cli.base.errors import InputError, nearest
+from exgrpo_cli.base.types import AnswerFormat, Message, Question
+from exgrpo_cli.questions.limits import Expired, memory_limit, time_limit
+
+THINK = "<think>\n"
+# The long system message of the paper (arXiv 2510.02245, appendix; also in its published data sets), word for word.
+THOUGHT_SOLUTION_SYSTEM = (
+    "Your task is to follow a systematic, thorough reasoning process before providing the final solution. "
+    "This involves analyzing, summarizing, exploring, reassessing, and refining your thought process through "
+    "multiple iterations. Structure your response into two sections: Thought and Solution. In the Thought "
+    'section, present your reasoning using the format: "<think>\n {thoughts} </think>\n". Each thought should '
+    'include detailed analysis, brainstorming, verification, and refinement of ideas. After "</think>\n," in '
+    "the Solution section, provide the final, logical, and accurate answer, clearly derived from the "
+    "exploration in the Thought section. If applicable, include the answer in \\boxed{} for closed-form "
+    "results like multiple choices or mathematical solutions."
+)
+_LENGTH_BATCH = 512
+TEMPLATE_SECONDS = 10.0
+TEMPLATE_CHARS = 1_000_000
+TEMPLATE_BYTES = 2**30
+"""What the template of a stranger's tokenizer may take for one prompt, write around it, and need of memory."""
+TEMPLATE_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What a template's own code may raise beside the errors of Jinja."""
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """What templates need of a transformers tokenizer."""
+
+    chat_template: Any
+
+    def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
+        """A conversation as text or token ids by the tokenizer's own template."""
+
+    def __call__(self, text: Any, **options: Any) -> Any: ...
+
+    def decode(self, token_ids: Any, **options: Any) -> Any:
+        """Token ids as text."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Template:
+    """How a question becomes a prompt, and what that asks of the answer."""
+
+    name: str
+    system: str | None
+    """Replaces the source's system message. Without one a chat template keeps it, unless it is a published template's;
+    a plain text has no place for it."""
+    question_form: str | None
+    """Plain text around `{question}`; None is the tokenizer's chat template."""
+    opens_think: bool
+    """The prompt ends with an opened `<think>`."""
+    requires_box: bool
+    """A response without `\\boxed{}` has no answer."""
+
+
+TEMPLATES = {
+    template.name: template
+    for template in (
+        Template(
+            name="thought-solution",
+            system=THOUGHT_SOLUTION_SYSTEM,
+            question_form=None,
+            opens_think=True,
+            requires_box=True,
+        ),
+        Template(
+            name="step-by-step",
+            system=None,
+            question_form="User: {question}\nAnswer: Let's think step by step.\n",
+            opens_think=False,
+            requires_box=False,
+        ),
+        Template(name="bare", system=None, question_form="{question}", opens_think=False, requires_box=False),
+        Template(name="chat", system=None, question_form=None, opens_think=False, requires_box=False),
+    )
+}
+# Data sets that carry one of these were published with a template already applied.
+_PUBLISHED_SYSTEM_MESSAGES = frozenset({THOUGHT_SOLUTION_SYSTEM})
+
+
+def choose_template(name: str, tokenizer: Tokenizer, *, requires_box: bool | None = None) -> Template:
+    """The named template ("auto" is `chat`) as it is with this tokenizer.
+
+    For `chat`, whether the prompt opens `<think>` and asks for `\\boxed{}` is read off the rendered text of an empty
+    question. `requires_box` overrides what the template asks for.
+
+    Raises InputError for an unknown name, and where the template needs a chat template and the tokenizer has none.
+    """
+    name = "chat" if name == "auto" else name
+    if name not in TEMPLATES:
+        raise InputError(f"Prompt template {name!r} is not known.{nearest(name, ['auto', *TEMPLATES])}")
+    template = TEMPLATES[name]
+    if template.question_form is None and not tokenizer.chat_template:
+        raise InputError(
+            f"Prompt template {name!r} needs a chat template and this backbone's tokenizer has none: "
+            "use 'step-by-step' or 'bare' (--set data.template=step-by-step; of evaluate: --template step-by-step)."
+        )
+    if template.question_form is None:
+        text = _chat_text(template, [Message(role="user", content="")], tokenizer)
+        template = replace(template, opens_think=_is_think_open(text), requires_box="\\boxed" in text)
+    return template if requires_box is None else replace(template, requires_box=requires_box)
+
+
+def answer_format(template: Template, *, require_eos: bool) -> AnswerFormat:
+    """Where in a response to this template's prompts the answer is looked for."""
+    return AnswerFormat(opens_think=template.opens_think, requires_box=template.requires_box, require_eos=require_eos)
+
+
+def render(template: Template, question: Question, tokenizer: Tokenizer) -> str:
+    """The prompt as text; of a plain one without the special tokens that `encode` adds.
+
+    Raises InputError where a plain-text template meets a question of several turns, or the tokenizer's chat template
+    refuses the messages.
+    """
+    turns = [message for message in question.prompt if message.role != "system"]
+    if template.question_form is not None:
+        if len(turns) != 1:
+            raise InputError(
+                f"Question {question.id} has {len(turns)} turns and the template {template.name!r} takes one: "
+                f"use a chat template (--set data.template=chat)."
+            )
+        return template.question_form.replace("{question}", turns[0].content)
+    system = [message for message in question.prompt if message.role == "system"]
+    if template.system is not None:
+        system = []
+    kept = [message for message in system if message.content not in _PUBLISHED_SYSTEM_MESSAGES]
+    return _chat_text(template, [*kept, *turns], tokenizer)
+
+
+def seen_text(template: Template, question: Question, tokenizer: Tokenizer) -> str:
+    """The exact text the model sees, special tokens included. Raises InputError as `render` does."""
+    text = render(template, question, tokenizer)
+    ids = _token_ids(template, [question], tokenizer)[0]
+    own = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    starts = (start for start in range(len(ids) - len(own) + 1) if ids[start : start + len(own)] == own)
+    start = next(starts, 0)
+    return f"{tokenizer.decode(ids[:start])}{text}{tokenizer.decode(ids[start + len(own) :])}"
+
+
+def encode(template: Template, question: Question, tokenizer: Tokenizer) -> Int32[np.ndarray, " prompt_tokens"]:
+    """Token ids of the prompt."""
+    return np.asarray(_token_ids(template, [question], tokenizer)[0], dtype=np.int32)
+
+
+def prompt_lengths(
+    template: Template, questions: Sequence[Question], tokenizer: Tokenizer
+) -> Int64[np.ndarray, " questions"]:
+    """Tokens of each question's prompt."""
+    lengths = np.empty(len(questions), dtype=np.int64)
+    for start in range(0, len(questions), _LENGTH_BATCH):
+        batch = questions[start : start + _LENGTH_BATCH]
+        lengths[start : start + len(batch)] = [len(ids) for ids in _token_ids(template, batch, tokenizer)]
+    return lengths
+
+
+def check_prompt_lengths(
+    template: Template, questions: Iterable[Question], tokenizer: Tokenizer, *, max_tokens: int
+) -> None:
+    """Raises InputError naming the longest question, its length and the limit where a prompt exceeds `max_tokens`."""
+    questions = tuple(questions)
+    lengths = prompt_lengths(template, questions, tokenizer)
+    num_over = int((lengths > max_tokens).sum())
+    if num_over:
+        longest = int(lengths.argmax())
+        raise InputError(
+            f"{num_over} of {len(questions)} prompts are over the limit of {max_tokens} tokens, the longest being "
+            f"question {questions[longest].id} with {lengths[longest]}: raise data.max_prompt_tokens, or leave them "
+            f"out with `exgrpo prepare FILE --backbone NAME --max-prompt-tokens {max_tokens}`."
+        )
+
+
+def _token_ids(template: Template, questions: Sequence[Question], tokenizer: Tokenizer) -> list[list[int]]:
+    texts = [render(template, question, tokenizer) for question in questions]
+    ids: list[list[int]] = tokenizer(
+        # verbose=False: a prompt over the limit is our error to report, not a warning of the tokenizer.
+        texts,
+        add_special_tokens=template.question_form is not None,
+        verbose=False,
+    )["input_ids"]
+    return ids
+
+
+def _chat_text(template: Template, messages: Sequence[Message], tokenizer: Tokenizer) -> str:
+    import jinja2
+
+    turns = [{"role": message.role, "content": message.content} for message in messages]
+    if template.system is not None:
+        turns.insert(0, {"role": "system", "content": template.system})
+    try:
+        with time_limit(TEMPLATE_SECONDS), memory_limit(TEMPLATE_BYTES):
+            text = str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+    except Expired:
+        raise InputError(
+            f"The backbone's chat template is not done with a prompt after {TEMPLATE_SECONDS:g} s: use another "
+            "template (--set data.template=bare), or a backbone you trust."
+        ) from None
+    except MemoryError:
+        raise InputError(
+            f"The backbone's chat template needs more than {TEMPLATE_BYTES / 2**30:g} GiB for a prompt: use another "
+            "template (--set data.template=bare), or a backbone you trust."
+        ) from None
+    except (jinja2.TemplateError, *TEMPLATE_ERRORS) as error:
+        roles = [turn["role"] for turn in turns]
+        raise InputError(
+            f"The backbone's chat template refuses a prompt with the roles {roles} ({error}): use another template "
+            f"(--set data.template=bare)."
+        ) from error
+    if len(text) > TEMPLATE_CHARS + sum(len(turn["content"]) for turn in turns):
+        raise InputError(
+            f"The backbone's chat template makes a prompt of {len(text):,} characters, over {TEMPLATE_CHARS:,} beyond "
+            "the question: use another template (--set data.template=bare), or a backbone you trust."
+        )
+    if TEMPLATES[template.name].opens_think and not _is_think_open(text):
+        return text + THINK
+    return text
+
+
+def _is_think_open(text: str) -> bool:
+    return text.rstrip().endswith("<think>")

@@ -1,0 +1,209 @@
+"""Rows of one local file, streamed: parquet, jsonl, json, csv and tsv, each row a mapping of column names to values.
+
+Only the columns asked for are decoded where the format allows it, so that reasoning traces beside the questions cost
+neither time nor memory. Rows and lines are counted from 1 in messages.
+"""
+
+import csv
+import json
+import re
+import zlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.questions.sources.formats import format_of, open_bytes, open_text
+
+Row = Mapping[str, Any]
+PlacedRow = tuple[int, Row]
+"""Row or line number, counted from 1, and the row."""
+
+Reader = Callable[[Path, Collection[str] | None], Iterator[PlacedRow]]
+
+_BATCH_ROWS = 256
+_CHUNK_CHARS = 1 << 20
+# A row longer than this is no row of questions, and looking for its end must not fill the memory.
+_MAX_ROW_CHARS = 1 << 26
+_MAX_DIGITS = 4000
+_BETWEEN_ROWS = re.compile(r"[\s,]*")
+# Rows as one member of an object, after members that are plain values.
+_ROWS_IN_OBJECT = re.compile(
+    r"""\{\s*(?:"[^"]*"\s*:\s*(?:"(?:[^"\\]|\\.)*"|[\w.+-]+)\s*,\s*)*"(?:data|examples|questions|rows)"\s*:\s*\["""
+)
+
+
+def iter_rows(file: Path, columns: Collection[str] | None = None) -> Iterator[PlacedRow]:
+    """Rows of a file in its order; `columns` are those wanted, None all.
+
+    Raises InputError naming the file, and the row where it applies: unreadable, malformed, a row that is no object.
+    """
+    readers: dict[str, Reader] = {
+        ".parquet": _iter_parquet,
+        ".json": _iter_json,
+        ".csv": partial(_iter_csv, delimiter=","),
+        ".tsv": partial(_iter_csv, delimiter="\t"),
+    }
+    reader = readers.get(format_of(file.name), _iter_jsonl)
+    with _explained(file):
+        yield from reader(file, columns)
+
+
+def count_rows(file: Path) -> int:
+    """Rows of a file: what a parquet file says, the filled lines of JSON lines; the other formats are read for it."""
+    if format_of(file.name) == ".parquet":
+        with _parquet(file) as parquet:
+            return int(parquet.metadata.num_rows)
+    if format_of(file.name) in (".json", ".csv", ".tsv"):
+        return sum(1 for _ in iter_rows(file))
+    with _explained(file), open_bytes(file) as lines:
+        return sum(1 for line in lines if line.strip())
+
+
+@contextmanager
+def _explained(file: Path) -> Iterator[None]:
+    """What reading raises, as an InputError that names the file."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise InputError(f"{file} does not exist: correct the path.") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file} is not UTF-8 text ({error.reason} at byte {error.start}): convert it.") from error
+    except (EOFError, zlib.error) as error:
+        raise InputError(f"{file} is damaged ({error}): fetch it again.") from error
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror or error}.") from error
+
+
+def column_names(file: Path, sample: Collection[Row]) -> list[str]:
+    """Columns of a file: of its schema or header, else those of the sampled rows, in order of appearance."""
+    if format_of(file.name) == ".parquet":
+        with _parquet(file) as parquet:
+            return list(parquet.schema_arrow.names)
+    return list(dict.fromkeys(name for row in sample for name in row))
+
+
+def _parquet(file: Path) -> pq.ParquetFile:
+    try:
+        # Without pre-buffering, column chunks are read as they are decoded.
+        return pq.ParquetFile(file, pre_buffer=False, buffer_size=_CHUNK_CHARS)
+    except pa.ArrowInvalid as error:
+        raise InputError(f"{file} cannot be read as parquet ({error}): it may be broken, fetch it again.") from error
+
+
+def _iter_parquet(file: Path, columns: Collection[str] | None) -> Iterator[PlacedRow]:
+    with _parquet(file) as parquet:
+        names = parquet.schema_arrow.names
+        _refuse_repeated(file, names)
+        wanted = names if columns is None else [name for name in names if name in columns]
+        number = 0
+        try:
+            for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, columns=wanted, use_threads=False):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield number, row
+        except pa.ArrowException as error:
+            raise InputError(f"{file} is broken after row {number} ({error}): fetch it again.") from error
+
+
+def _iter_jsonl(file: Path, _: Collection[str] | None) -> Iterator[PlacedRow]:
+    with open_bytes(file) as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                try:
+                    row = json.loads(line, parse_int=_integer)
+                except json.JSONDecodeError as error:
+                    raise InputError(
+                        f"{file}: line {number} is not JSON: {error.msg}, column {error.colno}."
+                    ) from error
+                except UnicodeDecodeError as error:
+                    raise InputError(
+                        f"{file}: line {number} is not UTF-8 text ({error.reason}): convert it."
+                    ) from error
+                except RecursionError as error:
+                    raise _too_deep(f"{file}: line {number}") from error
+                yield number, _object(row, f"{file}: line {number}")
+
+
+def _iter_json(file: Path, _: Collection[str] | None) -> Iterator[PlacedRow]:
+    """An array of rows, an object with such an array (`{"data": [...]}`), or rows one after another (JSON lines)."""
+    number = 0
+    decoder = json.JSONDecoder(parse_int=_integer)
+    with open_text(file) as text:
+        buffer = text.read(_CHUNK_CHARS).lstrip()
+        opening = _ROWS_IN_OBJECT.match(buffer)
+        is_array = opening is not None or buffer.startswith("[")
+        place = opening.end() if opening is not None else int(is_array)
+        while True:
+            place = _BETWEEN_ROWS.match(buffer, place).end()  # type: ignore[union-attr]
+            try:
+                row, place = decoder.raw_decode(buffer, place)
+            except json.JSONDecodeError as error:
+                # Either the row goes on in the next chunk, or the file ends, or the text is malformed.
+                buffer, place = buffer[place:], 0
+                more = text.read(max(_CHUNK_CHARS, len(buffer))) if len(buffer) < _MAX_ROW_CHARS else ""
+                if more:
+                    buffer += more
+                    continue
+                if _is_end(buffer.rstrip(), is_array=is_array, in_object=opening is not None):
+                    return
+                raise InputError(f"{file}: row {number + 1} is not JSON: {error.msg}.") from error
+            except RecursionError as error:
+                raise _too_deep(f"{file}: row {number + 1}") from error
+            number += 1
+            yield number, _object(row, f"{file}: row {number}")
+
+
+def _is_end(rest: str, *, is_array: bool, in_object: bool) -> bool:
+    """Whether what stands behind the last row closes what was opened; in an object other members may follow."""
+    if in_object:
+        return rest.startswith("]") and rest.endswith("}")
+    return rest == ("]" if is_array else "")
+
+
+def _iter_csv(file: Path, _: Collection[str] | None, *, delimiter: str) -> Iterator[PlacedRow]:
+    csv.field_size_limit(_MAX_ROW_CHARS)
+    with open_text(file) as text:
+        # Spaces after a comma are no part of the field, and quotes after them are quotes.
+        reader = csv.DictReader(text, strict=True, skipinitialspace=delimiter == ",", delimiter=delimiter)
+        number = 0
+        try:
+            _refuse_repeated(file, reader.fieldnames or ())
+            for row in reader:
+                number += 1
+                if None in row:
+                    raise InputError(f"{file}: row {number} has more fields than the header {reader.fieldnames}.")
+                yield number, row
+        except csv.Error as error:
+            raise InputError(f"{file}: row {number + 1} is not {format_of(file.name)[1:].upper()}: {error}.") from error
+
+
+def _refuse_repeated(file: Path, names: Collection[str]) -> None:
+    # Spreadsheets end their rows with columns without a name, which are not read.
+    repeated = [name for name, count in Counter(names).items() if name and count > 1]
+    if repeated:
+        raise InputError(f"{file} has several columns named {repeated[0]!r}: rename all but one of them.")
+
+
+def _integer(digits: str) -> int | str:
+    """An integer of JSON; as text where it has more digits than Python turns into a number, or back."""
+    return int(digits) if len(digits) <= _MAX_DIGITS else digits
+
+
+def _too_deep(where: str) -> InputError:
+    return InputError(f"{where} nests more brackets than can be read: remove or correct it.")
+
+
+def _object(row: Any, where: str) -> Row:
+    if isinstance(row, list) and row and all(isinstance(turn, dict) for turn in row):
+        # A row that is a list of turns has their places as column names, as it has in parquet.
+        return {str(place): turn for place, turn in enumerate(row)}
+    if not isinstance(row, dict):
+        raise InputError(f"{where} is {str(row)[:60]!r}, it must be an object of named fields.")
+    return row

@@ -1,0 +1,91 @@
+"""One run as a process: `python -m exgrpo_cli.studies.worker SETTINGS.toml FOLDER PARENT_PID [HOSTS AT ID NAME]`.
+
+With `run.nproc` above 1, and as one of several hosts, it starts the ranks, each of which is this module again.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+import tomllib
+from pathlib import Path
+
+from rich.console import Console
+
+from exgrpo_cli.base.errors import ExgrpoError
+from exgrpo_cli.config.resolve import resolve
+from exgrpo_cli.config.settings import Config
+from exgrpo_cli.machine.run_plan import resolve_ranks
+from exgrpo_cli.machine.survey import survey_machine
+from exgrpo_cli.ranks.launching import RankLauncher, Rendezvous, quieten_gloo
+from exgrpo_cli.ranks.ranks import Ranks, started_as_rank
+from exgrpo_cli.studies.run_log import warn_in_log
+from exgrpo_cli.training.starting.assemble import choose_device
+
+MODULE = "exgrpo_cli.studies.worker"
+NEW, RESUME = "new", "resume"
+
+
+def main(
+    settings: Path, folder: Path, parent: int, *, rendezvous: Rendezvous | None = None, resume: bool = False
+) -> int:
+    """Train, or go on training, and return the exit code; the error is the log's last line.
+
+    `resume` is for a rank, which is told; whoever starts the ranks looks.
+    """
+    config = resolve([(str(settings), tomllib.loads(settings.read_text(encoding="utf-8")))])
+    try:
+        if started_as_rank():
+            return train_as_rank(config, folder, resume=resume)
+        threading.Thread(target=stop_with, args=(parent,), daemon=True).start()
+        config = resolve_ranks(config, survey_machine())
+        if config.run.nproc > 1 or rendezvous is not None:
+            if choose_device(config.run.device).type == "cpu":
+                quieten_gloo(os.environ)
+            # Said once: on another host the folder of a new run may be there before its ranks look.
+            again = RESUME if has_started(folder) else NEW
+            arguments = ["-m", MODULE, str(settings), str(folder), str(os.getpid()), again]
+            return RankLauncher(arguments, config.run.nproc, rendezvous).run()
+        return train_as_rank(config, folder, resume=has_started(folder))
+    except ExgrpoError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+
+
+def has_started(folder: Path) -> bool:
+    """Whether there is a run to go on with."""
+    return (folder / "config.toml").is_file()
+
+
+def train_as_rank(config: Config, folder: Path, *, resume: bool) -> int:
+    """Train as the rank that the environment names, or as the only one."""
+    from exgrpo_cli.base.console.reporter import PlainReporter
+    from exgrpo_cli.training.run import train
+
+    ranks = Ranks.of_environment()
+    with ranks.together():
+        train(
+            config,
+            folder,
+            resume=resume,
+            reporter=PlainReporter(Console(stderr=True, width=160)),
+            ranks=ranks,
+        )
+    return 0
+
+
+def stop_with(parent: int) -> None:
+    """Stop, state saved, when the process that started the study is gone: a killed study leaves no run behind."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    warn_in_log()
+    settings, folder, parent, *rest = sys.argv[1:]
+    hosts = None
+    if len(rest) > 1:
+        hosts = Rendezvous(num_hosts=int(rest[0]), endpoint=rest[1], run_id=rest[2], own_name=rest[3])
+    sys.exit(main(Path(settings), Path(folder), int(parent), rendezvous=hosts, resume=rest == [RESUME]))

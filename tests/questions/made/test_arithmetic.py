@@ -1,0 +1,199 @@
+"""Arithmetic questions and their traces: pools that cannot overlap, right answers, variety, and faults on purpose."""
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.config.sections.data import ArithmeticSettings
+from exgrpo_cli.questions.made.arithmetic import (
+    SOURCE,
+    Terms,
+    count_expressions,
+    draw_terms,
+    expression,
+    make_questions,
+    pool_of,
+)
+from exgrpo_cli.questions.made.pools import Pool, share_out
+from exgrpo_cli.questions.made.traces import Line, TraceMix, draw_plan, work_out, write_trace
+
+SOUND = TraceMix(guessed=0.0, slipped=0.0, malformed=0.0, checked=0.5, swapped=0.25, double=0.3)
+
+
+def value_of(text: str) -> int:
+    """A plain reference: signed numbers, one after the other."""
+    assert re.fullmatch(r"-?\d+([+-]\d+)*", text), text
+    return sum(int(number) for number in re.findall(r"[+-]?\d+", text))
+
+
+def expressions(level: int) -> list[str]:
+    """All questions of a level, written out from their definition."""
+    found = []
+    for operands in itertools.product("23456789", repeat=level + 1):
+        for signs in itertools.product("+-", repeat=level):
+            text = operands[0] + "".join(sign + operand for sign, operand in zip(signs, operands[1:], strict=True))
+            if all(value_of(text[: 2 * length + 1]) >= 0 for length in range(level + 1)):
+                found.append(text)
+    return found
+
+
+def asked(questions):
+    return [question.prompt[-1].content for question in questions]
+
+
+def test_one_operation_has_64_sums_and_36_differences():
+    # 8 x 8 sums; of the differences, those with a result of at least 0: 1 + 2 + ... + 8 = 36.
+    assert count_expressions(1) == 64 + 36 == len(expressions(1))
+    assert count_expressions(2) == len(expressions(2))
+
+
+def test_questions_carry_answer_level_and_source():
+    split = make_questions(ArithmeticSettings(num_train=60, num_heldout=12, levels=(2, 4, 7), seed=0))
+    assert len(split.train) == 60 and len(split.heldout) == 12
+    for question in split.train + split.heldout:
+        (message,) = question.prompt
+        text = message.content.removesuffix("=?")
+        assert message.role == "user" and message.content.endswith("=?")
+        assert int(question.answer) == value_of(text)
+        assert len(re.findall(r"[+-]", text)) == int(question.level)
+        assert question.source == SOURCE
+    levels = [question.level for question in split.train]
+    assert {level: levels.count(level) for level in levels} == {"2": 20, "4": 20, "7": 20}
+    assert levels != sorted(levels)
+
+
+def test_shares_of_the_levels_differ_by_one_at_most():
+    split = make_questions(ArithmeticSettings(num_train=8, num_heldout=1, levels=(2, 3, 4), seed=0))
+    assert sorted(question.level for question in split.train) == ["2"] * 3 + ["3"] * 3 + ["4"] * 2
+    assert [question.level for question in split.heldout] == ["2"]
+
+
+def test_no_seed_makes_the_pools_overlap():
+    train, heldout, ids = set(), set(), []
+    for seed in range(3):
+        split = make_questions(ArithmeticSettings(num_train=1200, num_heldout=300, levels=(2, 3, 5), seed=seed))
+        assert len(set(asked(split.train))) == 1200
+        train |= set(asked(split.train))
+        heldout |= set(asked(split.heldout))
+        ids += [question.id for question in split.train + split.heldout]
+    rng = np.random.default_rng(0)
+    warm = {expression(draw_terms(level, Pool.WARM_START, rng)) + "=?" for level in (2, 3, 5) for _ in range(1000)}
+    assert not train & heldout and not train & warm and not heldout & warm
+    # Ids are as many as expressions: none stands for two questions.
+    assert len(set(ids)) == len(train | heldout)
+
+
+def test_same_seed_same_questions_and_sizes_do_not_move_the_other_set():
+    one = make_questions(ArithmeticSettings(num_train=60, num_heldout=30, levels=(2, 4), seed=5))
+    assert one == make_questions(ArithmeticSettings(num_train=60, num_heldout=30, levels=(2, 4), seed=5))
+    assert (
+        one.heldout == make_questions(ArithmeticSettings(num_train=10, num_heldout=30, levels=(2, 4), seed=5)).heldout
+    )
+    assert one.train != make_questions(ArithmeticSettings(num_train=60, num_heldout=30, levels=(2, 4), seed=6)).train
+
+
+def test_a_level_can_be_used_up_and_says_how_many_there_are():
+    terms = [(int(text[0]), int(text[1:])) for text in expressions(1)]
+    existing = sum(pool_of(pair) is Pool.TRAIN for pair in terms)
+    assert 0 < existing < 100
+    split = make_questions(ArithmeticSettings(num_train=existing, num_heldout=1, levels=(1,), seed=0))
+    assert len(set(asked(split.train))) == existing
+    with pytest.raises(InputError, match=rf"level 1 has {existing} train questions, {existing + 1} were asked for"):
+        make_questions(ArithmeticSettings(num_train=existing + 1, num_heldout=1, levels=(1,), seed=0))
+
+
+def test_a_request_near_the_end_of_a_large_level_is_refused_at_once():
+    # Level 4 is drawn, not listed: 270,501 expressions, 10/16 of them for training, half of those within reach.
+    with pytest.raises(InputError, match=r"level 4 has about 84531 train questions, 84532 were asked for"):
+        make_questions(ArithmeticSettings(num_train=84_532, num_heldout=1, levels=(4,), seed=0))
+
+
+def test_a_level_of_more_expressions_than_a_float_can_count():
+    (question,) = make_questions(ArithmeticSettings(num_train=1, num_heldout=1, levels=(300,), seed=0)).train
+    assert value_of(question.prompt[0].content.removesuffix("=?")) == int(question.answer) >= 0
+
+
+def test_every_plan_uses_every_term_once_and_ends_at_the_answer():
+    rng = np.random.default_rng(1)
+    for _ in range(500):
+        terms = draw_terms(int(rng.integers(1, 8)), Pool.TRAIN, rng)
+        plan = draw_plan(terms, SOUND, rng)
+        used = sorted(abs(term) for line in plan for term in line.terms)
+        assert used == sorted(abs(term) for term in terms)
+        assert sorted(source for line in plan for _, source in line.results) == list(range(len(plan) - 1))
+        lines, answer = work_out(plan)
+        assert answer == sum(terms)
+        for line in lines:
+            left, _, right = line.partition("=")
+            assert value_of(left) == int(right)
+
+
+def test_a_slip_is_carried_on():
+    # 9+3-2 from left to right: 12, then 10; a first line that is one too high makes the second one too high as well.
+    plan = (Line(terms=(9, 3)), Line(results=((1, 0),), terms=(-2,)))
+    assert work_out(plan) == (["9+3=12", "12-2=10"], 10)
+    assert work_out(plan, slip=(0, 1)) == (["9+3=13", "13-2=11"], 11)
+    assert work_out(plan, slip=(1, -2)) == (["9+3=12", "12-2=8"], 8)
+
+
+def test_a_swapped_line_reads_from_the_right():
+    assert work_out((Line(terms=(9, 3), swapped=True), Line(results=((1, 0),), terms=(4,), swapped=True))) == (
+        ["3+9=12", "4+12=16"],
+        16,
+    )
+
+
+def test_a_difference_of_sums():
+    # 9+3-2-4: gains 12, losses 6, difference 6; the last line refers to both.
+    plan = (Line(terms=(9, 3)), Line(terms=(2, 4)), Line(results=((1, 0), (-1, 1))))
+    assert work_out(plan) == (["9+3=12", "2+4=6", "12-6=6"], 6)
+
+
+def test_sound_traces_are_right_and_some_are_checked():
+    rng = np.random.default_rng(2)
+    checked = 0
+    for _ in range(300):
+        terms = draw_terms(4, Pool.WARM_START, rng)
+        thinking, _, answer = write_trace(terms, SOUND, rng).partition("\n</think>\n")
+        assert answer == f"\\boxed{{{sum(terms)}}}"
+        lines = thinking.split("\n")
+        for line in lines:
+            left, _, right = line.partition("=")
+            assert value_of(left) == int(right), line
+        checked += int(lines[-1].partition("=")[2]) != sum(terms)
+    # Half of 300, within five standard deviations (5 * 8.7); a check that happens to end at the answer is not counted.
+    assert 100 <= checked <= 194
+
+
+@pytest.mark.parametrize(("terms", "least"), [((9, 3, -2), 9), ((9, 3, -2, -3, 6), 40)])
+def test_one_question_has_many_right_derivations(terms: Terms, least: int):
+    rng = np.random.default_rng(3)
+    assert len({write_trace(terms, SOUND, rng) for _ in range(300)}) >= least
+
+
+def test_faults_are_what_they_are_called():
+    rng = np.random.default_rng(4)
+    none = {"guessed": 0.0, "slipped": 0.0, "malformed": 0.0}
+    for _ in range(100):
+        terms = draw_terms(3, Pool.WARM_START, rng)
+        guessed = write_trace(terms, TraceMix(**none | {"guessed": 1.0}), rng)
+        assert guessed == f"</think>\n\\boxed{{{sum(terms)}}}"
+        slipped = write_trace(terms, TraceMix(**none | {"slipped": 1.0}), rng)
+        assert re.fullmatch(r"[^<]+\n</think>\n\\boxed\{-?\d+\}", slipped)
+        assert f"\\boxed{{{sum(terms)}}}" not in slipped
+        _, _, graded = write_trace(terms, TraceMix(**none | {"malformed": 1.0}), rng).partition("</think>")
+        assert "\\boxed{" not in graded
+
+
+def test_shares_say_how_many_questions_each_level_has():
+    # 10 in the proportion 1:2:4 is 1.43, 2.86, 5.71: whole parts 1, 2, 5, the two left go to .86 and .71.
+    assert share_out(10, (1.0, 2.0, 4.0)) == [1, 3, 6]
+    assert share_out(8, (1.0, 1.0, 1.0)) == [3, 3, 2]
+    split = make_questions(ArithmeticSettings(num_train=10, num_heldout=7, levels=(2, 3, 4), shares=(1.0, 2.0, 4.0)))
+    assert sorted(question.level for question in split.train) == ["2"] + ["3"] * 3 + ["4"] * 6
+    assert sorted(question.level for question in split.heldout) == ["2"] + ["3"] * 2 + ["4"] * 4
+    with pytest.raises(InputError, match=r"arithmetic.shares = .* a share above 0 for each of the 3 levels"):
+        ArithmeticSettings(levels=(2, 3, 4), shares=(1.0, 0.0, 1.0))

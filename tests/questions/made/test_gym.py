@@ -1,0 +1,167 @@
+"""Tasks of reasoning-gym: which are allowed, that their golds score, what part of a point is worth, and the audit."""
+
+import ast
+import inspect
+import json
+import re
+import textwrap
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.types import AnswerFormat, Verdict
+from exgrpo_cli.commands import run
+from exgrpo_cli.config.sections.data import GymSettings
+from exgrpo_cli.grading.graders.gym import ALLOWED, grade, require_task
+from exgrpo_cli.grading.routes import GradingItem, math_route, route_item
+from exgrpo_cli.questions.made.gym import make_gym
+from exgrpo_cli.questions.question_file.questions import read_questions, write_questions
+
+reasoning_gym = pytest.importorskip("reasoning_gym")
+
+RUNS_CODE = {"eval", "exec", "compile", "parse_expr", "sympify", "literal_eval", "parse_latex", "run", "__import__"}
+SMALL = GymSettings(num_train=6, num_heldout=3, options='{"max_word_len": 5}')
+
+
+@pytest.fixture(scope="module")
+def words():
+    return make_gym("gym:spell_backward", SMALL)
+
+
+def test_no_allowed_scorer_names_what_runs_code():
+    factory = pytest.importorskip("reasoning_gym.factory")
+    for task, reason in ALLOWED.items():
+        assert reason and task in factory.DATASETS
+        scorer = textwrap.dedent(inspect.getsource(factory.DATASETS[task][0].score_answer))
+        names = {node.id for node in ast.walk(ast.parse(scorer)) if isinstance(node, ast.Name)}
+        names |= {node.attr for node in ast.walk(ast.parse(scorer)) if isinstance(node, ast.Attribute)}
+        assert not names & RUNS_CODE, task
+
+
+@pytest.mark.parametrize("task", ["number_sorting", "countdown", "polynomial_multiplication", "bf", "spell_backwards"])
+def test_other_tasks_are_refused_in_one_line(task):
+    with pytest.raises(InputError, match=f"gym:{task} is not among the {len(ALLOWED)} tasks .*never as code") as caught:
+        require_task(task)
+    assert "\n" not in str(caught.value)
+
+
+def test_questions_are_disjoint_and_golds_score(words):
+    assert (len(words.train), len(words.heldout)) == (6, 3)
+    other = make_gym("gym:spell_backward", replace(SMALL, seed=3))
+    asked = [{question.prompt[0].content for question in part} for part in (words.train, other.heldout)]
+    assert not asked[0] & asked[1]
+    for question in words.train:
+        assert question.source == "gym:spell_backward" and question.prompt[0].content.endswith("in \\boxed{}.")
+        assert grade(question.metadata, question.answer) is Verdict.CORRECT
+
+
+def test_part_of_a_point_is_no_success(words):
+    question = words.train[0]
+    nearly = question.answer[:-1] + ("b" if question.answer[-1] == "a" else "a")
+    entry = json.loads(question.metadata)["entry"]
+    # The scorer gives a point for each letter in its place.
+    assert 0 < reasoning_gym.create_dataset("spell_backward", size=1).score_answer(nearly, entry) < 1
+    assert grade(question.metadata, nearly) is Verdict.WRONG
+
+
+@pytest.mark.parametrize("length", [9, 11, 18])
+def test_shares_that_add_up_to_more_than_a_point_are_no_success(length):
+    """Nine ninths of a point, added one by one, are 1.0000000000000002: so much for the gold with junk behind it."""
+    gold = "abcdefghijklmnopqr"[:length]
+    entry = {"answer": gold, "metadata": {}}
+    metadata = json.dumps({"verifier": "gym:spell_backward", "entry": entry})
+    assert reasoning_gym.create_dataset("spell_backward", size=1).score_answer(f"{gold}x", entry) > 1
+    assert grade(metadata, f"{gold}x") is Verdict.WRONG
+    assert grade(metadata, gold) is Verdict.CORRECT
+
+
+@pytest.mark.parametrize("task", ALLOWED)
+def test_right_answers_of_every_task_have_exactly_the_full_score(task):
+    for entry in reasoning_gym.create_dataset(task, size=5, seed=1):
+        known = {"answer": entry["answer"], "metadata": entry["metadata"]}
+        metadata = json.dumps({"verifier": f"gym:{task}", "entry": known}, default=str)
+        assert grade(metadata, entry["answer"]) is Verdict.CORRECT
+
+
+@pytest.mark.parametrize("length", [3, 4, 5])
+def test_words_of_a_ladder_have_the_length_that_the_options_ask_for(length):
+    options = json.dumps({"min_word_length": length, "max_word_length": length})
+    ladders = make_gym("gym:word_ladder", GymSettings(num_train=4, num_heldout=2, options=options))
+    for question in (*ladders.train, *ladders.heldout):
+        assert {len(word) for word in question.answer.split(",")} == {length}
+        first, *_, last = question.answer.split(",")
+        assert grade(question.metadata, f"{first},{'Q' * length},{last}") is Verdict.WRONG
+
+
+def test_no_other_scorer_looks_things_up_in_its_data_set():
+    """What a scorer without a question's options may use of its data set: methods, none of which reads a setting."""
+    factory = pytest.importorskip("reasoning_gym.factory")
+    for task in set(ALLOWED) - {"word_ladder"}:
+        kind = factory.DATASETS[task][0]
+        used = re.findall(r"self\.(\w+)", inspect.getsource(kind.score_answer))
+        assert all(callable(getattr(kind, name, None)) for name in used), task
+        assert not any("self.config" in inspect.getsource(getattr(kind, name)) for name in used), task
+
+
+class Unscored(reasoning_gym.factory.ProceduralDataset):
+    """A task whose scorer gives its own golds half a point."""
+
+    def __getitem__(self, idx):
+        return {"question": f"{idx % 4} is", "answer": "what", "metadata": {}}
+
+    def score_answer(self, answer, entry):
+        return 0.5
+
+
+def test_as_many_ladders_as_are_asked_for_without_options():
+    """20 draws of each of 1,010 questions are 20,200, and a data set of ladders has 20,000 at most."""
+    assert len(make_gym("gym:word_ladder", GymSettings(num_train=1000, num_heldout=10)).train) == 1000
+
+
+def test_golds_that_do_not_score_themselves_are_counted_where_a_task_runs_out(monkeypatch):
+    monkeypatch.setitem(reasoning_gym.factory.DATASETS, "unscored", (Unscored, SimpleNamespace))
+    monkeypatch.setitem(ALLOWED, "unscored", "of this test")
+    with pytest.raises(
+        InputError,
+        match=r"gym:unscored runs out at 0 training and 0 held-out questions, with 4 left out whose gold does not "
+        r"score itself: ask for fewer \(gym.num_train, gym.num_heldout\)",
+    ):
+        make_gym("gym:unscored", SMALL)
+    with pytest.raises(InputError, match=r"gym:count_bits runs out at \d training and \d held-out questions: ask"):
+        make_gym("gym:count_bits", replace(SMALL, options='{"max_n": 5}'))
+
+
+def test_the_default_grader_hands_what_was_boxed_to_the_scorer(words):
+    question = words.train[0]
+    item = GradingItem(
+        gold=question.answer,
+        response="so \\boxed{olleh}",
+        finished=True,
+        answer_format=AnswerFormat(opens_think=False, requires_box=True, require_eos=True),
+        metadata=question.metadata,
+    )
+    task = route_item(math_route(100), item)
+    assert (task.kind, task.answer, task.metadata) == ("gym", "olleh", question.metadata)
+
+
+@pytest.mark.slow
+def test_the_audit_drops_golds_that_do_not_score_themselves(words, tmp_path, capsys):
+    good, bad = words.train[0], replace(words.train[1], metadata=words.train[2].metadata)
+    write_questions(tmp_path / "mine.parquet", [good, bad], {})
+    output = tmp_path / "kept.parquet"
+    assert run(["prepare", str(tmp_path / "mine.parquet"), "--output", str(output)]) == 0
+    assert [question.metadata for question in read_questions(output).questions] == [good.metadata]
+    assert "gold does not verify against itself" in capsys.readouterr().out
+
+
+def test_wrong_options_and_used_up_tasks_are_named():
+    with pytest.raises(InputError, match=r"gym.options = '\[1\]' is out of range: use a JSON table"):
+        GymSettings(options="[1]")
+    with pytest.raises(InputError, match=r"gym.options = .* do not suit gym:spell_backward: .*'colour'"):
+        make_gym("gym:spell_backward", replace(SMALL, options='{"colour": 1}'))
+    with pytest.raises(
+        InputError, match=r"gym.options = .* do not suit gym:spell_backward: Cannot choose from an empty"
+    ):
+        make_gym("gym:spell_backward", replace(SMALL, options='{"min_word_len": 60, "max_word_len": 60}'))

@@ -1,0 +1,221 @@
+"""Countdown and sums modulo m: true golds, disjoint pools, traces as they should be, and the way into a run."""
+
+import json
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from exgrpo_cli.base.console.reporter import SilentReporter
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.types import Message, Question, Verdict
+from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.config.sections.data import ArithmeticSettings, CountdownSettings, ModularSettings
+from exgrpo_cli.grading.graders.countdown import grade_countdown
+from exgrpo_cli.grading.metadata import read_metadata
+from exgrpo_cli.grading.valid_traces import sum_asked, valid_trace
+from exgrpo_cli.models.warm_start import RECIPES, draw_example
+from exgrpo_cli.questions.made import countdown, modular
+from exgrpo_cli.questions.made.pools import Pool
+from exgrpo_cli.questions.made.sources import make_split
+from exgrpo_cli.questions.made.traces import TraceMix, write_trace
+from exgrpo_cli.training.starting.run_questions import load_questions
+
+SMALL = {
+    "countdown": CountdownSettings(num_train=60, num_heldout=20),
+    "modular": ModularSettings(num_train=60, num_heldout=20),
+}
+SOUND = TraceMix(guessed=0.0, slipped=0.0, malformed=0.0, checked=0.0)
+
+
+def prompts(questions):
+    return {question.prompt[0].content for question in questions}
+
+
+@pytest.fixture(scope="module", params=sorted(SMALL))
+def made(request):
+    source = request.param
+    return source, make_split(source, SimpleNamespace(**{source: SMALL[source]}))
+
+
+def test_questions_are_different_share_their_levels_and_repeat_themselves(made):
+    source, split = made
+    levels = SMALL[source].levels
+    assert len(prompts(split.train)) == 60 and len(prompts(split.heldout)) == 20
+    counts = {level: sum(question.level == str(level) for question in split.train) for level in levels}
+    assert counts == dict.fromkeys(levels, 60 // len(levels))
+    assert make_split(source, SimpleNamespace(**{source: SMALL[source]})) == split
+
+
+def test_no_seed_brings_a_question_into_another_pool(made):
+    source, split = made
+    other = make_split(source, SimpleNamespace(**{source: type(SMALL[source])(num_train=60, num_heldout=60, seed=7)}))
+    rng = np.random.default_rng(0)
+    recipe = RECIPES[source]
+    started = {draw_example(recipe, level, rng)[0] for level in recipe.levels for _ in range(60)}
+    train, heldout = (prompts(split.train) | prompts(other.train)), (prompts(split.heldout) | prompts(other.heldout))
+    assert not train & heldout and not train & started and not heldout & started
+
+
+def test_golds_are_right_by_a_plain_reference():
+    for question in make_split("countdown", SimpleNamespace(countdown=SMALL["countdown"])).train:
+        numbers, target = re.fullmatch(r"([\d,]+)=(\d+)\?", question.prompt[0].content).groups()
+        # The program's own expressions, checked against the pattern, are safe to evaluate in a test.
+        assert re.fullmatch(r"[\d+*()-]+", question.answer) and eval(question.answer) == int(target)
+        assert sorted(re.findall(r"\d+", question.answer)) == sorted(numbers.split(","))
+    for question in make_split("modular", SimpleNamespace(modular=SMALL["modular"])).train:
+        terms, modulus = re.fullmatch(r"\(([\d+]+)\)%(\d+)=\?", question.prompt[0].content).groups()
+        assert int(question.answer) == sum(map(int, terms.split("+"))) % int(modulus) and modulus == "5"
+
+
+def test_an_attempt_is_written_line_by_line_and_as_one_expression():
+    # 8+4 = 12, times 3 = 36, less 2 = 34; the sum needs brackets once it is multiplied.
+    attempt = countdown.Attempt(numbers=(8, 4, 3, 2), signs=("+", "*", "-"), values=(12, 36, 34))
+    assert attempt.lines() == ["8+4=12", "12*3=36", "36-2=34"]
+    assert (attempt.expression(), attempt.result) == ("(8+4)*3-2", 34)
+    product = countdown.Attempt(numbers=(8, 3, 4), signs=("*", "*"), values=(24, 96))
+    assert product.expression() == "8*3*4"
+
+
+def test_a_search_misses_before_it_meets_the_target():
+    rng = np.random.default_rng(3)
+    solution = countdown.draw_solved(4, Pool.WARM_START, rng)
+    for _ in range(20):
+        *missed, found = countdown.write_search(solution, 2, rng).split("\nno\n")
+        assert found.splitlines() == solution.lines() and len(missed) <= 2
+        assert all(not text.endswith(f"={solution.result}") for text in missed)
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict"),
+    [
+        ("8*3+4-2", Verdict.CORRECT),
+        ("4 + (8*3) - 2", Verdict.CORRECT),
+        ("(8-2)*4+2", Verdict.WRONG),  # 26 as well, but 2 twice and 3 never
+        ("8*3+4-2+0", Verdict.WRONG),
+        ("26", Verdict.WRONG),
+        ("8*3+4", Verdict.WRONG),
+        ("8/(3-3)", Verdict.WRONG),
+        ("8*3+4-2=26", Verdict.WRONG),
+        ("8**3+4-2", Verdict.WRONG),
+        ("8*3+4-2)", Verdict.WRONG),
+        ("(" * 99 + "8*3+4-2" + ")" * 99, Verdict.WRONG),  # too long
+        ("__import__('os')", Verdict.WRONG),
+        ("8*3+4-2\\", Verdict.WRONG),
+        ("", Verdict.NO_ANSWER),
+    ],
+)
+def test_countdown_answers(answer, verdict):
+    assert grade_countdown({"numbers": [2, 3, 4, 8], "target": 26}, answer) is verdict
+
+
+def test_fractions_on_the_way_are_exact():
+    # 8/(3-8/3) = 24: the fraction 1/3 has no exact double.
+    assert grade_countdown({"numbers": [3, 3, 8, 8], "target": 24}, "8/(3-8/3)") is Verdict.CORRECT
+
+
+SUM = '{"trace": "sum", "terms": [7, 5, 8], "modulus": 5}'
+
+
+@pytest.mark.parametrize(
+    ("response", "valid"),
+    [
+        ("7+5=2\n2+8=0\n</think>\n\\boxed{0}", True),
+        ("8+7=0\n0+5=0\n</think>\n\\boxed{0}", True),
+        ("7+5+8=0\n</think>\n\\boxed{0}", True),
+        ("</think>\n\\boxed{0}", False),  # a lucky guess
+        ("7+5=3\n3+8=0\n</think>\n\\boxed{0}", False),  # two slips that meet: 12 is 2 modulo 5, 11 is 1
+        ("7+5=2\n2+3=0\n</think>\n\\boxed{0}", False),  # there is no 3, though 8 is 3 modulo 5
+        ("7+5=2\n</think>\n\\boxed{0}", False),  # 8 is left over
+        ("7+5=2\n2+8=0\n0+8=3\n</think>\n\\boxed{3}", False),  # 8 twice
+        ("7+5=2\n2+8=0\n</think>\n\\boxed{1}", False),  # another answer than its own
+        ("7+5=2\n2+8=0\n\\boxed{0}", False),  # never stops thinking
+        ("7+5=2 so\n2+8=0\n</think>\n\\boxed{0}", False),
+    ],
+)
+def test_the_working_of_a_sum_modulo_m(response, valid):
+    assert valid_trace(asked("(7+5+8)%5=?", SUM), response) is valid
+
+
+RUNNING = "9+2-4+7-3=?"
+
+
+@pytest.mark.parametrize(
+    ("response", "valid"),
+    [
+        ("9+2=11\n11-4=7\n7+7=14\n14-3=11\n</think>\n\\boxed{11}", True),
+        ("9+2-4=7\n7+7=14\n14-3=11\n11+3=14\n</think>\n\\boxed{11}", True),  # two terms in a line, and a check
+        ("9+2=11\n11+7=18\n4+3=7\n18-7=11\n</think>\n\\boxed{11}", True),  # what is lost added up first
+        ("2-4=-2\n9-2=7\n7+7-3=11\n</think>\n\\boxed{11}", True),  # a loss on the way
+        ("9+2=11\n11-4=7\n7+7=14\n14-3=11\n11+3=15\n</think>\n\\boxed{11}", False),  # a false check
+        ("</think>\n\\boxed{11}", False),
+        ("9+2=11\n</think>\n\\boxed{11}", False),
+        ("9+2=12\n12-4=8\n8+7=14\n14-3=11\n</think>\n\\boxed{11}", False),
+        ("9-2=7\n7+4=11\n11+7=18\n18-7=11\n</think>\n\\boxed{11}", False),  # signs exchanged
+        ("9+2=11\n11+4=15\n15-7=8\n8+3=11\n</think>\n\\boxed{11}", False),
+    ],
+)
+def test_the_working_of_a_running_sum(response, valid):
+    assert valid_trace(asked(RUNNING), response) is valid
+
+
+def test_traces_that_cannot_be_checked_are_neither():
+    assert valid_trace(asked("7+5=?", '{"verifier": "countdown"}'), "") is None
+    assert valid_trace(replace(asked(RUNNING), source="my own"), "9+2=11") is None
+    assert valid_trace(asked("How much is 7+5?"), "7+5=12") is None
+
+
+def asked(text, metadata=None):
+    return Question(
+        id="q", prompt=(Message(role="user", content=text),), answer="0", source="arithmetic", metadata=metadata
+    )
+
+
+def test_sound_traces_of_the_warm_start_are_valid_and_faults_are_not():
+    rng = np.random.default_rng(0)
+    for question in make_split("modular", SimpleNamespace(modular=SMALL["modular"])).train:
+        terms = tuple(read_metadata(question.metadata)["terms"])
+        assert valid_trace(question, write_trace(terms, SOUND, rng, 5))
+        guessed = write_trace(terms, TraceMix(guessed=1.0, slipped=0.0, malformed=0.0), rng, 5)
+        assert guessed.endswith(f"\\boxed{{{question.answer}}}") and not valid_trace(question, guessed)
+    for question in make_split(
+        "arithmetic", SimpleNamespace(arithmetic=ArithmeticSettings(num_train=60, num_heldout=20))
+    ).train:
+        terms = sum_asked(question).terms
+        assert valid_trace(question, write_trace(terms, replace(SOUND, checked=0.5, double=0.3, swapped=0.3), rng))
+        slipped = write_trace(terms, TraceMix(guessed=0.0, slipped=1.0, malformed=0.0), rng)
+        assert not valid_trace(question, slipped)
+
+
+@pytest.mark.parametrize("source", sorted(SMALL))
+def test_start_and_held_out_questions_follow_the_source(source):
+    sizes = [f"{source}.num_train=16", f"{source}.num_heldout=8"]
+    config = build_config(assignments=[f"data.train={source}", *sizes])
+    assert (config.data.heldout, config.data.heldout_name, config.tiny.task) == ("auto", source, source)
+    questions = load_questions(config, SilentReporter())
+    assert (len(questions.train), len(questions.heldout)) == (16, 8)
+    assert all(json.loads(question.metadata) for question in questions.train)
+    # Whoever wants another start says so.
+    assert build_config(assignments=[f"data.train={source}", "tiny.task=arithmetic"]).tiny.task == "arithmetic"
+
+
+@pytest.mark.parametrize("source", sorted(SMALL))
+def test_there_are_as_many_as_a_run_asks_for_without_being_told(source):
+    settings = type(SMALL[source])()
+    split = make_split(source, SimpleNamespace(**{source: settings}))
+    assert (len(split.train), len(split.heldout)) == (settings.num_train, settings.num_heldout)
+
+
+def test_what_cannot_be_made_is_refused_in_one_line():
+    with pytest.raises(
+        InputError, match=r"countdown\.levels = \(2,\) is out of range: use levels from 3 to 6, each once"
+    ):
+        CountdownSettings(levels=(2,))
+    with pytest.raises(InputError, match=r"modular\.modulus = 1 is out of range: use a whole number from 2 to 99"):
+        ModularSettings(modulus=1)
+    with pytest.raises(InputError, match=r"tiny\.task = 'sums'"):
+        build_config(assignments=["tiny.task=sums"])
+    with pytest.raises(InputError, match=r"Sums of level 2 run out at \d+ of the 900 asked for: ask for fewer"):
+        modular.make_modular(ModularSettings(num_train=900, num_heldout=1, levels=(2,)))

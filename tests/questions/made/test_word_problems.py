@@ -1,0 +1,96 @@
+"""Word problems: true answers, disjoint pools, levels, and the way through `prepare`."""
+
+import re
+
+import numpy as np
+import pytest
+
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.commands import run
+from exgrpo_cli.config.sections.data import WordProblemSettings
+from exgrpo_cli.questions.made.pools import Pool
+from exgrpo_cli.questions.made.word_problems import draw_chain, expression, make_word_problems, pool_of, tell, values_of
+from exgrpo_cli.questions.question_file.questions import read_questions
+
+SMALL = WordProblemSettings(num_train=200, num_heldout=80)
+
+
+def test_every_problem_is_english_with_one_number_per_operation_and_a_box():
+    questions = make_word_problems(SMALL).train
+    assert len({question.id for question in questions}) == 200
+    assert {level: sum(q.level == level for q in questions) for level in "1234"} == dict.fromkeys("1234", 50)
+    for question in questions:
+        text = question.prompt[0].content
+        story, _, request = text.rpartition("? ")
+        assert "\\boxed{}" in request and not re.search(r"[{}]", story)
+        # "one of 3 equal parts" repeats its number; otherwise there is one for the start and one for each operation.
+        numbers = re.sub(r"With (\d+) people at work it takes one of \1", r"With \1 people at work it takes one", story)
+        assert len(re.findall(r"\d+", numbers)) == int(question.level) + 1
+        assert question.answer.isdigit() and 1 <= int(question.answer) <= 120
+
+
+def test_the_answer_is_the_chain_worked_out_from_left_to_right():
+    assert values_of((("", 7), ("+", 3), ("*", 2), ("/", 4), ("-", 2))) == [7, 10, 20, 5, 3]
+    assert expression((("", 7), ("+", 3), ("*", 2))) == "7+3*2"
+
+
+def test_no_chain_is_in_two_pools():
+    rng = np.random.default_rng(0)
+    chains = {pool: {draw_chain(level, pool, rng) for level in (1, 2) for _ in range(300)} for pool in Pool}
+    assert all(pool_of(chain) is pool for pool, own in chains.items() for chain in own)
+    assert not chains[Pool.TRAIN] & chains[Pool.HELDOUT]
+    # Another seed cannot make them meet, and the same seed repeats itself.
+    other = WordProblemSettings(num_train=200, num_heldout=80, seed=1)
+    train = {question.id for settings in (SMALL, other) for question in make_word_problems(settings).train}
+    assert not train & {question.id for question in make_word_problems(SMALL).heldout}
+    assert make_word_problems(SMALL).heldout == make_word_problems(SMALL).heldout
+
+
+def test_one_chain_is_told_in_many_ways():
+    chain = (("", 12), ("-", 4), ("*", 3))
+    told = {tell(chain, np.random.default_rng(seed)) for seed in range(60)}
+    assert len(told) > 50 and all({"12", "4", "3"} <= set(re.findall(r"\d+", text)) for text in told)
+
+
+def test_worked_examples_are_earlier_turns_of_chains_that_nobody_is_asked():
+    settings = WordProblemSettings(num_train=20, num_heldout=8, levels=(1, 2), examples=3)
+    split = make_word_problems(settings)
+    train, heldout = split.train, split.heldout
+    turns = train[0].prompt[:-1]
+    assert [turn.role for turn in turns] == ["user", "assistant"] * 3
+    assert all(question.prompt[:-1] == turns for question in (*train, *heldout))
+    # Levels in turn, and the box holds what the last operation gives.
+    for turn, level in zip(turns[1::2], (1, 2, 1), strict=True):
+        steps = re.findall(r"(\d+) ([-+*/]) (\d+) = (\d+)", turn.content)
+        assert len(steps) == level and turn.content.endswith(f"\\boxed{{{steps[-1][3]}}}.")
+        chain = (("", int(steps[0][0])), *((sign, int(operand)) for _, sign, operand, _ in steps))
+        assert pool_of(chain) is Pool.WARM_START and values_of(chain)[-1] == int(steps[-1][3])
+
+
+def test_levels_that_are_not_told():
+    for levels in ((), (0,), (5,), (2, 2)):
+        with pytest.raises(InputError, match=r"word_problems\.levels = .*levels from 1 to 4, each once"):
+            WordProblemSettings(levels=levels)
+
+
+def test_prepare_writes_both_parts(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    sizes = ["--set", "word_problems.num_train=40", "--set", "word_problems.num_heldout=12"]
+    assert run(["prepare", "word-problems", *sizes, "--seed", "3"]) == 0
+    train, heldout = (read_questions(f"data/word-problems{part}.parquet") for part in ("", "-heldout"))
+    assert (len(train.questions), len(heldout.questions)) == (40, 12)
+    assert train.metadata["options"]["seed"] == 3 and train.metadata["counts"]["kept"] == 40
+    assert {question.level for question in train.questions} == set("1234")
+    assert train.questions[0].source == "word-problems"
+
+
+def test_a_run_trains_on_them_and_validates_on_the_held_out_ones():
+    from exgrpo_cli.base.console.reporter import SilentReporter
+    from exgrpo_cli.config.layers import build_config
+    from exgrpo_cli.training.starting.run_questions import load_questions
+
+    sources = ["data.train=word-problems", "data.heldout=word-problems"]
+    config = build_config(assignments=[*sources, "word_problems.num_train=30", "word_problems.num_heldout=10"])
+    questions = load_questions(config, SilentReporter())
+    assert (len(questions.train), len(questions.heldout)) == (30, 10)
+    assert {question.source for question in (*questions.train, *questions.heldout)} == {"word-problems"}

@@ -1,0 +1,117 @@
+"""Multiple-choice questions in the layouts of public sets: found in the text, and put in another order."""
+
+import pytest
+
+from exgrpo_cli.base.types import Message, Question
+from exgrpo_cli.evaluation.benchmarks.choices import shuffle_choices
+from exgrpo_cli.questions.question_file.choices import find_choices, format_choices, options_of
+from exgrpo_cli.questions.question_file.questions import question_id
+
+DEMAND = "Answer the question. The last line has the format 'ANSWER: $LETTER', where LETTER is one of ABCD."
+
+
+def question(text: str, answer: str) -> Question:
+    prompt = (Message(role="user", content=text),)
+    return Question(id=question_id(prompt, answer), prompt=prompt, answer=answer, source="here")
+
+
+@pytest.mark.parametrize(
+    ("text", "labels", "options"),
+    [
+        (
+            f"{DEMAND}\n\nWhich gas is noble?\n\nA) argon\nB) ozone\n\nC) methane\n\n",
+            "ABC",
+            ("argon", "ozone", "methane"),
+        ),
+        ("Which?\n\nA. one\nB. two", "AB", ("one", "two")),
+        ("Which?\n(A) one\n(B) two", "AB", ("one", "two")),
+        ("Which?\nA: one\nB: two\nC: three", "ABC", ("one", "two", "three")),
+        ("Which?\na) one\nb) two", "ab", ("one", "two")),
+        ("Which?\n\n1) one\n2) two\n3) three\n4) four\n", "1234", ("one", "two", "three", "four")),
+        ("Which? A) one B) two C) three", "ABC", ("one", "two", "three")),
+        ("Which? (A) 1.5 (B) 2.5 (C) 3.5\nThink first.", "ABC", ("1.5", "2.5", "3.5")),
+        ("Which? A. one B. two C. three", "ABC", ("one", "two", "three")),
+        ("Which?\nA) one B) two C) three\nThink first.", "ABC", ("one", "two", "three")),
+        ("Which?\nA: one; B: two; C: three.", "ABC", ("one", "two", "three")),
+        ("Which? (a) one, (b) two, or (c) three.", "abc", ("one", "two", "three")),
+        ("Which?\nA) one   B) two\nC) three   D) four\n", "ABCD", ("one", "two", "three", "four")),
+        ("Which?\n**A.** one\n**B.** two", "AB", ("one", "two")),
+        ("Which?\n- A. one\n- B. two", "AB", ("one", "two")),
+        ("Which? (1) one (2) two (3) three", "123", ("one", "two", "three")),
+        ("Which?\n1) one 2) two 3) three\nAnswer with the number.", "123", ("one", "two", "three")),
+        ("Choose an option: 1. one; 2. two; 3. three.", "123", ("one", "two", "three")),
+        ("Which? A)one B)two", "AB", ("one", "two")),
+        ("Which?\n(a)one\n(b)two", "ab", ("one", "two")),
+        ("Which?\nA.1.5\nB.2.5", "AB", ("1.5", "2.5")),
+        ("Which?\nA:one\nB:two", "AB", ("one", "two")),
+        ("Which?\n[A] one\n[B] two", "AB", ("one", "two")),
+        ("Which? [A]one [B]two", "AB", ("one", "two")),
+        # What asks for the answer is no part of the last option.
+        ("Which?\nA. one\nB. two\nAnswer:", "AB", ("one", "two")),
+        ("Which?\nA. one\nB. two\nwhich is more", "AB", ("one", "two\nwhich is more")),
+        ("Which?\n1. one\n2. two\n3. three\n\nAnswer with the number of the option.", "123", ("one", "two", "three")),
+        # Over lines up to the next label; behind a blank line the question goes on.
+        ("Which?\nA) one\nor half\nB) two\n\nName a letter.", "AB", ("one\nor half", "two")),
+        # The last list counts: the first holds statements.
+        ("(1) It rains.\n(2) It is dry.\n\nWhich is true?\nA) 1\nB) 2", "AB", ("1", "2")),
+    ],
+)
+def test_options_are_found(text: str, labels: str, options: tuple[str, ...]) -> None:
+    choices = find_choices(text)
+    assert choices is not None
+    assert ("".join(choices.labels), choices.options) == (labels, options)
+    assert choices.reordered(range(len(options))) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Which?",
+        "Which?\n\nA. one\nC. two",
+        "How many hold?\n1) x > 0\n2) x < 0",
+        "How many hold?\n1) x > 0\n2) x < 0\n3) x = 0\n\nGive a number.",
+        "How many hold?\n1) x > 0\n2) x < 0\n3) x = 0",
+        "1) x > 0\n2) x < 0\n3) x = 0\nWhat holds if x is 1?",
+        "Vitamin A. B. cereus needs none.",
+        "Solve (1) x+y=2 (2) x-y=0 (3) z=1. Find x.",
+        "How many of these hold? (1) x > 0 (2) x < 0 (3) x = 0",
+        "Let (1) x = 2, (2) y = 3, (3) z = 4. What is x+y?",
+        "See [1], [2] and [3].",
+        "See [A](one) and [B](two).",
+        "Of A.B.\nB.C.\n only one is a product.",
+        "Steps 1. 2. 3. follow",
+    ],
+)
+def test_other_texts_have_no_options(text: str) -> None:
+    assert find_choices(text) is None
+
+
+def test_a_gold_has_to_be_a_label_in_any_case() -> None:
+    text = "Which?\n(a) one\n(b) two"
+    assert [options_of(question(text, gold)) is not None for gold in ("a", "B", "(b)", "c", "one")] == [True] * 3 + [
+        False
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "gold"),
+    [
+        (f"{DEMAND}\n\nWhich?\n\nA) right\nB) left\n\nC) up\nD) down\n\n", "A"),
+        ("Which?\n\n1) left\n2) up\n3) right\n4) down", "3"),
+        ("Which? (A) left (B) right (C) up", "B"),
+        (format_choices("Which?", ["left", "up", "down", "right"]), "D"),
+    ],
+)
+def test_the_gold_moves_with_its_option_and_the_layout_stays(text: str, gold: str) -> None:
+    orders = set()
+    for seed in range(12):
+        shuffled = shuffle_choices(question(text, gold), seed)
+        assert shuffled is not None
+        found = find_choices(shuffled.question.prompt[-1].content)
+        assert found is not None and found.options == shuffled.options
+        place = found.place_of(shuffled.question.answer)
+        assert place is not None and found.options[place] == "right"
+        # Everything but the options is as before.
+        assert len(found.text) == len(text) and found.text.split("Which?")[0] == text.split("Which?")[0]
+        orders.add(shuffled.options)
+    assert len(orders) > 2

@@ -1,0 +1,239 @@
+"""`prepare`: what the audit finds, what the file and the report say, and that the output is whole or not there."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.types import Message, Question
+from exgrpo_cli.config.sections.data import ArithmeticSettings
+from exgrpo_cli.config.sections.grading import GradingSettings
+from exgrpo_cli.config.settings import Config
+from exgrpo_cli.grading import GradingPool
+from exgrpo_cli.questions.audit.checks import check_golds
+from exgrpo_cli.questions.audit.contamination import BenchmarkIndex
+from exgrpo_cli.questions.audit.duplicates import near_duplicates
+from exgrpo_cli.questions.audit.words import ngrams, words_of
+from exgrpo_cli.questions.prepare import PrepareOptions, default_output, prepare
+from exgrpo_cli.questions.prompts import THOUGHT_SOLUTION_SYSTEM
+from exgrpo_cli.questions.question_file.questions import is_prepared, question_id, read_questions
+
+ALICE = "Alice has 12 red apples and 7 green ones; she gives 5 of them to Bob. How many apples has she left?"
+CAROL = "Carol has 12 red apples and 7 green ones; she gives 5 of them to Bob. How many apples has she left?"
+WALK = "A walker covers nine kilometres in four hours with a pause of t minutes in a coffee shop on the way home."
+
+
+def write(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def qa(question, answer):
+    return {"question": question, "answer": answer}
+
+
+def run(source, output, **options):
+    return prepare(str(source), output, PrepareOptions(**options), lambda *_: None)
+
+
+def test_the_audit_counts_what_it_drops_folds_and_marks(tmp_path):
+    source = write(
+        tmp_path / "set.jsonl",
+        qa(ALICE, "14"),
+        qa(ALICE + " ", "14"),
+        qa(ALICE, "15"),
+        qa(CAROL, "14"),
+        qa("What is half of one?", "\\frac{1}{2}"),
+        qa("What is it?", "\\frac{1}{"),
+        qa("And what is that?", ""),
+        qa(f"{WALK} How long is the pause?", "24"),
+    )
+    benchmark = {"walks": [f"{WALK} How fast does the walker go?"]}
+    output = tmp_path / "data" / "set.parquet"
+    report = run(source, output, benchmarks=benchmark)
+    dropped = {reason: finding.count for reason, finding in report.dropped.items()}
+    assert dropped.pop("no answer") == 1 and dropped.pop("contaminated by walks") == 1
+    # The unfinished fraction is dropped as a gold, whatever the verifier calls it.
+    assert list(dropped.values()) == [1] and next(iter(dropped)).startswith("gold ")
+    # 8 read = 4 kept + 1 folded + 3 dropped.
+    assert (report.num_read, report.num_kept, report.num_folded) == (8, 4, 1)
+    marked = {reason: finding.count for reason, finding in report.marked.items()}
+    assert marked == {"same question, different answers": 1, "almost the same question": 1}
+    found = read_questions(output)
+    assert [question.answer for question in found.questions] == ["14", "15", "14", "\\frac{1}{2}"]
+    assert is_prepared(found.metadata) and found.content_hash == report.content_hash
+    assert found.metadata["counts"] == report.counts() and found.metadata["counts"]["read"] == 8
+    assert found.metadata["source_layout"] == "question and answer"
+    assert found.metadata["options"]["decontaminate"] == ["walks"]
+    assert WALK[:20] in found.metadata["dropped"]["contaminated by walks"]["examples"][0]
+    page = "\n".join(report.lines())
+    assert "8 read" in page and "1 exact duplicates folded" in page and f"4 kept in {output}" in page
+    assert len(report.lines()) < 40
+    assert json.loads(json.dumps(report.to_json()))["counts"] == report.counts()
+
+
+def test_nothing_left_says_why_and_writes_nothing(tmp_path):
+    source = write(tmp_path / "set.jsonl", qa("What is it?", "\\frac{1}{"), qa("And that?", None))
+    with pytest.raises(InputError, match=r"none of the 2 rows is left: 1 no answer .*; 1 gold "):
+        run(source, tmp_path / "out.parquet")
+    assert not (tmp_path / "out.parquet").exists()
+
+
+def test_the_verl_layout_is_written_and_prepared_again(tmp_path):
+    source = write(tmp_path / "set.jsonl", qa("1 + 1 = ?", "2"), qa("1 + 2 = ?", "3"))
+    first = run(source, tmp_path / "verl.parquet", layout="verl")
+    assert pq.read_schema(tmp_path / "verl.parquet").names[:2] == ["data_source", "prompt"]
+    again = run(tmp_path / "verl.parquet", tmp_path / "canonical.parquet")
+    assert (again.layout, again.content_hash) == ("verl", first.content_hash)
+
+
+def test_multiple_choice_golds_are_verified_as_letters(tmp_path):
+    rows = [{"question": f"Which {n}?", "choices": ["one", "two"], "answer": n % 2} for n in range(4)]
+    report = run(write(tmp_path / "set.jsonl", *rows), tmp_path / "out.parquet")
+    assert (report.layout, report.num_kept) == ("multiple choice", 4)
+
+
+def test_arithmetic_training_and_heldout_questions_are_disjoint(tmp_path):
+    settings = Config(arithmetic=ArithmeticSettings(num_train=60, num_heldout=30, seed=5))
+    train = run("arithmetic", tmp_path / "train.parquet", made=settings)
+    heldout = run("arithmetic", tmp_path / "heldout.parquet", made=settings, heldout=True)
+    assert (train.num_kept, heldout.num_kept, train.num_folded) == (60, 30, 0)
+    assert not {question.id for question in train.questions} & {question.id for question in heldout.questions}
+    assert train.levels == dict.fromkeys(("2", "3", "4", "5", "6", "7"), 10)
+    assert read_questions(tmp_path / "train.parquet").metadata["options"]["seed"] == 5
+
+
+def test_an_output_that_is_not_prepares_own_is_refused(tmp_path):
+    source = write(tmp_path / "set.jsonl", qa("1 + 1 = ?", "2"))
+    other = tmp_path / "other.parquet"
+    pq.write_table(pa.table({"x": [1]}), other)
+    (tmp_path / "file").write_text("")
+    for output, message in (
+        (other, "exists and was not made by `exgrpo prepare`"),
+        (source, "is the source itself"),
+        (tmp_path, "is a folder: name a file"),
+        (tmp_path / "file" / "out.parquet", "is not a writable folder"),
+    ):
+        with pytest.raises(InputError, match=message):
+            run(source, output)
+    assert pq.read_table(other).to_pylist() == [{"x": 1}]
+    run(source, tmp_path / "out.parquet")
+    assert run(source, tmp_path / "out.parquet").num_kept == 1
+
+
+def test_a_read_only_folder_is_refused(tmp_path):
+    source = write(tmp_path / "set.jsonl", qa("1 + 1 = ?", "2"))
+    (tmp_path / "locked").mkdir(mode=0o500)
+    # Root may write anywhere, but for this capability.
+    as_owner = ["setpriv", "--bounding-set", "-dac_override"] if os.geteuid() == 0 else []
+    code = "from exgrpo_cli.main import main; main()"
+    arguments = ["prepare", str(source), "--output", str(tmp_path / "locked" / "out.parquet")]
+    done = subprocess.run([*as_owner, sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "is not a writable folder" in done.stderr
+    assert not list((tmp_path / "locked").iterdir())
+
+
+SLOW = """
+import sys
+from pathlib import Path
+from exgrpo_cli.questions.prepare import PrepareOptions, prepare
+def progress(done, total, what):
+    print(what, done, flush=True)
+prepare(sys.argv[1], Path(sys.argv[2]), PrepareOptions(), progress)
+"""
+
+
+def test_a_killed_preparation_leaves_the_old_output_and_the_next_one_starts_clean(tmp_path):
+    # Powers of x go to math-verify one by one: seconds of work, of which the kill falls into the first.
+    source = write(tmp_path / "set.jsonl", *(qa(f"Power {n}?", f"x^{{{n}}}+1") for n in range(3000)))
+    output = tmp_path / "out.parquet"
+    small = write(tmp_path / "small.jsonl", qa("1 + 1 = ?", "2"))
+    run(small, output)
+    before = output.read_bytes()
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW, str(source), str(output)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("verifying gold answers"):
+            break
+    time.sleep(0.2)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert process.returncode == -signal.SIGKILL
+    assert output.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.parquet", "set.jsonl", "small.jsonl"]
+    # What a kill during the write itself leaves behind is cleared once it is too old to be anybody's.
+    abandoned, current = tmp_path / ".out.parquet.partial-1", tmp_path / ".out.parquet.partial-2"
+    for part in (abandoned, current):
+        part.write_text("half")
+    os.utime(abandoned, (0, 0))
+    run(small, output)
+    assert current.exists() and not abandoned.exists()
+
+
+def test_check_golds_names_the_first_bad_one():
+    def question(answer):
+        prompt = (Message(role="user", content="?"),)
+        return Question(id=question_id(prompt, answer), prompt=prompt, answer=answer, source="here")
+
+    bad = question("\\frac{1}{")
+    with GradingPool(GradingSettings()) as pool:
+        check_golds([question("1"), question("\\frac{1}{2}")], pool)
+        with pytest.raises(InputError, match=rf"1 of 2 gold answers .* of question {bad.id}: gold "):
+            check_golds([question("1"), bad], pool)
+
+
+def test_words_and_ngrams():
+    assert words_of("Let $x+1$ be \\frac{A}{b}, then x-1?") == (
+        "let", "x", "+", "1", "be", "frac", "a", "b", "then", "x", "-", "1"
+    )  # fmt: skip
+    assert ngrams(("a", "b", "a", "b", "a"), 2) == {"a b", "b a"}
+    assert ngrams(("a",), 2) == {"a"} and ngrams((), 2) == set()
+
+
+def test_overlap_is_the_share_of_the_benchmark_questions_ngrams():
+    index = BenchmarkIndex({"bench": ["one two three four five six", "seven"]}, size=3)
+    # Trigrams of the benchmark question: 123 234 345 456; the text holds 123 and 234: 2 of 4.
+    overlap = index.nearest("zero one two three four zero")
+    assert (overlap.benchmark, overlap.share) == ("bench", 0.5)
+    assert index.nearest("one two zero three four") is None
+    # A benchmark question of fewer words than n counts only where it is the whole text.
+    assert index.nearest("Seven!").share == 1.0
+    assert index.nearest("six seven") is None
+
+
+def test_near_duplicates_agree_with_comparing_all_pairs():
+    words = [f"w{n}" for n in range(40)]
+    texts = [" ".join(words), "short text", " ".join(words[1:]), " ".join(reversed(words)), " ".join([*words, "end"])]
+    pairs = near_duplicates(texts, threshold=0.8)
+    # 40 words have 38 trigrams. Text 2 lacks one of them: 37/38. Text 4 has one more: 38/39, against text 2 37/39.
+    assert [(pair.first, pair.second) for pair in pairs] == [(0, 2), (0, 4)]
+    assert [pair.similarity for pair in pairs] == pytest.approx([37 / 38, 38 / 39])
+    assert near_duplicates(texts, threshold=0.99) == []
+    # Of few trigrams most are common by chance, here four of six: 9+4, +4+, 4+9, +9+.
+    assert near_duplicates(["9+4+9+4=?", "9+4+9+4+9=?"], threshold=0.6) == []
+
+
+def test_default_output():
+    assert default_output("openai/gsm8k:main") == Path("data/gsm8k-main.parquet")
+
+
+@pytest.mark.slow
+def test_real_files(tmp_path, shared_data):
+    gsm8k = run(shared_data / "gsm8k_train.jsonl", tmp_path / "gsm8k.parquet")
+    assert (gsm8k.layout, gsm8k.num_read, gsm8k.num_kept) == ("gsm8k", 7473, 7473)
+    verl = run(shared_data / "verl_format_aime24_math500.parquet", tmp_path / "verl.parquet", layout="verl")
+    # 30 questions of AIME24 stand eight times each: 240 - 30 = 210 are folded.
+    assert (verl.layout, verl.num_read, verl.num_folded, verl.num_kept) == ("verl", 740, 210, 530)
+    assert {question.prompt[0].content for question in verl.questions} == {THOUGHT_SOLUTION_SYSTEM}

@@ -1,0 +1,240 @@
+"""The question file: identity, both layouts there and back, and every way a file can be wrong."""
+
+import hashlib
+import subprocess
+import sys
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.types import Message, Question
+from exgrpo_cli.questions.question_file.questions import (
+    MADE_BY_PREPARE,
+    content_hash,
+    is_prepared,
+    question_id,
+    read_metadata,
+    read_questions,
+    write_questions,
+)
+from exgrpo_cli.questions.question_file.rows import prompt_of
+
+
+def question(text="2+2=?", answer="4", system=None, source="here", level=None):
+    prompt = (Message(role="user", content=text),)
+    if system is not None:
+        prompt = (Message(role="system", content=system), *prompt)
+    return Question(id=question_id(prompt, answer), prompt=prompt, answer=answer, source=source, level=level)
+
+
+def canonical_row(**changes):
+    row = {
+        "id": "a1",
+        "prompt": [{"role": "user", "content": "2+2=?"}],
+        "answer": "4",
+        "source": "here",
+        "level": None,
+    }
+    return {**row, **changes}
+
+
+def write_rows(path, *rows):
+    pq.write_table(pa.Table.from_pylist(list(rows)), path)
+    return path
+
+
+def test_the_id_is_the_hash_of_the_normalised_last_user_message_and_the_answer():
+    expected = hashlib.sha256(b"1 + 2 = ?\x1f3").hexdigest()[:16]
+    assert question("1 + 2 = ?", "3").id == expected
+    # Full-width digits are NFKC-equal to plain ones; runs of white space are one blank; the answer is stripped.
+    assert question(" １ +\n２  = ?", " 3 ").id == expected
+    assert question("1 + 2 = ?", "3", system="Think.").id == expected
+    assert question("1 + 2 = ?", "4").id != expected
+    turns = (("user", "Hello"), ("assistant", "Yes?"), ("user", "1 + 2 = ?"))
+    assert question_id([Message(role=role, content=content) for role, content in turns], "3") == expected
+
+
+def test_a_prompt_without_a_user_message_has_no_id():
+    with pytest.raises(InputError, match=r"roles \['system'\] has no user message"):
+        question_id([Message(role="system", content="Think.")], "3")
+
+
+@pytest.mark.parametrize("layout", ["canonical", "verl"])
+def test_what_is_written_is_read_again(tmp_path, layout):
+    asked = (
+        question(level="3"),
+        question("Wie groß ist $\\pi$? 圆周率\n\nzwei Zeilen", "\\frac{22}{7}", system="Denke nach."),
+        question("9\u2028-1", "8", source="elsewhere"),
+    )
+    path = tmp_path / "new folder" / "questions.parquet"
+    write_questions(path, asked, {"made_by": MADE_BY_PREPARE, "options": {"seed": 3}}, layout)
+    found = read_questions(path)
+    assert found.questions == asked
+    assert found.content_hash == content_hash(asked) == found.metadata["content_hash"]
+    assert found.metadata["options"] == {"seed": 3} and is_prepared(found.metadata)
+    assert found.num_folded == 0
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_the_content_hash_is_sha256_over_the_rows_in_order():
+    one, two = question(), question("3+3=?", "6", level="1")
+    lines = f'["{one.id}",[["user","2+2=?"]],"4","here",null]\n["{two.id}",[["user","3+3=?"]],"6","here","1"]\n'
+    assert content_hash([one, two]) == hashlib.sha256(lines.encode()).hexdigest()
+    assert content_hash([two, one]) != content_hash([one, two])
+
+
+def test_the_canonical_schema(tmp_path):
+    write_questions(tmp_path / "q.parquet", [question()], {})
+    schema = pq.read_schema(tmp_path / "q.parquet")
+    assert schema.names == ["id", "prompt", "answer", "source", "level", "metadata"]
+    assert schema.field("prompt").type.value_type == pa.struct([("role", pa.string()), ("content", pa.string())])
+    assert schema.field("level").nullable and not schema.field("answer").nullable
+
+
+@pytest.mark.parametrize("layout", ["canonical", "verl"])
+def test_metadata_travel_in_both_layouts_and_count_as_content(tmp_path, layout):
+    own = replace(question(), metadata='{"verifier": "countdown", "numbers": [2], "target": 2}')
+    write_questions(tmp_path / "q.parquet", [own], {}, layout)
+    found = read_questions(tmp_path / "q.parquet")
+    assert found.questions[0].metadata == own.metadata
+    assert found.content_hash == content_hash([own])
+    # Without any, the hash is what it was before there were metadata.
+    assert content_hash([own]) != content_hash([question()])
+
+
+def test_metadata_of_others_are_not_ours(tmp_path):
+    row = {
+        "data_source": "aime",
+        "prompt": [{"content": "2+2=?", "role": "user"}],
+        "reward_model": {"ground_truth": "4"},
+        "extra_info": {"metadata": {"url": "x"}},
+    }
+    assert read_questions(write_rows(tmp_path / "verl.parquet", row)).questions[0].metadata is None
+
+
+def test_a_verl_file_as_others_write_it(tmp_path):
+    row = {
+        "data_source": "aime",
+        "prompt": [{"content": "Think.", "role": "system"}, {"content": "2+2=?", "role": "user"}],
+        "ability": "math",
+        "reward_model": {"ground_truth": "4", "style": "rule"},
+        "extra_info": {"index": 0, "split": "default"},
+        "target": [{"role": "assistant", "content": "a long trace"}],
+    }
+    found = read_questions(write_rows(tmp_path / "verl.parquet", row, row))
+    assert found.questions == (question(system="Think.", source="aime"),)
+    assert (found.num_folded, found.metadata) == (1, {})
+
+
+def test_unusual_arrow_types_of_text_are_read(tmp_path):
+    table = pa.Table.from_pylist([canonical_row(level="2")])
+    table = table.set_column(3, "source", table["source"].dictionary_encode())
+    table = table.set_column(2, "answer", table["answer"].cast(pa.large_string()))
+    pq.write_table(table, tmp_path / "q.parquet")
+    assert read_questions(tmp_path / "q.parquet").questions[0].answer == "4"
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"question": "2+2=?"}], r"lacks the columns \['id', 'prompt', 'answer', 'source'\] and has \['question'\]"),
+        ([canonical_row(answer=4)], "column 'answer' has the type int64, it must be text"),
+        ([canonical_row(prompt="2+2=?")], "column 'prompt' has the type string, it must be a list of {role, content}"),
+        ([canonical_row(level=2)], "column 'level' has the type int64"),
+        ([canonical_row(metadata=2)], "column 'metadata' has the type int64, it must be text"),
+        ([canonical_row(metadata="[1]")], r"row 1, field 'metadata' is '\[1\]': it must be a JSON table, or null"),
+        ([canonical_row(metadata="{1")], "field 'metadata' is '{1': it must be a JSON table"),
+        ([canonical_row(), canonical_row(id="a2", answer=None)], "row 2, field 'answer' is None"),
+        ([canonical_row(answer=" ")], "row 1, field 'answer' is ' '"),
+        ([canonical_row(), canonical_row(id=None)], "row 2, field 'id' is None"),
+        ([canonical_row(), canonical_row(id="a2", prompt=[])], r"row 2, field 'prompt' is \[\]"),
+        (
+            [canonical_row(prompt=[{"role": "user", "content": None}, {"role": "user", "content": "x"}])],
+            "row 1, field 'prompt', message 1: 'content' is None",
+        ),
+        (
+            [canonical_row(prompt=[{"role": "system", "content": "x"}])],
+            r"row 1, field 'prompt' has the roles \['system'\]",
+        ),
+        ([canonical_row(), canonical_row(answer="5")], "rows 1 and 2 have the id 'a1' but different content"),
+        (
+            [{"data_source": "x", "prompt": canonical_row()["prompt"], "reward_model": {"style": "rule"}}],
+            r"\(verl layout\) lacks the column 'reward_model.ground_truth'",
+        ),
+        (
+            [{"data_source": "x", "prompt": canonical_row()["prompt"], "reward_model": {"ground_truth": 4}}],
+            "column 'reward_model.ground_truth' has the type int64",
+        ),
+    ],
+)
+def test_a_wrong_file_names_file_row_field_and_value(tmp_path, rows, message):
+    path = write_rows(tmp_path / "wrong.parquet", *rows)
+    with pytest.raises(InputError, match=message) as raised:
+        read_questions(path)
+    assert str(path) in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_an_empty_file_a_folder_another_format_and_no_file(tmp_path):
+    write_questions(tmp_path / "empty.parquet", [], {})
+    (tmp_path / "text.parquet").write_text("hello")
+    cases = {
+        "empty.parquet": "has no questions",
+        ".": "is a folder, not a question file",
+        "text.parquet": "cannot be read as parquet",
+        "nowhere.parquet": "does not exist",
+    }
+    for name, message in cases.items():
+        with pytest.raises(InputError, match=message):
+            read_questions(tmp_path / name)
+
+
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+from exgrpo_cli.questions.question_file.questions import read_questions, write_questions
+from exgrpo_cli.base.errors import RunError
+path = Path(sys.argv[1])
+questions = read_questions(path).questions
+# A file that may not grow stands for a disk that is full: the same errno path, without root.
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+try:
+    write_questions(path, questions, {})
+except RunError as error:
+    sys.exit(str(error))
+"""
+
+
+def test_a_write_that_fails_leaves_what_was_there_and_is_one_line(tmp_path):
+    path = tmp_path / "q.parquet"
+    write_questions(path, [question()], {})
+    before = path.read_bytes()
+    done = subprocess.run([sys.executable, "-c", FULL_DISK, str(path)], capture_output=True, text=True)
+    assert done.stderr.strip() == (
+        f"{path} cannot be written: File too large. What was there before is unchanged: make room, or choose another "
+        "place."
+    )
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_new_file_takes_the_place_of_the_old_one_which_stays_whole_for_its_readers(tmp_path):
+    path, old = tmp_path / "q.parquet", tmp_path / "old.parquet"
+    write_questions(path, [question()], {})
+    old.hardlink_to(path)
+    write_questions(path, [question("3+3=?", "6")], {})
+    assert read_questions(old).questions == (question(),)
+    assert read_questions(path).questions == (question("3+3=?", "6"),)
+
+
+def test_text_that_is_no_unicode_is_refused():
+    with pytest.raises(InputError, match=r"row 7, field 'prompt', message 1: 'content' .* is not valid Unicode"):
+        prompt_of([{"role": "user", "content": "half of a pair: \ud800"}], "file: row 7")
+
+
+def test_metadata_of_other_files_is_empty(tmp_path):
+    assert read_metadata(tmp_path / "nowhere.parquet") == {}
+    assert read_metadata(write_rows(tmp_path / "other.parquet", {"x": 1})) == {}
+    assert not is_prepared({}) and not is_prepared({"made_by": "train"})

@@ -1,0 +1,138 @@
+"""The shipped claims: each can be planned, has the seeds of its power calculation, and shares runs with others."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.presets import preset_names
+from exgrpo_cli.runs.result import config_hash
+from exgrpo_cli.studies.claims.claim import FIRST_SEED, chosen_claims, read_claim
+from exgrpo_cli.studies.claims.plan import plan_claims
+from exgrpo_cli.studies.duration import estimate
+from exgrpo_cli.studies.study import Study
+from exgrpo_cli.studies.study_files import write_plan
+
+NIGHT, HOUR = 10 * 3600.0, 3600.0
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    return plan_claims(chosen_claims("all"), name="claims", root=tmp_path_factory.mktemp("studies"))
+
+
+@pytest.mark.parametrize("name", preset_names("claims"))
+def test_a_claim_can_fail(name: str) -> None:
+    """It names what it is tested by, and has seeds enough that both verdicts are within reach."""
+    claim = read_claim(name)
+    assert claim.source.startswith("arXiv") and claim.seeds[0] >= FIRST_SEED
+    assert len(claim.seeds) == max(8, *(contrast.seeds for contrast in claim.contrasts)) <= 16
+    # The same order at every start, whatever Python's hashes are: each control before what it is compared with.
+    stated = [arm for each in claim.contrasts for arm in (each.control, each.arm) if arm]
+    assert list(claim.arms) == sorted(claim.arms, key=stated.index)
+
+
+def test_each_run_is_planned_once_and_all_end_in_a_night_the_quick_ones_in_an_hour(
+    everything: Study, tmp_path: Path
+) -> None:
+    keys = [(config_hash(run.config), run.seed) for run in everything.runs]
+    assert len(set(keys)) == len(keys)
+    assert len({run.folder for run in everything.runs}) == len(keys)
+    taken = estimate(everything, jobs=2)
+    quick = estimate(plan_claims(chosen_claims("quick"), name="quick", root=tmp_path), jobs=2)
+    assert taken is not None and taken <= NIGHT
+    assert quick is not None and quick <= HOUR
+
+
+def test_arms_of_one_name_are_told_apart_and_run_once_in_whatever_order(tmp_path: Path) -> None:
+    """The on-policy arm of two of these claims is one; the third has other questions."""
+    names = ["headroom-reaches-more", "latest-in-search", "headroom-in-search"]
+    for order in (names, names[::-1]):
+        study = plan_claims(chosen_claims(",".join(order)), name="claims", root=tmp_path)
+        on_policy = [run for run in study.runs if run.config.run.method == "grpo" and run.config.optim.minibatches == 2]
+        keys = [(config_hash(run.config), run.seed) for run in on_policy]
+        assert len({run.arm.name for run in on_policy}) == 2
+        assert len(set(keys)) == len(keys) == 11 + 8
+
+
+def test_arms_keep_the_names_that_a_study_has_given_them(tmp_path: Path) -> None:
+    """Else another claim's arm would be taken for one whose runs are there."""
+
+    def planned(names: str) -> Study:
+        return plan_claims(chosen_claims(names), name="claims", root=tmp_path)
+
+    def on_policy(study: Study) -> dict[str, int]:
+        return {run.arm.name: run.config.countdown.seed for run in study.runs if run.config.run.method == "grpo"}
+
+    began = planned("headroom-reaches-more")
+    assert on_policy(began) == {"search: grpo": 1}
+    write_plan(began.folder, began.arms, equal=began.equal, claims=began.claims, seeds={})
+    for names in ("headroom-in-search,headroom-reaches-more", "headroom-reaches-more,headroom-in-search"):
+        both = {"search: grpo": 1, "search: grpo (headroom-in-search)": 0}
+        assert on_policy(planned(names)) == both | {"search: more-updates": 0}
+    # Both names taken by other arms: the claim was another one then.
+    taken = [replace(arm, name="search: grpo (headroom-in-search)") for arm in began.arms if arm.method == "grpo"]
+    others = [replace(arm, name="search: grpo", method="dapo") for arm in taken]
+    write_plan(
+        began.folder, [*(replace(arm, method="dbb") for arm in taken), *others], equal="steps", claims={}, seeds={}
+    )
+    with pytest.raises(InputError, match="was begun with another claim headroom-in-search: choose another --name"):
+        planned("headroom-in-search")
+
+
+CLAIM = """
+[about]
+title = "x beats y"
+source = "arXiv"
+[claim]
+regime = "search"
+run_minutes = 1.0
+[arms."x:y"]
+method = "exgrpo"
+settings = {settings}
+[[contrast]]
+arm = "x:y"
+control = "{control}"
+smallest_effect = 0.1
+spread = 0.1
+"""
+
+
+def test_files_of_claims_that_cannot_be_told_apart_or_are_no_claims_are_one_line(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.toml").write_text(CLAIM.format(settings="[]", control="grpo"))
+    mine = [str(tmp_path / folder / "mine.toml") for folder in ("a", "b")]
+    assert len(chosen_claims(f"{mine[0]},{mine[0]}")) == 1
+    with pytest.raises(InputError, match="two claims 'mine': give one of the files another name"):
+        chosen_claims(",".join(mine))
+    for settings in ("[1]", '[["a"]]', '"replay.ratio=0.5"'):
+        Path(mine[0]).write_text(CLAIM.format(settings=settings, control="grpo"))
+        with pytest.raises(InputError, match=r"claim mine: .*settings"):
+            chosen_claims(mine[0])
+    for wrong, said in (
+        (CLAIM.format(settings="[]", control="x:y"), "contrast of 'x:y' with itself: name another control"),
+        (
+            CLAIM.replace("spread = 0.1", "spread = 100"),
+            "spread = 100 beside smallest_effect = 0.1 would take 1000 seeds or",
+        ),
+        (CLAIM.replace('"search"', '"serach"'), "unknown regime preset 'serach'. Did you mean 'search'"),
+    ):
+        Path(mine[0]).write_text(wrong.format(settings="[]", control="grpo"))
+        with pytest.raises(InputError, match=f"claim mine: {said}"):
+            chosen_claims(mine[0])
+    Path(mine[0]).write_text(CLAIM.format(settings='["optim.learning_rat=1.0"]', control="grpo"))
+    with pytest.raises(InputError, match=r"claim mine, arm 'search: x:y': .*unknown key optim\.learning_rat\. Did you"):
+        plan_claims(chosen_claims(mine[0]), name="claims", root=tmp_path)
+    two_arms = CLAIM.format(settings="[]", control="x y").replace("[[c", '[arms."x y"]\nmethod = "su01"\n[[c')
+    Path(mine[0]).write_text(two_arms)
+    with pytest.raises(InputError, match="would both be in the folder search-x-y/"):
+        plan_claims(chosen_claims(mine[0]), name="claims", root=tmp_path)
+
+
+def test_claims_of_one_regime_share_their_arms(tmp_path: Path) -> None:
+    both = chosen_claims("shaping,importance-correction")
+    study = plan_claims(both, name="claims", root=tmp_path)
+    assert [arm.name for arm in study.arms].count("hard-tail: exgrpo") == 1
+    assert len(study.runs) == sum(len({*each.arms}) * len(each.seeds) for each in both) - len(both[0].seeds)

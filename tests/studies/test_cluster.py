@@ -1,0 +1,316 @@
+"""Studies through submitit: its own Slurm executor against programs that run tasks as processes, and its local one."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import fake_slurm
+import pytest
+import real_slurm
+
+from exgrpo_cli.base.console.reporter import SilentReporter
+from exgrpo_cli.base.errors import InputError, RunError
+from exgrpo_cli.base.files import read_json_lines
+from exgrpo_cli.commands import run as exgrpo
+from exgrpo_cli.config.resolve import to_toml
+from exgrpo_cli.config.sections.slurm import SlurmSettings
+from exgrpo_cli.config.settings import Config
+from exgrpo_cli.studies.cluster import launch
+from exgrpo_cli.studies.cluster.shared import Mount, mount_of, read_mounts, require_shared
+from exgrpo_cli.studies.request import StudyRequest
+from exgrpo_cli.studies.study import Study
+
+WORKER = """
+import json, os, signal, sys, time
+from pathlib import Path
+folder, steps = Path(sys.argv[2]), 6
+folder.mkdir(exist_ok=True)
+(folder / "config.toml").touch()
+with (folder / "starts").open("a") as log:
+    log.write(f"{os.getpid()}\\n")
+if (folder.parent / "wrong").exists():
+    sys.exit("the third question has no answer")
+stopped = []
+signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
+journal = folder / "metrics.jsonl"
+done = len(journal.read_text().splitlines()) if journal.exists() else 0
+for step in range(done + 1, steps + 1):
+    time.sleep(0.1)
+    with journal.open("a") as file:
+        file.write(json.dumps({"step": step}) + "\\n")
+    if step == 3 and (folder.parent / "hold").exists():
+        while not stopped:
+            time.sleep(0.05)
+    if stopped:
+        sys.exit(130)
+(folder / "summary.json").write_text(json.dumps({"steps": steps, "finished": "steps reached"}))
+"""
+"""A run of six steps that takes stop signals and goes on where it was, without a model."""
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
+    """Two arms, two seeds, of runs that take a second."""
+    worker = tmp_path / "worker.py"
+    worker.write_text(WORKER)
+    monkeypatch.setattr(launch, "WORKER", (sys.executable, "-S", str(worker)))
+    monkeypatch.setattr(launch, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(launch, "ASK_SECONDS", 0.5)
+    request = StudyRequest(metric="ent,random", seeds="2", output=tmp_path / "studies" / "mine")
+    return replace(request, options={"run": {"steps": 6}}).plan()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Slurm's programs on the path; their state is in the folder."""
+    fake_slurm.install(tmp_path / "slurm")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'slurm'}:{os.environ['PATH']}")
+    return tmp_path / "slurm"
+
+
+SHARED = SlurmSettings(shared=True, partition="gpu", hours=1.0)
+
+
+def starts(study: Study) -> dict[str, int]:
+    """How often each run's process was started."""
+    return {launch.label(run): len((run.folder / "starts").read_text().split()) for run in study.runs}
+
+
+def in_background(action: Callable[[], None]) -> None:
+    """Do something while the study runs in the main thread, which alone takes signals."""
+    if os.fork() == 0:
+        try:
+            action()
+        finally:
+            os._exit(0)
+
+
+def wait_for(path: Path, content: str = "") -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (path.exists() and content in path.read_text()):
+        time.sleep(0.05)
+
+
+def launch_and_time_out(study: Study, settings: SlurmSettings, signal_running: Callable[[], None]) -> None:
+    """The first arm's runs wait at step 3 until their tasks are signalled; they are requeued and resume."""
+    arm = study.runs[0].folder.parent
+    arm.mkdir(parents=True)
+    (arm / "hold").touch()
+    held = [run for run in study.runs if run.folder.parent == arm]
+
+    def time_out() -> None:
+        for run in held:
+            wait_for(run.folder / "metrics.jsonl", '"step": 3')
+        (arm / "hold").unlink()
+        signal_running()
+
+    in_background(time_out)
+    launch.launch_study(study, "slurm", settings, jobs=0, reporter=SilentReporter())
+    for run in study.runs:
+        assert run.state == "finished"
+        assert [line["step"] for line in read_json_lines(run.folder / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+    assert all(starts(study)[launch.label(run)] == 2 for run in held)
+
+
+def test_one_array_job_runs_what_is_not_finished(study: Study, cluster: Path) -> None:
+    launch.launch_study(study, "slurm", SHARED, jobs=0, reporter=SilentReporter())
+    assert all(run.state == "finished" for run in study.runs) and set(starts(study).values()) == {1}
+    [script] = cluster.glob("job-*.sh")
+    text = script.read_text()
+    assert f"#SBATCH --array=0-{len(study.runs) - 1}%{len(study.runs)}\n" in text
+    assert "#SBATCH --partition=gpu\n" in text and "#SBATCH --time=60\n" in text
+    # Finished runs are not submitted.
+    (study.runs[0].folder / "summary.json").unlink()
+    launch.launch_study(study, "slurm", SHARED, jobs=0, reporter=SilentReporter())
+    assert sum(starts(study).values()) == len(study.runs) + 1
+
+
+@pytest.mark.engines
+def test_a_task_whose_time_is_over_is_requeued_and_resumes(study: Study, cluster: Path) -> None:
+    def signal_running() -> None:
+        for path in cluster.glob("task-*.json"):
+            if json.loads(path.read_text())["state"] == "RUNNING":
+                name = path.stem.removeprefix("task-")
+                os.spawnlp(os.P_WAIT, "scancel", "scancel", name, "--signal", "USR2")
+
+    launch_and_time_out(study, SHARED, signal_running)
+    assert (cluster / "requeues").is_file()
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("launcher", ["slurm", "local"])
+def test_a_killed_task_is_submitted_again(study: Study, cluster: Path, launcher: str) -> None:
+    run = study.runs[0]
+    run.folder.parent.mkdir(parents=True)
+    (run.folder.parent / "hold").touch()
+    held = [each for each in study.runs if each.arm == run.arm]
+
+    def kill() -> None:
+        for each in held:
+            wait_for(each.folder / "metrics.jsonl", '"step": 3')
+        (run.folder.parent / "hold").unlink()
+        for each in held:
+            os.kill(int((each.folder / "starts").read_text()), signal.SIGKILL)
+
+    in_background(kill)
+    launch.launch_study(study, launcher, SHARED, jobs=4, reporter=SilentReporter())
+    assert all(each.state == "finished" for each in study.runs)
+    assert all(starts(study)[launch.label(each)] == 2 for each in held)
+
+
+def test_a_run_that_fails_is_told_by_what_it_said(study: Study, cluster: Path) -> None:
+    run = study.runs[0]
+    run.folder.parent.mkdir(parents=True)
+    (run.folder.parent / "wrong").touch()
+    with pytest.raises(RunError, match=r"2 of \d+ runs failed, first .* the third question has no answer; the same"):
+        launch.launch_study(study, "local", SHARED, jobs=4, reporter=SilentReporter())
+    others = [each for each in study.runs if each.arm != run.arm]
+    assert others and all(each.state == "finished" for each in others)
+
+
+def test_a_refused_partition_and_a_cluster_that_is_not_there_are_one_line(
+    study: Study, cluster: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = SlurmSettings(shared=True, partition="nowhere")
+    with pytest.raises(InputError, match=r"sbatch refused \S+: .*See \[slurm\] of --config"):
+        launch.launch_study(study, "slurm", refused, jobs=0, reporter=SilentReporter())
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(InputError, match="finds no sbatch on the path"):
+        launch.launch_study(study, "slurm", SHARED, jobs=0, reporter=SilentReporter())
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"needs the submitit package: pip install 'exgrpo\[slurm\]'"):
+        launch.launch_study(study, "local", SHARED, jobs=0, reporter=SilentReporter())
+
+
+MOUNTS = """proc /proc proc rw 0 0
+/dev/sda1 / ext4 rw,relatime 0 0
+server:/home /home nfs4 rw,vers=4.2,local_lock=none 0 0
+server:/old /old nfs rw,nolock 0 0
+tmpfs /tmp tmpfs rw 0 0
+mds:/scratch /home/scratch lustre rw,flock 0 0
+"""
+
+
+def test_a_folder_must_be_shared_and_its_locks_hold(tmp_path: Path) -> None:
+    mounts = read_mounts(MOUNTS)
+    kinds = {place: mount_of(Path(place), mounts) for place in ("/home/a/b", "/home/scratch/x", "/srv", "/homely")}
+    assert [mount.kind for mount in kinds.values() if mount] == ["nfs4", "lustre", "ext4", "ext4"]
+    here = str(tmp_path)
+    local = Mount(point=here, kind="tmpfs", options=frozenset({"rw"}))
+    with pytest.raises(InputError, match=r"is on tmpfs \(.*\), a file system of this host: .*slurm.shared = true"):
+        require_shared(tmp_path, shared=False, mounts=[local])
+    require_shared(tmp_path, shared=True, mounts=[local])
+    unlocked = Mount(point=here, kind="nfs", options=frozenset({"rw", "nolock"}))
+    with pytest.raises(InputError, match="is mounted with nolock, so a lock does not hold across hosts"):
+        require_shared(tmp_path, shared=True, mounts=[unlocked])
+    require_shared(tmp_path, shared=False, mounts=[Mount(point=here, kind="nfs4", options=frozenset())])
+
+
+def test_the_table_of_a_configuration_file_is_read_and_checked(
+    tmp_path: Path, cluster: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "cluster.toml"
+    file.write_text(
+        '[run]\nsteps = 7\n[slurm]\npartition = "gpu"\ngpus = 4\nhours = 2.5\nsetup = ["module load cuda"]\n'
+    )
+    command = ["ablate", "--seeds", "2", "--config", str(file), "--launcher", "slurm", "--dry-run"]
+    assert exgrpo(command) == 0
+    said = capsys.readouterr()
+    assert said.out.count("7 steps") == 8
+    for line in ("--gpus-per-node=4", "--time=150", "--partition=gpu", "--array=0-7%8"):
+        assert f"#SBATCH {line}\n" in said.err
+    assert "# setup\nmodule load cuda\n" in said.err
+    for text, wrong in (
+        ('partitoin = "gpu"', "slurm.partitoin is no setting. Did you mean 'partition'?"),
+        ('gpus = "4"', "slurm.gpus = '4' must be int"),
+        ('setup = "module"', "slurm.setup = 'module' must be a list of lines"),
+        ("hours = 0", "slurm.hours = 0 must be more than slurm.save_minutes"),
+    ):
+        file.write_text(f"[slurm]\n{text}\n")
+        assert exgrpo(command) == 2
+        assert wrong in capsys.readouterr().err
+    assert StudyRequest(config_file=file, seeds="1").plan().runs
+
+
+@pytest.fixture
+def two_hosts(small_config: Callable[..., Config], tmp_path: Path) -> Path:
+    """A run of four steps, and a cluster that gives it two hosts, which are this one."""
+    path = tmp_path / "cluster.toml"
+    config = small_config("run.steps=4", "run.save_every=2", "replay.start_threshold=0")
+    path.write_text(to_toml(config) + "\n[slurm]\nnodes = 2\nhours = 1\nsave_minutes = 1\nshared = true\n")
+    return path
+
+
+@pytest.mark.engines
+@pytest.mark.timeout(900)
+def test_one_run_on_two_hosts_is_requeued_and_resumes(two_hosts: Path, cluster: Path, tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "both"
+
+    def time_out() -> None:
+        wait_for(run / "metrics.jsonl", '"step": 2')
+        os.spawnlp(os.P_WAIT, "scancel", "scancel", "100", "--signal", "USR2")
+
+    in_background(time_out)
+    command = ["train", "--config", str(two_hosts), "--output", str(run), "--launcher", "slurm", "--quiet"]
+    assert exgrpo(command) == 0
+    assert (cluster / "requeues").read_text() == "100\n"
+    assert [line["step"] for line in read_json_lines(run / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert "--nodes=2\n" in (cluster / "job-100.sh").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--launcher", "local"], "slurm.nodes = 2, and --launcher local has this host alone: use slurm."),
+        (["--launcher", "slurm", "--check"], "--check is for this host: leave it out"),
+        (["--launcher", "slurm", "--nproc", "2"], "--nproc is for this host"),
+    ],
+)
+def test_what_a_launcher_does_not_do_is_refused(
+    options: list[str], message: str, two_hosts: Path, cluster: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["train", "--config", str(two_hosts), "--output", str(tmp_path / "runs" / "one"), "--quiet"]
+    assert exgrpo([*command, *options]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "runs" / "one").exists()
+
+
+@pytest.fixture
+def one_node(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmSettings]:
+    """A real Slurm, and what its node has."""
+    if reason := real_slurm.why_not():
+        # A controller and a node need root and Debian's packages; CI runs the same launcher on fake programs.
+        pytest.skip(reason)
+    with real_slurm.real_slurm(monkeypatch.setenv):
+        yield SlurmSettings(shared=True, partition="main", hours=1.0)
+
+
+@pytest.mark.slow
+def test_an_array_job_of_a_real_slurm(study: Study, one_node: SlurmSettings) -> None:
+    launch.launch_study(study, "slurm", one_node, jobs=0, reporter=SilentReporter())
+    assert all(run.state == "finished" for run in study.runs) and set(starts(study).values()) == {1}
+
+
+@pytest.mark.slow
+def test_a_real_slurm_requeues_a_task_whose_time_is_over(study: Study, one_node: SlurmSettings) -> None:
+    """The signal that Slurm sends before the end of a task's time; `scontrol requeue` is submitit's."""
+
+    def signal_running() -> None:
+        jobs = subprocess.run(["squeue", "-h", "-t", "R", "-o", "%A"], capture_output=True, text=True, check=True)
+        for job in jobs.stdout.split():
+            subprocess.run(["scancel", "--signal=USR2", job], check=False)
+
+    launch_and_time_out(study, one_node, signal_running)
+
+
+@pytest.mark.slow
+def test_a_partition_that_a_real_slurm_refuses_is_one_line(study: Study, one_node: SlurmSettings) -> None:
+    with pytest.raises(InputError, match=r"sbatch refused \S+: .*invalid partition specified: gpu"):
+        launch.launch_study(study, "slurm", SHARED, jobs=0, reporter=SilentReporter())

@@ -1,0 +1,35 @@
+"""What a run of a study says in its log: of damage the study's terminal hears too."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+
+from exgrpo_cli.base.errors import DamageWarning, ToolkitWarning
+from exgrpo_cli.studies.run_log import RunLog, warn_in_log
+
+
+def test_damage_is_told_once_with_the_name_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        warn_in_log()
+        warnings.warn("an earlier process said this", DamageWarning, stacklevel=1)
+        earlier = capsys.readouterr().err
+        warnings.warn("a checkpoint is passed over:\nweights.safetensors", DamageWarning, stacklevel=1)
+        warnings.warn("only a hint", ToolkitWarning, stacklevel=1)
+        now = capsys.readouterr().err
+    (tmp_path / "seed-0.log").write_text(earlier)
+    log = RunLog(tmp_path / "seed-0")
+    with log.path.open("a") as file:
+        file.write(f"step 1\n{now}damaged: a line that is not who")
+    with pytest.warns(DamageWarning) as told:
+        log.tell_damage("exgrpo, seed 0")
+    assert [str(warning.message) for warning in told] == [
+        "exgrpo, seed 0: a checkpoint is passed over: weights.safetensors"
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        log.tell_damage("exgrpo, seed 0")
+
+
+def test_a_run_without_a_log_has_told_nothing(tmp_path: Path) -> None:
+    RunLog(tmp_path / "seed-0").tell_damage("exgrpo, seed 0")

@@ -1,0 +1,117 @@
+"""Packages in layers: each imports from the layers below its own, and heavy packages stay where they belong."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LAYERS = {
+    "base": 0,
+    "config": 0,
+    "presets": 0,
+    "algo": 1,
+    "grading": 1,
+    "ledger": 1,
+    "ranks": 1,
+    "runs": 1,
+    "questions": 2,
+    "replay": 2,
+    "engines": 2,
+    "replay_stats": 3,
+    "models": 3,
+    "evaluation": 4,
+    "endpoints": 4,
+    "plots": 4,
+    "machine": 4,
+    "training": 5,
+    "studies": 6,
+    "reports": 7,
+    "publishing": 8,
+    "api": 9,
+    "commands": 9,
+    "main": 10,
+    "__main__": 11,
+}
+ENGINES_ONLY = ("vllm", "deepspeed")
+# What is read, drawn or shown without a model stays quick to import.
+TORCH_FREE = ("grading", "ledger", "runs", "questions", "replay", "replay_stats", "endpoints", "plots")
+
+
+def package_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).parts
+    return (parts[1] if parts[0] == "exgrpo_cli" else parts[0]).removesuffix(".py")
+
+
+MODULES = [
+    path
+    for folder in ("exgrpo_cli", "commands", "presets")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if path != ROOT / "exgrpo_cli" / "__init__.py"
+]
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Full names of everything imported, wherever in the module, also for type checking only."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: absolute imports only"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def violations(package: str, names: list[str]) -> list[str]:
+    """Names that a module of `package` imports although it may not."""
+    found = []
+    for name in names:
+        top, *rest = name.split(".")
+        if top == "exgrpo_cli" and rest and rest[0] in LAYERS:
+            target = rest[0]
+            if target != package and LAYERS[package] > 0 and LAYERS[target] >= LAYERS[package]:
+                found.append(f"{name}: layer {LAYERS[target]} from layer {LAYERS[package]}")
+            if LAYERS[package] == 0 and LAYERS[target] > 0:
+                found.append(f"{name}: layer {LAYERS[target]} from layer 0")
+        if top in ENGINES_ONLY and package != "engines":
+            found.append(f"{name}: only engines/ imports it")
+        if top == "torch" and (LAYERS[package] == 0 or package in TORCH_FREE):
+            found.append(f"{name}: no torch here")
+        if top == "typer" and package != "commands":
+            found.append(f"{name}: only commands/ knows the command line")
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_imports_from_the_layers_below(path):
+    assert package_of(path) in LAYERS, f"{path} is in no package of the ground plan"
+    assert violations(package_of(path), list(imported(ast.parse(path.read_text())))) == []
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "allowed"),
+    [
+        ("training", "exgrpo_cli.engines.hf.generator.HFGenerator", True),
+        ("engines", "exgrpo_cli.training.loop.run_step", False),
+        ("evaluation", "exgrpo_cli.plots.style", False),
+        ("questions", "exgrpo_cli.questions.stream.QuestionStream", True),
+        ("replay", "exgrpo_cli.questions.stream", False),
+        ("replay", "exgrpo_cli.ledger.writer", True),
+        ("ledger", "exgrpo_cli.replay.buffer", False),
+        ("replay_stats", "exgrpo_cli.runs.metrics", True),
+        ("base", "exgrpo_cli.base.errors", True),
+        ("base", "torch", False),
+        ("ledger", "torch", False),
+        ("config", "exgrpo_cli.grading.pool", False),
+        ("replay", "torch", False),
+        ("ledger", "torch", False),
+        ("base", "torch", False),
+        ("plots", "torch.nn", False),
+        ("algo", "torch", True),
+        ("training", "vllm", False),
+        ("engines", "vllm.LLM", True),
+        ("training", "typer", False),
+    ],
+)
+def test_the_rule_itself(package, name, allowed):
+    assert (violations(package, [name]) == []) is allowed
