@@ -12,23 +12,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import grading_table
 import pytest
-from grading_cases import CASES
 from grading_pools import boxed, pool_of
+from grading_table import CASES, written_down
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.grading import GradingPool
 
-DIFFERENCES = Path(__file__).parents[2] / "docs" / "grading-differences.md"
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
-TABLE = [
-    (kind, gold, answer, is_right)
-    for kind, rows in CASES.items()
-    for gold, right, wrong in rows
-    for answer, is_right in [*((each, True) for each in right), *((each, False) for each in wrong)]
-]
 
 
 @pytest.fixture(scope="module")
@@ -42,34 +36,30 @@ def verdicts(pool: GradingPool, pairs: list[tuple[str, str]]) -> list[Verdict]:
 
 
 def test_the_table_is_graded_as_it_says(pool: GradingPool) -> None:
-    assert len(TABLE) >= 400 and len({(gold, answer) for _, gold, answer, _ in TABLE}) == len(TABLE)
-    found = verdicts(pool, [(gold, answer) for _, gold, answer, _ in TABLE])
+    assert len(CASES) >= 1178 and len({case[1:3] for case in CASES}) == len(CASES)
+    found = verdicts(pool, [case[1:3] for case in CASES])
     otherwise = [
-        (kind, gold, answer, verdict.value)
-        for (kind, gold, answer, is_right), verdict in zip(TABLE, found, strict=True)
-        if (verdict is Verdict.CORRECT) is not is_right
+        (*case, verdict.value)
+        for case, verdict in zip(CASES, found, strict=True)
+        if (verdict is Verdict.CORRECT) is not case[3]
     ]
     assert otherwise == []
 
 
 def test_where_math_verify_says_otherwise_is_written_down() -> None:
-    text = DIFFERENCES.read_text(encoding="utf-8")
     pinned = re.search(r"^math-verify==(.+)$", CONSTRAINTS.read_text(encoding="utf-8"), re.M)
-    assert pinned and f"math-verify {pinned[1]} " in text, "docs/grading-differences.md is of another version"
+    assert pinned
     if version("math-verify") != pinned[1]:
         # Another version in pyproject.toml's range may judge otherwise; the README's line installs the pinned one.
-        pytest.skip(
-            f"docs/grading-differences.md lists what math-verify {pinned[1]} says, not {version('math-verify')}"
-        )
-    program = Path(__file__).parents[1] / "grading_differences.py"
+        pytest.skip(f"cases.jsonl says where math-verify {pinned[1]} errs, not {version('math-verify')}")
     done = subprocess.run(
-        [sys.executable, program],
+        [sys.executable, grading_table.__file__, "--json"],
         env={**os.environ, "PYTHONHASHSEED": "0"},
         capture_output=True,
         check=True,
         timeout=400,
     )
-    assert [line for line in text.splitlines() if line.endswith(("right |", "wrong |"))] == json.loads(done.stdout)
+    assert written_down() == [tuple(case) for case in json.loads(done.stdout)]
 
 
 # A gold in the notation of a data set, with its other notations as functions of its text.
