@@ -68,7 +68,7 @@ def print_refill(refill: dict[str, Any]) -> None:
 def measure_refill(rows: int, repeats: int) -> dict[str, Any]:
     import torch
 
-    from exgrpo_cli.config.sections.backbone import TinySettings
+    from exgrpo_cli.config.sections.run import TinySettings
     from exgrpo_cli.engines.hf.generator import HFGenerator
     from exgrpo_cli.models.tiny import make_model
     from exgrpo_cli.models.tokenizer import make_tokenizer

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from exgrpo_cli.base.types import AnswerFormat, Verdict
-from exgrpo_cli.config.sections.grading import GradingSettings
+from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.grading import GradingItem, GradingPool
 
 # Each gold with two other ways to write it. A quarter are simple fractions, as among those answers of MATH-500 that are

@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from exgrpo_cli.algo.batching import MiniBatch, TrainingRow
 from exgrpo_cli.base.types import RolloutRequest, SamplingParams, TokenSequence
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
-from exgrpo_cli.config.sections.optim import OptimSettings
+from exgrpo_cli.config.sections.run import OptimSettings
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.engines.policy.plain import TorchPolicy
 from exgrpo_cli.machine.shapes import preset_config

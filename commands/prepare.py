@@ -148,7 +148,7 @@ def _prepare_pool(source: str, options: PrepareSettings, speech: Speech, *, dry_
     """Rollouts logged elsewhere as a folder for `train --replay-from`."""
     from exgrpo_cli.base.console.reporter import make_reporter
     from exgrpo_cli.config.layers import build_config
-    from exgrpo_cli.config.resolve import to_toml
+    from exgrpo_cli.config.settings import to_toml
     from exgrpo_cli.training.importing.pool import check_pool, pool_folder, prepare_pool
 
     assert options.experience is not None

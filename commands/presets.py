@@ -75,7 +75,7 @@ def _resolved(kind: "PresetKind", name: str) -> dict[str, Any]:
     import tomllib
 
     from exgrpo_cli.config.layers import build_config
-    from exgrpo_cli.config.resolve import to_toml
+    from exgrpo_cli.config.settings import to_toml
     from exgrpo_cli.presets import load_preset, preset_settings
 
     if kind in ("benchmarks", "claims"):

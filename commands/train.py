@@ -224,7 +224,7 @@ def _print_plan(plan: "RunPlan", json: bool, *, speaks: bool) -> None:
     """The configuration as TOML with the plan as comments, so that the output is a file for `--config`."""
     import tomllib
 
-    from exgrpo_cli.config.resolve import to_toml
+    from exgrpo_cli.config.settings import to_toml
 
     text = to_toml(plan.config)
     if speaks and json:

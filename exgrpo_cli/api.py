@@ -65,7 +65,7 @@ class Run:
 
         Raises InputError for a run without a ledger and for another name.
         """
-        from exgrpo_cli.config.checks import require_known
+        from exgrpo_cli.config.sections import require_known
         from exgrpo_cli.ledger.reader import LedgerReader
         from exgrpo_cli.ledger.schemas import BODIES, TABLES
 

@@ -34,7 +34,7 @@ def load_preset(kind: PresetKind, name: str) -> dict[str, Any]:
 
 
 def preset_settings(kind: PresetKind, name: str) -> dict[str, Any]:
-    """The preset's settings alone: a layer for `exgrpo_cli.config.resolve.resolve`.
+    """The preset's settings alone: a layer for `exgrpo_cli.config.settings.resolve`.
 
     Raises InputError as `load_preset` does.
     """

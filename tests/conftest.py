@@ -132,7 +132,7 @@ def made_once(factory: pytest.TempPathFactory, name: str, **heads: int) -> Path:
 def export_small_backbone(folder: Path, *, num_heads: int, num_kv_heads: int) -> Path:
     import numpy as np
 
-    from exgrpo_cli.config.sections.backbone import TinySettings
+    from exgrpo_cli.config.sections.run import TinySettings
     from exgrpo_cli.models.export import export_model
     from exgrpo_cli.models.tiny import MAX_TOKENS, make_model
     from exgrpo_cli.models.tokenizer import make_tokenizer

@@ -5,7 +5,7 @@ import time
 import psutil
 
 from exgrpo_cli.base.types import AnswerFormat
-from exgrpo_cli.config.sections.grading import GradingSettings
+from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.grading import GradingItem, GradingPool
 
 BOXED = AnswerFormat(opens_think=False, requires_box=True, require_eos=False)

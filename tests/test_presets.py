@@ -8,8 +8,7 @@ import pytest
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.names import BUILT_IN
-from exgrpo_cli.config.resolve import to_toml
-from exgrpo_cli.config.settings import Config
+from exgrpo_cli.config.settings import Config, to_toml
 from exgrpo_cli.presets import load_preset, preset_names, preset_settings
 
 PUBLISHED = ("llama-8b", "llama-8b-instruct", "luffy-7b", "qwen-7b-instruct", "qwen-math-1.5b", "qwen-math-7b")

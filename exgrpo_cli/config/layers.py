@@ -8,28 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from exgrpo_cli.base.errors import InputError, nearest
-from exgrpo_cli.config.functions import USER_FUNCTIONS, origin
-from exgrpo_cli.config.names import PREFIX, TINY_TASKS, is_gguf
-from exgrpo_cli.config.resolve import Layer, parse_assignments, resolve
+from exgrpo_cli.config.names import PREFIX, TINY_TASKS, USER_FUNCTIONS, is_gguf, origin
 from exgrpo_cli.config.sections.data import DataSettings
-from exgrpo_cli.config.settings import Config
-from exgrpo_cli.presets import load_preset, preset_names, preset_settings
+from exgrpo_cli.config.settings import Config, Layer, parse_assignments, resolve
+from exgrpo_cli.presets import NO_SETTINGS, load_preset, preset_names, preset_settings
 
-DEFAULT_BACKBONE = "tiny"
 DEFAULT_METHOD = "exgrpo"
-REGIME_BACKBONE = "tiny"
-"""The only backbone that a regime's start and lengths are measured for."""
-
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-_CHOSEN_BY_OPTION = {
-    ("run", "method"): "--method",
-    ("run", "regime"): "--regime",
-    ("backbone", "name"): "--backbone",
-}
-
-
+TINY = "tiny"
+"""The default backbone, and the only one that a regime's start and lengths are measured for."""
 JOB = "slurm"
 """Table of a configuration file that is about a cluster's jobs and no part of any run's settings."""
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_CHOSEN_BY_OPTION = {"run.method": "--method", "run.regime": "--regime", "backbone.name": "--backbone"}
 
 
 def build_config(
@@ -59,17 +49,16 @@ def build_config(
     line, names a function of the user and `allow_code` is off: whoever wrote the file would choose what runs here.
     """
     file_layer = {name: part for name, part in (read_config(config_file) if config_file else {}).items() if name != JOB}
+    given = [("options", options or {}), ("--set", _checked_assignments(assignments))]
     chosen = read_method(method, allow_code=allow_code) if method is not None else None
-    in_file = _in_layer(file_layer, "run", "method")
-    name = _agreed("--method", chosen.name if chosen else None, in_file, config_file)
-    name = DEFAULT_METHOD if name is None else name
-    if chosen is None:
-        chosen = _method_of_file(name, file_layer)
-    in_file = _in_layer(file_layer, "run", "regime")
+    name = (
+        _agreed("--method", chosen.name if chosen else None, _text(file_layer, "run.method"), config_file)
+        or DEFAULT_METHOD
+    )
+    chosen = chosen or _method_of_file(name, file_layer)
     if regime is not None:
         load_preset("regimes", regime)
-    regime = _agreed("--regime", regime, in_file, config_file) or ""
-    given = [("options", options or {}), ("--set", _checked_assignments(assignments))]
+    regime = _agreed("--regime", regime, _text(file_layer, "run.regime"), config_file) or ""
     layers = [
         ("backbone", _backbone_layer(backbone, file_layer, config_file)),
         (f"regime {regime}", preset_settings("regimes", regime) if regime else {}),
@@ -79,11 +68,11 @@ def build_config(
         (str(config_file), file_layer),
         *given,
     ]
-    config = resolve(_with_what_follows(layers))
-    if regime and config.backbone.name != REGIME_BACKBONE:
+    config = resolve(_with_derived_defaults(layers))
+    if regime and config.backbone.name != TINY:
         raise InputError(
-            f"--regime {regime} is a start of the {REGIME_BACKBONE} backbone, not of {config.backbone.name}: leave one "
-            "of them out."
+            f"--regime {regime} is a start of the {TINY} backbone, not of {config.backbone.name}: leave one of them "
+            "out."
         )
     if not allow_code:
         _refuse_code(config_file, file_layer, [layer for _, layer in given])
@@ -97,10 +86,10 @@ class Method:
     name: str
     settings: Layer
     published: Layer
-    """What its paper changed besides its replay, by section."""
+    """Settings by section that its paper changed besides its replay."""
 
     def published_base(self) -> Layer:
-        """Raises InputError where the method has none."""
+        """The `[published]` table. Raises InputError where the method has none."""
         if not self.published:
             raise InputError(
                 f"--as-published: method {self.name} has no [published] table, which says what a paper changes besides "
@@ -115,25 +104,21 @@ def read_method(method: str, *, allow_code: bool = False) -> Method:
     Raises InputError for an unknown preset, a file that cannot be read, and one that names functions to run, unless
     `allow_code`.
     """
-    if not method.endswith(".toml"):
-        return _split_method(method, load_preset("methods", method))
-    found = _split_method(Path(method).stem, read_config(Path(method)))
-    if found.name in preset_names("methods"):
-        raise InputError(f"--method {method}: a preset is called {found.name} too: give the file another name.")
+    is_file = method.endswith(".toml")
+    content = read_config(Path(method)) if is_file else load_preset("methods", method)
+    name = Path(method).stem if is_file else method
+    settings = {section: values for section, values in content.items() if section not in NO_SETTINGS}
+    if is_file and name in preset_names("methods"):
+        raise InputError(f"--method {method}: a preset is called {name} too: give the file another name.")
     functions = [
         f"{section}.{key} = {value!r}"
-        for section, values in found.settings.items()
+        for section, values in settings.items()
         if isinstance(values, Mapping)
         for key, value in values.items()
         if isinstance(value, str) and value.startswith(PREFIX)
     ]
     if functions and not allow_code:
         raise InputError(f"--method {method} runs code of yours ({', '.join(functions)}): add --allow-code to let it.")
-    return found
-
-
-def _split_method(name: str, content: Layer) -> Method:
-    settings = {section: values for section, values in content.items() if section not in ("about", "published")}
     return Method(name=name, settings=settings, published=content.get("published", {}))
 
 
@@ -158,30 +143,29 @@ def read_config(file: Path) -> dict[str, Any]:
 
 
 def _backbone_layer(backbone: str | None, file_layer: Layer, config_file: Path | None) -> dict[str, Any]:
-    in_file = _in_layer(file_layer, "backbone", "name")
-    if backbone is None:
-        if in_file is None or in_file in preset_names("backbones"):
-            return _preset_backbone(in_file or DEFAULT_BACKBONE)
+    in_file, presets = _text(file_layer, "backbone.name"), preset_names("backbones")
+    if backbone is None and in_file is not None and in_file not in presets:
         # A file that names a model of its own (a run's config.toml) carries the source too.
-        if _in_layer(file_layer, "backbone", "source") is None:
+        if _text(file_layer, "backbone.source") is None:
             raise InputError(
                 f"{config_file}: backbone.name = {in_file!r} is no preset and backbone.source is missing."
-                f"{nearest(in_file, preset_names('backbones'))}"
+                f"{nearest(in_file, presets)}"
             )
         return {}
-    if backbone in preset_names("backbones"):
-        _agreed("--backbone", backbone, in_file, config_file)
-        return _preset_backbone(backbone)
+    if backbone is None or backbone in presets:
+        name = _agreed("--backbone", backbone, in_file, config_file) or TINY
+        layer = preset_settings("backbones", name)
+        return {**layer, "backbone": {**layer.get("backbone", {}), "name": name}}
     folder = Path(backbone)
     local = backbone != "" and (folder.is_dir() or (folder.is_file() and is_gguf(backbone)))
     if not local and not _HUB_ID.fullmatch(backbone):
         raise InputError(
             f"backbone {backbone!r} is neither a preset, nor a folder, nor a GGUF file, nor a hub id (owner/name)."
-            f"{nearest(backbone, preset_names('backbones'))}"
+            f"{nearest(backbone, presets)}"
         )
     # An absolute path, so that the configuration means the same model from any working directory.
     source = str(folder.resolve()) if local else backbone
-    _agreed("--backbone", source, _in_layer(file_layer, "backbone", "source"), config_file)
+    _agreed("--backbone", source, _text(file_layer, "backbone.source"), config_file)
     run = Path(source).parent
     is_export = Path(source).name == "model" and (run / "config.toml").is_file()
     return {
@@ -190,7 +174,7 @@ def _backbone_layer(backbone: str | None, file_layer: Layer, config_file: Path |
 
 
 def run_label(run: Path) -> str:
-    """What a run is called: its folder's name, and of a run of a study `study/arm/seed-N`."""
+    """Name of a run: its folder's, and of a run of a study `study/arm/seed-N`."""
     run = run.resolve()
     # A study keeps the settings of each run beside its folder.
     in_study = run.with_name(f"{run.name}.toml").is_file()
@@ -198,18 +182,18 @@ def run_label(run: Path) -> str:
 
 
 def _refuse_code(file: Path | None, file_layer: Layer, given: Sequence[Layer]) -> None:
-    for setting in USER_FUNCTIONS:
-        section, key = setting.split(".")
-        value = _in_layer(file_layer, section, key) or ""
+    for name in USER_FUNCTIONS:
+        section, key = name.split(".")
+        value = _text(file_layer, name) or ""
         if value.startswith(PREFIX) and not any(key in layer.get(section, {}) for layer in given):
             raise InputError(
-                f"{file}: {setting} = {value!r} would run code of {origin(setting, value)}. If you trust it, add "
+                f"{file}: {name} = {value!r} would run code of {origin(name, value)}. If you trust it, add "
                 "--allow-code."
             )
 
 
-def _with_what_follows(layers: list[tuple[str, Layer]]) -> list[tuple[str, Layer]]:
-    """What follows the training set where a layer changes that one alone.
+def _with_derived_defaults(layers: list[tuple[str, Layer]]) -> list[tuple[str, Layer]]:
+    """The layers, with the defaults that follow where one changes the training set alone.
 
     Held-out questions belong to the set they were named for and become `auto`; the tiny backbone starts from traces of
     the task, where it can.
@@ -226,18 +210,15 @@ def _with_what_follows(layers: list[tuple[str, Layer]]) -> list[tuple[str, Layer
     return result
 
 
-def _preset_backbone(name: str) -> dict[str, Any]:
-    layer = preset_settings("backbones", name)
-    return {**layer, "backbone": {**layer.get("backbone", {}), "name": name}}
-
-
 def _agreed(option: str, chosen: str | None, in_file: str | None, config_file: Path | None) -> str | None:
     if chosen is not None and in_file is not None and chosen != in_file:
         raise InputError(f"{option} {chosen} contradicts {in_file!r} in {config_file}: leave one of them out.")
     return chosen if chosen is not None else in_file
 
 
-def _in_layer(layer: Layer, section: str, key: str) -> str | None:
+def _text(layer: Layer, name: str) -> str | None:
+    """The value of `section.key` in a layer, where it is a text."""
+    section, key = name.split(".")
     values = layer.get(section)
     value = values.get(key) if isinstance(values, Mapping) else None
     return value if isinstance(value, str) else None
@@ -245,7 +226,8 @@ def _in_layer(layer: Layer, section: str, key: str) -> str | None:
 
 def _checked_assignments(assignments: Sequence[str]) -> Layer:
     layer = parse_assignments(assignments)
-    for (section, key), option in _CHOSEN_BY_OPTION.items():
+    for name, option in _CHOSEN_BY_OPTION.items():
+        section, key = name.split(".")
         if key in layer.get(section, {}):
-            raise InputError(f"--set {section}.{key} would change the name but not the preset: use {option}.")
+            raise InputError(f"--set {name} would change the name but not the preset: use {option}.")
     return layer

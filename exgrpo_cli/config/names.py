@@ -1,17 +1,34 @@
-"""Names of the built-in replay rules: settings, plug-ins, command line and the arms of a study read them here."""
+"""Names in settings: the built-in rules, which plug-ins, command line and studies read here, and the user's functions.
+
+A function of the user is named `python:module:function`: metrics, samplers, priorities and graders alike.
+"""
+
+import functools
+import importlib
+import sys
+import traceback
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exgrpo_cli.base.errors import ExgrpoError, InputError, RunError, first_line
+
+if TYPE_CHECKING:
+    from exgrpo_cli.config.settings import Config
 
 METRICS = ("ent", "ent-sum", "ppl", "length", "random", "reward", "age")
-"""What orders the stored trajectories of a question."""
+"""Metrics that order the stored trajectories of a question."""
 UNSCORED_METRICS = ("length", "random", "reward", "age")
-"""Those that look at no measurement, so that no forward pass is needed for them."""
+"""Metrics without a measurement, which need no forward pass."""
 DIRECTIONS = ("min", "max")
 """Whether the lowest or the highest of a metric is replayed."""
 SAMPLERS = ("normal", "linear", "linear-clip", "sqrt", "uniform")
 """How the weight of a question depends on its pass rate."""
 EVICTIONS = ("oldest", "highest-entropy", "longest", "random", "lowest-priority")
-"""What leaves a question or a store that holds as much as it may."""
+"""Rows that leave a question or a store which holds as much as it may."""
 PRIORITIES = ("uniform", "latest", "advantage", "reward", "headroom", "signal")
-"""What a unit weighs where units are drawn by priority."""
+"""Weights of units that are drawn by priority."""
 DRAWS = ("proportional", "top")
 """Whether units are drawn in proportion to their priority, or the highest taken."""
 GRADERS = ("math", "choice", "exact", "oat")
@@ -19,11 +36,15 @@ GRADERS = ("math", "choice", "exact", "oat")
 BUILT_IN = ("arithmetic", "word-problems", "countdown", "modular")
 """Question sources that the program makes itself, each with held-out questions."""
 GYM = "gym:"
-"""What a task of reasoning-gym starts with as a source: `gym:spell_backward`."""
+"""Prefix of a task of reasoning-gym as a source: `gym:spell_backward`."""
 TINY_TASKS = ("arithmetic", "countdown", "modular")
-"""Those whose traces the tiny backbone can learn from the start."""
+"""Tasks whose traces the tiny backbone can learn before it trains."""
 PREFIX = "python:"
-"""What a function of the user starts with: `python:module:function`."""
+"""Prefix of a function of the user: `python:module:function`."""
+USER_FUNCTIONS = ("replay.metric", "replay.sampler", "replay.priority", "grading.grader")
+"""Settings that may name a function of the user."""
+OFFERED = {"replay.metric": "candidates", "replay.sampler": "buckets", "replay.priority": "units"}
+"""First argument of a function of the user, one result for each."""
 
 
 def is_made(source: str) -> bool:
@@ -39,3 +60,88 @@ def section_of_made(source: str) -> str:
 def is_gguf(source: str) -> bool:
     """Whether `source` means a GGUF file of this machine, there or not."""
     return source.lower().endswith(".gguf")
+
+
+def named_functions(config: "Config") -> dict[str, str]:
+    """{setting: value} of the settings that name a function of the user."""
+    parts = {name: name.split(".") for name in USER_FUNCTIONS}
+    values = {name: getattr(getattr(config, section), key, "") for name, (section, key) in parts.items()}
+    return {name: value for name, value in values.items() if value.startswith(PREFIX)}
+
+
+def check_functions(config: "Config") -> None:
+    """Import every function of the user; raises InputError where one is not there, which may else show hours later."""
+    for setting, value in named_functions(config).items():
+        load_function(setting, value)
+
+
+def load_function(setting: str, value: str) -> Callable[..., Any]:
+    """The function that `value` ("python:module:function") names, looked up as `python -m` would from this folder.
+
+    Raises InputError naming `setting` where the module cannot be imported or has no such function.
+    """
+    module_name, name = _parts(setting, value)
+    _look_here()
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise InputError(
+            f"{setting} = {value!r}: cannot import {module_name} ({error}); "
+            f"put {module_name}.py into {Path.cwd()} or install it"
+        ) from error
+    except Exception as error:
+        raise InputError(f"{setting} = {value!r}: importing {module_name} {_raised(error, module_name)}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        known = sorted(key for key in vars(module) if callable(getattr(module, key)) and not key.startswith("_"))
+        raise InputError(f"{setting} = {value!r}: {module_name} has no function {name}; it has {', '.join(known)}")
+    return function
+
+
+def replay_function(setting: str, value: str) -> Callable[..., Any]:
+    """As `load_function`; whatever the function raises becomes a RunError that names it, its call and its line."""
+    function = load_function(setting, value)
+    asked = setting.removeprefix("replay.")
+
+    @functools.wraps(function)
+    def called(offered: Any, *rest: Any) -> Any:
+        try:
+            return function(offered, *rest)
+        except ExgrpoError:
+            raise
+        except Exception as error:
+            what = f"asked for the {asked} of {len(offered)} {OFFERED[setting]}"
+            raise RunError(f"{setting} = {value!r}, {what}, {_raised(error, function.__module__)}") from error
+
+    return called
+
+
+def _raised(error: BaseException, module_name: str) -> str:
+    """Error with the line of the user's module that it came from."""
+    file = getattr(sys.modules.get(module_name), "__file__", None)
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
+    says = first_line(error)
+    kind = type(error).__name__
+    return f"raised {kind if says == kind else f'{kind}: {says}'} ({frame.filename}, line {frame.lineno}); mend it"
+
+
+def origin(setting: str, value: str) -> str:
+    """Where `load_function` would import from, without importing it: a file, or what Python says instead of one."""
+    module_name, _ = _parts(setting, value)
+    _look_here()
+    # Of a dotted name the package alone: looking further would import it.
+    spec = find_spec(module_name.partition(".")[0])
+    return "nowhere to be found" if spec is None else str(spec.origin)
+
+
+def _parts(setting: str, value: str) -> tuple[str, str]:
+    parts = value.split(":")
+    if len(parts) != 3 or not all(parts) or parts[0] + ":" != PREFIX:
+        raise InputError(f"{setting} = {value!r}: write python:module:function, for example python:my_metric:score")
+    return parts[1], parts[2]
+
+
+def _look_here() -> None:
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))

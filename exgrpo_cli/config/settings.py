@@ -1,11 +1,18 @@
-"""Settings of a run: frozen sections, each documented under its fields and validated by itself."""
+"""Settings of a run: frozen sections, each documented under its fields and validated by itself; from TOML and back.
 
-from dataclasses import dataclass, field
-from typing import Literal
+`resolve` merges tables from weakest to strongest; an unknown key or a wrong type is refused with the nearest name.
+"""
 
-from exgrpo_cli.base.errors import InputError
+import functools
+import tomllib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+from exgrpo_cli.base.errors import InputError, nearest
 from exgrpo_cli.config.contradictions import require_consistent
-from exgrpo_cli.config.sections.backbone import BackboneSettings, TinySettings
 from exgrpo_cli.config.sections.data import (
     ArithmeticSettings,
     CountdownSettings,
@@ -14,13 +21,19 @@ from exgrpo_cli.config.sections.data import (
     ModularSettings,
     WordProblemSettings,
 )
-from exgrpo_cli.config.sections.grading import GradingSettings
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
-from exgrpo_cli.config.sections.optim import OptimSettings
 from exgrpo_cli.config.sections.replay import ReplaySettings
-from exgrpo_cli.config.sections.rollout import RolloutSettings
-from exgrpo_cli.config.sections.run import RunSettings
-from exgrpo_cli.config.sections.validation import ValidationSettings
+from exgrpo_cli.config.sections.run import (
+    BackboneSettings,
+    GradingSettings,
+    OptimSettings,
+    RolloutSettings,
+    RunSettings,
+    TinySettings,
+    ValidationSettings,
+)
+
+Layer = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,13 +72,138 @@ class Config:
                 "no success count between them, and a visit stores when lower_bound < k <= upper_bound: lower the one "
                 "or raise the other."
             )
-        if self.optim.schedule == "linear" and 0 < self.optim.horizon <= self.optim.warmup_steps:
-            raise InputError(
-                f"optim.horizon = {self.optim.horizon} ends the decay within optim.warmup_steps = "
-                f"{self.optim.warmup_steps}: raise the one or lower the other."
-            )
         if self.optim.minibatches > self.rollout.questions_per_step:
             raise InputError(
                 f"optim.minibatches = {self.optim.minibatches} exceeds rollout.questions_per_step = "
                 f"{self.rollout.questions_per_step}: a mini-batch holds at least one whole group."
             )
+
+
+def resolve(layers: Sequence[tuple[str, Layer]]) -> Config:
+    """Merge (name of the layer, {section: {key: value}}) from weakest to strongest into a validated Config.
+
+    Raises InputError naming the layer, the key and the nearest valid one.
+    """
+    for where, layer in layers:
+        for section in layer:
+            if section not in SECTIONS:
+                raise InputError(f"{where}: unknown section {section!r}.{nearest(section, list(SECTIONS))}")
+    sections = {}
+    for name, kinds in SECTIONS.items():
+        sections[name] = read_section(name, kinds, [(where, layer[name]) for where, layer in layers if name in layer])
+    return Config(**sections)
+
+
+def read_section(section: str, kinds: tuple[type, ...], tables: Sequence[tuple[str, Any]]) -> Any:
+    """One section from its tables (name of the layer, {key: value}), the weakest first.
+
+    Of several `kinds` the tables pick one, by the key that is a single Literal in each (`composition`); the first
+    without it. Raises InputError naming the table, the key and the nearest valid one, or the kind that has the key.
+    """
+    for where, table in tables:
+        if not isinstance(table, Mapping):
+            raise InputError(f"{where}: {section!r} is a section; write {section}.<key> = value.")
+    selector, kind, others = _pick(section, kinds, tables)
+    hints, values = _hints(kind), {}
+    for where, table in tables:
+        for key, value in table.items():
+            if key not in hints:
+                known = [f"{section}.{name}" for name in hints]
+                elsewhere = [label for label, other in others.items() if key in _hints(other)]
+                instead = f" It belongs to {' and '.join(elsewhere)}." if elsewhere else ""
+                raise InputError(
+                    f"{where}: unknown key {section}.{key}.{instead or nearest(f'{section}.{key}', known)}"
+                )
+            if key != selector:
+                values[key] = convert(value, hints[key], f"{where}: {section}.{key}")
+    return kind(**values)
+
+
+def _pick(
+    section: str, kinds: tuple[type, ...], tables: Sequence[tuple[str, Any]]
+) -> tuple[str, type, dict[str, type]]:
+    """The key that picks, the kind that the strongest table names, and the others by what names them."""
+    if len(kinds) == 1:
+        return "", kinds[0], {}
+    hints = _hints(kinds[0]).items()
+    (selector,) = [
+        name for name, hint in hints if typing.get_origin(hint) is Literal and len(typing.get_args(hint)) == 1
+    ]
+    by_value = {typing.get_args(_hints(kind)[selector])[0]: kind for kind in kinds}
+    chosen = kinds[0]
+    for where, table in tables:
+        value = table.get(selector)
+        if selector in table and value not in by_value:
+            known = nearest(str(value), list(by_value))
+            raise InputError(f"{where}: {section}.{selector} = {value!r} is not known.{known}")
+        chosen = by_value.get(value, chosen)
+    return selector, chosen, {f"{selector} = {value!r}": kind for value, kind in by_value.items() if kind is not chosen}
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def convert(value: Any, kind: Any, where: str) -> Any:
+    """Check one TOML value against a field's type; integers are accepted for floats, lists for tuples."""
+    origin = typing.get_origin(kind)
+    if origin is Literal:
+        options = typing.get_args(kind)
+        if value not in options:
+            raise InputError(f"{where} = {value!r} is not known.{nearest(str(value), [str(o) for o in options])}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise InputError(f"{where} = {value!r} must be a list.")
+        return tuple(convert(item, typing.get_args(kind)[0], where) for item in value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+        wanted = names.get(kind, str(kind) if isinstance(kind, types.GenericAlias) else kind.__name__)
+        raise InputError(f"{where} = {value!r} must be {wanted}, not {type(value).__name__}.")
+    return value
+
+
+def parse_assignments(assignments: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Turn `--set section.key=value` texts into a layer; values are TOML, a bare word is text."""
+    layer: dict[str, dict[str, Any]] = {}
+    for text in assignments:
+        name, equals, raw = text.partition("=")
+        section, dot, key = name.strip().partition(".")
+        if not (equals and dot and section and key):
+            raise InputError(f"--set {text!r} is not of the form section.key=value.")
+        try:
+            value = tomllib.loads(f"value = {raw.strip()}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = raw.strip()
+        layer.setdefault(section, {})[key] = value
+    return layer
+
+
+def to_toml(config: Config) -> str:
+    """The configuration as TOML text that `resolve` reads back to an equal Config."""
+    import tomli_w
+
+    return tomli_w.dumps(asdict(config))
+
+
+def _kinds(hint: Any) -> tuple[type, ...]:
+    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+
+
+SECTIONS: dict[str, tuple[type, ...]] = {name: _kinds(hint) for name, hint in typing.get_type_hints(Config).items()}
+"""Each section with its type; a section of several types is picked by a key (`read_section`)."""
+_FIELDS = {
+    f"{section}.{each.name}": each.metadata
+    for section, kinds in SECTIONS.items()
+    for kind in kinds
+    for each in fields(kind)
+}
+NOT_HASHED = frozenset(name for name, says in _FIELDS.items() if says.get("role", "science") != "science")
+"""Settings that do not say what was trained: which run it was, and what machine and disk were asked for."""
+PINNED = frozenset(name for name, says in _FIELDS.items() if says.get("pinned"))
+"""Settings that a run settles when it starts: its `config.toml` may differ in them from what was asked for."""
+RESUMABLE = frozenset(name for name, says in _FIELDS.items() if says.get("resumable"))
+"""Settings that may change when a run goes on."""

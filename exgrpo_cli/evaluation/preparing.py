@@ -9,10 +9,9 @@ from typing import Any
 from exgrpo_cli.base.console.reporter import Reporter, make_reporter
 from exgrpo_cli.base.errors import InputError, Interrupted
 from exgrpo_cli.base.types import Question
-from exgrpo_cli.config.functions import check_functions
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.config.resolve import Layer
-from exgrpo_cli.config.settings import Config
+from exgrpo_cli.config.names import check_functions
+from exgrpo_cli.config.settings import Config, Layer
 from exgrpo_cli.evaluation.benchmarks.presets import load_suite
 from exgrpo_cli.evaluation.benchmarks.questions import benchmark_questions
 from exgrpo_cli.models.load import load_tokenizer

@@ -9,7 +9,7 @@ from typing import Any
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.files import write_json, write_json_lines, write_text
 from exgrpo_cli.base.types import Verdict
-from exgrpo_cli.config.sections.grading import GradingSettings
+from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.evaluation.compare.paper_table import Rows, latex, markdown
 from exgrpo_cli.evaluation.results.folder import ResultsFolder
 from exgrpo_cli.evaluation.results.majority import majority_at_k

@@ -11,7 +11,7 @@ from types import TracebackType
 from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.config.names import PREFIX
-from exgrpo_cli.config.sections.grading import GradingSettings
+from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.grading.routes import MOST_CHARS_HERE, GradingItem, packed, packed_pair, route_item, routes_of
 from exgrpo_cli.grading.workers.messages import Task
 from exgrpo_cli.grading.workers.remote import RemoteGrader

@@ -9,7 +9,7 @@ from typing import Any
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.names import is_gguf
-from exgrpo_cli.config.sections.backbone import BackboneSettings, TinySettings
+from exgrpo_cli.config.sections.run import BackboneSettings, TinySettings
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.models.gguf import gguf_config, require_model_folder
 from exgrpo_cli.presets import load_preset, preset_names

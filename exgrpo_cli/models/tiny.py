@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from exgrpo_cli.config.sections.backbone import TinySettings
+from exgrpo_cli.config.sections.run import TinySettings
 from exgrpo_cli.models.cache import cached_folder
 from exgrpo_cli.models.tokenizer import CHAT_TEMPLATE, make_tokenizer
 from exgrpo_cli.models.warm_start import RECIPES, WarmStartRecipe, warm_start

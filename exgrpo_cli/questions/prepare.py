@@ -17,7 +17,7 @@ from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.files import require_writable
 from exgrpo_cli.base.types import Question
 from exgrpo_cli.config.names import is_made, section_of_made
-from exgrpo_cli.config.sections.grading import GradingSettings
+from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.questions.audit.checks import (

@@ -16,8 +16,7 @@ import pyarrow.compute as pc
 from jaxtyping import Bool, Float64, Int64
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.config.resolve import resolve
-from exgrpo_cli.config.settings import Config
+from exgrpo_cli.config.settings import Config, resolve
 from exgrpo_cli.ledger.columns import (
     EventColumns,
     column,

@@ -10,8 +10,7 @@ import numpy as np
 from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.base.shapes import NUMBER, Shape, read_json, require_shape
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.config.resolve import resolve
-from exgrpo_cli.config.settings import Config
+from exgrpo_cli.config.settings import PINNED, Config, resolve
 from exgrpo_cli.endpoints.heldout import new_fall, read_validations
 from exgrpo_cli.plots.gallery import replay_figures, training_figures
 from exgrpo_cli.replay_stats.output import summary_tables
@@ -35,7 +34,6 @@ from exgrpo_cli.runs.checksums import find_changes
 from exgrpo_cli.runs.folder import RunFolder, read_json_lines
 from exgrpo_cli.runs.metrics import RunMetrics, read_metrics
 from exgrpo_cli.runs.summary import read_summary, remarks
-from exgrpo_cli.studies.study import CHOSEN_AT_START
 from exgrpo_cli.training.step.guards import Guards
 
 SAMPLE: Shape = {
@@ -334,7 +332,7 @@ def differing_settings(config: Config) -> list[list[str]]:
         [f"{part}.{key}", str(value), str(theirs[part][key])]
         for part, values in ours.items()
         for key, value in values.items()
-        if value != theirs[part][key] and f"{part}.{key}" not in CHOSEN_AT_START
+        if value != theirs[part][key] and f"{part}.{key}" not in PINNED
     ]
 
 

@@ -16,23 +16,13 @@ from jaxtyping import Int64
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.files import write_json
 from exgrpo_cli.base.manifest import values_digest
-from exgrpo_cli.config.settings import Config
+from exgrpo_cli.config.settings import NOT_HASHED, Config
 from exgrpo_cli.runs.checksums import find_changes
 
 RESULT_FILE = "result.json"
 RESULT_FORMAT = 1
 SUFFIX = f".{RESULT_FILE}"
 """Of a result outside its run folder: `exgrpo-100.result.json`."""
-NO_PART = frozenset(
-    {
-        *("run." + name for name in ("seed", "budget_amount", "device", "threads", "nproc", "rank_timeout")),
-        *("run." + name for name in ("phase_timeout", "save_every", "keep_checkpoints", "samples_per_step")),
-        *("run.plots", "run.log", "backbone.dtype", "rollout.gpu_memory_fraction", "optim.offload_during_rollouts"),
-        *("grading." + name for name in ("workers", "deadline_seconds", "memory_mb")),
-    }
-)
-"""Settings that do not say what was trained: the seed, which a result names itself, what the baseline of the seed
-allowed, and what machine and disk were asked for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -241,5 +231,5 @@ def config_hash(config: Config) -> str:
         for name, value in asdict(getattr(config, section.name)).items()
         if value != getattr(type(getattr(config, section.name))(), name)
     }
-    text = json.dumps({name: value for name, value in chosen.items() if name not in NO_PART}, sort_keys=True)
+    text = json.dumps({name: value for name, value in chosen.items() if name not in NOT_HASHED}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

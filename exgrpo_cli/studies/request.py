@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.config.checks import require_known
-from exgrpo_cli.config.resolve import Layer
+from exgrpo_cli.config.sections import require_known
+from exgrpo_cli.config.settings import Layer
 from exgrpo_cli.studies.arms import (
     Arm,
     cross,

@@ -17,8 +17,8 @@ from exgrpo_cli.base.console.reporter import Reporter, make_reporter
 from exgrpo_cli.base.console.signals import Stopper
 from exgrpo_cli.base.errors import InputError, Interrupted, RunError
 from exgrpo_cli.base.files import write_text
-from exgrpo_cli.config.resolve import to_toml
-from exgrpo_cli.config.sections.slurm import SlurmSettings
+from exgrpo_cli.config.sections.run import SlurmSettings
+from exgrpo_cli.config.settings import to_toml
 from exgrpo_cli.machine.run_plan import plan_run, require_runnable, resolve_ranks
 from exgrpo_cli.machine.survey import survey_machine, visible_gpus
 from exgrpo_cli.runs.folder import RunFolder

@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.config.functions import check_functions
 from exgrpo_cli.config.layers import build_config, read_config, read_method
-from exgrpo_cli.config.names import BUILT_IN, GYM, section_of_made
-from exgrpo_cli.config.resolve import Layer, resolve
+from exgrpo_cli.config.names import BUILT_IN, GYM, check_functions, section_of_made
 from exgrpo_cli.config.sections.run import Budget
-from exgrpo_cli.config.settings import Config
+from exgrpo_cli.config.settings import PINNED, Config, Layer, resolve
 from exgrpo_cli.runs.ending import has_ended
 from exgrpo_cli.runs.result import RESULT_FILE, RunResult, config_hash, read_result
 from exgrpo_cli.studies.arms import Arm
@@ -21,8 +19,6 @@ EQUAL: tuple[str, ...] = get_args(Budget)
 """What the arms of a study may be equal in."""
 SEED_PLACE = "{seed}"
 """In a setting of a study, the seed of each run: `tiny.seed={seed}` gives every seed a warm start of its own."""
-CHOSEN_AT_START = frozenset({"run.threads", "run.device", "run.nproc", "optim.horizon", "optim.warmup_steps"})
-"""Settings that a run pins when it starts: its `config.toml` may differ in them from what was asked for."""
 BUDGET = frozenset({"run.budget", "run.budget_amount"})
 """Settings that `--equal` gives a run by its seed."""
 
@@ -263,7 +259,7 @@ def check_same_run(run: StudyRun, *, aside: frozenset[str] = frozenset()) -> Non
     if not path.is_file():
         return
     stored = stored_config(path)
-    changed = differing_keys(stored, run.config) - CHOSEN_AT_START - aside
+    changed = differing_keys(stored, run.config) - PINNED - aside
     if run.config.rollout.logprobs == "auto" and stored.rollout.logprobs != "engine":
         changed -= {"rollout.logprobs"}
     asked = run.asked_file

@@ -14,8 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from exgrpo_cli.base.errors import ExgrpoError
-from exgrpo_cli.config.resolve import resolve
-from exgrpo_cli.config.settings import Config
+from exgrpo_cli.config.settings import Config, resolve
 from exgrpo_cli.machine.run_plan import resolve_ranks
 from exgrpo_cli.machine.survey import survey_machine
 from exgrpo_cli.ranks.launching import RankLauncher, Rendezvous, quieten_gloo

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from exgrpo_cli.commands import run
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.config.resolve import to_toml
+from exgrpo_cli.config.settings import to_toml
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,9 @@ from small_ledger import IDENTITY
 from exgrpo_cli.base.files import write_json_lines, write_text
 from exgrpo_cli.base.types import Question
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.config.resolve import to_toml
 from exgrpo_cli.config.sections.data import ModularSettings
 from exgrpo_cli.config.sections.replay import ReplaySettings
+from exgrpo_cli.config.settings import to_toml
 from exgrpo_cli.endpoints.memorising import replayed_questions
 from exgrpo_cli.endpoints.traces import valid_traces
 from exgrpo_cli.models.tokenizer import make_tokenizer

@@ -20,7 +20,7 @@ from exgrpo_cli.algo.batching import MiniBatch, TrainingRow, packed_batches, ran
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.types import TokenSequence
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
-from exgrpo_cli.config.sections.optim import OptimSettings
+from exgrpo_cli.config.sections.run import OptimSettings
 from exgrpo_cli.engines.model.causal_lm import split_causal_lm
 from exgrpo_cli.engines.policy.optimizer import learning_rate_at
 from exgrpo_cli.engines.policy.packing import pack, prove_packing

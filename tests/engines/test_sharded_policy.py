@@ -19,8 +19,8 @@ from two_ranks import TORCHRUN, agents, free_port, two_ranks
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.config.resolve import to_toml
-from exgrpo_cli.config.sections.optim import OptimSettings
+from exgrpo_cli.config.sections.run import OptimSettings
+from exgrpo_cli.config.settings import to_toml
 from exgrpo_cli.machine.memory import memory_plan
 from exgrpo_cli.machine.shapes import Shape
 from exgrpo_cli.ranks.launching import child_processes

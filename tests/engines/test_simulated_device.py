@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from exgrpo_cli.base.files import read_json_lines
-from exgrpo_cli.config.resolve import to_toml
-from exgrpo_cli.config.settings import Config
+from exgrpo_cli.config.settings import Config, to_toml
 
 pytestmark = pytest.mark.engines
 

@@ -13,7 +13,7 @@ import torch
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason, TokenSequence
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
-from exgrpo_cli.config.sections.optim import OptimSettings
+from exgrpo_cli.config.sections.run import OptimSettings
 from exgrpo_cli.engines.policy.plain import TorchPolicy
 from exgrpo_cli.models.load import load_folder
 

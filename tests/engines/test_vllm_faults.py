@@ -15,9 +15,8 @@ from torch import Tensor
 
 from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.base.types import GradedRollout, Message, Question, RolloutRequest, SamplingParams, Verdict
-from exgrpo_cli.config.sections.backbone import BackboneSettings
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
-from exgrpo_cli.config.sections.optim import OptimSettings
+from exgrpo_cli.config.sections.run import BackboneSettings, OptimSettings
 from exgrpo_cli.engines.policy.plain import TorchPolicy
 from exgrpo_cli.models.load import load_folder
 from exgrpo_cli.training.step.groups import Group

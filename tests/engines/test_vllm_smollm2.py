@@ -9,9 +9,8 @@ import torch
 from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.base.types import RolloutRequest, SamplingParams, TokenSequence
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.config.sections.backbone import BackboneSettings
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
-from exgrpo_cli.config.sections.optim import OptimSettings
+from exgrpo_cli.config.sections.run import BackboneSettings, OptimSettings
 from exgrpo_cli.engines.policy.plain import TorchPolicy
 from exgrpo_cli.models.load import load_folder
 from exgrpo_cli.questions.made.word_problems import make_word_problems

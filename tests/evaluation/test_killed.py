@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from exgrpo_cli.config.sections.backbone import TinySettings
+from exgrpo_cli.config.sections.run import TinySettings
 from exgrpo_cli.evaluation.runner import sample_seeds
 from exgrpo_cli.models.export import export_model
 from exgrpo_cli.models.tiny import make_model

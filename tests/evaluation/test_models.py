@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands.evaluate import evaluate
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.config.resolve import to_toml
+from exgrpo_cli.config.settings import to_toml
 from exgrpo_cli.evaluation.asking.models import choose_model
 from exgrpo_cli.presets import load_preset
 

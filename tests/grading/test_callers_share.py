@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 
 from exgrpo_cli.base.types import AnswerFormat, Verdict
-from exgrpo_cli.config.sections.grading import GradingSettings
+from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.grading import GradingItem, GradingPool
 from exgrpo_cli.grading.graders import choice, plain
 from exgrpo_cli.grading.notation import extract

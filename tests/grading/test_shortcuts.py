@@ -16,7 +16,7 @@ import sympy
 from latex2sympy2_extended import latex2sympy2
 from math_verify import parse, parser, verify
 
-from exgrpo_cli.config.sections.grading import GradingSettings
+from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.grading.graders import disproof, two_stage
 from exgrpo_cli.grading.graders.plain import plain_number, same_plain_number
 from exgrpo_cli.grading.workers.jobs import Job, JobQueue, Suspects

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from exgrpo_cli.config.sections.backbone import TinySettings
+from exgrpo_cli.config.sections.run import TinySettings
 from exgrpo_cli.evaluation.service import EvaluationReport, EvaluationRequest, evaluate, plan_evaluation
 from exgrpo_cli.models.tiny import make_model
 from exgrpo_cli.models.tokenizer import make_tokenizer

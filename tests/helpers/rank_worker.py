@@ -35,7 +35,7 @@ def deepspeed_updates(ranks: Ranks, folder: Path, stage: int, dtype: torch.dtype
     from small_policy import TEMPERATURE, build_model, minibatch, sequences
 
     from exgrpo_cli.config.sections.objective import ObjectiveSettings
-    from exgrpo_cli.config.sections.optim import OptimSettings
+    from exgrpo_cli.config.sections.run import OptimSettings
     from exgrpo_cli.engines.policy.sharded import DeepSpeedPolicy
 
     def policy(**bounds: float) -> DeepSpeedPolicy:
@@ -100,7 +100,7 @@ def deepspeed_memory(ranks: Ranks, folder: Path, stage: int, dtype: torch.dtype)
     from transformers import AutoModelForCausalLM, Qwen2Config
 
     from exgrpo_cli.config.sections.objective import ObjectiveSettings
-    from exgrpo_cli.config.sections.optim import OptimSettings
+    from exgrpo_cli.config.sections.run import OptimSettings
     from exgrpo_cli.engines.policy.sharded import DeepSpeedPolicy
 
     sizes = {"vocab_size": 2000, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 2}

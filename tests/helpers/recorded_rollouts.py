@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.types import Rollout, RolloutRequest
-from exgrpo_cli.config.resolve import resolve
+from exgrpo_cli.config.settings import resolve
 from exgrpo_cli.engines.protocols import Generator
 from exgrpo_cli.ranks.ranks import Ranks
 from exgrpo_cli.training import run

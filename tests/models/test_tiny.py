@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Tokenizer
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.config.sections.backbone import TinySettings
+from exgrpo_cli.config.sections.run import TinySettings
 from exgrpo_cli.models.cache import cached_folder
 from exgrpo_cli.models.muon import Muon, orthogonalise
 from exgrpo_cli.models.tiny import MAX_TOKENS, build_tiny, make_model

@@ -15,7 +15,7 @@ import pytest
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import Message, Question
 from exgrpo_cli.config.sections.data import ArithmeticSettings
-from exgrpo_cli.config.sections.grading import GradingSettings
+from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.questions.audit.checks import check_golds

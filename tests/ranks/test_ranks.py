@@ -19,7 +19,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from two_ranks import agents, two_ranks
 
 from exgrpo_cli.algo.batching import rank_shares
-from exgrpo_cli.config.resolve import to_toml
+from exgrpo_cli.config.settings import to_toml
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ranks.launching import child_processes, first_failure
 from exgrpo_cli.ranks.ranks import ALONE

@@ -8,7 +8,7 @@ import pytest
 
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.config import names
-from exgrpo_cli.config.functions import replay_function
+from exgrpo_cli.config.names import replay_function
 from exgrpo_cli.replay.drawing.priorities import (
     PRIORITIES,
     BornUnit,

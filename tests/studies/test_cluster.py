@@ -18,9 +18,8 @@ from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.files import read_json_lines
 from exgrpo_cli.commands import run as exgrpo
-from exgrpo_cli.config.resolve import to_toml
-from exgrpo_cli.config.sections.slurm import SlurmSettings
-from exgrpo_cli.config.settings import Config
+from exgrpo_cli.config.sections.run import SlurmSettings
+from exgrpo_cli.config.settings import Config, to_toml
 from exgrpo_cli.studies.cluster import launch
 from exgrpo_cli.studies.cluster.shared import Mount, mount_of, read_mounts, require_shared
 from exgrpo_cli.studies.request import StudyRequest
@@ -228,9 +227,9 @@ def test_the_table_of_a_configuration_file_is_read_and_checked(
         assert f"#SBATCH {line}\n" in said.err
     assert "# setup\nmodule load cuda\n" in said.err
     for text, wrong in (
-        ('partitoin = "gpu"', "slurm.partitoin is no setting. Did you mean 'partition'?"),
-        ('gpus = "4"', "slurm.gpus = '4' must be int"),
-        ('setup = "module"', "slurm.setup = 'module' must be a list of lines"),
+        ('partitoin = "gpu"', "unknown key slurm.partitoin. Did you mean 'slurm.partition'?"),
+        ('gpus = "4"', "slurm.gpus = '4' must be a whole number, not str."),
+        ('setup = "module"', "slurm.setup = 'module' must be a list."),
         ("hours = 0", "slurm.hours = 0 must be more than slurm.save_minutes"),
     ):
         file.write_text(f"[slurm]\n{text}\n")

@@ -12,7 +12,7 @@ import pytest
 from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import InputError, Interrupted, RunError
 from exgrpo_cli.commands import run
-from exgrpo_cli.config.resolve import to_toml
+from exgrpo_cli.config.settings import to_toml
 from exgrpo_cli.studies.arms import cross, method_arms, metric_arms, regimes_of, sampler_arms, vary_arms
 from exgrpo_cli.studies.request import StudyRequest
 from exgrpo_cli.studies.results.writing import report_study

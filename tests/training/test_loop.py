@@ -14,8 +14,7 @@ from run_leaves import assert_same_weights, metrics, timeless
 
 from exgrpo_cli.base.console.reporter import SilentReporter, make_reporter
 from exgrpo_cli.base.errors import InputError, RunError
-from exgrpo_cli.config.resolve import resolve
-from exgrpo_cli.config.settings import Config
+from exgrpo_cli.config.settings import Config, resolve
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.training.resuming.resume import is_finished, resumed_config
 from exgrpo_cli.training.resuming.state import RunState
@@ -272,7 +271,7 @@ def test_too_many_skipped_updates_stop_the_run(small_config, tmp_path: Path) -> 
 
 @pytest.mark.engines
 def test_config_toml_repeats_the_run(small_config, finished_run: Path, tmp_path: Path) -> None:
-    from exgrpo_cli.config.resolve import resolve
+    from exgrpo_cli.config.settings import resolve
 
     config = resolve([("file", tomllib.loads((finished_run / "config.toml").read_text()))])
     train(config, tmp_path / "again", reporter=SilentReporter())

@@ -17,8 +17,7 @@ from run_leaves import timeless
 from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands import run as exgrpo
-from exgrpo_cli.config.resolve import to_toml
-from exgrpo_cli.config.settings import Config
+from exgrpo_cli.config.settings import Config, to_toml
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.plots.buffer.what_if import what_if_figure
 from exgrpo_cli.plots.gallery import replay_figures

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from exgrpo_cli.base.types import AnswerFormat, Message, Question, StopReason, Verdict
-from exgrpo_cli.config.sections.grading import GradingSettings
+from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.evaluation.results.records import Evaluation, QuestionRecord, Sample
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.runs.summary import remarks

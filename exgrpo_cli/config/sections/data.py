@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from exgrpo_cli.config.checks import require, require_non_negative, require_positive
 from exgrpo_cli.config.names import is_made
+from exgrpo_cli.config.sections import require, require_non_negative, require_positive
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from exgrpo_cli.config.checks import require, require_non_negative, require_positive
+from exgrpo_cli.config.sections import require, require_non_negative, require_positive
 
 Aggregation = Literal["constant", "token-mean"]
 Surrogate = Literal["shaped", "raw", "clipped", "likelihood"]

@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from exgrpo_cli.config.checks import require, require_fraction, require_known, require_non_negative, require_positive
 from exgrpo_cli.config.names import EVICTIONS, METRICS, PRIORITIES, SAMPLERS, UNSCORED_METRICS
+from exgrpo_cli.config.sections import require, require_fraction, require_known, require_non_negative, require_positive
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from exgrpo_cli.config.sections.optim import OptimSettings
+from exgrpo_cli.config.sections.run import OptimSettings
 from exgrpo_cli.engines.policy.files import reading_file
 from exgrpo_cli.engines.policy.micro_batches import Accumulated
 from exgrpo_cli.engines.policy.optimizer import learning_rate_at, skip_reason

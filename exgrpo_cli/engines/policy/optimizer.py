@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from exgrpo_cli.config.sections.optim import OptimSettings
+from exgrpo_cli.config.sections.run import OptimSettings
 
 
 def learning_rate_at(settings: OptimSettings, update: float) -> float:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from exgrpo_cli.algo.batching import MiniBatch
 from exgrpo_cli.base.types import TokenScores, TokenSequence
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
-from exgrpo_cli.config.sections.optim import OptimSettings
+from exgrpo_cli.config.sections.run import OptimSettings
 from exgrpo_cli.engines.model.causal_lm import split_causal_lm
 from exgrpo_cli.engines.model.fused_norm import use_fused_norms
 from exgrpo_cli.engines.model.product_linear import use_products

@@ -27,7 +27,7 @@ from exgrpo_cli.algo.logprobs import token_logprobs
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import TokenScores, TokenSequence
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
-from exgrpo_cli.config.sections.optim import OptimSettings
+from exgrpo_cli.config.sections.run import OptimSettings
 from exgrpo_cli.engines.model.causal_lm import CausalLM, split_causal_lm
 from exgrpo_cli.engines.policy.counters import UpdateCounters, read_state
 from exgrpo_cli.engines.policy.deepspeed_patches import BoundedNorm, skip_shared_memory_extension, without_prints

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from exgrpo_cli.base.errors import InputError, nearest
-from exgrpo_cli.config.sections.backbone import BackboneSettings
-from exgrpo_cli.config.sections.rollout import RolloutSettings
+from exgrpo_cli.config.sections.run import BackboneSettings, RolloutSettings
 from exgrpo_cli.engines.protocols import Generator
 from exgrpo_cli.engines.vllm.start import VLLMSettings, require_vllm
 from exgrpo_cli.evaluation.results.stamp import package_version

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from exgrpo_cli.base.errors import InputError, nearest
-from exgrpo_cli.config.resolve import convert
+from exgrpo_cli.config.settings import convert
 from exgrpo_cli.presets import load_preset, preset_names
 
 T = TypeVar("T")

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable
 
 from exgrpo_cli.base.types import Verdict
-from exgrpo_cli.config.functions import load_function
+from exgrpo_cli.config.names import load_function
 from exgrpo_cli.grading.metadata import read_metadata
 
 UserGrader = Callable[..., "Verdict | bool"]

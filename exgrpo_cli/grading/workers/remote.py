@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, Pipe
 from exgrpo_cli.base.errors import ExgrpoError, InputError, RunError
 from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.config.names import PREFIX
-from exgrpo_cli.config.sections.grading import GradingSettings
+from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.grading.workers.messages import READY, STOP, Task
 
 _MAX_DEATHS_IN_A_ROW = 3

@@ -21,7 +21,7 @@ from typing import Any
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.config.names import PREFIX
-from exgrpo_cli.config.sections.grading import GradingSettings
+from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.grading.graders import custom
 from exgrpo_cli.grading.workers.jobs import Job, JobQueue, Suspects
 from exgrpo_cli.grading.workers.messages import READY, STOP, Task, TaskKind

@@ -12,8 +12,7 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
 from exgrpo_cli.base.errors import RunError
-from exgrpo_cli.config.functions import replay_function
-from exgrpo_cli.config.names import PREFIX
+from exgrpo_cli.config.names import PREFIX, replay_function
 
 SMALLEST = 1e-6
 """Added to advantages and rewards, so that what has none can still be drawn."""

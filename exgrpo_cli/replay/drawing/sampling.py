@@ -13,8 +13,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from exgrpo_cli.base.errors import InputError, RunError, nearest
-from exgrpo_cli.config.functions import replay_function
-from exgrpo_cli.config.names import PREFIX, SAMPLERS
+from exgrpo_cli.config.names import PREFIX, SAMPLERS, replay_function
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,8 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int32, Int64
 
 from exgrpo_cli.base.errors import InputError, RunError, nearest
-from exgrpo_cli.config.functions import replay_function
-from exgrpo_cli.config.names import PREFIX
+from exgrpo_cli.config.names import PREFIX, replay_function
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

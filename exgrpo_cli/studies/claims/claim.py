@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from exgrpo_cli.base.errors import InputError, nearest
-from exgrpo_cli.config.checks import require_known
 from exgrpo_cli.config.layers import read_config
-from exgrpo_cli.config.resolve import convert
+from exgrpo_cli.config.sections import require_known
+from exgrpo_cli.config.settings import convert
 from exgrpo_cli.presets import load_preset, preset_names
 from exgrpo_cli.studies.arms import Arm, split_list
 from exgrpo_cli.studies.results.endpoints import ENDPOINTS

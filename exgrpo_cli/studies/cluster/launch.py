@@ -18,9 +18,8 @@ from exgrpo_cli.base.console.reporter import Reporter
 from exgrpo_cli.base.console.signals import Stopper
 from exgrpo_cli.base.errors import InputError, Interrupted, RunError, first_line
 from exgrpo_cli.base.files import write_text
-from exgrpo_cli.config.resolve import to_toml
-from exgrpo_cli.config.sections.slurm import SlurmSettings
-from exgrpo_cli.config.settings import Config
+from exgrpo_cli.config.sections.run import SlurmSettings
+from exgrpo_cli.config.settings import Config, read_section, to_toml
 from exgrpo_cli.studies.arms import Arm
 from exgrpo_cli.studies.cluster.shared import require_shared
 from exgrpo_cli.studies.cluster.task import RunTask
@@ -314,6 +313,7 @@ def sbatch_says(error: Exception) -> str:
 
 def slurm_settings(config_file: Path | None) -> SlurmSettings:
     """The `[slurm]` table of a configuration file; the defaults without one."""
-    from exgrpo_cli.config.layers import read_config
+    from exgrpo_cli.config.layers import JOB, read_config
 
-    return SlurmSettings.of(read_config(config_file).get("slurm", {}) if config_file else {})
+    tables = [(str(config_file), read_config(config_file).get(JOB, {}))] if config_file else []
+    return read_section(JOB, (SlurmSettings,), tables)

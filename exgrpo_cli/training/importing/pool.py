@@ -20,9 +20,8 @@ from exgrpo_cli.algo.advantages import centred_advantages
 from exgrpo_cli.base.console.reporter import Reporter
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.files import write_text
-from exgrpo_cli.config.resolve import to_toml
 from exgrpo_cli.config.sections.replay import ReplaySettings
-from exgrpo_cli.config.settings import Config
+from exgrpo_cli.config.settings import Config, to_toml
 from exgrpo_cli.ledger.schemas import FOREIGN_WEIGHTS, LedgerIdentity
 from exgrpo_cli.models.load import load_tokenizer
 from exgrpo_cli.questions.prepare import DATA_FOLDER

@@ -6,15 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.config.functions import named_functions
 from exgrpo_cli.config.layers import build_config, read_config
-from exgrpo_cli.config.resolve import to_toml
+from exgrpo_cli.config.names import named_functions
 from exgrpo_cli.config.sections.run import BUDGET_STEPS
-from exgrpo_cli.config.settings import Config
+from exgrpo_cli.config.settings import RESUMABLE, Config, to_toml
 from exgrpo_cli.runs.ending import has_ended
 from exgrpo_cli.training.resuming.trust import is_own_run
-
-MAY_CHANGE = ("run.steps", "run.nproc", "run.rank_timeout", "optim.horizon")
 
 
 def resumed_config(run_folder: Path, *, allow_code: bool = False, **asked: Any) -> Config:
@@ -35,7 +32,7 @@ def resumed_config(run_folder: Path, *, allow_code: bool = False, **asked: Any) 
     before, after = (tomllib.loads(to_toml(config)) for config in (own, wanted))
     for section, values in after.items():
         for key, value in values.items():
-            if value != before[section][key] and f"{section}.{key}" not in MAY_CHANGE:
+            if value != before[section][key] and f"{section}.{key}" not in RESUMABLE:
                 raise InputError(
                     f"--resume keeps the run's own {section}.{key} = {before[section][key]!r}, not {value!r}: "
                     "only --steps may be raised, and --nproc changed. Leave it out, or start a new run."

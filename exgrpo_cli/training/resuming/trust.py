@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from exgrpo_cli.config.functions import named_functions
+from exgrpo_cli.config.names import named_functions
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.models.cache import cache_root
 

@@ -14,8 +14,7 @@ from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.base.files import write_json, write_text
 from exgrpo_cli.config.contradictions import setting
 from exgrpo_cli.config.layers import read_config
-from exgrpo_cli.config.resolve import to_toml
-from exgrpo_cli.config.settings import Config
+from exgrpo_cli.config.settings import Config, to_toml
 from exgrpo_cli.engines.vllm.start import require_vllm
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.machine.disk import disk_plan, require_disk

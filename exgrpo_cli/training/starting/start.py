@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any
 from exgrpo_cli.base.console.output import give_stdout_to_children
 from exgrpo_cli.base.console.reporter import Reporter, SilentReporter, make_reporter
 from exgrpo_cli.base.errors import InputError, ToolkitWarning
-from exgrpo_cli.config.checks import require_known
-from exgrpo_cli.config.functions import check_functions, named_functions, origin
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.config.names import TINY_TASKS
-from exgrpo_cli.config.resolve import Layer, to_toml
-from exgrpo_cli.config.sections.rollout import RolloutSettings
-from exgrpo_cli.config.settings import Config
+from exgrpo_cli.config.names import TINY_TASKS, check_functions, named_functions, origin
+from exgrpo_cli.config.sections import require_known
+from exgrpo_cli.config.sections.run import RolloutSettings
+from exgrpo_cli.config.settings import Config, Layer, to_toml
 from exgrpo_cli.machine.run_plan import RunPlan, plan_run, resolve_ranks
 from exgrpo_cli.machine.survey import survey_machine
 from exgrpo_cli.questions.prompts import TEMPLATES

@@ -12,8 +12,7 @@ import pytest
 from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands import run
-from exgrpo_cli.config.resolve import to_toml
-from exgrpo_cli.config.settings import Config
+from exgrpo_cli.config.settings import Config, to_toml
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.training.importing.pool import PoolReport, prepare_pool
 from exgrpo_cli.training.run import train

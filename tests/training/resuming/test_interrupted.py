@@ -11,8 +11,7 @@ from run_leaves import assert_same_weights, metrics, timeless
 
 from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.config.resolve import to_toml
-from exgrpo_cli.config.settings import Config
+from exgrpo_cli.config.settings import Config, to_toml
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.training.run import train
 

@@ -1,0 +1,47 @@
+"""Roles of settings, and sections of several types."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.config.settings import NOT_HASHED, PINNED, RESUMABLE, read_section
+
+
+def test_which_settings_each_role_holds():
+    assert {
+        *("run." + name for name in ("seed", "budget_amount", "device", "threads", "nproc", "rank_timeout")),
+        *("run." + name for name in ("phase_timeout", "save_every", "keep_checkpoints", "samples_per_step")),
+        *("run.plots", "run.log", "backbone.dtype", "rollout.gpu_memory_fraction", "optim.offload_during_rollouts"),
+        *("grading." + name for name in ("workers", "deadline_seconds", "memory_mb")),
+    } == NOT_HASHED
+    assert {"run.threads", "run.device", "run.nproc", "optim.horizon", "optim.warmup_steps"} == PINNED
+    assert {"run.steps", "run.nproc", "run.rank_timeout", "optim.horizon"} == RESUMABLE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    place: Literal["beside"] = "beside"
+    ratio: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instead:
+    place: Literal["instead"] = "instead"
+    mu: float = 0.5
+
+
+def read(*tables):
+    return read_section("replay", (Beside, Instead), tables)
+
+
+def test_a_section_of_several_types_is_picked_by_its_key():
+    assert read() == read(("preset", {"place": "beside"})) == Beside()
+    assert read(("preset", {"place": "beside"}), ("--set", {"place": "instead", "mu": 1})) == Instead(mu=1.0)
+    with pytest.raises(InputError, match=r"^f: unknown key replay.mu. It belongs to place = 'instead'."):
+        read(("f", {"mu": 1.0}))
+    with pytest.raises(InputError, match=r"^f: unknown key replay.mi. Did you mean 'replay.mu'"):
+        read(("f", {"place": "instead", "mi": 1.0}))
+    with pytest.raises(InputError, match=r"^f: replay.place = 'insted' is not known. Did you mean 'instead'"):
+        read(("f", {"place": "insted"}))
