@@ -3,7 +3,7 @@
     python benchmarks/replay.py                          # 10^4, 10^5 and 10^6 trajectories; the last takes 9 GB of disk
     python benchmarks/replay.py --sizes 10000 --json
 
-Each ledger is built through the buffer itself, step by step, and compacted on the way as a training run would. Every
+Each ledger is built through the buffer itself, step by step, with checkpoints on the way as of a training run. Every
 size then gets a process of its own, so that its memory is its own. Times are medians in milliseconds.
 
 The second table draws units by priority from as many rows, failures among them: memory of index and trees, and the
@@ -26,6 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from exgrpo_cli.config.sections.replay import ReplaySettings
+from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.replay.buffer import ExperienceBuffer
 from exgrpo_cli.replay.drawing.units import UnitStore
@@ -112,9 +113,10 @@ def build(folder: Path, size: int, mean_tokens: int) -> None:
             questions = rng.choice(num_questions, PER_STEP // 3, replace=False)
             append(buffer, step, visits(step, min(PER_STEP, size - (step - 1) * PER_STEP), questions, responses))
             if step % CHECKPOINT_EVERY == 0:
-                buffer.compact([step])
+                buffer.seal()
                 rate = step * PER_STEP / (time.monotonic() - started)
                 print(f"  {folder.name}: {step * PER_STEP:,} of {size:,}, {rate:,.0f}/s", file=sys.stderr)
+        buffer.seal()
 
 
 def rss_anon_mib() -> float:
@@ -163,7 +165,7 @@ def measure(folder: Path, mean_tokens: int) -> dict[str, float]:
             folder, identity=IDENTITY, rules=ReplaySettings(), question_ids=QUESTION_IDS, at_step=at_step
         )
 
-    at_step = int(max((folder / "events").glob("part-*")).stem.split("-")[2])
+    at_step = LedgerReader(folder).last_step
     watch = Stopwatch()
     for _ in range(7):
         with watch.time("open"):

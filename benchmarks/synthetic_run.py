@@ -137,6 +137,7 @@ class _Simulation:
             )
             buffer.record_visit(visit, collecting=mixed)
         buffer.flush(step)
+        buffer.seal()
         return self._line(buffer, step, mixed, counts, tokens, replayed) | line
 
     def _fresh(self, num: int, buffer: ExperienceBuffer, replayed: dict[str, int]) -> list[str]:

@@ -79,13 +79,11 @@ class Run:
         """
         import pyarrow as pa
 
-        from exgrpo_cli.ledger.bodies import BodyBuffer
         from exgrpo_cli.ledger.reader import LedgerReader
+        from exgrpo_cli.ledger.writer import bodies_batch
 
-        buffer = BodyBuffer()
-        for body in LedgerReader(self.folder / "replay").bodies(trajectory_ids):
-            buffer.append(body)
-        return pa.Table.from_batches([buffer.batch(0)]).set_column(0, "trajectory_id", pa.array(trajectory_ids))
+        batch = bodies_batch(0, LedgerReader(self.folder / "replay").bodies(trajectory_ids))
+        return pa.Table.from_batches([batch]).set_column(0, "trajectory_id", pa.array(trajectory_ids))
 
     def texts(self, trajectory_ids: Sequence[int]) -> dict[int, str]:
         """Decoded responses by trajectory id; empty while the run has no tokenizer."""

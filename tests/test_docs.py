@@ -58,6 +58,8 @@ def play(folder: Path, rules: ReplaySettings, num_steps: int) -> ExperienceBuffe
                 )
             )
         buffer.flush(step)
+        if step == 9:
+            buffer.seal()
     return buffer
 
 
@@ -65,8 +67,7 @@ def play(folder: Path, rules: ReplaySettings, num_steps: int) -> ExperienceBuffe
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder that holds the run the documents speak of."""
     monkeypatch.chdir(tmp_path)
-    with play(tmp_path / "runs/exgrpo-tiny/replay", ReplaySettings(), num_steps=12) as buffer:
-        buffer.compact([8])
+    play(tmp_path / "runs/exgrpo-tiny/replay", ReplaySettings(), num_steps=12).close()
     return tmp_path / "runs/exgrpo-tiny"
 
 

@@ -25,8 +25,10 @@ _ABANDONED_SECONDS = 3600.0
 _TAIL_BYTES = 1 << 14
 
 
-def stage(path: Path, write: Callable[[BinaryIO], object]) -> Path:
-    """Let `write` make the file under a temporary name, on the disk when this returns; `publish` puts it in place.
+def stage(path: Path, write: Callable[[BinaryIO], object], *, sync: bool = True) -> Path:
+    """Let `write` make the file under a temporary name; `publish` puts it in place.
+
+    With `sync` it is on the disk when this returns; without, a power cut may take it.
 
     Raises OSError (a full disk, say); nothing is left behind then, nor where `write` raises.
     """
@@ -34,8 +36,9 @@ def stage(path: Path, write: Callable[[BinaryIO], object]) -> Path:
     try:
         with partial.open("wb") as file:
             write(file)
-            file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
     except BaseException:
         partial.unlink(missing_ok=True)
         raise

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float64
 
 from exgrpo_cli.endpoints.heldout import Validation
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
-from exgrpo_cli.ledger.schemas import REPLAYS, Event, tables_of
+from exgrpo_cli.ledger.schemas import Event
 from exgrpo_cli.replay_stats.record import LEDGER_FOLDER
 from exgrpo_cli.runs.result import Memorising, PassRates
 
@@ -56,13 +56,11 @@ def replayed_questions(run: Path) -> frozenset[str]:
         reader = LedgerReader(run / LEDGER_FOLDER)
     events = reader.events(("event", "question_id"))
     ids = events.filter(pc.equal(events["event"], Event.SELECTED.value))["question_id"]
-    if REPLAYS in tables_of(reader.identity.format):
-        replays = reader.replays(("unit_id", "accepted"))
-        units = replays.filter(replays["accepted"])["unit_id"].combine_chunks()
-        stored = reader.trajectories(("trajectory_id", "question_id"))
-        of_units = stored.filter(pc.is_in(stored["trajectory_id"], value_set=units))["question_id"]
-        return frozenset(ids.to_pylist()) | frozenset(of_units.to_pylist())
-    return frozenset(ids.to_pylist())
+    replays = reader.replays(("unit_id", "accepted"))
+    units = replays.filter(replays["accepted"])["unit_id"].combine_chunks()
+    stored = reader.trajectories(("trajectory_id", "question_id"))
+    of_units = stored.filter(pc.is_in(stored["trajectory_id"], value_set=units))["question_id"]
+    return frozenset(ids.to_pylist()) | frozenset(of_units.to_pylist())
 
 
 def rates(asked: Sequence[Validation], chosen: Bool[np.ndarray, " questions"]) -> PassRates:

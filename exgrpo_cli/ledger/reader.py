@@ -1,19 +1,27 @@
-"""Reading a ledger, also one that a run is writing: tables as Arrow, bodies by id."""
+"""Reading a ledger, also one that a run is writing: tables as Arrow, bodies by id, memory-mapped."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from exgrpo_cli.base.errors import DamageWarning, InputError
-from exgrpo_cli.ledger.bodies import Body, BodyStore
-from exgrpo_cli.ledger.catalogue import Catalogue, read_catalogue
-from exgrpo_cli.ledger.parts import DamagedBytes, PartInfo, reading
+from exgrpo_cli.ledger.parts import (
+    CHECKSUMS,
+    Body,
+    Catalogue,
+    Columns,
+    DamagedBytes,
+    PartInfo,
+    body_columns,
+    checksum,
+    read_catalogue,
+    reading,
+)
 from exgrpo_cli.ledger.schemas import (
     BODIES,
     DRAWS,
@@ -21,14 +29,13 @@ from exgrpo_cli.ledger.schemas import (
     REPLAYS,
     SCHEMAS,
     SCORES,
+    TABLES,
     TRAJECTORIES,
     VISITS,
     LedgerIdentity,
 )
 from exgrpo_cli.ledger.writer import IDENTITY_FILE
 
-_STEP_COLUMN = {TRAJECTORIES: "step_born"}
-"""Of the tables that do not call it `step`."""
 _REPETITIVE = ("question_id", "event", "logprob_source")
 
 _Result = TypeVar("_Result")
@@ -91,15 +98,11 @@ class LedgerReader:
         With `dictionary` the columns that repeat few words come dictionary-encoded, each over one dictionary.
         """
         names = list(columns) if columns is not None else SCHEMAS[table].names
-        step = _STEP_COLUMN.get(table, "step")
-        wanted = [*names, step] if step not in names else names
 
         def read(catalogue: Catalogue) -> pa.Table:
-            parts = catalogue.parts[table]
-            rows = read_rows(table, parts, wanted, dictionary=dictionary)
-            if any(part.name.last_step > self.last_step for part in parts):
-                rows = rows.filter(pc.less_equal(rows.column(step), self.last_step))
-            return rows.select(names)
+            rows = read_rows(table, catalogue.parts[table], names, dictionary=dictionary)
+            # A live part may have grown since.
+            return rows.slice(0, self._catalogue.totals[table])
 
         return self._retrying(read)
 
@@ -118,7 +121,7 @@ class LedgerReader:
             raise InputError(f"{error}; restore the file from a copy") from error
 
     def _retrying(self, read: Callable[[Catalogue], _Result]) -> _Result:
-        """Read by the catalogue; where a compaction has replaced parts since, by a new one."""
+        """Read by the catalogue; where the live part has got its final name since, by a new one."""
         try:
             return read(self._catalogue)
         except FileNotFoundError:
@@ -129,56 +132,107 @@ class LedgerReader:
 
 
 def read_rows(table: str, parts: Sequence[PartInfo], columns: Sequence[str], *, dictionary: bool = False) -> pa.Table:
-    """Rows of some parts of a Parquet table."""
+    """Rows of some parts of a Parquet table.
+
+    Raises InputError where a footer is whole but the pages are not, and FileNotFoundError where a part has got its
+    final name.
+    """
     encoded = [name for name in _REPETITIVE if name in columns] if dictionary else []
     words = pa.dictionary(pa.int32(), pa.string())
     fields = [SCHEMAS[table].field(name) for name in columns]
     schema = pa.schema([field.with_type(words) if field.name in encoded else field for field in fields])
-    pieces = []
+    pieces = [schema.empty_table()]
     for part in parts:
-        piece = _read_part(table, part, columns, encoded)
-        pieces.append(piece.select(list(columns)).replace_schema_metadata(None))
-    rows = pa.concat_tables([schema.empty_table(), *(piece.cast(schema) for piece in pieces)])
+        try:
+            with reading(), pq.ParquetFile(part.path, read_dictionary=encoded, page_checksum_verification=True) as file:
+                piece = file.read(columns=list(columns))
+        except DamagedBytes as error:
+            raise InputError(
+                f"{part.path}: the rows of {table} in it are damaged ({error}); restore the file from a copy, or "
+                f"delete it to use the steps before step {part.first_step}"
+            ) from error
+        pieces.append(piece.select(list(columns)).replace_schema_metadata(None).cast(schema))
+    rows = pa.concat_tables(pieces)
     return rows.unify_dictionaries() if encoded else rows
 
 
-def _read_part(table: str, part: PartInfo, columns: Sequence[str], encoded: Sequence[str]) -> pa.Table:
-    """Raises InputError where the footer is whole but the pages are not, FileNotFoundError after a compaction."""
-    try:
-        path, checked = part.name.path, True  # parts of older versions have no checksums, which passes as well
-        with reading(), pq.ParquetFile(path, read_dictionary=list(encoded), page_checksum_verification=checked) as file:
-            stored = set(file.schema_arrow.names)
-            if stored.issuperset(columns):
-                return file.read(columns=list(columns))
-            return with_later_columns(file.read(columns=[*_BIRTH]), file.read(columns=[*stored & set(columns)]))
-    except DamagedBytes as error:
-        raise InputError(
-            f"{part.name.path}: the rows of {table} in it are damaged ({error}); restore the file from a copy, or "
-            f"delete it to use the steps before step {part.name.first_step}"
-        ) from error
+def whole_until(folder: Path) -> tuple[int, str]:
+    """The last step up to which all tables can be read with their checksums right, and what is wrong after it.
 
-
-_BIRTH = ("trajectory_id", "question_id", "step_born")
-
-
-def with_later_columns(births: pa.Table, rows: pa.Table) -> pa.Table:
-    """Trajectories of format 1 with the columns of format 2: all of them successes, their advantages not recorded.
-
-    The rows of one visit stand together, so the first of a run of equal question and step is the group's.
+    Reads every table whole, bodies apart: those are checked one by one, as they are replayed.
     """
-    ids = births.column("trajectory_id").to_numpy()
-    question = births.column("question_id").combine_chunks().dictionary_encode()
-    question = question.combine_chunks() if isinstance(question, pa.ChunkedArray) else question
-    codes, steps = question.indices.to_numpy(), births.column("step_born").to_numpy()
-    begins = np.ones(len(ids), dtype=bool)
-    begins[1:] = (codes[1:] != codes[:-1]) | (steps[1:] != steps[:-1])
-    nulls = pa.nulls(len(ids), pa.float64())
-    later = {
-        "reward": pa.array(np.ones(len(ids))),
-        "advantage": nulls,
-        "priority": nulls,
-        "group_id": pa.array(ids[begins][np.cumsum(begins) - 1] if len(ids) else ids),
-    }
-    for name, values in later.items():
-        rows = rows.append_column(name, values)
-    return rows
+    catalogue = read_catalogue(folder)
+    last_step, problem = catalogue.last_step, catalogue.dropped
+    for table in TABLES:
+        for part in catalogue.parts[table] if table != BODIES else ():
+            if part.first_step > last_step:
+                break
+            try:
+                read_rows(table, [part], SCHEMAS[table].names)
+            except InputError as error:
+                last_step, problem = part.first_step - 1, str(error)
+                break
+    return last_step, problem
+
+
+class BodyStore:
+    """Random access to bodies by trajectory id.
+
+    Ids are consecutive over a ledger, so the place of a trajectory follows from the first id of each record batch and
+    needs no memory of its own. What is read are pages of mapped files: the page cache's, not the process's.
+    """
+
+    def __init__(self, parts: Iterable[PartInfo]) -> None:
+        self._first_ids: list[int] = []
+        self._places: list[tuple[Path, int]] = []
+        self._mapped: dict[Path, list[tuple[Columns, bytes]]] = {}
+        self._checked = bytearray()
+        """Of each trajectory, whether this process has found its checksum right: what is read again is in memory."""
+        for part in parts:
+            self.add(part)
+
+    def add(self, part: PartInfo) -> None:
+        """Find the bodies of a part whose ids follow those already here."""
+        for position, first_id in enumerate(part.batch_first_ids):
+            self._first_ids.append(first_id)
+            self._places.append((part.path, position))
+
+    def read(self, trajectory_ids: Sequence[int]) -> list[Body]:
+        """Copies of the stored arrays, in the order of the ids, which must exist.
+
+        Raises DamagedBytes naming the file and the trajectory whose checksum differs, looked at when it is first read.
+        """
+        most = max(trajectory_ids, default=-1)
+        self._checked.extend(bytes(max(0, int(most) + 1 - len(self._checked))))
+        return [self._read_one(int(trajectory_id)) for trajectory_id in trajectory_ids]
+
+    def _read_one(self, trajectory_id: int) -> Body:
+        place = bisect_right(self._first_ids, trajectory_id) - 1
+        path, batch = self._places[place]
+        if path not in self._mapped:
+            self._mapped[path] = _map_columns(path)
+        (offsets, token_ids, logprobs), checksums = self._mapped[path][batch]
+        row = trajectory_id - self._first_ids[place]
+        begin, end = offsets[row], offsets[row + 1]
+        body = token_ids[begin:end].copy(), logprobs[begin:end].copy()
+        if not self._checked[trajectory_id]:
+            if checksums[8 * row : 8 * row + 8] != checksum(*body):
+                raise DamagedBytes(f"{path}: trajectory {trajectory_id} is damaged (its checksum differs)")
+            self._checked[trajectory_id] = 1
+        return body
+
+
+def _map_columns(path: Path) -> list[tuple[Columns, bytes]]:
+    """Columns of every record batch of a part, as views of the mapped file, and its checksums.
+
+    Raises DamagedBytes naming the file.
+    """
+    views = []
+    # The views keep the mapping alive; closing the file gives its descriptor back, of which a process has few.
+    with reading(str(path)), pa.memory_map(str(path)) as source:
+        file = pa.ipc.open_file(source)
+        for position in range(file.num_record_batches):
+            batch, metadata = file.get_batch_with_custom_metadata(position)
+            batch.validate()
+            views.append((body_columns(batch), (metadata or {}).get(CHECKSUMS, b"")))
+    return views

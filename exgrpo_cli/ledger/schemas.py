@@ -13,7 +13,7 @@ import pyarrow as pa
 from exgrpo_cli.base.errors import InputError
 
 LEDGER_FORMAT = 2
-"""Of new ledgers; those of format 1 are read, and runs that began in it go on in it."""
+"""Number in `ledger.json`; a ledger with another one is refused."""
 METADATA_KEY = b"exgrpo"
 
 BODIES = "bodies"
@@ -44,100 +44,43 @@ class Event(StrEnum):
     READMITTED = "readmitted"
 
 
-def _schema(**columns: str) -> pa.Schema:
+def _schema(columns: str) -> pa.Schema:
     """Columns by name, each with the name of its Arrow type; those with a question mark behind it may hold nulls."""
     lists = {"tokens": pa.list_(pa.int32()), "logprobs": pa.list_(pa.float32())}
     return pa.schema(
         [
             pa.field(name, lists.get(kind) or pa.type_for_alias(kind.rstrip("?")), nullable=kind.endswith("?"))
-            for name, kind in columns.items()
+            for name, kind in (column.split() for column in columns.split(","))
         ]
     )
 
 
 SCHEMAS: dict[str, pa.Schema] = {
-    BODIES: _schema(trajectory_id="int64", token_ids="tokens", behaviour_logprobs="logprobs"),
+    BODIES: _schema("trajectory_id int64, token_ids tokens, behaviour_logprobs logprobs"),
     TRAJECTORIES: _schema(
-        trajectory_id="int64",
-        question_id="string",
-        step_born="int32",
-        weight_version="int32",
-        k="int32",
-        num_tokens="int32",
-        entropy="float64",
-        nll="float64",
-        logprob_source="string",
-        token_hash="int64",
-        reward="float64?",
-        advantage="float64?",
-        priority="float64?",
-        group_id="int64?",
+        "trajectory_id int64, question_id string, step_born int32, weight_version int32, k int32, num_tokens int32, "
+        "entropy float64, nll float64, logprob_source string, token_hash int64, "
+        "reward float64?, advantage float64?, priority float64?, group_id int64?"
     ),
     SCORES: _schema(
-        step="int32",
-        question_id="string",
-        trajectory_id="int64",
-        weight_version="int32",
-        entropy="float64",
-        nll="float64",
-        num_tokens="int32",
-        chosen="bool",
+        "step int32, question_id string, trajectory_id int64, weight_version int32, entropy float64, nll float64, "
+        "num_tokens int32, chosen bool"
     ),
     DRAWS: _schema(
-        step="int32",
-        bucket="int32",
-        num_members="int32",
-        num_questions="int32",
-        probability="float64",
-        num_drawn="int32",
+        "step int32, bucket int32, num_members int32, num_questions int32, probability float64, num_drawn int32"
     ),
     VISITS: _schema(
-        step="int32",
-        question_id="string",
-        k="int32",
-        num_fresh_successes="int32",
-        num_members="int32",
-        verifier_failed="bool",
-        alpha="float64?",
-        beta="float64?",
+        "step int32, question_id string, k int32, num_fresh_successes int32, num_members int32, verifier_failed bool, "
+        "alpha float64?, beta float64?"
     ),
     REPLAYS: _schema(
-        step="int32",
-        unit_id="int64",
-        group_id="int64",
-        priority="float64",
-        probability="float64?",
-        weight="float64",
-        drift="float64?",
-        headroom="float64?",
-        accepted="bool",
+        "step int32, unit_id int64, group_id int64, priority float64, probability float64?, weight float64, "
+        "drift float64?, headroom float64?, accepted bool"
     ),
     EVENTS: _schema(
-        step="int32",
-        event="string",
-        question_id="string",
-        trajectory_id="int64?",
-        bucket="int32?",
-        num_members="int32?",
+        "step int32, event string, question_id string, trajectory_id int64?, bucket int32?, num_members int32?"
     ),
 }
-
-
-_FORMAT_1 = {
-    TRAJECTORIES: pa.schema(list(SCHEMAS[TRAJECTORIES])[:10]),
-    **{table: SCHEMAS[table] for table in (BODIES, SCORES, DRAWS, EVENTS)},
-}
-_BY_FORMAT = {1: _FORMAT_1, 2: SCHEMAS}
-
-
-def tables_of(ledger_format: int) -> tuple[str, ...]:
-    """The tables of a format, in the order they are written."""
-    return tuple(table for table in TABLES if table in _BY_FORMAT[ledger_format])
-
-
-def schema_of(table: str, ledger_format: int) -> pa.Schema:
-    """Columns of a table as a format has them."""
-    return _BY_FORMAT[ledger_format][table]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,26 +97,24 @@ class LedgerIdentity:
     """Content hash of the question file."""
     logprob_source: str
     """Who computed the behaviour log-probs: "trainer", "sampler" or "engine"."""
-    format: int = LEDGER_FORMAT
-    """Which tables and columns there are."""
 
     def to_json(self) -> str:
-        """What `ledger.json` holds."""
-        return json.dumps({"format": self.format, **asdict(self)}, indent=2)
+        """Content of `ledger.json`."""
+        return json.dumps({"format": LEDGER_FORMAT, **asdict(self)}, indent=2)
 
     @classmethod
     def from_json(cls, text: str, where: str) -> "LedgerIdentity":
         """Raises InputError where the text is not an identity of this ledger format."""
         try:
-            values = json.loads(text)
-            ledger_format = values["format"]
+            values = dict(json.loads(text))
+            stored = values.pop("format")
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(
                 f"{where} does not say whose ledger this is ({error}); restore the file from a copy"
             ) from error
-        if ledger_format not in _BY_FORMAT:
+        if stored != LEDGER_FORMAT:
             raise InputError(
-                f"{where}: ledger format {ledger_format}, this version reads {', '.join(map(str, _BY_FORMAT))}; "
+                f"{where}: ledger format {stored}, this version reads {LEDGER_FORMAT}; "
                 "use the toolkit version that wrote it"
             )
         names = {field.name for field in fields(cls)}

@@ -1,32 +1,37 @@
-"""The ledger's one writer: gathers the rows of a step and makes them durable together."""
+"""The ledger's one writer: gathers the rows of a step, shows them to readers, and makes them durable by checkpoints."""
 
 import errno
 import shutil
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import pyarrow as pa
 from filelock import FileLock, Timeout
 
 from exgrpo_cli.base.errors import InputError, RunError
-from exgrpo_cli.base.files import partial_path, publish, stage
-from exgrpo_cli.ledger.bodies import Body, BodyBuffer, write_bodies
+from exgrpo_cli.base.files import partial_path, stage
 from exgrpo_cli.ledger.parts import (
-    Commit,
+    Body,
     PartInfo,
-    PartName,
+    batch_checksums,
+    close_live,
+    inspect_part,
     part_path,
     schema_with_metadata,
+    write_bodies,
     write_parquet,
 )
-from exgrpo_cli.ledger.schemas import BODIES, EVENTS, TABLES, TRAJECTORIES, LedgerIdentity, schema_of, tables_of
+from exgrpo_cli.ledger.schemas import BODIES, EVENTS, SCHEMAS, TABLES, TRAJECTORIES, LedgerIdentity
 
 IDENTITY_FILE = "ledger.json"
 _LOCK_FILE = "writer.lock"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_LIVE_ROWS, _LIVE_BYTES = 1 << 15, 8 << 20
+"""Live parts of so many rows in all, or of bodies of that size, are closed without a checkpoint, for they are kept in
+memory and written anew at every step: some milliseconds at half of that."""
 
 
 def lock_ledger(folder: Path) -> FileLock:
@@ -42,120 +47,148 @@ def lock_ledger(folder: Path) -> FileLock:
     return lock
 
 
-class LedgerWriter:
-    """Appends one part per table and step, commit record last. Holds the lock until `close`."""
-
-    def __init__(
-        self, folder: Path, identity: LedgerIdentity, lock: FileLock, last_step: int, totals: Mapping[str, int]
-    ) -> None:
-        self.folder = folder
-        self.identity = identity
-        self.last_step = last_step
-        self.totals = dict(totals)
-        self._lock = lock
-        self._tables = tables_of(identity.format)
-        self._rows: dict[str, list[dict[str, Any]]] = {table: [] for table in self._tables if table != BODIES}
-        self._bodies = BodyBuffer()
-
-    def append(self, table: str, row: dict[str, Any]) -> None:
-        """Add a row, all columns given, to what the next flush writes; what the format does not have is dropped."""
-        if table in self._rows:
-            self._rows[table].append(row)
-
-    def append_trajectory(self, body: Body, row: dict[str, Any]) -> None:
-        """Add a row of `trajectories` and its body; its id must be the next one."""
-        assert row["trajectory_id"] == self.totals[BODIES] + len(self._bodies)
-        self.append(TRAJECTORIES, row)
-        self._bodies.append(body)
-
-    def is_pending(self, trajectory_id: int) -> bool:
-        """Whether a trajectory waits for the next flush."""
-        return trajectory_id >= self.totals[BODIES]
-
-    def pending_body(self, trajectory_id: int) -> Body:
-        """Tokens and log-probs of a trajectory that waits for the next flush."""
-        return self._bodies.read(trajectory_id - self.totals[BODIES])
-
-    def flush(self, step: int) -> list[PartInfo]:
-        """Write the pending rows as those of the steps up to `step`, and return the new parts of `bodies`.
-
-        Raises RunError where the disk refuses; earlier steps stay complete, and the pending rows stay pending.
-        """
-        tables = {}
-        for table, rows in self._rows.items():
-            schema = schema_of(table, self.identity.format)
-            tables[table] = pa.table({name: [row[name] for row in rows] for name in schema.names}, schema=schema)
-        batches = (self._bodies.batch(self.totals[BODIES]) for _ in range(1))
-        return self.write(step, tables, batches, len(self._bodies))
-
-    def write(
-        self, step: int, tables: Mapping[str, pa.Table], bodies: Iterable[pa.RecordBatch], num_bodies: int
-    ) -> list[PartInfo]:
-        """Make tables and bodies, numbered on from those already there, one committed step."""
-        # The very first part may be of step 0 (a warm start); after it each begins where the last one ended.
-        first_step = min(self.last_step + 1, step)
-        assert step > self.last_step or not any(self.totals.values())
-        counts = {BODIES: num_bodies} | {table: len(rows) for table, rows in tables.items()}
-        totals = {table: self.totals[table] + counts[table] for table in self._tables}
-        commit = Commit(step=step, totals=totals)
-        first_ids: list[int] = []
-        jobs: dict[Path, Callable[[BinaryIO], None]] = {}
-        for table in self._tables:
-            path = part_path(self.folder, table, first_step, step)
-            schema = schema_with_metadata(table, self.identity, [commit] if table == EVENTS else [])
-            if table == BODIES and num_bodies:
-                jobs[path] = partial(_write_bodies, schema=schema, batches=bodies, first_ids=first_ids)
-            elif table == EVENTS or (counts[table] and table != BODIES):
-                jobs[path] = partial(write_parquet, table=tables[table].replace_schema_metadata(schema.metadata))
-        try:
-            _publish(jobs)
-        except OSError as error:
-            raise _write_failed(self.folder, step, error) from error
-        self.last_step, self.totals = step, totals
-        self._clear()
-        if not num_bodies:
-            return []
-        name = PartName(path=part_path(self.folder, BODIES, first_step, step), first_step=first_step, last_step=step)
-        return [PartInfo(name=name, num_rows=num_bodies, commits=(), batch_first_ids=tuple(first_ids))]
-
-    def close(self) -> None:
-        """Let another process write; rows that were not flushed are lost."""
-        self._lock.release()
-
-    def _clear(self) -> None:
-        for rows in self._rows.values():
-            rows.clear()
-        self._bodies.clear()
-
-
 def create_folders(folder: Path) -> None:
     """Make the folder of every table."""
     for table in TABLES:
         (folder / table).mkdir(parents=True, exist_ok=True)
 
 
-def _publish(jobs: Mapping[Path, Callable[[BinaryIO], None]]) -> None:
-    """Write parts and make them visible, the last one after all others are sure to survive a power cut."""
-    *others, last = jobs
-    try:
-        # At once, for a disk syncs several files in little more time than one.
-        with ThreadPoolExecutor(len(jobs)) as pool:
-            staged = dict(zip(jobs, pool.map(stage, jobs.keys(), jobs.values()), strict=True))
-        for path in (*others, last):
-            publish(staged[path], path)
-    except BaseException:
-        for path in jobs:
-            partial_path(path).unlink(missing_ok=True)
-        raise
+def bodies_batch(first_id: int, bodies: Sequence[Body]) -> pa.RecordBatch:
+    """Bodies as one record batch, numbered from `first_id`."""
+    offsets = np.cumsum([0, *(len(token_ids) for token_ids, _ in bodies)], dtype=np.int32)
+    token_ids = np.concatenate([np.empty(0, dtype=np.int32), *(token_ids for token_ids, _ in bodies)])
+    logprobs = np.concatenate([np.empty(0, dtype=np.float32), *(logprobs for _, logprobs in bodies)])
+    ids = np.arange(first_id, first_id + len(bodies), dtype=np.int64)
+    lists = [pa.ListArray.from_arrays(pa.array(offsets), pa.array(values)) for values in (token_ids, logprobs)]
+    return pa.record_batch([pa.array(ids), *lists], schema=SCHEMAS[BODIES])
 
 
-def _write_bodies(
-    file: BinaryIO, *, schema: pa.Schema, batches: Iterable[pa.RecordBatch], first_ids: list[int]
-) -> None:
-    with pa.ipc.new_file(file, schema) as sink:
-        for batch in batches:
-            write_bodies(sink, batch)
-            first_ids.append(batch.column(0)[0].as_py())
+class LedgerWriter:
+    """Appends steps to the live part of each table, commit record last, and closes it. Holds the lock until `close`."""
+
+    def __init__(
+        self, folder: Path, identity: LedgerIdentity, lock: FileLock, last_step: int, totals: Mapping[str, int]
+    ) -> None:
+        """`totals` are the rows of the parts up to `last_step`, all of them closed."""
+        self.folder = folder
+        self.identity = identity
+        self.last_step = last_step
+        self.totals = dict(totals)
+        """Rows of every table, of the steps flushed."""
+        self._lock = lock
+        self._rows: dict[str, list[dict[str, Any]]] = {table: [] for table in TABLES if table != BODIES}
+        # Of the live part of each table: its first step, the rows before it, and what it holds.
+        self._first_steps = dict.fromkeys(TABLES, last_step + 1)
+        self._closed = dict(totals)
+        self._tables = {table: SCHEMAS[table].empty_table() for table in self._rows}
+        self._batches: list[tuple[pa.RecordBatch, bytes]] = []
+        self._bodies: list[Body] = []
+
+    def append(self, table: str, row: dict[str, Any]) -> None:
+        """Add a row, all columns given, to what the next flush writes."""
+        self._rows[table].append(row)
+
+    def append_trajectory(self, body: Body, row: dict[str, Any]) -> None:
+        """Add a row of `trajectories` and its body; its id must be the next one."""
+        token_ids, logprobs = body
+        assert row["trajectory_id"] == self._closed[BODIES] + len(self._bodies) and len(token_ids) == len(logprobs)
+        self.append(TRAJECTORIES, row)
+        self._bodies.append((token_ids.copy(), logprobs.copy()))
+
+    def is_pending(self, trajectory_id: int) -> bool:
+        """Whether a trajectory is in no closed part yet."""
+        return trajectory_id >= self._closed[BODIES]
+
+    def pending_body(self, trajectory_id: int) -> Body:
+        """Tokens and log-probs of a trajectory that is in no closed part yet."""
+        token_ids, logprobs = self._bodies[trajectory_id - self._closed[BODIES]]
+        return token_ids.copy(), logprobs.copy()
+
+    def flush(self, step: int) -> list[PartInfo]:
+        """Let readers see the pending rows as those of the steps up to `step`; returns new closed parts of `bodies`.
+
+        Raises RunError where the disk refuses; earlier steps stay complete, and the pending rows stay pending.
+        """
+        tables, batches = {}, self._batches
+        for table, rows in self._rows.items():
+            columns = {name: [row[name] for row in rows] for name in SCHEMAS[table].names}
+            tables[table] = pa.concat_tables([self._tables[table], pa.table(columns, schema=SCHEMAS[table])])
+        if bodies := self._bodies[self.totals[BODIES] - self._closed[BODIES] :]:
+            batch = bodies_batch(self.totals[BODIES], bodies)
+            batches = [*batches, (batch, batch_checksums(batch))]
+        self._write_live(step, tables, batches, len(self._bodies))
+        self._tables, self._batches = tables, batches
+        for rows in self._rows.values():
+            rows.clear()
+        if sum(map(len, tables.values())) > _LIVE_ROWS:
+            return self._close(TABLES)
+        return self._close((BODIES,)) if sum(batch.nbytes for batch, _ in batches) > _LIVE_BYTES else []
+
+    def write(
+        self, step: int, tables: Mapping[str, pa.Table], bodies: Iterable[pa.RecordBatch], num_bodies: int
+    ) -> list[PartInfo]:
+        """Make tables and bodies, numbered on from those already there, one step and closed parts."""
+        assert self.totals == self._closed and (step > self.last_step or not any(self.totals.values()))
+        self._first_steps = {table: min(first, step) for table, first in self._first_steps.items()}
+        self._write_live(step, tables, ((batch, batch_checksums(batch)) for batch in bodies), num_bodies)
+        return self.seal()
+
+    def seal(self) -> list[PartInfo]:
+        """Close the live parts, so that the ledger is on the disk and can be cut here; returns those of `bodies`.
+
+        Every row must have been flushed. Raises RunError where the disk refuses.
+        """
+        return self._close(TABLES)
+
+    def close(self) -> None:
+        """Let another process write; rows that were not flushed are lost."""
+        self._lock.release()
+
+    def _close(self, tables: Sequence[str]) -> list[PartInfo]:
+        assert not any(self._rows.values())
+        try:
+            close_live(self.folder, tables, self.last_step)
+            path = part_path(self.folder, BODIES, self._first_steps[BODIES], self.last_step)
+            closed = [inspect_part(BODIES, path)] if self.totals[BODIES] > self._closed[BODIES] else []
+        except OSError as error:
+            raise _write_failed(self.folder, self.last_step, error) from error
+        for table in tables:
+            self._first_steps[table], self._closed[table] = self.last_step + 1, self.totals[table]
+            if table == BODIES:
+                self._batches, self._bodies = [], []
+            else:
+                self._tables[table] = SCHEMAS[table].empty_table()
+        return closed
+
+    def _write_live(
+        self,
+        step: int,
+        tables: Mapping[str, pa.Table],
+        batches: Iterable[tuple[pa.RecordBatch, bytes]],
+        num_bodies: int,
+    ) -> None:
+        """Replace the live parts that have new rows, and that of events, which commits, by ones up to `step`."""
+        counts = {BODIES: num_bodies} | {table: len(rows) for table, rows in tables.items()}
+        totals = {table: self._closed[table] + counts[table] for table in TABLES}
+        jobs: dict[Path, Callable[[BinaryIO], None]] = {}
+        for table in TABLES:
+            if totals[table] == self.totals[table] and table != EVENTS:
+                continue
+            schema = schema_with_metadata(table, self.identity, step, totals if table == EVENTS else None)
+            path = part_path(self.folder, table, self._first_steps[table])
+            if table == BODIES:
+                jobs[path] = partial(write_bodies, batches=batches, schema=schema)
+            else:
+                jobs[path] = partial(write_parquet, table=tables[table], schema=schema)
+        try:
+            for path, staged in {path: stage(path, job, sync=False) for path, job in jobs.items()}.items():
+                staged.replace(path)
+        except OSError as error:
+            raise _write_failed(self.folder, step, error) from error
+        finally:
+            for path in jobs:
+                partial_path(path).unlink(missing_ok=True)
+        self.last_step, self.totals = step, totals
 
 
 def _write_failed(folder: Path, step: int, error: OSError) -> RunError:

@@ -12,10 +12,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.ledger.bodies import write_bodies
-from exgrpo_cli.ledger.parts import Commit, list_parts, part_path, schema_with_metadata, write_parquet
+from exgrpo_cli.ledger.parts import (
+    batch_checksums,
+    list_parts,
+    part_path,
+    schema_with_metadata,
+    steps_of,
+    write_bodies,
+    write_parquet,
+)
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning, read_identity
-from exgrpo_cli.ledger.schemas import BODIES, EVENTS, SCHEMAS, TRAJECTORIES, schema_of, tables_of
+from exgrpo_cli.ledger.schemas import BODIES, EVENTS, SCHEMAS, TABLES, TRAJECTORIES
 from exgrpo_cli.ledger.writer import IDENTITY_FILE
 from exgrpo_cli.publishing.private import Private
 from exgrpo_cli.replay_stats.questions import QuestionText, question_texts
@@ -68,10 +75,7 @@ def _joined(run: Path, source: str, reader: LedgerReader, rows: pa.Table, privat
     private.check_rows((f"{text.text}\n{text.answer}" for text in texts), "the questions")
     private.check_rows(responses.values(), "the responses")
     bodies = reader.bodies(ids)
-    missing = pa.nulls(len(rows))
-    columns = {
-        name: rows.column(name) if name in rows.column_names else missing for name in SCHEMAS[TRAJECTORIES].names
-    }
+    columns = dict(zip(rows.column_names, rows.columns, strict=True))
     columns |= {
         "question": pa.array([text.text or None for text in texts], pa.string()),
         "answer": pa.array([text.answer or None for text in texts], pa.string()),
@@ -88,19 +92,16 @@ def write_tables(run: Path, folder: Path) -> list[str]:
     One part each, since `datasets` cannot read the parts of steps in which nothing happened.
     """
     reader = LedgerReader(run / LEDGER_FOLDER)
-    names = tables_of(reader.identity.format)
-    schemas = {name: schema_of(name, reader.identity.format) for name in names if name != BODIES}
-    tables = {name: reader.table(name, schema.names).cast(schema) for name, schema in schemas.items()}
-    first_step = list_parts(reader.folder, EVENTS)[0][0].first_step
-    totals = {name: len(tables[name if name != BODIES else TRAJECTORIES]) for name in names}
+    tables = {name: reader.table(name) for name in TABLES if name != BODIES}
+    first_step, _ = steps_of(list_parts(reader.folder, EVENTS)[0])
+    totals = {name: len(tables[name if name != BODIES else TRAJECTORIES]) for name in TABLES}
     for name, rows in tables.items():
-        commits = [Commit(step=reader.last_step, totals=totals)] if name == EVENTS else []
         path = part_path(folder, name, first_step, reader.last_step)
         if len(rows) or name == EVENTS:
             path.parent.mkdir(parents=True)
             with path.open("wb") as file:
-                metadata = schema_with_metadata(name, reader.identity, commits).metadata
-                write_parquet(file, rows.replace_schema_metadata(metadata))
+                own_totals = totals if name == EVENTS else None
+                write_parquet(file, rows, schema_with_metadata(name, reader.identity, reader.last_step, own_totals))
     (folder / IDENTITY_FILE).write_text(reader.identity.to_json(), encoding="utf-8")
     return [name for name, rows in tables.items() if len(rows)]
 
@@ -110,13 +111,14 @@ def restore_bodies(folder: Path, ledger: Path) -> None:
     files = sorted((folder / ROWS).glob("*.parquet"))
     if not files:
         return
-    parts, _ = list_parts(ledger, EVENTS)
-    path = part_path(ledger, BODIES, parts[0].first_step, parts[-1].last_step)
+    # One part of events, as `write_tables` makes it.
+    [events] = list_parts(ledger, EVENTS)
+    first_step, last_step = steps_of(events)
+    path = part_path(ledger, BODIES, first_step, last_step)
     path.parent.mkdir(exist_ok=True)
-    schema = schema_with_metadata(BODIES, read_identity(ledger), [])
-    with path.open("wb") as file, pa.ipc.new_file(file, schema) as sink:
-        for batch in _bodies(files):
-            write_bodies(sink, batch)
+    schema = schema_with_metadata(BODIES, read_identity(ledger), last_step or 0)
+    with path.open("wb") as file:
+        write_bodies(file, ((batch, batch_checksums(batch)) for batch in _bodies(files)), schema)
 
 
 def _bodies(files: list[Path]) -> Iterator[pa.RecordBatch]:

@@ -9,7 +9,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,17 +17,9 @@ from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.files import write_text
 from exgrpo_cli.base.types import Trajectory
 from exgrpo_cli.config.sections.replay import ReplaySettings
-from exgrpo_cli.ledger.catalogue import Catalogue, read_catalogue
-from exgrpo_cli.ledger.compaction import FEWEST, compact
+from exgrpo_cli.ledger.parts import Catalogue, check_cut, cut_after, read_catalogue
 from exgrpo_cli.ledger.reader import read_identity
-from exgrpo_cli.ledger.recovery import check_cut, cut_after
-from exgrpo_cli.ledger.schemas import (
-    BODIES,
-    RESUME_FIELDS,
-    TABLES,
-    WARM_START_STEP,
-    LedgerIdentity,
-)
+from exgrpo_cli.ledger.schemas import RESUME_FIELDS, TABLES, WARM_START_STEP, LedgerIdentity
 from exgrpo_cli.ledger.writer import IDENTITY_FILE, LedgerWriter, create_folders, lock_ledger
 from exgrpo_cli.replay.buffer_state import BufferState
 from exgrpo_cli.replay.collector import Collector
@@ -95,9 +86,7 @@ class ExperienceBuffer(AbstractContextManager):
         Raises InputError where the ledger is another run's, is being written, is not whole up to that step or cannot be
         read; nothing is deleted then.
         """
-        stored = read_identity(folder)
-        identity.require_match(stored, str(folder), RESUME_FIELDS)
-        identity = replace(identity, format=stored.format)
+        identity.require_match(read_identity(folder), str(folder), RESUME_FIELDS)
         lock = lock_ledger(folder)
         try:
             create_folders(folder)
@@ -218,14 +207,11 @@ class ExperienceBuffer(AbstractContextManager):
             self.record_visit(visit, collecting=collecting)
 
     def flush(self, step: int) -> None:
-        """Make the step durable, also where nothing happened in it. Raises RunError where the disk refuses."""
+        """Let readers see the step, also where nothing happened in it. Raises RunError where the disk refuses."""
         for part in self._writer.flush(step):
             self._state.add_part(part)
 
-    def compact(self, kept_checkpoints: Sequence[int], *, fewest: int = FEWEST) -> None:
-        """Merge runs of at least `fewest` small parts between the steps of kept checkpoints.
-
-        What is newer than all kept checkpoints stays as it is, and the ledger can still be cut back to each of them.
-        """
-        if compact(self.folder, self._writer.identity, kept_checkpoints, fewest=fewest):
-            self._state.replace_parts(read_catalogue(self.folder).parts[BODIES])
+    def seal(self) -> None:
+        """See `Buffer.seal`."""
+        for part in self._writer.seal():
+            self._state.add_part(part)

@@ -13,11 +13,9 @@ import pyarrow as pa
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.types import Trajectory
 from exgrpo_cli.config.sections.replay import ReplaySettings
-from exgrpo_cli.ledger.bodies import Body, BodyStore
-from exgrpo_cli.ledger.catalogue import Catalogue
 from exgrpo_cli.ledger.columns import NO_BUCKET
-from exgrpo_cli.ledger.parts import DamagedBytes, PartInfo
-from exgrpo_cli.ledger.reader import read_rows
+from exgrpo_cli.ledger.parts import Body, Catalogue, DamagedBytes, PartInfo
+from exgrpo_cli.ledger.reader import BodyStore, read_rows
 from exgrpo_cli.ledger.schemas import BODIES, EVENTS, NO_LOGPROBS, REPLAYS, VISITS, Event
 from exgrpo_cli.ledger.writer import LedgerWriter
 from exgrpo_cli.replay.drawing.units import DrawnUnit, ScannedUnit, UnitStore
@@ -107,12 +105,8 @@ class BufferState:
         ]
 
     def add_part(self, part: PartInfo) -> None:
-        """Find bodies that were just flushed."""
+        """Find the bodies of a part that was just closed."""
         self._bodies.add(part)
-
-    def replace_parts(self, parts: Sequence[PartInfo]) -> None:
-        """Find bodies where a compaction has put them."""
-        self._bodies = BodyStore(parts)
 
     def collect(
         self, visit: Visit, question: int, row: FreshRow, token_hash: int, *, group: int | None, priority: float

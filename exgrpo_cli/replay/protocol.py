@@ -98,10 +98,10 @@ class Buffer(Protocol):
         """How the step's questions went: retires and moves them and, with `collecting`, stores their successes."""
 
     def flush(self, step: int) -> None:
-        """Make the step durable. Raises RunError where the disk refuses."""
+        """Let readers of the ledger see the step. Raises RunError where the disk refuses."""
 
-    def compact(self, kept_checkpoints: Sequence[int]) -> None:
-        """Merge small parts of the ledger, so that it can still be cut back to each of these steps."""
+    def seal(self) -> None:
+        """Make the steps flushed durable, so that the ledger can be cut back to here: before each checkpoint."""
 
 
 class NoBuffer:
@@ -147,5 +147,5 @@ class NoBuffer:
     def flush(self, step: int) -> None:
         """See `Buffer.flush`."""
 
-    def compact(self, kept_checkpoints: Sequence[int]) -> None:
-        """See `Buffer.compact`."""
+    def seal(self) -> None:
+        """See `Buffer.seal`."""

@@ -16,7 +16,6 @@ from jaxtyping import Float64, Int32, Int64
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.sections.replay import ReplaySettings
-from exgrpo_cli.ledger.bodies import BodyBuffer
 from exgrpo_cli.ledger.columns import NO_BUCKET
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ledger.schemas import (
@@ -34,6 +33,7 @@ from exgrpo_cli.ledger.schemas import (
     Event,
     LedgerIdentity,
 )
+from exgrpo_cli.ledger.writer import bodies_batch
 from exgrpo_cli.replay.drawing.priorities import PRIORITIES, priorities_at_birth
 from exgrpo_cli.replay.eviction import EVICTIONS
 from exgrpo_cli.replay.rebuild import StoredState, rebuild
@@ -79,12 +79,8 @@ class ForeignExperience:
 
     def bodies(self) -> Iterator[pa.RecordBatch]:
         """The bodies under their new ids."""
-        buffer = BodyBuffer()
         for begin in range(0, self.num_bodies, _BATCH):
-            buffer.clear()
-            for body in self.reader.bodies(self.source_ids[begin : begin + _BATCH].tolist()):
-                buffer.append(body)
-            yield buffer.batch(begin)
+            yield bodies_batch(begin, self.reader.bodies(self.source_ids[begin : begin + _BATCH].tolist()))
 
 
 def read_experience(
@@ -104,7 +100,6 @@ def read_experience(
     identity.require_match(reader.identity, str(source), WARM_START_FIELDS)
     if not with_retired and not len(reader.trajectories(["trajectory_id"])):
         raise InputError(f"{source} holds no trajectories: name a run that has stored some")
-    _require_columns(reader.identity.format, rules, source)
     ids = sorted(set(pc.unique(reader.events(["question_id"]).column("question_id")).to_pylist()))
     state = rebuild(partial(reader.table, dictionary=True), ids)
     wanted = (state.success_counts != NO_BUCKET) | (state.retired & with_retired)
@@ -146,17 +141,6 @@ def read_experience(
             num_without_advantage=int(np.isnan(state.rows["advantage"][kept]).sum()),
         ),
     )
-
-
-def _require_columns(ledger_format: int, rules: ReplaySettings, source: Path) -> None:
-    """Raise InputError where the rules need what a ledger of format 1 did not keep."""
-    if ledger_format == 1 and (rules.store != "successes" or rules.draws_units):
-        setting = "composition" if rules.draws_units else "store"
-        raise InputError(
-            f"{source}: its format 1 kept neither failures nor advantages, which replay.{setting} = "
-            f"{getattr(rules, setting)!r} replays; name a run of this version, or use composition = 'replace' or "
-            "'join' with store = 'successes'"
-        )
 
 
 def _require_rewards(rows: np.ndarray, source: Path) -> None:

@@ -1,4 +1,4 @@
-"""A small ledger for tests: a question and two trajectories a step."""
+"""A small ledger for tests: a question and two trajectories a step, a checkpoint after each."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from exgrpo_cli.config.sections.replay import ReplaySettings
-from exgrpo_cli.ledger.parts import list_parts
+from exgrpo_cli.ledger.parts import list_parts, steps_of
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ledger.schemas import TABLES, LedgerIdentity
 from exgrpo_cli.replay.buffer import ExperienceBuffer
@@ -25,8 +25,8 @@ WRITTEN = [table for table in TABLES if table != "replays"]
 """Tables that have rows here: no unit is drawn by priority."""
 
 
-def one_step(buffer: ExperienceBuffer, step: int, num_tokens: int = 3) -> None:
-    """Two new trajectories of one question, and a draw once there is something to draw."""
+def one_step(buffer: ExperienceBuffer, step: int, num_tokens: int = 3, *, seal: bool = True) -> None:
+    """Two new trajectories of one question, and a draw once there is something to draw; in parts of their own."""
     drawn = buffer.questions.draw(1, step, np.random.default_rng(step))
     for question_id in drawn:
         candidates = buffer.questions.candidates(question_id)
@@ -54,6 +54,8 @@ def one_step(buffer: ExperienceBuffer, step: int, num_tokens: int = 3) -> None:
         )
     )
     buffer.flush(step)
+    if seal:
+        buffer.seal()
 
 
 def create(folder: Path) -> ExperienceBuffer:
@@ -67,8 +69,8 @@ def reopen(folder: Path, at_step: int, identity: LedgerIdentity = IDENTITY) -> E
 
 
 def part(folder: Path, table: str, step: int) -> Path:
-    [found] = [name.path for name in list_parts(folder, table)[0] if name.first_step <= step <= name.last_step]
-    return found
+    """The part of a table that holds a step."""
+    return [path for path in list_parts(folder, table) if steps_of(path)[0] <= step][-1]
 
 
 def num_rows(reader: LedgerReader) -> dict[str, int]:

@@ -1,18 +1,52 @@
-"""Reading a ledger: whole, damaged, and with merged parts of which one is damaged."""
+"""Reading a ledger, whole and damaged: never read as if nothing were wrong, named with its file, cut when checked."""
 
 import os
+import random
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from small_ledger import IDENTITY, PARQUET, SIX_STEPS, WHOLE, WRITTEN, in_subprocess, num_rows, one_step, part, reopen
+from small_ledger import (
+    IDENTITY,
+    PARQUET,
+    QUESTIONS,
+    SIX_STEPS,
+    WHOLE,
+    WRITTEN,
+    in_subprocess,
+    num_rows,
+    one_step,
+    part,
+    reopen,
+)
 
-from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.ledger.catalogue import read_catalogue
-from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
+from exgrpo_cli.base.errors import InputError, RunError
+from exgrpo_cli.config.sections.replay import ReplaySettings
+from exgrpo_cli.ledger import reader as reading
+from exgrpo_cli.ledger.parts import read_catalogue
+from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning, whole_until
 from exgrpo_cli.ledger.schemas import SCHEMAS
+from exgrpo_cli.replay.buffer import ExperienceBuffer
+
+
+def flip(path: Path, position: int, bit: int = 0) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1 << bit
+    path.write_bytes(content)
+
+
+def flip_value(path: Path, column: str) -> None:
+    """Flip a bit of the last value of a column."""
+    metadata = pq.read_metadata(path).row_group(0)
+    [chunk] = [metadata.column(i) for i in range(metadata.num_columns) if metadata.column(i).path_in_schema == column]
+    begin = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
+    flip(path, begin + chunk.total_compressed_size - 1)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("part-*")}
 
 
 def test_a_whole_ledger_reads_without_a_warning(ledger: Path) -> None:
@@ -21,18 +55,15 @@ def test_a_whole_ledger_reads_without_a_warning(ledger: Path) -> None:
     assert num_rows(reader) == WHOLE
     for table in PARQUET:
         assert reader.table(table).schema.equals(SCHEMAS[table])
+    assert reader.events(["question_id", "step"]).column_names == ["question_id", "step"]
     token_ids, logprobs = reader.bodies([19])[0]
     assert token_ids.tolist() == [101, 101, 101] and logprobs.dtype == np.float32
     with pytest.raises(InputError, match="no trajectory 20; ids go from 0 to 19"):
         reader.bodies([20])
 
 
-def test_columns_can_be_named(ledger: Path) -> None:
-    assert LedgerReader(ledger).events(["question_id", "step"]).column_names == ["question_id", "step"]
-
-
 @pytest.mark.parametrize("table", WRITTEN)
-def test_a_truncated_part_leaves_the_steps_before_it(ledger: Path, table: str) -> None:
+def test_a_truncated_or_missing_part_leaves_the_steps_before_it(ledger: Path, table: str) -> None:
     path = part(ledger, table, 7)
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.warns(LedgerWarning, match=rf"read up to step 6; .*{table}/part-00000007-00000007"):
@@ -42,17 +73,13 @@ def test_a_truncated_part_leaves_the_steps_before_it(ledger: Path, table: str) -
     with pytest.raises(InputError, match="whole only up to step 6, but the checkpoint is of step 10"):
         reopen(ledger, 10)
     assert path.exists()
-    with reopen(ledger, 6) as buffer:
-        assert buffer.counts.num_trajectories == 12
-        one_step(buffer, 7)
-    assert num_rows(LedgerReader(ledger))["trajectories"] == 14
-
-
-@pytest.mark.parametrize("table", WRITTEN)
-def test_a_missing_part_leaves_the_steps_before_it(ledger: Path, table: str) -> None:
     part(ledger, table, 4).unlink()
     with pytest.warns(LedgerWarning, match="read up to step 3; .* left out"):
         assert LedgerReader(ledger).last_step == 3
+    with reopen(ledger, 3) as buffer:
+        assert buffer.counts.num_trajectories == 6
+        one_step(buffer, 4)
+    assert num_rows(LedgerReader(ledger))["trajectories"] == 8
 
 
 def test_a_warning_counts_what_is_left_out(ledger: Path) -> None:
@@ -67,68 +94,97 @@ def test_a_warning_counts_what_is_left_out(ledger: Path) -> None:
 def test_a_part_with_a_wrong_schema_is_named_with_its_column(ledger: Path) -> None:
     path = part(ledger, "scores", 10)
     table = pq.read_table(path)
-    wrong = table.set_column(4, "entropy", table.column("entropy").cast(pa.float32()))
-    pq.write_table(wrong, path)
-    with pytest.warns(LedgerWarning, match="column entropy is float instead of double"):
-        assert LedgerReader(ledger).last_step == 9
+
+    def said(wrong: str) -> None:
+        with pytest.warns(LedgerWarning, match=wrong):
+            assert LedgerReader(ledger).last_step == 9
+
+    pq.write_table(table.set_column(4, "entropy", table.column("entropy").cast(pa.float32())), path)
+    said("column entropy is float instead of double")
     pq.write_table(table.append_column("extra", [[1, 2]]), path)
-    with pytest.warns(LedgerWarning, match=r"columns \['extra'\] do not belong"):
-        assert LedgerReader(ledger).last_step == 9
+    said(r"columns \['extra'\] do not belong")
     table.to_pandas().to_parquet(path)
-    with pytest.warns(LedgerWarning, match=r"column question_id is large_string instead of string"):
-        assert LedgerReader(ledger).last_step == 9
-    pq.write_table(table.cast(pa.schema([field.with_nullable(True) for field in table.schema])), path)
-    with pytest.warns(LedgerWarning, match=r"column step may hold nulls; another program wrote it"):
-        assert LedgerReader(ledger).last_step == 9
+    said("column step may hold nulls; another program wrote it")
+    pq.write_table(table.select(table.column_names[1:]), path)
+    said("column step is missing instead of int32")
 
 
-def test_damaged_rows_behind_a_whole_footer_are_named(ledger: Path) -> None:
-    path = part(ledger, "scores", 7)
-    content = bytearray(path.read_bytes())
-    content[10:60] = bytes(50)
-    path.write_bytes(content)
-    with pytest.raises(InputError, match=r"scores/part-00000007.*damaged .* delete it to use the steps before step 7"):
-        LedgerReader(ledger).scores()
+@pytest.mark.filterwarnings("ignore::exgrpo_cli.ledger.reader.LedgerWarning")
+@pytest.mark.parametrize("table", [table for table in WRITTEN if table != "bodies"])
+def test_no_flipped_bit_of_a_part_is_read_as_if_nothing_were_wrong(ledger: Path, table: str) -> None:
+    """60 single bits of a part, one at a time: what is read is refused, cut short, or as it was written."""
+    path, before = part(ledger, table, 8), LedgerReader(ledger).table(table)
+    content, rng = path.read_bytes(), random.Random(0)
+    outcomes = {"refused": 0, "cut": 0, "same": 0}
+    for _ in range(60):
+        flip(path, rng.randrange(len(content)), rng.randrange(8))
+        try:
+            reader = LedgerReader(ledger)
+            after = reader.table(table)
+        except InputError as error:
+            assert path.name in str(error)
+            outcomes["refused"] += 1
+        else:
+            assert after.equals(before.slice(0, len(after)))
+            assert len(after) == len(before) or reader.last_step < 10
+            outcomes["same" if len(after) == len(before) else "cut"] += 1
+        path.write_bytes(content)
+    assert outcomes["refused"] > 5 and outcomes["cut"] > 5, outcomes
 
 
-def test_a_truncated_part_leaves_the_steps_before_it_in_merged_parts_of_other_tables(ledger: Path) -> None:
+def test_a_body_is_checked_when_it_is_first_read(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked, original = [], reading.checksum
+    monkeypatch.setattr(reading, "checksum", lambda *body: (checked.append(body), original(*body))[1])
+    store = reading.BodyStore(read_catalogue(ledger).parts["bodies"])
+    store.read([11, 12])
+    store.read([12, 14])
+    assert len(checked) == 3
+
+
+@pytest.mark.parametrize("column", ["token_ids", "behaviour_logprobs"])
+def test_a_flipped_token_or_logprob_is_named(ledger: Path, column: str) -> None:
+    """Trajectory 12 is the first of step 7: three tokens 70, and three log-probs of -0.5."""
+    path = part(ledger, "bodies", 7)
+    values = np.full(3, 70, dtype=np.int32) if column == "token_ids" else np.full(6, -0.5, dtype=np.float32)
+    position = path.read_bytes().find(values.tobytes())
+    assert position >= 0
+    flip(path, position)
+    assert [len(tokens) for tokens, _ in LedgerReader(ledger).bodies([11, 14])] == [3, 3]
+    with pytest.raises(InputError, match=rf"{path.name}: trajectory 12 is damaged .*; restore the file from a copy"):
+        LedgerReader(ledger).bodies([11, 12])
     with reopen(ledger, 10) as buffer:
-        # Nine steps, of which the first scores nothing: scores and draws have a part too few to be merged.
-        buffer.compact([9], fewest=9)
-    assert part(ledger, "events", 7).name == part(ledger, "events", 1).name
-    path = part(ledger, "scores", 7)
-    path.write_bytes(path.read_bytes()[:-40])
-    with pytest.warns(LedgerWarning, match="read up to step 6; .* of steps 7 to 10 left out: scores has 10 rows"):
-        reader = LedgerReader(ledger)
-    assert num_rows(reader) == SIX_STEPS
-    assert reader.events().column("step").to_pylist()[-1] == 6
-    assert reader.bodies([11])[0][0].tolist() == [61, 61, 61]
-    with pytest.raises(InputError, match="no trajectory 12"):
-        reader.bodies([12])
-    with pytest.raises(InputError, match="whole only up to step 6, but the checkpoint is of step 10"):
-        reopen(ledger, 10)
+        stored = next(q for q in QUESTIONS if 12 in buffer.questions.candidates(q).trajectory_ids)
+        assert 13 in buffer.questions.candidates(stored).trajectory_ids
+        with pytest.raises(RunError, match=rf"{path.name}: trajectory 12 is damaged .*, then go on with --resume"):
+            buffer.load([12])
 
 
-def test_merged_parts_of_other_tables_may_reach_beyond_the_last_commit_record(ledger: Path) -> None:
-    events = {path: path.read_bytes() for path in (ledger / "events").iterdir()}
-    with reopen(ledger, 10) as buffer:
-        buffer.compact([10], fewest=2)
-    part(ledger, "events", 1).unlink()
-    for path, content in events.items():
-        path.write_bytes(content if "-00000007" not in path.name else content[:-40])
-    with pytest.warns(LedgerWarning, match="read up to step 6; events/part-00000007"):
-        reader = LedgerReader(ledger)
-    assert num_rows(reader) == SIX_STEPS
+def test_nothing_is_cut_before_the_steps_that_stay_can_be_read(ledger: Path) -> None:
+    """A resume from step 6 would delete four steps; the scores of step 4 turn out to be damaged: nothing is deleted."""
+    path = part(ledger, "scores", 4)
+    flip_value(path, "entropy")
+    before = files(ledger)
+    message = rf"{path.name}: the rows of scores in it are damaged .* delete it to use the steps before step 4"
+    with pytest.raises(InputError, match=message):
+        reopen(ledger, 6)
+    assert files(ledger) == before
 
 
-def test_a_merge_of_merged_parts_keeps_every_commit_record(ledger: Path) -> None:
-    with reopen(ledger, 10) as buffer:
-        buffer.compact([3, 7], fewest=2)
-        buffer.compact([7], fewest=2)
-    [merged, *_] = read_catalogue(ledger).parts["events"]
-    assert (merged.name.first_step, merged.name.last_step) == (1, 7)
-    assert [commit.step for commit in merged.commits] == [1, 2, 3, 4, 5, 6, 7]
-    assert [commit.totals["trajectories"] for commit in merged.commits] == [2, 4, 6, 8, 10, 12, 14]
+def test_nothing_is_cut_where_the_question_file_is_another(ledger: Path) -> None:
+    before = files(ledger)
+    others = [question for question in QUESTIONS if question != "q3"]
+    with pytest.raises(InputError, match=r"1 questions that are not in this run's question file, q3 first"):
+        ExperienceBuffer.open(ledger, identity=IDENTITY, rules=ReplaySettings(), question_ids=others, at_step=6)
+    assert files(ledger) == before
+
+
+@pytest.mark.parametrize(("table", "step", "last"), [("draws", 5, 4), ("scores", 2, 1), ("events", 7, 6)])
+def test_how_far_a_ledger_is_whole(ledger: Path, table: str, step: int, last: int) -> None:
+    assert whole_until(ledger) == (10, "")
+    path = part(ledger, table, step)
+    flip_value(path, "step")
+    step, problem = whole_until(ledger)
+    assert step == last and path.name in problem
 
 
 def test_a_part_that_may_not_be_read_is_not_a_damaged_one(ledger: Path) -> None:

@@ -69,6 +69,7 @@ class Worlds:
         return buffer
 
     def reopen(self, buffer: ExperienceBuffer, at_step: int) -> ExperienceBuffer:
+        buffer.seal()
         buffer.close()
         again = ExperienceBuffer.open(
             buffer.folder, identity=IDENTITY, rules=buffer.rules, question_ids=QUESTIONS, at_step=at_step

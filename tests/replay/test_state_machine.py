@@ -1,4 +1,4 @@
-"""Any sequence of visits, draws, resumes and compactions, against a reference written straight from the definition."""
+"""Any sequence of visits, draws, checkpoints and resumes, against a reference written straight from the definition."""
 
 import copy
 import math
@@ -204,7 +204,6 @@ class BufferMachine(RuleBasedStateMachine):
 
     def finish_step(self) -> None:
         self.buffer.flush(self.step)
-        self.kept[self.step] = copy.deepcopy((self.reference, self.rng))
         self.step += 1
         self.has_pending = False
 
@@ -223,8 +222,7 @@ class BufferMachine(RuleBasedStateMachine):
     @rule()
     def reopen_draws_the_same(self) -> None:
         """The state that lived through the run and the one rebuilt from the ledger draw and choose alike."""
-        if self.has_pending:
-            self.finish_step()
+        self.checkpoint()
         lived = copy.deepcopy(self.rng)
         first = self.buffer.questions.draw(3, self.step, lived)
         chosen = [self.buffer.questions.choose(self.buffer.questions.candidates(question), lived) for question in first]
@@ -240,13 +238,15 @@ class BufferMachine(RuleBasedStateMachine):
         assert again == chosen
         # Those draws began the step, so what is over age is gone.
         self.reference.begin(self.step)
+        self.has_pending = True
 
-    @rule(data=st.data())
-    def compact(self, data: st.DataObject) -> None:
-        """Merges whatever lies between kept checkpoints; each of those can still be resumed, and what came after."""
-        kept = data.draw(st.sets(st.sampled_from(sorted(self.kept)), min_size=1), label="kept checkpoints")
-        self.buffer.compact(sorted(kept), fewest=2)
-        self.kept = {step: state for step, state in self.kept.items() if step in kept or step > max(kept)}
+    @rule()
+    def checkpoint(self) -> None:
+        """From here a run can be resumed."""
+        if self.has_pending:
+            self.finish_step()
+        self.buffer.seal()
+        self.kept[self.step - 1] = copy.deepcopy((self.reference, self.rng))
 
     @invariant()
     def agrees(self) -> None:

@@ -199,6 +199,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def resume(self) -> None:
+        self.buffer.seal()
         self.buffer.close()
         self.buffer = ExperienceBuffer.open(self.folder / "replay", at_step=self.step - 1, **self.shared)
 

@@ -254,6 +254,7 @@ def test_a_resumed_store_draws_as_the_one_that_lived(tmp_path: Path, settings: d
                     buffer.record_visit(visit(question, [1.0] * right + [0.0] * (K - right), step, -0.1 * step))
                 buffer.flush(step)
             assert told[0] == told[1]
+            reopened.seal()
             reopened.close()
             reopened = ExperienceBuffer.open(tmp_path / "reopened", at_step=step, **shared)
         assert any(told[0])

@@ -171,6 +171,7 @@ def _fill(
                 report.whole_groups += len(members) == identity.group_size
                 report.without_advantage += sum(bool(np.isnan(row.advantage)) for row in visit.rows)
             buffer.flush(step)
+        buffer.seal()
     report.questions = len(seen)
 
 

@@ -47,6 +47,7 @@ def save_checkpoint(checkpoints: Path, parts: Parts, state: RunState, *, keep: i
         finish_folder(partial, checkpoints / name)
         point_at(checkpoints, name, state, keep=keep)
 
+    parts.buffer.seal()
     try:
         with writing(checkpoints / name):
             partial = parts.ranks.from_main(lambda: begin_folder(checkpoints / name))
@@ -56,7 +57,6 @@ def save_checkpoint(checkpoints: Path, parts: Parts, state: RunState, *, keep: i
     except RunError:
         remove_partials(checkpoints)
         raise
-    parts.buffer.compact(complete_steps(checkpoints))
 
 
 def export_weights(parts: Parts, folder: Path, *, card: str | None = None) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.shapes import read_json
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.ledger.recovery import whole_until
+from exgrpo_cli.ledger.reader import whole_until
 from exgrpo_cli.ledger.writer import IDENTITY_FILE
 from exgrpo_cli.runs.checksums import CHECKSUMS_FILE, RESUMED_FROM, checkpoint_damage, find_changes
 from exgrpo_cli.runs.ending import has_ended

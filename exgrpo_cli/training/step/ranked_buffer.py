@@ -92,7 +92,7 @@ class RankedBuffer:
         self._told(record)
 
     def flush(self, step: int) -> None:
-        """Make the step durable, and tell all ranks what the buffer holds after it."""
+        """See `Buffer.flush`; all ranks get the counts after it."""
 
         def flush(own: ExperienceBuffer) -> tuple[BufferCounts, list[str]]:
             own.flush(step)
@@ -102,9 +102,9 @@ class RankedBuffer:
         self.retired.update(newly_retired)
         self._newly_retired = []
 
-    def compact(self, kept_checkpoints: Sequence[int]) -> None:
-        """See `Buffer.compact`."""
-        self._told(lambda own: own.compact(kept_checkpoints))
+    def seal(self) -> None:
+        """See `Buffer.seal`."""
+        self._told(lambda own: own.seal())
 
     def _asked(self, call: Callable[[ExperienceBuffer], T]) -> T:
         """What `call` returns on rank 0, on every rank: one exchange."""
