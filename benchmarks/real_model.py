@@ -29,7 +29,7 @@ from exgrpo_cli.base.types import RolloutRequest, SamplingParams, TokenSequence
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.run import OptimSettings
 from exgrpo_cli.engines.hf.generator import HFGenerator
-from exgrpo_cli.engines.policy.plain import TorchPolicy
+from exgrpo_cli.engines.policy.adamw import torch_policy
 from exgrpo_cli.machine.shapes import preset_config
 
 GROUP_SIZE = 8
@@ -167,7 +167,7 @@ def updates(model: PreTrainedModel, arguments: argparse.Namespace, questions: in
         seconds["update, padded"] = timed(
             lambda _: update_padded(model, rows, arguments.padded_rows, optimizer), arguments.repeats
         )
-    policy = TorchPolicy(
+    policy = torch_policy(
         model, temperature=1.0, objective=ObjectiveSettings(), optim=OptimSettings(microbatch_tokens=arguments.tokens)
     )
     seconds["scoring, ours"] = timed(lambda _: policy.score([row.sequence for row in rows]), arguments.repeats)

@@ -25,7 +25,7 @@ from exgrpo_cli.base.types import RolloutRequest, SamplingParams, TokenSequence
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.run import OptimSettings
 from exgrpo_cli.engines.hf.generator import HFGenerator
-from exgrpo_cli.engines.policy.plain import TorchPolicy
+from exgrpo_cli.engines.policy.adamw import torch_policy
 
 VOCAB = 40
 GROUP_SIZE = 8
@@ -101,7 +101,7 @@ def sampling(model: Qwen2ForCausalLM, num_questions: int, *, skewed: bool) -> Ca
 
 def measure(num_questions: int, repeats: int) -> dict[str, float]:
     model = build_model()
-    policy = TorchPolicy(
+    policy = torch_policy(
         model,
         temperature=1.0,
         objective=ObjectiveSettings(),

@@ -20,7 +20,7 @@ from exgrpo_cli.base.seeds import rollout_seed
 from exgrpo_cli.base.types import RolloutRequest, SamplingParams, TokenScores, TokenSequence
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.engines.hf.generator import HFGenerator
-from exgrpo_cli.engines.policy.plain import TorchPolicy
+from exgrpo_cli.engines.policy.adamw import torch_policy
 from exgrpo_cli.models.load import load_backbone
 from exgrpo_cli.questions.made.arithmetic import make_questions
 from exgrpo_cli.questions.prompts import choose_template, encode
@@ -82,7 +82,7 @@ def main() -> None:
     def scored(microbatch_tokens: int) -> list[TokenScores]:
         optim = replace(config.optim, microbatch_tokens=microbatch_tokens)
         model = copy.deepcopy(backbone.model)
-        policy = TorchPolicy(model, temperature=rollout.temperature, objective=config.objective, optim=optim)
+        policy = torch_policy(model, temperature=rollout.temperature, objective=config.objective, optim=optim)
         return policy.score(rows)
 
     trainer, other = scored(config.optim.microbatch_tokens), scored(config.optim.microbatch_tokens // 4)

@@ -23,7 +23,8 @@ from exgrpo_cli.algo.batching import MiniBatch, TrainingRow
 from exgrpo_cli.base.types import TokenSequence
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.run import OptimSettings
-from exgrpo_cli.engines.policy.plain import TorchPolicy
+from exgrpo_cli.engines.policy.adamw import torch_policy
+from exgrpo_cli.engines.policy.policy import SteppedPolicy
 from exgrpo_cli.machine.shapes import Shape, preset_config, shape_of
 
 PUBLISHED_RATES = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
@@ -109,7 +110,9 @@ def update_flops(shape: Shape, made: list[TrainingRow], *, tied: bool) -> float:
     return float(6 * (body * inputs + head * responses + shape.num_layers * shape.query_size * squares))
 
 
-def step(policy: TorchPolicy, made: list[TrainingRow], arguments: argparse.Namespace, *, mixed: bool) -> dict[str, Any]:
+def step(
+    policy: SteppedPolicy, made: list[TrainingRow], arguments: argparse.Namespace, *, mixed: bool
+) -> dict[str, Any]:
     """Seconds of each phase of one step."""
     device = policy.model.device
     seconds: dict[str, float] = {}
@@ -137,7 +140,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     dtype = getattr(torch, arguments.dtype)
     config = scaled_config(arguments.backbone, arguments.scale, arguments.vocab)
     shape = shape_of(config)
-    policy = TorchPolicy(
+    policy = torch_policy(
         build(config, dtype, device),
         temperature=1.0,
         objective=ObjectiveSettings(),

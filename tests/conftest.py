@@ -23,7 +23,7 @@ sys.dont_write_bytecode = False
 TESTS = Path(__file__).parent
 
 
-HOT = {"algo/products.py", "engines/model/product_linear.py"}
+HOT = {"algo/cpu.py"}
 """The product behind every linear layer: three of four checks of a run. Its own tests compare it with torch's."""
 
 

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from exgrpo_cli.algo.products import transposed_product, wide_product
+from exgrpo_cli.algo.cpu import transposed_matmul, wide_matmul
 
 TILE_ELEMENTS = 2**24
 """Logits in one tile: 64 MiB in float32, and about five tensors of this size at the peak of the backward pass."""
@@ -108,9 +108,9 @@ class _TiledSoftmax(torch.autograd.Function):
             _add_at_chosen(grad_tile, grad_logprobs, token_ids - start)
             narrow = grad_tile.div_(ctx.temperature).to(hidden.dtype)
             if grad_hidden is not None:
-                grad_hidden += wide_product(narrow, tile.to(hidden.dtype).t(), wide)
+                grad_hidden += wide_matmul(narrow, tile.to(hidden.dtype).t(), wide)
             if grad_weight is not None:
-                grad_weight[start : start + ctx.columns] = transposed_product(narrow, hidden)
+                grad_weight[start : start + ctx.columns] = transposed_matmul(narrow, hidden)
         return None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight, None, None, None
 
 
@@ -123,7 +123,7 @@ def _tile_columns(hidden: Tensor, tile_elements: int) -> int:
 
 
 def _scaled_logits(hidden: Tensor, tile: Tensor, temperature: float, wide: torch.dtype) -> Tensor:
-    return wide_product(hidden, tile.to(hidden.dtype), wide).div_(temperature)
+    return wide_matmul(hidden, tile.to(hidden.dtype), wide).div_(temperature)
 
 
 def _pick_chosen(chosen: Tensor, scaled: Tensor, columns: Tensor) -> None:

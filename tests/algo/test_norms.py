@@ -8,8 +8,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from exgrpo_cli.algo.norms import rms_norm
-from exgrpo_cli.engines.model.fused_norm import FusedLlamaRMSNorm, use_fused_norms
+from exgrpo_cli.algo.cpu import FusedLlamaRMSNorm, rms_norm, use_fused_norms
 
 
 def inputs(dtype=torch.float64, shape=(3, 5, 16)):

@@ -24,11 +24,11 @@ from transformers import (
 
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason
-from exgrpo_cli.engines.hf import decode, prefill, slots
-from exgrpo_cli.engines.hf.attention import DecodingCall, grouped_decoding
+from exgrpo_cli.engines.hf import cache as slots
+from exgrpo_cli.engines.hf import decode, prefill
 from exgrpo_cli.engines.hf.cache import SlotCache, SlotLayer
-from exgrpo_cli.engines.hf.direct import decodes_directly
 from exgrpo_cli.engines.hf.generator import HFGenerator
+from exgrpo_cli.engines.hf.step import DecodingCall, decodes_directly, grouped_decoding
 from exgrpo_cli.engines.sampling import row_uniforms, sample_tokens
 
 EOS = (1, 7)

@@ -6,11 +6,17 @@ import torch
 from small_policy import build_model, build_policy, minibatch, sequences, weights
 from varlen_attention import documented
 
-from exgrpo_cli.engines.model.attention import PLAIN_CAUSAL, causal_attention, repeats_keys, use_attention
-from exgrpo_cli.engines.model.causal_lm import CausalLM, split_causal_lm
-from exgrpo_cli.engines.policy import micro_batches, segments
+from exgrpo_cli.engines.causal_lm import (
+    PLAIN_CAUSAL,
+    CausalLM,
+    causal_attention,
+    repeats_keys,
+    split_causal_lm,
+    use_attention,
+)
+from exgrpo_cli.engines.policy import attention, micro_batches
+from exgrpo_cli.engines.policy.attention import attend, takes_segments
 from exgrpo_cli.engines.policy.packing import pack
-from exgrpo_cli.engines.policy.segments import attend, takes_segments
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -24,7 +30,7 @@ def test_segments_give_what_blocks_give(checkpointing: bool, monkeypatch: pytest
         assert policy.update(minibatch()).applied
         moved.append(weights(model) - before)
         # The second model runs by segments.
-        monkeypatch.setattr(segments, "varlen_attn", documented)
+        monkeypatch.setattr(attention, "varlen_attn", documented)
         monkeypatch.setattr(micro_batches, "takes_segments", lambda parts: True)
     torch.testing.assert_close(scored[1], scored[0], rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(moved[1], moved[0], rtol=1e-6, atol=1e-10)
@@ -52,7 +58,7 @@ def test_segments_are_for_gpus_and_narrow_weights(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert not takes_segments(narrow)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(segments, "varlen_attn", None)
+    monkeypatch.setattr(attention, "varlen_attn", None)
     assert not takes_segments(narrow)
 
 
@@ -68,7 +74,7 @@ def test_repeated_keys_are_shared_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     states = [torch.randn(2, heads, 5, 8, dtype=torch.float64) for heads in (4, 2, 2)]
     body, ids = build_model().model, torch.arange(10).view(2, 5)
     shared, own = causal_attention(*states, 0.3), body(input_ids=ids, use_cache=False).last_hidden_state
-    monkeypatch.setattr("exgrpo_cli.engines.model.attention.repeats_keys", lambda *tensor, masked: True)
+    monkeypatch.setattr("exgrpo_cli.engines.causal_lm.repeats_keys", lambda *tensor, masked: True)
     torch.testing.assert_close(causal_attention(*states, 0.3), shared)
     with use_attention(body, PLAIN_CAUSAL):
         torch.testing.assert_close(body(input_ids=ids, use_cache=False).last_hidden_state, own)

@@ -182,7 +182,7 @@ def test_the_names_inside_deepspeed_that_are_patched_are_there() -> None:
     from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
     from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
-    from exgrpo_cli.engines.policy.deepspeed_patches import SHARED_MEMORY_EXTENSION
+    from exgrpo_cli.engines.policy.deepspeed import SHARED_MEMORY_EXTENSION
 
     def step_calls(optimizer: type, name: str) -> bool:
         return callable(getattr(optimizer, name)) and f"self.{name}(" in inspect.getsource(optimizer)
@@ -194,7 +194,7 @@ def test_the_names_inside_deepspeed_that_are_patched_are_there() -> None:
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from exgrpo_cli.engines.policy.sharded import require_deepspeed
+    from exgrpo_cli.engines.policy.deepspeed import require_deepspeed
 
     # As where it is not installed: importing it fails.
     monkeypatch.setitem(sys.modules, "deepspeed", None)

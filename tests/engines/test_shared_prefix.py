@@ -13,7 +13,7 @@ from exgrpo_cli.algo import batching
 from exgrpo_cli.algo.batching import MiniBatch, packed_batches, shared_prefix
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, TokenSequence
 from exgrpo_cli.engines.hf.generator import HFGenerator
-from exgrpo_cli.engines.policy import attention, micro_batches, segments
+from exgrpo_cli.engines.policy import attention, micro_batches
 from exgrpo_cli.engines.policy.packing import pack
 
 EXAMPLES = np.arange(7, 16, dtype=np.int32)
@@ -34,7 +34,7 @@ def update() -> MiniBatch:
 @pytest.mark.parametrize("by_segments", [False, True])
 @pytest.mark.parametrize("microbatch_tokens", [34, 1000])
 def test_nothing_moves(by_segments: bool, microbatch_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "varlen_attn", documented)
+    monkeypatch.setattr(attention, "varlen_attn", documented)
     monkeypatch.setattr(micro_batches, "takes_segments", lambda parts: by_segments)
     scored, moved = [], []
     for shortest, most_repeated in ((1000, 1000), (len(EXAMPLES), 1000), (1000, 0), (len(EXAMPLES), 0)):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from exgrpo_cli.engines.hf.slots import AttentionChunk, attention_chunks, length_class, regroup, widened
+from exgrpo_cli.engines.hf.cache import AttentionChunk, attention_chunks, length_class, regroup, widened
 
 
 def test_length_classes_are_powers_of_two_from_64_on_halved_among_many_rows() -> None:

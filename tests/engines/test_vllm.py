@@ -14,7 +14,8 @@ from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason, TokenSequence
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.run import OptimSettings
-from exgrpo_cli.engines.policy.plain import TorchPolicy
+from exgrpo_cli.engines.policy.adamw import torch_policy
+from exgrpo_cli.engines.policy.policy import SteppedPolicy
 from exgrpo_cli.models.load import load_folder
 
 pytestmark = [
@@ -30,9 +31,9 @@ PARAMS = SamplingParams(temperature=TEMPERATURE, top_p=1.0, max_new_tokens=40)
 
 
 @pytest.fixture(scope="module")
-def policy(vllm_backbone: Path) -> TorchPolicy:
+def policy(vllm_backbone: Path) -> SteppedPolicy:
     backbone = load_folder(vllm_backbone, torch.device("cpu"))
-    return TorchPolicy(
+    return torch_policy(
         backbone.model,
         temperature=TEMPERATURE,
         objective=ObjectiveSettings(),
@@ -41,9 +42,9 @@ def policy(vllm_backbone: Path) -> TorchPolicy:
 
 
 @pytest.fixture(scope="module")
-def generator(vllm_backbone: Path, policy: TorchPolicy) -> Iterator[Any]:
-    from exgrpo_cli.engines.vllm.canary import Canary
+def generator(vllm_backbone: Path, policy: SteppedPolicy) -> Iterator[Any]:
     from exgrpo_cli.engines.vllm.generator import VLLMGenerator
+    from exgrpo_cli.engines.vllm.proof import Canary
     from exgrpo_cli.engines.vllm.start import VLLMSettings
 
     made = VLLMGenerator(
@@ -56,7 +57,7 @@ def generator(vllm_backbone: Path, policy: TorchPolicy) -> Iterator[Any]:
 
 
 @pytest.fixture
-def moved(policy: TorchPolicy, request: pytest.FixtureRequest) -> None:
+def moved(policy: SteppedPolicy, request: pytest.FixtureRequest) -> None:
     """The policy a few updates further than the engine."""
     generator = torch.Generator().manual_seed(zlib.crc32(request.node.name.encode()))
     with torch.no_grad():
@@ -73,7 +74,7 @@ def request(number: int, members: int = 4, tokens: int = 12) -> RolloutRequest:
     return RolloutRequest(question_id=f"q{number}", prompt_ids=prompt(number, tokens), seeds=seeds)
 
 
-def gap(policy: TorchPolicy, requests: list[RolloutRequest], groups: list[list[Rollout]]) -> float:
+def gap(policy: SteppedPolicy, requests: list[RolloutRequest], groups: list[list[Rollout]]) -> float:
     """max |log pi_trainer - log pi_engine| over all tokens."""
     rows = [(each.prompt_ids, rollout) for each, group in zip(requests, groups, strict=True) for rollout in group]
     scores = policy.score([TokenSequence(prompt_ids=ids, response_ids=rollout.token_ids) for ids, rollout in rows])
@@ -97,7 +98,7 @@ def altered(monkeypatch: pytest.MonkeyPatch, generator: Any, alter: Callable[[It
     monkeypatch.setattr(generator.llm, "collective_rpc", call)
 
 
-def test_log_probs_are_the_trainers(generator: Any, policy: TorchPolicy) -> None:
+def test_log_probs_are_the_trainers(generator: Any, policy: SteppedPolicy) -> None:
     generator.sync(policy.named_weights(), 1, policy.score)
     requests = [request(number) for number in range(8)]
     groups = generator.generate(requests, PARAMS)
@@ -107,7 +108,7 @@ def test_log_probs_are_the_trainers(generator: Any, policy: TorchPolicy) -> None
     assert [[rollout.member for rollout in group] for group in groups] == [[0, 1, 2, 3]] * 8
 
 
-def test_rollouts_end_with_their_eos_or_at_the_limit(generator: Any, policy: TorchPolicy) -> None:
+def test_rollouts_end_with_their_eos_or_at_the_limit(generator: Any, policy: SteppedPolicy) -> None:
     eos = policy.model.config.eos_token_id
     groups = generator.generate([request(number, 8) for number in range(4)], PARAMS)
     rollouts = [rollout for group in groups for rollout in group]
@@ -177,7 +178,7 @@ def test_members_share_the_cache_of_their_prompt(generator: Any, monkeypatch: py
 
 @pytest.mark.usefixtures("moved")
 def test_cached_prefixes_of_old_weights_are_dropped(
-    generator: Any, policy: TorchPolicy, monkeypatch: pytest.MonkeyPatch
+    generator: Any, policy: SteppedPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long = [request(51, 2, tokens=300)]
     generator.generate(long, PARAMS)
@@ -191,7 +192,7 @@ def test_cached_prefixes_of_old_weights_are_dropped(
 
 @pytest.mark.usefixtures("moved")
 def test_the_order_of_calls_around_an_update(
-    generator: Any, policy: TorchPolicy, monkeypatch: pytest.MonkeyPatch
+    generator: Any, policy: SteppedPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
 
@@ -219,7 +220,7 @@ def test_the_order_of_calls_around_an_update(
 
 
 @pytest.mark.usefixtures("moved")
-def test_tied_weights_that_are_not_sent_are_named(generator: Any, policy: TorchPolicy) -> None:
+def test_tied_weights_that_are_not_sent_are_named(generator: Any, policy: SteppedPolicy) -> None:
     with pytest.raises(RunError, match=r"1 weights were not sent to the rollout engine, 'lm_head\.weight' first"):
         generator.sync(iter(policy.model.named_parameters()), 4, policy.score)
     generator.sync(policy.named_weights(), 4, policy.score)
@@ -228,7 +229,7 @@ def test_tied_weights_that_are_not_sent_are_named(generator: Any, policy: TorchP
 @pytest.mark.usefixtures("moved")
 @pytest.mark.parametrize("lost", ["lm_head.weight", "model.layers.1.mlp.up_proj.weight"])
 def test_weights_that_stay_stale_behind_the_parameters_are_caught(
-    generator: Any, policy: TorchPolicy, monkeypatch: pytest.MonkeyPatch, lost: str
+    generator: Any, policy: SteppedPolicy, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     """The parameter of a tied head is the embedding's and does change; a packed copy that computes does not."""
     with monkeypatch.context() as patched:
@@ -240,7 +241,7 @@ def test_weights_that_stay_stale_behind_the_parameters_are_caught(
 
 @pytest.mark.usefixtures("moved")
 def test_an_engine_that_keeps_its_weights_is_caught(
-    generator: Any, policy: TorchPolicy, monkeypatch: pytest.MonkeyPatch
+    generator: Any, policy: SteppedPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def swallow(sent: Iterator) -> Iterator:
         for _ in sent:
@@ -254,7 +255,7 @@ def test_an_engine_that_keeps_its_weights_is_caught(
     generator.sync(policy.named_weights(), 6, policy.score)
 
 
-def test_a_single_changed_bit_is_caught(generator: Any, policy: TorchPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_changed_bit_is_caught(generator: Any, policy: SteppedPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
     """One norm weight off by one unit in the last place: no log-prob shows that."""
 
     def flip(sent: Iterator) -> Iterator:

@@ -9,8 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from exgrpo_cli.base.errors import RunError
-from exgrpo_cli.engines.vllm.canary import Canary, require_arrived, require_equal_logprobs
-from exgrpo_cli.engines.vllm.readback import SentWeights, bit_checksum, held_weights, shard
+from exgrpo_cli.engines.vllm.proof import (
+    Canary,
+    SentWeights,
+    bit_checksum,
+    held_weights,
+    require_arrived,
+    require_equal_logprobs,
+    shard,
+)
 
 SENT = {
     "embed.weight": torch.arange(10.0).view(5, 2),

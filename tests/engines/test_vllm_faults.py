@@ -17,7 +17,8 @@ from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.base.types import GradedRollout, Message, Question, RolloutRequest, SamplingParams, Verdict
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.run import BackboneSettings, OptimSettings
-from exgrpo_cli.engines.policy.plain import TorchPolicy
+from exgrpo_cli.engines.policy.adamw import torch_policy
+from exgrpo_cli.engines.policy.policy import SteppedPolicy
 from exgrpo_cli.models.load import load_folder
 from exgrpo_cli.training.step.groups import Group
 from exgrpo_cli.training.step.staleness import require_current_weights
@@ -63,14 +64,14 @@ FAULTS = {
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def pair(request: pytest.FixtureRequest, vllm_backbone: Path) -> Iterator[tuple[TorchPolicy, Any]]:
-    from exgrpo_cli.engines.vllm.canary import Canary
+def pair(request: pytest.FixtureRequest, vllm_backbone: Path) -> Iterator[tuple[SteppedPolicy, Any]]:
     from exgrpo_cli.engines.vllm.generator import VLLMGenerator
+    from exgrpo_cli.engines.vllm.proof import Canary
     from exgrpo_cli.engines.vllm.start import VLLMSettings
 
     dtype = request.param
     backbone = load_folder(vllm_backbone, torch.device("cpu"), BackboneSettings(dtype=dtype))
-    policy = TorchPolicy(backbone.model, temperature=TEMPERATURE, objective=ObjectiveSettings(), optim=OptimSettings())
+    policy = torch_policy(backbone.model, temperature=TEMPERATURE, objective=ObjectiveSettings(), optim=OptimSettings())
     generator = VLLMGenerator(
         VLLMSettings(folder=vllm_backbone, dtype=dtype, device="cpu", max_tokens=100, max_rows=8),
         eos_ids=backbone.eos_ids,
@@ -81,7 +82,7 @@ def pair(request: pytest.FixtureRequest, vllm_backbone: Path) -> Iterator[tuple[
     generator.close()
 
 
-def move(policy: TorchPolicy) -> dict[str, Tensor]:
+def move(policy: SteppedPolicy) -> dict[str, Tensor]:
     """An update of about a hundredth of every weight; returns the weights before."""
     before = {name: weight.clone() for name, weight in policy.named_weights()}
     noise = torch.Generator().manual_seed(len(before))
@@ -94,7 +95,7 @@ def move(policy: TorchPolicy) -> dict[str, Tensor]:
 @pytest.mark.parametrize("place", ["in transit", "after arrival"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_a_sync_stops_the_run(
-    pair: tuple[TorchPolicy, Any], monkeypatch: pytest.MonkeyPatch, fault: str, place: str
+    pair: tuple[SteppedPolicy, Any], monkeypatch: pytest.MonkeyPatch, fault: str, place: str
 ) -> None:
     policy, generator = pair
     before = move(policy)
@@ -114,7 +115,7 @@ def test_a_fault_of_a_sync_stops_the_run(
     generator.sync(policy.named_weights(), 1, policy.score)
 
 
-def test_a_missed_sync_stops_the_run(pair: tuple[TorchPolicy, Any]) -> None:
+def test_a_missed_sync_stops_the_run(pair: tuple[SteppedPolicy, Any]) -> None:
     """The engine has the weights it had: its rollouts say so."""
     policy, generator = pair
     generator.sync(policy.named_weights(), 4, policy.score)

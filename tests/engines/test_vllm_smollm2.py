@@ -11,7 +11,7 @@ from exgrpo_cli.base.types import RolloutRequest, SamplingParams, TokenSequence
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.run import BackboneSettings, OptimSettings
-from exgrpo_cli.engines.policy.plain import TorchPolicy
+from exgrpo_cli.engines.policy.adamw import torch_policy
 from exgrpo_cli.models.load import load_folder
 from exgrpo_cli.questions.made.word_problems import make_word_problems
 from exgrpo_cli.questions.prompts import choose_template, encode
@@ -28,12 +28,12 @@ pytestmark = [
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_log_probs_agree_and_a_withheld_layer_is_seen(smollm2: Path, dtype: str) -> None:
-    from exgrpo_cli.engines.vllm.canary import Canary
     from exgrpo_cli.engines.vllm.generator import VLLMGenerator
+    from exgrpo_cli.engines.vllm.proof import Canary
     from exgrpo_cli.engines.vllm.start import VLLMSettings
 
     backbone = load_folder(smollm2, torch.device("cpu"), BackboneSettings(dtype=dtype))
-    policy = TorchPolicy(backbone.model, temperature=1.0, objective=ObjectiveSettings(), optim=OptimSettings())
+    policy = torch_policy(backbone.model, temperature=1.0, objective=ObjectiveSettings(), optim=OptimSettings())
     config = build_config(assignments=["word_problems.num_train=3", "word_problems.examples=0"])
     template = choose_template("chat", backbone.tokenizer)
     prompts = [

@@ -36,10 +36,11 @@ def deepspeed_updates(ranks: Ranks, folder: Path, stage: int, dtype: torch.dtype
 
     from exgrpo_cli.config.sections.objective import ObjectiveSettings
     from exgrpo_cli.config.sections.run import OptimSettings
-    from exgrpo_cli.engines.policy.sharded import DeepSpeedPolicy
+    from exgrpo_cli.engines.policy.deepspeed import deepspeed_policy
+    from exgrpo_cli.engines.policy.policy import SteppedPolicy
 
-    def policy(**bounds: float) -> DeepSpeedPolicy:
-        return DeepSpeedPolicy(
+    def policy(**bounds: float) -> SteppedPolicy:
+        return deepspeed_policy(
             build_model(dtype),
             temperature=TEMPERATURE,
             objective=ObjectiveSettings(),
@@ -47,7 +48,7 @@ def deepspeed_updates(ranks: Ranks, folder: Path, stage: int, dtype: torch.dtype
             ranks=ranks,
         )
 
-    def taken(policy: DeepSpeedPolicy) -> dict[str, torch.Tensor]:
+    def taken(policy: SteppedPolicy) -> dict[str, torch.Tensor]:
         return {name: weight.clone() for name, weight in policy.named_weights()}
 
     trained = policy()
@@ -101,12 +102,12 @@ def deepspeed_memory(ranks: Ranks, folder: Path, stage: int, dtype: torch.dtype)
 
     from exgrpo_cli.config.sections.objective import ObjectiveSettings
     from exgrpo_cli.config.sections.run import OptimSettings
-    from exgrpo_cli.engines.policy.sharded import DeepSpeedPolicy
+    from exgrpo_cli.engines.policy.deepspeed import deepspeed_policy
 
     sizes = {"vocab_size": 2000, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 2}
     config = Qwen2Config(**sizes, num_attention_heads=8, num_key_value_heads=2, tie_word_embeddings=True)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    policy = DeepSpeedPolicy(
+    policy = deepspeed_policy(
         model,
         temperature=1.0,
         objective=ObjectiveSettings(),

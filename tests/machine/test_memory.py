@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from exgrpo_cli.base.types import TokenSequence
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.sections.run import BackboneSettings, TinySettings
-from exgrpo_cli.engines.model.causal_lm import split_causal_lm
+from exgrpo_cli.engines.causal_lm import split_causal_lm
 from exgrpo_cli.engines.policy.packing import pack, response_hidden
 from exgrpo_cli.machine.memory import (
     CONTEXT_BYTES,

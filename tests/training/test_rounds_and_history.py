@@ -11,7 +11,7 @@ from given_verdicts import give_verdicts
 from exgrpo_cli.algo.batching import MiniBatch
 from exgrpo_cli.algo.history import SuccessHistory, normalised_history_advantages
 from exgrpo_cli.base.console.reporter import SilentReporter
-from exgrpo_cli.engines.policy.plain import TorchPolicy
+from exgrpo_cli.engines.policy.policy import SteppedPolicy
 from exgrpo_cli.engines.protocols import UpdateReport
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.training.run import train
@@ -37,13 +37,13 @@ class Notes(SilentReporter):
 def batches(monkeypatch: pytest.MonkeyPatch) -> list[MiniBatch]:
     """The mini-batches that the policy is given."""
     seen: list[MiniBatch] = []
-    update = TorchPolicy.update
+    update = SteppedPolicy.update
 
-    def note(policy: TorchPolicy, batch: MiniBatch) -> UpdateReport:
+    def note(policy: SteppedPolicy, batch: MiniBatch) -> UpdateReport:
         seen.append(batch)
         return update(policy, batch)
 
-    monkeypatch.setattr(TorchPolicy, "update", note)
+    monkeypatch.setattr(SteppedPolicy, "update", note)
     return seen
 
 

@@ -20,7 +20,7 @@ from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.types import TokenScores, TokenSequence
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.engines.policy import micro_batches
-from exgrpo_cli.engines.policy.plain import TorchPolicy
+from exgrpo_cli.engines.policy.policy import SteppedPolicy
 from exgrpo_cli.engines.protocols import UpdateReport
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.replay_stats.output.report import report_runs
@@ -80,21 +80,21 @@ def tables_of(tmp_path: Path) -> Tables:
 def batches(monkeypatch: pytest.MonkeyPatch) -> list[MiniBatch]:
     """The mini-batches that the policy is given: advantages of replayed rows are in no table."""
     seen: list[MiniBatch] = []
-    update = TorchPolicy.update
+    update = SteppedPolicy.update
 
-    def note(policy: TorchPolicy, batch: MiniBatch) -> UpdateReport:
+    def note(policy: SteppedPolicy, batch: MiniBatch) -> UpdateReport:
         seen.append(batch)
         return update(policy, batch)
 
-    monkeypatch.setattr(TorchPolicy, "update", note)
+    monkeypatch.setattr(SteppedPolicy, "update", note)
     return seen
 
 
 def give_logprobs(monkeypatch: pytest.MonkeyPatch, now: Mapping[tuple[int, ...], Sequence[float]]) -> None:
     """What the policy finds of the responses named by their token ids; all others are scored."""
-    score = TorchPolicy.score
+    score = SteppedPolicy.score
 
-    def given(policy: TorchPolicy, sequences: Sequence[TokenSequence]) -> list[TokenScores]:
+    def given(policy: SteppedPolicy, sequences: Sequence[TokenSequence]) -> list[TokenScores]:
         found = score(policy, sequences)
         for place, sequence in enumerate(sequences):
             logprobs = now.get(tuple(sequence.response_ids.tolist()))
@@ -104,7 +104,7 @@ def give_logprobs(monkeypatch: pytest.MonkeyPatch, now: Mapping[tuple[int, ...],
                 )
         return found
 
-    monkeypatch.setattr(TorchPolicy, "score", given)
+    monkeypatch.setattr(SteppedPolicy, "score", given)
 
 
 def test_headroom_and_drift_of_a_group(

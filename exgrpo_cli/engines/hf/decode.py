@@ -12,13 +12,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason
-from exgrpo_cli.engines.hf.attention import decoding_calls
-from exgrpo_cli.engines.hf.cache import SlotCache
-from exgrpo_cli.engines.hf.direct import DirectBody, decodes_directly
+from exgrpo_cli.engines.causal_lm import CausalLM, to_device
+from exgrpo_cli.engines.hf.cache import AttentionChunk, SlotCache, attention_chunks, regroup, widened
 from exgrpo_cli.engines.hf.prefill import StartingRows, WaitingRow, WaitingRows
-from exgrpo_cli.engines.hf.slots import AttentionChunk, attention_chunks, regroup, widened
-from exgrpo_cli.engines.model.causal_lm import CausalLM
-from exgrpo_cli.engines.model.transfer import to_device
+from exgrpo_cli.engines.hf.step import decodes_directly, decoding_calls, direct_step
 from exgrpo_cli.engines.sampling import sample_tokens
 
 
@@ -43,7 +40,7 @@ class DecodeBatch:
         self.max_rows = max_rows
         self.num_rows = 0
         self._parts = parts
-        self._direct = DirectBody(parts.body) if decodes_directly(parts.body) else None
+        self._decodes_directly = decodes_directly(parts.body)
         self._requests = requests
         self._waiting = WaitingRows(parts, requests, params, max_started=max_rows)
         self._params = params
@@ -127,8 +124,8 @@ class DecodeBatch:
         mask: Float[Tensor, "rows kv_heads 1 span"],
     ) -> Float[Tensor, "rows hidden"]:
         calls = decoding_calls(self._chunks, mask)
-        if self._direct is not None:
-            return self._direct.step(tokens, lengths, self._cache, calls)
+        if self._decodes_directly:
+            return direct_step(self._parts.body, tokens, lengths, self._cache, calls)
         output = self._parts.body(
             input_ids=tokens[:, None],
             position_ids=lengths[:, None],

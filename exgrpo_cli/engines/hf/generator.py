@@ -10,19 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.algo.cpu import use_fast_matmuls
+from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams
-from exgrpo_cli.engines.hf.attention import GROUPED_DECODING
+from exgrpo_cli.engines.causal_lm import split_causal_lm, to_device, use_attention
 from exgrpo_cli.engines.hf.decode import DecodeBatch
 from exgrpo_cli.engines.hf.prefill import WaitingRow
-from exgrpo_cli.engines.hf.weights import take_weights
-from exgrpo_cli.engines.model.attention import use_attention
-from exgrpo_cli.engines.model.causal_lm import split_causal_lm
-from exgrpo_cli.engines.model.product_linear import use_products
-from exgrpo_cli.engines.model.transfer import to_device
+from exgrpo_cli.engines.hf.step import GROUPED_DECODING
 from exgrpo_cli.engines.protocols import Score
 from exgrpo_cli.engines.sampling import check_sampling
 
@@ -40,7 +37,7 @@ class HFGenerator:
         if max_rows < 1:
             raise InputError(f"max_rows is {max_rows}; give the number of rollouts to decode at once, at least 1.")
         self.weight_version = 0
-        use_products(model)
+        use_fast_matmuls(model)
         self._parts = split_causal_lm(model)
         self._max_rows = max_rows
         self._eos_ids = np.array(eos_token_ids(model) if eos_ids is None else list(eos_ids), dtype=np.int64)
@@ -100,3 +97,46 @@ def eos_token_ids(model: PreTrainedModel) -> list[int]:
         f"{type(model).__name__} names no eos_token_id in its generation config or config, so no rollout would end; "
         f"set one of them."
     )
+
+
+@torch.no_grad()
+def take_weights(module: nn.Module, weights: Iterator[tuple[str, Tensor]]) -> None:
+    """Copy every named tensor into `module`; those that already are its own memory are left alone.
+
+    Raises RunError when a name is unknown or missing, a shape differs, or the checksum of what arrived is not that of
+    what was sent.
+    """
+    own = module.state_dict()
+    missing = dict.fromkeys(own)
+    for name, sent in weights:
+        if name not in own:
+            raise RunError(
+                f"weight {name!r} was sent but the generator's model has none of that name; use one backbone."
+            )
+        target = own[name]
+        if target.shape != sent.shape:
+            raise RunError(
+                f"weight {name!r} is {list(sent.shape)} in the policy and {list(target.shape)} in the generator; "
+                f"use one backbone."
+            )
+        missing.pop(name, None)
+        if target.data_ptr() == sent.data_ptr():
+            continue
+        target.copy_(sent)
+        expected, arrived = checksum(sent.to(target.dtype)), checksum(target)
+        if expected != arrived:
+            raise RunError(
+                f"weight {name!r} did not reach the generator: checksum {arrived:.9g} instead of {expected:.9g}; "
+                f"its rollouts would be stale, so the run stops."
+            )
+    if missing:
+        raise RunError(
+            f"{len(missing)} weights were not sent to the generator, {next(iter(missing))!r} first; "
+            f"send the whole state dict, tied weights under each of their names."
+        )
+
+
+def checksum(tensor: Tensor) -> float:
+    """A float64 sum in which every entry has its own weight, so that swapped entries show."""
+    flat = tensor.detach().flatten().double()
+    return float(flat @ torch.linspace(1, 2, flat.numel(), dtype=torch.float64, device=flat.device))

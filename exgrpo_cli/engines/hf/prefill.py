@@ -17,10 +17,8 @@ from transformers import DynamicCache
 
 from exgrpo_cli.algo.batching import shared_prefix
 from exgrpo_cli.base.types import RolloutRequest, SamplingParams
+from exgrpo_cli.engines.causal_lm import PLAIN_CAUSAL, CausalLM, repeats_keys, to_device, use_attention
 from exgrpo_cli.engines.hf.cache import PromptStates, prompt_states
-from exgrpo_cli.engines.model.attention import PLAIN_CAUSAL, repeats_keys, use_attention
-from exgrpo_cli.engines.model.causal_lm import CausalLM
-from exgrpo_cli.engines.model.transfer import to_device
 from exgrpo_cli.engines.sampling import row_uniforms, sample_tokens
 
 PREFILL_TOKENS = 4096

@@ -20,12 +20,9 @@ from exgrpo_cli.algo.diagnostics import ObjectiveSums
 from exgrpo_cli.algo.objective import Denominators, TokenTargets, denominators, micro_batch_loss, objective_sums
 from exgrpo_cli.base.types import TokenScores, TokenSequence
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
-from exgrpo_cli.engines.model.attention import use_attention
-from exgrpo_cli.engines.model.causal_lm import CausalLM, split_causal_lm
-from exgrpo_cli.engines.model.transfer import to_device
-from exgrpo_cli.engines.policy.attention import PACKED_CAUSAL
+from exgrpo_cli.engines.causal_lm import CausalLM, split_causal_lm, to_device, use_attention
+from exgrpo_cli.engines.policy.attention import PACKED_CAUSAL, takes_segments
 from exgrpo_cli.engines.policy.packing import PackedBatch, pack, packed_scores
-from exgrpo_cli.engines.policy.segments import takes_segments
 from exgrpo_cli.ranks.ranks import Ranks
 
 Forward = Callable[[PackedBatch], tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]]
@@ -57,7 +54,6 @@ class MicroBatches:
     forward: Forward
     backward: Callable[[Float[Tensor, ""]], None]
     """Adds the gradient of a micro-batch's share of the loss to those of the weights."""
-    device: torch.device
     ranks: Ranks
     lockstep: bool
     """Whether a pass is a collective: every rank then runs as many as the busiest, with gradient zero at the end."""
@@ -82,7 +78,7 @@ class MicroBatches:
         share = rank_shares([row.sequence for row in rows], self.ranks.world_size)[self.ranks.rank]
         own = [rows[index] for index in share]
         totals = batch_denominators(batch, self.objective)
-        loss, sums = torch.zeros((), device=self.device), None
+        loss, sums = torch.zeros((), device=self.parts.device), None
         # With no gradient in any row Adam's momentum still moves the weights: one empty pass makes its zeros.
         for micro in self._passes([row.sequence for row in own], at_least=1):
             if micro:
@@ -106,7 +102,7 @@ class MicroBatches:
         return batches + [[] for _ in range(busiest - len(batches))]
 
     def _pack(self, rows: Sequence[TokenSequence]) -> PackedBatch:
-        return pack(rows, self.device, by_segments=takes_segments(self.parts))
+        return pack(rows, self.parts.device, by_segments=takes_segments(self.parts))
 
     def _loss(
         self, rows: Sequence[TrainingRow], totals: Denominators, *, clip: bool

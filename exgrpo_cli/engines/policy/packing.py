@@ -24,11 +24,8 @@ from exgrpo_cli.algo.batching import shared_prefix
 from exgrpo_cli.algo.logprobs import token_logprobs
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import TokenSequence
-from exgrpo_cli.engines.model.attention import use_attention
-from exgrpo_cli.engines.model.causal_lm import CausalLM
-from exgrpo_cli.engines.model.transfer import to_device
-from exgrpo_cli.engines.policy.attention import PACKED_CAUSAL, AttentionLayout, attention_layout
-from exgrpo_cli.engines.policy.segments import Segments, segments_of
+from exgrpo_cli.engines.causal_lm import CausalLM, to_device, use_attention
+from exgrpo_cli.engines.policy.attention import PACKED_CAUSAL, AttentionLayout, Segments, attention_layout, segments_of
 
 PROVED_LAYERS, PROVED_TOKENS = 2, 16
 """Of a narrow model, copied to prove packing."""

@@ -17,13 +17,15 @@ from exgrpo_cli.base.errors import InputError, RunError, ToolkitWarning
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason, TokenSequence
 from exgrpo_cli.engines.protocols import Score
 from exgrpo_cli.engines.sampling import check_sampling
-from exgrpo_cli.engines.vllm.canary import (
+from exgrpo_cli.engines.vllm.proof import (
     Canary,
+    HeldWeight,
+    SentWeights,
+    held_weights,
     require_arrived,
     require_equal_logprobs,
     state_dict_names,
 )
-from exgrpo_cli.engines.vllm.readback import HeldWeight, SentWeights, held_weights
 from exgrpo_cli.engines.vllm.start import VLLMSettings, open_llm
 
 if TYPE_CHECKING:

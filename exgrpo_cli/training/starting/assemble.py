@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from exgrpo_cli.base.console.reporter import Reporter
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.engines.policy.plain import TorchPolicy
+from exgrpo_cli.engines.policy.adamw import torch_policy
 from exgrpo_cli.engines.protocols import Policy
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.ledger.schemas import LedgerIdentity
@@ -170,10 +170,10 @@ def make_policy(config: Config, backbone: Backbone, ranks: Ranks) -> Policy:
         ranks=ranks,
     )
     if optim.engine == "torch":
-        return TorchPolicy(backbone.model, **shared)
-    from exgrpo_cli.engines.policy.sharded import DeepSpeedPolicy
+        return torch_policy(backbone.model, **shared)
+    from exgrpo_cli.engines.policy.deepspeed import deepspeed_policy
 
-    return DeepSpeedPolicy(backbone.model, **shared)
+    return deepspeed_policy(backbone.model, **shared)
 
 
 def open_shared_buffer(

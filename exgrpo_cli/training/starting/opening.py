@@ -95,7 +95,7 @@ def require_extras(config: Config) -> None:
     if config.rollout.engine == "vllm":
         require_vllm(config.run.device)
     if config.optim.engine == "deepspeed":
-        from exgrpo_cli.engines.policy.sharded import require_deepspeed
+        from exgrpo_cli.engines.policy.deepspeed import require_deepspeed
 
         require_deepspeed(torch.device(config.run.device))
     require_trackers(config.run.log)

@@ -29,8 +29,8 @@ def _local_generator(config: Config, backbone: Backbone, prompts: Prompts, devic
         from exgrpo_cli.engines.hf.generator import HFGenerator
 
         return HFGenerator(backbone.model, max_rows=config.rollout.max_rows, eos_ids=backbone.eos_ids)
-    from exgrpo_cli.engines.vllm.canary import Canary
     from exgrpo_cli.engines.vllm.generator import VLLMGenerator
+    from exgrpo_cli.engines.vllm.proof import Canary
     from exgrpo_cli.engines.vllm.start import VLLMSettings, config_overrides
 
     folder = locate(config.backbone, config.tiny)

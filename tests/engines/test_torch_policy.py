@@ -21,9 +21,9 @@ from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.types import TokenSequence
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.run import OptimSettings
-from exgrpo_cli.engines.model.causal_lm import split_causal_lm
-from exgrpo_cli.engines.policy.optimizer import learning_rate_at
+from exgrpo_cli.engines.causal_lm import split_causal_lm
 from exgrpo_cli.engines.policy.packing import pack, prove_packing
+from exgrpo_cli.engines.policy.policy import learning_rate_at
 
 
 def full_logits_scores(model: PreTrainedModel, sequence: TokenSequence) -> tuple[Tensor, Tensor]:
@@ -197,9 +197,9 @@ def test_an_update_of_bad_gradient_is_skipped_and_counted() -> None:
     assert [report.applied for report in reports] == [False, False]
     assert [report.skip_reason for report in reports] == ["gradient norm above 1e-06", "non-finite gradient"]
     assert torch.equal(weights(model), before)
-    assert (policy.weight_version, policy.consecutive_skips, policy.counters.num_updates) == (0, 2, 2)
+    assert (policy.weight_version, policy.consecutive_skips, policy.num_updates) == (0, 2, 2)
     healthy = build_policy(model)
-    healthy.counters.consecutive_skips = 2
+    healthy.consecutive_skips = 2
     assert healthy.update(minibatch()).applied and healthy.consecutive_skips == 0 and healthy.weight_version == 1
 
 
@@ -245,9 +245,9 @@ def test_state_that_rests_between_updates_changes_nothing(dtype: torch.dtype, tm
         resting.rest()
         assert resting.update(minibatch()) == plain.update(minibatch())
     resting.rest()
-    state = {tensor.data_ptr() for tensor in resting._update_state()}
-    assert state == {host.data_ptr() for host in resting._between_updates._hosts}
-    assert len(state) == len(plain._masters.tensors()) * (2 + (dtype is torch.bfloat16))
+    state = {tensor.data_ptr() for tensor in resting._stepper._update_state()}
+    assert state == {host.data_ptr() for host in resting._stepper._offloaded._hosts}
+    assert len(state) == len(plain._stepper._masters.tensors()) * (2 + (dtype is torch.bfloat16))
     for name, policy in (("resting", resting), ("plain", plain)):
         policy.save(tmp_path / name)
     resting.load(tmp_path / "plain")

@@ -5,17 +5,18 @@ import torch
 import transformers
 from torch import nn
 
-from exgrpo_cli.algo import products
-from exgrpo_cli.algo.products import (
+from exgrpo_cli.algo import cpu as products
+from exgrpo_cli.algo.cpu import (
     BLOCK_ROWS,
     COARSE_ROWS,
     FEWEST_ROWS,
+    FastLinear,
     linear,
-    product,
-    transposed_product,
-    wide_product,
+    matmul,
+    transposed_matmul,
+    use_fast_matmuls,
+    wide_matmul,
 )
-from exgrpo_cli.engines.model.product_linear import ProductLinear, use_products
 
 ROWS = [1, FEWEST_ROWS - 1, FEWEST_ROWS, FEWEST_ROWS + 1, 2 * COARSE_ROWS, 2 * COARSE_ROWS + 1, BLOCK_ROWS, 2500]
 
@@ -41,9 +42,9 @@ def test_product_and_its_transpose_are_those_of_float64(backend, num_rows):
     bias = torch.randn(40, generator=generator)
     grads = torch.randn(num_rows, 40, generator=generator)
 
-    assert gap(product(left, right, bias), left.double() @ right.double().t() + bias.double()) < 1e-5
-    assert gap(product(grads, right.t()), grads.double() @ right.double()) < 1e-5
-    assert gap(transposed_product(grads, left), grads.double().t() @ left.double()) < 1e-5
+    assert gap(matmul(left, right, bias), left.double() @ right.double().t() + bias.double()) < 1e-5
+    assert gap(matmul(grads, right.t()), grads.double() @ right.double()) < 1e-5
+    assert gap(transposed_matmul(grads, left), grads.double().t() @ left.double()) < 1e-5
 
 
 @pytest.mark.parametrize("shape", [(1500, 48), (3, 500, 48)])
@@ -68,24 +69,24 @@ def test_a_row_gives_the_same_result_wherever_it_stands_in_its_block(backend):
     weight = torch.randn(40, 48, generator=torch.Generator().manual_seed(3))
     order = torch.randperm(BLOCK_ROWS, generator=torch.Generator().manual_seed(4))
 
-    torch.testing.assert_close(product(rows[order], weight), product(rows, weight)[order], rtol=0, atol=1e-5)
+    torch.testing.assert_close(matmul(rows[order], weight), matmul(rows, weight)[order], rtol=0, atol=1e-5)
 
 
 def test_other_dtypes_keep_torch_own_product(backend):
     left, right = torch.randn(200, 48, dtype=torch.float64), torch.randn(40, 48, dtype=torch.float64)
 
-    assert torch.equal(product(left, right), nn.functional.linear(left, right))
+    assert torch.equal(matmul(left, right), nn.functional.linear(left, right))
 
 
 def test_narrow_factors_have_wide_sums_on_a_gpu(monkeypatch):
     """By torch's own operation, without a kernel on the meta device; on a CPU a product is widened afterwards."""
     left, right = torch.randn(200, 48, dtype=torch.bfloat16), torch.randn(40, 48, dtype=torch.bfloat16)
-    here = wide_product(left, right, torch.float32)
-    assert here.dtype == torch.float32 and torch.equal(here, product(left, right).float())
+    here = wide_matmul(left, right, torch.float32)
+    assert here.dtype == torch.float32 and torch.equal(here, matmul(left, right).float())
     monkeypatch.setattr(products, "_sums_widely", lambda device: True)
-    there = wide_product(left.to("meta"), right.to("meta"), torch.float32)
+    there = wide_matmul(left.to("meta"), right.to("meta"), torch.float32)
     assert (there.dtype, there.shape) == (torch.float32, (200, 40))
-    assert wide_product(left.double(), right.double(), torch.float64).dtype == torch.float64
+    assert wide_matmul(left.double(), right.double(), torch.float64).dtype == torch.float64
 
 
 def test_only_plain_linear_layers_change_and_their_weights_keep_their_names(monkeypatch):
@@ -100,9 +101,9 @@ def test_only_plain_linear_layers_change_and_their_weights_keep_their_names(monk
     inputs = torch.randn(4, 8)
     before = model(inputs)
 
-    use_products(model)
+    use_fast_matmuls(model)
 
-    assert [type(layer) for layer in model] == [ProductLinear, Scaled]
+    assert [type(layer) for layer in model] == [FastLinear, Scaled]
     assert list(model.state_dict()) == names
     torch.testing.assert_close(model(inputs), before)
 
@@ -111,7 +112,7 @@ def test_layers_stay_as_they_are_where_products_are_torchs_own(monkeypatch):
     monkeypatch.setattr(products, "ONEDNN", False)
     model = nn.Sequential(nn.Linear(8, 8))
 
-    use_products(model)
+    use_fast_matmuls(model)
 
     assert type(model[0]) is nn.Linear
 
@@ -135,7 +136,7 @@ def test_the_layers_of_the_published_backbones_are_plain_linear_ones(name, monke
     config = getattr(transformers, f"{name}Config")(**sizes, num_attention_heads=2, num_key_value_heads=1)
     model = getattr(transformers, f"{name}ForCausalLM")(config)
 
-    use_products(model)
+    use_fast_matmuls(model)
 
-    assert [type(layer) for layer in model.modules() if isinstance(layer, nn.Linear)] == 8 * [ProductLinear]
+    assert [type(layer) for layer in model.modules() if isinstance(layer, nn.Linear)] == 8 * [FastLinear]
     assert not torch.backends.mkldnn.is_available() or hasattr(torch.ops.mkldnn, "_linear_pointwise")

@@ -1,12 +1,18 @@
-"""Matrix products of many rows with a weight: by oneDNN in float32 where MKL leaves AVX-512 unused, else by torch's.
+"""Faster float32 steps on a CPU: matmuls by oneDNN where MKL leaves AVX-512 unused, norms of few passes.
 
-torch gives float32 products to MKL, which keeps to AVX2 on processors that are not Intel's. Measured on an AMD EPYC
+torch gives float32 matmuls to MKL, which keeps to AVX2 on processors that are not Intel's. Measured on an AMD EPYC
 with AVX-512, one thread, 8,300 x 128 by 128 x 128: 90 GFLOP/s by MKL, 226 by oneDNN, which torch ships as well. On an
 Intel Xeon with AVX-512 MKL is the faster one at every shape tried: 1.0 to 2.8 times, 1.2 to 4.2 times for a weight's
-gradient (96 to 4,000 rows, 128 to 1,536 columns).
+gradient (96 to 4,000 rows, 128 to 1,536 columns). oneDNN compiles a kernel per shape (about 0.5 ms and 0.6 MB each),
+and the number of rows changes at every call; so rows go to it in blocks of a few sizes, the last one padded with rows
+of zeros, whose results are dropped.
 
-oneDNN compiles a kernel per shape (about 0.5 ms and 0.6 MB each), and the number of rows changes at every call; so rows
-go to it in blocks of a few sizes, the last one padded with rows of zeros, whose results are dropped.
+The gradient of a norm is a dozen operations over all hidden states in torch's autograd, each of which costs as much as
+the matmul of a narrow layer; here it is one kernel and two passes.
+
+`use_fast_matmuls` and `use_fused_norms` exchange the class of a loaded model's modules: parameters, names, hooks and
+the state dict stay as they are. Holds for torch 2.9 to 2.14 and transformers 5.16 to 5.20, whose Qwen2 and Llama
+are made of plain `torch.nn.Linear` and one RMS norm. Plain references stand in the tests.
 
 Axes: rows = all but the last axis, flattened; ins, outs = a weight's columns and rows.
 """
@@ -18,8 +24,10 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
 BLOCK_ROWS = 1024
 """Rows of a full block: twice as many gain 5 %."""
@@ -53,7 +61,7 @@ ONEDNN = _onednn_pays()
 """Whether float32 products on this machine's CPU go to oneDNN."""
 
 
-def product(
+def matmul(
     left: Float[Tensor, "*batch ins"], right: Float[Tensor, "outs ins"], bias: Float[Tensor, " outs"] | None = None
 ) -> Float[Tensor, "*batch outs"]:
     """left @ right.T + bias, without a gradient."""
@@ -65,16 +73,16 @@ def product(
     return results[: len(rows)].view(*left.shape[:-1], right.shape[0])
 
 
-def wide_product(
+def wide_matmul(
     left: Float[Tensor, "rows ins"], right: Float[Tensor, "outs ins"], dtype: torch.dtype
 ) -> Float[Tensor, "rows outs"]:
     """left @ right.T in `dtype`, without a gradient: on a GPU sums of narrow factors stay wide."""
     if _sums_widely(left.device) and left.dtype in (torch.bfloat16, torch.float16) and dtype == torch.float32:
         return torch.mm(left, right.t(), out_dtype=dtype)
-    return product(left, right).to(dtype)
+    return matmul(left, right).to(dtype)
 
 
-def transposed_product(left: Float[Tensor, "rows outs"], right: Float[Tensor, "rows ins"]) -> Float[Tensor, "outs ins"]:
+def transposed_matmul(left: Float[Tensor, "rows outs"], right: Float[Tensor, "rows ins"]) -> Float[Tensor, "outs ins"]:
     """left.T @ right, without a gradient: that of a weight, summed over rows."""
     if not _for_onednn(left, right, right.shape[1]):
         return left.t() @ right
@@ -90,7 +98,7 @@ def linear(
     """`torch.nn.functional.linear`, gradients included."""
     if torch.is_grad_enabled() and _for_onednn(inputs, weight, weight.shape[0]):
         return _Linear.apply(inputs, weight, bias)
-    return product(inputs, weight, bias)
+    return matmul(inputs, weight, bias)
 
 
 class _Linear(torch.autograd.Function):
@@ -99,7 +107,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(inputs, weight)
-        return product(inputs, weight, bias)
+        return matmul(inputs, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -107,8 +115,8 @@ class _Linear(torch.autograd.Function):
         rows = grads[0].flatten(0, -2)
         wants_inputs, wants_weight, wants_bias = ctx.needs_input_grad
         return (
-            product(grads[0], weight.t()) if wants_inputs else None,
-            transposed_product(rows, inputs.flatten(0, -2)) if wants_weight else None,
+            matmul(grads[0], weight.t()) if wants_inputs else None,
+            transposed_matmul(rows, inputs.flatten(0, -2)) if wants_weight else None,
             rows.sum(dim=0) if wants_bias else None,
         )
 
@@ -137,3 +145,72 @@ def _padded_blocks(rows: Tensor) -> Iterator[Tensor]:
 def _onednn(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
     result: Tensor = torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")
     return result
+
+
+def rms_norm(
+    hidden: Float[Tensor, "*batch hidden"], weight: Float[Tensor, " hidden"], epsilon: float
+) -> Float[Tensor, "*batch hidden"]:
+    """hidden / sqrt(mean(hidden^2) + epsilon) * weight over the last axis, in the inputs' dtype, gradients included."""
+    result: Tensor = _RMSNorm.apply(hidden, weight, epsilon)
+    return result
+
+
+class _RMSNorm(torch.autograd.Function):
+    """With g = dL/dy and n = x r: dL/dx = r (g w - n mean(g w n)), dL/dw = sum of g n over rows."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        root = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True)
+        inverse = root.square_().div_(hidden.shape[-1]).add_(epsilon).rsqrt_()
+        ctx.save_for_backward(hidden, weight, inverse)
+        return (hidden * inverse).mul_(weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        hidden, weight, inverse = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        # That of a layer norm whose mean is 0, one kernel: r (g w - mean(g w) - n mean(g w n)).
+        of_hidden, of_weight, _ = torch.ops.aten.native_layer_norm_backward(
+            grad, hidden, [hidden.shape[-1]], torch.zeros_like(inverse), inverse, weight, None, [True, True, False]
+        )
+        means = (grad @ weight).unsqueeze(-1).div_(hidden.shape[-1])
+        return of_hidden.addcmul_(means, inverse), of_weight, None
+
+
+class FastLinear(nn.Linear):
+    """A linear layer that multiplies by `linear` below; parameters, names and results are those of nn.Linear."""
+
+    def forward(self, inputs: Float[Tensor, "*batch ins"]) -> Float[Tensor, "*batch outs"]:
+        """(..., in_features) to (..., out_features), as `nn.Linear`."""
+        return linear(inputs, self.weight, self.bias)
+
+
+def use_fast_matmuls(model: nn.Module) -> None:
+    """Let the plain linear layers of `model` multiply by `linear` below, in place; subclasses keep their own way.
+
+    Nothing changes where products are torch's own anyhow.
+    """
+    if not ONEDNN:
+        return
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.__class__ = FastLinear
+
+
+class FusedLlamaRMSNorm(LlamaRMSNorm):
+    """Llama's norm: in float32 on a CPU by `rms_norm` below, else as transformers has it."""
+
+    def forward(self, hidden_states: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch hidden"]:
+        """(..., hidden) to (..., hidden)."""
+        if hidden_states.dtype == torch.float32 and hidden_states.device.type == "cpu":
+            return rms_norm(hidden_states, self.weight, self.variance_epsilon)
+        normed: Tensor = super().forward(hidden_states)
+        return normed
+
+
+def use_fused_norms(model: nn.Module) -> None:
+    """Let the norms of `model` that are known be computed by `rms_norm` below, in place; others keep their own way."""
+    for module in model.modules():
+        # Qwen2's is Llama's under another name.
+        if type(module) in (LlamaRMSNorm, Qwen2RMSNorm):
+            module.__class__ = FusedLlamaRMSNorm

@@ -1,1 +1,0 @@
-"""A transformers model as both the generator and the policies run it."""
