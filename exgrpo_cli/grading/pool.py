@@ -6,15 +6,14 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
-from types import TracebackType
+from functools import partial
 
 from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.config.names import PREFIX
 from exgrpo_cli.config.sections.run import GradingSettings
-from exgrpo_cli.grading.routes import MOST_CHARS_HERE, GradingItem, packed, packed_pair, route_item, routes_of
-from exgrpo_cli.grading.workers.messages import Task
-from exgrpo_cli.grading.workers.remote import RemoteGrader
+from exgrpo_cli.grading.remote import RemoteGrader
+from exgrpo_cli.grading.routes import MOST_CHARS_HERE, GradingItem, Task, route_item, routes_of
 
 _MAX_CACHED_VERDICTS = 65_536
 _PATIENCE = 4
@@ -38,7 +37,6 @@ class GradingPool:
         Raises:
             InputError: a function that cannot be imported.
         """
-        self._settings = settings
         self._routes = routes_of(settings.grader, settings.max_answer_chars)
         self._route = self._routes[settings.grader]
         self._remote = RemoteGrader(settings)
@@ -79,24 +77,22 @@ class GradingPool:
         verdicts = []
         for item in items:
             decided = self._routed(item, grader)
-            if not isinstance(decided, Verdict):
-                decided = self._tried_again(decided, failed)
-            verdicts.append(decided)
+            if isinstance(decided, Verdict):
+                verdict = decided
+            elif decided.judged in failed or len(failed) >= _MOST_FAILURES:
+                verdict = Verdict.TIMEOUT
+            else:
+                verdict = self._future(decided._replace(patience=_PATIENCE)).result()
+                if verdict.is_verifier_failure:
+                    failed.add(decided.judged)
+            verdicts.append(verdict)
         return verdicts
 
     def _routed(self, item: GradingItem, grader: str = "") -> Verdict | Task:
-        grader = grader or self._settings.grader
+        route = self._routes[grader] if grader else self._route
         if len(item.response) > MOST_CHARS_HERE:
-            return packed(item, grader, self._settings.max_answer_chars)
-        return route_item(self._routes[grader], item)
-
-    def _tried_again(self, task: Task, failed: set[str]) -> Verdict:
-        if task.judged in failed or len(failed) >= _MOST_FAILURES:
-            return Verdict.TIMEOUT
-        verdict = self._future(task._replace(patience=_PATIENCE)).result()
-        if verdict.is_verifier_failure:
-            failed.add(task.judged)
-        return verdict
+            return Task(item.gold, item.response, kind="unread", find=partial(route_item, route, item))
+        return route_item(route, item)
 
     def same_answer(self, pairs: Sequence[tuple[str, str]], options: tuple[str, ...] | None = None) -> list[bool]:
         """Whether the two graded texts of each pair give the same answer, the first one taken for the gold."""
@@ -105,7 +101,7 @@ class GradingPool:
 
     def _compared(self, first: str, second: str, options: tuple[str, ...] | None) -> Verdict | Task:
         if max(len(first), len(second)) > MOST_CHARS_HERE:
-            return packed_pair(first, second, options, self._settings.grader, self._settings.max_answer_chars)
+            return Task(first, second, kind="unread", find=partial(self._route.same, first, second, options))
         return self._route.same(first, second, options)
 
     def verify_gold(self, golds: Sequence[str], metadata: Sequence[str | None] | None = None) -> list[Verdict]:
@@ -118,9 +114,8 @@ class GradingPool:
 
     def reads_in_part(self, golds: Sequence[str]) -> list[bool]:
         """Whether each gold, of those that are unparsable, has a part that the grader would take for all of it."""
-        return [
-            verdict is Verdict.CORRECT for verdict in self._verdicts_of([self._route.in_part(gold) for gold in golds])
-        ]
+        verdicts = self._verdicts_of([self._route.in_part(gold) for gold in golds])
+        return [verdict is Verdict.CORRECT for verdict in verdicts]
 
     def close(self) -> None:
         """End the workers; what is still pending raises RunError."""
@@ -130,9 +125,7 @@ class GradingPool:
     def __enter__(self) -> "GradingPool":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _verdicts_of(self, routed: list[Verdict | Task]) -> list[Verdict]:
@@ -142,17 +135,15 @@ class GradingPool:
     def _future(self, decided: Verdict | Task) -> Future[Verdict]:
         if self._closed:
             raise RunError("the grading pool is closed and grades no more answers; open another one.")
-        if isinstance(decided, Verdict):
-            return _done(decided)
-        task = decided
+        future: Future[Verdict] = Future()
         with self._lock:
-            verdict = self._verdicts.get(task)
+            verdict = decided if isinstance(decided, Verdict) else self._verdicts.get(decided)
             if verdict is not None:
-                self._verdicts.move_to_end(task)
-                return _done(verdict)
+                future.set_result(verdict)
+                return future
+            task: Task = decided  # type: ignore[assignment]
             if task in self._in_flight:
                 return self._in_flight[task]
-            future: Future[Verdict] = Future()
             # Others may wait for the same pair, so nobody may cancel it.
             future.set_running_or_notify_cancel()
             self._in_flight[task] = future
@@ -165,7 +156,7 @@ class GradingPool:
             self._in_flight.pop(task, None)
             # A failure may be the machine's: the same pair gets another chance when it comes again. Whole responses are
             # too long to be kept.
-            is_kept = not task.is_packed and done.exception() is None
+            is_kept = task.find is None and done.exception() is None
             if is_kept and not done.result().is_verifier_failure:
                 self._verdicts[task] = done.result()
                 if len(self._verdicts) > _MAX_CACHED_VERDICTS:
@@ -176,12 +167,6 @@ class GradingPool:
         self._lock = threading.Lock()
         self._in_flight = {}
         self._remote.forget()
-
-
-def _done(verdict: Verdict) -> Future[Verdict]:
-    future: Future[Verdict] = Future()
-    future.set_result(verdict)
-    return future
 
 
 _POOLS: "weakref.WeakSet[GradingPool]" = weakref.WeakSet()

@@ -1,4 +1,4 @@
-"""Whether a response's working holds, where the question lets every line of it be checked: what a lucky hit lacks.
+"""Check every line of a worked answer, where the question lets it, to tell luck from reasoning.
 
 A running sum (`questions.made.arithmetic`) or a sum modulo m (`questions.made.modular`) is worked out
 validly when each line takes numbers that are at hand, terms of the question not yet used or results of earlier lines,
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from exgrpo_cli.base.types import Question
-from exgrpo_cli.grading.metadata import read_metadata
-from exgrpo_cli.grading.notation.extract import THINK_END, last_boxed
+from exgrpo_cli.grading.extract import THINK_END, last_boxed
+from exgrpo_cli.grading.verifiers import read_metadata
 
 _SUM = re.compile(r"(\d{1,9}(?:[+-]\d{1,9})+)=\?")
 _LINE = re.compile(r"(-?\d{1,9}(?:[+-]\d{1,9})+)=(-?\d{1,9})")

@@ -9,11 +9,8 @@ import pytest
 
 from exgrpo_cli.base.types import AnswerFormat, Verdict
 from exgrpo_cli.config.sections.run import GradingSettings
-from exgrpo_cli.grading import GradingItem, GradingPool
-from exgrpo_cli.grading.graders import choice, plain
-from exgrpo_cli.grading.notation import extract
+from exgrpo_cli.grading import GradingItem, GradingPool, choice, extract, plain, remote
 from exgrpo_cli.grading.routes import MOST_CHARS_HERE, route_item, routes_of
-from exgrpo_cli.grading.workers import remote
 
 FORMAT = AnswerFormat(opens_think=False, requires_box=True, require_eos=False)
 PIECES = {
@@ -117,16 +114,15 @@ def test_the_notation_of_an_answer_is_not_even_loaded_where_it_is_asked_for() ->
     """Its patterns may take any time, so workers alone have them."""
     code = (
         "import sys; from exgrpo_cli.grading import GradingPool; "
-        "print([name for name in sys.modules if 'notation.' in name and not name.endswith('extract')], "
-        "'exgrpo_cli.grading.graders.comparison' in sys.modules)"
+        "print({'notation', 'quantities', 'comparison'} & {name.rpartition('.')[2] for name in sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[] False"
+    assert done.stdout.strip() == "set()"
 
 
 def test_an_answer_that_hangs_its_reader_costs_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pattern that takes forever, as one for units once did on a hundred characters, in the worker alone."""
-    slow = "import re; from exgrpo_cli.grading.graders import comparison; "
+    slow = "import re; from exgrpo_cli.grading import comparison; "
     slow += "comparison.split_unit = lambda text: (re.fullmatch('(a|a)*', 'a' * 60 + 'b'), None)"
     monkeypatch.setattr(remote, "_BOOT", remote._BOOT.replace("; main(", f"; {slow}; main("))
     with GradingPool(GradingSettings(deadline_seconds=0.5)) as pool:
@@ -143,7 +139,7 @@ def test_units_of_many_powers_are_read_at_once() -> None:
     """Two hundred characters took longer than the age of the universe: each power doubled the time."""
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_CPU, (5, 5)); "
-        "from exgrpo_cli.grading.notation.units import split_unit; "
+        "from exgrpo_cli.grading.quantities import split_unit; "
         r"print(split_unit(r'5\text{ m}' + '^2 ' * 60 + '?')[1], split_unit(r'5\text{ m}^{ 2 }')[1].dimensions)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -10,8 +10,8 @@ from grading_table import VERDICTS
 
 from exgrpo_cli.base.types import AnswerFormat, Verdict
 from exgrpo_cli.grading import GradingItem, GradingPool
-from exgrpo_cli.grading.notation.notation import plain_notation
-from exgrpo_cli.grading.workers.messages import Task
+from exgrpo_cli.grading.notation import plain_notation
+from exgrpo_cli.grading.routes import Task
 
 CORRECT, WRONG, NO_ANSWER, UNPARSABLE = Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER, Verdict.UNPARSABLE_GOLD
 ANYWHERE = AnswerFormat(opens_think=False, requires_box=False, require_eos=False)

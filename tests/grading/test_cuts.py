@@ -73,7 +73,7 @@ def test_boxes_by_the_hundred_thousand_take_linear_memory() -> None:
     }
     # A process of its own, which fails rather than takes the machine's memory; copies of all contents are 40 GB.
     code = (
-        "import resource; from exgrpo_cli.grading.notation.extract import last_boxed; "
+        "import resource; from exgrpo_cli.grading.extract import last_boxed; "
         "resource.setrlimit(resource.RLIMIT_AS, (512 << 20, 512 << 20)); "
         f"print([last_boxed(opened * 100_000 + '7' + closed * 100_000) for opened, closed in {list(contents)}])"
     )

@@ -11,9 +11,8 @@ from sympy.parsing import sympy_parser
 from sympy.parsing.sympy_parser import implicit_multiplication_application, parse_expr, standard_transformations
 
 from exgrpo_cli.base.types import Verdict
-from exgrpo_cli.grading import GradingPool
-from exgrpo_cli.grading.graders import mathematics, oat
-from exgrpo_cli.grading.graders.formula import NotAFormulaError, read_formula
+from exgrpo_cli.grading import GradingPool, mathematics, oat
+from exgrpo_cli.grading.oat import NotAFormulaError, read_formula
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +56,7 @@ def test_nothing_of_an_answer_is_evaluated_but_numerals(monkeypatch: pytest.Monk
     answers = ("x+1+aa", "__import__('os').system('id')", "1+1", "xx(x)", "x.y", "(xx,x+x)", "x if x else 1", "3*4/5+1")
     for answer in answers:
         oat.grade("x + 1", answer)
-        mathematics.grade(r"\boxed{x+1}", answer)
+        mathematics.grade_box("x+1", answer)
     assert evaluated
     assert all(re.fullmatch(r"[0-9().+*/\s-]*", text) for text in evaluated), evaluated
 

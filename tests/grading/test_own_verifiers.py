@@ -4,8 +4,8 @@ import pytest
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import AnswerFormat, Verdict
-from exgrpo_cli.grading.graders import custom
-from exgrpo_cli.grading.routes import GradingItem, custom_route, exact_route, math_route, route_item
+from exgrpo_cli.grading.routes import CustomRoute, ExactRoute, GradingItem, MathRoute, route_item
+from exgrpo_cli.grading.verifiers import load_own
 
 COUNTDOWN = '{"verifier": "countdown", "numbers": [2, 3, 4, 8], "target": 26}'
 
@@ -16,7 +16,7 @@ def item(response, metadata=COUNTDOWN):
 
 
 def test_math_grades_and_audits_by_the_questions_own_verifier():
-    route = math_route(100)
+    route = MathRoute(100)
     assert route_item(route, item("so\n</think>\n\\boxed{4+8*3-2}")) is Verdict.CORRECT
     # 26 is what the gold comes to, and no way to get there.
     assert route_item(route, item("</think>\n\\boxed{26}")) is Verdict.WRONG
@@ -26,15 +26,15 @@ def test_math_grades_and_audits_by_the_questions_own_verifier():
 
 
 def test_a_grader_that_was_chosen_is_used_as_chosen():
-    assert route_item(exact_route(100), item("</think>\n\\boxed{4+8*3-2}")) is Verdict.WRONG
-    assert route_item(custom_route(), item("</think>\n\\boxed{1}")).metadata == COUNTDOWN
+    assert route_item(ExactRoute(100), item("</think>\n\\boxed{4+8*3-2}")) is Verdict.WRONG
+    assert route_item(CustomRoute(100), item("</think>\n\\boxed{1}")).metadata == COUNTDOWN
 
 
 def test_an_unknown_verifier_is_named():
     with pytest.raises(
         InputError, match="name the verifier 'judge', which is not known: use 'countdown' or 'gym:TASK'"
     ):
-        route_item(math_route(100), item("</think>\n\\boxed{1}", '{"verifier": "judge"}'))
+        route_item(MathRoute(100), item("</think>\n\\boxed{1}", '{"verifier": "judge"}'))
 
 
 def test_a_grader_of_ones_own_gets_the_metadata_it_asks_for(tmp_path, monkeypatch):
@@ -44,6 +44,6 @@ def test_a_grader_of_ones_own_gets_the_metadata_it_asks_for(tmp_path, monkeypatc
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    near, plain = (custom.load(f"python:graders_with_metadata:{name}") for name in ("near", "plain"))
+    near, plain = (load_own(f"python:graders_with_metadata:{name}") for name in ("near", "plain"))
     assert near("x", "26", COUNTDOWN) is Verdict.CORRECT and near("x", "26", None) is Verdict.WRONG
     assert plain("x", "x", COUNTDOWN) is Verdict.CORRECT

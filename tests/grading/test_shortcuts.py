@@ -17,10 +17,10 @@ from latex2sympy2_extended import latex2sympy2
 from math_verify import parse, parser, verify
 
 from exgrpo_cli.config.sections.run import GradingSettings
-from exgrpo_cli.grading.graders import disproof, two_stage
-from exgrpo_cli.grading.graders.plain import plain_number, same_plain_number
-from exgrpo_cli.grading.workers.jobs import Job, JobQueue, Suspects
-from exgrpo_cli.grading.workers.messages import Task
+from exgrpo_cli.grading.mathematics import PATCHES_HOLD_FOR, parse_in_two_stages, surely_differ
+from exgrpo_cli.grading.plain import plain_number, same_plain_number
+from exgrpo_cli.grading.routes import Task
+from exgrpo_cli.grading.supervisor import JobQueue, Suspects
 
 NUMBERS = [
     "7", "+7", "-7", "−7", "007", "7.0", "7.", "0", "-0", "0.0", "0.5", ".5", "00.5", "-0.5", "1000", "1,000", "+1,000",
@@ -102,7 +102,7 @@ def test_huge_integers_do_not_reach_pythons_limit() -> None:
 def test_disproof_never_contradicts_math_verify() -> None:
     values = {text: parse(rf"\boxed{{{text}}}", parsing_timeout=None)[0] for text in EXPRESSIONS}
     pairs = list(itertools.product(EXPRESSIONS, EXPRESSIONS))
-    refuted = [pair for pair in pairs if disproof.surely_differ(values[pair[0]], values[pair[1]])]
+    refuted = [pair for pair in pairs if surely_differ(values[pair[0]], values[pair[1]])]
     assert len(refuted) > 500
     for gold, answer in random.Random(0).sample(refuted, 60):
         assert not verify(values[gold], values[answer], timeout_seconds=None), (gold, answer)
@@ -111,12 +111,12 @@ def test_disproof_never_contradicts_math_verify() -> None:
 def test_disproof_leaves_alone_what_it_cannot_be_sure_of() -> None:
     x = sympy.Symbol("x", real=True)
     huge = sympy.Pow(9, sympy.Pow(9, 9, evaluate=False), evaluate=False)
-    assert disproof.surely_differ(sympy.Integer(7), sympy.Integer(8))
+    assert surely_differ(sympy.Integer(7), sympy.Integer(8))
     # A lone symbol is compared as a word; towers and infinities are out of reach; near is not far.
-    assert not disproof.surely_differ(x, sympy.Integer(8))
-    assert not disproof.surely_differ(huge, sympy.Integer(8))
-    assert not disproof.surely_differ(sympy.oo, sympy.Integer(8))
-    assert not disproof.surely_differ(sympy.Rational(1, 3), sympy.Float("0.333333"))
+    assert not surely_differ(x, sympy.Integer(8))
+    assert not surely_differ(huge, sympy.Integer(8))
+    assert not surely_differ(sympy.oo, sympy.Integer(8))
+    assert not surely_differ(sympy.Rational(1, 3), sympy.Float("0.333333"))
 
 
 def test_two_stage_parsing_gives_the_same_expressions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,17 +138,17 @@ def test_two_stage_parsing_gives_the_same_expressions(monkeypatch: pytest.Monkey
     monkeypatch.setattr(parser, "parse_latex_cached", parser.parse_latex_cached)
     monkeypatch.setattr(latex2sympy2._Latex2Sympy, "create_parser", latex2sympy2._Latex2Sympy.create_parser)
     parser.extract_latex.cache_clear()
-    two_stage.install()
+    parse_in_two_stages()
     assert readings() == plainly
 
 
 def test_what_is_patched_is_there_in_these_versions() -> None:
-    # Changed by two_stage.install: should one of the names go, or take other arguments, that file is to be looked at.
+    # Changed by parse_in_two_stages: should one of the names go, or take other arguments, that file is to be looked at.
     assert callable(latex2sympy2._Latex2Sympy.create_parser)
     plain = parser.parse_latex_cached.__wrapped__ if hasattr(parser.parse_latex_cached, "__wrapped__") else None
     assert plain is not None and list(inspect.signature(plain).parameters) == ["latex"]
     assert next(iter(inspect.signature(latex2sympy2._Latex2Sympy.create_parser).parameters)) == "self"
-    assert [version(name).rsplit(".", 1)[0] for name in two_stage.HOLDS_FOR] == list(two_stage.HOLDS_FOR.values())
+    assert [version(name).rsplit(".", 1)[0] for name in PATCHES_HOLD_FOR] == list(PATCHES_HOLD_FOR.values())
 
 
 def test_the_documented_defaults_are_those_of_the_settings() -> None:
@@ -164,7 +164,7 @@ TOWER, BRACKETS = "9^{9^{9^9}}", "(" * 400
 def queue_of(answers: list[str]) -> JobQueue:
     queue = JobQueue()
     for number, answer in enumerate(answers):
-        queue.push(Job(number=number, task=Task(gold="a", answer=answer)))
+        queue.push((number, Task(gold="a", answer=answer)))
     return queue
 
 
@@ -172,7 +172,7 @@ def order_of(queue: JobQueue, *, judged_elsewhere: set[str]) -> list[int]:
     """Numbers of the jobs as a worker would get them, until there are none."""
     order = []
     while (job := queue.pop(judged_elsewhere=judged_elsewhere)) is not None:
-        order.append(job.number)
+        order.append(job[0])
     return order
 
 
@@ -187,7 +187,7 @@ def test_a_slow_answer_that_another_worker_holds_waits_for_everything_else() -> 
 def test_an_answer_that_reached_its_deadline_goes_last() -> None:
     queue = queue_of([TOWER, "x^2", BRACKETS, TOWER])
     queue.put_last(TOWER)
-    queue.push(Job(number=4, task=Task(gold="b", answer=TOWER)), is_suspect=True)
+    queue.push((4, Task(gold="b", answer=TOWER)), is_suspect=True)
     assert order_of(queue, judged_elsewhere=set()) == [2, 1, 0, 3, 4]
 
 

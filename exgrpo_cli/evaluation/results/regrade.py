@@ -8,7 +8,7 @@ from exgrpo_cli.base.types import AnswerFormat, Question, StopReason, Verdict
 from exgrpo_cli.evaluation.results.records import Options, QuestionRecord
 from exgrpo_cli.evaluation.results.stamp import Stamp
 from exgrpo_cli.grading import GradingItem, GradingPool
-from exgrpo_cli.grading.metadata import verifier_of
+from exgrpo_cli.grading.verifiers import verifier_of
 
 DISAGREEMENTS_FILE = "disagreements.jsonl"
 """In a results folder: the samples that graders reward unlike."""

@@ -2,7 +2,7 @@
 
 There are thousands of ways to try and few that fit, so a solution that was found once says what trying again would take
 long to say. A question of level n has n numbers from 1 to 9, each to be used once, with + - * / and brackets; any
-expression that gives the target is right (`exgrpo_cli.grading.graders.countdown`).
+expression that gives the target is right (`exgrpo_cli.grading.verifiers`).
 """
 
 from dataclasses import dataclass

@@ -13,7 +13,7 @@ from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import Message, Question, Verdict
 from exgrpo_cli.config.names import GYM
 from exgrpo_cli.config.sections.data import GymSettings
-from exgrpo_cli.grading.graders import gym
+from exgrpo_cli.grading.verifiers import grade_gym, require_task
 from exgrpo_cli.questions.made.pools import Pool, Split, pool_of_key
 from exgrpo_cli.questions.question_file.identity import question_id
 
@@ -32,7 +32,7 @@ def make_gym(source: str, settings: GymSettings) -> Split:
     installed, and where a task has fewer questions than are asked for.
     """
     task = source.removeprefix(GYM)
-    gym.require_task(task)
+    require_task(task)
     drawn: dict[bool, dict[str, Question]] = {True: {}, False: {}}
     wanted = {True: settings.num_train, False: settings.num_heldout}
     num_draws = min(_DRAWS_PER_QUESTION * sum(wanted.values()), _MOST_DRAWS.get(task, sys.maxsize))
@@ -41,7 +41,7 @@ def make_gym(source: str, settings: GymSettings) -> Split:
         is_train = pool_of_key(entry["question"], _POOL_KEY) is Pool.TRAIN
         if len(drawn[is_train]) < wanted[is_train] and entry["question"] not in drawn[is_train]:
             question = _question(source, entry)
-            if gym.grade(question.metadata, question.answer) is Verdict.CORRECT:
+            if grade_gym(question.metadata, question.answer) is Verdict.CORRECT:
                 drawn[is_train][entry["question"]] = question
             else:
                 unscored.add(entry["question"])

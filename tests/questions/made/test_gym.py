@@ -14,8 +14,8 @@ from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import AnswerFormat, Verdict
 from exgrpo_cli.commands import run
 from exgrpo_cli.config.sections.data import GymSettings
-from exgrpo_cli.grading.graders.gym import ALLOWED, grade, require_task
-from exgrpo_cli.grading.routes import GradingItem, math_route, route_item
+from exgrpo_cli.grading.routes import GradingItem, MathRoute, route_item
+from exgrpo_cli.grading.verifiers import ALLOWED, grade_gym, require_task
 from exgrpo_cli.questions.made.gym import make_gym
 from exgrpo_cli.questions.question_file.questions import read_questions, write_questions
 
@@ -54,7 +54,7 @@ def test_questions_are_disjoint_and_golds_score(words):
     assert not asked[0] & asked[1]
     for question in words.train:
         assert question.source == "gym:spell_backward" and question.prompt[0].content.endswith("in \\boxed{}.")
-        assert grade(question.metadata, question.answer) is Verdict.CORRECT
+        assert grade_gym(question.metadata, question.answer) is Verdict.CORRECT
 
 
 def test_part_of_a_point_is_no_success(words):
@@ -63,7 +63,7 @@ def test_part_of_a_point_is_no_success(words):
     entry = json.loads(question.metadata)["entry"]
     # The scorer gives a point for each letter in its place.
     assert 0 < reasoning_gym.create_dataset("spell_backward", size=1).score_answer(nearly, entry) < 1
-    assert grade(question.metadata, nearly) is Verdict.WRONG
+    assert grade_gym(question.metadata, nearly) is Verdict.WRONG
 
 
 @pytest.mark.parametrize("length", [9, 11, 18])
@@ -73,8 +73,8 @@ def test_shares_that_add_up_to_more_than_a_point_are_no_success(length):
     entry = {"answer": gold, "metadata": {}}
     metadata = json.dumps({"verifier": "gym:spell_backward", "entry": entry})
     assert reasoning_gym.create_dataset("spell_backward", size=1).score_answer(f"{gold}x", entry) > 1
-    assert grade(metadata, f"{gold}x") is Verdict.WRONG
-    assert grade(metadata, gold) is Verdict.CORRECT
+    assert grade_gym(metadata, f"{gold}x") is Verdict.WRONG
+    assert grade_gym(metadata, gold) is Verdict.CORRECT
 
 
 @pytest.mark.parametrize("task", ALLOWED)
@@ -82,7 +82,7 @@ def test_right_answers_of_every_task_have_exactly_the_full_score(task):
     for entry in reasoning_gym.create_dataset(task, size=5, seed=1):
         known = {"answer": entry["answer"], "metadata": entry["metadata"]}
         metadata = json.dumps({"verifier": f"gym:{task}", "entry": known}, default=str)
-        assert grade(metadata, entry["answer"]) is Verdict.CORRECT
+        assert grade_gym(metadata, entry["answer"]) is Verdict.CORRECT
 
 
 @pytest.mark.parametrize("length", [3, 4, 5])
@@ -92,7 +92,7 @@ def test_words_of_a_ladder_have_the_length_that_the_options_ask_for(length):
     for question in (*ladders.train, *ladders.heldout):
         assert {len(word) for word in question.answer.split(",")} == {length}
         first, *_, last = question.answer.split(",")
-        assert grade(question.metadata, f"{first},{'Q' * length},{last}") is Verdict.WRONG
+        assert grade_gym(question.metadata, f"{first},{'Q' * length},{last}") is Verdict.WRONG
 
 
 def test_no_other_scorer_looks_things_up_in_its_data_set():
@@ -142,7 +142,7 @@ def test_the_default_grader_hands_what_was_boxed_to_the_scorer(words):
         answer_format=AnswerFormat(opens_think=False, requires_box=True, require_eos=True),
         metadata=question.metadata,
     )
-    task = route_item(math_route(100), item)
+    task = route_item(MathRoute(100), item)
     assert (task.kind, task.answer, task.metadata) == ("gym", "olleh", question.metadata)
 
 

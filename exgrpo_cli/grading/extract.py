@@ -6,8 +6,6 @@ worker: 100,000 nested boxes cost 0.2 s and 5 MB.
 """
 
 import re
-from array import array
-from dataclasses import dataclass, field
 
 from exgrpo_cli.base.types import AnswerFormat
 
@@ -19,19 +17,6 @@ _SEPARATOR = re.compile(r"\b(?:and|or)\b|[,;]")
 # math-verify's own distances, in characters: boxes this close belong together, without or with a separator.
 _ADJACENT = 10
 _ADJACENT_WITH_SEPARATOR = 70
-_UNFINISHED = -1
-
-
-@dataclass(frozen=True, slots=True)
-class _Boxes:
-    """Places of the `\\boxed{...}` of a text, in order of their start: plain numbers, for there may be millions."""
-
-    starts: "array[int]" = field(default_factory=lambda: array("q"))
-    """Place of the backslash."""
-    contents: "array[int]" = field(default_factory=lambda: array("q"))
-    """Place behind the opening brace."""
-    ends: "array[int]" = field(default_factory=lambda: array("q"))
-    """Place behind the closing brace; -1 where there is none."""
 
 
 def answer_text(text: str, *, finished: bool, answer_format: AnswerFormat) -> str | None:
@@ -65,14 +50,9 @@ def last_boxed(text: str) -> str | None:
     innermost counts. Neighbouring boxes are one answer, joined by commas, under math-verify's rule: fewer than 10
     characters between them, or fewer than 70 with a comma, semicolon, "and" or "or", and different content.
     """
-    boxes = _boxes(text)
     joined: list[str] = []
     following_start, following_content = 0, ""
-    for start, content_start, end in zip(
-        reversed(boxes.starts), reversed(boxes.contents), reversed(boxes.ends), strict=True
-    ):
-        if end == _UNFINISHED:
-            continue
+    for start, content_start, end in reversed(_finished_boxes(text)):
         # A box around the following one ends the answer before its content is read: nested boxes are copied once.
         if joined and end > following_start:
             break
@@ -104,28 +84,26 @@ def last_box(text: str) -> str | None:
     return None
 
 
-def _boxes(text: str) -> _Boxes:
-    """All boxes. Escaped braces count as braces, as in math-verify."""
-    boxes = _Boxes()
+def _finished_boxes(text: str) -> list[tuple[int, int, int]]:
+    """Of each `\\boxed{...}`, in order, the places of the backslash, behind the opening and behind the closing brace.
+
+    Escaped braces count as braces, as in math-verify.
+    """
     if "\\boxed" not in text:
-        return boxes
+        return []
     depth = 0
-    open_boxes, their_depths = array("q"), array("q")
+    opened: list[tuple[int, int, int]] = []
+    finished: list[tuple[int, int, int]] = []
     for brace in _BRACES.finditer(text):
         if brace.group() == "}":
-            if depth and their_depths and their_depths[-1] == depth:
-                their_depths.pop()
-                boxes.ends[open_boxes.pop()] = brace.end()
+            if opened and opened[-1][0] == depth:
+                finished.append((*opened.pop()[1:], brace.end()))
             depth = max(0, depth - 1)
             continue
         depth += 1
         if brace.group() != "{":
-            open_boxes.append(len(boxes.starts))
-            their_depths.append(depth)
-            boxes.starts.append(brace.start())
-            boxes.contents.append(brace.end())
-            boxes.ends.append(_UNFINISHED)
-    return boxes
+            opened.append((depth, brace.start(), brace.end()))
+    return sorted(finished)
 
 
 def _belong_together(between: str, content: str, following: str) -> bool:

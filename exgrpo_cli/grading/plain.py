@@ -8,6 +8,8 @@ trip to a worker. Whatever the patterns below do not cover goes to math-verify: 
 import re
 from fractions import Fraction
 
+from exgrpo_cli.base.types import Verdict
+
 # Python refuses to read integers of more than 4,300 digits.
 _MAX_DIGITS = 1000
 # math-verify rounds to 6 places where a decimal takes part: with at most 5 places, and few enough digits for a double,
@@ -20,6 +22,11 @@ _THOUSANDS = r"[1-9][0-9]{0,2}(?:,[0-9]{3})+"
 _INTEGER = re.compile(rf"[+\-−]?[0-9]+|-?{_THOUSANDS}")
 _DECIMAL = re.compile(rf"(?:[\-−]?[0-9]+|-?{_THOUSANDS})\.[0-9]{{1,{_MAX_PLACES}}}")
 _FRACTION = re.compile(r"(-?)(?:\\[dt]?frac\{(-?[0-9]{1,9})\}\{(-?[0-9]{1,9})\}|([0-9]{1,9})/([0-9]{1,9}))")
+
+
+def verdict_of(is_right: bool) -> Verdict:
+    """CORRECT or WRONG."""
+    return Verdict.CORRECT if is_right else Verdict.WRONG
 
 
 def plain_number(text: str) -> Fraction | None:

@@ -3,7 +3,8 @@
 import re
 
 from exgrpo_cli.base.types import Verdict
-from exgrpo_cli.grading.notation.extract import last_boxed
+from exgrpo_cli.grading.extract import last_boxed
+from exgrpo_cli.grading.plain import verdict_of
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -58,9 +59,7 @@ def grade_choice(gold: str, text: str, *, options: tuple[str, ...] | None, max_a
     if gold_letter is None:
         return Verdict.UNPARSABLE_GOLD
     answer_letter = answered_letter(text, options, max_answer_chars, is_numbered=is_numbered)
-    if answer_letter is None:
-        return Verdict.NO_ANSWER
-    return Verdict.CORRECT if answer_letter == gold_letter else Verdict.WRONG
+    return Verdict.NO_ANSWER if answer_letter is None else verdict_of(answer_letter == gold_letter)
 
 
 def ends_in_demanded_form(text: str) -> bool:

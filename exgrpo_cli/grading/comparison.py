@@ -1,0 +1,401 @@
+"""What can be said of a gold and a boxed answer before a parser sees them.
+
+It decides where math-verify is certain to agree, and where it is known to be wrong: equal texts that it cannot read,
+bases, units, repeated roots, an option's letter before its text, names of quantities, words that exclude each other.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from fractions import Fraction
+from string import ascii_uppercase
+
+from exgrpo_cli.grading.notation import same_text
+from exgrpo_cli.grading.plain import plain_number, same_plain_number
+from exgrpo_cli.grading.quantities import Unit, same_based_number, same_value, split_unit
+
+Compared = bool | tuple[str, str] | None
+"""Whether a gold and an answer are the same, or what of the two is left to compare; None: nothing to say."""
+
+
+def compare_texts(gold: str, answer: str) -> bool | tuple[str, str]:
+    """Compare two texts in plain notation as far as that takes no parser: a verdict, or the two texts for a parser."""
+    for step in _STEPS:
+        found = step(gold, answer)
+        if isinstance(found, bool):
+            return found
+        if found is not None:
+            gold, answer = found
+    return gold, answer
+
+
+# What math-verify drops though it decides.
+_CONTRASTS = [
+    frozenset(words.split())
+    for words in (
+        "am pm", "ad bc", "north south east west northeast northwest southeast southwest", "even odd",
+        "increase decrease", "increasing decreasing", "positive negative", "left right", "above below",
+        "clockwise counterclockwise", "profit loss", "least most", "maximum minimum", "rational irrational",
+        "converges diverges", "true false", "yes no", "before after", "inside outside",
+    )
+]  # fmt: skip
+_JOINING = frozenset(("and", "or"))
+_HALF_OF_THE_DAY = re.compile(r"\b([ap])\.?\s?m\b\.?", re.IGNORECASE)
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_RELATION = re.compile(r"[<>]|\\(?:le|ge|leq|geq)(?![A-Za-z])")
+_MARKS = [
+    re.compile(pattern)
+    for pattern in (
+        r"(?<=[A-Za-z)])(?:'+(?![A-Za-z])|\^\s*\{?\s*(?:\\prime)+)",
+        r"(?<=[A-Z)])\^\s*\{?\s*(?:T(?![A-Za-z0-9])|\\top|\\intercal)",
+        r"\\(?:vec|overrightarrow)\s*\{\s*([A-Z]\s*[A-Z])\s*\}",
+    )
+]
+"""Primes, transposes and arrows, which both sides have or neither."""
+_CAPITALS = re.compile(r"[A-Z]{3,}")
+_SMALL_WORD = re.compile(r"(?=.*[aeiou])[a-z]{4,}")
+_ONLY_WORDS = re.compile(r"(?:\\text\s*\{\s*)?[A-Za-z ]{3,}\}?")
+_ANGLE = re.compile(r"\\angle\s*\{?\s*([A-Z])\s*([A-Z])\s*([A-Z])")
+_ANGLE_OR_SIDE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)\s*[({]?\s*([A-Za-z])(?![A-Za-z])")
+_DOTS = re.compile(r",\s*\\ldots")
+_MODULUS = re.compile(r"\\mod \{([^{}]*)\}")
+_CLOSED_AT_INFINITY = re.compile(r"\[\s*-\s*\\infty|\\infty\s*\]")
+
+
+def _contradict(gold: str, answer: str) -> bool:
+    """Whether two texts differ in something that math-verify does not look at."""
+    if (_CAPITALS.fullmatch(gold) and _CAPITALS.fullmatch(answer)) or (_is_word(gold) and _is_word(answer)):
+        # An order, as of runners, or a word: not a product.
+        return gold != answer
+    if any(marks.findall(gold) != marks.findall(answer) for marks in _MARKS):
+        return True
+    if _differ_in_names(gold, answer) or bool(_DOTS.search(gold)) is not bool(_DOTS.search(answer)):
+        return True
+    # Some golds close an interval at infinity, which no answer should.
+    if _CLOSED_AT_INFINITY.search(answer) and not _CLOSED_AT_INFINITY.search(gold):
+        return True
+    golds, answers = _words(gold), _words(answer)
+    are_joined = golds & _JOINING and answers & _JOINING
+    if are_joined and all(map(_RELATION.search, (gold, answer))) | all(map(_ONLY_WORDS.fullmatch, (gold, answer))):
+        return not golds & answers & _JOINING
+    return any(golds & words and answers & words and not golds & answers & words for words in _CONTRASTS)
+
+
+def _is_word(text: str) -> bool:
+    """Whether small letters are a word rather than a product, whose factors are written in order of the alphabet."""
+    return bool(_SMALL_WORD.fullmatch(text)) and list(text) != sorted(text)
+
+
+def _differ_in_names(gold: str, answer: str) -> bool:
+    """Whether angles have other letters in the middle, moduli differ, or an angle is written as a side."""
+    angles, moduli, letters = (
+        [marks.findall(side) for side in (gold, answer)] for marks in (_ANGLE, _MODULUS, _ANGLE_OR_SIDE)
+    )
+    if len(angles[0]) == len(angles[1]) and any(
+        one not in (other, other[::-1]) for one, other in zip(*angles, strict=True)
+    ):
+        return True
+    if moduli[0] and moduli[1] and moduli[0] != moduli[1]:
+        return True
+    cases = [{letter.lower() for letter in side} for side in letters]
+    return cases[0] == cases[1] and set(letters[0]) != set(letters[1])
+
+
+def _words(text: str) -> frozenset[str]:
+    plain = _COMMAND.sub(" ", _HALF_OF_THE_DAY.sub(r" \1m ", text))
+    return frozenset(word.lower() for word in re.findall("[A-Za-z]{2,}", plain))
+
+
+# Letters of options.
+_FONT = r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*"
+_OPTION = re.compile(rf"(?:{_FONT}\{{\s*)?\(?([A-J])\)?[.]?\s*\}}?")
+_OPERATOR = r"(?:cup|cap|cdot|times|div|setminus|to|implies|land|lor|in|subset|le|ge|leq|geq|ne|neq)(?![A-Za-z])"
+_LABEL = re.compile(
+    rf"(?:{_FONT}\{{\s*\(?([A-J])\s*(?:\)[.:]?|[.:])\s*\}}|\{{?\(?([A-J])\)\}}?(?=\s*(?:[0-9]|\\(?!{_OPERATOR})))|"
+    r"([A-J])[.:](?=\s))\s*([^+*/^_=,;&\s].*)",
+    re.DOTALL,
+)
+_SEVERAL = re.compile(r"[,;/&]|\b(?:and|or)\b")
+
+
+def _without_labels(gold: str, answer: str) -> Compared:
+    """Both without the letter of an option before its text; a letter alone is compared with the letter there is."""
+    gold_letter, answer_letter = _OPTION.fullmatch(gold), _OPTION.fullmatch(answer)
+    gold_label, gold_rest = _split_label(gold)
+    answer_label, answer_rest = _split_label(answer)
+    if gold_letter and answer_label:
+        return gold_letter[1] == answer_label
+    if gold_label and answer_letter:
+        return gold_label == answer_letter[1]
+    if gold_letter and not answer_letter and _SEVERAL.search(answer):
+        return False
+    return same_text(gold_rest, answer_rest) or (gold_rest, answer_rest)
+
+
+def _split_label(text: str) -> tuple[str | None, str]:
+    match = _LABEL.fullmatch(text)
+    return (match[1] or match[2] or match[3], match[4].strip()) if match else (None, text)
+
+
+# What an equation says of a quantity, and its name: `12` and `P(4)` of `P(4)=12`. math-verify takes a letter before "="
+# for a name; a value such as `f(1)=2` it solves as an equation without unknowns, so that `f(1)=3` would be equal to it.
+_INDEX = r"(?:_(?:[0-9A-Za-z]|\{[^{}]*\}))?"
+_QUANTITY = (
+    rf"(?:[A-Za-z]|\\(?:alpha|beta|gamma|delta|theta|lambda|mu|rho|sigma|(?:var)?phi|omega)(?![A-Za-z]))\s*'*{_INDEX}"
+)
+_VALUE = re.compile(rf"([fghpqEFGHNPQRSTV]'*{_INDEX}(?:\^\s*(?:\{{-1\}}|'+))?)\s*\(([^()=]*)\)\s*")
+_NAME = re.compile(
+    rf"(?:{_QUANTITY}|{_VALUE.pattern}|m?\\(?:angle|triangle)\s*[A-Z]{{1,3}}|\|?[A-Z]{{2,3}}\|?|\\text\s*\{{[^{{}}]*\}}|"
+    rf"\\(?:sin|cos|tan|cot)\s*(?:\\angle\s*)?{_QUANTITY}|\\frac\s*\{{d[a-z]\}}\s*\{{d[a-z]\}})\s*"
+)
+_PLAIN_QUANTITY = re.compile(r"([A-Za-z])(_\{?[0-9A-Za-z]\}?)?\s*")
+_LETTER = re.compile(r"(?<!\\)(?<![A-Za-z])[A-Za-z]")
+_LONE_LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
+_EQUALS = re.compile(r"(?<![<>!:=])=(?!=)")
+_APPROXIMATELY = re.compile(r"\\approx(?![A-Za-z])")
+_DECIMAL = re.compile(r"-?[0-9]+\.[0-9]+")
+_POINT = re.compile(r"[A-Z]\s*=?\s*(\([^()]*,[^()]*\))")
+_NAMED_TUPLE = re.compile(r"\([A-Za-z](?:\s*,\s*[A-Za-z])+\)\s*=\s*(\([^()]*,[^()]*\))")
+_TUPLE = re.compile(r"\([^()]*,[^()]*\)")
+_SET_TO = re.compile(r"([A-Za-z])\s*=\s*([^=,;]*[^=,;\s])\s*")
+_CAPITAL = re.compile(
+    r"\\(?:text[a-z]*|[mh]box|math[a-z]+|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+|[A-Za-z]{3,}|([A-Z])(?!\s*[_'(])"
+)
+
+
+def _split_name(text: str) -> tuple[str, str] | None:
+    """Name and value of an equation; None where the text is no equation, or of no name. Sums of numbers are names."""
+    sides = _EQUALS.split(text)
+    if len(sides) != 2 or not sides[1].strip():
+        return None
+    is_name = _NAME.fullmatch(sides[0]) or (sides[0].strip() and not _LETTER.search(text))
+    return (sides[0].strip(), sides[1].strip()) if is_name else None
+
+
+def _without_name(gold: str, answer: str) -> Compared:
+    """The value of the side that names it where the other one is no equation."""
+    if "=" in gold and "=" in answer:
+        return None
+    return (_split_name(gold) or (gold, gold))[1], (_split_name(answer) or (answer, answer))[1]
+
+
+def _without_approximation(gold: str, answer: str) -> Compared:
+    r"""Of `2\pi \approx 6.28` the side to be compared with the other text: the approximation with a decimal."""
+
+    def one_side(text: str, other: str) -> str:
+        sides = [side.strip() for side in _APPROXIMATELY.split(text)]
+        if len(sides) != 2 or not all(sides):
+            return text
+        return sides[1] if _NAME.fullmatch(sides[0]) or _DECIMAL.fullmatch(other) else sides[0]
+
+    return one_side(gold, answer), one_side(answer, gold)
+
+
+def _as_tuples(gold: str, answer: str) -> Compared:
+    """Both as tuples where one of them is: `A(1,2)` without its name, `b=2, a=1` in the order of the alphabet."""
+
+    def one_side(text: str, other: str) -> str:
+        if not _TUPLE.fullmatch(other):
+            return text
+        point = _POINT.fullmatch(text)
+        if point:
+            return point[1]
+        values = [_SET_TO.fullmatch(part.strip()) for part in re.split(r"[,;]|\\text\s*\{\s*and\s*\}|\band\b", text)]
+        if len(values) < 2 or None in values or len({value[1] for value in values if value}) < len(values):
+            return text
+        return f"({','.join(value[2] for value in sorted(filter(None, values), key=lambda value: value[1]))})"
+
+    if _NAMED_TUPLE.fullmatch(gold) is None or _NAMED_TUPLE.fullmatch(answer) is None:
+        gold, answer = (_NAMED_TUPLE.sub(r"\1", side) for side in (gold, answer))
+    return one_side(gold, answer), one_side(answer, gold)
+
+
+def _without_shared_name(gold: str, answer: str) -> Compared:
+    """What two sides say of the same quantity: `n` and `n+1` of `N=n` and `N=n+1`; False where they cannot agree.
+
+    The parser takes capital letters for small ones, reads n=n and n=n+1, and calls such equations equal. Where a side
+    speaks of its own name in the other case, it is not asked.
+    """
+    golds, answers = _split_name(gold), _split_name(answer)
+    if golds is None or answers is None:
+        return None
+    lone = set(_LONE_LETTER.findall(f"{golds[1]} {answers[1]}"))
+    quantities = _PLAIN_QUANTITY.fullmatch(golds[0]), _PLAIN_QUANTITY.fullmatch(answers[0])
+    if not _LETTER.search(golds[0] + answers[0]) or _even(golds[0]) == _even(answers[0]):
+        return None if quantities[0] and quantities[0][1] in lone else (golds[1], answers[1])
+    values = _VALUE.fullmatch(golds[0]), _VALUE.fullmatch(answers[0])
+    if values[0] and values[1] and values[0][1] == values[1][1]:
+        return False if any(char.isdigit() for char in values[0][2] + values[1][2]) else None
+    if not (quantities[0] and quantities[1] and quantities[0][1].lower() == quantities[1][1].lower()):
+        return None
+    if quantities[0][2] != quantities[1][2]:
+        return None
+    return False if {quantities[0][1], quantities[1][1]} & lone else (golds[1], answers[1])
+
+
+def _with_told_cases(gold: str, answer: str) -> Compared:
+    """Both with an index at each capital letter whose small one stands beside it: to the parser N-n would be 0."""
+    both = _letters_in_both_cases(gold) or _letters_in_both_cases(answer)
+
+    def told(text: str) -> str:
+        return _CAPITAL.sub(lambda found: f"{found[1]}_{{1}}" if found[1] in both else found[0], text)
+
+    return (told(gold), told(answer)) if both else None
+
+
+def _letters_in_both_cases(text: str) -> frozenset[str]:
+    letters = frozenset(_CAPITAL.sub(lambda found: found[1] or "", text))
+    return frozenset(letter for letter in letters if letter in ascii_uppercase and letter.lower() in letters)
+
+
+# Lists: math-verify reads one as a set and loses how often a root is listed.
+_SEPARATOR = re.compile(r"\\text\s*\{\s*,?\s*(?:and|or)\s*\}|\b(?:and|or)\b|[,;]|\\[{}]|[()\[\]{}]")
+_OPENING, _CLOSING = frozenset(("(", "[", "{", r"\{")), frozenset((")", "]", "}", r"\}"))
+_SOLVED_FOR = re.compile(r"[A-Za-z](?:_\{?[0-9A-Za-z]\}?)?\s*=\s*")
+_OR = re.compile(r"\\text\s*\{\s*,?\s*or\s*\}|\bor\b|;")
+_PARTS = re.compile(r"[^=<>|,;]*")
+
+
+def _loses_roots(gold: str, answer: str) -> bool:
+    """Whether the gold lists something more than once, and the answer does not list it just as often.
+
+    Of a list without braces or brackets, `1, 1, 2`; a set in braces counts nothing twice. Where what the two list
+    cannot be matched by its text or its value, only how often things occur is compared.
+    """
+    golds = Counter(map(_key, _items(gold)))
+    if plain_number(gold) is not None or max(golds.values()) == 1:
+        return False
+    answers = Counter(map(_key, _items(answer)))
+    return golds != answers if golds.keys() == answers.keys() else sorted(golds.values()) != sorted(answers.values())
+
+
+def _regroups(gold: str, answer: str) -> bool:
+    """Whether two lists of solutions, `x=1, y=2 or x=3, y=4`, hold the same equations in other groups."""
+    golds, answers = ([Counter(map(_even, _items(part))) for part in _OR.split(side)] for side in (gold, answer))
+    if len(golds) != len(answers) or len(golds) < 2 or sum(golds, Counter()) != sum(answers, Counter()):
+        return False
+    return any(golds.count(group) != answers.count(group) for group in golds)
+
+
+def _as_shares(gold: str, answer: str) -> Compared:
+    """Ratios of three parts or more as tuples of their parts over the first one; False where only one is such a ratio,
+    or one of another number of parts."""
+    shares = []
+    for text in (gold, answer):
+        parts = [part.strip() for part in text.split(":")]
+        if len(parts) >= 3 and all(parts) and _PARTS.fullmatch(text):
+            shares.append("({})".format(",".join(rf"\frac{{{part}}}{{{parts[0]}}}" for part in parts[1:])))
+    if len(shares) == 2:
+        return (shares[0], shares[1]) if gold.count(":") == answer.count(":") else False
+    return False if shares else None
+
+
+def _even(item: str) -> str:
+    return re.sub(r"[\s{}]", "", item)
+
+
+def _items(text: str) -> list[str]:
+    """The parts between commas, "and" and "or" outside all brackets."""
+    items, depth, start = [], 0, 0
+    for match in _SEPARATOR.finditer(text):
+        if match[0] in _OPENING:
+            depth += 1
+        elif match[0] in _CLOSING:
+            depth -= 1
+        elif depth == 0:
+            items.append(text[start : match.start()])
+            start = match.end()
+    items.append(text[start:])
+    return [item.strip() for item in items if item.strip()] or [""]
+
+
+def _key(item: str) -> object:
+    # Without braces \\sqrt2 and \\sqrt{2} are one.
+    item = _SOLVED_FOR.sub("", item, count=1)
+    value = plain_number("".join(item.split()))
+    return _even(item) if value is None else value
+
+
+# Units and per cent.
+_PERCENT = re.compile(r"\\?%\s*$|\bper\s?cent\b\s*\}?\s*$")
+
+
+def _in_same_unit(gold: str, answer: str) -> Compared:
+    """Both without their units, the answer in that of the gold; no comparison where only one of them names a unit."""
+    gold_head, gold_unit = split_unit(gold)
+    answer_head, answer_unit = split_unit(answer)
+    if (gold_unit and _PERCENT.search(answer)) or (answer_unit and _PERCENT.search(gold)):
+        return False
+    ratio = _ratio(gold, gold_unit, answer, answer_unit)
+    if ratio is None:
+        return False
+    value = plain_number(answer_head)
+    if isinstance(ratio, str):
+        answer_head = rf"{ratio} \cdot ({answer_head})"
+    elif ratio != 1 and value is not None:
+        answer_head = str(value * ratio)
+    elif ratio != 1:
+        answer_head = rf"\frac{{{ratio.numerator}}}{{{ratio.denominator}}} \cdot ({answer_head})"
+    return gold_head, answer_head
+
+
+def _ratio(gold: str, gold_unit: Unit | None, answer: str, answer_unit: Unit | None) -> Fraction | str | None:
+    """Units of the gold in one of the answer, as LaTeX if irrational; 1 where one has none, None where they do not fit.
+
+    An angle without a unit in which pi stands is in radians.
+    """
+    in_degrees = [unit is not None and unit.dimensions == (("degrees", 1),) for unit in (gold_unit, answer_unit)]
+    in_radians = [
+        unit.dimensions == (("radians", 1),) if unit is not None else r"\pi" in text
+        for text, unit in ((gold, gold_unit), (answer, answer_unit))
+    ]
+    if in_degrees[0] and in_radians[1]:
+        return r"\frac{180}{\pi}"
+    if in_radians[0] and in_degrees[1]:
+        return r"\frac{\pi}{180}"
+    if gold_unit is None or answer_unit is None:
+        return Fraction(1)
+    return answer_unit.factor / gold_unit.factor if gold_unit.dimensions == answer_unit.dimensions else None
+
+
+def _same_per_cent(gold: str, answer: str) -> bool:
+    """Whether a gold in per cent is met by its number, or by what it is as a share; False where unsure."""
+    if not _PERCENT.search(gold):
+        return False
+    per_cent, value = (plain_number(_PERCENT.sub("", side).strip()) for side in (gold, answer))
+    if per_cent is None or value is None:
+        return False
+    return value == per_cent or (value == per_cent / 100 and not _PERCENT.search(answer))
+
+
+def _same(test: Callable[[str, str], bool]) -> Callable[[str, str], Compared]:
+    """A step that knows only of texts that are the same."""
+    return lambda gold, answer: test(gold, answer) or None
+
+
+def _other(test: Callable[[str, str], bool]) -> Callable[[str, str], Compared]:
+    """A step that knows only of texts that are not the same."""
+    return lambda gold, answer: False if test(gold, answer) else None
+
+
+_STEPS: tuple[Callable[[str, str], Compared], ...] = (
+    _same(same_text),
+    _without_approximation,
+    _as_tuples,
+    _without_labels,
+    _without_shared_name,
+    _without_name,
+    _same(same_text),
+    same_plain_number,
+    same_based_number,
+    _other(_contradict),
+    _other(_regroups),
+    _as_shares,
+    _in_same_unit,
+    _other(_loses_roots),
+    same_plain_number,
+    _same(same_text),
+    same_value,
+    _same(_same_per_cent),
+    _with_told_cases,
+)

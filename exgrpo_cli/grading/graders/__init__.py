@@ -1,1 +1,0 @@
-"""Graders: from the graded text of a response to a verdict."""

@@ -1,0 +1,321 @@
+r"""The `math` grader in a worker: the found answer brought to plain notation, compared as texts, then by math-verify.
+
+math-verify's own timeouts are switched off: they are built on SIGALRM, do not stop native code, and here a worker is
+killed from outside instead: of what it reads, a pattern or a parser may take any time. Two things make it faster. LaTeX
+is parsed in two stages, as ANTLR's authors advise: ANTLR decides between rules with the whole context of the sentence
+(LL), recomputed on every parse, or with less of it (SLL), from cached tables. SLL gives the tree that LL would give, or
+reports a syntax error; only then LL is needed, for which latex2sympy always asks. And expressions whose values are far
+apart are found unequal in microseconds, where a proof takes milliseconds: most wrong answers are another number, and
+math-verify spends most of its time on trying to simplify the difference of the two to zero.
+"""
+
+import logging
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import mpmath
+import sympy
+from antlr4.atn.PredictionMode import PredictionMode
+from latex2sympy2_extended import latex2sympy2
+from math_verify import parse, verify
+from math_verify import parser as math_verify_parser
+
+from exgrpo_cli.base.types import Verdict
+from exgrpo_cli.grading.choice import answered_letter, grade_choice
+from exgrpo_cli.grading.comparison import compare_texts
+from exgrpo_cli.grading.extract import boxed_or_all, last_boxed
+from exgrpo_cli.grading.notation import in_box, plain_notation, same_text, with_last_letters_in_text
+from exgrpo_cli.grading.plain import verdict_of
+from exgrpo_cli.grading.quantities import split_unit
+
+PATCHES_HOLD_FOR = {"math-verify": "0.9", "latex2sympy2_extended": "1.11"}
+"""Versions whose internals `parse_in_two_stages` replaces: a method of the converter, a function of the parser."""
+_OPTIONS_LETTER = re.compile(r"[A-J]")
+_ANNOUNCED = re.compile(r"\banswer(?:\s+is|\s*:)\s*([^\n]+?)[.\s]*$", re.IGNORECASE)
+_LAST_FORMULA = re.compile(r"(?:\$|\\[(\[])([^$]+?)(?:\$|\\[)\]])[.\s]*$")
+_END_CHARS = 200
+"""Of a text, in which its announced answer or last formula is looked for."""
+_BOX = r"\boxed{"
+# One of each construct that common answers have: the grammar's tables are built while parsing, and a table built before
+# the workers are forked is built once.
+_WARM_UP = (
+    (r"\frac{3}{56}", r"\frac{3\sqrt{3}}{4}"),
+    (r"\left( 3, \frac{\pi}{2} \right)", r"(3,4]"),
+    (r"x^3+3x-6", r"(x-1)(x+2)"),
+    (r"\begin{pmatrix} -1/3 \\ 2/3 \end{pmatrix}", r"\begin{pmatrix} 1 & 0 \\ 0 & -1 \end{pmatrix}"),
+    (r"(-\infty, 2) \cup (3, \infty)", r"x \in [-2,7]"),
+    (r"6 - 5i", r"-2 + 7i"),
+    (r"1 \pm \sqrt{19}", r"\{1\pm\sqrt{5},-2\}"),
+    (r"y = 2x + 3", r"1 < x \le 2"),
+    (r"\text{east}", r"90^\circ"),
+    (r"\$18.90", r"50\%"),
+    (r"52_8", r"10,\!080"),
+    (r"5x - 7y + 11z + 4 = 0", r"x=5"),
+    (r"1\frac{4}{5}", r"\frac{17}{50}"),
+    (r"(0,9) \cup (9,36)", r"\left[ \frac{\pi^2}{8}, \frac{5 \pi^2}{4} \right]"),
+    (r"6.72\times 10^{-5}", r"2^{10} \cdot 3"),
+    (r"\cot x", r"\frac{\sin x}{\cos x}"),
+    (r"\log_2 3", r"e^{2x}"),
+    (r"\sqrt[3]{4}", r"\binom{10}{3}"),
+    (r"1, -2, 3", r"15\text{ cm}^2"),
+    (r"x^{n+1}", r"|x - 3|"),
+    (r"(3/4, -1/2)", r"n!"),
+    (r"x = 1 \text{ or } x = 2", r"-\frac{1}{2} < x < 3"),
+    (r"\frac{20000}{\pi}", r"2(a+b)^2 - ab"),
+)
+
+
+def prepare() -> None:
+    """Pay the start-up costs of math-verify: to be called once, before workers are forked."""
+    # It warns on every call without a timeout, and logs what it cannot parse.
+    logging.getLogger("math_verify").disabled = True
+    logging.disable(logging.CRITICAL)
+    parse_in_two_stages()
+    for gold, answer in _WARM_UP:
+        _grade_parsed(in_box(gold), in_box(gold))
+        _grade_parsed(in_box(gold), in_box(answer))
+
+
+class OutOfMemoryError(BaseException):
+    """An expression was too large for the worker's memory. Not an Exception: math-verify takes those for no answer."""
+
+
+def parse_in_two_stages() -> None:
+    """Replace math-verify's reading of one normalised LaTeX string in this process."""
+    read_in_mode = math_verify_parser.parse_latex_cached
+    converter = latex2sympy2._Latex2Sympy
+    create_parser = converter.create_parser
+    prediction_mode = PredictionMode.SLL
+
+    def create_parser_in_mode(self: Any, latex: str) -> Any:
+        parser = create_parser(self, latex)
+        parser._interp.predictionMode = prediction_mode
+        return parser
+
+    def read_in_two_stages(latex: str) -> Any:
+        nonlocal prediction_mode
+        try:
+            prediction_mode = PredictionMode.SLL
+            return read_in_mode(latex)
+        except Exception as error:
+            # A syntax error, the one thing that LL may read otherwise, is a bare Exception; others come after parsing.
+            if type(error) is not Exception:
+                raise
+            prediction_mode = PredictionMode.LL
+            return read_in_mode(latex)
+
+    def read(latex: str) -> Any:
+        try:
+            return read_in_two_stages(latex)
+        except MemoryError as error:
+            raise OutOfMemoryError from error
+
+    converter.create_parser = create_parser_in_mode
+    math_verify_parser.parse_latex_cached = read
+
+
+def grade_box(gold: str, content: str) -> Verdict:
+    """Verdict on the content of a box; `gold` is that of a box too."""
+    # An answer of nothing but marks is still an answer.
+    compared = compare_texts(plain_notation(gold), plain_notation(content) or content)
+    return verdict_of(compared) if isinstance(compared, bool) else _grade_parsed(*map(in_box, compared))
+
+
+def grade_text(gold: str, text: str) -> Verdict:
+    """Verdict on a text without a box: equal to the gold, naming its option, or holding its value somewhere."""
+    plain_gold = plain_notation(boxed_or_all(gold))
+    if same_text(plain_gold, plain_notation(text) or text):
+        return Verdict.CORRECT
+    if _OPTIONS_LETTER.fullmatch(plain_gold) and answered_letter(text, None, len(text)) is not None:
+        return grade_choice(gold, text, options=None, max_answer_chars=len(text))
+    end = text[-_END_CHARS:]
+    announced = _ANNOUNCED.search(end)
+    if announced and compare_texts(plain_gold, plain_notation(announced[1])) is True:
+        return Verdict.CORRECT
+    verdict = _grade_parsed(in_box(plain_gold), with_last_letters_in_text(text))
+    return Verdict.WRONG if verdict is Verdict.CORRECT and _is_misread(plain_gold, end) else verdict
+
+
+def _is_misread(plain_gold: str, end: str) -> bool:
+    """Whether math-verify accepts the end of a text though it differs: a formula in base or unit, a unit alone."""
+    found = _LAST_FORMULA.search(end)
+    content = plain_notation(found[1] if found else end)
+    if found is None:
+        units = split_unit(plain_gold)[1], split_unit(content)[1]
+        return None not in units and units[0].dimensions != units[1].dimensions  # type: ignore[union-attr]
+    differs = compare_texts(plain_gold, content) is False
+    return differs and _grade_parsed(in_box(plain_gold), in_box(content)) is Verdict.CORRECT
+
+
+def compare_answers(first: str, second: str) -> Verdict:
+    """CORRECT where two whole texts, of which at least one has no box, give the same answer."""
+    return _grade_parsed(_as_found(first), _as_found(second))
+
+
+def _as_found(text: str) -> str:
+    """What a worker calls the gold may be a whole text too: math-verify finds the answer in it as in any other."""
+    boxed = last_boxed(text)
+    return with_last_letters_in_text(text) if boxed is None else in_box(plain_notation(boxed))
+
+
+def reads_in_part(gold: str) -> Verdict:
+    """CORRECT where math-verify, left to itself, would read a part of a gold that it cannot read as a whole."""
+    found = parse(in_box(plain_notation(gold)), parsing_timeout=None)
+    return verdict_of(bool(_expressions(found)))
+
+
+def audit(gold: str) -> Verdict:
+    """Whether a gold can serve: UNPARSABLE_GOLD, WRONG where it does not verify against itself, else CORRECT.
+
+    math-verify keeps the text beside each expression and accepts equal texts; here only expressions count, since a gold
+    that is text alone rejects every other way to write the same answer.
+    """
+    expressions = _expressions(_parsed(in_box(plain_notation(gold))))
+    if not expressions:
+        return Verdict.UNPARSABLE_GOLD
+    return verdict_of(verify(expressions, expressions, timeout_seconds=None))
+
+
+def _grade_parsed(gold: str, answer: str) -> Verdict:
+    """Verdict on an answer; both are texts in which math-verify finds the answer, as a rule a `\\boxed{}` alone.
+
+    A gold of which only the text is left is UNPARSABLE_GOLD for every answer that is not the same text.
+    """
+    gold_values = _parsed(gold)
+    if not gold_values:
+        return Verdict.UNPARSABLE_GOLD
+    answer_values = _parsed(answer)
+    if not answer_values:
+        return Verdict.NO_ANSWER
+    firsts = gold_values[0], answer_values[0]
+    is_same = not surely_differ(*firsts) and verify(gold_values, answer_values, timeout_seconds=None)
+    if is_same or _same_complex_number(*firsts):
+        return Verdict.CORRECT
+    return Verdict.WRONG if _expressions(gold_values) else Verdict.UNPARSABLE_GOLD
+
+
+def _expressions(values: list[Any]) -> list[Any]:
+    return [value for value in values if not isinstance(value, str)]
+
+
+@lru_cache(maxsize=1024)
+def _parsed(text: str) -> list[Any]:
+    """math-verify's reading: expressions and their text; empty where it finds neither. Not to be changed by callers.
+
+    A box is read as a whole or not at all: where its LaTeX does not parse, math-verify goes on to look for any number
+    in it, and takes 2/3 for what `\\frac{1}{3}E_1+\\frac{2}{3}E_2` says.
+    """
+    if not text.startswith(_BOX):
+        return parse(text, parsing_timeout=None)
+    return parse(text, parsing_timeout=None, extraction_mode="first_match")
+
+
+_DIGITS = 40
+# Within these magnitudes 40 digits survive the cancellations of anything that a person would write.
+_LARGEST = mpmath.mpf(10) ** 9
+_SMALLEST = mpmath.mpf(10) ** -6
+_LARGEST_EXPONENT = 64
+# math-verify calls decimals equal that agree to 6 places.
+_FAR_APART = mpmath.mpf(10) ** -3
+_CLOSE = mpmath.mpf(10) ** -30
+_FUNCTIONS = ("sin", "cos", "tan", "cot", "sec", "csc", "log", "exp")
+
+
+class _OutOfReachError(ArithmeticError):
+    """The expression is of a kind, or of a size, that is left to math-verify."""
+
+
+def surely_differ(gold: Any, answer: Any) -> bool:
+    """Whether two parsed values are expressions that cannot be equal; False where that is not certain.
+
+    Both are evaluated to 40 digits, each symbol at a fixed generic point: a difference that is not tiny proves that
+    they are not the same expression. All else is left to math-verify, and so is every kind of expression for which it
+    has rules of its own: percentages, words (lone symbols among them), sets, relations, matrices.
+    """
+    if not all(isinstance(value, sympy.Expr) and not isinstance(value, sympy.Symbol) for value in (gold, answer)):
+        return False
+    gold_value = _generic_value(gold)
+    answer_value = None if gold_value is None else _generic_value(answer)
+    if answer_value is None:
+        return False
+    with mpmath.workdps(_DIGITS):
+        scale = max(1, abs(gold_value), abs(answer_value))
+        return bool(abs(gold_value - answer_value) > _FAR_APART * scale)
+
+
+def _same_complex_number(gold: Any, answer: Any) -> bool:
+    """Whether two values with i for their only letter are the same number: to math-verify it is any letter.
+
+    Equal is equal to 30 digits; False where a value is out of reach.
+    """
+    if not (isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr)):
+        return False
+    letters = gold.free_symbols | answer.free_symbols
+    if {letter.name for letter in letters} != {"i"}:
+        return False
+    units = dict.fromkeys(letters, sympy.I)
+    gold_value, answer_value = (_generic_value(value.subs(units)) for value in (gold, answer))
+    if gold_value is None or answer_value is None:
+        return False
+    with mpmath.workdps(_DIGITS):
+        return bool(abs(gold_value - answer_value) <= _CLOSE * max(1, abs(gold_value)))
+
+
+@lru_cache(maxsize=1024)
+def _generic_value(expression: Any) -> Any:
+    """Value at the generic point, or None where it is out of reach."""
+    with mpmath.workdps(_DIGITS):
+        try:
+            return _evaluate(expression)
+        except (ArithmeticError, ValueError):
+            return None
+
+
+def _evaluate(expression: Any) -> Any:
+    kind = type(expression)
+    if expression.is_Rational:
+        value = _rational(expression)
+    elif expression.is_Float:
+        value = mpmath.mpf(str(expression))
+    elif kind is sympy.Symbol:
+        value = _generic_point(expression.name)
+    elif kind in _OPERATIONS:
+        value = _OPERATIONS[kind](*map(_evaluate, expression.args))
+    else:
+        raise _OutOfReachError
+    if value != 0 and not _SMALLEST <= abs(value) <= _LARGEST:
+        raise _OutOfReachError
+    return value
+
+
+def _rational(number: Any) -> Any:
+    if max(abs(number.p), number.q) > _LARGEST:
+        raise _OutOfReachError
+    return mpmath.mpf(int(number.p)) / int(number.q)
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    if abs(exponent) > _LARGEST_EXPONENT:
+        raise _OutOfReachError
+    return mpmath.power(base, exponent)
+
+
+def _generic_point(name: str) -> Any:
+    """A number between 1 and 2 that belongs to a symbol's name and satisfies no equation that an answer would have."""
+    code = sum(ord(letter) * 31**place for place, letter in enumerate(name)) % 9973
+    return 1 + mpmath.frac(mpmath.sqrt(2) * code + mpmath.e)
+
+
+_OPERATIONS: dict[type, Callable[..., Any]] = {
+    type(sympy.pi): lambda: +mpmath.pi,
+    type(sympy.E): lambda: +mpmath.e,
+    type(sympy.I): lambda: mpmath.mpc(0, 1),
+    sympy.Add: lambda *values: mpmath.fsum(values),
+    sympy.Mul: lambda *values: mpmath.fprod(values),
+    sympy.Pow: _power,
+    **{
+        getattr(sympy, name): getattr(mpmath, name) for name in ("sin", "cos", "tan", "cot", "sec", "csc", "log", "exp")
+    },
+}

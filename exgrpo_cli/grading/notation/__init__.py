@@ -1,1 +1,0 @@
-"""Reading what golds and responses write: boxes, numerals, units, lists."""

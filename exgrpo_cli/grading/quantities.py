@@ -1,0 +1,206 @@
+"""What is said beside a number: its base, a power of ten, a unit.
+
+math-verify drops a subscript, so that 4343 in base 7 would be 4343 in base 6, rounds decimals to six places, and drops
+whatever stands in `\\text{}` at the end: 18 cm^3 would be 18 cm^2, and 20 dollars 20 cents. Here only units of the
+table count; every other word is dropped as before.
+"""
+
+import re
+from collections import Counter
+from fractions import Fraction
+from typing import NamedTuple
+
+from exgrpo_cli.grading.plain import plain_number
+
+_BASES = "two three four five six seven eight nine ten eleven twelve"
+_BASE_OF_WORD = {name: base for base, name in enumerate(_BASES.split(), start=2)} | {"sixteen": 16}
+_BASED = re.compile(
+    r"\(?\s*(?:\\(?:text|mathrm)\s*\{)?((?=[A-Fa-f]*[0-9]|(?-i:[A-F]{2}))[0-9A-Fa-f]+(?:\.[0-9A-Fa-f]+)?)\}?\s*\)?\s*"
+    r"_\s*\{?\s*(?:\\(?:text|mathrm)\s*\{)?\s*\(?(?:base\s*\}?\s*)?([0-9]{1,2}|[a-z]{1,8})\)?\s*\}{0,2}",
+    re.IGNORECASE,
+)
+_DIGITS = re.compile(r"\(?([0-9A-Fa-f]+)\)?")
+_POWER_OF_TEN = re.compile(
+    r"([+-]?[0-9]{1,15}(?:\.[0-9]{1,15})?)(?:\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*\{?\s*([+-]?[0-9]{1,3})\s*\}?|[eE]([+-]?[0-9]{1,3}))"
+)
+_FAR = Fraction(1, 10_000)
+_PLAIN_DECIMAL = re.compile(r"[+-]?[0-9]{1,15}\.[0-9]{1,15}")
+
+
+def same_based_number(gold: str, answer: str) -> bool | None:
+    """Whether two numbers have equal digits and no different bases; None unless one of them names its base.
+
+    An answer without a base stands in that of its gold, and so the other way round: which one a question asks for is
+    not for the gold to say.
+    """
+    gold_digits, gold_base = _read(gold)
+    answer_digits, answer_base = _read(answer)
+    if gold_base is None and answer_base is None:
+        return None
+    if gold_digits is None or answer_digits is None:
+        return None
+    bases_agree = None in (gold_base, answer_base) or gold_base == answer_base
+    return bases_agree and gold_digits == answer_digits
+
+
+def same_value(gold: str, answer: str) -> bool | None:
+    """Whether two numbers, of which one has a power of ten or many places, are equal; None where that is not certain.
+
+    Equal is exactly equal, and different by more than a ten thousandth of the larger one: math-verify rounds decimals
+    to six places, so that 0.0000672 would be 0.0000673.
+    """
+    gold_value, answer_value = _value(gold), _value(answer)
+    if gold_value is None or answer_value is None:
+        return None
+    if gold_value == answer_value:
+        return True
+    is_far = abs(gold_value - answer_value) > _FAR * max(abs(gold_value), abs(answer_value))
+    return False if is_far else None
+
+
+def _read(text: str) -> tuple[str | None, int | str | None]:
+    based = _BASED.fullmatch(text)
+    if based is None:
+        bare = _DIGITS.fullmatch(text)
+        return (_evened(bare[1]) if bare else None), None
+    base = int(based[2]) if based[2].isdigit() else _BASE_OF_WORD.get(based[2].lower(), based[2])
+    if not based[1].replace(".", "").isdigit() and not (isinstance(base, int) and base > 10):
+        return None, None
+    return _evened(based[1]), base
+
+
+def _evened(digits: str) -> str:
+    return digits.upper().lstrip("0") or "0"
+
+
+def _value(text: str) -> Fraction | None:
+    power = _POWER_OF_TEN.fullmatch(rf"1 \cdot {text}" if text.startswith("10^") else text)
+    if power:
+        return Fraction(power[1]) * Fraction(10) ** int(power[2] or power[3])
+    return Fraction(text) if _PLAIN_DECIMAL.fullmatch(text) else plain_number(text)
+
+
+_UNITS = {
+    "length": "mm 0.001 millimeter millimetre, cm 0.01 centimeter centimetre, dm 0.1 decimeter decimetre, m 1 meter "
+    "metre, km 1000 kilometer kilometre, in 0.0254 inch inche, ft 0.3048 foot feet, yd 0.9144 yard, mi 1609.344 mile",
+    "time": "ms 0.001 millisecond, s 1 second sec, min 60 minute, h 3600 hour hr, day 86400 day, week 604800 week",
+    # Neither is a fixed number of days.
+    "calendar": "month 1 month, year 12 year yr",
+    "mass": "mg 0.001 milligram, g 1 gram, kg 1000 kilogram, lb 453.59237 pound lb, oz 28.349523125 ounce",
+    "tons": "ton 1 ton",
+    "length^3": "mL 0.000001 milliliter millilitre ml, cL 0.00001, L 0.001 liter litre l, cc 0.000001, "
+    "gal 0.003785411784 gallon, qt 0.000946352946 quart, pt 0.000473176473 pint, cup 0.0002365882365 cup",
+    "length time^-1": "mph 0.44704 mph, kph 5/18 kph kmph kmh",
+    "mass length time^-2": "N 1000 newton, kN 1000000",
+    "mass length^2 time^-2": "J 1000 joule, kJ 1000000",
+    "mass length^2 time^-3": "W 1000 watt, kW 1000000 kilowatt",
+    "dollars": "dollar 1 dollar, cent 0.01 cent",
+    "euros": "euro 1 euro",
+    "degrees": "degree 1 degree",
+    "radians": "rad 1 radian",
+    "celsius": "celsius 1 celsius",
+    "fahrenheit": "fahrenheit 1 fahrenheit",
+}
+"""Dimensions, and of each of their units the symbol, the size in metres, seconds, grams, dollars, ... and the names."""
+_SYMBOLS: dict[str, tuple[dict[str, int], Fraction]] = {}
+_NAMES: dict[str, str] = {}
+for _dimensions, _rows in _UNITS.items():
+    _powers = {name: int(power or 1) for name, _, power in (each.partition("^") for each in _dimensions.split())}
+    for _symbol, _size, *_names in map(str.split, _rows.split(",")):
+        _SYMBOLS[_symbol] = _powers, Fraction(_size)
+        _NAMES.update(dict.fromkeys(_names, _symbol))
+_WRAPPER = r"\\(?:text|textrm|textbf|textit|mathrm|mathbf|mathit|mbox|operatorname)"
+_WRAPPED = re.compile(rf"{_WRAPPER}\s*\{{((?:[^{{}}]|\{{[^{{}}]*\}})*)\}}")
+_TAIL = re.compile(
+    rf"(?:{_WRAPPER}\s*\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}}|\^\s*(?:\{{\s*)?-?[0-9](?:\s*\}})?|\\cdot(?![a-z])|[\s/*.])+"
+)
+_DEGREES = re.compile(rf"\s*\^\s*\{{?\s*\\circ\s*\}}?\s*(?:(?:{_WRAPPER}\s*\{{)?\s*(?P<scale>[CF])\.?\s*\}}?)?\s*$")
+_SCALE = re.compile(r"\bdegrees?\s+(c|f|celsius|fahrenheit)\b", re.IGNORECASE)
+_FRACTION = re.compile(
+    rf"\\frac\s*\{{\s*({_WRAPPER}\s*\{{[^{{}}]*\}}(?:\^\{{?[0-9]\}}?)?)\s*\}}"
+    rf"\s*\{{\s*({_WRAPPER}\s*\{{[^{{}}]*\}}(?:\^\{{?[0-9]\}}?)?)\s*\}}\s*$"
+)
+_BARE_TAIL = re.compile(
+    r"(?<=[0-9})\s])\s*((?:square |cubic |sq\.? |cu\.? )?(?:mm|cm|dm|km|kg|mg|ft|"
+    + "|".join(sorted((name + "s?" for name in _NAMES if len(name) > 2), key=len, reverse=True))
+    + r")(?:\s*\^\s*\{?[0-9]\}?)?)$"
+)
+_BEHIND_NUMBER = re.compile(r"(-?[0-9][0-9.,]*)\s*(m|s|g|h|l|L|in|lbs?|oz|yd|mi|hr|yr|min)\.?")
+_TOKEN = re.compile(r"([A-Za-z]+)\.?|\^\s*\{?\s*(-?[0-9])\s*\}?|(/)|(\\cdot|[\s*.~]+)")
+_SCALES = {"c": "celsius", "f": "fahrenheit"}
+_PREFIXES = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
+_SUFFIXES = {"squared": 2, "cubed": 3}
+
+
+class Unit(NamedTuple):
+    """A product of powers of lengths, times, masses and what else is counted."""
+
+    dimensions: tuple[tuple[str, int], ...]
+    """Exponent of each, in order of their names."""
+    factor: Fraction
+    """The unit in metres, seconds, grams, dollars, ..."""
+
+
+def split_unit(text: str) -> tuple[str, Unit | None]:
+    """What stands before the unit, and the unit; the whole text and None where it ends in none of the table's."""
+    degrees = _DEGREES.search(text)
+    if degrees and text[: degrees.start()].strip():
+        scale = _SCALES.get((degrees["scale"] or "").lower(), "degree")
+        return text[: degrees.start()].strip(), _unit(scale)
+    counted = _BEHIND_NUMBER.fullmatch(text)
+    if counted:
+        return counted[1], _unit(counted[2])
+    text = _FRACTION.sub(r"\1/\2", text)
+    for start in re.finditer(_WRAPPER, text):
+        head = text[: start.start()].strip()
+        if head and _TAIL.fullmatch(text, start.start()):
+            unit = _unit(_WRAPPED.sub(r" \1 ", text[start.start() :]))
+            return (text, None) if unit is None else (head, unit)
+    bare = _BARE_TAIL.search(text)
+    unit = _unit(bare[1]) if bare else None
+    return (text, None) if bare is None or unit is None else (text[: bare.start()].strip(), unit)
+
+
+def _unit(text: str) -> Unit | None:
+    text = _SCALE.sub(lambda found: _SCALES[found[1][0].lower()], text)
+    tokens = list(_TOKEN.finditer(text))
+    if sum(len(token[0]) for token in tokens) != len(text):
+        return None
+    parts: list[tuple[str, int]] = []
+    sign, pending, may_be_raised = 1, 1, False
+    for token in tokens:
+        word, exponent, slash, _ = token.groups()
+        if slash or word == "per":
+            sign, may_be_raised = -1, False
+        elif word in _PREFIXES:
+            pending = _PREFIXES[word]
+        elif exponent or word in _SUFFIXES:
+            if not may_be_raised:
+                return None
+            symbol, power = parts.pop()
+            parts.append((symbol, power * int(exponent or _SUFFIXES[word])))
+            may_be_raised = False
+        elif word:
+            parts.append((_symbol_of(word), sign * pending))
+            if parts[-1][0] not in _SYMBOLS:
+                return None
+            pending, may_be_raised = 1, True
+    return _product(parts) if parts else None
+
+
+def _product(parts: list[tuple[str, int]]) -> Unit:
+    powers: Counter[str] = Counter()
+    factor = Fraction(1)
+    for symbol, power in parts:
+        dimensions, size = _SYMBOLS[symbol]
+        factor *= size**power
+        for name, own in dimensions.items():
+            powers[name] += own * power
+    return Unit(dimensions=tuple(sorted((name, power) for name, power in powers.items() if power)), factor=factor)
+
+
+def _symbol_of(word: str) -> str:
+    if word in _SYMBOLS:
+        return word
+    name = word.lower()
+    return _NAMES.get(name) or _NAMES.get(name.removesuffix("s"), "")

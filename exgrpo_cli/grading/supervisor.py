@@ -1,0 +1,378 @@
+"""The supervisor process: forks workers, sends them answers, kills the one that overruns its deadline or its memory.
+
+It stands between the pool and the workers so that deadlines hold whatever the parent's threads do, and so that it can
+fork: it has one thread, no torch, and everything the graders need already imported, so that replacing a worker costs
+milliseconds. It ends, and its workers with it, as soon as the parent does: the connection closes, and it looks at its
+parent's pid every second in case something else still holds the other end.
+"""
+
+import ctypes
+import gc
+import math
+import os
+import resource
+import selectors
+import signal
+import sys
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.types import Verdict
+from exgrpo_cli.config.sections.run import GradingSettings
+from exgrpo_cli.grading.routes import Task, task_runner
+
+READY = "ready"
+"""Supervisor to parent, once: everything is imported. Any other greeting is the reason why grading cannot start."""
+STOP = None
+"""Parent to supervisor, in place of a numbered task: kill the workers and end."""
+
+_WATCH_SECONDS = 0.02
+"""How often a busy worker's memory and CPU time are read; Python integers, the usual culprits, grow by far less than a
+cap in it."""
+_IDLE_SECONDS = 1.0
+_MOST_WALL_PER_DEADLINE = 4
+"""A deadline is of the worker's CPU time, so that a busy machine is charged to no answer; one that waits instead of
+working ends after this many deadlines of wall time."""
+_LEAST_MEMORY_FOR_ANSWERS = 64
+"""In MiB."""
+_TASKS_PER_WORKER = 20_000
+"""A worker is then replaced, before what sympy caches for good is charged to an innocent answer."""
+_SUSPECT_DIVISOR = 32
+_LEAST_SUSPECT_SECONDS = 0.1
+_COMPLETIONS_TO_CLEAR = 3
+_MAX_SUSPECTS = 4096
+_LONG_ANSWER_CHARS = 300
+_MANY_POWERS = 3
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+Job = tuple[int, Task]
+"""A task behind the number under which the parent waits for it."""
+
+
+class JobQueue:
+    """Jobs in order of arrival, with exceptions for answers that look slow, which only save time.
+
+    They go first: an answer that takes its whole deadline should run beside the others, not after them. The same one to
+    another question waits until the first is back, since a deadline that one of them reached cuts the time of all the
+    others; once it was reached they go last.
+    """
+
+    def __init__(self) -> None:
+        self._slow: dict[str, deque[Job]] = {}
+        self._others: deque[Job] = deque()
+        self._last: deque[Job] = deque()
+
+    def push(self, job: Job, *, is_suspect: bool = False) -> None:
+        """Add a job."""
+        judged = job[1].judged
+        if is_suspect:
+            self._last.append(job)
+        elif len(judged) > _LONG_ANSWER_CHARS or judged.count("^") >= _MANY_POWERS:
+            # A guess: long, or with powers enough for a tower.
+            self._slow.setdefault(judged, deque()).append(job)
+        else:
+            self._others.append(job)
+
+    def put_last(self, judged: str) -> None:
+        """Have what is queued of a slow answer wait for everything else."""
+        self._last.extend(self._slow.pop(judged, ()))
+
+    def pop(self, *, judged_elsewhere: Collection[str | None]) -> Job | None:
+        """The next job, None when empty; `judged_elsewhere` are the answers that other workers hold."""
+        free = next((jobs for judged, jobs in self._slow.items() if judged not in judged_elsewhere), None)
+        jobs = free or self._others or self._last or next(iter(self._slow.values()), None)
+        if not jobs:
+            return None
+        job = jobs.popleft()
+        if self._slow.get(job[1].judged) == deque():
+            del self._slow[job[1].judged]
+        return job
+
+
+class Suspects(OrderedDict[str, int]):
+    """Answers that reached a deadline or died, with the completions that clear them: they get a fraction of a deadline.
+
+    A power tower sampled for twenty questions would otherwise cost twenty deadlines. The fraction is of CPU time, so
+    that an answer whose worker only had to wait, on a machine that is too busy, is not charged again. Completing clears
+    an answer, but only after a few times: against a word or a set even a power tower is compared in no time.
+    """
+
+    def cpu_seconds(self, judged: str, deadline_seconds: float) -> float:
+        """CPU time that an answer gets; infinite for one that nothing is held against."""
+        return max(deadline_seconds / _SUSPECT_DIVISOR, _LEAST_SUSPECT_SECONDS) if judged in self else math.inf
+
+    def failed(self, judged: str) -> None:
+        """Hold a deadline that was reached, or a death, against an answer."""
+        self[judged] = _COMPLETIONS_TO_CLEAR
+        self.move_to_end(judged)
+        if len(self) > _MAX_SUSPECTS:
+            self.popitem(last=False)
+
+    def completed(self, judged: str) -> None:
+        """Count a completion towards clearing an answer."""
+        if judged in self:
+            self[judged] -= 1
+            if not self[judged]:
+                del self[judged]
+
+
+class Use(NamedTuple):
+    """Resources of a process, in seconds and bytes."""
+
+    cpu_seconds: float
+    address_space: int
+    resident: int
+
+
+def use_of(pid: int) -> Use | None:
+    """Resources that a process has used and holds; None where it is gone or the system has no /proc."""
+    try:
+        # The name in brackets may hold spaces; the fields are numbered from the one after it.
+        fields = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
+        ticks, address_space, pages = int(fields[11]) + int(fields[12]), int(fields[20]), int(fields[21])
+    except (OSError, IndexError, ValueError):
+        return None
+    return Use(ticks / os.sysconf("SC_CLK_TCK"), address_space, pages * resource.getpagesize())
+
+
+@dataclass(kw_only=True, slots=True)
+class Worker:
+    """A worker process as the supervisor sees it."""
+
+    pid: int
+    connection: Connection
+    job: Job | None = None
+    deadline: float = 0.0
+    """Moment, on the monotonic clock, at which it is killed if still busy, however little it has worked."""
+    cpu_limit: float = math.inf
+    """CPU time of its own, in seconds, at which it is killed if still busy."""
+    num_tasks: int = 0
+
+    @property
+    def judged(self) -> str | None:
+        """The answer that it holds."""
+        return None if self.job is None else self.job[1].judged
+
+    def kill(self) -> None:
+        """End the process, whatever it does."""
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        self.connection.close()
+
+
+class Supervisor:
+    """Serves one parent until its connection closes."""
+
+    def __init__(self, parent: Connection, run_task: Callable[[Task], Verdict], settings: GradingSettings) -> None:
+        self._parent = parent
+        self._parent_pid = os.getppid()
+        self._run_task = run_task
+        self._deadline_seconds = settings.deadline_seconds
+        self._memory_bytes = settings.memory_mb << 20
+        self._queue = JobQueue()
+        self._suspects = Suspects()
+        self._stopped = False
+        self._next_watch = 0.0
+        # A worker's connection carries the worker as its data, the parent's carries None.
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(parent, selectors.EVENT_READ)
+        self._workers: list[Worker] = []
+        for _ in range(settings.workers):
+            self._workers.append(self._fork_worker())
+
+    def run(self) -> None:
+        """Send out jobs and collect verdicts until the parent is gone; then kill the workers."""
+        try:
+            while os.getppid() == self._parent_pid and not self._stopped:
+                self._send_out()
+                for key, _ in self._selector.select(self._seconds_to_wait()):
+                    if key.data is None:
+                        self._receive_jobs()
+                    else:
+                        self._receive_verdict(key.data)
+                self._enforce_limits()
+        except (EOFError, ConnectionError):
+            # The parent closed the pool or died.
+            pass
+        finally:
+            for worker in self._workers:
+                worker.kill()
+
+    def _seconds_to_wait(self) -> float:
+        deadlines = [worker.deadline for worker in self._workers if worker.job is not None]
+        return min(_WATCH_SECONDS, max(0.0, min(deadlines) - time.monotonic())) if deadlines else _IDLE_SECONDS
+
+    def _receive_jobs(self) -> None:
+        while self._parent.poll():
+            job = self._parent.recv()
+            if job is STOP:
+                self._stopped = True
+                return
+            self._queue.push(job, is_suspect=job[1].judged in self._suspects)
+
+    def _send_out(self) -> None:
+        for worker in list(self._workers):
+            if worker.job is not None:
+                continue
+            job = self._queue.pop(judged_elsewhere={other.judged for other in self._workers})
+            if job is None:
+                return
+            if worker.num_tasks >= _TASKS_PER_WORKER:
+                worker = self._replace(worker)
+            worker.job = job
+            self._limit_time(worker, job[1])
+            worker.num_tasks += 1
+            try:
+                worker.connection.send(job[1])
+            except ConnectionError:
+                # It died while idle, before it held this answer; the answer goes to its replacement.
+                self._queue.push(job)
+                self._replace(worker)
+
+    def _limit_time(self, worker: Worker, task: Task) -> None:
+        """Deadlines of a task from now on: a suspect's is shorter, unless it is tried again with patience."""
+        deadline = self._deadline_seconds * task.patience
+        use = use_of(worker.pid)
+        worker.deadline = time.monotonic() + deadline * (1 if use is None else _MOST_WALL_PER_DEADLINE)
+        if task.patience == 1:
+            deadline = min(deadline, self._suspects.cpu_seconds(task.judged, deadline))
+        worker.cpu_limit = (use.cpu_seconds if use else 0.0) + deadline
+
+    def _receive_verdict(self, worker: Worker) -> None:
+        try:
+            verdict = worker.connection.recv()
+        except (EOFError, ConnectionError):
+            self._give_up_on(worker, Verdict.CRASHED)
+            return
+        if worker.job is not None:
+            number, task = worker.job
+            self._suspects.completed(task.judged)
+            self._parent.send((number, verdict))
+            worker.job = None
+
+    def _enforce_limits(self) -> None:
+        now = time.monotonic()
+        watches = now >= self._next_watch
+        if watches:
+            self._next_watch = now + _WATCH_SECONDS
+        for worker in list(self._workers):
+            if worker.job is None or worker.connection.poll():
+                continue
+            use = use_of(worker.pid) if watches else None
+            if now >= worker.deadline or (use and use.cpu_seconds >= worker.cpu_limit):
+                self._give_up_on(worker, Verdict.TIMEOUT)
+            elif use and use.resident > self._memory_bytes:
+                self._give_up_on(worker, Verdict.CRASHED)
+
+    def _give_up_on(self, worker: Worker, verdict: Verdict) -> None:
+        """Kill and replace a worker; the answer it held, and no other, gets `verdict`."""
+        self._replace(worker)
+        if worker.job is None:
+            return
+        number, task = worker.job
+        self._suspects.failed(task.judged)
+        self._queue.put_last(task.judged)
+        for other in self._workers:
+            if other.job is not None and other.judged == task.judged:
+                self._limit_time(other, other.job[1])
+        self._parent.send((number, verdict.value))
+
+    def _replace(self, worker: Worker) -> Worker:
+        index = self._workers.index(worker)
+        self._selector.unregister(worker.connection)
+        worker.kill()
+        self._workers[index] = self._fork_worker()
+        return self._workers[index]
+
+    def _fork_worker(self) -> Worker:
+        ours, theirs = Pipe()
+        supervisor_pid = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._become_worker(theirs, ours, supervisor_pid)
+        theirs.close()
+        worker = Worker(pid=pid, connection=ours)
+        self._selector.register(ours, selectors.EVENT_READ, worker)
+        return worker
+
+    def _become_worker(self, connection: Connection, supervisors_end: Connection, supervisor_pid: int) -> None:
+        """Never returns: whatever happens, a forked copy of the supervisor must not run on."""
+        status = 1
+        try:
+            self._selector.close()
+            for inherited in (supervisors_end, self._parent, *(sibling.connection for sibling in self._workers)):
+                inherited.close()
+            _end_with_supervisor(supervisor_pid)
+            _limit_memory(self._memory_bytes)
+            while True:
+                try:
+                    task = connection.recv()
+                except EOFError:
+                    status = 0
+                    break
+                connection.send(self._run_task(task).value)
+        except BaseException:  # noqa: BLE001 - the top of a process
+            # What a grader raises ends the process. stderr leads to the user for a grader of their own, and nowhere for
+            # math-verify.
+            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        finally:
+            os._exit(status)
+
+
+def _end_with_supervisor(supervisor_pid: int) -> None:
+    """Have the kernel kill this process when the supervisor, which is single-threaded, is gone, however it died."""
+    if hasattr(_LIBC, "prctl"):
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # It may have died before the line above.
+    if os.getppid() != supervisor_pid:
+        os._exit(1)
+
+
+def _limit_memory(memory_bytes: int) -> None:
+    """A second fence behind the supervisor's watch, for what grows faster than it looks.
+
+    It lies further out on purpose: behind it an allocation fails with MemoryError, which math-verify swallows and takes
+    for a wrong answer, whereas the supervisor's kill is counted as a crash.
+    """
+    use = use_of(os.getpid())
+    if use is not None:
+        limit = use.address_space + 2 * memory_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _check_memory(memory_mb: int) -> None:
+    """A worker starts with all that the supervisor holds: a cap below that would crash every answer."""
+    use = use_of(os.getpid())
+    held = use.resident >> 20 if use else 0
+    if memory_mb < held + _LEAST_MEMORY_FOR_ANSWERS:
+        raise InputError(
+            f"grading.memory_mb is {memory_mb}, but the grader itself holds {held} MiB before any answer: set it to "
+            f"{held + 2 * _LEAST_MEMORY_FOR_ANSWERS} or more."
+        )
+
+
+def main(connection_fd: int, settings: dict[str, Any]) -> None:
+    """Entry of the process that `remote` starts; `connection_fd` is its end of the pair."""
+    # Ctrl-C on a terminal reaches the whole process group; stopping is for the parent to decide.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = Connection(connection_fd)
+    grading = GradingSettings(**settings)
+    try:
+        run_task = task_runner(grading.grader)
+        _check_memory(grading.memory_mb)
+    except InputError as error:
+        parent.send(str(error))
+        return
+    # Keeps the garbage collector from touching, and so copying, the pages that workers share.
+    gc.collect()
+    gc.freeze()
+    supervisor = Supervisor(parent, run_task, grading)
+    parent.send(READY)
+    supervisor.run()

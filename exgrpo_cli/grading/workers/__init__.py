@@ -1,1 +1,0 @@
-"""The killable processes that run graders, and what they say to each other."""
