@@ -1,76 +1,82 @@
-"""Manifests: name, size and SHA-256 of every file of a folder, written with it and checked before it is used."""
+"""Manifests: name, size and SHA-256 of files, written with them and compared before they are used."""
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.files import write_json
+from exgrpo_cli.base.shapes import Shape, read_json, require_shape
 
 MANIFEST = "manifest.json"
-
-
 Files = Mapping[str, Mapping[str, Any]]
 """{name below the folder: {"bytes": size, "sha256": digest}}."""
+_ENTRY: Shape = {"bytes": int, "sha256": str}
+_GROWING = ".jsonl"
 
 
-def write_manifest(folder: Path) -> None:
-    """Describe all files of `folder`, those of its subfolders included, in `folder`/manifest.json."""
-    write_json(folder / MANIFEST, {"files": describe(folder)})
-
-
-def describe(folder: Path) -> Files:
-    """Size and SHA-256 of all files of `folder`, but for a manifest of it."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
-    # Hashing lets go of the interpreter: large files are read side by side.
+def write_manifest(folder: Path, names: Iterable[str] | None = None, *, file: str = MANIFEST) -> None:
+    """Describe files in `folder`/`file`: those named, or all, those of subfolders included."""
+    if names is None:
+        names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    sizes = {name: (folder / name).stat().st_size for name in sorted(names) if name != file}
+    # Hashing releases the interpreter: large files are read side by side.
     with ThreadPoolExecutor() as pool:
-        digests = pool.map(file_digest, paths)
-    return {
-        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": digest}
-        for path, digest in zip(paths, digests, strict=True)
-    }
+        digests = pool.map(lambda name: file_digest(folder / name, sizes[name]), sizes)
+    files = {name: {"bytes": sizes[name], "sha256": digest} for name, digest in zip(sizes, digests, strict=True)}
+    write_json(folder / file, {"files": files})
+
+
+def read_manifest(path: Path) -> Files:
+    """The files that a manifest describes. Raises InputError where it is missing or damaged."""
+    files: Files = read_json(path, {"files": dict})["files"]
+    for entry in files.values():
+        require_shape(entry, _ENTRY, str(path))
+    return files
+
+
+def find_differences(folder: Path, files: Files) -> list[str]:
+    """One sentence for each file that is not as described; of JSON lines, which grow, the beginning is compared."""
+
+    def difference(name: str) -> str:
+        path, size = folder / name, files[name]["bytes"]
+        if not path.is_file():
+            return f"{path} is missing"
+        found = path.stat().st_size
+        if found < size or (found > size and path.suffix != _GROWING):
+            return f"{path} has {found} bytes instead of {size}"
+        return "" if file_digest(path, size) == files[name]["sha256"] else f"{path} is damaged (its checksum differs)"
+
+    with ThreadPoolExecutor() as pool:
+        return [problem for problem in pool.map(difference, files) if problem]
 
 
 def find_damage(folder: Path, below: str = "") -> str:
-    """What is not as the manifest says, first found first named, of files whose name begins with `below`.
+    """The first file, of those whose name begins with `below`, that is not as the folder's manifest says; or "".
 
-    Empty where all is, or where there is no manifest: folders of older versions have none.
+    A manifest that is missing or damaged is damage as well.
     """
-    manifest = folder / MANIFEST
-    if not manifest.is_file():
-        return ""
+    path = folder / MANIFEST
+    if not path.is_file():
+        return f"{path} is missing"
     try:
-        files = json.loads(manifest.read_text(encoding="utf-8"))["files"]
-        return first_difference(folder, {name: entry for name, entry in files.items() if name.startswith(below)})
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return f"{manifest} cannot be read"
-
-
-def first_difference(folder: Path, files: Files) -> str:
-    """The first file that is not as described; empty where all are."""
-    sizes = {name: entry["bytes"] for name, entry in files.items()}
-    expected = {name: entry["sha256"] for name, entry in files.items()}
-    for name, size in sizes.items():
-        path = folder / name
-        if not path.is_file():
-            return f"{path} is missing"
-        if path.stat().st_size != size:
-            return f"{path} has {path.stat().st_size} bytes instead of {size}"
-    with ThreadPoolExecutor() as pool:
-        for name, digest in zip(expected, pool.map(lambda name: file_digest(folder / name), expected), strict=True):
-            if digest != expected[name]:
-                return f"{folder / name} is damaged (its checksum differs)"
-    return ""
+        files = {name: entry for name, entry in read_manifest(path).items() if name.startswith(below)}
+    except InputError:
+        return f"{path} cannot be read"
+    return next(iter(find_differences(folder, files)), "")
 
 
 def values_digest(values: Mapping[str, Any]) -> str:
-    """Sixteen digits of the SHA-256 of an object of JSON, by which a file tells that what it says was changed."""
+    """Short SHA-256 (16 digits) of a JSON object, to detect edits."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def file_digest(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal digits."""
+def file_digest(path: Path, size: int | None = None) -> str:
+    """The SHA-256 of a file, of one that grows its first `size` bytes, in hexadecimal digits."""
     with path.open("rb") as file:
+        if path.suffix == _GROWING:
+            return hashlib.sha256(file.read(size)).hexdigest()
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -29,7 +29,7 @@ from jaxtyping import Float32, Int32
 
 from exgrpo_cli.base.errors import InputError, ToolkitWarning, first_line
 from exgrpo_cli.base.files import publish, sync_folder
-from exgrpo_cli.ledger.schemas import BODIES, EVENTS, METADATA_KEY, SCHEMAS, TABLES, LedgerIdentity
+from exgrpo_cli.ledger.schemas import BODIES, EVENTS, METADATA_KEY, SCHEMAS, TABLES
 
 CHECKSUMS = b"crc32"
 """Key of a record batch's metadata: the CRC-32 of every body in it, eight hexadecimal digits each."""
@@ -44,12 +44,8 @@ _ATTEMPTS = 20
 """A live part may get its final name after it was listed, which happens once a checkpoint."""
 
 
-class UnreadablePart(Exception):
-    """A part that is truncated, damaged or has the columns of something else; the message says which."""
-
-
 class DamagedBytes(Exception):
-    """What was read is truncated or overwritten; the message is Arrow's."""
+    """A file that is truncated, overwritten or has the columns of something else; the message says which."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,11 +103,9 @@ def list_unfinished(folder: Path) -> list[Path]:
     return sorted(path for table in TABLES for path in (folder / table).glob(".part-*"))
 
 
-def schema_with_metadata(
-    table: str, identity: LedgerIdentity, last_step: int, totals: Mapping[str, int] | None = None
-) -> pa.Schema:
-    """The table's schema with who wrote it, its last step and, in parts of `events`, the commit record."""
-    content = {"identity": json.loads(identity.to_json()), "last_step": last_step, "totals": dict(totals or {})}
+def schema_with_metadata(table: str, last_step: int, totals: Mapping[str, int] | None = None) -> pa.Schema:
+    """The table's schema with its last step and, in parts of `events`, the commit record."""
+    content = {"last_step": last_step, "totals": dict(totals or {})}
     return SCHEMAS[table].with_metadata({METADATA_KEY: json.dumps(content).encode()})
 
 
@@ -174,39 +168,26 @@ def close_live(folder: Path, tables: Sequence[str], step: int) -> None:
 def inspect_part(table: str, path: Path) -> PartInfo:
     """Open a part's footer and compare its schema.
 
-    Raises UnreadablePart, FileNotFoundError where the part has got its final name since it was listed, and any other
+    Raises DamagedBytes, FileNotFoundError where the part has got its final name since it was listed, and any other
     OSError of a file system that refuses it.
     """
-    try:
-        with reading():
-            return _inspect_bodies(path) if table == BODIES else _inspect_parquet(table, path)
-    except DamagedBytes as error:
-        raise UnreadablePart(f"{table}/{path.name} is truncated or damaged ({error})") from error
-
-
-def _inspect_parquet(table: str, path: Path) -> PartInfo:
-    with pq.ParquetFile(path) as file:
-        return _part_info(table, path, file.schema_arrow, file.metadata.num_rows)
-
-
-def _inspect_bodies(path: Path) -> PartInfo:
-    with pa.memory_map(str(path)) as source:
-        file = pa.ipc.open_file(source)
-        first_ids, num_rows = [], 0
-        for position in range(file.num_record_batches):
-            ids = file.get_batch(position).column(0).to_numpy()
-            if len(ids) == 0 or not np.array_equal(ids[[0, -1]], [ids[0], ids[0] + len(ids) - 1]):
-                raise UnreadablePart(f"bodies/{path.name}: trajectory ids of batch {position} are not consecutive")
-            first_ids.append(int(ids[0]))
-            num_rows += len(ids)
-        return _part_info(BODIES, path, file.schema, num_rows, tuple(first_ids))
-
-
-def _part_info(
-    table: str, path: Path, schema: pa.Schema, num_rows: int, batch_first_ids: tuple[int, ...] = ()
-) -> PartInfo:
-    _require_schema(f"{table}/{path.name}", schema, SCHEMAS[table])
-    content: dict[str, Any] = json.loads((schema.metadata or {}).get(METADATA_KEY, b"{}"))
+    name, first_ids = f"{table}/{path.name}", []
+    with reading(f"{name} is truncated or damaged"):
+        if table == BODIES:
+            with pa.memory_map(str(path)) as source:
+                file = pa.ipc.open_file(source)
+                schema, num_rows = file.schema, 0
+                for position in range(file.num_record_batches):
+                    ids = file.get_batch(position).column(0).to_numpy()
+                    if len(ids) == 0 or ids[-1] != ids[0] + len(ids) - 1:
+                        raise DamagedBytes(f"{name}: trajectory ids of batch {position} are not consecutive")
+                    first_ids.append(int(ids[0]))
+                    num_rows += len(ids)
+        else:
+            with pq.ParquetFile(path) as file:
+                schema, num_rows = file.schema_arrow, file.metadata.num_rows
+        _require_schema(name, schema, SCHEMAS[table])
+        content: dict[str, Any] = json.loads((schema.metadata or {}).get(METADATA_KEY, b"{}"))
     first_step, last_step = steps_of(path)
     return PartInfo(
         path=path,
@@ -214,24 +195,24 @@ def _part_info(
         last_step=int(content.get("last_step", first_step)) if last_step is None else last_step,
         num_rows=num_rows,
         totals={name: content.get("totals", {}).get(name, 0) for name in TABLES},
-        batch_first_ids=batch_first_ids,
+        batch_first_ids=tuple(first_ids),
     )
 
 
 def _require_schema(name: str, schema: pa.Schema, expected: pa.Schema) -> None:
-    """Raise UnreadablePart naming the first column that is not the table's."""
+    """Raise DamagedBytes naming the first column that is not the table's."""
     if schema.equals(expected):
         return
     for field in expected:
         position = schema.get_field_index(field.name)
         found = "missing" if position < 0 else str(schema.field(position).type)
         if found != str(field.type):
-            raise UnreadablePart(f"{name}: column {field.name} is {found} instead of {field.type}")
+            raise DamagedBytes(f"{name}: column {field.name} is {found} instead of {field.type}")
         if schema.field(position).nullable != field.nullable:
             wrong = "may hold no nulls" if field.nullable else "may hold nulls"
-            raise UnreadablePart(f"{name}: column {field.name} {wrong}; another program wrote it")
+            raise DamagedBytes(f"{name}: column {field.name} {wrong}; another program wrote it")
     extra = sorted(set(schema.names) - set(expected.names))
-    raise UnreadablePart(f"{name}: columns {extra or schema.names} do not belong to this table")
+    raise DamagedBytes(f"{name}: columns {extra or schema.names} do not belong to this table")
 
 
 @contextmanager
@@ -288,7 +269,7 @@ def _readable_prefix(folder: Path, table: str) -> tuple[list[PartInfo], list[str
     for path in paths:
         try:
             readable.append(inspect_part(table, path))
-        except UnreadablePart as error:
+        except DamagedBytes as error:
             left = f"{len(paths) - len(readable)} parts of {table} from step {steps_of(path)[0]} left out"
             return readable, [f"{error}; {left}"]
     return readable, []

@@ -3,6 +3,7 @@
 import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from functools import partialmethod
 from pathlib import Path
 from typing import TypeVar
 
@@ -68,30 +69,6 @@ class LedgerReader:
         if self.dropped:
             warnings.warn(f"{folder}: read up to step {self.last_step}; {self.dropped}", LedgerWarning, stacklevel=2)
 
-    def trajectories(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """One row per stored trajectory (`table`)."""
-        return self.table(TRAJECTORIES, columns)
-
-    def scores(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """One row per candidate that a step scored (`table`)."""
-        return self.table(SCORES, columns)
-
-    def draws(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """One row per question that a step drew (`table`)."""
-        return self.table(DRAWS, columns)
-
-    def visits(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """One row per group of a question that a step graded (`table`)."""
-        return self.table(VISITS, columns)
-
-    def replays(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """One row per trajectory that a step trained on again (`table`)."""
-        return self.table(REPLAYS, columns)
-
-    def events(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """One row per change of the buffer (`table`)."""
-        return self.table(EVENTS, columns)
-
     def table(self, table: str, columns: Sequence[str] | None = None, *, dictionary: bool = False) -> pa.Table:
         """Rows in the order they were written, all columns or those named.
 
@@ -105,6 +82,19 @@ class LedgerReader:
             return rows.slice(0, self._catalogue.totals[table])
 
         return self._retrying(read)
+
+    trajectories = partialmethod(table, TRAJECTORIES)
+    """One row per stored trajectory (`table`)."""
+    scores = partialmethod(table, SCORES)
+    """One row per candidate that a step scored."""
+    draws = partialmethod(table, DRAWS)
+    """One row per question that a step drew."""
+    visits = partialmethod(table, VISITS)
+    """One row per group of a question that a step graded."""
+    replays = partialmethod(table, REPLAYS)
+    """One row per trajectory that a step trained on again."""
+    events = partialmethod(table, EVENTS)
+    """One row per change of the buffer."""
 
     def bodies(self, trajectory_ids: Sequence[int]) -> list[Body]:
         """Token ids and behaviour log-probs, bit for bit as stored, in the order of the ids.

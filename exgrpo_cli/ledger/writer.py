@@ -174,7 +174,7 @@ class LedgerWriter:
         for table in TABLES:
             if totals[table] == self.totals[table] and table != EVENTS:
                 continue
-            schema = schema_with_metadata(table, self.identity, step, totals if table == EVENTS else None)
+            schema = schema_with_metadata(table, step, totals if table == EVENTS else None)
             path = part_path(self.folder, table, self._first_steps[table])
             if table == BODIES:
                 jobs[path] = partial(write_bodies, batches=batches, schema=schema)

@@ -21,7 +21,7 @@ from exgrpo_cli.ledger.parts import (
     write_bodies,
     write_parquet,
 )
-from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning, read_identity
+from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
 from exgrpo_cli.ledger.schemas import BODIES, EVENTS, SCHEMAS, TABLES, TRAJECTORIES
 from exgrpo_cli.ledger.writer import IDENTITY_FILE
 from exgrpo_cli.publishing.private import Private
@@ -101,7 +101,7 @@ def write_tables(run: Path, folder: Path) -> list[str]:
             path.parent.mkdir(parents=True)
             with path.open("wb") as file:
                 own_totals = totals if name == EVENTS else None
-                write_parquet(file, rows, schema_with_metadata(name, reader.identity, reader.last_step, own_totals))
+                write_parquet(file, rows, schema_with_metadata(name, reader.last_step, own_totals))
     (folder / IDENTITY_FILE).write_text(reader.identity.to_json(), encoding="utf-8")
     return [name for name, rows in tables.items() if len(rows)]
 
@@ -116,7 +116,7 @@ def restore_bodies(folder: Path, ledger: Path) -> None:
     first_step, last_step = steps_of(events)
     path = part_path(ledger, BODIES, first_step, last_step)
     path.parent.mkdir(exist_ok=True)
-    schema = schema_with_metadata(BODIES, read_identity(ledger), last_step or 0)
+    schema = schema_with_metadata(BODIES, last_step or 0)
     with path.open("wb") as file:
         write_bodies(file, ((batch, batch_checksums(batch)) for batch in _bodies(files)), schema)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from exgrpo_cli.runs.last_resort import end_process_in, spare_process
+from exgrpo_cli.runs.watchdog import cancel_end, end_process_in
 
 HANG_SECONDS = 60.0
 """How long a single call into C code may hold the process beyond a limit on time."""
@@ -42,7 +42,7 @@ def time_limit(seconds: float) -> Iterator[None]:
         with lock:
             is_over = True
         timer.cancel()
-        spare_process(timer)
+        cancel_end(timer)
 
 
 @contextmanager

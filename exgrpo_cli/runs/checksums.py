@@ -1,27 +1,17 @@
-"""Checksums of a run's small files that no manifest covers: settings, journals, the newest samples, final figures.
+"""Checksums of what no other manifest of a run covers: settings, journals, newest samples, final figures and model."""
 
-Journals and samples grow: a checksum is of the bytes that were there when it was made, and a longer file may hold it.
-"""
-
-import hashlib
 from collections.abc import Collection
 from pathlib import Path
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.files import write_json
-from exgrpo_cli.base.manifest import MANIFEST, Files, describe, find_damage, first_difference
-from exgrpo_cli.base.shapes import Shape, read_json, require_shape
+from exgrpo_cli.base.manifest import MANIFEST, Files, find_damage, find_differences, read_manifest, write_manifest
 
 CHECKSUMS_FILE = "checksums.json"
 RESUMED_FROM = ("config.toml", "metrics.jsonl", "validations.jsonl", f"data/{MANIFEST}")
-"""What a resume reads."""
-HAS_MANIFEST = "has_manifest"
-"""In the `state.json` of a checkpoint: that a missing manifest has been lost, not left out by an older version."""
-_AT_THE_END = ("result.json", "summary.json")
-_ALWAYS = (*RESUMED_FROM, "environment.json")
-_ENTRY: Shape = {"bytes": int, "sha256": str}
+"""Files that a resume reads."""
 _SAMPLE_FILES = 20
 """The newest, which a report shows; there is one for each step."""
+_MODEL = "model/"
 
 
 def note_checksums(run: Path, *, at_the_end: bool = False) -> None:
@@ -29,41 +19,27 @@ def note_checksums(run: Path, *, at_the_end: bool = False) -> None:
 
     Raises RunError where the disk refuses.
     """
-    samples = sorted((run / "samples").glob("step-*.jsonl"))[-_SAMPLE_FILES:]
-    names = [*_ALWAYS, *(_AT_THE_END if at_the_end else ()), *(f"samples/{path.name}" for path in samples)]
-    sizes = {name: (run / name).stat().st_size for name in names if (run / name).is_file()}
-    files = {name: {"bytes": size, "sha256": _digest(run / name, size)} for name, size in sizes.items()}
-    write_json(run / CHECKSUMS_FILE, {"files": files, **({"model": describe(run / "model")} if at_the_end else {})})
+    names = [*RESUMED_FROM, "environment.json"]
+    names += [f"samples/{path.name}" for path in sorted((run / "samples").glob("step-*.jsonl"))[-_SAMPLE_FILES:]]
+    if at_the_end:
+        names += ["result.json", "summary.json"]
+        names += [path.relative_to(run).as_posix() for path in (run / _MODEL).rglob("*")]
+    write_manifest(run, [name for name in names if (run / name).is_file()], file=CHECKSUMS_FILE)
 
 
 def forget_checksums(run: Path) -> None:
-    """Before files are cut back: a process killed under way leaves none that would be wrong."""
+    """Remove the checksums before files are cut back: a process killed under way leaves none that would be wrong."""
     (run / CHECKSUMS_FILE).unlink(missing_ok=True)
 
 
 def find_changes(run: Path, among: Collection[str] = ()) -> list[str]:
-    """What is not as the run wrote it, one sentence a file, of the files named or of all.
+    """One sentence for each file that is not as the run wrote it, of those named or of all but the model's.
 
-    Empty where a run of an older version noted nothing. Raises InputError where the checksums themselves are damaged.
+    Empty where nothing is noted. Raises InputError where the checksums themselves are damaged.
     """
-    path = run / CHECKSUMS_FILE
-    if not path.is_file():
-        return []
-    files = _noted(path, "files")
-    chosen = [name for name in files if not among or name in among]
-    return [problem for name in chosen if (problem := _change(run / name, **files[name]))]
-
-
-def checkpoint_damage(folder: Path, below: str = "") -> str:
-    """What is not as the manifest of a checkpoint says, as `find_damage` does; a lost manifest is damage as well."""
-    state = folder / "state.json"
-    if not (folder / MANIFEST).is_file() and state.is_file():
-        try:
-            if read_json(state).get(HAS_MANIFEST):
-                return f"{folder / MANIFEST} is missing"
-        except InputError as error:
-            return str(error).rstrip(".")
-    return find_damage(folder, below)
+    noted = _noted(run).items()
+    chosen = {name: entry for name, entry in noted if (name in among if among else not name.startswith(_MODEL))}
+    return find_differences(run, chosen)
 
 
 def require_model(folder: Path) -> None:
@@ -73,35 +49,20 @@ def require_model(folder: Path) -> None:
     """
     owner, damage = folder.absolute().parent, ""
     if folder.name == "model" and (owner / CHECKSUMS_FILE).is_file():
-        files = _noted(owner / CHECKSUMS_FILE, "model")
-        damage = first_difference(folder, {name: files[name] for name in files if name != "README.md"})
-    elif folder.name == "model" and owner.parent.name == "checkpoints":
-        damage = checkpoint_damage(owner, below="model/")
+        own = {name: entry for name, entry in _noted(owner).items() if name.startswith(_MODEL)}
+        own.pop(f"{_MODEL}README.md", None)
+        damage = next(iter(find_differences(owner, own)), "")
+    elif folder.name == "model" and owner.parent.name == "checkpoints" and (owner / "state.json").is_file():
+        damage = find_damage(owner, below=_MODEL)
     if damage:
         raise InputError(f"{damage}: restore it from a copy; of a model that you changed yourself, name a copy.")
 
 
-def _noted(path: Path, key: str) -> Files:
+def _noted(run: Path) -> Files:
+    path = run / CHECKSUMS_FILE
     try:
-        files: Files = read_json(path, {f"{key}?": dict}).get(key, {})
-        for entry in files.values():
-            require_shape(entry, _ENTRY, str(path))
+        return read_manifest(path) if path.is_file() else {}
     except InputError as error:
         raise InputError(
             f"{error} Without a copy delete it: settings, journals and model are then not checked."
         ) from error
-    return files
-
-
-def _change(path: Path, bytes: int, sha256: str) -> str:
-    if not path.is_file():
-        return f"{path} is missing"
-    size = path.stat().st_size
-    if size < bytes:
-        return f"{path} has {size} bytes instead of {bytes}"
-    return "" if _digest(path, bytes) == sha256 else f"{path} is damaged (its checksum differs)"
-
-
-def _digest(path: Path, size: int) -> str:
-    with path.open("rb") as file:
-        return hashlib.sha256(file.read(size)).hexdigest()

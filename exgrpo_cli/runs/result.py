@@ -10,12 +10,14 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from jaxtyping import Int64
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.files import write_json
 from exgrpo_cli.base.manifest import values_digest
+from exgrpo_cli.base.shapes import read_json
 from exgrpo_cli.config.settings import NOT_HASHED, Config
 from exgrpo_cli.runs.checksums import find_changes
 
@@ -34,7 +36,7 @@ class CurvePoint:
     """Tokens generated until then."""
     pass_at_1: float
     trained: int | None = None
-    """Tokens trained until then; None in results of earlier versions."""
+    """Tokens trained until then; None where they were not counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,40 +148,18 @@ class RunResult:
     @classmethod
     def from_json(cls, values: dict[str, Any], where: Path) -> "RunResult":
         """Raises InputError where the values are no result of this format, or other ones than were written."""
+        values = dict(values)
+        if values.pop("checksum", None) != values_digest(values):
+            raise InputError(f"{where} has changed since its run wrote it: restore it, or leave it out.")
+        if values.pop("format", None) != RESULT_FORMAT:
+            raise InputError(f"{where} is of another format: use the toolkit version that wrote it.")
         try:
-            values = dict(values)
-            # Results of earlier versions have none.
-            if values.pop("checksum", None) not in (None, values_digest(values)):
-                raise InputError(f"{where} has changed since its run wrote it: restore it, or leave it out.")
-            if values.pop("format") != RESULT_FORMAT:
-                raise InputError(f"{where} is of another format: use the toolkit version that wrote it.")
-            memorising, traces = values["memorising"], values["valid_traces"]
-            if memorising is not None:
-                rates = {name: PassRates(**each) for name, each in memorising.items() if isinstance(each, dict)}
-                memorising = Memorising(**memorising | rates)
-            before, after = _counts(values["before"]), _counts(values["after"])
-            if before is None or after is None or len(before) != len(after):
+            result = msgspec.convert(values, cls, dec_hook=lambda _, text: np.array(text.split(), dtype=np.int64))
+            if len(result.before) != len(result.after):
                 raise ValueError("before and after are not of the same questions")
-            return cls(
-                **values
-                | {
-                    "before": before,
-                    "after": after,
-                    "after_valid": _counts(values.get("after_valid")),
-                    "curve": tuple(CurvePoint(**point) for point in values["curve"]),
-                    "memorising": memorising,
-                    "valid_traces": traces and ValidTraces(**traces),
-                    "totals": Totals(**values["totals"]),
-                }
-            )
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(f"{where} is not the result of a run ({error!r}): restore it, or leave it out.") from error
-
-
-def _counts(text: str | None) -> Int64[np.ndarray, " questions"] | None:
-    return None if text is None else np.array(text.split(), dtype=np.int64)
+        except (ValueError, AttributeError) as error:
+            raise InputError(f"{where} is not the result of a run ({error}): restore it, or leave it out.") from error
+        return result
 
 
 def write_result(path: Path, result: RunResult) -> None:
@@ -189,15 +169,9 @@ def write_result(path: Path, result: RunResult) -> None:
 
 def read_result(path: Path) -> RunResult:
     """Read a result file. Raises InputError naming the file that is damaged or no result."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read ({error}): restore it, or leave it out.") from error
     if path.name == RESULT_FILE and (changes := find_changes(path.parent, (RESULT_FILE,))):
         raise InputError(f"{changes[0]}: restore it, or leave the run out.")
-    if not isinstance(values, dict):
-        raise InputError(f"{path} is not the result of a run: restore it, or leave it out.")
-    return RunResult.from_json(values, path)
+    return RunResult.from_json(read_json(path), path)
 
 
 def find_results(folder: Path) -> Iterator[RunResult]:

@@ -5,8 +5,9 @@ itself. A thread looks at how long the current phases have lasted; past the dead
 all threads to `stacks/rank-<n>.txt` in the run folder, asks the other ranks of the run to do the same, says which
 phase it was on which rank, and ends the process with exit code 1. The last checkpoint is untouched.
 
-Where a call holds the interpreter that thread stands still as well. Then a timer of the system's own writes the stacks
-below the phase that the file names already, and ends the process without a word.
+Where a call holds the interpreter that thread stands still as well. Then a timer that does not need the interpreter
+writes the stacks below the phase that the file names already, and ends the process with exit code 1. faulthandler has
+one such timer a process: whoever needs it says by when, and the earliest moment counts.
 """
 
 import faulthandler
@@ -22,7 +23,6 @@ from pathlib import Path
 from types import FrameType
 
 from exgrpo_cli.base.errors import RunError
-from exgrpo_cli.runs.last_resort import end_process_in, spare_process
 
 POLL_SECONDS = 1.0
 _PATIENCE = 10
@@ -31,6 +31,32 @@ _WANTED = "wanted"
 _STDERR = 2
 _HEAD_BYTES = 160
 """Length of the first line of a file of stacks, which is written anew with every phase."""
+
+_lock = threading.Lock()
+_ends: dict[object, tuple[float, int]] = {}
+"""By owner: the moment (monotonic), and the file descriptor that the stacks go to."""
+
+
+def end_process_in(seconds: float, descriptor: int, owner: object) -> None:
+    """Let the process end in `seconds`, its stacks in an open file, unless `owner` sets another time or cancels it."""
+    with _lock:
+        _ends[owner] = (time.monotonic() + seconds, descriptor)
+        _set_timer()
+
+
+def cancel_end(owner: object) -> None:
+    """Cancel what `owner` has set; it may have set nothing."""
+    with _lock:
+        _ends.pop(owner, None)
+        _set_timer()
+
+
+def _set_timer() -> None:
+    if not _ends:
+        faulthandler.cancel_dump_traceback_later()
+        return
+    moment, descriptor = min(_ends.values())
+    faulthandler.dump_traceback_later(max(0.01, round(moment - time.monotonic(), 2)), exit=True, file=descriptor)
 
 
 class Watchdog:
@@ -70,7 +96,7 @@ class Watchdog:
             signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         self._over.set()
         self._thread.join()
-        spare_process(self)
+        cancel_end(self)
         os.close(self._descriptor)
         self._descriptor = -1
         if not self._has_written:
@@ -137,7 +163,7 @@ class Watchdog:
     def _suspend(self, number: int, frame: FrameType | None) -> None:
         """Stop as Ctrl-Z does, and count none of the time until the process goes on."""
         self._is_suspended = True
-        spare_process(self)
+        cancel_end(self)
         stopped = time.monotonic()
         os.kill(os.getpid(), signal.SIGSTOP)
         self._suspended += time.monotonic() - stopped

@@ -10,8 +10,8 @@ from exgrpo_cli.config.layers import build_config, read_config, read_method
 from exgrpo_cli.config.names import BUILT_IN, GYM, check_functions, section_of_made
 from exgrpo_cli.config.sections.run import Budget
 from exgrpo_cli.config.settings import PINNED, Config, Layer, resolve
-from exgrpo_cli.runs.ending import has_ended
 from exgrpo_cli.runs.result import RESULT_FILE, RunResult, config_hash, read_result
+from exgrpo_cli.runs.summary import has_ended
 from exgrpo_cli.studies.arms import Arm
 from exgrpo_cli.studies.study_files import results_folders
 

@@ -18,8 +18,8 @@ from exgrpo_cli.machine.run_plan import resolve_ranks
 from exgrpo_cli.machine.survey import survey_machine
 from exgrpo_cli.models.load import dtype_note
 from exgrpo_cli.ranks.ranks import ALONE, Ranks
-from exgrpo_cli.runs.ending import Ending
 from exgrpo_cli.runs.folder import RunFolder
+from exgrpo_cli.runs.summary import Ending
 from exgrpo_cli.runs.watchdog import Watchdog
 from exgrpo_cli.training.active_run import ActiveRun, ask_heldout, ask_trained, validation_metrics
 from exgrpo_cli.training.closing import finish

@@ -15,7 +15,6 @@ from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.files import begin_folder, finish_folder, remove_partials, write_text
 from exgrpo_cli.base.manifest import write_manifest
 from exgrpo_cli.models.export import export_model
-from exgrpo_cli.runs.checksums import HAS_MANIFEST
 from exgrpo_cli.runs.folder import writing
 from exgrpo_cli.training.parts import Parts
 from exgrpo_cli.training.resuming.state import RunState
@@ -88,7 +87,6 @@ def drop_old(checkpoints: Path, *, keep: int, best: int) -> None:
 def snapshot(parts: Parts, state: RunState) -> dict[str, Any]:
     """What `state.json` holds: counts, place in the question stream, states of the random generators."""
     return {
-        HAS_MANIFEST: True,
         "state": state.to_json(),
         "stream": parts.stream.state(),
         "generators": {name: rng.bit_generator.state for name, rng in parts.rngs.items()},

@@ -10,7 +10,7 @@ from exgrpo_cli.config.layers import build_config, read_config
 from exgrpo_cli.config.names import named_functions
 from exgrpo_cli.config.sections.run import BUDGET_STEPS
 from exgrpo_cli.config.settings import RESUMABLE, Config, to_toml
-from exgrpo_cli.runs.ending import has_ended
+from exgrpo_cli.runs.summary import has_ended
 from exgrpo_cli.training.resuming.trust import is_own_run
 
 

@@ -7,13 +7,14 @@ import shutil
 from dataclasses import dataclass
 
 from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.manifest import find_damage
 from exgrpo_cli.base.shapes import read_json
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.ledger.reader import whole_until
 from exgrpo_cli.ledger.writer import IDENTITY_FILE
-from exgrpo_cli.runs.checksums import CHECKSUMS_FILE, RESUMED_FROM, checkpoint_damage, find_changes
-from exgrpo_cli.runs.ending import has_ended
+from exgrpo_cli.runs.checksums import CHECKSUMS_FILE, RESUMED_FROM, find_changes
 from exgrpo_cli.runs.folder import RunFolder
+from exgrpo_cli.runs.summary import has_ended
 from exgrpo_cli.training.resuming.checkpoint import complete_steps, folder_name
 
 
@@ -63,7 +64,7 @@ def find_resume_point(folder: RunFolder, config: Config) -> ResumePoint:
         ledger_step, problem = whole_until(folder.replay)
     passed_over: list[tuple[int, str]] = []
     for step in reversed(steps):
-        damage = checkpoint_damage(folder.checkpoints / folder_name(step))
+        damage = find_damage(folder.checkpoints / folder_name(step))
         if not damage and ledger_step < step:
             damage = f"{folder.replay} is whole only up to step {ledger_step}: {problem}"
         if not damage:

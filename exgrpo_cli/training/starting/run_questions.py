@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from exgrpo_cli.base.console.reporter import Reporter
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.files import write_json
-from exgrpo_cli.base.manifest import MANIFEST, file_digest, find_damage, write_manifest
+from exgrpo_cli.base.manifest import file_digest, find_damage, write_manifest
 from exgrpo_cli.base.types import Question
 from exgrpo_cli.config.names import is_made
 from exgrpo_cli.config.sections.data import DataSettings
@@ -197,12 +197,7 @@ def is_split(file: Path) -> bool:
 
 def stored_questions(folder: Path, config: Config) -> RunQuestions:
     """The questions of an existing run folder, for a resume. Raises InputError naming a file that is not as it was."""
-    damage = find_damage(folder)
-    if not damage and config.data.has_heldout and not (folder / MANIFEST).exists():
-        # Runs of older versions always kept their held-out questions.
-        path = folder / "heldout.parquet"
-        damage = "" if path.exists() else f"{path} is missing"
-    if damage:
+    if damage := find_damage(folder):
         raise InputError(f"{damage}: restore it from a copy, or start a new run.")
     train = read_stored(folder / "train.parquet")
     heldout = read_stored(folder / "heldout.parquet").questions if (folder / "heldout.parquet").exists() else ()

@@ -12,6 +12,7 @@ import pytest
 from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.files import read_json_lines
+from exgrpo_cli.base.manifest import write_manifest
 from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.runs.checksums import note_checksums, require_model
@@ -81,7 +82,6 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_takes_over(
 
 
 def test_a_manifest_that_is_gone_is_damage(run: Path) -> None:
-    """Only older versions wrote none."""
     (run / NEWEST / "manifest.json").unlink()
     point = point_of(run)
     assert point.step == 4 and "step-000006/manifest.json is missing" in point.notes[0]
@@ -133,13 +133,6 @@ def lose_heldout(run: Path) -> None:
     (run / "data" / "heldout.parquet").unlink()
 
 
-def lose_old_heldout(run: Path) -> None:
-    """An older version's folder, without a manifest."""
-    (run / "checksums.json").unlink()
-    lose_heldout(run)
-    (run / "data" / "manifest.json").unlink()
-
-
 def flip_questions(run: Path) -> None:
     flip(run / "data" / "train.parquet")
 
@@ -183,7 +176,6 @@ def damage_every_checkpoint(run: Path) -> None:
         (lose_replay, r"replay/ledger.json is missing, but the run keeps its experience there"),
         (lose_checkpoints, r"checkpoints holds no checkpoint, but the run has made 6 steps and saves every 2"),
         (lose_heldout, r"data/heldout.parquet is missing: restore it"),
-        (lose_old_heldout, r"data/heldout.parquet is missing: restore it"),
         (flip_questions, r"data/train.parquet is damaged \(its checksum differs\)"),
         (break_journal, r"metrics.jsonl, line 2 is not JSON"),
         (change_settings, r"config.toml is damaged \(its checksum differs\)\. Restore it .* delete .*checksums.json"),
@@ -258,16 +250,6 @@ def test_a_run_stopped_before_its_first_checkpoint_begins_anew(run: Path) -> Non
     assert point_of(run).step is None
 
 
-def without_manifests(run: Path) -> None:
-    """As an older version left it."""
-    for path in [*run.glob("checkpoints/*/manifest.json"), run / "data" / "manifest.json", run / "checksums.json"]:
-        path.unlink()
-    for path in run.glob("checkpoints/*/state.json"):
-        state = json.loads(path.read_text())
-        del state["has_manifest"]
-        path.write_text(json.dumps(state))
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -276,22 +258,14 @@ def without_manifests(run: Path) -> None:
         pytest.param("policy.json", marks=pytest.mark.slow),
     ],
 )
-def test_without_a_manifest_what_cannot_be_read_is_named(run: Path, name: str) -> None:
-    without_manifests(run)
+def test_what_was_damaged_before_it_was_described_is_named(run: Path, name: str) -> None:
     path = run / NEWEST / "policy" / name
     path.write_bytes(path.read_bytes()[:30])
+    write_manifest(run / NEWEST)
     before = contents(run)
     with pytest.raises(InputError, match=rf"policy/{name} cannot be read \(.*\): restore it from a copy, or remove"):
         train(resumed_config(run), run, resume=True, reporter=SilentReporter())
     assert contents(run) == before
-
-
-@pytest.mark.slow
-def test_without_a_manifest_a_run_is_resumed(run: Path, cut_run: Path) -> None:
-    without_manifests(run)
-    shutil.rmtree(run / NEWEST)
-    train(resumed_config(run), run, resume=True, reporter=SilentReporter())
-    assert contents(run)["model/model.safetensors"] == contents(cut_run)["model/model.safetensors"]
 
 
 def test_what_killed_processes_left_is_swept(run: Path, cut_run: Path) -> None:
