@@ -149,7 +149,7 @@ def _prepare_pool(source: str, options: PrepareSettings, speech: Speech, *, dry_
     from exgrpo_cli.base.console.reporter import make_reporter
     from exgrpo_cli.config.layers import build_config
     from exgrpo_cli.config.settings import to_toml
-    from exgrpo_cli.training.importing.pool import check_pool, pool_folder, prepare_pool
+    from exgrpo_cli.training.importing import check_pool, pool_folder, prepare_pool
 
     assert options.experience is not None
     with_pool = ("experience", "output", "backbone", "seed", "config", "assignments", "allow_code")

@@ -13,8 +13,9 @@ from exgrpo_cli.runs.checksums import note_checksums
 from exgrpo_cli.runs.folder import writing
 from exgrpo_cli.runs.result import RESULT_FILE, write_result
 from exgrpo_cli.runs.summary import remarks
-from exgrpo_cli.training.active_run import ActiveRun, ask_heldout, ask_trained
+from exgrpo_cli.training.active_run import ActiveRun
 from exgrpo_cli.training.resuming.checkpoint import export_weights
+from exgrpo_cli.training.validation import ask_heldout, ask_trained
 
 
 def finish(run: ActiveRun) -> dict[str, Any]:

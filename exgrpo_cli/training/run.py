@@ -21,7 +21,7 @@ from exgrpo_cli.ranks.ranks import ALONE, Ranks
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.runs.summary import Ending
 from exgrpo_cli.runs.watchdog import Watchdog
-from exgrpo_cli.training.active_run import ActiveRun, ask_heldout, ask_trained, validation_metrics
+from exgrpo_cli.training.active_run import ActiveRun
 from exgrpo_cli.training.closing import finish
 from exgrpo_cli.training.loop import run_step, spent_share
 from exgrpo_cli.training.metrics import Clock
@@ -30,6 +30,7 @@ from exgrpo_cli.training.starting.assemble import take_device
 from exgrpo_cli.training.starting.opening import check_disk, open_run, pin_choices, require_extras, with_logprobs_of
 from exgrpo_cli.training.step.groups import Group
 from exgrpo_cli.training.time_limit import TimeLimit
+from exgrpo_cli.training.validation import ask_heldout, ask_trained, validation_metrics
 
 
 def train(

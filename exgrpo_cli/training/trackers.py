@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.errors import InputError, first_line
 from exgrpo_cli.base.files import write_text
 from exgrpo_cli.config.settings import Config
 
@@ -53,8 +53,8 @@ def open_trackers(names: Sequence[str], config: Config, run_folder: Path, *, ste
     """The trackers `names`, for a run that goes on after `step`; all are closed at the end."""
     makers: dict[str, Callable[..., Tracker]] = {
         "tensorboard": TensorBoardTracker,
-        "wandb": WandbTracker,
-        "trackio": TrackioTracker,
+        "wandb": start_wandb,
+        "trackio": start_trackio,
     }
     with contextlib.ExitStack() as stack:
         trackers: list[Tracker] = []
@@ -99,90 +99,75 @@ class TensorBoardTracker:
         self._writer.close()
 
 
-class WandbTracker:
-    """A run of Weights & Biases in `wandb/`, named after the run folder, with the settings as its config."""
+class ChartService:
+    """A run of Weights & Biases or of Trackio, whose calls are alike but for where the step goes."""
 
-    def __init__(self, config: Config, run_folder: Path, *, step: int) -> None:
-        import wandb
-
-        try:
-            self._run = wandb.init(
-                project=os.environ.get("WANDB_PROJECT", PROJECT),
-                name=run_folder.name,
-                id=stored_id(run_folder / "wandb"),
-                resume="allow",
-                dir=run_folder,
-                config=dataclasses.asdict(config),
-            )
-        except wandb.Error as error:
-            first = str(error).strip().splitlines()[0]
-            raise InputError(
-                f"--log wandb cannot start: {first} Run `wandb login`, or set WANDB_MODE=offline."
-            ) from error
-        # A resumed run repeats steps after its checkpoint; W&B's own counter only goes up and would drop them.
-        self._run.define_metric("step")
-        self._run.define_metric("*", step_metric="step")
+    def __init__(self, package: Any, run: Any, *, step_is_a_value: bool) -> None:
+        self._package, self._run, self._step_is_a_value = package, run, step_is_a_value
 
     def log(self, line: Mapping[str, Any]) -> None:
         """Write the numbers of one journal line at its step."""
-        self._run.log({"step": line["step"], **numbers(line)})
+        self._log(line["step"], numbers(line))
 
     def show_samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write them as a table."""
-        import wandb
-
-        self._run.log({"step": step, "samples": wandb.Table(columns=list(SAMPLE_COLUMNS), data=cells(rows))})
+        self._log(step, {"samples": self._package.Table(columns=list(SAMPLE_COLUMNS), data=cells(rows))})
 
     def show_figures(self, step: int, figures: Mapping[str, Path]) -> None:
         """Write them as images."""
-        import wandb
-
-        self._run.log({"step": step, **{f"plots/{name}": wandb.Image(str(path)) for name, path in figures.items()}})
-
-    def close(self) -> None:
-        """Finish the upload, or the offline files."""
-        self._run.finish()
-
-
-class TrackioTracker:
-    """A run of Trackio, named after the run folder and its id: `trackio show --project exgrpo` shows all runs."""
-
-    def __init__(self, config: Config, run_folder: Path, *, step: int) -> None:
-        import trackio
-
-        name = f"{run_folder.name}-{stored_id(run_folder / 'trackio')[:8]}"
-        try:
-            self._run = trackio.init(
-                project=os.environ.get("TRACKIO_PROJECT", PROJECT),
-                name=name,
-                config=dataclasses.asdict(config),
-                resume="allow",
-                embed=False,
-                auto_log_gpu=False,
-                auto_log_cpu=False,
-            )
-        except (ValueError, OSError) as error:
-            raise InputError(f"--log trackio cannot start: {error} Look at its TRACKIO_ variables.") from error
-
-    def log(self, line: Mapping[str, Any]) -> None:
-        """Write the numbers of one journal line at its step."""
-        self._run.log(numbers(line), step=line["step"])
-
-    def show_samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write them as a table."""
-        import trackio
-
-        self._run.log({"samples": trackio.Table(columns=list(SAMPLE_COLUMNS), data=cells(rows))}, step=step)
-
-    def show_figures(self, step: int, figures: Mapping[str, Path]) -> None:
-        """Write them as images."""
-        import trackio
-
-        self._run.log({f"plots/{name}": trackio.Image(str(path)) for name, path in figures.items()}, step=step)
+        self._log(step, {f"plots/{name}": self._package.Image(str(path)) for name, path in figures.items()})
 
     def close(self) -> None:
         """Write, or send, what is left."""
         self._run.finish()
+
+    def _log(self, step: int, values: Mapping[str, Any]) -> None:
+        if self._step_is_a_value:
+            self._run.log({"step": step, **values})
+        else:
+            self._run.log(values, step=step)
+
+
+def start_wandb(config: Config, run_folder: Path, *, step: int) -> ChartService:
+    """A run of Weights & Biases in `wandb/`, named after the run folder, with the settings as its config."""
+    import wandb
+
+    try:
+        run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            name=run_folder.name,
+            id=stored_id(run_folder / "wandb"),
+            resume="allow",
+            dir=run_folder,
+            config=dataclasses.asdict(config),
+        )
+    except wandb.Error as error:
+        raise InputError(
+            f"--log wandb cannot start: {first_line(error)} Run `wandb login`, or set WANDB_MODE=offline."
+        ) from error
+    # A resumed run repeats steps after its checkpoint; W&B's own counter only goes up and would drop them.
+    run.define_metric("step")
+    run.define_metric("*", step_metric="step")
+    return ChartService(wandb, run, step_is_a_value=True)
+
+
+def start_trackio(config: Config, run_folder: Path, *, step: int) -> ChartService:
+    """A run of Trackio, named after the run folder and its id: `trackio show --project exgrpo` shows all runs."""
+    import trackio
+
+    try:
+        run = trackio.init(
+            project=os.environ.get("TRACKIO_PROJECT", PROJECT),
+            name=f"{run_folder.name}-{stored_id(run_folder / 'trackio')[:8]}",
+            config=dataclasses.asdict(config),
+            resume="allow",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+    except (ValueError, OSError) as error:
+        raise InputError(f"--log trackio cannot start: {error} Look at its TRACKIO_ variables.") from error
+    return ChartService(trackio, run, step_is_a_value=False)
 
 
 def stored_id(folder: Path) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from exgrpo_cli.base.types import AnswerFormat, Question, SamplingParams, Verdict
+from exgrpo_cli.endpoints.heldout import new_fall, read_validations
 from exgrpo_cli.engines.ranked_generator import local_generator
 from exgrpo_cli.evaluation.results.records import Evaluation, QuestionRecord
 from exgrpo_cli.evaluation.results.regrade import disagreements, graders_beside, regrade
@@ -15,6 +16,9 @@ from exgrpo_cli.evaluation.runner import evaluate_questions
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.grading.valid_traces import sum_asked, valid_trace
 from exgrpo_cli.questions.question_file.choices import options_of
+from exgrpo_cli.runs.folder import HELDOUT, TRAINED
+from exgrpo_cli.runs.summary import remarks
+from exgrpo_cli.training.active_run import ActiveRun
 from exgrpo_cli.training.parts import Parts
 
 
@@ -83,12 +87,6 @@ def valid_counts(evaluation: Evaluation) -> Int64[np.ndarray, " questions"] | No
     )
 
 
-def constant_answer(evaluation: Evaluation) -> dict[str, Any]:
-    """The most frequent gold, as `answer`, and the `pass_at_1` of whoever gives it to every question."""
-    ((answer, count),) = Counter(record.question.answer for record in evaluation.records).most_common(1)
-    return {"answer": answer, "pass_at_1": count / len(evaluation.records)}
-
-
 def score_json(evaluation: Evaluation, second_graders: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
     """pass@1 of a validation with its 95 % interval, what `beside` found, and what a constant answer would get.
 
@@ -97,6 +95,8 @@ def score_json(evaluation: Evaluation, second_graders: Mapping[str, Mapping[str,
     question. Where steps can be checked, `valid_pass_at_1` is the share right in every step.
     """
     score, valid = evaluation.score(), valid_counts(evaluation)
+    # The most frequent gold: whoever answers it throughout gets this pass@1.
+    ((answer, count),) = Counter(record.question.answer for record in evaluation.records).most_common(1)
     return {
         "pass_at_1": score.value,
         "low": score.low,
@@ -106,10 +106,82 @@ def score_json(evaluation: Evaluation, second_graders: Mapping[str, Mapping[str,
             for k, at_k in evaluation.pass_at_k().items()
         },
         "second_graders": second_graders,
-        "constant_answer": constant_answer(evaluation),
+        "constant_answer": {"answer": answer, "pass_at_1": count / len(evaluation.records)},
         "questions": len(evaluation.records),
         "samples": evaluation.samples,
         "mean_tokens": evaluation.mean_tokens,
         "clipped": evaluation.share_clipped,
         **({} if valid is None else {"valid_pass_at_1": float(valid.mean()) / evaluation.samples}),
     }
+
+
+def ask_heldout(run: ActiveRun, when: str) -> dict[str, Any]:
+    """Score the current weights on the held-out questions, tell it and keep the counts; returns the score."""
+    parts = run.parts
+    evaluation = ask(run, run.heldout, f"held-out, {when}", HELDOUT)
+    with run.timed("validation"):
+        seconds = {}
+        if parts.ranks.is_main:  # One rank is enough for what is only told.
+            seconds = beside(evaluation, parts.config.grading.grader, parts.answer_format, parts.pool)
+    score = score_json(evaluation, seconds)
+    run.reporter.note(
+        f"held-out pass@1 ({parts.config.data.heldout_name}) {when}: "
+        f"{score['pass_at_1']:.3f} [{score['low']:.3f}, {score['high']:.3f}] "
+        f"over {score['questions']} questions{remarks(score)}"
+    )
+    if parts.ranks.is_main and (fall := new_fall(read_validations(run.folder.path))):
+        run.reporter.note(fall)
+    return score
+
+
+def ask(run: ActiveRun, questions: Sequence[Question], what: str, asked: str) -> Evaluation:
+    """Ask the current weights, and keep how often each question was answered correctly."""
+    with run.timed("validation"):
+        evaluation = validate(run.parts, questions, run.reporter.progress, what)
+        if run.parts.ranks.is_main:
+            valid = valid_counts(evaluation)
+            run.folder.append_validation(
+                {
+                    "step": run.state.step,
+                    "asked": asked,
+                    "generated": run.state.tokens_generated,
+                    "trained": run.state.tokens_trained,
+                    "samples": evaluation.samples,
+                    "correct": " ".join(map(str, evaluation.correct)),
+                    **({} if valid is None else {"valid": " ".join(map(str, valid))}),
+                    "ids": [question.id for question in questions] if asked == TRAINED else [],
+                }
+            )
+    return evaluation
+
+
+def ask_trained(run: ActiveRun, when: str) -> None:
+    """Ask some training questions, the same ones at every call, where the settings want it."""
+    settings = run.parts.config.validation
+    if settings.train_questions == 0:
+        return
+    heldout = {question.id for question in run.heldout}
+    ids = [each for each in run.parts.questions if each not in heldout]
+    chosen = np.random.default_rng(settings.seed).permutation(len(ids))[: settings.train_questions]
+    ask(run, [run.parts.questions[ids[index]] for index in sorted(chosen)], f"training questions, {when}", TRAINED)
+
+
+def validation_metrics(run: ActiveRun) -> dict[str, float | int]:
+    """`val/<benchmark>` of the current weights; remembers the best step."""
+    state = run.state
+    name = run.parts.config.data.heldout_name
+    score = ask_heldout(run, f"after step {state.step}")
+    run.validated[state.step] = score
+    if score["pass_at_1"] > state.best_score:
+        state.best_score, state.best_step = score["pass_at_1"], state.step
+    coverage = {
+        f"val/{name}/pass_at_{k}{end}": found[part]
+        for k, found in score["pass_at_k"].items()
+        if k != "1"
+        for end, part in (("", "value"), ("/low", "low"), ("/high", "high"))
+    }
+    if "valid_pass_at_1" in score:
+        coverage[f"val/{name}/valid"] = score["valid_pass_at_1"]
+    coverage |= {f"val/{name}/{grader}": found["pass_at_1"] for grader, found in score["second_graders"].items()}
+    ends = {f"val/{name}/low": score["low"], f"val/{name}/high": score["high"]}
+    return {f"val/{name}": score["pass_at_1"], **ends, **coverage}

@@ -14,7 +14,7 @@ from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands import run
 from exgrpo_cli.config.settings import Config, to_toml
 from exgrpo_cli.ledger.reader import LedgerReader
-from exgrpo_cli.training.importing.pool import PoolReport, prepare_pool
+from exgrpo_cli.training.importing import PoolReport, prepare_pool
 from exgrpo_cli.training.run import train
 from exgrpo_cli.training.starting.run_questions import load_questions
 
