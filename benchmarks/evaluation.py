@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from exgrpo_cli.base.types import Message, Question, Rollout, RolloutRequest, SamplingParams, StopReason, Verdict
-from exgrpo_cli.evaluation.results.folder import AskedQuestion, ResultsFolder
-from exgrpo_cli.evaluation.results.records import QuestionRecord, Sample
+from exgrpo_cli.evaluation.folder import ResultsFolder
+from exgrpo_cli.evaluation.records import QuestionRecord, Sample
 from exgrpo_cli.evaluation.service import rescore_folders
 
 ROWS = (64, 512)
@@ -157,8 +157,7 @@ def store_samples(path: Path) -> Path:
         "sampling": {"samples": SAMPLES},
         "grader": {"name": "math", "version": ""},
     }
-    asked = [AskedQuestion(question=record.question, prompt_text="", options=None) for record in records]
-    with ResultsFolder.create(path, stamp, asked) as folder:
+    with ResultsFolder.create(path, stamp, records) as folder:
         folder.append(records)
     return path
 

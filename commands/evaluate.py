@@ -1,19 +1,28 @@
 """`exgrpo evaluate`: score a model on benchmarks, or compare two results."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.commands.options import DryRunOption, Speech, presets_of, print_json, talk, with_groups, write_data
+from exgrpo_cli.commands.options import (
+    DryRunOption,
+    Speech,
+    presets_of,
+    print_json,
+    shared_options,
+    talk,
+    with_groups,
+    write_data,
+)
 
 if TYPE_CHECKING:
-    from exgrpo_cli.base.statistics import Score
-    from exgrpo_cli.evaluation.compare.comparison import Comparison
+    from exgrpo_cli.evaluation.comparison import Comparison
     from exgrpo_cli.evaluation.service import EvaluationPlan, EvaluationReport, EvaluationRequest
+    from exgrpo_cli.evaluation.tables import ResultTable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,30 +73,18 @@ class EvaluateOptions:
         bool, typer.Option("--deterministic", help="Fixed batches: resumed or not, bit for bit the same.")
     ] = False
 
-    def protocol(self) -> dict[str, Any]:
-        """What replaces the presets' values."""
-        names = ("samples", "temperature", "top_p", "max_tokens", "template")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-
     def request(self, benchmarks: Sequence[str]) -> "EvaluationRequest":
         """The options as the core takes them."""
         from exgrpo_cli.evaluation.service import EvaluationRequest
         from exgrpo_cli.machine.threads import choose_threads
 
+        names = ("samples", "temperature", "top_p", "max_tokens", "template")
         return EvaluationRequest(
             benchmarks=tuple(benchmarks),
-            model=self.model,
-            output=self.output,
-            protocol=self.protocol(),
-            seed=self.seed,
-            engine=self.engine,
-            endpoint=self.endpoint,
-            data=self.data,
+            protocol={name: getattr(self, name) for name in names if getattr(self, name) is not None},
             second_graders=tuple(self.grader or ()),
-            device=self.device,
             threads=choose_threads(0),
-            deterministic=self.deterministic,
-            tensor_parallel=self.tensor_parallel,
+            **shared_options(self, EvaluationRequest),
         )
 
     def refuse_beside_compare(self) -> None:
@@ -167,34 +164,23 @@ def _print_plan(plan: "EvaluationPlan", json: bool) -> None:
 def _show(report: "EvaluationReport", json: bool, quiet: bool) -> None:
     """The score on stdout, the plot and the tables in the results folder."""
     from exgrpo_cli.base.console.tables import print_table
-    from exgrpo_cli.evaluation.compare.terminal_tables import score_table
     from exgrpo_cli.evaluation.scoring import ungraded
+    from exgrpo_cli.evaluation.tables import score_table
     from exgrpo_cli.plots.evaluation import accuracy_by_level, level_scores
     from exgrpo_cli.plots.style import save
 
-    scores = [
-        (report.model, {**result, "value": result["avg_at_k"], "samples": result["k"]}, report.titles[name])
-        for name, result in report.results.items()
-    ]
-    _plot(scores, report.folder)
-    _plot_curves(
-        [(report.model, report.titles[name], result["pass_at_k"]) for name, result in report.results.items()],
-        report.folder,
-    )
-    if levels := level_scores(report.results, report.titles):
+    titles = report.table.titles
+    _plot(report.table, report.folder)
+    if levels := level_scores(report.results, titles):
         save(accuracy_by_level(levels), report.folder, "accuracy-levels")
-    if json:
-        print_json(report.to_json())
-    else:
-        print_table(score_table(report.model, report.results, report.titles, report.averages))
+    print_json(report.to_json()) if json else print_table(score_table(report.table))
     for name, result in report.results.items():
-        failures = ungraded(result)
-        if failures:
-            talk(f"{report.titles[name]}: {failures}", quiet=quiet)
+        if failures := ungraded(result):
+            talk(f"{titles[name]}: {failures}", quiet=quiet)
         for second, values in result.get("second_graders", {}).items():
             graders = f"{result['protocol']['grader']['name']} and {second}"
             where = ", listed in its disagreements.jsonl" if values["disagreements"] else ""
-            talk(f"{report.titles[name]}: {graders} part on {values['disagreements']} samples{where}", quiet=quiet)
+            talk(f"{titles[name]}: {graders} part on {values['disagreements']} samples{where}", quiet=quiet)
     talk(f"results in {report.folder}", quiet=quiet)
 
 
@@ -205,123 +191,80 @@ def refuse_beside_compare(name: str) -> None:
 
 
 def _compare(folders: Sequence[Path], output: Path | None, *, json: bool, quiet: bool) -> None:
-    """The comparison on stdout; with --output its figures, tables and a plot as well."""
+    """The comparison on stdout; with --output its figures, tables and plots as well.
+
+    Two results of one benchmark are shown as one comparison, anything else as a table.
+    """
+    from exgrpo_cli.base.console.tables import print_table
     from exgrpo_cli.base.files import write_json
-    from exgrpo_cli.evaluation.compare.comparison import compare_folders
+    from exgrpo_cli.evaluation.comparison import compare
+    from exgrpo_cli.evaluation.tables import comparison_table, write_tables
 
     if len(folders) < 2 and not (folders and folders[0].is_dir()):
         raise InputError("--compare needs results folders: exgrpo evaluate --compare FOLDER FOLDER...")
-    if len(folders) != 2 or not all((folder / "protocol.json").is_file() for folder in folders):
-        _compare_models(folders, output, json=json, quiet=quiet)
-        return
-    comparison = compare_folders(folders[0], folders[1])
+    compared = compare(folders)
+    pair = len(folders) == 2 and all((folder / "protocol.json").is_file() for folder in folders)
+    shown = next(iter(compared.table.comparisons.values())) if pair else compared.to_json()
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
-        write_json(output / "comparison.json", comparison.to_json())
-        names = (comparison.first, comparison.second)
-        _plot(
-            [(*pair, comparison.benchmark) for pair in zip(names, map(asdict, comparison.scores), strict=True)], output
-        )
-        curves = zip(names, map(_points, comparison.curves), strict=True)
-        _plot_curves([(model, comparison.benchmark, points) for model, points in curves], output)
-    print_json(comparison.to_json()) if json else _print_comparison(comparison)
-
-
-def _compare_models(folders: Sequence[Path], output: Path | None, *, json: bool, quiet: bool) -> None:
-    from exgrpo_cli.base.console.tables import print_table
-    from exgrpo_cli.base.files import write_json
-    from exgrpo_cli.evaluation.compare.side_by_side import side_by_side
-    from exgrpo_cli.evaluation.compare.terminal_tables import comparison_table
-    from exgrpo_cli.evaluation.scoring import write_tables
-
-    compared = side_by_side(folders)
-    if output is not None:
-        output.mkdir(parents=True, exist_ok=True)
-        write_json(output / "comparison.json", compared.to_json())
-        write_tables(output, compared.rows(), compared.footnote)
-        scores = {(model, name): asdict(score) for (model, name), score in compared.scores.items()}
-        _plot(
-            [
-                (model, scores[model, name], title)
-                for name, title in compared.titles.items()
-                for model in compared.models
-                if (model, name) in scores
-            ],
-            output,
-        )
-        _plot_curves(
-            [(model, compared.titles[name], _points(curve)) for (model, name), curve in compared.curves.items()], output
-        )
+        write_json(output / "comparison.json", shown)
+        write_tables(output, compared.table)
+        _plot(compared.table, output)
     if json:
-        print_json(compared.to_json())
+        print_json(shown)
+    elif pair:
+        _print_pair(compared)
     else:
-        print_table(comparison_table(compared))
+        print_table(comparison_table(compared.table))
     where = f"figure and tables in {output}" if output else "with --output FOLDER, a figure and tables are written too"
     talk(where, quiet=quiet)
-    for note in compared.notes:
+    for note in shown["notes"] if pair else compared.notes:
         talk(f"note: {note}", quiet=quiet)
 
 
-def _plot(scores: Sequence[tuple[str, Mapping[str, Any], str]], folder: Path) -> None:
-    """(model, score with its interval, benchmark) as a figure, `accuracy` in three formats."""
-    from exgrpo_cli.evaluation.compare.terminal_tables import measure
+def _plot(table: "ResultTable", folder: Path) -> None:
+    """Figures of all models and benchmarks in three formats: `accuracy`, and `pass-at-k` where some k is above 1."""
+    from exgrpo_cli.evaluation.tables import measure
+    from exgrpo_cli.plots.coverage import PassCurve, pass_at_k_curves
     from exgrpo_cli.plots.evaluation import BenchmarkScore, accuracy_by_benchmark
     from exgrpo_cli.plots.style import save
 
-    points = [
-        BenchmarkScore(
-            model=model,
-            benchmark=f"{benchmark}\n{measure(score['samples'])}",
-            value=score["value"],
-            low=score["low"],
-            high=score["high"],
-        )
-        for model, score, benchmark in scores
+    points, curves = [], []
+    found = [
+        (model, title, results[name])
+        for name, title in table.titles.items()
+        for model, results in table.models.items()
+        if name in results
     ]
-    save(accuracy_by_benchmark(points), folder, "accuracy", formats=("png", "svg", "pdf"))
+    for model, title, figures in found:
+        value, low, high = (figures[key] for key in ("avg_at_k", "low", "high"))
+        label = f"{title}\n{measure(figures)}"
+        points.append(BenchmarkScore(model=model, benchmark=label, value=value, low=low, high=high))
+        if figures["k"] > 1:
+            curve = {int(k): (at["value"], at["low"], at["high"]) for k, at in figures["pass_at_k"].items()}
+            curves.append(PassCurve(model=model, benchmark=title, points=curve))
+    formats = ("png", "svg", "pdf")
+    save(accuracy_by_benchmark(points), folder, "accuracy", formats=formats)
+    if curves:
+        save(pass_at_k_curves(curves), folder, "pass-at-k", formats=formats)
 
 
-def _points(curve: "Mapping[int, Score]") -> dict[str, Any]:
-    return {str(k): asdict(score) for k, score in curve.items()}
-
-
-def _plot_curves(curves: Sequence[tuple[str, str, Mapping[str, Mapping[str, float]]]], folder: Path) -> None:
-    """(model, benchmark, pass@k by k) as a figure, `pass-at-k` in three formats; nothing where k is 1 throughout."""
-    from exgrpo_cli.plots.coverage import PassCurve, pass_at_k_curves
-    from exgrpo_cli.plots.style import save
-
-    drawn = [
-        PassCurve(
-            model=model,
-            benchmark=benchmark,
-            points={int(k): (found["value"], found["low"], found["high"]) for k, found in by_k.items()},
-        )
-        for model, benchmark, by_k in curves
-        if len(by_k) > 1
-    ]
-    if drawn:
-        save(pass_at_k_curves(drawn), folder, "pass-at-k", formats=("png", "svg", "pdf"))
-
-
-def _print_comparison(comparison: "Comparison") -> None:
-    difference = comparison.difference
+def _print_pair(compared: "Comparison") -> None:
+    ((key, found),) = compared.table.comparisons.items()
+    first, second = found["first"], found["second"]
     write_data(
-        f"{comparison.benchmark}: {comparison.second} minus {comparison.first}: {100 * difference.value:+.1f} points, "
-        f"95 % interval {100 * difference.low:+.1f} to {100 * difference.high:+.1f}, p = {difference.p_value:.4f}, "
-        f"{difference.questions} questions paired"
+        f"{found['benchmark']}: {second} minus {first}: {_difference(found)}, {found['questions']} questions paired"
     )
-    for k, at_k in comparison.pass_at_k.items():
-        write_data(
-            f"  pass@{k}: {100 * at_k.value:+.1f} points, 95 % interval {100 * at_k.low:+.1f} to "
-            f"{100 * at_k.high:+.1f}, p = {at_k.p_value:.4f}"
-        )
-    for grader, (first, second, found) in comparison.by_second_grader.items():
-        write_data(
-            f"  by {grader}: {100 * first:.1f} and {100 * second:.1f}, {100 * found.value:+.1f} points, 95 % interval "
-            f"{100 * found.low:+.1f} to {100 * found.high:+.1f}, p = {found.p_value:.4f}"
-        )
-    for flip in comparison.flips:
+    for k, at_k in found["pass_at_k"].items():
+        write_data(f"  pass@{k}: {_difference(at_k)}")
+    for grader, by_grader in found["second_graders"].items():
+        one, other = (f"{100 * score:.1f}" for score in by_grader["scores"])
+        write_data(f"  by {grader}: {one} and {other}, {_difference(by_grader)}")
+    for flip in compared.flips[key]:
         text = " ".join(flip.text.split())
         write_data(f"  {flip.first:.2f} -> {flip.second:.2f}  {flip.question_id}  {text[:80]}")
-    for note in comparison.notes:
-        talk(f"note: {note}")
+
+
+def _difference(found: Mapping[str, Any]) -> str:
+    difference, low, high = (f"{100 * found[key]:+.1f}" for key in ("difference", "low", "high"))
+    return f"{difference} points, 95 % interval {low} to {high}, p = {found['p_value']:.4f}"

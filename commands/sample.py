@@ -36,7 +36,7 @@ def sample(
       exgrpo sample runs/exgrpo-tiny@best "Compute (5 - 1)." --samples 4 --json
     """
     talk(f"exgrpo: asking {model}", quiet=speech.quiet)
-    from exgrpo_cli.evaluation.sample import sample as ask
+    from exgrpo_cli.evaluation.local import sample as ask
     from exgrpo_cli.machine.threads import choose_threads
 
     sampled = ask(
@@ -51,9 +51,9 @@ def sample(
         threads=choose_threads(0),
     )
     if speech.json:
-        print_json(sampled.to_json())
+        print_json(sampled)
         return
-    talk(f"--- {sampled.model} was asked\n{sampled.prompt}", quiet=speech.quiet)
-    for number, response in enumerate(sampled.responses, start=1):
-        talk(f"--- {number}: {response.num_tokens} tokens, ends by {response.stop_reason}", quiet=speech.quiet)
-        write_data(response.text)
+    talk(f"--- {sampled['model']} was asked\n{sampled['prompt']}", quiet=speech.quiet)
+    for number, response in enumerate(sampled["responses"], start=1):
+        talk(f"--- {number}: {response['num_tokens']} tokens, ends by {response['stop_reason']}", quiet=speech.quiet)
+        write_data(response["text"])

@@ -12,8 +12,8 @@ from exgrpo_cli.base.types import Question
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.names import check_functions
 from exgrpo_cli.config.settings import Config, Layer
-from exgrpo_cli.evaluation.benchmarks.presets import load_suite
-from exgrpo_cli.evaluation.benchmarks.questions import benchmark_questions
+from exgrpo_cli.evaluation.benchmarks import load_benchmarks
+from exgrpo_cli.evaluation.questions import benchmark_questions
 from exgrpo_cli.models.load import load_tokenizer
 from exgrpo_cli.questions.audit.checks import Tally, question_text
 from exgrpo_cli.questions.audit.report import PrepareReport
@@ -173,7 +173,7 @@ def _benchmarks(decontaminate: str | None, reporter: Reporter) -> dict[str, list
             continue
         if "/" in name or suffix_of(name):
             raise InputError(f"--decontaminate {name} does not exist: name a benchmark, a question file or a folder.")
-        for benchmark in load_suite((name,)).benchmarks:
+        for benchmark in load_benchmarks((name,)):
             reporter.note(f"reading benchmark {benchmark.name}")
             asked = benchmark_questions(benchmark).questions
             texts[benchmark.name] = [question_text(question) for question in asked]

@@ -1,16 +1,15 @@
-"""How far an evaluation is: rate, remaining time and the score so far.
+"""Progress of an evaluation: rate, remaining time and the score so far.
 
 Live on a terminal, a plain line now and then elsewhere; always on stderr, since stdout belongs to the command's data.
 """
 
 import time
 from collections.abc import Sequence
-from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from exgrpo_cli.evaluation.results.records import QuestionRecord
+from exgrpo_cli.evaluation.records import QuestionRecord
 
 LINE_EVERY_SECONDS = 15.0
 RATE_AFTER_SECONDS = 5.0
@@ -32,16 +31,10 @@ class EvaluationProgress:
         self._first_finished = 0.0
         """When the first new question finished."""
         self._live: Progress | None = None
-        self._task: TaskID | None = None
         if self._console.is_terminal and not quiet:
-            self._live = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=32),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[figures]}"),
-                console=self._console,
-            )
+            columns = (TextColumn("{task.description}"), BarColumn(bar_width=32), MofNCompleteColumn())
+            figures = TextColumn("{task.fields[figures]}")
+            self._live = Progress(*columns, TimeRemainingColumn(), figures, console=self._console)
             self._task = self._live.add_task(name, total=total, figures="")
 
     def __enter__(self) -> "EvaluationProgress":
@@ -49,9 +42,7 @@ class EvaluationProgress:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         if self._live is not None:
             self._live.stop()
 
@@ -77,24 +68,16 @@ class EvaluationProgress:
     def _count(self, records: Sequence[QuestionRecord]) -> None:
         self._done += len(records)
         self._correct += sum(record.pass_rate for record in records)
-        if self._live is not None and self._task is not None:
-            self._live.update(self._task, completed=self._done, figures=self._figures())
-        elif self._due():
-            self._console.print(f"{self._name}: {self._done}/{self._total}, {self._figures()}", markup=False)
-
-    def _due(self) -> bool:
         now = time.monotonic()
-        if self._done == self._found or (self._done < self._total and now - self._last_line < LINE_EVERY_SECONDS):
-            return False
-        self._last_line = now
-        return True
+        if self._live is not None:
+            self._live.update(self._task, completed=self._done, figures=self._figures(now))
+        elif self._done > self._found and (self._done == self._total or now - self._last_line >= LINE_EVERY_SECONDS):
+            self._last_line = now
+            self._console.print(f"{self._name}: {self._done}/{self._total}, {self._figures(now)}", markup=False)
 
-    def _figures(self) -> str:
-        if not self._done:
-            return ""
-        now = time.monotonic()
+    def _figures(self, now: float) -> str:
         new = self._done - self._found
-        parts = [f"score {100 * self._correct / self._done:.1f} %"]
+        parts = [f"score {100 * self._correct / self._done:.1f} %"] if self._done else []
         if new:
             parts += [f"{self._new_tokens / max(now - self._started, 1e-9):,.0f} tokens/s"]
             # Others are under way while the first takes a whole response: the pace shows after it.

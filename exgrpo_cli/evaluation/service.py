@@ -1,4 +1,7 @@
-"""A whole evaluation as a user asks for it: benchmarks, a model, and what is to differ from the presets."""
+"""A whole evaluation as a user asks for it: benchmarks, a model, and what is to differ from the presets.
+
+One benchmark goes from its first sample to its last record through any number of interruptions.
+"""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -8,26 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 from exgrpo_cli.base.errors import InputError, Interrupted
 from exgrpo_cli.base.files import write_json
+from exgrpo_cli.base.types import SamplingParams
 from exgrpo_cli.config.names import PREFIX
-from exgrpo_cli.evaluation.asking.models import ModelChoice, choose_model
-from exgrpo_cli.evaluation.benchmarks.presets import (
-    Benchmark,
-    Suite,
-    averages_over,
-    benchmark_title,
-    load_suite,
-    own_benchmark,
-)
-from exgrpo_cli.evaluation.compare.paper_table import averages_of, by_second_grader, table_columns
+from exgrpo_cli.evaluation.benchmarks import Benchmark, benchmark_title, load_benchmarks, own_benchmark
+from exgrpo_cli.evaluation.comparison import results_in
+from exgrpo_cli.evaluation.endpoint import Endpoint, ThrottledLog
+from exgrpo_cli.evaluation.folder import ResultsFolder
+from exgrpo_cli.evaluation.models import ModelChoice, choose_model
 from exgrpo_cli.evaluation.progress import EvaluationProgress
-from exgrpo_cli.evaluation.results.folder import ResultsFolder
-from exgrpo_cli.evaluation.results.stored import results_in
-from exgrpo_cli.evaluation.scoring import open_pool, rescore, score_folder, write_tables
+from exgrpo_cli.evaluation.questions import BenchmarkQuestions, benchmark_questions
+from exgrpo_cli.evaluation.records import QuestionRecord
+from exgrpo_cli.evaluation.sampling import Prepared, sample_and_grade
+from exgrpo_cli.evaluation.scoring import open_pool, rescore, score_folder
+from exgrpo_cli.evaluation.stamp import Stamp, environment, grader_version
+from exgrpo_cli.evaluation.tables import ResultTable, write_tables
+from exgrpo_cli.grading import GradingPool
+from exgrpo_cli.questions.question_file.choices import options_of
 from exgrpo_cli.questions.sources.formats import stem_of
 
 if TYPE_CHECKING:
-    from exgrpo_cli.evaluation.asking.askers import Asker
-    from exgrpo_cli.evaluation.session import BenchmarkSession
+    from exgrpo_cli.evaluation.local import LocalModel
 
 RESULTS = Path("results")
 
@@ -59,7 +62,7 @@ class EvaluationPlan:
     """The request with everything looked up that can be without loading a model."""
 
     request: EvaluationRequest
-    suite: Suite
+    benchmarks: tuple[Benchmark, ...]
     model: str
     """Name for tables."""
     choice: ModelChoice | None
@@ -80,7 +83,7 @@ class EvaluationPlan:
                     "folder": str(self.folders[benchmark.name]),
                     **asdict(benchmark.protocol),
                 }
-                for benchmark in self.suite.benchmarks
+                for benchmark in self.benchmarks
             },
         }
 
@@ -89,26 +92,38 @@ class EvaluationPlan:
 class EvaluationReport:
     """What an evaluation found."""
 
-    model: str
-    results: Mapping[str, Mapping[str, Any]]
-    """Benchmark to what its `results.json` holds."""
-    titles: Mapping[str, str]
-    averages: Mapping[str, Mapping[str, Any]]
-    """`value`, `low`, `high`, `benchmarks`, `pass_at_k` and `second_graders` of each, by the name of the set."""
+    table: ResultTable
+    """Of one model."""
     folder: Path
     """Where the tables are."""
 
+    @property
+    def results(self) -> Mapping[str, Mapping[str, Any]]:
+        """Benchmark to what its `results.json` holds."""
+        return next(iter(self.table.models.values()))
+
+    @property
+    def averages(self) -> dict[str, dict[str, Any]]:
+        """`value`, `low`, `high`, `benchmarks`, `pass_at_k` and `second_graders` of each, by the name of the set."""
+        return self.table.averages(next(iter(self.table.models)))
+
     def to_json(self) -> dict[str, Any]:
         """Results by benchmark; `benchmark` repeats the only one, for scripts that need not know its name."""
-        only = next(iter(self.results.values())) if len(self.results) == 1 else None
-        alone = {} if only is None else {"benchmark": {"name": next(iter(self.results)), **only}}
-        averages = {"averages": dict(self.averages)} if self.averages else {}
-        return {**self.results, **alone, **averages}
+        names = list(self.results)
+        alone = {"benchmark": {"name": names[0], **self.results[names[0]]}} if len(names) == 1 else {}
+        averages = self.averages
+        return {**self.results, **alone, **({"averages": averages} if averages else {})}
 
 
 def plan_evaluation(request: EvaluationRequest) -> EvaluationPlan:
     """Look up benchmarks, model and folders. Raises InputError naming what is unknown or contradicts itself."""
-    suite = _suite(request)
+    if request.benchmarks:
+        benchmarks, suite = load_benchmarks(request.benchmarks), "-".join(request.benchmarks)
+    elif request.data is not None:
+        benchmarks, suite = (own_benchmark(stem_of(request.data)),), stem_of(request.data)
+    else:
+        raise InputError("name a BENCHMARK (`exgrpo presets` lists them), or give your own questions with --data FILE.")
+    benchmarks = tuple(_override(benchmark, request.protocol) for benchmark in benchmarks)
     for grader in request.second_graders:
         # An unknown one is refused here, not after the sampling.
         open_pool(grader).close()
@@ -124,12 +139,13 @@ def plan_evaluation(request: EvaluationRequest) -> EvaluationPlan:
         choice = choose_model(request.model)
         name, file_name = choice.name, choice.file_name
     parent = request.output or RESULTS
-    folders = {benchmark.name: parent / f"{benchmark.name}-{file_name}" for benchmark in suite.benchmarks}
-    if len(folders) == 1 and request.output is not None:
-        folders = dict.fromkeys(folders, request.output)
-    summary = next(iter(folders.values())) if len(folders) == 1 else parent / f"{suite.name}-{file_name}"
+    folders = {benchmark.name: parent / f"{benchmark.name}-{file_name}" for benchmark in benchmarks}
+    summary = parent / f"{suite}-{file_name}"
+    if len(folders) == 1:
+        summary = request.output or next(iter(folders.values()))
+        folders = dict.fromkeys(folders, summary)
     return EvaluationPlan(
-        request=request, suite=suite, model=name, choice=choice, folders=folders, summary_folder=summary
+        request=request, benchmarks=benchmarks, model=name, choice=choice, folders=folders, summary_folder=summary
     )
 
 
@@ -143,23 +159,22 @@ def evaluate(plan: EvaluationPlan, note: Callable[[str], None], *, quiet: bool) 
     try:
         # All of them first: a benchmark that cannot be had must not be found out about hours later.
         sessions = _prepare_all(plan, asker, note)
-        results = {session.benchmark.name: _run(plan, session, asker, quiet=quiet) for session in sessions}
+        results = {session.benchmark.name: _run(plan, session, quiet=quiet) for session in sessions}
     finally:
         asker.close()
-    averages = plan.suite.averages
-    return _report(plan.model, results, averages, plan.summary_folder)
+    return _report(plan.model, results, plan.summary_folder)
 
 
-def _open_asker(plan: EvaluationPlan, note: Callable[[str], None]) -> "Asker":
-    from exgrpo_cli.evaluation.asking.askers import EndpointAsker, LocalAsker
-    from exgrpo_cli.evaluation.asking.endpoint import Endpoint, SparingNote
-
+def _open_asker(plan: EvaluationPlan, note: Callable[[str], None]) -> "LocalModel | Endpoint":
     request = plan.request
     if plan.choice is None:
-        key = os.environ.get("OPENAI_API_KEY")
-        url = str(request.endpoint)
-        return EndpointAsker(Endpoint(url=url, model=plan.model, api_key=key, note=SparingNote(note)))
-    return LocalAsker(
+        key, url = os.environ.get("OPENAI_API_KEY"), str(request.endpoint)
+        endpoint = Endpoint(url=url, model=plan.model, api_key=key, note=ThrottledLog(note))
+        endpoint.check()
+        return endpoint
+    from exgrpo_cli.evaluation.local import LocalModel
+
+    return LocalModel(
         plan.choice,
         engine=request.engine,
         device=request.device,
@@ -169,68 +184,154 @@ def _open_asker(plan: EvaluationPlan, note: Callable[[str], None]) -> "Asker":
     )
 
 
-def _prepare_all(plan: EvaluationPlan, asker: "Asker", note: Callable[[str], None]) -> list["BenchmarkSession"]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Session:
+    """A benchmark prepared for a model."""
+
+    benchmark: Benchmark
+    questions: BenchmarkQuestions
+    prepared: Prepared
+    stamp: Stamp
+    """Everything the score will depend on."""
+    seed: int
+
+    def run(self, folder: ResultsFolder, pool: GradingPool, progress: EvaluationProgress) -> None:
+        """Ask what the folder does not hold yet, and put each finished question, or fixed batch, on disk at once."""
+        finished, asked, fixed = folder.records(), self.prepared.asked, self.prepared.batch is not None
+        size = self.prepared.batch or len(asked)
+        batches = [asked[start : start + size] for start in range(0, len(asked), size)]
+        if fixed:
+            # A batch cut short by a kill is asked again as a whole, so that its rows share the batch they would have.
+            ids = [[record.question.id for record in batch] for batch in batches]
+            whole = [name for batch in ids if all(name in finished for name in batch) for name in batch]
+            if len(whole) < len(finished):
+                finished = {name: finished[name] for name in whole}
+                folder.rewrite(finished.values())
+        progress.found(list(finished.values()))
+        for batch in batches:
+            left = [record for record in batch if record.question.id not in finished]
+            if left:
+                self._ask(left, folder, pool, progress, fixed=fixed)
+
+    def _ask(
+        self,
+        batch: Sequence[QuestionRecord],
+        folder: ResultsFolder,
+        pool: GradingPool,
+        progress: EvaluationProgress,
+        *,
+        fixed: bool,
+    ) -> None:
+        def keep(record: QuestionRecord) -> None:
+            if not fixed:
+                folder.append([record])
+            progress.finished(record)
+
+        protocol, prepared = self.benchmark.protocol, self.prepared
+        respond = prepared.open()
+        progress.asking()
+        evaluation = sample_and_grade(
+            batch,
+            respond,
+            pool=pool,
+            answer_format=prepared.answer_format,
+            params=SamplingParams(
+                temperature=protocol.temperature, top_p=protocol.top_p, max_new_tokens=prepared.max_tokens
+            ),
+            samples=protocol.samples,
+            seed=self.seed,
+            on_record=keep,
+        )
+        if fixed:
+            folder.append(evaluation.records)
+
+
+def _prepare_all(plan: EvaluationPlan, asker: "LocalModel | Endpoint", note: Callable[[str], None]) -> list[Session]:
     """Every benchmark; where some cannot be asked, one error that names them and those that can."""
-    sessions: list[BenchmarkSession] = []
+    sessions: list[Session] = []
     failed: dict[str, InputError] = {}
-    for benchmark in plan.suite.benchmarks:
+    for benchmark in plan.benchmarks:
         try:
-            sessions.append(_prepare(plan, benchmark, asker, note))
+            sessions.append(prepare_session(plan.request, benchmark, asker, note))
         except InputError as error:
             failed[benchmark.name] = error
     if not failed:
         return sessions
     first = next(iter(failed.values()))
-    if len(plan.suite.benchmarks) == 1:
+    if len(plan.benchmarks) == 1:
         raise first
     able = " ".join(session.benchmark.name for session in sessions)
     raise InputError(
-        f"{len(failed)} of {len(plan.suite.benchmarks)} benchmarks cannot be asked ({', '.join(failed)}). The first: "
+        f"{len(failed)} of {len(plan.benchmarks)} benchmarks cannot be asked ({', '.join(failed)}). The first: "
         f"{first}" + (f" Those that can: exgrpo evaluate {able}" if able else "")
     ) from first
 
 
-def _prepare(
-    plan: EvaluationPlan, benchmark: Benchmark, asker: "Asker", note: Callable[[str], None]
-) -> "BenchmarkSession":
-    from exgrpo_cli.evaluation.benchmarks.questions import benchmark_questions
-    from exgrpo_cli.evaluation.session import BenchmarkSession
-    from exgrpo_cli.questions.question_file.choices import options_of
-
-    questions = benchmark_questions(benchmark, plan.request.data)
+def prepare_session(
+    request: EvaluationRequest,
+    benchmark: Benchmark,
+    asker: "LocalModel | Endpoint",
+    note: Callable[[str], None],
+) -> Session:
+    """A benchmark with its questions and prompts. Raises InputError where it cannot be had or asked."""
+    name, questions = benchmark.name, benchmark_questions(benchmark, request.data)
     if not benchmark.source.dataset and all(options_of(question) for question in questions.questions):
         # A file of the user's own says by its options how it is to be graded.
-        note(f"{benchmark.name}: multiple choice, options shuffled")
+        note(f"{name}: multiple choice, options shuffled")
         benchmark = _override(benchmark, {"grader": "choice"})
-        questions = benchmark_questions(benchmark, plan.request.data)
-    unshuffled = len(questions.questions) - len(questions.options)
-    if benchmark.protocol.grader == "choice" and unshuffled:
+        questions = benchmark_questions(benchmark, request.data)
+    total, protocol = len(questions.asked), benchmark.protocol
+    unshuffled = sum(record.options is None for record in questions.asked)
+    if protocol.grader == "choice" and unshuffled:
         note(
-            f"{benchmark.name}: {unshuffled} of {len(questions.questions)} questions have no options that can be told "
-            "from their text, or a gold that labels none: asked as they stand, graded by label alone"
+            f"{name}: {unshuffled} of {total} questions have no options that can be told from their text, or a gold "
+            "that labels none: asked as they stand, graded by label alone"
         )
     if questions.num_folded:
-        note(f"{benchmark.name}: {questions.num_folded} repeated rows folded into {len(questions.questions)} questions")
-    samples = benchmark.protocol.samples
+        note(f"{name}: {questions.num_folded} repeated rows folded into {total} questions")
     # Who names a limit wants that limit; a preset's is the most that the model's window allows.
-    prepared = asker.prepare(benchmark, questions.questions, fits_window="max_tokens" not in plan.request.protocol)
-    if prepared.max_tokens < benchmark.protocol.max_tokens:
+    fits_window = "max_tokens" not in request.protocol
+    prepared = asker.prepare(name, protocol, questions.asked, fits_window=fits_window)
+    if prepared.max_tokens < protocol.max_tokens:
         note(
-            f"{benchmark.name}: at most {prepared.max_tokens} new tokens instead of {benchmark.protocol.max_tokens}: "
-            "the longest prompt and they fill the model's window"
+            f"{name}: at most {prepared.max_tokens} new tokens instead of {protocol.max_tokens}: the longest prompt "
+            "and they fill the model's window"
         )
-    return BenchmarkSession(
-        benchmark=benchmark,
-        questions=questions,
-        prepared=prepared,
-        seed=plan.request.seed,
-        batch_questions=asker.batch_questions(samples) if plan.request.deterministic else None,
-    )
+    stamp = {**_stamp(benchmark, questions, prepared, request.seed), **asker.stamp(), "environment": environment()}
+    return Session(benchmark=benchmark, questions=questions, prepared=prepared, stamp=stamp, seed=request.seed)
 
 
-def _run(plan: EvaluationPlan, session: "BenchmarkSession", asker: "Asker", *, quiet: bool) -> dict[str, Any]:
-    name, total = session.benchmark.name, len(session.questions.questions)
-    folder = ResultsFolder.create(plan.folders[name], session.stamp(asker), session.asked)
+def _stamp(benchmark: Benchmark, questions: BenchmarkQuestions, prepared: Prepared, seed: int) -> Stamp:
+    protocol, answer_format = benchmark.protocol, prepared.answer_format
+    return {
+        "benchmark": {
+            "name": benchmark.name,
+            "origin": questions.origin,
+            "questions": len(questions.asked),
+            "content_hash": questions.content_hash,
+            "folded_rows": questions.num_folded,
+            "shuffle_seed": protocol.shuffle_seed,
+        },
+        "prompt": {
+            "template": prepared.template,
+            "opens_think": answer_format.opens_think,
+            "requires_box": answer_format.requires_box,
+            "requires_eos": answer_format.require_eos,
+        },
+        "sampling": {
+            "samples": protocol.samples,
+            "temperature": protocol.temperature,
+            "top_p": protocol.top_p,
+            "max_tokens": prepared.max_tokens,
+            "seed": seed,
+        },
+        "grader": {"name": protocol.grader, "version": grader_version(protocol.grader)},
+    }
+
+
+def _run(plan: EvaluationPlan, session: Session, *, quiet: bool) -> dict[str, Any]:
+    name, total = session.benchmark.name, len(session.prepared.asked)
+    folder = ResultsFolder.create(plan.folders[name], session.stamp, session.prepared.asked)
     with folder, open_pool(session.benchmark.protocol.grader) as pool:
         try:
             with EvaluationProgress(name, total, quiet=quiet) as progress:
@@ -266,52 +367,29 @@ def rescore_folders(paths: Sequence[Path], second_graders: Sequence[str], summar
     results: dict[str, dict[str, Any]] = {}
     models = []
     for path in paths:
-        with ResultsFolder.open(path) as folder, open_pool(_stamped_grader(folder)) as pool:
-            rescore(folder, pool)
-            result = score_folder(folder, pool, second_graders)
-            results[folder.stamp["benchmark"]["name"]] = result
+        with ResultsFolder.open(path) as folder:
+            grader = folder.stamp["grader"]["name"]
+            if grader.startswith(PREFIX):
+                raise InputError(
+                    f"{path} names the grader {grader!r}, which would run code: if you trust it, evaluate with "
+                    "--grader."
+                )
+            with open_pool(grader) as pool:
+                rescore(folder, pool)
+                results[folder.stamp["benchmark"]["name"]] = score_folder(folder, pool, second_graders)
             models.append(folder.stamp["model"]["name"])
-    return _report(models[0], results, averages_over(results), summary_folder)
-
-
-def _stamped_grader(folder: ResultsFolder) -> str:
-    name = folder.stamp["grader"]["name"]
-    if name.startswith(PREFIX):
-        raise InputError(
-            f"{folder.path} names the grader {name!r}, which would run code: if you trust it, evaluate with --grader."
-        )
-    return name
-
-
-def _suite(request: EvaluationRequest) -> Suite:
-    if request.benchmarks:
-        suite = load_suite(request.benchmarks)
-    elif request.data is not None:
-        own = own_benchmark(stem_of(request.data))
-        suite = Suite(name=own.name, benchmarks=(own,), averages={})
-    else:
-        raise InputError("name a BENCHMARK (`exgrpo presets` lists them), or give your own questions with --data FILE.")
-    return replace(suite, benchmarks=tuple(_override(b, request.protocol) for b in suite.benchmarks))
+    return _report(models[0], results, summary_folder)
 
 
 def _override(benchmark: Benchmark, values: Mapping[str, Any]) -> Benchmark:
     return replace(benchmark, protocol=replace(benchmark.protocol, **values))
 
 
-def _report(
-    model: str, results: Mapping[str, Mapping[str, Any]], averages: Mapping[str, tuple[str, ...]], folder: Path
-) -> EvaluationReport:
-    titles = {name: benchmark_title(name) for name in results}
-    report = EvaluationReport(
-        model=model,
-        results=results,
-        titles=titles,
-        averages=averages_of(results, averages),
-        folder=folder,
-    )
+def _report(model: str, results: Mapping[str, Mapping[str, Any]], folder: Path) -> EvaluationReport:
+    table = ResultTable(titles={name: benchmark_title(name) for name in results}, models={model: results})
+    report = EvaluationReport(table=table, folder=folder)
     folder.mkdir(parents=True, exist_ok=True)
-    graded = {model: results, **{f"{model}, by {name}": found for name, found in by_second_grader(results).items()}}
-    write_tables(folder, [(name, table_columns(found, titles, averages)) for name, found in graded.items()])
+    write_tables(folder, table)
     if len(results) > 1:
         write_json(folder / "results.json", report.to_json())
     return report

@@ -8,7 +8,7 @@ from typing import Any
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.shapes import read_json
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.evaluation.results.stored import results_in
+from exgrpo_cli.evaluation.comparison import results_in
 from exgrpo_cli.ledger.schemas import TRAJECTORIES
 from exgrpo_cli.ledger.writer import IDENTITY_FILE
 from exgrpo_cli.publishing.base_model import find_base

@@ -10,9 +10,10 @@ from jaxtyping import Int64
 from exgrpo_cli.base.types import AnswerFormat, Question, SamplingParams, Verdict
 from exgrpo_cli.endpoints.heldout import new_fall, read_validations
 from exgrpo_cli.engines.ranked_generator import local_generator
-from exgrpo_cli.evaluation.results.records import Evaluation, QuestionRecord
-from exgrpo_cli.evaluation.results.regrade import disagreements, graders_beside, regrade
-from exgrpo_cli.evaluation.runner import evaluate_questions
+from exgrpo_cli.evaluation.local import from_generator
+from exgrpo_cli.evaluation.records import Evaluation, QuestionRecord
+from exgrpo_cli.evaluation.sampling import sample_and_grade
+from exgrpo_cli.evaluation.scoring import graders_beside, regrade
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.grading.valid_traces import sum_asked, valid_trace
 from exgrpo_cli.questions.question_file.choices import options_of
@@ -39,11 +40,9 @@ def validate(
         done += 1
         on_progress(done, len(own), what)
 
-    evaluation = evaluate_questions(
-        questions=own,
-        prompts=[parts.prompts[question.id] for question in own],
-        generator=local_generator(parts.generator),
-        decode=parts.backbone.decode,
+    evaluation = sample_and_grade(
+        [QuestionRecord(question=question, options=options_of(question)) for question in own],
+        from_generator(local_generator(parts.generator), parts.backbone.decode, parts.prompts),
         pool=parts.pool,
         answer_format=parts.answer_format,
         params=SamplingParams(
@@ -53,23 +52,22 @@ def validate(
         ),
         samples=settings.samples,
         seed=settings.seed,
-        on_result=count,
+        on_record=count,
     )
     records = parts.ranks.whole(evaluation.records, together=together)
-    return Evaluation(records=tuple(records), samples=settings.samples)
+    return Evaluation(records=tuple(records))
 
 
 def beside(
     evaluation: Evaluation, own: str, answer_format: AnswerFormat, pool: GradingPool
 ) -> dict[str, dict[str, float]]:
     """pass@1 by each grader that always stands beside the run's `own`, with `low`, `high` and `disagreements`."""
-    records = evaluation.records
-    options = {record.question.id: options_of(record.question) for record in records}
     found = {}
-    for grader in graders_beside(own, (record.question for record in records)):
-        second = regrade(records, options, answer_format, pool, grader=grader)
-        score = Evaluation(records=tuple(second), samples=evaluation.samples).score()
-        apart = len(disagreements(own, records, grader, second))
+    for grader in graders_beside(own, (record.question for record in evaluation.records)):
+        verdicts = regrade(evaluation, answer_format, pool, grader=grader)
+        score = evaluation.with_verdicts(verdicts).score()
+        both = zip(evaluation.all_samples, verdicts, strict=True)
+        apart = sum(sample.verdict.reward != verdict.reward for sample, verdict in both)
         found[grader] = {"pass_at_1": score.value, "low": score.low, "high": score.high, "disagreements": apart}
     return found
 
@@ -101,10 +99,7 @@ def score_json(evaluation: Evaluation, second_graders: Mapping[str, Mapping[str,
         "pass_at_1": score.value,
         "low": score.low,
         "high": score.high,
-        "pass_at_k": {
-            str(k): {"value": at_k.value, "low": at_k.low, "high": at_k.high}
-            for k, at_k in evaluation.pass_at_k().items()
-        },
+        "pass_at_k": evaluation.pass_at_k(),
         "second_graders": second_graders,
         "constant_answer": {"answer": answer, "pass_at_1": count / len(evaluation.records)},
         "questions": len(evaluation.records),

@@ -9,16 +9,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.evaluation.benchmarks.presets import (
+from exgrpo_cli.evaluation.benchmarks import (
     Benchmark,
     BenchmarkSource,
     Protocol,
     averages_over,
     load_benchmark,
-    load_suite,
+    load_benchmarks,
     own_benchmark,
 )
-from exgrpo_cli.evaluation.benchmarks.questions import benchmark_questions
+from exgrpo_cli.evaluation.questions import benchmark_questions
 from exgrpo_cli.presets import preset_names
 
 MEMBERS = ("aime24", "aime25", "amc", "math500", "minerva", "olympiad", "arc-c", "gpqa-diamond", "mmlu-pro")
@@ -47,13 +47,13 @@ def choice_benchmark(seed: int = 0) -> Benchmark:
     )
 
 
-def test_every_preset_loads():
+def names_of(*names: str) -> tuple[str, ...]:
+    return tuple(benchmark.name for benchmark in load_benchmarks(names))
+
+
+def test_presets_follow_the_published_protocol():
     assert set(preset_names("benchmarks")) == {*MEMBERS, "arithmetic", "paper", "paper-id", "paper-ood"}
-    for name in (*MEMBERS, "arithmetic"):
-        load_benchmark(name)
-
-
-def test_published_protocol():
+    load_benchmark("arithmetic")
     # Paper, section 4: avg@32 for the small ones, pass@1 for the rest, T = 0.6, top-p 1, 8,192 new tokens.
     for name in MEMBERS:
         protocol = load_benchmark(name).protocol
@@ -61,27 +61,17 @@ def test_published_protocol():
         assert (protocol.temperature, protocol.top_p, protocol.max_tokens) == (0.6, 1.0, 8192)
 
 
-def test_paper_is_the_nine_with_two_averages():
-    suite = load_suite(("paper",))
-    assert tuple(benchmark.name for benchmark in suite.benchmarks) == MEMBERS
-    assert suite.averages == {"in-distribution": MEMBERS[:6], "out-of-distribution": MEMBERS[6:]}
-
-
-def test_the_halves_of_the_paper_are_suites_of_their_own():
-    for name, members, group in (
-        ("paper-id", MEMBERS[:6], "in-distribution"),
-        ("paper-ood", MEMBERS[6:], "out-of-distribution"),
-    ):
-        suite = load_suite((name,))
-        assert tuple(benchmark.name for benchmark in suite.benchmarks) == members
-        assert (suite.name, suite.averages) == (name, {group: members})
-    assert load_suite(("paper-id", "paper-ood")).averages == load_suite(("paper",)).averages
+def test_suites_are_spelled_out_and_no_benchmark_comes_twice():
+    assert (names_of("paper"), names_of("paper-id"), names_of("paper-ood")) == (MEMBERS, MEMBERS[:6], MEMBERS[6:])
+    assert names_of("aime25", "paper", "aime25") == ("aime25", *(name for name in MEMBERS if name != "aime25"))
 
 
 @pytest.mark.parametrize(
     ("names", "averages"),
     [
         (("aime24",), {}),
+        (MEMBERS, {"in-distribution": MEMBERS[:6], "out-of-distribution": MEMBERS[6:]}),
+        (MEMBERS[:6], {"in-distribution": MEMBERS[:6]}),
         (("math500", "aime24"), {"aime24+math500": ("aime24", "math500")}),
         # A group that is whole keeps its name, the other is named by what there is of it.
         (
@@ -95,7 +85,6 @@ def test_the_halves_of_the_paper_are_suites_of_their_own():
 )
 def test_averages_are_over_whatever_was_run(names, averages):
     assert averages_over(names) == averages
-    assert load_suite(names).averages == averages
 
 
 def test_without_network_and_data_the_message_names_the_way_out(tmp_path, monkeypatch):
@@ -104,21 +93,15 @@ def test_without_network_and_data_the_message_names_the_way_out(tmp_path, monkey
         benchmark_questions(load_benchmark("aime24"))
 
 
-def test_benchmarks_named_twice_are_evaluated_once():
-    names = [benchmark.name for benchmark in load_suite(("aime25", "paper", "aime25")).benchmarks]
-    assert names == ["aime25", *(name for name in MEMBERS if name != "aime25")]
-
-
-def test_unknown_benchmark_names_the_nearest():
+def test_what_is_unknown_or_cannot_be_sampled_is_refused():
     with pytest.raises(InputError, match=r"'aime2024'.* Did you mean 'aime24'"):
-        load_suite(("aime2024",))
-
-
-def test_protocol_refuses_what_cannot_be_sampled():
-    with pytest.raises(InputError, match=r"temperature = 0\.0 is out of range: use a finite number above 0"):
-        replace(load_benchmark("aime24").protocol, temperature=0.0)
-    with pytest.raises(InputError, match=r"top_p = 1\.5"):
-        replace(load_benchmark("aime24").protocol, top_p=1.5)
+        load_benchmarks(("aime2024",))
+    for values, message in (
+        ({"temperature": 0.0}, r"temperature = 0\.0 is out of range: use a finite number above 0"),
+        ({"top_p": 1.5}, r"top_p = 1\.5"),
+    ):
+        with pytest.raises(InputError, match=message):
+            replace(load_benchmark("aime24").protocol, **values)
 
 
 def test_arithmetic_is_the_held_out_set():
@@ -156,20 +139,16 @@ def test_own_file_may_be_of_any_known_format(tmp_path):
     path.write_text("\n".join(map(json.dumps, rows)))
     loaded = benchmark_questions(own_benchmark("mine"), path)
     assert [question.answer for question in loaded.questions] == ["142", "1, 2"]
-
-
-def test_a_row_without_an_answer_is_refused(tmp_path):
-    path = tmp_path / "mine.jsonl"
-    path.write_text('{"problem": "Sum?", "answer": 1}\n{"problem": "Roots?", "answer": null}\n')
-    with pytest.raises(InputError, match=r"mine.jsonl: row 2 is no question of mine: no answer"):
-        benchmark_questions(own_benchmark("mine"), path)
-
-
-def test_an_empty_file_is_refused(tmp_path):
-    path = tmp_path / "mine.jsonl"
-    path.write_text("")
-    with pytest.raises(InputError, match=r"mine.jsonl has no rows"):
-        benchmark_questions(own_benchmark("mine"), path)
+    for text, message in (
+        (
+            '{"problem": "Sum?", "answer": 1}\n{"problem": "Roots?", "answer": null}\n',
+            "row 2 is no question of mine: no a",
+        ),
+        ("", "mine.jsonl has no rows"),
+    ):
+        path.write_text(text)
+        with pytest.raises(InputError, match=message):
+            benchmark_questions(own_benchmark("mine"), path)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +165,7 @@ def test_gold_letter_follows_the_shuffled_option(tmp_path, row):
         path = write_rows(tmp_path / "quiz.parquet", [{"question": "Colour?", **row}])
         read = benchmark_questions(choice_benchmark(seed), path)
         (question,) = read.questions
-        options = read.options[question.id]
+        options = read.asked[0].options
         assert options["ABCD".index(question.answer)] == "blue"
         assert f"\n{question.answer}. blue" in question.prompt[-1].content
         letters.add(question.answer)
@@ -195,8 +174,11 @@ def test_gold_letter_follows_the_shuffled_option(tmp_path, row):
 
 def test_option_order_does_not_depend_on_the_place_in_the_file(tmp_path):
     rows = [{"question": f"Q{n}", "options": ["a", "b", "c", "d", "e"], "answer": "A"} for n in range(5)]
-    forward = benchmark_questions(choice_benchmark(), write_rows(tmp_path / "1.parquet", rows)).options
-    backward = benchmark_questions(choice_benchmark(), write_rows(tmp_path / "2.parquet", rows[::-1])).options
+    paths = write_rows(tmp_path / "1.parquet", rows), write_rows(tmp_path / "2.parquet", rows[::-1])
+    forward, backward = (
+        {record.question.id: record.options for record in benchmark_questions(choice_benchmark(), path).asked}
+        for path in paths
+    )
     assert forward == backward
     assert len(set(forward.values())) > 1
 
@@ -205,4 +187,4 @@ def test_options_that_cannot_be_told_apart_are_asked_as_they_are(tmp_path):
     path = write_rows(tmp_path / "quiz.parquet", [verl_row("quiz", "Colour? Either red, or blue", "B")])
     read = benchmark_questions(choice_benchmark(), path)
     assert read.questions[0].prompt[-1].content == "Colour? Either red, or blue"
-    assert read.options == {}
+    assert read.asked[0].options is None

@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from benchmark_layouts import verl
 
 from exgrpo_cli.config.sections.run import TinySettings
-from exgrpo_cli.evaluation.runner import sample_seeds
+from exgrpo_cli.evaluation.sampling import sample_seeds
 from exgrpo_cli.models.export import export_model
 from exgrpo_cli.models.tiny import make_model
 from exgrpo_cli.models.tokenizer import make_tokenizer
@@ -42,7 +42,7 @@ def command(*arguments: str) -> list[str]:
 
 KILLED_AT_THE_FIRST_RECORD = """
 import os, signal
-from exgrpo_cli.evaluation.results.folder import ResultsFolder
+from exgrpo_cli.evaluation.folder import ResultsFolder
 from exgrpo_cli.main import main
 append = ResultsFolder.append
 def append_one_and_die(folder, records):
@@ -93,15 +93,7 @@ def check_stamp(stamp: dict[str, Any], *, questions: int, folded: int, samples: 
 
 
 def verl_rows(source: str, count: int) -> list[dict[str, Any]]:
-    return [
-        {
-            "data_source": source,
-            "prompt": [{"role": "user", "content": f"{number}+1=?"}],
-            "reward_model": {"ground_truth": str(number + 1), "style": "rule"},
-            "extra_info": {"index": number},
-        }
-        for number in range(count)
-    ]
+    return [verl(source)(f"{number}+1=?", str(number + 1)) for number in range(count)]
 
 
 @pytest.mark.engines
@@ -116,38 +108,19 @@ def test_a_file_of_two_benchmarks_killed_and_gone_on_with(tmp_path, small_backbo
 
 
 @pytest.mark.engines
-def test_aime24_of_the_real_file_killed_and_gone_on_with(tmp_path, small_backbone, shared_data):
-    data = shared_data / "verl_format_aime24_math500.parquet"
-    rows = pq.read_table(data, columns=["data_source", "prompt"]).to_pylist()
-    distinct = {row["prompt"][-1]["content"] for row in rows if row["data_source"] == "aime"}
-    num_rows = Counter(row["data_source"] for row in rows)["aime"]
-    assert (num_rows, len(distinct)) == (240, 30)
-    result, _ = killed_and_resumed(data, small_backbone, tmp_path / "results", "aime24", *LONG_ENOUGH)
-    assert (result["questions"], result["k"]) == (30, 32)
-    check_stamp(result["protocol"], questions=30, folded=240 - 30)
-
-
-@pytest.mark.engines
-def test_math500_of_the_real_file_killed_and_gone_on_with(tmp_path, untrained, shared_data):
-    data = shared_data / "verl_format_aime24_math500.parquet"
-    result, _ = killed_and_resumed(data, untrained, tmp_path / "results", "math500", "--max-tokens", "16")
-    assert (result["questions"], result["k"]) == (500, 1)
-    check_stamp(result["protocol"], questions=500, folded=0, samples=1)
-
-
-@pytest.mark.engines
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("engine", ["hf", "vllm"])
 @pytest.mark.parametrize(
     ("benchmark", "questions", "folded", "samples"), [("aime24", 30, 210, 8), ("math500", 500, 0, 1)]
 )
-def test_the_real_file_on_vllm_killed_and_gone_on_with(
-    tmp_path, untrained, shared_data, benchmark, questions, folded, samples
+def test_the_real_file_killed_and_gone_on_with(
+    tmp_path, untrained, shared_data, benchmark, questions, folded, samples, engine
 ):
-    options = ("--engine", "vllm", "--samples", str(samples), "--max-tokens", "64")
+    options = ("--engine", engine, "--samples", str(samples), "--max-tokens", "64" if engine == "vllm" else "16")
     data = shared_data / "verl_format_aime24_math500.parquet"
     result, said = killed_and_resumed(data, untrained, tmp_path / "results", benchmark, *options)
     assert (result["questions"], result["k"]) == (questions, samples)
-    check_stamp(result["protocol"], questions=questions, folded=folded, samples=samples, engine="vllm")
+    check_stamp(result["protocol"], questions=questions, folded=folded, samples=samples, engine=engine)
     assert f"{benchmark}: going on after" in said
 
 

@@ -5,14 +5,12 @@ import os
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.commands.evaluate import evaluate
+from exgrpo_cli.commands import run
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.settings import to_toml
-from exgrpo_cli.evaluation.asking.models import choose_model
+from exgrpo_cli.evaluation.models import choose_model
 from exgrpo_cli.presets import load_preset
 
 
@@ -35,29 +33,29 @@ def source(text: str) -> str:
 
 
 def test_a_run_its_checkpoints_and_its_exported_model(tmp_path):
-    run = make_run(tmp_path / "one", template="step-by-step")
-    assert source(str(run)) == str(run / "model")
-    assert source(f"{run}@step-000025") == str(run / "checkpoints/step-000025/model")
-    assert source(f"{run}@latest") == str(run / "checkpoints/step-000050/model")
-    best = choose_model(f"{run}@best")
+    folder = make_run(tmp_path / "one", template="step-by-step")
+    assert source(str(folder)) == str(folder / "model")
+    assert source(f"{folder}@step-000025") == str(folder / "checkpoints/step-000025/model")
+    assert source(f"{folder}@latest") == str(folder / "checkpoints/step-000050/model")
+    best = choose_model(f"{folder}@best")
     assert best.name == "one@step-000025"
     assert best.file_name == "one@step-000025"
-    for text in (f"{run}@best", f"{run}/model", f"{run}/checkpoints/step-000025/model"):
+    for text in (f"{folder}@best", f"{folder}/model", f"{folder}/checkpoints/step-000025/model"):
         choice = choose_model(text)
-        assert choice.run == run
+        assert choice.run == folder
         assert choice.config.data.template == "step-by-step"
         # The exported config has the run's rope base already.
         assert choice.config.backbone.rope_theta == 0.0
 
 
 def test_what_is_not_there_is_named(tmp_path):
-    run = make_run(tmp_path / "one")
+    folder = make_run(tmp_path / "one")
     with pytest.raises(
         InputError, match=r"one has no model in .*/step-000099/model: is the run finished\? Checkpoints: latest"
     ):
-        choose_model(f"{run}@step-000099")
+        choose_model(f"{folder}@step-000099")
     with pytest.raises(InputError, match=r"one@newest: no such checkpoint. Known: latest, best, step-000025, step-0"):
-        choose_model(f"{run}@newest")
+        choose_model(f"{folder}@newest")
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="empty is neither a run folder"):
         choose_model(str(tmp_path / "empty"))
@@ -84,27 +82,19 @@ def test_without_a_model_the_newest_finished_run_is_taken(tmp_path):
     with pytest.raises(InputError, match=r"no finished run under .*: name a model with --model, or train one"):
         choose_model(None, tmp_path)
     for age, name in enumerate(("newest", "older")):
-        run = make_run(tmp_path / name)
-        os.utime(run / "summary.json", (1_000_000 - age, 1_000_000 - age))
+        folder = make_run(tmp_path / name)
+        os.utime(folder / "summary.json", (1_000_000 - age, 1_000_000 - age))
     make_run(tmp_path / "unfinished", finished=False)
     assert choose_model(None, tmp_path).name == "newest"
 
 
-@pytest.fixture
-def app() -> typer.Typer:
-    app = typer.Typer()
-    app.command()(evaluate)
-    return app
-
-
-def test_dry_run_names_benchmark_model_and_folder(tmp_path, app, monkeypatch):
+def test_dry_run_names_benchmark_model_and_folder(tmp_path, capsys, monkeypatch):
     make_run(tmp_path / "runs" / "one")
     monkeypatch.chdir(tmp_path)
-    arguments = ["arithmetic", "aime24", "--samples", "8", "--dry-run", "--json"]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, result.output
-    assert "with one, the newest finished run" in result.stderr
-    plan = json.loads(result.stdout)
+    assert run(["eval", "arithmetic", "aime24", "--samples", "8", "--dry-run", "--json"]) == 0
+    shown = capsys.readouterr()
+    assert "with one, the newest finished run" in shown.err
+    plan = json.loads(shown.out)
     assert plan["model"]["name"] == "one"
     assert plan["benchmarks"]["aime24"]["folder"] == "results/aime24-one"
     assert plan["benchmarks"]["aime24"]["samples"] == 8
@@ -112,21 +102,18 @@ def test_dry_run_names_benchmark_model_and_folder(tmp_path, app, monkeypatch):
     assert not (tmp_path / "results").exists()
 
 
-def test_nothing_to_evaluate(app):
-    result = CliRunner().invoke(app, ["--model", "tiny"])
-    assert isinstance(result.exception, InputError)
-    assert "name a BENCHMARK" in str(result.exception)
-
-
-def test_values_out_of_range_name_their_bound(app):
-    result = CliRunner().invoke(app, ["arithmetic", "--model", "tiny", "--temperature", "-1"])
-    assert "temperature = -1.0 is out of range: use a finite number above 0" in str(result.exception)
-
-
-def test_an_unknown_second_grader_is_refused_before_anything_is_sampled(app):
-    result = CliRunner().invoke(app, ["arithmetic", "--model", "tiny", "--grader", "exakt", "--dry-run"])
-    assert isinstance(result.exception, InputError)
-    assert "'exact'" in str(result.exception)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("", "name a BENCHMARK"),
+        ("arithmetic --temperature -1", "temperature = -1.0 is out of range: use a finite number above 0"),
+        # Before anything is sampled.
+        ("arithmetic --grader exakt --dry-run", "'exact'"),
+    ],
+)
+def test_what_is_missing_or_out_of_range_is_refused(capsys, arguments, message):
+    assert run(["eval", "--model", "tiny", *arguments.split()]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_accuracy_plot_holds_every_model_and_benchmark(tmp_path):

@@ -5,9 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from benchmark_layouts import verl
 from random_model import questions_file, request_for, run, save_random_model
 
 from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.evaluation.folder import ResultsFolder
 
 
 @pytest.fixture(scope="module")
@@ -27,25 +29,17 @@ def test_another_protocol_is_refused_by_name(tmp_path, model):
         run(request_for(model, data, output))
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path, model):
-    output = tmp_path / "results"
-    output.mkdir()
-    (output / "thesis.tex").write_text("...")
-    with pytest.raises(InputError, match="exists and is no results folder: choose another --output"):
-        run(request_for(model, questions_file(tmp_path, 2), output))
-
-
-def test_a_file_in_the_place_of_the_folder(tmp_path, model):
-    output = tmp_path / "results"
-    output.write_text("notes")
-    with pytest.raises(InputError, match="exists and is no results folder: choose another --output"):
-        run(request_for(model, questions_file(tmp_path, 2), output))
-    assert output.read_text() == "notes"
+def test_what_lies_in_the_place_of_the_folder_is_left_alone(tmp_path, model):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "thesis.tex").write_text("...")
+    (tmp_path / "file").write_text("notes")
+    for name in ("folder", "file"):
+        with pytest.raises(InputError, match="exists and is no results folder: choose another --output"):
+            run(request_for(model, questions_file(tmp_path, 2), tmp_path / name))
+    assert (tmp_path / "file").read_text() == "notes"
 
 
 def test_two_evaluations_do_not_share_a_folder(tmp_path, model):
-    from exgrpo_cli.evaluation.results.folder import ResultsFolder
-
     request = request_for(model, questions_file(tmp_path, 2), tmp_path / "results")
     run(request)
     with ResultsFolder.open(tmp_path / "results"), pytest.raises(InputError, match="in use by another evaluation"):
@@ -93,16 +87,7 @@ def test_a_model_without_a_tokenizer(tmp_path, model, template):
 
 def test_benchmarks_that_cannot_be_asked_are_named_with_those_that_can(tmp_path, model):
     data = tmp_path / "mixed.jsonl"
-    rows = [
-        {
-            "data_source": "aime",
-            "prompt": [{"role": "user", "content": f"{n}+1=?"}],
-            "reward_model": {"ground_truth": str(n + 1), "style": "rule"},
-            "extra_info": {"index": n},
-        }
-        for n in range(3)
-    ]
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data.write_text("".join(json.dumps(verl("aime")(f"{n}+1=?", str(n + 1))) + "\n" for n in range(3)))
     request = replace(
         request_for(model, data, tmp_path / "results"), benchmarks=("aime24", "amc", "math500"), protocol={"samples": 1}
     )

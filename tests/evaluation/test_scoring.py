@@ -3,23 +3,19 @@
 import io
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from stored_results import NONE, RIGHT, WRONG, question, record, stamp, stored
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import AnswerFormat, Question, Verdict
-from exgrpo_cli.evaluation.compare.comparison import compare_folders
-from exgrpo_cli.evaluation.compare.paper_table import average, averages_of, latex, markdown, table_columns
-from exgrpo_cli.evaluation.compare.side_by_side import side_by_side
-from exgrpo_cli.evaluation.compare.terminal_tables import comparison_table, score_table
-from exgrpo_cli.evaluation.results.folder import AskedQuestion, ResultsFolder
-from exgrpo_cli.evaluation.results.majority import majority_at_k
-from exgrpo_cli.evaluation.results.records import Evaluation, QuestionRecord
-from exgrpo_cli.evaluation.results.stamp import differences, grader_version
-from exgrpo_cli.evaluation.scoring import open_pool, rescore, score_folder, ungraded
+from exgrpo_cli.evaluation.comparison import compare
+from exgrpo_cli.evaluation.folder import ResultsFolder
+from exgrpo_cli.evaluation.records import Evaluation, QuestionRecord
+from exgrpo_cli.evaluation.scoring import majority_at_k, open_pool, rescore, score_folder, ungraded
 from exgrpo_cli.evaluation.service import rescore_folders
+from exgrpo_cli.evaluation.stamp import differences, grader_version
+from exgrpo_cli.evaluation.tables import ResultTable, comparison_table, latex, markdown, score_table
 from exgrpo_cli.grading import GradingPool
 
 WHOLE = AnswerFormat(opens_think=False, requires_box=False, require_eos=False)
@@ -34,15 +30,15 @@ def pool():
 def test_majority_groups_equivalent_answers(pool: GradingPool):
     # Right: 2 votes. Wrong: 0.5 and 1/2 are one answer with 2 votes, 7 has one: a tie, the right one among the first.
     tie = record(question(1), ("4", RIGHT), ("4.0", RIGHT), ("0.5", WRONG), ("\\frac{1}{2}", WRONG), ("7", WRONG))
-    assert majority_at_k([tie], WHOLE, pool, {}) == 0.5
+    assert majority_at_k([tie], WHOLE, pool) == 0.5
     # With a third spelling of one half the wrong group wins.
     lost = record(question(2), ("4", RIGHT), ("2+2", RIGHT), ("0.5", WRONG), ("\\frac12", WRONG), ("2/4", WRONG))
-    assert majority_at_k([lost], WHOLE, pool, {}) == 0.0
+    assert majority_at_k([lost], WHOLE, pool) == 0.0
     # Wrong answers that all differ lose to two right ones; samples without an answer do not vote.
     won = record(question(3), ("4", RIGHT), ("4", RIGHT), ("5", WRONG), ("6", WRONG), ("7", WRONG), ("", NONE))
-    assert majority_at_k([won], WHOLE, pool, {}) == 1.0
+    assert majority_at_k([won], WHOLE, pool) == 1.0
     never = record(question(4), ("5", WRONG), ("", NONE), ("", NONE))
-    assert majority_at_k([tie, lost, won, never], WHOLE, pool, {}) == pytest.approx((0.5 + 0 + 1 + 0) / 4)
+    assert majority_at_k([tie, lost, won, never], WHOLE, pool) == pytest.approx((0.5 + 0 + 1 + 0) / 4)
 
 
 def said(asked: Question, *texts: tuple[str, Verdict]) -> QuestionRecord:
@@ -55,19 +51,18 @@ def said(asked: Question, *texts: tuple[str, Verdict]) -> QuestionRecord:
 def test_votes_without_a_box_are_grouped_too(pool: GradingPool):
     # Two right votes against three for 7, each worded in its own way.
     asked = said(question(1), ("It is 4", RIGHT), ("so 4", RIGHT), ("It is 7", WRONG), ("so 7.0", WRONG), ("7", WRONG))
-    assert majority_at_k([asked], WHOLE, pool, {}) == 0.0
+    assert majority_at_k([asked], WHOLE, pool) == 0.0
     split = said(question(1), ("It is 4", RIGHT), ("so 4", RIGHT), ("It is 7", WRONG), ("so 8", WRONG), ("9", WRONG))
-    assert majority_at_k([split], WHOLE, pool, {}) == 1.0
+    assert majority_at_k([split], WHOLE, pool) == 1.0
 
 
 def test_votes_for_an_option_are_grouped_by_its_letter():
     votes = [("ANSWER: A", RIGHT), ("(A)", RIGHT), ("ANSWER: C", WRONG), ("The answer is (C).", WRONG), ("Rome", WRONG)]
     asked = said(question(1, answer="A"), *votes)
     with open_pool("choice") as pool:
-        options = {"q1": ("Oslo", "Paris", "Rome")}
-        assert majority_at_k([asked], WHOLE, pool, options) == 0.0
+        assert majority_at_k([replace(asked, options=("Oslo", "Paris", "Rome"))], WHOLE, pool) == 0.0
         # Where the options are not known, nobody can tell that Rome is C: two votes each.
-        assert majority_at_k([asked], WHOLE, pool, {}) == 0.5
+        assert majority_at_k([asked], WHOLE, pool) == 0.5
 
 
 def test_time_outs_are_tried_again_before_the_score_and_kept(tmp_path, pool: GradingPool):
@@ -138,10 +133,11 @@ def test_oat_stands_beside_math_unasked(tmp_path, pool: GradingPool):
     better = [record(question(1, answer="7,8"), ("7,8", RIGHT), ("7,8", RIGHT), ("6", WRONG))]
     named = {"benchmark__name": "made", "model__name": "b", "model__hash": "b"}
     rescore_folders([stored(tmp_path / "better", better, **named)], (), tmp_path / "one")
-    compared = compare_folders(tmp_path / "made", tmp_path / "better").to_json()
-    assert (compared["difference"], compared["second_graders"]["oat"]["scores"]) == (0, [1 / 3, 2 / 3])
-    assert compared["second_graders"]["oat"]["difference"] == pytest.approx(1 / 3)
-    table = comparison_table(side_by_side([tmp_path / "made", tmp_path / "better"]))
+    compared = compare([tmp_path / "made", tmp_path / "better"]).table
+    found = compared.comparisons["b", "made"]
+    assert (found["difference"], found["second_graders"]["oat"]["scores"]) == (0, [1 / 3, 2 / 3])
+    assert found["second_graders"]["oat"]["difference"] == pytest.approx(1 / 3)
+    table = comparison_table(compared)
     rows = list(zip(*(column.cells for column in table.columns), strict=True))
     assert [row[1:5:3] for row in rows[:4]] == [("a", ""), ("  by oat", ""), ("b", "+0.0"), ("  by oat", "+33.3")]
 
@@ -179,8 +175,7 @@ def test_rescoring_imports_no_model_library(tmp_path):
 
 def test_unfinished_results_are_not_scored(tmp_path, pool: GradingPool):
     records = [record(question(1), ("4", RIGHT)), record(question(2), ("4", RIGHT))]
-    asked = [AskedQuestion(question=r.question, prompt_text="Q", options=None) for r in records]
-    with ResultsFolder.create(tmp_path / "made", stamp(1), asked) as folder:
+    with ResultsFolder.create(tmp_path / "made", stamp(1), records) as folder:
         folder.append(records[:1])
         with pytest.raises(InputError, match="holds 1 of 2 questions: finish the evaluation first"):
             score_folder(folder, pool)
@@ -194,61 +189,6 @@ def test_a_damaged_record_is_named(tmp_path):
         file.write('{"question_id":"q9","samples":[]}\n')
     with ResultsFolder.open(path) as folder, pytest.raises(InputError, match=r"records\.jsonl: line 2 is no record"):
         folder.records()
-
-
-def rates(path: Path, successes: list[int], **values: object) -> Path:
-    records = [
-        record(question(n), *([("4", RIGHT)] * k + [("5", WRONG)] * (4 - k))) for n, k in enumerate(successes, start=1)
-    ]
-    return stored(path, records, **values)
-
-
-def test_comparison_pairs_questions(tmp_path):
-    # Pass rates 0, 1/4, 1/2, 1 and 3/4, 1/4, 3/4, 0: differences 3/4, 0, 1/4, -1, mean 0.
-    first = rates(tmp_path / "a", [0, 1, 2, 4])
-    second = rates(tmp_path / "b", [3, 1, 3, 0], model__name="b", model__hash="2", environment__cores=64)
-    comparison = compare_folders(first, second)
-    assert comparison.difference.value == 0.0
-    assert comparison.difference.p_value == 1.0
-    assert comparison.difference.low < 0 < comparison.difference.high
-    assert [(flip.question_id, flip.first, flip.second) for flip in comparison.flips] == [
-        ("q4", 1.0, 0.0),
-        ("q1", 0.0, 0.75),
-    ]
-    assert comparison.to_json()["gained"] == ["q1"] and comparison.to_json()["lost"] == ["q4"]
-    assert comparison.notes == ()
-
-
-def test_compare_command_prints_and_draws(tmp_path):
-    import typer
-    from typer.testing import CliRunner
-
-    from exgrpo_cli.commands.evaluate import evaluate
-
-    app = typer.Typer()
-    app.command()(evaluate)
-    first = rates(tmp_path / "a", [0, 1, 2, 0])
-    second = rates(tmp_path / "b", [3, 1, 3, 4], model__name="b")
-    arguments = ["--compare", str(first), str(second), "--output", str(tmp_path / "both")]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, result.output
-    # Differences 3/4, 0, 1/4, 1: mean 1/2.
-    assert result.stdout.startswith("made: b minus a: +50.0 points, 95 % interval ")
-    assert "  0.00 -> 1.00  q4  Question 4?\n  0.00 -> 0.75  q1" in result.stdout
-    written = json.loads((tmp_path / "both" / "comparison.json").read_text())
-    assert [score["value"] for score in written["scores"]] == [3 / 16, 11 / 16]
-    assert (tmp_path / "both" / "accuracy.svg").exists()
-
-
-def test_unlike_protocols_are_not_compared(tmp_path):
-    first = rates(tmp_path / "a", [0, 1, 2, 4])
-    hotter = rates(tmp_path / "b", [0, 1, 2, 4], sampling__temperature=1.0, grader__name="exact")
-    with pytest.raises(
-        InputError, match=r"protocols differ: sampling.temperature is 0.6 and 1.0; grader.name is math and exact\. "
-    ):
-        compare_folders(first, hotter)
-    reseeded = rates(tmp_path / "c", [0, 1, 2, 4], sampling__seed=1)
-    assert compare_folders(first, reseeded).notes == ("sampling.seed is 0 and 1",)
 
 
 def test_differences_name_absent_keys():
@@ -273,38 +213,38 @@ def result(value: float, k: int = 1) -> dict[str, object]:
 
 
 def test_tables_follow_the_paper():
-    results = {"x": result(0.4), "y": result(0.2), "z": result(0.5)}
-    averages = {"in": ("x", "y"), "out": ("z", "w")}
-    columns = table_columns(results, {"x": "X", "y": "Y%", "z": "Z", "w": "W"}, averages)
-    assert [column.head for column in columns] == ["X", "Y%", "Avg.", "Z", "W", "Avg."]
-    assert markdown([("m", columns)]).splitlines() == [
-        "| Model | X | Y% | Avg. | Z | W | Avg. |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-        "| m | 40.0 | 20.0 | **30.0** | 50.0 | - | - |",
-        "| 95 % interval | 30.0 to 50.0 | 10.0 to 30.0 | 22.9 to 37.1 | 40.0 to 60.0 |  |  |",
+    names = ("aime24", "aime25", "amc", "math500", "minerva", "olympiad", "arc-c", "gpqa-diamond")
+    whole = {name: result(0.4) for name in names} | {"amc": result(0.1), "arc-c": result(0.5)}
+    titles = {name: name.upper() for name in names} | {"amc": "Y%"}
+    table = ResultTable(titles=titles, models={"my_model": whole, "part": {"arc-c": result(0.5)}})
+    assert markdown(table).splitlines() == [
+        "| Model | AIME24 | AIME25 | Y% | MATH500 | MINERVA | OLYMPIAD | Avg. | ARC-C | GPQA-DIAMOND | Avg. |",
+        "| --- |" + " ---: |" * 10,
+        "| my_model | 40.0 | 40.0 | 10.0 | 40.0 | 40.0 | 40.0 | **35.0** | 50.0 | 40.0 | **45.0** |",
+        # Intervals of 0.1 on either side: 0.1 / sqrt(6) = 0.041 and 0.1 / sqrt(2) = 0.071.
+        "| 95 % interval | 30.0 to 50.0 | 30.0 to 50.0 | 0.0 to 20.0 | 30.0 to 50.0 | 30.0 to 50.0 | 30.0 to 50.0 "
+        "| 30.9 to 39.1 | 40.0 to 60.0 | 30.0 to 50.0 | 37.9 to 52.1 |",
+        # An average waits for all its members.
+        "| part | - | - | - | - | - | - | - | 50.0 | - | - |",
+        "| 95 % interval |  |  |  |  |  |  |  | 40.0 to 60.0 |  |  |",
     ]
-    text = latex([("my_model", columns)])
-    assert "\\begin{tabular}{lrrr|rrr}" in text
-    assert "my\\_model & 40.0 & 20.0 & \\textbf{30.0} & 50.0 & - & - \\\\" in text
-    assert "Model & X & Y\\% & Avg. & Z & W & Avg. \\\\" in text
-
-
-def test_an_average_waits_for_all_its_members():
-    # Two intervals of 0.1 on either side: sqrt(0.1^2 + 0.1^2) / 2 = 0.0707.
-    found = average({"x": result(0.4), "y": result(0.2)}, ("x", "y"))
-    assert found == pytest.approx({"value": 0.3, "low": 0.3 - 0.070711, "high": 0.3 + 0.070711}, abs=1e-6)
-    assert average({"x": result(0.4)}, ("x", "y")) is None
+    text = latex(table)
+    assert "\\begin{tabular}{lrrrrrrr|rrr}" in text
+    assert "my\\_model & 40.0 & 40.0 & 10.0 & 40.0 & 40.0 & 40.0 & \\textbf{35.0} & 50.0" in text
+    assert "Y\\% & MATH500" in text
 
 
 def test_terminal_table_says_what_the_score_can_show():
     from rich.console import Console
 
-    console, results = Console(width=120, record=True, file=io.StringIO()), {"x": result(0.4, k=32)}
-    console.print(score_table("m", results, {"x": "AIME24"}, averages_of(results, {"in": ("x",)})))
+    console, results = Console(width=120, record=True, file=io.StringIO()), dict.fromkeys("xy", result(0.4, k=32))
+    console.print(score_table(ResultTable(titles={"x": "AIME24", "y": "B"}, models={"m": results})))
     text = console.export_text()
     assert "AIME24 avg@32" in text and "30.0 to 50.0" in text and "±25.0" in text
     assert "60.0  55.0 to 68.0" in text
-    assert text.splitlines()[-1].split() == ["Avg.", "in", "40.0", "30.0", "to", "50.0", "60.0", "55.0", "to", "68.0"]
+    # The distances of the ends, divided by the square root of two.
+    last = ["Avg.", "x+y", "40.0", "32.9", "to", "47.1", "60.0", "56.5", "to", "65.7"]
+    assert text.splitlines()[-1].split() == last
 
 
 def test_figures_of_an_evaluation():
@@ -312,13 +252,11 @@ def test_figures_of_an_evaluation():
         record(question(1, level="easy"), ("4", RIGHT), ("4", RIGHT)),
         record(question(2, level="hard"), ("5", WRONG), ("", NONE)),
     )
-    evaluation = Evaluation(records=(records[0], replace(records[1])), samples=2)
+    evaluation = Evaluation(records=records)
     assert list(evaluation.correct) == [2, 0]
-    assert evaluation.verdict_counts["no answer"] == 1
     assert (evaluation.mean_tokens, evaluation.num_tokens, evaluation.share_clipped) == (10.0, 40, 0.0)
-    from exgrpo_cli.evaluation.results.metrics import summarise
-
-    summary = summarise(evaluation)
+    summary = evaluation.figures()
+    assert summary["verdicts"]["no answer"] == 1
     # Wilson's of 1 in 1: 1 / (1 + 1.96^2) = 0.2065.
     easy = {"avg_at_k": 1.0, "low": 0.2065, "high": 1.0, "questions": 1}
     assert summary["by_level"]["easy"] == pytest.approx(easy, abs=1e-4)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ from exgrpo_cli.base.errors import InputError, Interrupted
 from exgrpo_cli.base.types import AnswerFormat, Message, Question, SamplingParams, StopReason, Verdict
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.evaluation import progress, service
-from exgrpo_cli.evaluation.asking.askers import LocalAsker
-from exgrpo_cli.evaluation.asking.models import choose_model
+from exgrpo_cli.evaluation.local import LocalModel, from_generator
+from exgrpo_cli.evaluation.models import choose_model
 from exgrpo_cli.evaluation.progress import EvaluationProgress
-from exgrpo_cli.evaluation.results.records import QuestionRecord, Sample
-from exgrpo_cli.evaluation.runner import evaluate_questions, sample_seeds
+from exgrpo_cli.evaluation.records import QuestionRecord, Sample
+from exgrpo_cli.evaluation.sampling import sample_and_grade, sample_seeds
 from exgrpo_cli.evaluation.scoring import open_pool
 from exgrpo_cli.evaluation.service import EvaluationRequest, evaluate, plan_evaluation
+from exgrpo_cli.models.load import load_folder
 
 
 @pytest.fixture(scope="module")
@@ -103,13 +105,14 @@ def test_progress_counts_from_the_first_question_on(monkeypatch, capsys):
     ]
 
 
-def test_a_finished_evaluation_is_not_sampled_again(tmp_path, model):
-    request = request_for(model, questions_file(tmp_path, 4), tmp_path / "results")
-    first = run(request)
-    changed = (tmp_path / "results" / "records.jsonl").stat().st_mtime_ns
-    again = run(request)
+def test_a_finished_evaluation_is_not_sampled_again_wherever_its_questions_lie(tmp_path, model):
+    first = run(request_for(model, questions_file(tmp_path, 4), tmp_path / "results"))
+    records = tmp_path / "results" / "records.jsonl"
+    changed = records.stat().st_mtime_ns
+    (tmp_path / "moved").mkdir()
+    again = run(request_for(model, questions_file(tmp_path / "moved", 4), tmp_path / "results"))
     assert again.results["sums"]["avg_at_k"] == first.results["sums"]["avg_at_k"]
-    assert (tmp_path / "results" / "records.jsonl").stat().st_mtime_ns == changed
+    assert records.stat().st_mtime_ns == changed
 
 
 def test_interrupted_questions_are_kept_and_the_rest_go_on(tmp_path, model, monkeypatch):
@@ -129,8 +132,8 @@ def test_interrupted_questions_are_kept_and_the_rest_go_on(tmp_path, model, monk
 
 
 def test_deterministic_evaluation_is_the_same_bit_for_bit_after_an_interruption(tmp_path, model, monkeypatch):
-    # Batches of 4 rows and 3 samples hold one question each; of 12 rows, four questions.
-    monkeypatch.setattr(LocalAsker, "_max_rows", 12)
+    # 3 samples a question: a batch of 12 rows holds four questions.
+    monkeypatch.setattr(LocalModel, "_max_rows", 12)
     data = questions_file(tmp_path, 11)
     whole, parts = (
         request_for(model, data, tmp_path / name, deterministic=True, threads=1) for name in ("whole", "parts")
@@ -139,22 +142,12 @@ def test_deterministic_evaluation_is_the_same_bit_for_bit_after_an_interruption(
     interrupt(monkeypatch, parts, after=6)
     records = tmp_path / "parts" / "records.jsonl"
     assert len(records.read_text().splitlines()) == 4  # the second batch was cut short and is asked again
-    with records.open("a") as file:
-        file.write(records.read_text().splitlines()[0].replace('"question_id":"', '"question_id":"x')[:90])
+    lines = (tmp_path / "whole" / "records.jsonl").read_text().splitlines(keepends=True)
+    # Of the second batch a part is there, as a kill while it is written leaves it: it is asked again as a whole.
+    records.write_text("".join(lines[:6]) + lines[6][:90])
     run(parts)
     for name in ("records.jsonl", "samples.parquet", "table.md"):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()
-
-
-def test_a_partly_kept_batch_is_asked_again_as_a_whole(tmp_path, model, monkeypatch):
-    monkeypatch.setattr(LocalAsker, "_max_rows", 12)
-    request = request_for(model, questions_file(tmp_path, 8), tmp_path / "results", deterministic=True, threads=1)
-    run(request)
-    records = tmp_path / "results" / "records.jsonl"
-    whole = records.read_text()
-    records.write_text("".join(whole.splitlines(keepends=True)[:6]))
-    run(request)
-    assert records.read_text() == whole
 
 
 def test_a_presets_limit_is_what_the_window_leaves(tmp_path, model):
@@ -185,25 +178,18 @@ def test_a_file_of_multiple_choice_questions_is_graded_as_such(tmp_path, model):
     assert all(sorted(line["options"]) == ["Bern", "Oslo", "Rome"] for line in asked)
 
 
-def test_the_same_questions_in_another_place_go_on(tmp_path, model):
-    run(request_for(model, questions_file(tmp_path, 2), tmp_path / "results"))
-    (tmp_path / "moved").mkdir()
-    run(request_for(model, questions_file(tmp_path / "moved", 2), tmp_path / "results"))
-
-
-def test_validation_samples_a_question_with_the_same_seeds_whatever_is_around_it(model):
-    config = choose_model(str(model)).config
-    from exgrpo_cli.models.load import load_folder
-
-    backbone = load_folder(model, torch.device("cpu"), config.backbone)
+def test_a_question_has_the_same_samples_whatever_is_around_it(model):
+    backbone = load_folder(model, torch.device("cpu"), choose_model(str(model)).config.backbone)
     questions = [
-        Question(id=f"q{n}", prompt=(Message(role="user", content=f"{n}+1=?"),), answer=str(n + 1), source="sums")
+        QuestionRecord(
+            question=Question(id=f"q{n}", prompt=(Message(role="user", content=f"{n}+1=?"),), answer="1", source="sums")
+        )
         for n in range(6)
     ]
-    prompts = [
-        np.asarray(backbone.tokenizer(question.prompt[0].content)["input_ids"], dtype=np.int32)
-        for question in questions
-    ]
+    prompts = {
+        asked.question.id: np.asarray(backbone.tokenizer(asked.question.prompt[0].content)["input_ids"], dtype=np.int32)
+        for asked in questions
+    }
     events: list[str] = []
 
     class Watched(HFGenerator):
@@ -212,27 +198,22 @@ def test_validation_samples_a_question_with_the_same_seeds_whatever_is_around_it
             events.append("sampled")
             return rollouts
 
+    generator = Watched(backbone.model, max_rows=2, eos_ids=backbone.eos_ids)
     with open_pool("math") as pool:
-        everything = {
-            "decode": backbone.decode,
-            "pool": pool,
-            "answer_format": AnswerFormat(opens_think=True, requires_box=True, require_eos=True),
-            "params": SamplingParams(temperature=1.0, top_p=1.0, max_new_tokens=16),
-            "samples": 2,
-            "seed": 3,
-        }
-        generator = Watched(backbone.model, max_rows=2, eos_ids=backbone.eos_ids)
-        whole = evaluate_questions(
-            questions=questions,
-            prompts=prompts,
-            generator=generator,
-            on_result=lambda record: events.append(record.question.id),
-            **everything,
+        ask = partial(
+            sample_and_grade,
+            respond=from_generator(generator, backbone.decode, prompts),
+            pool=pool,
+            answer_format=AnswerFormat(opens_think=True, requires_box=True, require_eos=True),
+            params=SamplingParams(temperature=1.0, top_p=1.0, max_new_tokens=16),
+            samples=2,
+            seed=3,
         )
-        alone = evaluate_questions(questions=[questions[4]], prompts=[prompts[4]], generator=generator, **everything)
+        whole = ask(questions, on_record=lambda record: events.append(record.question.id))
+        alone = ask([questions[4]])
     assert [record.question.id for record in whole.records] == [f"q{n}" for n in range(6)]
-    assert [s.seed for s in whole.records[4].samples] == [s.seed for s in alone.records[0].samples]
-    assert [s.text for s in whole.records[4].samples] == [s.text for s in alone.records[0].samples]
+    together, by_itself = ([(s.seed, s.text) for s in record.samples] for record in (whole.records[4], *alone.records))
+    assert together == by_itself
     # Two rows at a time: the first questions are graded and handed over while later ones are being sampled.
     assert events.index("sampled") >= 3
     score = whole.score()

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from exgrpo_cli.base.types import Message, Question, StopReason, Verdict
-from exgrpo_cli.evaluation.results.folder import AskedQuestion, ResultsFolder
-from exgrpo_cli.evaluation.results.records import QuestionRecord, Sample
-from exgrpo_cli.evaluation.results.stamp import Stamp
+from exgrpo_cli.evaluation.folder import ResultsFolder
+from exgrpo_cli.evaluation.records import QuestionRecord, Sample
+from exgrpo_cli.evaluation.stamp import Stamp
 
 RIGHT, WRONG, NONE = Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER
 
@@ -28,7 +28,7 @@ def record(asked: Question, *answers: tuple[str, Verdict]) -> QuestionRecord:
         )
         for member, (text, verdict) in enumerate(answers)
     )
-    return QuestionRecord(question=asked, samples=samples)
+    return QuestionRecord(question=asked, prompt_text="Q", samples=samples)
 
 
 def stamp(samples: int, **values: object) -> Stamp:
@@ -47,8 +47,15 @@ def stamp(samples: int, **values: object) -> Stamp:
     return made
 
 
+def with_successes(path: Path, successes: list[int], **values: object) -> Path:
+    """A results folder with this many successes of four at each question."""
+    records = [
+        record(question(n), *([("4", RIGHT)] * k + [("5", WRONG)] * (4 - k))) for n, k in enumerate(successes, start=1)
+    ]
+    return stored(path, records, **values)
+
+
 def stored(path: Path, records: list[QuestionRecord], **values: object) -> Path:
-    asked = [AskedQuestion(question=r.question, prompt_text="Q", options=None) for r in records]
-    with ResultsFolder.create(path, stamp(len(records[0].samples), **values), asked) as folder:
+    with ResultsFolder.create(path, stamp(len(records[0].samples), **values), records) as folder:
         folder.append(records)
     return path

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from exgrpo_cli.base.types import AnswerFormat, Message, Question, StopReason, Verdict
 from exgrpo_cli.config.sections.run import GradingSettings
-from exgrpo_cli.evaluation.results.records import Evaluation, QuestionRecord, Sample
+from exgrpo_cli.evaluation.records import Evaluation, QuestionRecord, Sample
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.runs.summary import remarks
 from exgrpo_cli.training.validation import beside, score_json, valid_counts
@@ -24,7 +24,7 @@ def test_oat_stands_beside_math_verify_and_beside_no_other():
         Sample(member=i, seed=i, text=text, num_tokens=3, stop_reason=StopReason.EOS, logprob=None, verdict=verdict)
         for i, (text, verdict) in enumerate(RESPONSES.items())
     )
-    evaluation = Evaluation(records=(QuestionRecord(question=question, samples=samples),), samples=len(samples))
+    evaluation = Evaluation(records=(QuestionRecord(question=question, samples=samples),))
     with GradingPool(GradingSettings(workers=1)) as pool:
         found = beside(evaluation, "math", FORMAT, pool)
         assert beside(evaluation, "exact", FORMAT, pool) == {}
@@ -52,11 +52,11 @@ def test_answers_that_are_right_in_every_step_are_counted():
         for i, (text, verdict) in enumerate(texts.items())
     )
     question = Question(id="sum", prompt=(Message(role="user", content="3+4=?"),), answer="7", source="arithmetic")
-    evaluation = Evaluation(records=(QuestionRecord(question=question, samples=samples),), samples=4)
+    evaluation = Evaluation(records=(QuestionRecord(question=question, samples=samples),))
     assert valid_counts(evaluation).tolist() == [1]
     score = score_json(evaluation, {})
     assert (score["pass_at_1"], score["valid_pass_at_1"]) == (0.75, 0.25)
     assert "; 0.250 right in every step; not above 1.000" in remarks(score)
     others = replace(question, source="mine")
-    evaluation = Evaluation(records=(QuestionRecord(question=others, samples=samples),), samples=4)
+    evaluation = Evaluation(records=(QuestionRecord(question=others, samples=samples),))
     assert valid_counts(evaluation) is None and "valid_pass_at_1" not in score_json(evaluation, {})

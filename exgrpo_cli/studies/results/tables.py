@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from rich.table import Table
 
 from exgrpo_cli.base.statistics import Interval
-from exgrpo_cli.evaluation.compare.paper_table import escape, latex_row
+from exgrpo_cli.evaluation.tables import escape, latex_row
 from exgrpo_cli.studies.results.endpoints import AT_EQUAL, ENDPOINTS
 from exgrpo_cli.studies.results.report import MAIN, ArmReport, Compared, StudyReport
 

@@ -11,7 +11,6 @@ from exgrpo_cli.config.settings import Config
 from exgrpo_cli.presets import preset_names
 
 RUNS = Path("runs")
-_CHECKPOINT = re.compile(r"step-\d{6}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,7 +21,7 @@ class ModelChoice:
     """For tables and folder names."""
     config: Config
     """The run's or the preset's settings; `backbone.source` is the folder or hub id to load."""
-    run: Path | None
+    run: Path | None = None
     """The run folder it came from."""
 
     @property
@@ -48,17 +47,16 @@ def choose_model(text: str | None, runs: Path = RUNS) -> ModelChoice:
     if path.is_dir():
         return _of_folder(path)
     if is_gguf(text) and path.is_file():
-        return ModelChoice(name=path.name, config=build_config(backbone=str(path)), run=None)
+        return ModelChoice(name=path.name, config=build_config(backbone=str(path)))
     if text in preset_names("backbones"):
-        return ModelChoice(name=text, config=build_config(backbone=text), run=None)
+        return ModelChoice(name=text, config=build_config(backbone=text))
     hub_id, _, revision = text.partition("@")
     if re.fullmatch(r"[\w.-]+/[\w.-]+", hub_id) and not text.startswith((".", "/", "runs/", "results/")):
         options = {"backbone": {"revision": revision}} if revision else {}
-        return ModelChoice(name=text, config=build_config(backbone=hub_id, options=options), run=None)
+        return ModelChoice(name=text, config=build_config(backbone=hub_id, options=options))
     raise InputError(
         f"--model {text!r} is neither a run folder, a model folder, a GGUF file, a hub id (owner/name), nor a backbone "
-        "preset."
-        f"{nearest(text, preset_names('backbones'))}"
+        f"preset.{nearest(text, preset_names('backbones'))}"
     )
 
 
@@ -75,30 +73,19 @@ def _is_run(path: Path) -> bool:
 
 
 def _of_run(run: Path, checkpoint: str) -> ModelChoice:
-    folder = run / "model"
-    if checkpoint:
-        checkpoint = _checkpoint_name(run, checkpoint)
-        folder = run / "checkpoints" / checkpoint / "model"
-    if not (folder / "config.json").is_file():
-        raise InputError(f"{run} has no model in {folder}: is the run finished? Checkpoints: {_listed(run)}.")
-    name = run_label(run) + (f"@{checkpoint}" if checkpoint else "")
-    return ModelChoice(name=name, config=_settings(run, folder), run=run)
-
-
-def _checkpoint_name(run: Path, checkpoint: str) -> str:
-    if _CHECKPOINT.fullmatch(checkpoint):
-        return checkpoint
-    pointer = run / "checkpoints" / checkpoint
-    if checkpoint not in ("latest", "best") or not pointer.is_file():
-        raise InputError(f"{run}@{checkpoint}: no such checkpoint. Known: {_listed(run)}.")
-    return pointer.read_text(encoding="utf-8").strip()
-
-
-def _listed(run: Path) -> str:
     checkpoints = run / "checkpoints"
     pointers = [name for name in ("latest", "best") if (checkpoints / name).is_file()]
     steps = sorted(path.name for path in checkpoints.glob("step-*") if path.is_dir())
-    return ", ".join([*pointers, *steps]) or "none"
+    known = ", ".join([*pointers, *steps]) or "none"
+    if checkpoint in pointers:
+        checkpoint = (checkpoints / checkpoint).read_text(encoding="utf-8").strip()
+    elif checkpoint and not re.fullmatch(r"step-\d{6}", checkpoint):
+        raise InputError(f"{run}@{checkpoint}: no such checkpoint. Known: {known}.")
+    folder = checkpoints / checkpoint / "model" if checkpoint else run / "model"
+    if not (folder / "config.json").is_file():
+        raise InputError(f"{run} has no model in {folder}: is the run finished? Checkpoints: {known}.")
+    name = run_label(run) + (f"@{checkpoint}" if checkpoint else "")
+    return ModelChoice(name=name, config=_settings(run, folder), run=run)
 
 
 def _of_folder(folder: Path) -> ModelChoice:
@@ -108,7 +95,7 @@ def _of_folder(folder: Path) -> ModelChoice:
     parents = [parent for parent in (folder.resolve().parent, folder.resolve().parents[2]) if _is_run(parent)]
     if folder.name == "model" and parents:
         return ModelChoice(name=run_label(parents[0]), config=_settings(parents[0], folder), run=parents[0])
-    return ModelChoice(name=folder.resolve().name, config=build_config(backbone=str(folder)), run=None)
+    return ModelChoice(name=folder.resolve().name, config=build_config(backbone=str(folder)))
 
 
 def _settings(run: Path, folder: Path) -> Config:

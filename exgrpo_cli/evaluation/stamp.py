@@ -2,13 +2,14 @@
 
 import hashlib
 import importlib.metadata
+import importlib.util
 import os
 import platform
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from exgrpo_cli import __version__
+from exgrpo_cli.base.types import AnswerFormat
 
 Stamp = dict[str, dict[str, Any]]
 """Section -> key -> plain value, as it stands in `protocol.json`."""
@@ -32,7 +33,10 @@ MAY_DIFFER_IN_COMPARISON = (
 
 def differences(one: Stamp, other: Stamp, *, may_differ: tuple[str, ...]) -> list[str]:
     """Every key whose values differ, as `sampling.temperature is 0.6 and 1.0`."""
-    first, second = _flat(one), _flat(other)
+    first, second = (
+        {f"{section}.{key}": value for section, values in stamp.items() for key, value in values.items()}
+        for stamp in (one, other)
+    )
     return [
         f"{key} is {first.get(key, 'absent')} and {second.get(key, 'absent')}"
         for key in dict.fromkeys([*first, *second])
@@ -40,14 +44,24 @@ def differences(one: Stamp, other: Stamp, *, may_differ: tuple[str, ...]) -> lis
     ]
 
 
+def stamped_format(stamp: Stamp) -> AnswerFormat:
+    """Where the protocol says answers are to be looked for."""
+    prompt = stamp["prompt"]
+    return AnswerFormat(
+        opens_think=prompt["opens_think"], requires_box=prompt["requires_box"], require_eos=prompt["requires_eos"]
+    )
+
+
 def environment() -> dict[str, Any]:
     """Versions and hardware; recorded, never compared."""
+    import torch
+
     return {
         "exgrpo": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cores": len(os.sched_getaffinity(0)),
-        "gpus": _gpus(),
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "packages": {name: version for name in PACKAGES if (version := package_version(name))},
     }
 
@@ -65,8 +79,6 @@ def grader_version(grader: str) -> str:
     if grader == "math":
         return f"math-verify {package_version('math-verify')}"
     if grader.startswith("python:"):
-        import importlib.util
-
         module = importlib.util.find_spec(grader.split(":")[1])
         origin = module.origin if module else None
         return f"sha256 {hashlib.sha256(Path(origin).read_bytes()).hexdigest()[:16]}" if origin else "unknown"
@@ -83,13 +95,3 @@ def model_hash(folder: Path) -> str:
                 while block := file.read(1 << 22):
                     digest.update(block)
     return digest.hexdigest()
-
-
-def _gpus() -> list[str]:
-    import torch
-
-    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-
-
-def _flat(stamp: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    return {f"{section}.{key}": value for section, values in stamp.items() for key, value in values.items()}

@@ -48,7 +48,7 @@ class Protocol:
     max_tokens: int = 8192
     """Response limit in tokens, EOS included."""
     require_box: Literal["auto", "always", "never"] = "auto"
-    """Whether a response without `\\boxed{}` has no answer; "auto" asks the template."""
+    """Whether a response without `\\boxed{}` has no answer; "auto" takes what the template asks for."""
     require_eos: bool = False
     """Whether a response cut off at the limit has no answer."""
     shuffle_seed: int = 0
@@ -66,6 +66,11 @@ class Protocol:
             if not holds:
                 raise InputError(f"{name} = {getattr(self, name)!r} is out of range: use {bound}.")
 
+    @property
+    def requires_box(self) -> bool | None:
+        """`require_box` as templates take it: None leaves it to the template."""
+        return {"auto": None, "always": True, "never": False}[self.require_box]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Benchmark:
@@ -76,16 +81,6 @@ class Benchmark:
     """Column head in tables."""
     source: BenchmarkSource
     protocol: Protocol
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Suite:
-    """Benchmarks evaluated together."""
-
-    name: str
-    benchmarks: tuple[Benchmark, ...]
-    averages: Mapping[str, tuple[str, ...]]
-    """Names of the benchmarks in each average, in the order of the table's columns."""
 
 
 def load_benchmark(name: str) -> Benchmark:
@@ -105,15 +100,11 @@ def load_benchmark(name: str) -> Benchmark:
     )
 
 
-def load_suite(names: tuple[str, ...]) -> Suite:
-    """Benchmarks by name, suites spelled out, with the averages over them."""
-    spelled_out: dict[str, None] = {}
-    for name in names:
-        preset = load_preset("benchmarks", name)
-        spelled_out.update(dict.fromkeys(_members(preset) if "suite" in preset else [name]))
-    return Suite(
-        name="-".join(names), benchmarks=tuple(map(load_benchmark, spelled_out)), averages=averages_over(spelled_out)
-    )
+def load_benchmarks(names: Collection[str]) -> tuple[Benchmark, ...]:
+    """Benchmarks by name, suites spelled out, each once."""
+    presets = {name: load_preset("benchmarks", name) for name in names}
+    members = [_members(preset) if "suite" in preset else [name] for name, preset in presets.items()]
+    return tuple(map(load_benchmark, dict.fromkeys(name for group in members for name in group)))
 
 
 def own_benchmark(name: str) -> Benchmark:
@@ -137,29 +128,26 @@ def averages_over(names: Collection[str]) -> dict[str, tuple[str, ...]]:
     if len(names) < 2:
         return {}
     for suite in _suites():
-        parts = {group: [name for name in members if name in names] for group, members in suite.items()}
-        found = {group: members for group, members in parts.items() if members}
+        found = {group: tuple(name for name in members if name in names) for group, members in suite.items()}
+        found = {group: members for group, members in found.items() if members}
         if sum(map(len, found.values())) == len(names) and all(len(members) > 1 for members in found.values()):
-            whole = {
-                group: group if len(suite[group]) == len(found[group]) else "+".join(found[group]) for group in found
+            return {
+                group if len(members) == len(suite[group]) else "+".join(members): members
+                for group, members in found.items()
             }
-            return {whole[group]: tuple(members) for group, members in found.items()}
     return {"+".join(names): tuple(names)}
 
 
 def in_suite_order(names: Collection[str]) -> list[str]:
     """Benchmarks of a shipped suite in its order, then the others as they come."""
-    known = [name for averages in _suites() for members in averages.values() for name in members]
+    known = [name for suite in _suites() for members in suite.values() for name in members]
     return list(dict.fromkeys([*(name for name in known if name in names), *names]))
 
 
-def _suites() -> list[dict[str, tuple[str, ...]]]:
+def _suites() -> list[dict[str, list[str]]]:
+    """Each shipped suite as its averages: name of the average to its members."""
     presets = [load_preset("benchmarks", name) for name in preset_names("benchmarks")]
-    return [
-        {key: tuple(members) for key, members in preset["suite"]["averages"].items()}
-        for preset in presets
-        if "suite" in preset
-    ]
+    return [preset["suite"]["averages"] for preset in presets if "suite" in preset]
 
 
 def _members(preset: Mapping[str, Any]) -> list[str]:

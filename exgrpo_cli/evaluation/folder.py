@@ -6,7 +6,7 @@ finished question; a line that a kill tore off is dropped when the folder is ope
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,8 @@ from filelock import FileLock, Timeout
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.files import append_json_lines, drop_torn_line, read_json_lines, write_json, write_json_lines
 from exgrpo_cli.base.types import Message, Question, StopReason, Verdict
-from exgrpo_cli.evaluation.results.records import QuestionRecord, Sample
-from exgrpo_cli.evaluation.results.stamp import MAY_DIFFER_ON_RESUME, Stamp, differences
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AskedQuestion:
-    """A question with everything the model and the grader saw of it."""
-
-    question: Question
-    prompt_text: str
-    """The exact text of the prompt, or the messages as JSON where a server applied the template."""
-    options: tuple[str, ...] | None
-    """Options of a multiple-choice question, A first."""
+from exgrpo_cli.evaluation.records import Evaluation, QuestionRecord, Sample
+from exgrpo_cli.evaluation.stamp import MAY_DIFFER_ON_RESUME, Stamp, differences
 
 
 class ResultsFolder:
@@ -41,7 +30,7 @@ class ResultsFolder:
         self._lock = FileLock(path / ".lock")
 
     @classmethod
-    def create(cls, path: Path, stamp: Stamp, asked: Sequence[AskedQuestion]) -> "ResultsFolder":
+    def create(cls, path: Path, stamp: Stamp, asked: Sequence[QuestionRecord]) -> "ResultsFolder":
         """A folder for this protocol: a new one, or one that an interrupted evaluation of the same protocol left.
 
         Raises InputError where the folder holds something else, another protocol, or cannot be written.
@@ -86,14 +75,14 @@ class ResultsFolder:
         except Timeout:
             raise InputError(f"{self.path} is in use by another evaluation: wait for it to end.") from None
 
-    def _check(self, stamp: Stamp, asked: Sequence[AskedQuestion]) -> None:
+    def _check(self, stamp: Stamp, asked: Sequence[QuestionRecord]) -> None:
         unlike = differences(self.stamp, stamp, may_differ=MAY_DIFFER_ON_RESUME)
         if unlike:
             raise InputError(
                 f"{self.path} holds results of another protocol: {'; '.join(unlike)}. Choose another --output, or "
                 "remove the folder."
             )
-        if [item.question.id for item in self.asked()] != [item.question.id for item in asked]:
+        if [record.question.id for record in self.asked()] != [record.question.id for record in asked]:
             raise InputError(f"{self.path}/questions.jsonl lists other questions than {self._protocol.name} says.")
 
     @property
@@ -109,24 +98,34 @@ class ResultsFolder:
         """Write another stamp, as after grading with another version."""
         write_json(self._protocol, stamp)
 
-    def asked(self) -> list[AskedQuestion]:
-        """The questions in their order."""
+    def asked(self) -> list[QuestionRecord]:
+        """The questions in their order, without samples."""
         return [_asked(row) for row in read_json_lines(self._questions)]
 
     def records(self) -> dict[str, QuestionRecord]:
-        """Finished questions by id, without a torn last line; raises InputError for any other damage."""
+        """Finished questions by id, in the order in which they finished, without a torn last line.
+
+        Raises InputError for any other damage.
+        """
         if self._lock.is_locked and self._records.exists():
             drop_torn_line(self._records)
-        questions = {item.question.id: item.question for item in self.asked()}
+        asked = {record.question.id: record for record in self.asked()}
         records: dict[str, QuestionRecord] = {}
         rows = read_json_lines(self._records) if self._records.exists() else ()
         for number, row in enumerate(rows, start=1):
             try:
                 samples = tuple(_sample(values) for values in row["samples"])
-                records[row["question_id"]] = QuestionRecord(question=questions[row["question_id"]], samples=samples)
+                records[row["question_id"]] = replace(asked[row["question_id"]], samples=samples)
             except (KeyError, TypeError, ValueError) as error:
                 raise InputError(f"{self._records}: line {number} is no record ({error!r}): remove it.") from error
         return records
+
+    def evaluation(self) -> Evaluation:
+        """All questions in the order they were asked; raises InputError while some are unfinished."""
+        ids, records = [record.question.id for record in self.asked()], self.records()
+        if len(records) < len(ids):
+            raise InputError(f"{self.path} holds {len(records)} of {len(ids)} questions: finish the evaluation first.")
+        return Evaluation(records=tuple(records[question_id] for question_id in ids))
 
     def append(self, records: Iterable[QuestionRecord]) -> None:
         """Add finished questions in one write, flushed before it returns.
@@ -150,18 +149,16 @@ class ResultsFolder:
         self.close()
 
 
-def _question_row(asked: AskedQuestion) -> dict[str, Any]:
-    return asdict(asked)
+def _question_row(asked: QuestionRecord) -> dict[str, Any]:
+    return {"question": asdict(asked.question), "prompt_text": asked.prompt_text, "options": asked.options}
 
 
-def _asked(row: Mapping[str, Any]) -> AskedQuestion:
-    fields = row["question"]
-    prompt = tuple(Message(**turn) for turn in fields["prompt"])
-    options = row["options"]
-    return AskedQuestion(
-        question=Question(**{**fields, "prompt": prompt}),
+def _asked(row: Mapping[str, Any]) -> QuestionRecord:
+    prompt = tuple(Message(**turn) for turn in row["question"]["prompt"])
+    return QuestionRecord(
+        question=Question(**{**row["question"], "prompt": prompt}),
         prompt_text=row["prompt_text"],
-        options=None if options is None else tuple(options),
+        options=None if row["options"] is None else tuple(row["options"]),
     )
 
 
@@ -170,5 +167,4 @@ def _record_row(record: QuestionRecord) -> dict[str, Any]:
 
 
 def _sample(row: Mapping[str, Any]) -> Sample:
-    kinds = {"stop_reason": StopReason(row["stop_reason"]), "verdict": Verdict(row["verdict"])}
-    return Sample(**{**row, **kinds})
+    return Sample(**{**row, "stop_reason": StopReason(row["stop_reason"]), "verdict": Verdict(row["verdict"])})

@@ -1,1 +1,0 @@
-"""Who is asked: a model loaded here, or a server."""

@@ -1,1 +1,0 @@
-"""Benchmarks: presets, questions and the order of multiple-choice options."""

@@ -1,1 +1,0 @@
-"""Several results held against each other."""

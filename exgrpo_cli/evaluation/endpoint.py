@@ -1,0 +1,314 @@
+"""A server that speaks the OpenAI protocol, as a source of responses.
+
+Each response is a request of its own with its own seed, so an interrupted evaluation samples what is left with the
+seeds it would have had. What may pass (a refused connection, a time-out, an overloaded or restarting server, an answer
+that is no completion) is tried again with growing pauses, and the user is told; what will not (a wrong model name, a
+host that does not exist) ends the work at once.
+"""
+
+import json
+import queue
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from http.client import HTTPException
+from typing import Any, TypeVar
+
+from exgrpo_cli.base.errors import InputError, RunError, nearest
+from exgrpo_cli.base.types import AnswerFormat, Message, Question, SamplingParams, StopReason
+from exgrpo_cli.evaluation.benchmarks import Protocol
+from exgrpo_cli.evaluation.records import QuestionRecord
+from exgrpo_cli.evaluation.sampling import OnResponse, Prepared, Response
+from exgrpo_cli.questions.prompts import TEMPLATES, THOUGHT_SOLUTION_SYSTEM
+
+Prompt = str | tuple[Message, ...]
+"""Messages for the server's chat template, or the text of the prompt as it is."""
+
+# Time-out, conflict, too early, too many requests: the same request may succeed later.
+_PASSING_CLIENT_ERRORS = (408, 409, 425, 429)
+_LONGEST_PAUSE_SECONDS = 60.0
+# Whatever ended a response but the limit ended it for good: a filter that cut it off would do so again.
+_STOP_REASONS = {
+    "stop": StopReason.EOS,
+    "content_filter": StopReason.EOS,
+    "tool_calls": StopReason.EOS,
+    "function_call": StopReason.EOS,
+    "length": StopReason.LENGTH,
+}
+_REFUSED_AT_FIRST = 3
+"""Attempts to connect to a server that has not answered yet: a mistyped port is refused for ever."""
+_NOTE_EVERY_SECONDS = 30.0
+"""Many requests fail together when a server does: one line tells of all."""
+
+T = TypeVar("T")
+
+
+class _Passing(Exception):
+    """An attempt failed in a way that may pass."""
+
+    def __init__(self, what: str, *, pause_seconds: float = 0.0, first_attempts: int | None = None) -> None:
+        super().__init__(what)
+        self.pause_seconds = pause_seconds
+        """Pause that the server asked for."""
+        self.first_attempts = first_attempts
+        """Attempts worth making where the server has not answered yet; None for as many as ever."""
+
+
+class ThrottledLog:
+    """Passes a line on unless another one went out shortly before; called from any thread."""
+
+    def __init__(self, note: Callable[[str], None], every_seconds: float = _NOTE_EVERY_SECONDS) -> None:
+        self._note = note
+        self._every_seconds = every_seconds
+        self._lock = threading.Lock()
+        self._last = -every_seconds
+
+    def __call__(self, text: str) -> None:
+        with self._lock:
+            now = time.monotonic()
+            if now - self._last >= self._every_seconds:
+                self._last = now
+                self._note(text)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Endpoint:
+    """Address, model and patience."""
+
+    url: str
+    """Base address, with or without the closing `/v1`."""
+    model: str
+    api_key: str | None = field(default=None, repr=False)
+    parallel: int = 32
+    """Requests under way at once; the server does the batching."""
+    timeout_seconds: float = 1200.0
+    """Longest wait for one response."""
+    attempts: int = 6
+    backoff_seconds: float = 1.0
+    """Pause after the first failure; doubled after each further one, at most a minute."""
+    note: Callable[[str], None] = field(default=lambda text: None, repr=False, compare=False)
+    """Gets one line for an attempt that failed and is made again."""
+
+    @property
+    def base(self) -> str:
+        """Address that requests go to, without the path of one."""
+        trimmed = self.url.rstrip("/")
+        return trimmed if trimmed.endswith("/v1") else f"{trimmed}/v1"
+
+    def check(self) -> None:
+        """Raises InputError where nobody answers, or the server does not have the model."""
+        if not self.url.startswith(("http://", "https://")):
+            raise InputError(f"--endpoint {self.url!r} is no address: it begins with http:// or https://.")
+        try:
+            listed = self._with_patience(lambda: _model_names(self._call("/models", None, timeout=30.0)), first=True)
+        except RunError as error:
+            raise InputError(str(error)) from error
+        if self.model not in listed:
+            raise InputError(f"{self.base} serves {', '.join(listed) or 'no model'}, not {self.model!r}: see --model.")
+
+    def prepare(
+        self, name: str, protocol: Protocol, asked: tuple[QuestionRecord, ...], *, fits_window: bool
+    ) -> Prepared:
+        """See `LocalModel.prepare`; only the server knows its window: it refuses what exceeds it."""
+        template = "chat" if protocol.template == "auto" else protocol.template
+        prompts = {record.question.id: endpoint_prompt(template, record.question) for record in asked}
+        requires_box = protocol.requires_box
+        return Prepared(
+            asked=tuple(replace(record, prompt_text=_prompt_text(prompts[record.question.id])) for record in asked),
+            template=template,
+            answer_format=AnswerFormat(
+                # Nobody here opens `<think>`: what the server answers is graded from a `</think>` on where it has one.
+                opens_think=False,
+                requires_box=TEMPLATES[template].requires_box if requires_box is None else requires_box,
+                require_eos=protocol.require_eos,
+            ),
+            max_tokens=protocol.max_tokens,
+            open=lambda: lambda requests, params, on_response: self.respond_all(prompts, requests, params, on_response),
+        )
+
+    def stamp(self) -> dict[str, dict[str, Any]]:
+        """See `LocalModel.stamp`; the version is what the server says at `/version`, as vLLM does."""
+        try:
+            version = str(self._read(self.base.removesuffix("/v1") + "/version", None, 30.0)["version"])
+        except (OSError, ValueError, KeyError, TypeError, HTTPException):
+            version = "unknown"
+        return {
+            "model": {"name": self.model, "path": self.url, "hash": "unknown to the client"},
+            "engine": {"name": "endpoint", "version": version, "deterministic": False},
+        }
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def respond_all(
+        self,
+        prompts: Mapping[str, Prompt],
+        requests: Sequence[tuple[str, tuple[int, ...]]],
+        params: SamplingParams,
+        on_response: OnResponse,
+    ) -> None:
+        """Ask for all responses, `parallel` at a time. Raises the first RunError and drops the rest."""
+        wanted = deque(
+            (index, member, prompts[question_id], seed)
+            for index, (question_id, seeds) in enumerate(requests)
+            for member, seed in enumerate(seeds)
+        )
+        total = len(wanted)
+        arrived: queue.SimpleQueue[tuple[int, int, Response | RunError | None]] = queue.SimpleQueue()
+
+        def work() -> None:
+            while (job := _next(wanted)) is not None:
+                index, member, prompt, seed = job
+                outcome: Response | RunError | None = None
+                try:
+                    outcome = self.respond(prompt, seed, params)
+                except RunError as error:
+                    wanted.clear()
+                    outcome = error
+                finally:
+                    # Whatever happened: the other side waits for one outcome per request.
+                    arrived.put((index, member, outcome))
+
+        # Daemon threads: a Ctrl-C must not wait for a server that takes minutes to answer.
+        for _ in range(min(self.parallel, total)):
+            threading.Thread(target=work, daemon=True).start()
+        try:
+            for _ in range(total):
+                index, member, outcome = arrived.get()
+                if isinstance(outcome, RunError):
+                    raise outcome
+                if outcome is None:
+                    raise RunError(f"a request to {self.base} ended in an unforeseen error, shown above.")
+                on_response(index, member, outcome)
+        finally:
+            wanted.clear()
+
+    def respond(self, prompt: Prompt, seed: int, params: SamplingParams) -> Response:
+        """One response. Raises RunError when the attempts are used up, or the server refuses the request."""
+        body: dict[str, Any] = {
+            "model": self.model,
+            "seed": seed,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "max_tokens": params.max_new_tokens,
+        }
+        if isinstance(prompt, str):
+            path, body["prompt"] = "/completions", prompt
+        else:
+            path, body["messages"] = "/chat/completions", [asdict(message) for message in prompt]
+        return self._with_patience(lambda: _response(self._call(path, body)))
+
+    def _with_patience(self, attempt: Callable[[], T], *, first: bool = False) -> T:
+        """`attempt` until it succeeds; `first` is less patient with an address where nobody has answered yet."""
+        pause, number = self.backoff_seconds, 1
+        while True:
+            try:
+                return attempt()
+            except _Passing as error:
+                most = min(self.attempts, (error.first_attempts if first else None) or self.attempts)
+                if number >= most:
+                    advice = "Finished questions are kept: run the same command again once it answers."
+                    advice = "Is the server up, and --endpoint its address?" if first else advice
+                    times = "once" if number == 1 else f"{number} times, last"
+                    raise RunError(f"{self.base} failed {times} with: {error}. {advice}") from error
+                number += 1
+                wait = min(max(pause, error.pause_seconds), _LONGEST_PAUSE_SECONDS)
+                self.note(f"{self.base}: {error}; attempt {number} of {most} in {wait:.0f} s")
+            time.sleep(wait)
+            pause *= 2
+
+    def _call(self, path: str, body: Mapping[str, Any] | None, timeout: float | None = None) -> Any:
+        try:
+            return self._read(self.base + path, body, timeout or self.timeout_seconds)
+        except urllib.error.HTTPError as error:
+            text = error.read(300).decode("utf-8", "replace").strip()
+            if error.code not in _PASSING_CLIENT_ERRORS and error.code < 500:
+                raise RunError(f"{self.base}{path} refused the request with status {error.code}: {text}") from error
+            pause = error.headers.get("Retry-After") or ""
+            # Seconds; a date is not read.
+            seconds = float(pause) if pause.replace(".", "", 1).isdecimal() else 0.0
+            raise _Passing(f"status {error.code} {text}", pause_seconds=seconds) from error
+        except (OSError, HTTPException) as error:
+            raise _unreachable(error) from error
+        except ValueError as error:
+            raise _Passing(f"an answer that is not JSON ({error})") from error
+
+    def _read(self, url: str, body: Mapping[str, Any] | None, timeout: float) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
+        if self.api_key:
+            # Not sent on to where a server redirects.
+            request.add_unredirected_header("Authorization", f"Bearer {self.api_key}")
+        with urllib.request.urlopen(request, timeout=timeout) as reply:
+            return json.load(reply)
+
+
+def endpoint_prompt(name: str, question: Question) -> Prompt:
+    """Messages for a server's own chat template, or the text of a plain-text template.
+
+    `thought-solution` is its system message; opening `<think>` is up to the server's chat template. Raises InputError
+    for an unknown template.
+    """
+    if name not in TEMPLATES:
+        raise InputError(f"Prompt template {name!r} is not known.{nearest(name, ['auto', *TEMPLATES])}")
+    template = TEMPLATES[name]
+    if template.question_form is not None:
+        return template.question_form.replace("{question}", question.prompt[-1].content)
+    if template.system is not None:
+        turns = (message for message in question.prompt if message.role != "system")
+        return (Message(role="system", content=template.system), *turns)
+    return tuple(message for message in question.prompt if message.content != THOUGHT_SOLUTION_SYSTEM)
+
+
+def _prompt_text(prompt: Prompt) -> str:
+    return prompt if isinstance(prompt, str) else json.dumps([asdict(turn) for turn in prompt], ensure_ascii=False)
+
+
+def _next(wanted: "deque[T]") -> T | None:
+    try:
+        return wanted.popleft()
+    except IndexError:
+        return None
+
+
+def _unreachable(error: OSError | HTTPException) -> _Passing:
+    """No answer came: it may pass, but hardly for a host of no such name or a port where nobody has listened yet."""
+    reason = getattr(error, "reason", None) or error
+    if isinstance(reason, socket.gaierror):
+        return _Passing(f"the host is not known ({reason.strerror})", first_attempts=1)
+    refused = _REFUSED_AT_FIRST if isinstance(reason, ConnectionRefusedError) else None
+    said = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+    return _Passing(said, first_attempts=refused)
+
+
+def _model_names(reply: Any) -> list[str]:
+    try:
+        return [str(entry["id"]) for entry in reply["data"]]
+    except (KeyError, TypeError) as error:
+        raise _Passing(f"a list of models without names ({str(reply)[:100]})") from error
+
+
+def _response(reply: Any) -> Response:
+    missing = ""
+    try:
+        choice = reply["choices"][0]
+        text = choice["message"]["content"] if "message" in choice else choice["text"]
+        num_tokens = reply["usage"]["completion_tokens"]
+        reason = _STOP_REASONS[choice["finish_reason"]]
+        # Python counts True as a number.
+        counted = isinstance(num_tokens, int) and not isinstance(num_tokens, bool) and num_tokens >= 0
+        if counted and (text is None or isinstance(text, str)):
+            # A thinking model cut off before its answer has no content. JSON may hold half a surrogate pair, a file
+            # may not.
+            whole = (text or "").encode("utf-8", "replace").decode("utf-8")
+            return Response(text=whole, num_tokens=num_tokens, stop_reason=reason, logprob=None)
+    except KeyError as error:
+        missing = f", {error} is missing or unknown"
+    except (IndexError, TypeError):
+        pass
+    raise _Passing(f"an answer that is no completion{missing} ({str(reply)[:200]})")

