@@ -113,38 +113,14 @@ def shaped_surrogate(
     return -torch.sigmoid(log_ratio - math.log(beta)) * advantages
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReplayedTokens:
-    """What the surrogate of replayed tokens may look at; the tokens of the other kind carry log-ratio 0."""
-
-    logprobs: Float[Tensor, " tokens"]
-    log_ratio: Float[Tensor, " tokens"]
-    advantages: Float[Tensor, " tokens"]
-
-
-def _shaped(tokens: ReplayedTokens, settings: ObjectiveSettings) -> Float[Tensor, " tokens"]:
-    return shaped_surrogate(tokens.log_ratio, tokens.advantages, settings.shaping_beta)
-
-
-def _raw(tokens: ReplayedTokens, settings: ObjectiveSettings) -> Float[Tensor, " tokens"]:
-    return unclipped_surrogate(tokens.log_ratio, tokens.advantages)
-
-
-def _clipped(tokens: ReplayedTokens, settings: ObjectiveSettings) -> Float[Tensor, " tokens"]:
-    return clipped_surrogate(tokens.log_ratio, tokens.advantages, settings)
-
-
-def _likelihood(tokens: ReplayedTokens, settings: ObjectiveSettings) -> Float[Tensor, " tokens"]:
-    """-log pi, whatever the advantage and the ratio."""
-    return -tokens.logprobs
-
-
-REPLAY_SURROGATES: dict[str, Callable[[ReplayedTokens, ObjectiveSettings], Float[Tensor, " tokens"]]] = {
-    "shaped": _shaped,
-    "raw": _raw,
-    "clipped": _clipped,
-    "likelihood": _likelihood,
+REPLAY_SURROGATES: dict[str, Callable[[Tensor, Tensor, Tensor, ObjectiveSettings], Tensor]] = {
+    "shaped": lambda logprobs, log_ratio, advantages, s: shaped_surrogate(log_ratio, advantages, s.shaping_beta),
+    "raw": lambda logprobs, log_ratio, advantages, s: unclipped_surrogate(log_ratio, advantages),
+    "clipped": lambda logprobs, log_ratio, advantages, s: clipped_surrogate(log_ratio, advantages, s),
+    # -log pi, whatever the advantage and the ratio.
+    "likelihood": lambda logprobs, log_ratio, advantages, s: -logprobs,
 }
+"""By `objective.replay_surrogate`, over (log-probs, log-ratios, advantages) of tokens; those of fresh ones are 0."""
 
 
 def k3_divergence(
@@ -167,12 +143,9 @@ def policy_terms(
         fresh = clipped_surrogate(fresh_log_ratio, targets.advantages, settings)
     else:
         fresh = unclipped_surrogate(fresh_log_ratio, targets.advantages)
-    tokens = ReplayedTokens(
-        logprobs=logprobs,
-        log_ratio=log_ratio.masked_fill(~targets.replayed | idle, 0.0),
-        advantages=targets.advantages,
-    )
-    return torch.where(targets.replayed, REPLAY_SURROGATES[settings.surrogate](tokens, settings), fresh)
+    replayed_log_ratio = log_ratio.masked_fill(~targets.replayed | idle, 0.0)
+    replayed = REPLAY_SURROGATES[settings.surrogate](logprobs, replayed_log_ratio, targets.advantages, settings)
+    return torch.where(targets.replayed, replayed, fresh)
 
 
 def micro_batch_loss(

@@ -12,9 +12,7 @@ from filelock import FileLock
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.files import whole_folder
-
-_MANIFEST = "manifest.json"
-_CHUNK_BYTES = 1 << 20
+from exgrpo_cli.base.manifest import find_damage, write_manifest
 
 Notice = Callable[[str], None]
 """Receives the reason for which a folder that exists is built again."""
@@ -46,16 +44,15 @@ def cached_folder(
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     folder = root / f"{name}-{digest}"
     with _lock(root, folder.name):
-        damage = _find_damage(folder)
-        if damage == "":
-            return folder
         if folder.exists():
+            damage = find_damage(folder)
+            if not damage:
+                return folder
             notice(f"{folder} is built again: {damage}")
             shutil.rmtree(folder)
         with whole_folder(folder) as partial:
             build(partial)
-            files = {path.name: _hash_file(path) for path in sorted(partial.iterdir())}
-            (partial / _MANIFEST).write_text(json.dumps({"key": key, "files": files}, indent=2), encoding="utf-8")
+            write_manifest(partial)
     return folder
 
 
@@ -69,29 +66,3 @@ def _lock(root: Path, name: str) -> FileLock:
             f"The cache folder {root} cannot be written ({error.strerror}): set EXGRPO_CACHE to one that can."
         ) from error
     return lock
-
-
-def _find_damage(folder: Path) -> str:
-    """Empty when every file matches the manifest, else what does not."""
-    manifest = folder / _MANIFEST
-    if not manifest.is_file():
-        return f"{_MANIFEST} is missing"
-    try:
-        recorded = json.loads(manifest.read_text(encoding="utf-8"))["files"]
-    except (ValueError, KeyError, TypeError):
-        return f"{_MANIFEST} cannot be read"
-    for name, digest in recorded.items():
-        path = folder / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if _hash_file(path) != digest:
-            return f"{name} has changed since it was written"
-    return ""
-
-
-def _hash_file(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while chunk := stream.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()

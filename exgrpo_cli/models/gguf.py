@@ -4,12 +4,12 @@ transformers reads a GGUF file, but a model read that way carries its quantisati
 tensors are copied into a plain model of the same configuration.
 """
 
-import hashlib
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from exgrpo_cli.base.errors import InputError, first_line
+from exgrpo_cli.base.manifest import file_digest
 from exgrpo_cli.models.cache import Notice, cached_folder
 
 _FORMAT = 1
@@ -42,13 +42,9 @@ def converted(file: Path, notice: Notice) -> Path:
     copy that is built again. Raises InputError as `gguf_config`.
     """
     _require_file(file)
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while chunk := stream.read(1 << 24):
-            digest.update(chunk)
     return cached_folder(
         name=file.stem.lower(),
-        key={"format": _FORMAT, "sha256": digest.hexdigest()},
+        key={"format": _FORMAT, "sha256": file_digest(file)},
         build=lambda folder: _convert(file, folder),
         notice=notice,
     )

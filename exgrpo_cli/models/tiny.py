@@ -17,7 +17,7 @@ from exgrpo_cli.models.warm_start import RECIPES, WarmStartRecipe, warm_start
 MAX_TOKENS = 8192
 """Context window: its own task needs a hundred tokens, the benchmarks of the field need thousands."""
 # Part of the cache key: raise it when a change of code makes another model of the same settings.
-_FORMAT = 2
+_FORMAT = 3
 
 Progress = Callable[[int, int, str], None]
 """Called with (done, total, what is being done)."""
@@ -30,11 +30,7 @@ def build_tiny(*, settings: TinySettings, cache_dir: Path | None = None, progres
     copy that is being rebuilt. `cache_dir` overrides the user's cache folder.
     """
     recipe = RECIPES[settings.task]
-    made = {"settings": asdict(settings), "recipe": asdict(recipe)}
-    if settings.task == TinySettings().task:
-        # As it was when there was no other task: models in users' caches stay.
-        del made["settings"]["task"], made["recipe"]["task"]
-    key = {"format": _FORMAT, **made, "template": CHAT_TEMPLATE}
+    key = {"format": _FORMAT, "settings": asdict(settings), "recipe": asdict(recipe), "template": CHAT_TEMPLATE}
     report = progress or (lambda done, total, what: None)
     return cached_folder(
         name="tiny",
