@@ -30,7 +30,7 @@ from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.run import OptimSettings
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.engines.policy.adamw import torch_policy
-from exgrpo_cli.machine.shapes import preset_config
+from exgrpo_cli.machine.memory import preset_config
 
 GROUP_SIZE = 8
 WORDS = 1000

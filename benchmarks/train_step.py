@@ -25,7 +25,7 @@ from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.run import OptimSettings
 from exgrpo_cli.engines.policy.adamw import torch_policy
 from exgrpo_cli.engines.policy.policy import SteppedPolicy
-from exgrpo_cli.machine.shapes import Shape, preset_config, shape_of
+from exgrpo_cli.machine.memory import Shape, preset_config, shape_of
 
 PUBLISHED_RATES = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
 """Dense bfloat16 FLOP per second, by a part of the device's name."""

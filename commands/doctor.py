@@ -63,7 +63,7 @@ def doctor(
 def _require_device(backbone: str, report: "Report") -> None:
     """What a check says of a missing GPU names an option that `doctor` does not have."""
     from exgrpo_cli.config.layers import build_config
-    from exgrpo_cli.machine.run_plan import needs_gpu
+    from exgrpo_cli.machine.settle import needs_gpu
 
     if not report.machine.gpus and needs_gpu(build_config(backbone=backbone)):
         raise InputError(

@@ -76,7 +76,7 @@ class EvaluateOptions:
     def request(self, benchmarks: Sequence[str]) -> "EvaluationRequest":
         """The options as the core takes them."""
         from exgrpo_cli.evaluation.service import EvaluationRequest
-        from exgrpo_cli.machine.threads import choose_threads
+        from exgrpo_cli.machine.survey import choose_threads
 
         names = ("samples", "temperature", "top_p", "max_tokens", "template")
         return EvaluationRequest(

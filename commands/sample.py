@@ -37,7 +37,7 @@ def sample(
     """
     talk(f"exgrpo: asking {model}", quiet=speech.quiet)
     from exgrpo_cli.evaluation.local import sample as ask
-    from exgrpo_cli.machine.threads import choose_threads
+    from exgrpo_cli.machine.survey import choose_threads
 
     sampled = ask(
         model,

@@ -1,6 +1,7 @@
 """`exgrpo train`: train a backbone."""
 
 import sys
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -31,8 +32,8 @@ from exgrpo_cli.commands.options import (
 from exgrpo_cli.commands.report import write_page
 
 if TYPE_CHECKING:
-    from exgrpo_cli.machine.run_plan import RunPlan
-    from exgrpo_cli.training.starting.start import RunRequest, RunStart
+    from exgrpo_cli.machine.settle import Plan
+    from exgrpo_cli.training.starting.plan import RunRequest, RunStart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +104,7 @@ class TrainOptions:
 
     def request(self) -> "RunRequest":
         """The options as the core takes them."""
-        from exgrpo_cli.training.starting.start import RunRequest
+        from exgrpo_cli.training.starting.plan import RunRequest
 
         layer = option_layer(
             {
@@ -150,8 +151,8 @@ def train(
       exgrpo train --resume --output runs/baseline --steps 300
       exgrpo train --backbone qwen-math-7b --launcher slurm --config cluster.toml
     """
-    from exgrpo_cli.machine.run_plan import require_runnable
-    from exgrpo_cli.training.starting import start as core
+    from exgrpo_cli.base.console.reporter import make_reporter
+    from exgrpo_cli.training.starting import plan as core
     from exgrpo_cli.training.time_limit import TimeLimit
 
     if check and dry_run:
@@ -161,35 +162,46 @@ def train(
     if launcher is not None:
         _launch(start, launcher, options, speech, dry_run=dry_run, check=check)
         return
+    speaks = core.is_main_process()
+    talk(start.line(), quiet=speech.quiet or dry_run or check or not speaks)
+    from exgrpo_cli.machine.settle import require_runnable
+
     with core.this_rank() as ranks:
-        speaks = ranks is None or ranks.is_main
-        talk(start.line(), quiet=speech.quiet or dry_run or check or not speaks)
-        plan = core.plan_on_machine(start.config, ranks)
+        config, plan = core.settle_here(start.config, ranks, fetch=not dry_run)
         if dry_run or check:
             # Questions are not what a check measures, but one that is well says that the run can start.
             for note in core.check_start(start):
                 talk(note, quiet=not speaks)
         if dry_run:
-            _print_plan(plan, speech.json, speaks=speaks)
+            _print_plan(start, plan, speech.json, speaks=speaks)
             return
         if plan.missing:
             talk("\n".join(plan.lines()), quiet=speech.quiet or not speaks)
         require_runnable(plan)
-        if ranks is None and plan.config.run.nproc > 1:
+        if config.run.nproc > 1 and not ranks.launched:
             # Not typer.Exit: the ranks have said what there is to say.
             others = [] if options.time_limit is None else ["--time-limit", options.time_limit]
             others += ["--check"] if check else []
-            sys.exit(core.train_in_ranks(start, plan.config, [*speech.flags(), *others]))
+            sys.exit(core.train_in_ranks(start, config, [*speech.flags(), *others]))
+        with closing(make_reporter(quiet=speech.quiet or not speaks)) as reporter:
+            if check:
+                from exgrpo_cli.training.checking.check import check_run
+
+                report = check_run(config, reporter=reporter, ranks=ranks, plan=plan)
+            else:
+                from exgrpo_cli.training.run import train as train_run
+
+                summary = train_run(
+                    config, start.folder, resume=start.resume, reporter=reporter, ranks=ranks, time_limit=time_limit,
+                    plan=plan,
+                )  # fmt: skip
         if check:
-            report = core.check_here(plan.config, ranks, quiet=speech.quiet)
             if speaks:
                 print_json(report.to_json()) if speech.json else write_data("\n".join(report.lines()))
             if report.problems:
                 raise typer.Exit(1)
-            return
-        summary = core.train_here(start, plan.config, ranks, quiet=speech.quiet, time_limit=time_limit)
-        if speaks:
-            if plan.config.run.plots:
+        elif speaks:
+            if config.run.plots:
                 write_page(start.folder, quiet=speech.quiet)
             print_json(summary) if speech.json else _print_result(summary, start.folder)
 
@@ -200,7 +212,7 @@ def _launch(
     from exgrpo_cli.base.console.reporter import make_reporter
     from exgrpo_cli.base.shapes import read_json
     from exgrpo_cli.studies.cluster.launch import launch_run, scripts, slurm_settings, study_of_one
-    from exgrpo_cli.training.starting.start import check_start
+    from exgrpo_cli.training.starting.plan import check_start
 
     for name, given in (("--check", check), ("--time-limit", options.time_limit), ("--nproc", options.nproc)):
         if given:
@@ -211,22 +223,22 @@ def _launch(
         write_data(scripts(study, launcher, settings), end="")
         return
     talk(start.line(), quiet=speech.quiet)
-    reporter = make_reporter(quiet=speech.quiet)
-    try:
+    with closing(make_reporter(quiet=speech.quiet)) as reporter:
         launch_run(study, launcher, settings, reporter=reporter)
-    finally:
-        reporter.close()
     summary = read_json(start.folder / "summary.json", {"steps": int})
     print_json(summary) if speech.json else _print_result(summary, start.folder)
 
 
-def _print_plan(plan: "RunPlan", json: bool, *, speaks: bool) -> None:
-    """The configuration as TOML with the plan as comments, so that the output is a file for `--config`."""
+def _print_plan(start: "RunStart", plan: "Plan", json: bool, *, speaks: bool) -> None:
+    """The configuration as TOML with the plan as comments, so that the output is a file for `--config`.
+
+    It leaves open what a run settles by its machine.
+    """
     import tomllib
 
     from exgrpo_cli.config.settings import to_toml
 
-    text = to_toml(plan.config)
+    text = to_toml(start.config)
     if speaks and json:
         print_json({"config": tomllib.loads(text), "plan": plan.to_json()})
     elif speaks:

@@ -153,19 +153,16 @@ def train(
     `on_note` is told what the command would say. Raises InputError before work starts, RunError where it stops under
     way; what a callback raises ends the run, which `resume` goes on with from its newest checkpoint.
     """
-    from exgrpo_cli.machine.run_plan import require_runnable
     from exgrpo_cli.training.run import train as train_run
-    from exgrpo_cli.training.starting import start as core
+    from exgrpo_cli.training.starting import plan as core
 
     layer = _layer({"run.nproc": 1, **(settings or {})})
     request = core.RunRequest(
         backbone=backbone, method=method, options=layer, output=Path(output), resume=resume, allow_code=True
     )
     start = core.plan_start(request)
-    plan = core.plan_on_machine(start.config, None)
-    require_runnable(plan)
     try:
-        train_run(plan.config, start.folder, resume=resume, reporter=_Callbacks(on_step, on_note))
+        train_run(start.config, start.folder, resume=resume, reporter=_Callbacks(on_step, on_note))
     except Interrupted as stopped:
         if on_note is not None:
             on_note(str(stopped))

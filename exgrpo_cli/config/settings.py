@@ -63,6 +63,15 @@ class Config:
         alike = self.rollout.engine == "hf" and self.optim.engine == "torch" and in_float32_on_a_cpu
         return "sampler" if alike else "trainer"
 
+    def settled_schedule(self) -> dict[str, Any]:
+        """Horizon and warm-up of the learning rate as a run settles them: a decay, or another budget than steps, ends
+        with the run unless told otherwise, and warms up for at most half of a decay."""
+        optim, steps = self.optim, self.run.steps
+        if optim.horizon or (optim.schedule == "constant" and self.run.budget == "steps"):
+            return {"horizon": optim.horizon, "warmup_steps": optim.warmup_steps}
+        most = optim.warmup_steps if optim.schedule == "constant" else steps // 2
+        return {"horizon": steps, "warmup_steps": min(optim.warmup_steps, most)}
+
     def __post_init__(self) -> None:
         k = self.rollout.group_size
         require_consistent(self)
@@ -180,6 +189,11 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, dict[str, Any]]:
             value = raw.strip()
         layer.setdefault(section, {})[key] = value
     return layer
+
+
+def flat(config: Config) -> dict[str, Any]:
+    """{section.key: value} of all settings."""
+    return {f"{name}.{key}": value for name, section in asdict(config).items() for key, value in section.items()}
 
 
 def to_toml(config: Config) -> str:

@@ -1,21 +1,27 @@
-"""The memory plan: what a run needs on each GPU, part by part, before anything is loaded.
+"""What a run needs in memory and on disk, part by part, from the shape of its backbone, before anything is loaded.
 
-An estimate from the shape and what is asked for. Weights, gradients and optimizer state are exact counts; activations
-are the tensors that autograd keeps in a decoder layer with fused attention (no token-by-token matrix); the rest is
-named below. On a GPU a vLLM engine takes its fraction of the card while it is awake, whatever it needs; the fraction is
-lowered where the trainer, with the optimizer state that the first update makes, leaves less.
+Weights, gradients and optimizer state are exact counts; activations are the tensors that autograd keeps in a decoder
+layer with fused attention; the rest is named below. On a GPU a vLLM engine takes its share of the card while it is
+awake, whatever it needs; the share is lowered where the trainer, with the optimizer state that the first update makes,
+leaves less.
 """
 
 import math
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from exgrpo_cli.algo.batching import MOST_REPEATED
 from exgrpo_cli.algo.logprobs import GPU_TILE_ELEMENTS, TILE_ELEMENTS
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.config.names import is_gguf
+from exgrpo_cli.config.sections.run import BackboneSettings, TinySettings
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.machine.shapes import Shape
+from exgrpo_cli.models.gguf import gguf_config, require_model_folder
+from exgrpo_cli.presets import load_preset, preset_names
 
-GIB = 2**30
-CONTEXT_BYTES = 2 * GIB
+CONTEXT_BYTES = 2 * 2**30
 """CUDA context, communication buffers and what the allocator cannot hand out again."""
 REFERENCE_GPU_BYTES = 80 * 10**9
 """The GPU that is planned for when this machine has none: 80 GB, as in the published runs."""
@@ -24,11 +30,95 @@ ENGINE_STEP_TOKENS = 8192
 SAMPLING_TENSORS = 4
 """Float32 tensors of rows x vocabulary alive while tokens are drawn."""
 TILE_TENSORS = 3
-"""Float32 tensors of one logits tile alive at the peak, which is in the forward pass; the backward pass has two and a
-narrow one."""
+"""Float32 tensors of one logits tile alive at the peak, which is in the forward pass."""
 GATHERED = 10**9
 """Parameters that DeepSpeed gathers (stage 3), or steps (its sub-groups), at a time, unless told otherwise."""
 LARGEST_GPU_COUNT = 64
+CHECKPOINT_BYTES = 12
+"""Bytes of a saved weight, whatever the model computes in: float32, and Adam's two moments."""
+TOKEN_BYTES = 8
+"""Bytes of a stored token: its id (int32) and its log-prob (float32)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """The sizes that memory and arithmetic depend on."""
+
+    num_parameters: int
+    """Tied tensors counted once."""
+    num_layers: int
+    hidden_size: int
+    ffn_size: int
+    query_size: int
+    """Query heads times the size of a head."""
+    kv_size: int
+    """Key heads (as many as value heads) times the size of a head."""
+    vocab_size: int
+
+
+def backbone_shape(backbone: BackboneSettings, tiny: TinySettings) -> Shape | None:
+    """The shape of a run's backbone, or None for a hub id that is neither a preset's nor in the local cache.
+
+    Raises InputError when a local folder's config.json cannot be read.
+    """
+    config = architecture(backbone, tiny)
+    return None if config is None else shape_of(config)
+
+
+def shape_of(config: Any) -> Shape:
+    """Sizes of a transformers config; the model is built on the meta device, so that nothing is allocated."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return Shape(
+        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        num_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        ffn_size=config.intermediate_size,
+        query_size=config.num_attention_heads * head_size,
+        kv_size=config.num_key_value_heads * head_size,
+        vocab_size=config.vocab_size,
+    )
+
+
+def preset_config(name: str) -> Any:
+    """The transformers config of a published preset, from the fields in its `[about.shape]`."""
+    from transformers import AutoConfig
+
+    fields = dict(load_preset("backbones", name)["about"]["shape"])
+    return AutoConfig.for_model(fields.pop("model_type"), **fields)
+
+
+def architecture(backbone: BackboneSettings, tiny: TinySettings) -> Any:
+    """The transformers config of a backbone, or None where only the hub has it: nothing is downloaded.
+
+    Raises InputError when a local folder's config.json cannot be read.
+    """
+    if backbone.source == "tiny":
+        from exgrpo_cli.models.tiny import MAX_TOKENS, make_model
+        from exgrpo_cli.models.tokenizer import make_tokenizer
+
+        return make_model(tiny, make_tokenizer(max_tokens=MAX_TOKENS)).config
+    for name in preset_names("backbones"):
+        if load_preset("backbones", name)["backbone"]["source"] == backbone.source:
+            return preset_config(name)
+    folder = Path(backbone.source).expanduser()
+    if is_gguf(backbone.source):
+        return gguf_config(folder)
+    if folder.is_dir():
+        require_model_folder(folder)
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(backbone.source, revision=backbone.revision, local_files_only=True)
+    except (OSError, ValueError) as error:
+        if folder.is_dir():
+            first = str(error).strip().splitlines()[0]
+            raise InputError(f"backbone.source {backbone.source!r} has no usable config.json: {first}") from error
+        return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,61 +127,44 @@ class MemoryPlan:
 
     gpus: int
     weights: int
-    """The trainer's; under ZeRO stage 3 its shard and what is gathered around a layer."""
-    copies: int
-    """Whole copies beside them: the reference of a KL penalty, and what hf rollouts sample with under stage 3."""
+    """The trainer's; under ZeRO stage 3 its shard and what is gathered around a layer. With whole copies beside them:
+    the reference of a KL penalty, and what hf rollouts sample with under stage 3."""
     gradients: int
     optimizer: int
     """Adam's two moments, and the float32 master weights beside narrower ones; DeepSpeed has masters of all."""
     optimizer_on_host: int
     """Optimizer state and gradients kept in main memory instead (`optim.offload`), or room for the state between
     updates (`optim.offload_during_rollouts`), per rank."""
-    optimizer_asleep: int
-    """What of the optimizer's stays on the GPU during rollouts."""
     activations: int
     """Kept for the backward pass of one micro-batch."""
-    recomputed: int
-    """One layer's, made again in the backward pass with gradient checkpointing, when the logit tiles are gone."""
     logprobs: int
-    """Logit tiles of log-probs and entropies."""
+    """Logit tiles of log-probs and entropies; with gradient checkpointing later the layer that is made again."""
+    scoring: int
+    """Logit tiles while log-probs are computed without a gradient."""
     rollout_weights: int
     """The rollout engine's own copy; 0 where it shares the trainer's."""
     kv_cache: int
     """Keys and values of one group, the least that vllm should have, or of all rows that hf decodes at once, each at
     full length."""
-    sampling: int
-    """The rollout engine's activations and logits."""
     gpu_memory_fraction: float
-    """Of a GPU, for a vllm engine while it is awake: the setting, or what fits beside the trainer; 0 elsewhere."""
+    """Share of a GPU for a vllm engine while it is awake: the setting, or what fits beside the trainer; 0 elsewhere."""
     rollout_engine: int
-    """All that the rollout engine takes while awake: that fraction, or weights, cache and sampling."""
+    """All that the rollout engine takes while awake: its share of the GPU, or weights, cache and sampling."""
     engine_asleep: int
     """What of it stays during the update: vllm's CPU build gives nothing back."""
     context: int
     """Driver and framework; 0 on a CPU."""
-    kv_bytes_per_token: int
-
-    @property
-    def update_peak(self) -> int:
-        """During the update; the rollout engine sleeps, or has freed its cache."""
-        resident = self.weights + self.copies + self.gradients + self.optimizer + self.context + self.engine_asleep
-        return resident + self.activations + max(self.logprobs, self.recomputed)
-
-    @property
-    def scoring_peak(self) -> int:
-        """While log-probs are computed without a gradient: of layers hardly anything, and the logit tiles."""
-        resident = self.weights + self.copies + self.optimizer + self.context + self.engine_asleep
-        return resident + self.logprobs
-
-    @property
-    def rollout_peak(self) -> int:
-        """During rollouts from step 2 on: the trainer's weights stay where they are, and mostly its optimizer state."""
-        return self.weights + self.copies + self.optimizer_asleep + self.context + self.rollout_engine
 
     @property
     def asleep_peak(self) -> int:
-        """Once the rollout engine sleeps, from step 2 on: the trainer as it is during rollouts."""
-        return self.weights + self.copies + self.optimizer_asleep + self.context + self.engine_asleep
+        """Once the rollout engine sleeps, from step 2 on: weights, and the optimizer's state unless that rests."""
+        resting = 0 if self.optimizer_on_host else self.optimizer
+        return self.weights + resting + self.context + self.engine_asleep
+
+    @property
+    def rollout_peak(self) -> int:
+        """During rollouts from step 2 on."""
+        return self.asleep_peak - self.engine_asleep + self.rollout_engine
 
     @property
     def sync_peak(self) -> int:
@@ -99,19 +172,19 @@ class MemoryPlan:
         return self.rollout_peak if self.rollout_weights else self.asleep_peak
 
     @property
+    def scoring_peak(self) -> int:
+        """While log-probs are computed without a gradient: of layers hardly anything, and the logit tiles."""
+        return self.weights + self.optimizer + self.context + self.engine_asleep + self.scoring
+
+    @property
+    def update_peak(self) -> int:
+        """During the update; the rollout engine sleeps, or has freed its cache."""
+        return self.scoring_peak - self.scoring + self.gradients + self.activations + self.logprobs
+
+    @property
     def peak(self) -> int:
-        """The larger of the two peaks, in bytes."""
+        """The larger of update and rollouts."""
         return max(self.update_peak, self.rollout_peak)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepTokens:
-    """Upper bounds of one step, all ranks together."""
-
-    rollouts: int
-    generated: int
-    trained: int
-    """Prompt and response tokens through one forward and backward pass."""
 
 
 def memory_plan(
@@ -127,88 +200,107 @@ def memory_plan(
 
     `longest_prompt` is in tokens; None is the limit of the settings.
     """
-    width, stage = _width(config), _stage(config)
+    width, stage, vllm = _width(config), _stage(config), config.rollout.engine == "vllm"
     whole = shape.num_parameters * width
     longest = (longest_prompt or config.data.max_prompt_tokens) + config.rollout.max_response_tokens
-    tokens = min(max(config.optim.microbatch_tokens, longest), trained_rows(config, gpus) * longest)
-    state, on_host = optimizer_bytes(shape, config, gpus)
-    asleep = 0 if config.optim.offload_during_rollouts else state
-    kv_bytes = 2 * shape.num_layers * shape.kv_size * width
-    vllm = config.rollout.engine == "vllm"
-    parallel = config.rollout.tensor_parallel if vllm else 1
-    rows = min(config.rollout.max_rows, config.rollout.group_size if vllm else asked_rows(config, gpus))
     weights = min(whole, whole // gpus + GATHERED * width) if stage == 3 else whole
-    copies = whole * ((config.objective.kl_coefficient > 0) + (stage == 3 and not vllm))
+    weights += whole * ((config.objective.kl_coefficient > 0) + (stage == 3 and not vllm))
+    state, on_host = _optimizer_bytes(shape, config, gpus)
     context = CONTEXT_BYTES if on_gpu else 0
-    engine_weights, kv_cache = (whole // parallel if vllm else 0), rows * longest * kv_bytes // parallel
-    sampling = sampling_bytes(shape, config, rows, width)
-    least = engine_weights + kv_cache + sampling
-    checkpointing, cells = config.backbone.gradient_checkpointing, attention_cells(config, gpus, longest)
-    tile = GPU_TILE_ELEMENTS if on_gpu else TILE_ELEMENTS
-    fraction = 0.0
+    tokens = _microbatch_tokens(config, gpus, longest)
+    layer, checkpointing = layer_bytes(shape, config, gpus, longest), config.backbone.gradient_checkpointing
+    tiles = TILE_TENSORS * min(GPU_TILE_ELEMENTS if on_gpu else TILE_ELEMENTS, tokens * shape.vocab_size) * 4
+    # With checkpointing the inputs of all layers; around the head the norm's input, that in float32, and its output.
+    kept = shape.num_layers * (shape.hidden_size * width * tokens if checkpointing else layer)
+    parallel = config.rollout.tensor_parallel if vllm else 1
+    rows = min(config.rollout.max_rows, config.rollout.group_size if vllm else _asked_rows(config, gpus))
+    kv_cache = rows * longest * 2 * shape.num_layers * shape.kv_size * width // parallel
+    engine_weights = whole // parallel if vllm else 0
+    engine = engine_weights + kv_cache + _sampling_bytes(shape, config, rows)
+    share = 0.0
     if vllm and on_gpu:
-        free = gpu_bytes - weights - copies - asleep - context
-        fraction = affordable_fraction(config.rollout.gpu_memory_fraction, free / gpu_bytes, least / gpu_bytes)
+        free = (gpu_bytes - weights - (0 if on_host else state) - context) / gpu_bytes
+        wanted = config.rollout.gpu_memory_fraction
+        # In whole percents where it is lowered.
+        share = wanted if wanted <= free else max(0, math.floor(100 * free)) / 100
     return MemoryPlan(
         gpus=gpus,
         weights=weights,
-        copies=copies,
-        gradients=gradient_bytes(shape, config, gpus),
+        gradients=_gradient_bytes(shape, config, gpus),
         optimizer=state,
         optimizer_on_host=on_host,
-        optimizer_asleep=asleep,
-        activations=activation_bytes(shape, tokens, width, checkpointing=checkpointing, cells=cells),
-        recomputed=layer_bytes(shape, tokens, width, cells=cells) if checkpointing else 0,
-        logprobs=TILE_TENSORS * min(tile, tokens * shape.vocab_size) * 4,
+        activations=kept + (2 * width + 4) * shape.hidden_size * tokens,
+        # The tiles are gone when the backward pass makes a layer again.
+        logprobs=max(tiles, layer) if checkpointing else tiles,
+        scoring=tiles,
         rollout_weights=engine_weights,
         kv_cache=kv_cache,
-        sampling=sampling,
-        gpu_memory_fraction=fraction,
-        rollout_engine=int(fraction * gpu_bytes) if fraction else least,
-        engine_asleep=least if vllm and not on_gpu else 0,
+        gpu_memory_fraction=share,
+        rollout_engine=max(int(share * gpu_bytes), engine),
+        engine_asleep=engine if vllm and not on_gpu else 0,
         context=context,
-        kv_bytes_per_token=kv_bytes,
     )
 
 
-def affordable_fraction(wanted: float, free: float, least: float) -> float:
-    """Share of a GPU for an engine that needs `least` of it, where `free` is left: `wanted`, or as much as fits.
+def fewest_gpus(shape: Shape, config: Config, *, gpu_memory_bytes: int) -> int | None:
+    """Smallest power of two of such GPUs on which the plan fits, or None up to LARGEST_GPU_COUNT."""
+    counts = [2**power for power in range(LARGEST_GPU_COUNT.bit_length())]
+    plans = (memory_plan(shape, config, gpus=gpus, gpu_bytes=gpu_memory_bytes) for gpus in counts)
+    return next((plan.gpus for plan in plans if plan.peak <= gpu_memory_bytes), None)
 
-    In whole percents where it is lowered. Where not even `least` is free it is no less than that, so that the plan says
-    by how much the GPU is too small.
+
+def layer_bytes(shape: Shape, config: Config, gpus: int, longest: int) -> int:
+    """Bytes that autograd keeps of one decoder layer for a micro-batch of rows of `longest` tokens.
+
+    Each of two norms keeps its input, its normalised input (always float32) and its output, the gated feed-forward
+    gate, activated gate, up-projection and product. Attention keeps queries and keys (rotated), values and output of
+    every row with its prompt, which rows share everywhere else; where that would be much of it, the keys alone.
     """
-    if wanted <= free:
-        return wanted
-    return min(wanted, max(math.floor(100 * free) / 100, least))
+    width, tokens = _width(config), _microbatch_tokens(config, gpus, longest)
+    response, size = config.rollout.max_response_tokens, config.rollout.group_size
+    group, rows = longest - response + size * response, size * longest
+    cells = min(max(config.optim.microbatch_tokens * rows // group, longest), _trained_rows(config, gpus) * longest)
+    queries, keys, mask = cells, cells, 0
+    if rows > MOST_REPEATED * group:
+        # Prompts are rows of their own.
+        queries, keys, mask = cells * group // rows, cells + cells * (longest - response) // rows, cells * response
+    attention = 2 * shape.query_size * queries + 2 * shape.kv_size * keys + mask
+    # The output of attention is kept once more for the tokens.
+    elements = (4 * shape.hidden_size + 4 * shape.ffn_size + shape.query_size) * tokens + attention
+    return elements * width + 2 * 4 * shape.hidden_size * tokens
 
 
-def asked_rows(config: Config, gpus: int) -> int:
+def _microbatch_tokens(config: Config, gpus: int, longest: int) -> int:
+    return min(max(config.optim.microbatch_tokens, longest), _trained_rows(config, gpus) * longest)
+
+
+def _trained_rows(config: Config, gpus: int) -> int:
+    """Rows of a mini-batch on one of `gpus` ranks: at most one above the mean."""
+    groups = -(-config.rollout.questions_per_step // config.optim.minibatches)
+    return -(-groups * config.rollout.group_size // gpus) + (gpus > 1)
+
+
+def _asked_rows(config: Config, gpus: int) -> int:
     """Most rollouts asked of one of `gpus` ranks at once: those of a step, or of the held-out questions."""
     rollout, validation = config.rollout, config.validation
     of_step = -(-rollout.questions_per_step // gpus) * rollout.group_size
-    if not config.data.heldout:
+    if not config.data.has_heldout:
         return of_step
     known = config.arithmetic.num_heldout if config.data.heldout == "arithmetic" else rollout.max_rows * gpus
     questions = min(known, validation.max_questions or known)
     return max(of_step, -(-questions // gpus) * validation.samples)
 
 
-def trained_rows(config: Config, gpus: int) -> int:
-    """Rows of a mini-batch on one of `gpus` ranks: at most one above the mean."""
-    groups = -(-config.rollout.questions_per_step // config.optim.minibatches)
-    return -(-groups * config.rollout.group_size // gpus) + (gpus > 1)
-
-
-def sampling_bytes(shape: Shape, config: Config, rows: int, width: int) -> int:
-    """Activations and logits of the rollout engine; a vllm engine makes room for its largest step and all its rows."""
+def _sampling_bytes(shape: Shape, config: Config, rows: int) -> int:
+    """Logits of the rollout engine; a vllm engine makes room for its largest step and all its rows."""
     if config.rollout.engine == "hf":
         return SAMPLING_TENSORS * rows * shape.vocab_size * 4
     step = max(ENGINE_STEP_TOKENS, config.rollout.max_rows)
-    layer = (4 * shape.hidden_size + 2 * shape.ffn_size) * width
+    layer = (4 * shape.hidden_size + 2 * shape.ffn_size) * _width(config)
     return step * layer + SAMPLING_TENSORS * config.rollout.max_rows * shape.vocab_size * 4
 
 
-def gradient_bytes(shape: Shape, config: Config, gpus: int) -> int:
+def _gradient_bytes(shape: Shape, config: Config, gpus: int) -> int:
     """Gradients on each of `gpus` ranks: both engines sum them in float32.
 
     Beside the sums, stage 1 of a bfloat16 model holds the gradients of a pass, and stage 3 copies those of the
@@ -224,14 +316,14 @@ def gradient_bytes(shape: Shape, config: Config, gpus: int) -> int:
     return parameters * (6 if stage == 1 and _width(config) == 2 else 4)
 
 
-def optimizer_bytes(shape: Shape, config: Config, gpus: int) -> tuple[int, int]:
+def _optimizer_bytes(shape: Shape, config: Config, gpus: int) -> tuple[int, int]:
     """Optimizer state of each of `gpus` ranks, on its GPU and in main memory.
 
     Two moments, and a float32 master: of narrower weights, and with DeepSpeed of all. Offloaded, two copies of the
     gradients and one of the weights stand beside them.
     """
-    stage, width = _stage(config), _width(config)
-    if not stage:
+    width = _width(config)
+    if not _stage(config):
         state = shape.num_parameters * (12 if width == 2 else 8)
         return state, state if config.optim.offload_during_rollouts else 0
     if config.optim.offload:
@@ -250,74 +342,50 @@ def _stage(config: Config) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AttentionCells:
-    """What attention gathers in a micro-batch."""
+class DiskPlan:
+    """Bytes on disk at the end of a run, and while its last checkpoint is written."""
 
-    queries: int
-    keys: int
-    mask: int
-    """Elements."""
+    checkpoint: int
+    """One checkpoint: weights, optimizer, and the weights once more as a Hugging Face folder."""
+    num_checkpoints: int
+    """As many as lie there at a time: those kept, the best one, and the one being written."""
+    model: int
+    """The final Hugging Face folder."""
+    experience: int
+    """The ledger at most: every rollout of every step stored, all as long as they may be."""
 
-
-def attention_cells(config: Config, gpus: int, longest: int) -> AttentionCells:
-    """Every row with its prompt, which rows share everywhere else; where that is much of it, the keys alone.
-
-    `longest` is the length of a row in tokens, the response at its limit.
-    """
-    response, size = config.rollout.max_response_tokens, config.rollout.group_size
-    group = longest - response + size * response
-    gathered = config.optim.microbatch_tokens * size * longest // group
-    cells = min(max(gathered, longest), trained_rows(config, gpus) * longest)
-    if size * longest <= MOST_REPEATED * group:
-        return AttentionCells(queries=cells, keys=cells, mask=0)
-    # Prompts are rows of their own.
-    prompts = cells * (longest - response) // (size * longest)
-    return AttentionCells(queries=cells * group // (size * longest), keys=cells + prompts, mask=cells * response)
+    @property
+    def certain(self) -> int:
+        """Checkpoints and model, which no run can do without."""
+        return self.num_checkpoints * self.checkpoint + self.model
 
 
-def activation_bytes(shape: Shape, tokens: int, width: int, *, checkpointing: bool, cells: AttentionCells) -> int:
-    """Bytes that autograd keeps for `tokens` tokens at `width` bytes per element: every layer's tensors, or with
-    checkpointing the inputs of all layers; and around the head the final norm's input, that in float32, and what the
-    head reads."""
-    head = (2 * width + 4) * shape.hidden_size * tokens
-    layer = shape.hidden_size * width * tokens if checkpointing else layer_bytes(shape, tokens, width, cells=cells)
-    return shape.num_layers * layer + head
-
-
-def layer_bytes(shape: Shape, tokens: int, width: int, *, cells: AttentionCells) -> int:
-    """Bytes that autograd keeps of one layer: what attention keeps is of `cells`, and its output is kept once more for
-    the tokens."""
-    queries, keys = cells.queries - tokens, cells.keys - tokens
-    gathered = 2 * shape.query_size * queries + 2 * shape.kv_size * keys + cells.mask
-    return layer_activation_bytes(shape, width) * tokens + (gathered + shape.query_size * tokens) * width
-
-
-def layer_activation_bytes(shape: Shape, width: int) -> int:
-    """Bytes kept per token in one decoder layer.
-
-    Each of two norms keeps its input, its normalised input (always float32) and its output; attention keeps queries and
-    keys (rotated), values and its output; the gated feed-forward keeps gate, activated gate, up-projection and product.
-    """
-    norms = 4 * shape.hidden_size * width + 2 * shape.hidden_size * 4
-    return norms + attention_bytes(shape, width) + 4 * shape.ffn_size * width
-
-
-def attention_bytes(shape: Shape, width: int) -> int:
-    """Bytes that attention keeps per cell in one layer: queries, keys, values and output."""
-    return (2 * shape.query_size + 2 * shape.kv_size) * width
-
-
-def step_tokens(config: Config) -> StepTokens:
-    """What one step can come to when every prompt and every response is as long as it may be."""
-    rollouts = config.rollout.questions_per_step * config.rollout.group_size
-    generated = rollouts * config.rollout.max_response_tokens
-    return StepTokens(
-        rollouts=rollouts, generated=generated, trained=generated + rollouts * config.data.max_prompt_tokens
+def disk_plan(config: Config, shape: Shape) -> DiskPlan:
+    """What a run of `config` with a model of `shape` will write."""
+    run, rollout = config.run, config.rollout
+    model = shape.num_parameters * _width(config)
+    saved = math.ceil(run.steps / run.save_every)
+    kept = min(saved, run.keep_checkpoints) if run.keep_checkpoints else saved
+    rollouts = run.steps * rollout.questions_per_step * rollout.group_size
+    return DiskPlan(
+        checkpoint=CHECKPOINT_BYTES * shape.num_parameters + model,
+        num_checkpoints=kept + 1 + (config.validation.every > 0),
+        model=model,
+        experience=rollouts * rollout.max_response_tokens * TOKEN_BYTES if config.replay.keeps_buffer else 0,
     )
 
 
-def fewest_gpus(shape: Shape, config: Config, *, gpu_memory_bytes: int) -> int | None:
-    """Smallest power of two of such GPUs on which the plan fits, or None up to LARGEST_GPU_COUNT."""
-    counts = [2**power for power in range(LARGEST_GPU_COUNT.bit_length())]
-    plans = (memory_plan(shape, config, gpus=gpus, gpu_bytes=gpu_memory_bytes) for gpus in counts)
-    return next((plan.gpus for plan in plans if plan.peak <= gpu_memory_bytes), None)
+def require_disk(plan: DiskPlan, output: Path) -> None:
+    """Raise InputError where the disk of `output` has less room than the run certainly takes."""
+    place = next(each for each in (output.absolute(), *output.absolute().parents) if each.exists())
+    free = shutil.disk_usage(place).free
+    if plan.certain > free:
+        raise InputError(
+            f"{output} will take {size(plan.certain)} for {plan.num_checkpoints} checkpoints and the model, and "
+            f"{place} has {size(free)} free: choose another --output, or lower run.keep_checkpoints."
+        )
+
+
+def size(num_bytes: int) -> str:
+    """A number of bytes as people read it."""
+    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"

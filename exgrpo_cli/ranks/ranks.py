@@ -1,4 +1,4 @@
-"""The processes of one run: which one this is, and how they share work, results, sums and errors.
+"""The processes of one run: which one this is, how they share work, results, sums and errors, how they are started.
 
 Every rank runs the same program with the same seeds and makes the same calls in the same order; what differs between
 hosts (files, clocks, the order in which work ends) enters on one rank and is handed to the others. Torchrun and the
@@ -6,21 +6,27 @@ DeepSpeed launcher say in environment variables which rank a process is.
 """
 
 import atexit
+import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from exgrpo_cli.base.console.output import data_stream
-from exgrpo_cli.base.errors import EXIT_INTERRUPTED, EXIT_STOPPED, ExgrpoError, RunError
+from exgrpo_cli.base.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_STOPPED, ExgrpoError, RunError
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 T = TypeVar("T")
 
@@ -34,6 +40,8 @@ GRACE_SECONDS = 10.0
 """What a rank gets to end by itself after another has: a GPU collective never returns once a member is gone."""
 BUCKET_ELEMENTS = 2**24
 """Gradients summed in one call: 64 MiB in float32."""
+POLL_SECONDS = 0.2
+"""How often the process that started the ranks looks for signals to pass on."""
 ENDED_KEY = "exgrpo/ended"
 
 
@@ -46,6 +54,8 @@ class Ranks:
     """This process among the ranks of its run; without a launcher the only one, for which everything is immediate."""
 
     def __init__(self, *, rank: int = 0, world_size: int = 1, local_rank: int = 0, local_world_size: int = 1) -> None:
+        self.launched = started_as_rank()
+        """Whether a launcher has started this process."""
         self.rank = rank
         self.world_size = world_size
         self.local_rank = local_rank
@@ -98,14 +108,14 @@ class Ranks:
             )
             self._objects = dist.new_group(backend="gloo", timeout=timeout)
 
-    def share(self, items: Sequence[T], *, together: int = 1) -> Sequence[T]:
+    def scatter(self, items: Sequence[T], *, together: int = 1) -> Sequence[T]:
         """Every world_size-th item, beginning at the rank: like items, which stand together, go to all ranks.
 
         `together` neighbouring ranks, where they hold one engine between them, get the same share.
         """
         return items[self.rank // together :: self.world_size // together] if self.world_size > 1 else items
 
-    def whole(self, results: Sequence[T], *, together: int = 1) -> list[T]:
+    def gather_in_order(self, results: Sequence[T], *, together: int = 1) -> list[T]:
         """The results of all ranks' shares in the order of the items, on every rank."""
         if self.world_size == 1:
             return list(results)
@@ -182,13 +192,9 @@ class Ranks:
         if self._store is None:
             yield
             return
-        leaving, launcher = threading.Event(), os.getppid()
-        watching = (
-            threading.Thread(target=_end_with_the_others, args=(self._store.clone(), leaving), daemon=True),
-            threading.Thread(target=_end_with_the_launcher, args=(launcher, leaving), daemon=True),
-        )
-        for watch in watching:
-            watch.start()
+        leaving = threading.Event()
+        watch = threading.Thread(target=_watch, args=(self._store.clone(), os.getppid(), leaving), daemon=True)
+        watch.start()
         try:
             yield
         except BaseException as error:
@@ -211,8 +217,7 @@ class Ranks:
         finally:
             leaving.set()
             # A thread that is inside the store's C++ code when the interpreter ends aborts the process.
-            for watch in watching:
-                watch.join(timeout=GRACE_SECONDS)
+            watch.join(timeout=GRACE_SECONDS)
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -272,23 +277,133 @@ def _exit_code(error: BaseException) -> int:
     return EXIT_STOPPED
 
 
-def _end_with_the_others(store: dist.Store, leaving: threading.Event) -> None:
-    """End this process GRACE_SECONDS after another rank has ended with an error, unless it is leaving by itself."""
+def _watch(store: dist.Store, launcher: int, leaving: threading.Event) -> None:
+    """End this process with the others, unless it is `leaving` by itself.
+
+    GRACE_SECONDS after another rank has ended with an error it ends at once; when the process that started it is gone
+    it is asked to stop, so that a killed launcher leaves no rank behind.
+    """
+    orphaned = False
     while not leaving.wait(WATCH_SECONDS):
+        if not orphaned and os.getppid() != launcher:
+            orphaned = True
+            os.kill(os.getpid(), signal.SIGTERM)
         try:
             ended = store.check([ENDED_KEY])
         except RuntimeError:
             # The rank that kept the store is gone; gloo and the launcher will say so to the main thread.
-            return
-        if ended:
-            if not leaving.wait(GRACE_SECONDS):
-                os._exit(int(store.get(ENDED_KEY).decode().partition(":")[2]))
-            return
+            ended = False
+        if ended and not leaving.wait(GRACE_SECONDS):
+            os._exit(int(store.get(ENDED_KEY).decode().partition(":")[2]))
 
 
-def _end_with_the_launcher(launcher: int, leaving: threading.Event) -> None:
-    """Ask this process to stop when the one that started it is gone: a killed launcher leaves no rank behind."""
-    while not leaving.wait(WATCH_SECONDS):
-        if os.getppid() != launcher:
-            os.kill(os.getpid(), signal.SIGTERM)
-            return
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rendezvous:
+    """Where the hosts of one run find each other."""
+
+    num_hosts: int = 1
+    endpoint: str = "localhost:0"
+    """HOST:PORT of one of them."""
+    run_id: str = field(default_factory=lambda: f"exgrpo-{os.getpid()}")
+    """The same on all of them, and another one at another time."""
+    own_name: str = "localhost"
+    """Name by which the others reach this host."""
+
+
+def run_ranks(arguments: Sequence[str], num_ranks: int, rendezvous: Rendezvous | None = None) -> int:
+    """Run `python ARGUMENTS` once per rank on this host; the exit code of the first rank that failed, or 0.
+
+    With a `rendezvous` the ranks of its hosts are one run, whose first rank is on either of them. Torchrun's agent
+    starts and watches the ranks, beside the main thread, which passes stop signals on: torchrun itself gives ranks 30
+    seconds after a Ctrl-C and then kills them, where a step under way and its checkpoint may take minutes.
+
+    Raises RunError where a rank was killed, or the ranks could not be started.
+    """
+    waiting: list[int] = []
+    outcome: list[BaseException] = []
+    signalled = False
+    handlers = {
+        number: signal.signal(number, lambda number, frame: waiting.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    launch = (arguments, num_ranks, rendezvous or Rendezvous(), outcome)
+    agent = threading.Thread(target=_launch, args=launch, daemon=True)
+    agent.start()
+    try:
+        while agent.is_alive():
+            agent.join(POLL_SECONDS)
+            while waiting:
+                number, signalled = waiting.pop(0), True
+                for process in child_processes():
+                    os.kill(process, number)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return _exit_code_of(outcome[0], signalled=signalled) if outcome else EXIT_DONE
+
+
+def _launch(arguments: Sequence[str], num_ranks: int, rendezvous: Rendezvous, outcome: list[BaseException]) -> None:
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    # What a rank has to say it says itself; the agent would add a page on how torchrun ended.
+    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    config = LaunchConfig(
+        min_nodes=rendezvous.num_hosts,
+        max_nodes=rendezvous.num_hosts,
+        nproc_per_node=num_ranks,
+        rdzv_backend="c10d",
+        rdzv_endpoint=rendezvous.endpoint,
+        run_id=rendezvous.run_id,
+        local_addr=rendezvous.own_name,
+        max_restarts=0,
+    )
+    try:
+        elastic_launch(config, sys.executable)(*arguments)
+    except BaseException as error:  # noqa: BLE001 - carried to the main thread, which raises it
+        outcome.append(error)
+
+
+def _exit_code_of(outcome: BaseException, *, signalled: bool) -> int:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    if not isinstance(outcome, ChildFailedError):
+        raise RunError(f"the ranks could not be started or watched: {outcome}") from outcome
+    rank, failure = first_failure(outcome)
+    if failure.exitcode >= 0:
+        return failure.exitcode
+    if signalled:
+        return EXIT_INTERRUPTED
+    ended = signal.Signals(-failure.exitcode)
+    cause = "most often for want of memory (see dmesg)" if ended == signal.SIGKILL else "not by an error it raised"
+    raise RunError(
+        f"rank {rank} was ended by {ended.name}, {cause}; go on with --resume from the last checkpoint."
+    ) from outcome
+
+
+def first_failure(outcome: "ChildFailedError") -> tuple[int, "ProcessFailure"]:
+    """The rank that took the others along: one that was killed, before those that ended within the same second.
+
+    The agent looks at all ranks in turn, and stamps whole seconds: a rank that waited for the killed one may have ended
+    as well by then, and come first. Its own SIGTERM to those left is no cause, and its SIGKILL comes much later.
+    """
+    first = outcome.get_first_failure()
+    killed = [
+        (rank, failure)
+        for rank, failure in outcome.failures.items()
+        if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM and failure.timestamp <= first[1].timestamp + 1
+    ]
+    return killed[0] if killed else first
+
+
+def quieten_gloo(environment: MutableMapping[str, str]) -> None:
+    """Let ranks that are started with `environment` leave out the line that torch's C++ code logs for every gloo error.
+
+    Each is raised as well, and said by the rank that raises it. For ranks on the CPU alone: NCCL logs what none raises.
+    """
+    environment["TORCH_CPP_LOG_LEVEL"] = "FATAL"
+
+
+def child_processes(process: int | str = "self") -> list[int]:
+    """Ids of the processes that this one, or another, has started and that still run."""
+    listed = [file.read_text() for file in Path(f"/proc/{process}/task").glob("*/children")]
+    return [int(child) for text in listed for child in text.split()]

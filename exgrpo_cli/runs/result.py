@@ -6,7 +6,7 @@ It stands for the run wherever the run folder itself is not: on another machine,
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.files import write_json
 from exgrpo_cli.base.manifest import values_digest
 from exgrpo_cli.base.shapes import read_json
-from exgrpo_cli.config.settings import NOT_HASHED, Config
+from exgrpo_cli.config.settings import NOT_HASHED, Config, flat
 from exgrpo_cli.runs.checksums import find_changes
 
 RESULT_FILE = "result.json"
@@ -189,21 +189,18 @@ def find_results(folder: Path) -> Iterator[RunResult]:
 def config_hash(config: Config) -> str:
     """Sixteen digits that two runs share where they differ in nothing but seed and machine.
 
-    What a run pins when it starts is pinned here too, so that a plan and the run of it agree. Settings at their
+    What a run settles when it starts is settled here too, so that a plan and the run of it agree. Settings at their
     defaults are left out: a setting that a later version adds changes no hash, nor does whose log-probs a default run
     takes, since they are the same but for rounding.
     """
+    values = flat(config) | {f"optim.{name}": value for name, value in config.settled_schedule().items()}
     if config.rollout.logprobs == config.usual_logprobs:
-        config = replace(config, rollout=replace(config.rollout, logprobs="auto"))
-    if config.optim.schedule != "constant" and config.optim.horizon == 0:
-        warmup_steps = min(config.optim.warmup_steps, config.run.steps // 2)
-        optim = replace(config.optim, horizon=config.run.steps, warmup_steps=warmup_steps)
-        config = replace(config, optim=optim)
+        values["rollout.logprobs"] = "auto"
+    if config.optim.schedule == "constant":
+        values["optim.horizon"] = 0
     chosen = {
-        f"{section.name}.{name}": value
-        for section in fields(Config)
-        for name, value in asdict(getattr(config, section.name)).items()
-        if value != getattr(type(getattr(config, section.name))(), name)
+        name: value
+        for name, value in values.items()
+        if name not in NOT_HASHED and value != getattr(type(getattr(config, name.split(".")[0]))(), name.split(".")[1])
     }
-    text = json.dumps({name: value for name, value in chosen.items() if name not in NOT_HASHED}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]

@@ -19,7 +19,7 @@ from exgrpo_cli.base.errors import InputError, Interrupted, RunError
 from exgrpo_cli.base.files import write_text
 from exgrpo_cli.config.sections.run import SlurmSettings
 from exgrpo_cli.config.settings import to_toml
-from exgrpo_cli.machine.run_plan import plan_run, require_runnable, resolve_ranks
+from exgrpo_cli.machine.settle import require_runnable, settle
 from exgrpo_cli.machine.survey import survey_machine, visible_gpus
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.studies.duration import estimate, progress, time_to_go
@@ -56,8 +56,7 @@ def compare(
     from exgrpo_cli.studies.cluster.launch import launch_study
 
     if launcher != "slurm":
-        machine = survey_machine()
-        require_runnable(plan_run(resolve_ranks(study.runs[0].config, machine), machine))
+        require_runnable(settle(study.runs[0].config, survey_machine())[1])
     reporter = make_reporter(quiet=quiet)
     try:
         if launcher is None:

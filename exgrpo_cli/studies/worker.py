@@ -8,19 +8,17 @@ import signal
 import sys
 import threading
 import time
-import tomllib
 from pathlib import Path
 
 from rich.console import Console
 
 from exgrpo_cli.base.errors import ExgrpoError
+from exgrpo_cli.config.layers import read_config
 from exgrpo_cli.config.settings import Config, resolve
-from exgrpo_cli.machine.run_plan import resolve_ranks
+from exgrpo_cli.machine.settle import settle
 from exgrpo_cli.machine.survey import survey_machine
-from exgrpo_cli.ranks.launching import RankLauncher, Rendezvous, quieten_gloo
-from exgrpo_cli.ranks.ranks import Ranks, started_as_rank
+from exgrpo_cli.ranks.ranks import Ranks, Rendezvous, quieten_gloo, run_ranks, started_as_rank
 from exgrpo_cli.studies.run_log import warn_in_log
-from exgrpo_cli.training.starting.assemble import choose_device
 
 MODULE = "exgrpo_cli.studies.worker"
 NEW, RESUME = "new", "resume"
@@ -33,20 +31,20 @@ def main(
 
     `resume` is for a rank, which is told; whoever starts the ranks looks.
     """
-    config = resolve([(str(settings), tomllib.loads(settings.read_text(encoding="utf-8")))])
     try:
         if started_as_rank():
-            return train_as_rank(config, folder, resume=resume)
+            return train_as_rank(settings, folder, resume=resume)
         threading.Thread(target=stop_with, args=(parent,), daemon=True).start()
-        config = resolve_ranks(config, survey_machine())
+        resume = has_started(folder)
+        config, _ = settle(asked_config(settings, folder, resume=resume), survey_machine())
         if config.run.nproc > 1 or rendezvous is not None:
-            if choose_device(config.run.device).type == "cpu":
+            if config.run.device == "cpu":
                 quieten_gloo(os.environ)
             # Said once: on another host the folder of a new run may be there before its ranks look.
-            again = RESUME if has_started(folder) else NEW
+            again = RESUME if resume else NEW
             arguments = ["-m", MODULE, str(settings), str(folder), str(os.getpid()), again]
-            return RankLauncher(arguments, config.run.nproc, rendezvous).run()
-        return train_as_rank(config, folder, resume=has_started(folder))
+            return run_ranks(arguments, config.run.nproc, rendezvous)
+        return train_as_rank(settings, folder, resume=resume)
     except ExgrpoError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
@@ -57,7 +55,16 @@ def has_started(folder: Path) -> bool:
     return (folder / "config.toml").is_file()
 
 
-def train_as_rank(config: Config, folder: Path, *, resume: bool) -> int:
+def asked_config(settings: Path, folder: Path, *, resume: bool) -> Config:
+    """The settings of the file; a run that goes on keeps the log-probs that it began with, on whatever machine."""
+    layers = [(str(settings), read_config(settings))]
+    if resume:
+        begun = read_config(folder / "config.toml").get("rollout", {})
+        layers.append((str(folder), {"rollout": {"logprobs": begun.get("logprobs", "auto")}}))
+    return resolve(layers)
+
+
+def train_as_rank(settings: Path, folder: Path, *, resume: bool) -> int:
     """Train as the rank that the environment names, or as the only one."""
     from exgrpo_cli.base.console.reporter import PlainReporter
     from exgrpo_cli.training.run import train
@@ -65,7 +72,7 @@ def train_as_rank(config: Config, folder: Path, *, resume: bool) -> int:
     ranks = Ranks.of_environment()
     with ranks.together():
         train(
-            config,
+            asked_config(settings, folder, resume=resume),
             folder,
             resume=resume,
             reporter=PlainReporter(Console(stderr=True, width=160)),

@@ -6,7 +6,7 @@ from typing import Any
 from exgrpo_cli.base.errors import Interrupted
 from exgrpo_cli.base.files import write_json
 from exgrpo_cli.endpoints.measure import measure
-from exgrpo_cli.machine.environment import peak_memory_bytes
+from exgrpo_cli.machine.survey import peak_memory_bytes
 from exgrpo_cli.models.export import model_card
 from exgrpo_cli.plots import save_all
 from exgrpo_cli.runs.checksums import note_checksums

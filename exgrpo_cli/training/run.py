@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ import torch
 
 from exgrpo_cli.base.console.reporter import Reporter, SilentReporter
 from exgrpo_cli.base.console.signals import Stopper
-from exgrpo_cli.base.errors import Interrupted
+from exgrpo_cli.base.errors import InputError, Interrupted
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.machine.run_plan import resolve_ranks
+from exgrpo_cli.machine.memory import require_disk
+from exgrpo_cli.machine.settle import Plan, require_runnable, settle
 from exgrpo_cli.machine.survey import survey_machine
-from exgrpo_cli.models.load import dtype_note
 from exgrpo_cli.ranks.ranks import ALONE, Ranks
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.runs.summary import Ending
@@ -27,7 +28,7 @@ from exgrpo_cli.training.loop import run_step, spent_share
 from exgrpo_cli.training.metrics import Clock
 from exgrpo_cli.training.resuming.checkpoint import latest_step
 from exgrpo_cli.training.starting.assemble import take_device
-from exgrpo_cli.training.starting.opening import check_disk, open_run, pin_choices, require_extras, with_logprobs_of
+from exgrpo_cli.training.starting.setup import require_extras, setup_run
 from exgrpo_cli.training.step.groups import Group
 from exgrpo_cli.training.time_limit import TimeLimit
 from exgrpo_cli.training.validation import ask_heldout, ask_trained, validation_metrics
@@ -41,37 +42,41 @@ def train(
     reporter: Reporter,
     ranks: Ranks = ALONE,
     time_limit: TimeLimit | None = None,
+    plan: Plan | None = None,
 ) -> dict[str, Any]:
     """Train in the run folder `path` and return what its `summary.json` holds.
 
     Under several ranks each of them calls this; rank 0 alone writes the folder, but for the shards of a sharded
     optimizer, and speaks through `reporter`. With a `time_limit` the run saves and stops before it is over, as after a
-    stop signal. Raises InputError before work starts, RunError when the work stops under
-    way, and Interrupted after a stop signal, with the state saved.
+    stop signal. `plan` is that of a `config` which has been settled. Raises InputError before work starts, RunError
+    when the work stops under way, and Interrupted after a stop signal, with the state saved.
     """
-    started = ranks.local_world_size if ranks.world_size > 1 else 0
-    asked = config
-    config = pin_choices(resolve_ranks(config, survey_machine(), started), ranks)
-    if asked.backbone.dtype == "auto" and config.run.device == "cuda" and ranks.is_main:
-        reporter.note(dtype_note(asked.backbone, asked.tiny))
+    if plan is None:
+        config, plan = settle(config, survey_machine(), ranks, fetch=True)
+    if config.run.nproc > 1 and ranks.world_size == 1:
+        raise InputError(
+            f"run.nproc = {config.run.nproc}, but this process is the only rank: start it with `exgrpo train --nproc "
+            f"{config.run.nproc}` or torchrun."
+        )
+    speaker = reporter if ranks.is_main else SilentReporter()
+    for note in plan.notes:
+        speaker.note(note)
     require_extras(config)
+    require_runnable(plan)
     torch.set_num_threads(config.run.threads)
     ranks.connect(take_device(config.run.device, ranks.local_rank), timedelta(minutes=config.run.rank_timeout))
     time_limit = time_limit or TimeLimit(seconds=math.inf)
     path = ranks.from_main(lambda: path)
     with Stopper() as stopper, ExitStack() as stack:
-        if not resume:
-            ranks.from_main(lambda: check_disk(config, path))
+        if not resume and (disk := plan.disk) is not None:
+            ranks.from_main(partial(require_disk, disk, path))
         folder = ranks.from_main(lambda: RunFolder.existing(path) if resume else RunFolder.create(path))
         ranks.from_main(lambda: stack.enter_context(folder.locked()))
-        if resume and asked.rollout.logprobs == "auto":
-            config = ranks.from_main(lambda: with_logprobs_of(folder, config))
         watchdog = Watchdog(path, rank=ranks.rank, seconds=60 * config.run.phase_timeout)
         stack.enter_context(watchdog)
         try:
-            speaker = reporter if ranks.is_main else SilentReporter()
             with watchdog.phase("setup"):
-                run = open_run(config, folder, stopper, speaker, stack, ranks, watchdog, time_limit, is_new=not resume)
+                run = setup_run(plan, folder, stopper, speaker, stack, ranks, watchdog, time_limit, is_new=not resume)
         except BaseException:
             if ranks.is_main and not folder.config.exists():
                 folder.discard()

@@ -32,7 +32,7 @@ def validate(
     """The answers of the current weights to `questions`, graded."""
     settings = parts.config.validation
     together = parts.config.rollout.tensor_parallel
-    own = parts.ranks.share(questions, together=together)
+    own = parts.ranks.scatter(questions, together=together)
     done = 0
 
     def count(record: QuestionRecord) -> None:
@@ -54,7 +54,7 @@ def validate(
         seed=settings.seed,
         on_record=count,
     )
-    records = parts.ranks.whole(evaluation.records, together=together)
+    records = parts.ranks.gather_in_order(evaluation.records, together=together)
     return Evaluation(records=tuple(records))
 
 

@@ -16,7 +16,7 @@ from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.base.types import TokenSequence
 from exgrpo_cli.commands import run
 from exgrpo_cli.engines.hf.generator import HFGenerator
-from exgrpo_cli.machine.shapes import Shape
+from exgrpo_cli.machine.memory import Shape
 from exgrpo_cli.ranks.ranks import Ranks
 from exgrpo_cli.training.checking.check import noting, over_plan
 from exgrpo_cli.training.checking.measure import Meter, Phase, forward_operations

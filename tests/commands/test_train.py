@@ -101,7 +101,7 @@ def test_resume_alone_takes_the_newest_unfinished_run(tmp_path, capsys):
         (folder / "config.toml").write_text(to_toml(build_config()))
         os.utime(folder / "config.toml", (time.time() - age, time.time() - age))
     assert run(["train", "--resume", "--dry-run"]) == 2
-    assert "runs/newer/data/heldout.parquet is missing" in capsys.readouterr().err
+    assert "runs/newer/data/manifest.json is missing" in capsys.readouterr().err
     assert run(["train", "--resume", "--config", "x.toml"]) == 2
     assert "--resume goes on with runs/newer's own configuration: leave --config x.toml out" in capsys.readouterr().err
 

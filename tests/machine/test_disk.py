@@ -7,8 +7,7 @@ import pytest
 from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.machine.disk import disk_plan, require_disk
-from exgrpo_cli.machine.shapes import backbone_shape
+from exgrpo_cli.machine.memory import backbone_shape, disk_plan, require_disk
 from exgrpo_cli.training.run import train
 
 

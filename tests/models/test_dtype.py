@@ -9,8 +9,8 @@ import torch
 
 from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.machine.run_plan import plan_run
-from exgrpo_cli.machine.shapes import preset_config
+from exgrpo_cli.machine.memory import preset_config
+from exgrpo_cli.machine.settle import settle
 from exgrpo_cli.machine.survey import Gpu, Machine
 from exgrpo_cli.models.load import pin_dtype
 from exgrpo_cli.training.run import train
@@ -32,7 +32,7 @@ def test_a_folder_is_trained_in_its_own_precision_on_a_gpu(
     config = build_config(backbone=str(tmp_path))
     for device, expected in ((True, on_gpu), (False, on_cpu)):
         assert pin_dtype(config.backbone, config.tiny, on_gpu=device).dtype == expected
-    assert plan_run(config, ONE_GPU).lines()[0].endswith(f"in {on_gpu}")
+    assert settle(config, ONE_GPU)[1].lines()[0].endswith(f"in {on_gpu}")
     wide = build_config(backbone=str(tmp_path), assignments=["backbone.dtype=float32"])
     assert pin_dtype(wide.backbone, wide.tiny, on_gpu=True).dtype == "float32"
 

@@ -8,7 +8,7 @@ from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands import run
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.names import is_gguf
-from exgrpo_cli.machine.shapes import backbone_shape
+from exgrpo_cli.machine.memory import backbone_shape
 from exgrpo_cli.models.gguf import converted
 from exgrpo_cli.models.load import locate
 

@@ -12,7 +12,7 @@ import torch
 from exgrpo_cli.base.console.signals import Stopper
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.files import read_json_lines
-from exgrpo_cli.machine.threads import choose_threads
+from exgrpo_cli.machine.survey import choose_threads
 from exgrpo_cli.runs.folder import RunFolder, writing
 
 

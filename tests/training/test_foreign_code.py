@@ -69,7 +69,7 @@ def test_an_own_run_goes_on_as_long_as_its_functions_are_the_same(
     remember_run(foreign, build_config(assignments=["grading.grader=python:evil:score"]))
     assert run(["train", "--resume", "--output", "theirs", "--dry-run"]) == 2
     # The code is let through; what stops this one is that the folder holds no questions.
-    assert "theirs/data/heldout.parquet is missing" in capsys.readouterr().err
+    assert "theirs/data/manifest.json is missing" in capsys.readouterr().err
     text = (foreign / "config.toml").read_text()
     (foreign / "config.toml").write_text(text.replace("python:evil:score", "python:evil:other"))
     assert run(["train", "--resume", "--output", "theirs", "--dry-run"]) == 2

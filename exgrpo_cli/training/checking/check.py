@@ -29,11 +29,9 @@ from exgrpo_cli.config.settings import Config
 from exgrpo_cli.engines.protocols import Generator, Policy
 from exgrpo_cli.engines.ranked_generator import local_generator
 from exgrpo_cli.engines.vllm.generator import VLLMGenerator
-from exgrpo_cli.machine.environment import package_versions
-from exgrpo_cli.machine.memory import MemoryPlan
-from exgrpo_cli.machine.run_plan import plan_run, resolve_ranks
-from exgrpo_cli.machine.shapes import architecture, shape_of
-from exgrpo_cli.machine.survey import survey_machine
+from exgrpo_cli.machine.memory import MemoryPlan, architecture, shape_of
+from exgrpo_cli.machine.settle import Plan, require_runnable, settle
+from exgrpo_cli.machine.survey import package_versions, survey_machine
 from exgrpo_cli.models.export import export_model
 from exgrpo_cli.models.load import Backbone, load_backbone
 from exgrpo_cli.models.tokenizer import make_tokenizer
@@ -41,9 +39,8 @@ from exgrpo_cli.ranks.ranks import ALONE, Ranks
 from exgrpo_cli.training.checking.measure import Meter, forward_operations, product_speed
 from exgrpo_cli.training.checking.report import CheckReport, Memory, RunPeaks, Speed, allowed
 from exgrpo_cli.training.metrics import score_gaps
-from exgrpo_cli.training.starting.assemble import make_policy, plan_memory, sampling_backbone, take_device
-from exgrpo_cli.training.starting.opening import pin_choices, require_extras
-from exgrpo_cli.training.starting.rollout_engine import make_generator
+from exgrpo_cli.training.starting.assemble import make_generator, make_policy, sampling_backbone, take_device
+from exgrpo_cli.training.starting.setup import require_extras
 from exgrpo_cli.training.step.rollouts import sampling_params
 from exgrpo_cli.training.step.staleness import MAX_MEAN_GAPS
 
@@ -70,14 +67,18 @@ class Check:
     """Groups of a step that are trained."""
 
 
-def check_run(config: Config, *, reporter: Reporter, ranks: Ranks = ALONE) -> CheckReport:
+def check_run(config: Config, *, reporter: Reporter, ranks: Ranks = ALONE, plan: Plan | None = None) -> CheckReport:
     """Check `config` on this machine; every rank calls this and gets the same report.
+
+    `plan` is that of a `config` which has been settled.
 
     Raises InputError where the configuration cannot run here, or the shape of its backbone is not known here. What goes
     wrong later is a problem of the report.
     """
     started = time.perf_counter()
-    config = pin_choices(resolve_ranks(config, survey_machine(), _started(ranks)), ranks)
+    machine = survey_machine()
+    if plan is None:
+        config, plan = settle(config, machine, ranks, fetch=True)
     require_extras(config)
     torch.set_num_threads(config.run.threads)
     device = take_device(config.run.device, ranks.local_rank)
@@ -89,10 +90,10 @@ def check_run(config: Config, *, reporter: Reporter, ranks: Ranks = ALONE) -> Ch
         with ranks.first_on_host():
             local, window = with_random_weights(config, folder, write=ranks.local_rank == 0)
         local, prompts, trained = fewer_rows(local, window, ranks)
-        local = plan_memory(local, max(map(len, prompts.values())), ranks, reporter)
-        plan = plan_run(local, survey_machine(), num_ranks=ranks.world_size, longest_prompt=longest(prompts)).memory
-        whole_run = plan_run(config, survey_machine(), num_ranks=ranks.world_size).memory
-        assert plan is not None and whole_run is not None, "a local folder has a shape, and so has what it is made of"
+        local, local_plan = settle(local, machine, ranks)
+        require_runnable(local_plan, longest(prompts))
+        whole_run, planned = plan.memory, local_plan.memory_of(longest(prompts))
+        assert whole_run is not None, "what a local folder is made of has a shape"
         meter = Meter(device)
         # No token ends a response; vllm knows its own vocabulary and takes none for that.
         endless = () if local.rollout.engine == "vllm" else (NO_TOKEN,)
@@ -101,7 +102,7 @@ def check_run(config: Config, *, reporter: Reporter, ranks: Ranks = ALONE) -> Ch
         operations = forward_operations(body, shape, _full_groups(local, prompts, trained))
         sampled = sampling_backbone(local, backbone)
         policy = make_policy(local, backbone, ranks)
-        generator = make_generator(local, sampled, prompts, device, ranks)
+        generator = make_generator(local_plan, sampled, prompts, device, ranks)
         stack.callback(generator.close)
         check = Check(
             config=local, backbone=backbone, policy=policy, generator=generator, ranks=ranks, meter=meter,
@@ -110,7 +111,7 @@ def check_run(config: Config, *, reporter: Reporter, ranks: Ranks = ALONE) -> Ch
         caught, gap, problems = run_check(check, reporter)
         speed = product_speed(device, next(body.parameters()).dtype)
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-        memory = tuple(memory_of(meter, plan, ranks))
+        memory = tuple(memory_of(meter, planned, ranks))
         return CheckReport(
             backbone=f"{config.backbone.name}, {shape.num_parameters:,} parameters in {config.backbone.dtype}",
             engines=f"{config.rollout.engine} and {config.optim.engine}",
@@ -119,7 +120,7 @@ def check_run(config: Config, *, reporter: Reporter, ranks: Ranks = ALONE) -> Ch
             lengths=_lengths(local, prompts, trained),
             memory=memory,
             memory_is_judged=device.type == "cuda",
-            planned_for_run=_peaks(whole_run) if _peaks(whole_run) != _peaks(plan) else None,
+            planned_for_run=_peaks(whole_run) if _peaks(whole_run) != _peaks(planned) else None,
             speeds=tuple(speeds_of(check, operations, speed)),
             phases=tuple(meter.phases),
             seconds=time.perf_counter() - started,
@@ -360,7 +361,3 @@ def _lengths(config: Config, prompts: dict[str, np.ndarray], trained: int) -> st
         f"prompts of {longest(prompts)} tokens, responses of {config.rollout.max_response_tokens}; {STEPS} steps of "
         f"{len(prompts) * size} rollouts, {trained * size} of them trained in {config.optim.minibatches} updates"
     )
-
-
-def _started(ranks: Ranks) -> int:
-    return ranks.local_world_size if ranks.world_size > 1 else 0

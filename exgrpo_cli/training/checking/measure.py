@@ -13,7 +13,7 @@ from torch import nn
 
 from exgrpo_cli.algo.cpu import matmul
 from exgrpo_cli.base.types import TokenSequence
-from exgrpo_cli.machine.shapes import Shape
+from exgrpo_cli.machine.memory import Shape
 
 MATRIX_ROWS = {"cpu": 1024, "cuda": 8192}
 """Rows and columns of the product whose speed stands for what the device can do."""

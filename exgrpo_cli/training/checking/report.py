@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from exgrpo_cli.machine.disk import size
+from exgrpo_cli.machine.memory import size
 from exgrpo_cli.training.checking.measure import Phase
 
 ROOM = 0.1

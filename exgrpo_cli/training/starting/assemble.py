@@ -13,12 +13,12 @@ from exgrpo_cli.base.console.reporter import Reporter
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.engines.policy.adamw import torch_policy
-from exgrpo_cli.engines.protocols import Policy
+from exgrpo_cli.engines.protocols import Generator, Policy
+from exgrpo_cli.engines.ranked_generator import RankedGenerator
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.ledger.writer import IDENTITY_FILE
-from exgrpo_cli.machine.run_plan import plan_run, require_runnable, with_engine_fraction
-from exgrpo_cli.machine.survey import survey_machine
+from exgrpo_cli.machine.settle import Plan, require_runnable
 from exgrpo_cli.models.load import Backbone, load_folder, load_tokenizer, locate
 from exgrpo_cli.questions.prompts import Template, answer_format, check_prompt_lengths, choose_template, encode
 from exgrpo_cli.questions.stream import QuestionStream
@@ -27,9 +27,8 @@ from exgrpo_cli.replay.buffer import ExperienceBuffer
 from exgrpo_cli.replay.protocol import Buffer, NoBuffer
 from exgrpo_cli.runs.checksums import require_model
 from exgrpo_cli.runs.folder import RunFolder
-from exgrpo_cli.training.parts import Parts
+from exgrpo_cli.training.parts import Parts, Prompts
 from exgrpo_cli.training.resuming.state import make_generators
-from exgrpo_cli.training.starting.rollout_engine import make_generator
 from exgrpo_cli.training.starting.run_questions import RunQuestions
 from exgrpo_cli.training.step.ranked_buffer import RankedBuffer
 
@@ -83,7 +82,7 @@ def choose_prompts(config: Config, questions: RunQuestions | None, tokenizer: Pr
 
 
 def assemble(
-    config: Config,
+    plan: Plan,
     questions: RunQuestions,
     pool: GradingPool,
     reporter: Reporter,
@@ -95,6 +94,7 @@ def assemble(
     The buffer comes last, by `open_shared_buffer`: opening an old one cuts its ledger. Raises InputError for a prompt
     over the limit, a template the backbone cannot fill, or an engine that is not there.
     """
+    config = plan.config
     device = choose_device(config.run.device, ranks.local_rank)
     with ranks.first_on_host():
         tokenizer = load_tokenizer(config.backbone, config.tiny, reporter.progress)
@@ -106,10 +106,10 @@ def assemble(
     everything = [*questions.train, *questions.heldout]
     check_window(config, backbone)
     prompts = {question.id: encode(template, question, backbone.tokenizer) for question in everything}
-    config = plan_memory(config, max(map(len, prompts.values())), ranks, reporter)
+    require_runnable(plan, max(map(len, prompts.values())))
     sampled = sampling_backbone(config, backbone)
     policy = make_policy(config, backbone, ranks)
-    generator = make_generator(config, sampled, prompts, device, ranks)
+    generator = make_generator(plan, sampled, prompts, device, ranks)
     stack.callback(generator.close)
     rngs = make_generators(config.run.seed)
     return Parts(
@@ -128,29 +128,17 @@ def assemble(
     )
 
 
-def plan_memory(config: Config, longest_prompt: int, ranks: Ranks, reporter: Reporter) -> Config:
-    """`config` with the share of a GPU that a vllm engine can have; raises InputError where the run does not fit."""
-    plan = plan_run(config, survey_machine(), num_ranks=ranks.world_size, longest_prompt=longest_prompt)
-    require_runnable(plan)
-    planned = with_engine_fraction(plan)
-    fraction = planned.rollout.gpu_memory_fraction
-    if fraction != config.rollout.gpu_memory_fraction:
-        reporter.note(
-            f"rollout.gpu_memory_fraction = {fraction:.2f} instead of {config.rollout.gpu_memory_fraction:g}: what the "
-            "trainer leaves of the GPU, and enough for the cache of one group"
-        )
-    return planned
-
-
-def check_window(config: Config, backbone: Backbone) -> None:
-    """Prompt and response limits must fit the model's context."""
+def check_window(config: Config, backbone: Backbone, longest_prompt: int = 1) -> int:
+    """Tokens of the longest row: such a prompt and the longest response. Raises InputError over the model's window."""
+    limit = config.rollout.max_response_tokens
     window = getattr(backbone.model.config, "max_position_embeddings", None)
-    needed = config.rollout.max_response_tokens
-    if window is not None and needed >= window:
+    if window is not None and longest_prompt + limit > window:
         raise InputError(
-            f"rollout.max_response_tokens = {needed} leaves no room for a prompt in the backbone's window of {window} "
-            "tokens: lower it, or set backbone.max_position_embeddings."
+            f"a prompt of {longest_prompt} tokens and rollout.max_response_tokens = {limit} exceed the backbone's "
+            f"window of {window}: lower rollout.max_response_tokens to {window - longest_prompt}, or raise "
+            "backbone.max_position_embeddings."
         )
+    return longest_prompt + limit
 
 
 def sampling_backbone(config: Config, backbone: Backbone) -> Backbone:
@@ -161,19 +149,58 @@ def sampling_backbone(config: Config, backbone: Backbone) -> Backbone:
 
 def make_policy(config: Config, backbone: Backbone, ranks: Ranks) -> Policy:
     """The training engine with this run's objective and optimizer."""
-    optim = replace(config.optim, horizon=config.optim.horizon or config.run.steps)
     shared: dict[str, Any] = dict(
         temperature=config.rollout.temperature,
         objective=config.objective,
-        optim=optim,
+        optim=config.optim,
         gradient_checkpointing=config.backbone.gradient_checkpointing,
         ranks=ranks,
     )
-    if optim.engine == "torch":
+    if config.optim.engine == "torch":
         return torch_policy(backbone.model, **shared)
     from exgrpo_cli.engines.policy.deepspeed import deepspeed_policy
 
     return deepspeed_policy(backbone.model, **shared)
+
+
+def make_generator(plan: Plan, backbone: Backbone, prompts: Prompts, device: torch.device, ranks: Ranks) -> Generator:
+    """A Generator for `prompts`; `hf` shares the policy's module, `vllm` holds weights of its own.
+
+    Raises InputError when the engine is not installed, or a prompt and its response exceed the backbone's window.
+    """
+    local = _local_generator(plan, backbone, prompts, device)
+    if ranks.world_size == 1:
+        return local
+    return RankedGenerator(local, ranks, tensor_parallel=plan.config.rollout.tensor_parallel)
+
+
+def _local_generator(plan: Plan, backbone: Backbone, prompts: Prompts, device: torch.device) -> Generator:
+    config = plan.config
+    if config.rollout.engine == "hf":
+        from exgrpo_cli.engines.hf.generator import HFGenerator
+
+        return HFGenerator(backbone.model, max_rows=config.rollout.max_rows, eos_ids=backbone.eos_ids)
+    from exgrpo_cli.engines.vllm.generator import VLLMGenerator
+    from exgrpo_cli.engines.vllm.proof import Canary
+    from exgrpo_cli.engines.vllm.start import VLLMSettings, config_overrides
+
+    folder = locate(config.backbone, config.tiny)
+    settings = VLLMSettings(
+        folder=folder,
+        dtype=config.backbone.dtype,
+        device=device.type,
+        max_tokens=check_window(config, backbone, max(map(len, prompts.values()))),
+        max_rows=config.rollout.max_rows,
+        gpu_memory_fraction=plan.gpu_share,
+        tensor_parallel=config.rollout.tensor_parallel,
+        hf_overrides=config_overrides(
+            folder,
+            rope_theta=config.backbone.rope_theta,
+            max_position_embeddings=config.backbone.max_position_embeddings,
+        ),
+    )
+    canary = Canary.of_prompt(next(iter(prompts.values())), config.rollout.temperature)
+    return VLLMGenerator(settings, eos_ids=backbone.eos_ids, canary=canary)
 
 
 def open_shared_buffer(

@@ -168,11 +168,13 @@ def grade(
             options=options_of(question),
             metadata=question.metadata,
         )
-        for question, rollout in parts.ranks.share(asked)
+        for question, rollout in parts.ranks.scatter(asked)
     ]
     # A verdict that depends on the clock (a timeout) is the same on every rank, because one rank alone has waited.
     verdicts = parts.pool.grade(items)
-    graded = parts.ranks.whole([(item.response, verdict) for item, verdict in zip(items, verdicts, strict=True)])
+    graded = parts.ranks.gather_in_order(
+        [(item.response, verdict) for item, verdict in zip(items, verdicts, strict=True)]
+    )
     results = iter(graded)
     return [
         [

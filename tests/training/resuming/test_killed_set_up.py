@@ -20,7 +20,7 @@ from exgrpo_cli.training import run
 from exgrpo_cli.training.resuming import checkpoint
 from exgrpo_cli.training.resuming.resume import resumed_config
 from exgrpo_cli.training.run import train
-from exgrpo_cli.training.starting import opening, run_questions
+from exgrpo_cli.training.starting import run_questions, setup
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 
@@ -43,10 +43,10 @@ def killed(owner: Any, name: str, *, of: str = "") -> Callable[[], None]:
 
 NEW = {
     "before it is locked": killed(RunFolder, "locked"),
-    "before its questions": killed(opening, "load_questions"),
+    "before its questions": killed(setup, "load_questions"),
     "among its questions": killed(run_questions, "write_manifest"),
-    "with all its parts": killed(opening, "sync"),
-    "with its ledger": killed(opening, "warm_start"),
+    "with all its parts": killed(setup, "sync"),
+    "with its ledger": killed(setup, "warm_start"),
     "while config.toml is written": killed(files, "publish", of="config.toml"),
 }
 """Moments of a set-up after which there is no configuration to resume with."""

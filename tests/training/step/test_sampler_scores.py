@@ -12,12 +12,13 @@ import pytest
 from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.files import read_json_lines
-from exgrpo_cli.config.settings import Config
+from exgrpo_cli.config.settings import Config, to_toml
 from exgrpo_cli.engines.hf.generator import HFGenerator
-from exgrpo_cli.ranks.ranks import ALONE
+from exgrpo_cli.machine.settle import settle
+from exgrpo_cli.machine.survey import survey_machine
+from exgrpo_cli.studies.worker import asked_config
 from exgrpo_cli.training.loop import run_step
 from exgrpo_cli.training.run import train
-from exgrpo_cli.training.starting.opening import pin_choices
 from exgrpo_cli.training.step.rollouts import CHECKED_ONE_IN, drawn_to_check
 
 SHORT = ("run.steps=2", "data.heldout=none", "replay.start_threshold=0", "rollout.questions_per_step=4")
@@ -87,7 +88,9 @@ def test_a_run_goes_on_with_the_log_probs_it_began_with(
         patch.setattr("exgrpo_cli.training.run.run_step", stop_at_the_second)
         train(config, path, reporter=SilentReporter())
     asked = replace(config, rollout=replace(config.rollout, logprobs="auto"))
-    train(asked, path, resume=True, reporter=SilentReporter())
+    settings = tmp_path / "asked.toml"
+    settings.write_text(to_toml(asked))
+    train(asked_config(settings, path, resume=True), path, resume=True, reporter=SilentReporter())
     first, second = read_json_lines(path / "metrics.jsonl")
     assert (first["step"], second["step"]) == (1, 2)
     assert all(line["tokens/scored"] >= line["tokens/generated"] for line in (first, second))
@@ -108,7 +111,7 @@ def test_the_sampler_stands_for_the_trainer_where_both_compute_alike(
     settings: tuple[str, ...], source: str, small_config: Callable[..., Config]
 ) -> None:
     """The same weights in float32; `config.toml` names the choice."""
-    assert pin_choices(small_config(*settings), ALONE).rollout.logprobs == source
+    assert settle(small_config(*settings), survey_machine())[0].rollout.logprobs == source
 
 
 def test_only_an_engine_that_tells_entropies_can_stand_for_the_trainer(small_config: Callable[..., Config]) -> None:

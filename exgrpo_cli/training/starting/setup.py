@@ -1,4 +1,4 @@
-"""Everything up to the first step: choices pinned, extras required, parts assembled, state restored."""
+"""Everything up to the first step: extras required, parts assembled, state restored, the folder opened for writing."""
 
 import dataclasses
 import time
@@ -13,16 +13,11 @@ from exgrpo_cli.base.console.signals import Stopper
 from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.base.files import write_json, write_text
 from exgrpo_cli.config.contradictions import setting
-from exgrpo_cli.config.layers import read_config
 from exgrpo_cli.config.settings import Config, to_toml
 from exgrpo_cli.engines.vllm.start import require_vllm
 from exgrpo_cli.grading import GradingPool
-from exgrpo_cli.machine.disk import disk_plan, require_disk
-from exgrpo_cli.machine.environment import describe_environment
-from exgrpo_cli.machine.replay_plan import replay_notes
-from exgrpo_cli.machine.shapes import backbone_shape
-from exgrpo_cli.machine.threads import choose_threads
-from exgrpo_cli.models.load import pin_dtype
+from exgrpo_cli.machine.settle import Plan, replay_notes
+from exgrpo_cli.machine.survey import describe_environment
 from exgrpo_cli.ranks.ranks import Ranks
 from exgrpo_cli.replay.warm_start import WarmStartReport
 from exgrpo_cli.runs.checksums import forget_checksums, note_checksums
@@ -36,7 +31,7 @@ from exgrpo_cli.training.resuming.checkpoint import load_checkpoint
 from exgrpo_cli.training.resuming.resume_point import ResumePoint, find_resume_point, set_aside
 from exgrpo_cli.training.resuming.state import RunState
 from exgrpo_cli.training.resuming.trust import remember_run
-from exgrpo_cli.training.starting.assemble import assemble, choose_device, open_shared_buffer
+from exgrpo_cli.training.starting.assemble import assemble, open_shared_buffer
 from exgrpo_cli.training.starting.run_questions import (
     RunQuestions,
     check_answers,
@@ -47,47 +42,6 @@ from exgrpo_cli.training.starting.run_questions import (
 from exgrpo_cli.training.step.guards import Guards
 from exgrpo_cli.training.time_limit import TimeLimit
 from exgrpo_cli.training.trackers import open_trackers, require_trackers
-
-
-def pin_choices(config: Config, ranks: Ranks) -> Config:
-    """Settings that say "choose" replaced by the choice, so that `config.toml` repeats the run.
-
-    Raises InputError for several ranks that have not been started.
-    """
-    if config.run.nproc > 1 and ranks.world_size == 1:
-        raise InputError(
-            f"run.nproc = {config.run.nproc}, but this process is the only rank: start it with `exgrpo train --nproc "
-            f"{config.run.nproc}` or torchrun."
-        )
-    run = dataclasses.replace(
-        config.run,
-        nproc=ranks.local_world_size,
-        threads=choose_threads(config.run.threads, processes=ranks.local_world_size),
-        device="cuda" if choose_device(config.run.device).type == "cuda" else "cpu",
-    )
-    optim = config.optim
-    if optim.schedule != "constant" and optim.horizon == 0:
-        warmup_steps = min(optim.warmup_steps, config.run.steps // 2)
-        optim = dataclasses.replace(optim, horizon=config.run.steps, warmup_steps=warmup_steps)
-    backbone = pin_dtype(config.backbone, config.tiny, on_gpu=run.device == "cuda")
-    rollout = config.rollout
-    config = dataclasses.replace(config, run=run, optim=optim, backbone=backbone)
-    if rollout.logprobs == "auto":
-        rollout = dataclasses.replace(rollout, logprobs=config.usual_logprobs)
-    return dataclasses.replace(config, rollout=rollout)
-
-
-def with_logprobs_of(folder: RunFolder, config: Config) -> Config:
-    """`config` with the `rollout.logprobs` that the run in `folder` began with, on whatever machine and version."""
-    begun = read_config(folder.config).get("rollout", {}).get("logprobs", "trainer")
-    return dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, logprobs=begun))
-
-
-def check_disk(config: Config, path: Path) -> None:
-    """Raise InputError where the run folder's disk has no room for what the run certainly writes."""
-    shape = backbone_shape(config.backbone, config.tiny)
-    if shape is not None:
-        require_disk(disk_plan(config, shape), path)
 
 
 def require_extras(config: Config) -> None:
@@ -101,8 +55,8 @@ def require_extras(config: Config) -> None:
     require_trackers(config.run.log)
 
 
-def open_run(
-    config: Config,
+def setup_run(
+    plan: Plan,
     folder: RunFolder,
     stopper: Stopper,
     reporter: Reporter,
@@ -114,7 +68,7 @@ def open_run(
     is_new: bool,
 ) -> ActiveRun:
     """Everything up to the first step; a new run's folder gets its `config.toml` last, when all else is in place."""
-    started = time.perf_counter()
+    started, config = time.perf_counter(), plan.config
     with stopper.immediate():
         point = ResumePoint() if is_new else ranks.from_main(lambda: find_resume_point(folder, config))
         for note in point.notes if ranks.is_main else ():
@@ -125,7 +79,7 @@ def open_run(
         pool = stack.enter_context(GradingPool(config.grading))
         if is_new:
             ranks.from_main(lambda: check_answers(config, pool, questions.train))
-        parts = assemble(config, questions, pool, reporter, stack, ranks)
+        parts = assemble(plan, questions, pool, reporter, stack, ranks)
         for note in replay_notes(config, len(questions.train)):
             reporter.note(note)
         if is_new:

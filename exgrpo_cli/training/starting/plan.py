@@ -1,4 +1,4 @@
-"""How a run begins: one configuration, folder and plan from what was asked for, then one process per rank."""
+"""One configuration and folder from what was asked for; this process among the ranks; the ranks of this host."""
 
 import os
 import warnings
@@ -8,32 +8,29 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from exgrpo_cli.base.console.output import give_stdout_to_children
-from exgrpo_cli.base.console.reporter import Reporter, SilentReporter, make_reporter
+from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import InputError, ToolkitWarning
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.names import TINY_TASKS, check_functions, named_functions, origin
 from exgrpo_cli.config.sections import require_known
 from exgrpo_cli.config.sections.run import RolloutSettings
 from exgrpo_cli.config.settings import Config, Layer, to_toml
-from exgrpo_cli.machine.run_plan import RunPlan, plan_run, resolve_ranks
-from exgrpo_cli.machine.survey import survey_machine
 from exgrpo_cli.questions.prompts import TEMPLATES
 from exgrpo_cli.training.resuming.resume import newest_unfinished, resumed_config
-from exgrpo_cli.training.time_limit import TimeLimit
 
 if TYPE_CHECKING:
+    from exgrpo_cli.machine.settle import Plan
     from exgrpo_cli.ranks.ranks import Ranks
-    from exgrpo_cli.training.checking.report import CheckReport
 
 RUNS = Path("runs")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRequest:
-    """What was asked for; None leaves the choice to presets and defaults."""
+    """Choices of the command line; None leaves them to presets and defaults."""
 
     backbone: str | None = None
     method: str | None = None
@@ -74,7 +71,7 @@ class RunStart:
     resume: bool
 
     def line(self) -> str:
-        """What is said before anything slow happens."""
+        """The line that comes before anything slow."""
         config = self.config
         what = "going on with" if self.resume else f"{config.run.method} on {config.backbone.name},"
         code = [f"; {name} = {value} from {origin(name, value)}" for name, value in named_functions(config).items()]
@@ -90,16 +87,15 @@ def plan_start(request: RunRequest) -> RunStart:
     names = ("backbone", "method", "regime", "assignments", "allow_code")
     asked = {name: getattr(request, name) for name in names} | {"options": request.options_layer()}
     if request.resume:
-        if folder is None:
-            folder = newest_unfinished(RUNS)
+        folder = folder or newest_unfinished(RUNS)
         if folder is None:
             raise InputError(f"--resume found no unfinished run in {RUNS}/: name one with --output.")
-        if request.config_file is not None:
-            raise InputError(
-                f"--resume goes on with {folder}'s own configuration: leave --config {request.config_file} out."
-            )
-        if request.as_published:
-            raise InputError("--resume goes on with the run's own configuration: leave --as-published out.")
+        for option, given in (
+            (f"--config {request.config_file}", request.config_file is not None),
+            ("--as-published", request.as_published),
+        ):
+            if given:
+                raise InputError(f"--resume goes on with {folder}'s own configuration: leave {option} out.")
         config = resumed_config(folder, **asked)
     else:
         config = build_config(config_file=request.config_file, as_published=request.as_published, **asked)
@@ -109,28 +105,20 @@ def plan_start(request: RunRequest) -> RunStart:
             f"--replay-from {request.replay_from} fills the experience buffer, but method {config.run.method!r} "
             "replays nothing (replay.enabled = false): leave it out, or choose a method that replays."
         )
-    warn_of_short_responses(config)
-    return RunStart(config=config, folder=folder, resume=request.resume)
-
-
-def warn_of_short_responses(config: Config) -> None:
-    """Warn where own questions meet the response limit of the built-in tasks, which nobody chose for them."""
     limit = config.rollout.max_response_tokens
-    if (
-        config.data.train not in TINY_TASKS
-        and config.rollout.require_eos
-        and limit == RolloutSettings().max_response_tokens
-    ):
+    own_data = config.data.train not in TINY_TASKS and config.rollout.require_eos
+    if own_data and limit == RolloutSettings().max_response_tokens:
         warnings.warn(
             f"rollout.max_response_tokens = {limit} is the limit of the built-in arithmetic: with rollout.require_eos "
             f"every longer response to {config.data.train} earns 0. Raise it with --set rollout.max_response_tokens=N.",
             ToolkitWarning,
             stacklevel=2,
         )
+    return RunStart(config=config, folder=folder, resume=request.resume)
 
 
 def check_start(start: RunStart) -> tuple[str, ...]:
-    """What a resume would say of checkpoints that it passes over; nothing is started.
+    """Notes of a resume on checkpoints that it passes over; nothing is started.
 
     Raises InputError for what the run itself would refuse.
     """
@@ -157,12 +145,14 @@ def check_start(start: RunStart) -> tuple[str, ...]:
     return ()
 
 
+def is_main_process() -> bool:
+    """Whether this process speaks to the user: rank 0 of those that a launcher has started, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 @contextmanager
-def this_rank() -> Iterator["Ranks | None"]:
-    """This process as a rank, where torchrun or another launcher has started it as one."""
-    if "RANK" not in os.environ:
-        yield None
-        return
+def this_rank() -> Iterator["Ranks"]:
+    """This process as a rank, where torchrun or another launcher has started it as one; else the only one."""
     from exgrpo_cli.ranks.ranks import Ranks
 
     ranks = Ranks.of_environment()
@@ -170,52 +160,19 @@ def this_rank() -> Iterator["Ranks | None"]:
         yield ranks
 
 
-def plan_on_machine(config: Config, ranks: "Ranks | None") -> RunPlan:
-    """The plan of `config` on this machine, its number of ranks resolved."""
-    machine = survey_machine()
-    resolved = resolve_ranks(config, machine, 0 if ranks is None else ranks.local_world_size)
-    return plan_run(resolved, machine, num_ranks=0 if ranks is None else ranks.world_size)
+def settle_here(config: Config, ranks: "Ranks", *, fetch: bool) -> tuple[Config, "Plan"]:
+    """`config` settled on this machine."""
+    from exgrpo_cli.machine.settle import settle
+    from exgrpo_cli.machine.survey import survey_machine
 
-
-def train_here(
-    start: RunStart, config: Config, ranks: "Ranks | None", *, quiet: bool, time_limit: TimeLimit | None = None
-) -> dict[str, Any]:
-    """Train in this process; returns what `summary.json` holds."""
-    from exgrpo_cli.ranks.ranks import ALONE
-    from exgrpo_cli.training.run import train
-
-    reporter: Reporter = make_reporter(quiet=quiet or not (ranks or ALONE).is_main)
-    try:
-        return train(
-            config,
-            start.folder,
-            resume=start.resume,
-            reporter=reporter,
-            ranks=ranks or ALONE,
-            time_limit=time_limit,
-        )
-    finally:
-        reporter.close()
-
-
-def check_here(config: Config, ranks: "Ranks | None", *, quiet: bool) -> "CheckReport":
-    """Two measured steps of `config` in this process, as `check_run` describes them."""
-    from exgrpo_cli.ranks.ranks import ALONE
-    from exgrpo_cli.training.checking.check import check_run
-
-    reporter: Reporter = make_reporter(quiet=quiet or not (ranks or ALONE).is_main)
-    try:
-        return check_run(config, reporter=reporter, ranks=ranks or ALONE)
-    finally:
-        reporter.close()
+    return settle(config, survey_machine(), ranks, fetch=fetch)
 
 
 def train_in_ranks(start: RunStart, config: Config, flags: Sequence[str]) -> int:
     """Run this command once per rank of this host; returns the exit code."""
-    from exgrpo_cli.ranks.launching import RankLauncher, quieten_gloo
-    from exgrpo_cli.training.starting.assemble import choose_device
+    from exgrpo_cli.ranks.ranks import quieten_gloo, run_ranks
 
-    if "--debug" not in flags and choose_device(config.run.device).type == "cpu":
+    if "--debug" not in flags and config.run.device == "cpu":
         quieten_gloo(os.environ)
     command = ["-m", "exgrpo_cli", "train", "--output", str(start.folder), *flags]
     # This process was allowed to, and the file that follows is its own.
@@ -230,4 +187,4 @@ def train_in_ranks(start: RunStart, config: Config, flags: Sequence[str]) -> int
             file.write_text(to_toml(config), encoding="utf-8")
             command += ["--config", str(file)]
         give_stdout_to_children()
-        return RankLauncher(command, config.run.nproc).run()
+        return run_ranks(command, config.run.nproc)

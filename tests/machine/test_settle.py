@@ -1,0 +1,270 @@
+"""A configuration settled on a machine: what is chosen, what the run needs there, what is refused before it starts."""
+
+import traceback
+from dataclasses import replace
+
+import pytest
+
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.commands import run
+from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.config.settings import SECTIONS, Config, to_toml
+from exgrpo_cli.machine import settle as settling
+from exgrpo_cli.machine.settle import Plan, first_replay_step, require_runnable, settle
+from exgrpo_cli.machine.survey import Gpu, Machine, usable_memory
+from exgrpo_cli.ranks.ranks import Ranks
+from exgrpo_cli.training import run as training
+
+GIB = 2**30
+
+
+def machine(*gpus: float, memory: float, cores: int = 16) -> Machine:
+    cards = tuple(Gpu(name="GPU", memory_bytes=int(each * GIB)) for each in gpus)
+    return Machine(cores=cores, memory_bytes=int(memory * GIB), gpus=cards)
+
+
+LAPTOP = machine(memory=8, cores=4)
+ONE_GPU, EIGHT = machine(140, memory=128), machine(*[80] * 8, memory=1024)
+PLAIN = ("rollout.engine=hf", "optim.engine=torch", "rollout.max_rows=16")
+"""Engines that are always installed."""
+
+
+def plan_of(on: Machine = LAPTOP, *assignments: str, backbone: str = "tiny", method: str = "exgrpo") -> Plan:
+    return settle(build_config(backbone=backbone, method=method, assignments=assignments), on)[1]
+
+
+def test_nothing_replaces_the_configuration_once_it_is_settled(small_config, tmp_path, monkeypatch):
+    """A run from the command to the end of its first step makes no configuration and no section after `settle`."""
+    settled, made, steps = [], [], []
+
+    def watched(make):
+        def init(self, **values):
+            if settled and not steps:
+                made.append(f"{type(self).__name__} in {traceback.extract_stack(limit=3)[0]}")
+            make(self, **values)
+
+        return init
+
+    for kind in {Config, *(kind for kinds in SECTIONS.values() for kind in kinds)}:
+        monkeypatch.setattr(kind, "__init__", watched(kind.__init__))
+    real_settle, real_step = settling.settle, training.run_step
+
+    def settle_once(*arguments, **options):
+        result = real_settle(*arguments, **options)
+        settled.append(result[0])
+        return result
+
+    def first_step(parts, *rest):
+        assert parts.config is settled[0]
+        result = real_step(parts, *rest)
+        steps.append(result)
+        return result
+
+    for module in (settling, training):
+        monkeypatch.setattr(module, "settle", settle_once)
+    monkeypatch.setattr(training, "run_step", first_step)
+    file = tmp_path / "small.toml"
+    file.write_text(to_toml(small_config("run.steps=1", "replay.start_threshold=0", "optim.schedule=linear")))
+    assert run(["train", "--quiet", "--config", str(file), "--output", str(tmp_path / "run")]) == 0
+    assert (len(settled), len(steps), made) == (1, 1, [])
+
+
+def test_what_a_run_leaves_open_is_chosen():
+    config, _ = settle(build_config(assignments=["optim.schedule=linear", "optim.warmup_steps=100"]), LAPTOP)
+    assert (config.run.device, config.run.nproc, config.run.threads) == ("cpu", 1, 2)
+    assert (config.backbone.dtype, config.rollout.logprobs) == ("float32", "sampler")
+    assert (config.optim.horizon, config.optim.warmup_steps) == (150, 75)
+    assert settle(config, LAPTOP)[0] == config
+    config, _ = settle(build_config(backbone="qwen-math-1.5b"), EIGHT)
+    assert (config.run.device, config.run.nproc, config.run.threads) == ("cuda", 8, 1)
+    assert (config.optim.horizon, config.rollout.logprobs) == (0, "trainer")
+    two = build_config(assignments=["run.nproc=2", "run.budget=generated", "run.budget_amount=9"])
+    assert (settle(two, LAPTOP)[0].run.threads, settle(two, LAPTOP)[0].optim.horizon) == (1, 150)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "settings", "on", "nproc", "device"),
+    [
+        ("qwen-math-7b", (), EIGHT, 8, "cuda"),
+        ("qwen-math-7b", (), ONE_GPU, 1, "cuda"),
+        # Without the GPUs it asks for the run cannot start, and the plan is for machines that have them.
+        ("qwen-math-7b", (), LAPTOP, 0, "auto"),
+        ("qwen-math-7b", ("run.device=cpu",), EIGHT, 1, "cpu"),
+        ("qwen-math-7b", ("run.nproc=2",), EIGHT, 2, "cuda"),
+        ("smollm2-135m", (), LAPTOP, 1, "cpu"),
+    ],
+)
+def test_ranks_default_to_the_visible_gpus(backbone, settings, on, nproc, device):
+    config, plan = settle(build_config(backbone=backbone, assignments=settings), on)
+    assert (config.run.nproc, config.run.device) == (nproc, device)
+    assert plan.on_gpu is (device != "cpu")
+
+
+@pytest.mark.parametrize(("name", "memory"), [("tiny", 8), ("smollm2-135m", 8), ("qwen2.5-0.5b-instruct", 24)])
+def test_a_preset_made_for_a_cpu_needs_nothing_else(name, memory):
+    for on, dtype in ((machine(memory=memory), "float32"), (ONE_GPU, "bfloat16")):
+        config, plan = settle(build_config(backbone=name), on)
+        require_runnable(plan, 400)
+        assert plan.missing == ()
+        assert config.backbone.dtype == ("float32" if name == "tiny" else dtype)
+
+
+def test_a_published_backbone_wants_a_gpu_and_says_how_many():
+    plan = plan_of(LAPTOP, "optim.zero_stage=3", backbone="qwen-math-7b")
+    assert plan.missing[0] == (
+        f"no GPU is visible ({plan.memory.gpus} of 80 GB would do); --device cpu runs it on the CPU all the same"
+    )
+    with pytest.raises(InputError, match="this machine cannot run qwen-math-7b: no GPU is visible"):
+        require_runnable(plan)
+    eight = plan_of(LAPTOP, "run.nproc=8", backbone="qwen-math-7b")
+    assert (eight.memory.gpus, eight.missing[0][:34]) == (8, "no GPU is visible (4 of 80 GB woul")
+
+
+def test_more_ranks_than_gpus_are_refused():
+    plan = plan_of(ONE_GPU, "run.nproc=2", *PLAIN, backbone="qwen-math-1.5b")
+    assert plan.missing == ("2 ranks (--nproc) on 1 visible GPUs; use at most one per GPU",)
+
+
+@pytest.mark.parametrize(
+    ("settings", "on", "missing"),
+    [
+        # 7.6 billion parameters at 22 bytes.
+        (("optim.offload=true", "run.nproc=1"), ONE_GPU,
+         "156.0 GiB of main memory for what is offloaded, there are 128.0 GiB"),
+        (("run.device=cpu", *PLAIN), LAPTOP, "GiB of main memory, there are 8.0 GiB"),
+        (PLAIN, machine(24, memory=64), "GiB of memory on each GPU, there are 24.0 GiB: lower optim.microbatch_tokens"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_named(settings, on, missing):
+    assert missing in plan_of(on, *settings, backbone="qwen-math-7b").missing[0]
+
+
+DEEPSPEED = "use more ranks with optim.engine=deepspeed"
+OFFLOADED = "set optim.engine=deepspeed with optim.offload=true"
+RESTING = "optim.offload_during_rollouts=true"
+
+
+@pytest.mark.parametrize(
+    ("settings", "on", "advice"),
+    [
+        # 1.5 billion weights: 17.3 GiB of state and 5.8 of gradients; both phases are above 18 GiB. The cache of 16
+        # rows of 8.6 thousand tokens, 3.7 GiB, stands beside a state that may rest.
+        (PLAIN, machine(18, memory=64), ["lower optim.microbatch_tokens", "lower rollout.max_rows", f"set {RESTING}",
+                                         DEEPSPEED, OFFLOADED]),
+        # What rests already leaves the update alone too large, in which no row is sampled.
+        ((*PLAIN, RESTING), machine(18, memory=64), ["lower optim.microbatch_tokens", DEEPSPEED, OFFLOADED]),
+        # 512 rows are 118 GiB of cache: micro-batches are no matter.
+        ((*PLAIN, "rollout.max_rows=512"), machine(80, memory=64),
+         ["lower rollout.max_rows", f"set {RESTING}", DEEPSPEED, OFFLOADED]),
+        # The preset's own stage 2 on one rank; stage 3 shards over ranks that are not there.
+        (("rollout.engine=hf", "rollout.max_rows=16"), machine(18, memory=64),
+         ["lower optim.microbatch_tokens", "lower rollout.max_rows", "use more ranks", "set optim.offload=true"]),
+        # Each of two ranks would hold half of 1.5 billion weights and gather a billion: no less than all.
+        (("rollout.engine=hf", "optim.zero_stage=3", "optim.offload=true"), machine(8, memory=128),
+         ["lower optim.microbatch_tokens", "lower rollout.max_rows"]),
+        # 22 bytes a weight, 31.6 GiB, are in main memory because of it.
+        (("rollout.engine=hf", "rollout.max_rows=16", "optim.offload=true"), machine(80, memory=16),
+         ["leave optim.offload out"]),
+        # On a CPU more ranks take more, and nothing is moved anywhere.
+        (("run.device=cpu", *PLAIN), LAPTOP, ["lower optim.microbatch_tokens", "lower rollout.max_rows"]),
+        (("run.device=cpu", *PLAIN, "rollout.max_rows=1", "optim.microbatch_tokens=1"), LAPTOP,
+         ["lower rollout.max_response_tokens", "use a smaller backbone"]),
+    ],
+)  # fmt: skip
+def test_what_is_too_large_is_refused_with_what_would_lower_it(settings, on, advice):
+    *fixes, last = advice
+    expected = f"{', '.join(fixes)}, or {last}" if fixes else last
+    with pytest.raises(InputError) as refused:
+        require_runnable(plan_of(on, *settings, backbone="qwen-math-1.5b"), 400)
+    assert str(refused.value).split(": ")[2] == f"{expected}."
+
+
+def test_the_memory_of_a_rank_is_planned_over_the_ranks_of_all_hosts():
+    """Two hosts of eight: each rank holds a sixteenth of what is sharded, and this host's memory only its own eight."""
+    config = build_config(assignments=["optim.engine=deepspeed", "optim.zero_stage=3", "run.nproc=8"])
+    hosts = Ranks(world_size=16, local_world_size=8)
+    hosts.launched = True
+    one, two = settle(config, LAPTOP)[1], settle(config, LAPTOP, hosts)[1]
+    assert (one.memory.gpus, two.memory.gpus, two.config.run.nproc) == (8, 16, 8)
+    assert two.memory_of(99).optimizer == one.memory_of(99).optimizer // 2
+    room = machine(memory=8 * two.memory_of(99).peak / GIB)
+    require_runnable(replace(two, machine=room), 99)
+    with pytest.raises(InputError, match="of main memory, there are"):
+        require_runnable(replace(one, machine=room), 99)
+
+
+def test_a_model_of_unknown_shape_is_planned_without_memory():
+    plan = plan_of(backbone="no-one/no-model")
+    assert (plan.memory, plan.missing, plan.to_json()["memory"]) == (None, (), None)
+    assert any("memory     unknown" in line for line in plan.lines())
+
+
+def test_a_container_limit_below_the_memory_counts(tmp_path):
+    limit = tmp_path / "memory.max"
+    limit.write_text("1048576\n")
+    assert usable_memory(limit) == 1048576
+    limit.write_text("max\n")
+    assert usable_memory(limit) == usable_memory(tmp_path / "none") > 1048576
+
+
+def test_what_is_refused_before_the_questions_are_read_lacks_memory_for_any_prompt():
+    """A limit of 200,000 tokens, where the prompts have 20: planned at the limit, and refused once they are known."""
+    plan = plan_of(LAPTOP, "data.max_prompt_tokens=200000")
+    assert plan.memory.peak > LAPTOP.memory_bytes
+    require_runnable(plan)
+    assert plan.memory_of(20).peak < GIB
+    with pytest.raises(InputError, match=r"of main memory, there are 8\.0 GiB"):
+        require_runnable(plan, 200_000)
+
+
+def test_the_share_of_a_small_gpu_is_lowered_and_said():
+    a100 = machine(40 * 10**9 / GIB, memory=256)
+    plan = plan_of(a100, "rollout.gpu_memory_fraction=0.5", backbone="qwen-math-1.5b")
+    assert plan.gpu_share == 0.4
+    assert plan.config.rollout.gpu_memory_fraction == 0.5, "config.toml holds what was asked for"
+    assert any("0.40 of the GPU (rollout.gpu_memory_fraction, 0.5 asked for)" in line for line in plan.lines())
+    assert plan.notes[-1].startswith("rollout.gpu_memory_fraction = 0.40 instead of 0.5: ")
+    assert plan_of(backbone="smollm2-135m").notes == ()
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "first"),
+    [
+        # Threshold 0.35: step 1 at least is on-policy, step 2 stores, step 3 replays.
+        ("exgrpo", (), 3),
+        ("exgrpo", ("replay.collect_before_start=true",), 2),
+        ("headroom-drift", (), 2),
+        # Warms up for 20 steps and stores in them.
+        ("adv-per", (), 21),
+        ("rlep", ("replay.warm_start=run",), 1),
+        # 16 rows are two visits of K = 8. 64 questions, 32 a step: the third pass begins with step 5.
+        ("repo", ("arithmetic.num_train=64",), 5),
+        # 60 questions: the second pass ends with question 24 of step 4, whose others begin the third.
+        ("repo", ("arithmetic.num_train=60",), 4),
+        # 8 rows are two visits of at most 7 successes: the third pass of 64 questions begins with step 5.
+        ("repo", ("arithmetic.num_train=64", "replay.warmup_steps=2", "replay.min_stored=8", "replay.store=successes",
+                  "replay.metric=age", "replay.upper_bound=-1", "replay.lower_bound=0",
+                  "replay.collect_before_start=true"), 5),
+    ],
+)  # fmt: skip
+def test_the_first_step_that_can_replay(method, settings, first):
+    config = build_config(method=method, assignments=["rollout.questions_per_step=32", *settings])
+    assert first_replay_step(config, config.arithmetic.num_train) == first
+    for steps, too_short in ((max(first, 1), False), (first - 1, True)):
+        if steps:
+            plan = plan_of(LAPTOP, *settings, f"run.steps={steps}", method=method)
+            said = f"step {first} is the first that could, and the run ends after {steps}"
+            assert any(said in line for line in plan.lines()) is too_short
+            assert any(said in note for note in plan.to_json()["notes"]) is too_short
+
+
+def test_repo_on_the_default_task_is_told_that_it_replays_nothing():
+    [nothing, unlimited] = plan_of(method="repo").to_json()["notes"]
+    assert "the run ends after 150; use more --steps or a lower replay.min_stored" in nothing
+    assert unlimited.startswith("replay.store = 'all' keeps up to 256 rows a step, 38,400 in all")
+
+
+def test_a_budget_is_part_of_the_plan():
+    plan = plan_of(LAPTOP, "run.budget=generated", "run.budget_amount=2e6")
+    assert "budget     2,000,000 tokens generated, in at most 600 steps" in plan.lines()
+    assert plan.to_json()["budget"] == {"of": "generated", "amount": 2e6}
