@@ -6,7 +6,7 @@ The corpus has 128 golds of the kinds that MATH-500 has, 48 of them not plain nu
 ones in different notations and 4 wrong ones, which are correct answers to other questions. It is graded by math-verify
 in a loop that parses the gold each time, and by the pool. Then 2 % of the rollouts are replaced by hostile ones.
 
-Start-up (imports, tables of the grammar) is paid before the clock runs, on both sides.
+Start-up (imports, tables of the grammar) is paid before the time is taken, on both sides.
 """
 
 import argparse
@@ -113,7 +113,7 @@ class Outcome:
 
     seconds: float
     cpu_seconds: float
-    """Of all processes together: what a busy machine does not distort."""
+    """CPU time of all processes together, which a busy machine does not distort."""
     verdicts: list[Verdict]
 
 
@@ -150,7 +150,7 @@ def corpus(rng: random.Random) -> list[GradingItem]:
 
 
 def warm_up(rng: random.Random) -> list[GradingItem]:
-    """Answers of the same kinds as the corpus, none of them in it: both sides grade these before the clock runs."""
+    """Answers of the same kinds as the corpus, none of them in it: both sides grade these before the time is taken."""
     forms = (r"\frac{%d}{%d}", r"%d\sqrt{%d}", "(%d,%d]", r"x^3 - %dx + %d", r"\{%d, %d\}", r"%d - %di", "y = %dx + %d")
     answers = [form % (rng.randint(101, 199), rng.randint(201, 299)) for form in forms for _ in range(12)]
     return [item(rng.choice(answers), rf"\boxed{{{answer}}}") for answer in answers]
@@ -247,7 +247,7 @@ def descendants(root: int) -> list[int]:
 
 
 def cpu_seconds() -> float:
-    """Processor time that this process and its living descendants have used."""
+    """CPU time that this process and its living descendants have used."""
     ticks = 0
     for pid in [os.getpid(), *descendants(os.getpid())]:
         fields = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()

@@ -1,6 +1,7 @@
 """The `choice` grader: which option of a multiple-choice question an answer names, by letter or by its text."""
 
 import re
+from dataclasses import dataclass
 
 from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.grading.extract import last_boxed
@@ -39,6 +40,7 @@ _DENIES = re.compile(
     r"|n['’]t\b|\b(?:or|and)\s*$",
     re.IGNORECASE,
 )
+_ANOTHER = re.compile(r"(?:and|or|/|&)?\s*[(\[]?(?:[A-Z]|[1-9])\b(?![A-Za-z'’])")
 _CLAUSE_END = re.compile(r"[.!?,;:]\s")
 _DEMANDED_LINE = re.compile(
     r"\W*(?:the\s+)?(?:final\s+)?answer(?:\s+is)?\W+(?:(?:option|choice)\W+)?[A-Z1-9]\W*(?:/answer\W*)?", re.IGNORECASE
@@ -54,11 +56,11 @@ def grade_choice(gold: str, text: str, *, options: tuple[str, ...] | None, max_a
 
     Where the gold is a digit the options are numbered: 2 and B are the second of them. Else a digit names no option.
     """
-    is_numbered = gold.strip().strip("()").isdigit()
-    gold_letter = named_letter(gold, options, is_numbered=is_numbered)
+    read = Options(texts=options, is_numbered=gold.strip().strip("()").isdigit())
+    gold_letter = read.named(gold)
     if gold_letter is None:
         return Verdict.UNPARSABLE_GOLD
-    answer_letter = answered_letter(text, options, max_answer_chars, is_numbered=is_numbered)
+    answer_letter = read.answered(text, max_answer_chars)
     return Verdict.NO_ANSWER if answer_letter is None else verdict_of(answer_letter == gold_letter)
 
 
@@ -67,105 +69,95 @@ def ends_in_demanded_form(text: str) -> bool:
     return _DEMANDED_LINE.fullmatch(_without_markup(text.rstrip().rpartition("\n")[2][-_LONGEST_LINE:])) is not None
 
 
-def named_letter(text: str, options: tuple[str, ...] | None, *, is_numbered: bool = False) -> str | None:
-    """Upper-case letter of the option that `text` is: a label, an option's text, or both; None for anything else."""
-    plain = _without_markup(text)
-    match = _LETTER.fullmatch(plain)
-    letter = None if match is None else _letter(match.group(1), options, is_numbered=is_numbered)
-    if letter is not None and match is not None and not match[2] and (is_numbered or match[1].isupper()):
-        # Of options that are letters or numbers themselves the label is meant.
-        return letter
-    by_text = _letter_of_option(plain, options)
-    if by_text is not None:
-        return by_text
-    if letter is None or match is None:
-        return _letter_with_text(plain, options, is_numbered=is_numbered)
-    rest = match.group(2)
-    return None if rest and options is not None and _letter_of_option(rest, options) != letter else letter
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """The options of a question, and how texts name one of them by its upper-case letter."""
 
+    texts: tuple[str, ...] | None
+    """A first, where known."""
+    is_numbered: bool
+    """Whether a digit names an option too."""
 
-def _letter_with_text(plain: str, options: tuple[str, ...] | None, *, is_numbered: bool) -> str | None:
-    match = _WITH_TEXT.fullmatch(plain.strip("()[]."))
-    if match is None or options is None:
-        return None
-    letter = _letter(match[1] or match[4], options, is_numbered=is_numbered)
-    return letter if letter == _letter_of_option(match["behind"] or match["before"], options) else None
-
-
-def answered_letter(
-    text: str, options: tuple[str, ...] | None, max_answer_chars: int, *, is_numbered: bool = False
-) -> str | None:
-    """Letter of the option that a graded text ends up naming; None where it names none, or several."""
-    boxed = last_boxed(text)
-    if boxed is not None:
-        return named_letter(boxed, options, is_numbered=is_numbered) if len(boxed) <= max_answer_chars else None
-    plain = _without_markup(text)
-    line_end = None
-    for announced in reversed(list(_ANNOUNCED.finditer(plain))):
-        end = plain.find("\n", announced.end(), announced.end() + max_answer_chars + 1)
-        if end < 0:
-            end = len(plain)
-        rest = plain[announced.end() : end] if end - announced.end() <= max_answer_chars else ""
-        if not rest.strip(" .:!>}"):
-            continue
-        if line_end not in (None, end):
-            break
-        line_end = end
-        letter = named_letter(rest.strip(" .:"), options, is_numbered=is_numbered)
-        letter = letter or _first_letter(rest, options, is_numbered=is_numbered)
-        if letter is not None:
+    def named(self, text: str) -> str | None:
+        """Letter of the option that `text` is: a label, an option's text, or both; None for anything else."""
+        plain = _without_markup(text)
+        match = _LETTER.fullmatch(plain)
+        letter = self._letter(match[1]) if match else None
+        if letter and match and not match[2] and (self.is_numbered or match[1].isupper()):
+            # Of options that are letters or numbers themselves the label is meant.
             return letter
-    if line_end is None and len(text) <= max_answer_chars:
-        letter = named_letter(text, options, is_numbered=is_numbered)
-        if letter is not None:
-            return letter
-    return _stated_letter(plain, options, is_numbered=is_numbered)
+        by_text = self._letter_of_text(plain)
+        if by_text is not None:
+            return by_text
+        if letter is None or match is None:
+            return self._named_with_text(plain)
+        return None if match[2] and self.texts is not None and self._letter_of_text(match[2]) != letter else letter
 
+    def answered(self, text: str, max_answer_chars: int) -> str | None:
+        """Letter of the option that a graded text ends up naming; None where it names none, or several."""
+        boxed = last_boxed(text)
+        if boxed is not None:
+            return self.named(boxed) if len(boxed) <= max_answer_chars else None
+        plain = _without_markup(text)
+        line_end = None
+        for announced in reversed(list(_ANNOUNCED.finditer(plain))):
+            end = plain.find("\n", announced.end(), announced.end() + max_answer_chars + 1)
+            end = len(plain) if end < 0 else end
+            rest = plain[announced.end() : end] if end - announced.end() <= max_answer_chars else ""
+            if not rest.strip(" .:!>}"):
+                continue
+            if line_end not in (None, end):
+                break
+            line_end = end
+            letter = self.named(rest.strip(" .:")) or self._first(rest)
+            if letter is not None:
+                return letter
+        whole = self.named(text) if line_end is None and len(text) <= max_answer_chars else None
+        return whole or self._stated(plain)
 
-def _stated_letter(plain: str, options: tuple[str, ...] | None, *, is_numbered: bool) -> str | None:
-    """The one option that the last line with "C is correct" or "option C" names."""
-    for line in reversed(plain[-_LONGEST_STATEMENT:].splitlines()):
-        stated = [found for found in _STATED.finditer(line) if not _denied(line[: found.start()])]
-        named = {_letter(found[1] or found[2] or found[3], options, is_numbered=is_numbered) for found in stated}
-        if stated:
-            return named.pop() if len(named) == 1 else None
-    return None
+    def _named_with_text(self, plain: str) -> str | None:
+        match = _WITH_TEXT.fullmatch(plain.strip("()[]."))
+        if match is None or self.texts is None:
+            return None
+        letter = self._letter(match[1] or match[4])
+        return letter if letter == self._letter_of_text(match["behind"] or match["before"]) else None
 
-
-def _denied(before: str) -> bool:
-    """Whether a clause that begins like this says the contrary, or something else."""
-    return _DENIES.search(_CLAUSE_END.split(before)[-1]) is not None
-
-
-def _letter(label: str, options: tuple[str, ...] | None, *, is_numbered: bool) -> str | None:
-    """Letter of the option with this label; None where there are not so many, or a digit labels none."""
-    if label.isdigit() and not is_numbered:
+    def _stated(self, plain: str) -> str | None:
+        """The one option that the last line with "C is correct" or "option C" names, if no clause denies it."""
+        for line in reversed(plain[-_LONGEST_STATEMENT:].splitlines()):
+            named = {
+                self._letter(found[1] or found[2] or found[3])
+                for found in _STATED.finditer(line)
+                if not _DENIES.search(_CLAUSE_END.split(line[: found.start()])[-1])
+            }
+            if named:
+                return named.pop() if len(named) == 1 else None
         return None
-    place = int(label) - 1 if label.isdigit() else LETTERS.index(label.upper())
-    return LETTERS[place] if place < len(options or LETTERS) else None
 
+    def _first(self, line: str) -> str | None:
+        """The label a line begins with, as in "C because ..."; not the article of "A good guess", nor "B or C"."""
+        match = _NAMED_FIRST.match(line)
+        if match is None:
+            return None
+        rest = line[match.end() :]
+        # "A is correct" names an option all the same.
+        is_article = match[2] in ("A", "I") and re.match(r" (?!is (?:the )?(?:correct|right|best)\b)[a-z]", rest)
+        if is_article or _ANOTHER.match(rest.lstrip(" )].,:")):
+            return None
+        return self._letter(match[1] or match[2])
 
-def _first_letter(line: str, options: tuple[str, ...] | None, *, is_numbered: bool) -> str | None:
-    """The label a line begins with, as in "C because ..."; not the article of "A good guess", nor "B or C"."""
-    match = _NAMED_FIRST.match(line)
-    if match is None:
-        return None
-    rest = line[match.end() :].lstrip(" )].,:")
-    if re.match(r"(?:and|or|/|&)?\s*[(\[]?(?:[A-Z]|[1-9])\b(?![A-Za-z'’])", rest):
-        return None
-    label = match[1] or match[2]
-    is_article = match[2] in ("A", "I") and re.match(r" [a-z]", line[match.end() :]) is not None
-    # "A is correct" names an option all the same.
-    if is_article and not re.match(r" is (?:the )?(?:correct|right|best)\b", line[match.end() :]):
-        return None
-    return _letter(label, options, is_numbered=is_numbered)
+    def _letter(self, label: str) -> str | None:
+        """Letter of the option with this label; None where there are not so many, or a digit labels none."""
+        if label.isdigit() and not self.is_numbered:
+            return None
+        place = int(label) - 1 if label.isdigit() else LETTERS.index(label.upper())
+        return LETTERS[place] if place < len(self.texts or LETTERS) else None
 
-
-def _letter_of_option(text: str, options: tuple[str, ...] | None) -> str | None:
-    """Letter of the one option whose text this is, whatever its case and white space."""
-    wanted = _evened(text)
-    matches = [letter for letter, option in zip(LETTERS, options or (), strict=False) if _evened(option) == wanted]
-    return matches[0] if len(matches) == 1 else None
+    def _letter_of_text(self, text: str) -> str | None:
+        """Letter of the one option whose text this is, whatever its case and white space."""
+        wanted = _evened(text)
+        letters = [letter for letter, own in zip(LETTERS, self.texts or (), strict=False) if _evened(own) == wanted]
+        return letters[0] if len(letters) == 1 else None
 
 
 def _evened(text: str) -> str:

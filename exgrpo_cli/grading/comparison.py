@@ -1,4 +1,4 @@
-"""What can be said of a gold and a boxed answer before a parser sees them.
+"""Compare a gold and a boxed answer in plain notation before a parser sees them.
 
 It decides where math-verify is certain to agree, and where it is known to be wrong: equal texts that it cannot read,
 bases, units, repeated roots, an option's letter before its text, names of quantities, words that exclude each other.
@@ -11,7 +11,7 @@ from fractions import Fraction
 from string import ascii_uppercase
 
 from exgrpo_cli.grading.notation import same_text
-from exgrpo_cli.grading.plain import plain_number, same_plain_number
+from exgrpo_cli.grading.plain import plain_number, same_plain_number, tables
 from exgrpo_cli.grading.quantities import Unit, same_based_number, same_value, split_unit
 
 Compared = bool | tuple[str, str] | None
@@ -30,27 +30,12 @@ def compare_texts(gold: str, answer: str) -> bool | tuple[str, str]:
 
 
 # What math-verify drops though it decides.
-_CONTRASTS = [
-    frozenset(words.split())
-    for words in (
-        "am pm", "ad bc", "north south east west northeast northwest southeast southwest", "even odd",
-        "increase decrease", "increasing decreasing", "positive negative", "left right", "above below",
-        "clockwise counterclockwise", "profit loss", "least most", "maximum minimum", "rational irrational",
-        "converges diverges", "true false", "yes no", "before after", "inside outside",
-    )
-]  # fmt: skip
+_CONTRASTS = [frozenset(words.split()) for words in tables()["words"]["exclude_each_other"]]
 _JOINING = frozenset(("and", "or"))
 _HALF_OF_THE_DAY = re.compile(r"\b([ap])\.?\s?m\b\.?", re.IGNORECASE)
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _RELATION = re.compile(r"[<>]|\\(?:le|ge|leq|geq)(?![A-Za-z])")
-_MARKS = [
-    re.compile(pattern)
-    for pattern in (
-        r"(?<=[A-Za-z)])(?:'+(?![A-Za-z])|\^\s*\{?\s*(?:\\prime)+)",
-        r"(?<=[A-Z)])\^\s*\{?\s*(?:T(?![A-Za-z0-9])|\\top|\\intercal)",
-        r"\\(?:vec|overrightarrow)\s*\{\s*([A-Z]\s*[A-Z])\s*\}",
-    )
-]
+_MARKS = [re.compile(pattern) for pattern in tables()["words"]["marks"]]
 """Primes, transposes and arrows, which both sides have or neither."""
 _CAPITALS = re.compile(r"[A-Z]{3,}")
 _SMALL_WORD = re.compile(r"(?=.*[aeiou])[a-z]{4,}")
@@ -180,7 +165,7 @@ def _without_name(gold: str, answer: str) -> Compared:
 
 
 def _without_approximation(gold: str, answer: str) -> Compared:
-    r"""Of `2\pi \approx 6.28` the side to be compared with the other text: the approximation with a decimal."""
+    r"""The side of `2\pi \approx 6.28` to be compared with the other text: the approximation with a decimal."""
 
     def one_side(text: str, other: str) -> str:
         sides = [side.strip() for side in _APPROXIMATELY.split(text)]
@@ -211,7 +196,7 @@ def _as_tuples(gold: str, answer: str) -> Compared:
 
 
 def _without_shared_name(gold: str, answer: str) -> Compared:
-    """What two sides say of the same quantity: `n` and `n+1` of `N=n` and `N=n+1`; False where they cannot agree.
+    """The values that both sides give one quantity: `n` and `n+1` of `N=n` and `N=n+1`; False where they cannot agree.
 
     The parser takes capital letters for small ones, reads n=n and n=n+1, and calls such equations equal. Where a side
     speaks of its own name in the other case, it is not asked.

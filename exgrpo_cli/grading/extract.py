@@ -85,7 +85,7 @@ def last_box(text: str) -> str | None:
 
 
 def _finished_boxes(text: str) -> list[tuple[int, int, int]]:
-    """Of each `\\boxed{...}`, in order, the places of the backslash, behind the opening and behind the closing brace.
+    """Places of the backslash, behind the opening and behind the closing brace of each finished box, in order.
 
     Escaped braces count as braces, as in math-verify.
     """

@@ -23,48 +23,22 @@ from math_verify import parse, verify
 from math_verify import parser as math_verify_parser
 
 from exgrpo_cli.base.types import Verdict
-from exgrpo_cli.grading.choice import answered_letter, grade_choice
+from exgrpo_cli.grading.choice import Options, grade_choice
 from exgrpo_cli.grading.comparison import compare_texts
 from exgrpo_cli.grading.extract import boxed_or_all, last_boxed
 from exgrpo_cli.grading.notation import in_box, plain_notation, same_text, with_last_letters_in_text
-from exgrpo_cli.grading.plain import verdict_of
+from exgrpo_cli.grading.plain import tables, verdict_of
 from exgrpo_cli.grading.quantities import split_unit
 
 PATCHES_HOLD_FOR = {"math-verify": "0.9", "latex2sympy2_extended": "1.11"}
 """Versions whose internals `parse_in_two_stages` replaces: a method of the converter, a function of the parser."""
+_LETTERED = Options(texts=None, is_numbered=False)
 _OPTIONS_LETTER = re.compile(r"[A-J]")
 _ANNOUNCED = re.compile(r"\banswer(?:\s+is|\s*:)\s*([^\n]+?)[.\s]*$", re.IGNORECASE)
 _LAST_FORMULA = re.compile(r"(?:\$|\\[(\[])([^$]+?)(?:\$|\\[)\]])[.\s]*$")
 _END_CHARS = 200
-"""Of a text, in which its announced answer or last formula is looked for."""
+"""End of a text in which its announced answer or last formula is looked for."""
 _BOX = r"\boxed{"
-# One of each construct that common answers have: the grammar's tables are built while parsing, and a table built before
-# the workers are forked is built once.
-_WARM_UP = (
-    (r"\frac{3}{56}", r"\frac{3\sqrt{3}}{4}"),
-    (r"\left( 3, \frac{\pi}{2} \right)", r"(3,4]"),
-    (r"x^3+3x-6", r"(x-1)(x+2)"),
-    (r"\begin{pmatrix} -1/3 \\ 2/3 \end{pmatrix}", r"\begin{pmatrix} 1 & 0 \\ 0 & -1 \end{pmatrix}"),
-    (r"(-\infty, 2) \cup (3, \infty)", r"x \in [-2,7]"),
-    (r"6 - 5i", r"-2 + 7i"),
-    (r"1 \pm \sqrt{19}", r"\{1\pm\sqrt{5},-2\}"),
-    (r"y = 2x + 3", r"1 < x \le 2"),
-    (r"\text{east}", r"90^\circ"),
-    (r"\$18.90", r"50\%"),
-    (r"52_8", r"10,\!080"),
-    (r"5x - 7y + 11z + 4 = 0", r"x=5"),
-    (r"1\frac{4}{5}", r"\frac{17}{50}"),
-    (r"(0,9) \cup (9,36)", r"\left[ \frac{\pi^2}{8}, \frac{5 \pi^2}{4} \right]"),
-    (r"6.72\times 10^{-5}", r"2^{10} \cdot 3"),
-    (r"\cot x", r"\frac{\sin x}{\cos x}"),
-    (r"\log_2 3", r"e^{2x}"),
-    (r"\sqrt[3]{4}", r"\binom{10}{3}"),
-    (r"1, -2, 3", r"15\text{ cm}^2"),
-    (r"x^{n+1}", r"|x - 3|"),
-    (r"(3/4, -1/2)", r"n!"),
-    (r"x = 1 \text{ or } x = 2", r"-\frac{1}{2} < x < 3"),
-    (r"\frac{20000}{\pi}", r"2(a+b)^2 - ab"),
-)
 
 
 def prepare() -> None:
@@ -73,7 +47,7 @@ def prepare() -> None:
     logging.getLogger("math_verify").disabled = True
     logging.disable(logging.CRITICAL)
     parse_in_two_stages()
-    for gold, answer in _WARM_UP:
+    for gold, answer in tables()["warm_up"]["pairs"]:
         _grade_parsed(in_box(gold), in_box(gold))
         _grade_parsed(in_box(gold), in_box(answer))
 
@@ -128,7 +102,7 @@ def grade_text(gold: str, text: str) -> Verdict:
     plain_gold = plain_notation(boxed_or_all(gold))
     if same_text(plain_gold, plain_notation(text) or text):
         return Verdict.CORRECT
-    if _OPTIONS_LETTER.fullmatch(plain_gold) and answered_letter(text, None, len(text)) is not None:
+    if _OPTIONS_LETTER.fullmatch(plain_gold) and _LETTERED.answered(text, len(text)) is not None:
         return grade_choice(gold, text, options=None, max_answer_chars=len(text))
     end = text[-_END_CHARS:]
     announced = _ANNOUNCED.search(end)
@@ -155,7 +129,7 @@ def compare_answers(first: str, second: str) -> Verdict:
 
 
 def _as_found(text: str) -> str:
-    """What a worker calls the gold may be a whole text too: math-verify finds the answer in it as in any other."""
+    """A box, or a whole text, in which math-verify finds the answer: the gold of a pair may be one too."""
     boxed = last_boxed(text)
     return with_last_letters_in_text(text) if boxed is None else in_box(plain_notation(boxed))
 

@@ -6,24 +6,19 @@ on both between dollars. The first two forgive more than math-verify: 35 % is 35
 rebuilt: its time-out of one second, for workers have their own, and its refusal of long texts that repeat themselves.
 """
 
+import operator
 import re
 from functools import lru_cache
+from typing import Any
 
 import sympy
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
 from exgrpo_cli.base.types import Verdict
-from exgrpo_cli.grading.plain import verdict_of
+from exgrpo_cli.grading.plain import tables, verdict_of
 
 _LATEX_THEN_EXPRESSION = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
-_UNIT_NAMES = (
-    "a acre am apple are by c cc cent cm coin cube cubic d day decrease deg degree dm east excess feet foot ft "
-    "g gain gal gallon gm h hectare hour hr inch inches increase kg km kmh kmph l lb less liter litre loss lt "
-    "m man mark men meter metre mile min minute mm monkey month more mph mt mtr noon number o ohm per percent "
-    "pie pm prime profit pure ratio rd rise rounds rs rupee s sec second soldier sq square st t th tile toy "
-    "unit way west woman women yard year yr "
-)
-_UNITS = sorted(_UNIT_NAMES.split(), key=len, reverse=True)
+_UNITS = sorted(tables()["oat"]["units"].split(), key=len, reverse=True)
 _UNIT_WORD = re.compile(rf"(^|\W)(?:{'|'.join(_UNITS)})s?(?=$|\W)")
 _LONG_UNITS = re.compile(
     r"(?:degree|centimeter|cm|meter|mile|second|minute|hour|day|week|month|year|foot|feet|inch|yard)(?:es)?s?\s*"
@@ -34,20 +29,15 @@ _LAST_TEXT = re.compile(r"\\text\{.*?\}$")
 _THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?:[^0-9]|$))")
 _BARE_FRACTION = re.compile(r"-?[0-9]+.?/0*[1-9][0-9]*.?")
 _TOO_HARD = re.compile(r"\^[{(]|\^[0-9]+\^|\^[0-9][0-9]")
-_NUMBER_WORDS = {"million": "*10^6", "billion": "*10^9", "trillion": "*10^12"}
-_SIGNS = {
-    "pi": "pi", "infty": "inf", "cup": "U", "cdot": "*", "times": "*", "le": "≤", "leq": "≤", "ge": "≥", "geq": "≥",
-    "ne": "≠", "neq": "≠", "in": "∈", "pm": "±", "theta": "θ", "alpha": "α", "beta": "β", "sin": "sin", "cos": "cos",
-    "tan": "tan", "log": "log", "ln": "ln", "circ": "∘", "ldots": "…", "dots": "…", "cap": "∩", "emptyset": "∅",
-}  # fmt: skip
+_NUMBER_WORDS: dict[str, str] = tables()["oat"]["numbers"]
+_SIGNS: dict[str, str] = tables()["oat"]["signs"]
 
 
 def grade(gold: str, answer: str) -> Verdict:
     """Verdict on the content of the last box; `gold` is plain text."""
-    is_same = (
-        _as_text(gold) == _as_text(answer) or _same_under_sympy(gold, answer) or _same_by_math_verify(gold, answer)
-    )
-    return verdict_of(is_same)
+    if _as_text(gold) == _as_text(answer) or _same_under_sympy(gold, answer):
+        return Verdict.CORRECT
+    return verdict_of(_same_by_math_verify(gold, answer))
 
 
 @lru_cache(maxsize=1024)
@@ -56,37 +46,23 @@ def _as_text(answer: str) -> str:
     text = answer.strip()
     whole = _WHOLE_TEXT.fullmatch(text)
     text = whole[1].strip() if whole else text
-    text = text.replace("\n", "").replace(r"\!", "").replace("\\\\", "\\")
-    text = re.sub(r"\\begin\{array\}\{.*?\}", r"\\begin{pmatrix}", text).replace(r"\end{array}", r"\end{pmatrix}")
-    for written, meant in (
-        ("bmatrix", "pmatrix"), ("tfrac", "frac"), ("dfrac", "frac"), (r"\neq", r"\ne"), (r"\leq", r"\le"),
-        (r"\geq", r"\ge"), (r"\left", ""), (r"\right", ""),
-    ):  # fmt: skip
-        text = text.replace(written, meant)
+    for pattern, replacement in tables()["oat"]["plain_text"]:
+        text = re.sub(pattern, replacement, text)
     text = _LAST_TEXT.sub("", text).strip() or text
     for _ in range(2):
         text = _UNIT_WORD.sub(r"\1", text) or text
-    for written in (r"^{\circ}", r"^\circ", r"\$", r"\%", "%"):
-        text = text.replace(written, "")
+    text = re.sub(r"\^\{\\circ\}|\^\\circ|\\\$|\\?%", "", text)
     text = text.partition(r"\text{ ")[0]
-    text = text.replace(" .", " 0.").replace("{.", "{0.")
-    text = f"0{text}" if text.startswith(".") else text
+    text = re.sub(r"\A\.", "0.", text.replace(" .", " 0.").replace("{.", "{0."))
     name, equals, value = text.partition("=")
     if equals and "=" not in value and len(name) <= 2:
         text = value
     text = re.sub(r"\\sqrt(?!\{)(.)", r"\\sqrt{\1}", text).replace(" ", "")
-    text = re.sub(r"\\frac([^{])(?:([^{])|(?=\{))", lambda match: _braced_fraction(match[1], match[2]), text)
+    text = re.sub(r"\\frac([^{])([^{])", r"\\frac{\1}{\2}", text)
+    text = re.sub(r"\\frac([^{])(?=\{)", r"\\frac{\1}", text)
     if text == "0.5":
         return r"\frac{1}{2}"
-    return re.sub(r"(-?(?:0|[1-9][0-9]*))/(-?(?:0|[1-9][0-9]*))", r"\\frac{\1}{\2}", text) if _is_ratio(text) else text
-
-
-def _braced_fraction(numerator: str, denominator: str | None) -> str:
-    return rf"\frac{{{numerator}}}" + (f"{{{denominator}}}" if denominator is not None else "")
-
-
-def _is_ratio(text: str) -> bool:
-    return re.fullmatch(r"-?(?:0|[1-9][0-9]*)/-?(?:0|[1-9][0-9]*)", text) is not None
+    return re.sub(r"\A(-?(?:0|[1-9][0-9]*))/(-?(?:0|[1-9][0-9]*))\Z", r"\\frac{\1}{\2}", text)
 
 
 def _same_under_sympy(gold: str, answer: str) -> bool:
@@ -122,18 +98,15 @@ def _as_formula(answer: str) -> str:
     """An answer as a line that sympy reads."""
     whole = _WHOLE_TEXT.fullmatch(answer)
     text = whole[1] if whole else answer
-    for mark in (r"\%", r"\$", "$", "%"):
-        text = text.replace(mark, "")
-    text = text.replace(" or ", " , ").replace(" and ", " , ")
+    text = re.sub(r"\\?[%$]", "", text).replace(" or ", " , ").replace(" and ", " , ")
     for word, factor in _NUMBER_WORDS.items():
         text = text.replace(word, factor)
     text = re.sub(r"\^ *\\circ", "", _LONG_UNITS.sub("", text))
     if text.startswith("{") and text.endswith("}"):
         text = text[1:-1]
     text = re.sub(r",\\! *", "", text)
-    number = _number(text)
-    if number is not None and _is_integer(text):
-        text = str(round(number))
+    if "," not in text and _is_integer(text):
+        text = str(round(float(text)))
     text = _without_commands(text) if "\\" in text else text
     text = re.sub(r"([0-9]) +([0-9])", r"\1+\2", re.sub("- *", "-", text))
     text = text.replace(" ", "").replace("{", "").replace("}", "").lower()
@@ -146,14 +119,10 @@ def _without_commands(text: str) -> str:
     text = re.sub(r"\\(?:text)?color\s*\{[^{}]*\}", "", text)
     group = r"\s*(?:\{((?:[^{}]|\{[^{}]*\})*)\}|([0-9A-Za-z]))"
     for _ in range(4):
-        text = re.sub(rf"\\frac{group}{group}", lambda found: _slashed(found), text)
-        text = re.sub(rf"\\sqrt(?:\[[^\]]*\])?{group}", lambda found: f"sqrt({found[1] or found[2]})", text)
+        text = re.sub(rf"\\frac{group}{group}", r"\1\2/\3\4", text)
+        text = re.sub(rf"\\sqrt(?:\[[^\]]*\])?{group}", r"sqrt(\1\2)", text)
     text = re.sub(r"\\([A-Za-z]+)\s?", lambda found: _SIGNS.get(found[1], ""), text)
     return re.sub(r"\\[,;:! ]", " ", text).replace("\\", "").strip()
-
-
-def _slashed(found: "re.Match[str]") -> str:
-    return f"{found[1] or found[2]}/{found[3] or found[4]}"
 
 
 def _elements(text: str) -> list[str]:
@@ -164,31 +133,21 @@ def _elements(text: str) -> list[str]:
     return [text] if text else []
 
 
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
 def _is_integer(text: str) -> bool:
-    number = _number(_THOUSANDS.sub("", text))
-    return number is not None and abs(number) < 1e300 and abs(number - round(number)) <= 1e-7
+    try:
+        number = float(_THOUSANDS.sub("", text))
+    except ValueError:
+        return False
+    return abs(number) < 1e300 and abs(number - round(number)) <= 1e-7
 
 
 def _same_by_math_verify(gold: str, answer: str) -> bool:
-    values = [
-        parse(
-            text if "$" in text else f"${text}$",
-            extraction_config=_LATEX_THEN_EXPRESSION,
-            fallback_mode="no_fallback",
-            # Not "first_match": Oat passes a list there, which math-verify takes for its default.
-            extraction_mode="any_match",
-            parsing_timeout=None,
-        )
-        for text in (gold, answer)
-    ]
-    return verify(values[0], values[1], timeout_seconds=None)
+    def read(text: str) -> Any:
+        # Not "first_match": Oat passes a list there, which math-verify takes for its default.
+        how = {"fallback_mode": "no_fallback", "extraction_mode": "any_match", "parsing_timeout": None}
+        return parse(text if "$" in text else f"${text}$", extraction_config=_LATEX_THEN_EXPRESSION, **how)
+
+    return verify(read(gold), read(answer), timeout_seconds=None)
 
 
 # A line of plain mathematics as a sympy expression, read token by token. sympy's own `parse_expr` hands the text to
@@ -197,7 +156,7 @@ def _same_by_math_verify(gold: str, answer: str) -> bool:
 # so that 1/2x is half of x.
 _TOKEN = re.compile(r"\s*((?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]+)?|sqrt|pi|ln|[^\W\d_]|\*\*|[-+*/^()!])")
 _FUNCTIONS = {"sqrt": sympy.sqrt, "ln": sympy.log}
-_OPERATORS = frozenset("+-*/)!^") | {"**"}
+_OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 _MOST_NESTED = 60
 
 
@@ -211,59 +170,40 @@ def read_formula(text: str) -> sympy.Expr:
     Raises:
         NotAFormulaError: anything else than a whole formula.
     """
-    reader = _Reader(_tokens(text))
+    tokens = _TOKEN.findall(text)
+    reader = _Reader(tokens)
+    # A formula is nothing but its tokens and white space.
+    if "".join(tokens) != "".join(text.split()) or not tokens:
+        raise NotAFormulaError(text)
     expression = reader.sum()
-    if reader.next:
+    if reader.left:
         raise NotAFormulaError(text)
     return expression
 
 
-def _tokens(text: str) -> list[str]:
-    tokens, place, end = [], 0, len(text.rstrip())
-    while place < end:
-        match = _TOKEN.match(text, place)
-        if match is None:
-            raise NotAFormulaError(text)
-        tokens.append(match[1])
-        place = match.end()
-    return tokens
-
-
-def _integer(digits: str) -> sympy.Integer:
-    try:
-        return sympy.Integer(digits)
-    except ValueError as error:
-        # Python reads integers of at most 4,300 digits.
-        raise NotAFormulaError(f"{len(digits)} digits") from error
-
-
 class _Reader:
-    """One method for each level of binding, weakest first."""
+    """One method for each level of binding, weakest first, after that for sums and products."""
 
     def __init__(self, tokens: list[str]) -> None:
-        self._left = [*reversed(tokens)]
+        self.left = tokens[::-1]
         self._depth = 0
 
-    @property
-    def next(self) -> str:
-        """The token to be read next; empty at the end."""
-        return self._left[-1] if self._left else ""
+    def _took(self, *tokens: str) -> str:
+        """The next token, taken, where it is one of these; else an empty one."""
+        return self.left.pop() if self.left and self.left[-1] in tokens else ""
 
-    def sum(self) -> sympy.Expr:
-        """Terms with + and - between them, up to the end or a closing bracket; raises NotAFormulaError."""
-        value = self._product()
-        while self.next in ("+", "-"):
-            value = value + self._product() if self._left.pop() == "+" else value - self._product()
-        return value
+    def sum(self, *, binds_from: int = 1) -> sympy.Expr:
+        """Terms with + and -, factors with * and / or nothing between them, up to the end or a closing bracket.
 
-    def _product(self) -> sympy.Expr:
+        Of level 1 are sums, of 2 products; at 3 there is one factor. Raises NotAFormulaError.
+        """
         value = self._signed()
-        while self.next and self.next not in ("+", "-", ")"):
-            divides = self._took("/")
-            if not divides and not self._took("*") and self.next in _OPERATORS:
-                raise NotAFormulaError(self.next)
-            factor = self._signed()
-            value = value / factor if divides else value * factor
+        while self.left and self.left[-1] != ")":
+            level = 1 if self.left[-1] in "+-" else 2
+            if level < binds_from:
+                break
+            sign = self._took("+", "-", "*", "/") or "*"
+            value = _OPERATIONS[sign](value, self.sum(binds_from=level + 1))
         return value
 
     def _signed(self) -> sympy.Expr:
@@ -271,12 +211,12 @@ class _Reader:
         if self._depth > _MOST_NESTED:
             raise NotAFormulaError("too deep")
         sign = 1
-        while self.next in ("+", "-"):
-            sign = sign if self._left.pop() == "+" else -sign
+        while taken := self._took("+", "-"):
+            sign = sign if taken == "+" else -sign
         value = self._atom()
         if self._took("!"):
             value = sympy.factorial(value)
-        if self._took("^") or self._took("**"):
+        if self._took("^", "**"):
             value = value ** self._signed()
         self._depth -= 1
         return sign * value
@@ -287,21 +227,17 @@ class _Reader:
             if not self._took(")"):
                 raise NotAFormulaError("an open bracket")
             return value
-        token = self._left.pop() if self._left else ""
+        token = self.left.pop() if self.left else ""
         if token in _FUNCTIONS:
             return _FUNCTIONS[token](self._atom())
         if token == "pi":
             return sympy.pi
         if token.isalpha():
             return sympy.Symbol(token)
-        if token.isdigit():
-            return _integer(token)
-        if token and (token[0].isdigit() or token[0] == "."):
-            return sympy.Float(token)
-        raise NotAFormulaError(token)
-
-    def _took(self, token: str) -> bool:
-        is_next = self.next == token
-        if is_next:
-            self._left.pop()
-        return is_next
+        if not token or not (token[0].isdigit() or token[0] == "."):
+            raise NotAFormulaError(token)
+        try:
+            return sympy.Integer(token) if token.isdigit() else sympy.Float(token)
+        except ValueError as error:
+            # Python reads integers of at most 4,300 digits.
+            raise NotAFormulaError(f"{len(token)} digits") from error

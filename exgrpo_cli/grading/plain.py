@@ -6,7 +6,11 @@ trip to a worker. Whatever the patterns below do not cover goes to math-verify: 
 """
 
 import re
+import tomllib
 from fractions import Fraction
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
 
 from exgrpo_cli.base.types import Verdict
 
@@ -22,6 +26,12 @@ _THOUSANDS = r"[1-9][0-9]{0,2}(?:,[0-9]{3})+"
 _INTEGER = re.compile(rf"[+\-−]?[0-9]+|-?{_THOUSANDS}")
 _DECIMAL = re.compile(rf"(?:[\-−]?[0-9]+|-?{_THOUSANDS})\.[0-9]{{1,{_MAX_PLACES}}}")
 _FRACTION = re.compile(r"(-?)(?:\\[dt]?frac\{(-?[0-9]{1,9})\}\{(-?[0-9]{1,9})\}|([0-9]{1,9})/([0-9]{1,9}))")
+
+
+@lru_cache(maxsize=1)
+def tables() -> dict[str, Any]:
+    """Words and signs that the graders know; not to be changed by callers."""
+    return tomllib.loads(files("exgrpo_cli.grading").joinpath("tables.toml").read_text(encoding="utf-8"))
 
 
 def verdict_of(is_right: bool) -> Verdict:

@@ -1,4 +1,4 @@
-"""What is said beside a number: its base, a power of ten, a unit.
+"""Bases, powers of ten and units, which stand beside a number.
 
 math-verify drops a subscript, so that 4343 in base 7 would be 4343 in base 6, rounds decimals to six places, and drops
 whatever stands in `\\text{}` at the end: 18 cm^3 would be 18 cm^2, and 20 dollars 20 cents. Here only units of the
@@ -10,10 +10,9 @@ from collections import Counter
 from fractions import Fraction
 from typing import NamedTuple
 
-from exgrpo_cli.grading.plain import plain_number
+from exgrpo_cli.grading.plain import plain_number, tables
 
-_BASES = "two three four five six seven eight nine ten eleven twelve"
-_BASE_OF_WORD = {name: base for base, name in enumerate(_BASES.split(), start=2)} | {"sixteen": 16}
+_BASE_OF_WORD = {name: base for base, name in enumerate(tables()["words"]["bases"].split(), start=2)} | {"sixteen": 16}
 _BASED = re.compile(
     r"\(?\s*(?:\\(?:text|mathrm)\s*\{)?((?=[A-Fa-f]*[0-9]|(?-i:[A-F]{2}))[0-9A-Fa-f]+(?:\.[0-9A-Fa-f]+)?)\}?\s*\)?\s*"
     r"_\s*\{?\s*(?:\\(?:text|mathrm)\s*\{)?\s*\(?(?:base\s*\}?\s*)?([0-9]{1,2}|[a-z]{1,8})\)?\s*\}{0,2}",
@@ -80,33 +79,13 @@ def _value(text: str) -> Fraction | None:
     return Fraction(text) if _PLAIN_DECIMAL.fullmatch(text) else plain_number(text)
 
 
-_UNITS = {
-    "length": "mm 0.001 millimeter millimetre, cm 0.01 centimeter centimetre, dm 0.1 decimeter decimetre, m 1 meter "
-    "metre, km 1000 kilometer kilometre, in 0.0254 inch inche, ft 0.3048 foot feet, yd 0.9144 yard, mi 1609.344 mile",
-    "time": "ms 0.001 millisecond, s 1 second sec, min 60 minute, h 3600 hour hr, day 86400 day, week 604800 week",
-    # Neither is a fixed number of days.
-    "calendar": "month 1 month, year 12 year yr",
-    "mass": "mg 0.001 milligram, g 1 gram, kg 1000 kilogram, lb 453.59237 pound lb, oz 28.349523125 ounce",
-    "tons": "ton 1 ton",
-    "length^3": "mL 0.000001 milliliter millilitre ml, cL 0.00001, L 0.001 liter litre l, cc 0.000001, "
-    "gal 0.003785411784 gallon, qt 0.000946352946 quart, pt 0.000473176473 pint, cup 0.0002365882365 cup",
-    "length time^-1": "mph 0.44704 mph, kph 5/18 kph kmph kmh",
-    "mass length time^-2": "N 1000 newton, kN 1000000",
-    "mass length^2 time^-2": "J 1000 joule, kJ 1000000",
-    "mass length^2 time^-3": "W 1000 watt, kW 1000000 kilowatt",
-    "dollars": "dollar 1 dollar, cent 0.01 cent",
-    "euros": "euro 1 euro",
-    "degrees": "degree 1 degree",
-    "radians": "rad 1 radian",
-    "celsius": "celsius 1 celsius",
-    "fahrenheit": "fahrenheit 1 fahrenheit",
-}
-"""Dimensions, and of each of their units the symbol, the size in metres, seconds, grams, dollars, ... and the names."""
 _SYMBOLS: dict[str, tuple[dict[str, int], Fraction]] = {}
+"""Exponents of dimensions, and the size in metres, seconds, grams, dollars, ..., of the symbol of a unit."""
 _NAMES: dict[str, str] = {}
-for _dimensions, _rows in _UNITS.items():
+"""Symbol by name."""
+for _dimensions, _units in tables()["units"].items():
     _powers = {name: int(power or 1) for name, _, power in (each.partition("^") for each in _dimensions.split())}
-    for _symbol, _size, *_names in map(str.split, _rows.split(",")):
+    for _symbol, (_size, *_names) in _units.items():
         _SYMBOLS[_symbol] = _powers, Fraction(_size)
         _NAMES.update(dict.fromkeys(_names, _symbol))
 _WRAPPER = r"\\(?:text|textrm|textbf|textit|mathrm|mathbf|mathit|mbox|operatorname)"
@@ -142,7 +121,7 @@ class Unit(NamedTuple):
 
 
 def split_unit(text: str) -> tuple[str, Unit | None]:
-    """What stands before the unit, and the unit; the whole text and None where it ends in none of the table's."""
+    """The text before the unit, and the unit; the whole text and None where it ends in none of the table's."""
     degrees = _DEGREES.search(text)
     if degrees and text[: degrees.start()].strip():
         scale = _SCALES.get((degrees["scale"] or "").lower(), "degree")

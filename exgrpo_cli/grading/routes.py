@@ -1,4 +1,4 @@
-"""What the parent decides itself, and what has to go to a worker.
+"""Verdicts that the parent decides itself, and tasks, which have to go to a worker.
 
 Without an answer there is nothing to parse; equal texts, plain numbers, letters and exact texts are compared by code
 that is linear in their length, of which there is a limit. Everything else that reads what a model wrote, from its
@@ -11,9 +11,9 @@ from typing import Literal, NamedTuple
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import AnswerFormat, Verdict
-from exgrpo_cli.config.names import GYM, PREFIX
+from exgrpo_cli.config.names import GRADERS, GYM, PREFIX
 from exgrpo_cli.grading import verifiers
-from exgrpo_cli.grading.choice import answered_letter, ends_in_demanded_form, grade_choice, named_letter
+from exgrpo_cli.grading.choice import Options, ends_in_demanded_form, grade_choice
 from exgrpo_cli.grading.extract import answer_text, boxed_or_all, last_box, last_boxed
 from exgrpo_cli.grading.plain import plain_number, same_plain_number, verdict_of
 
@@ -50,11 +50,11 @@ class Task(NamedTuple):
     """The answer of "grade" is the content of a box, or what a user's function gets. An audit checks whether the gold
     verifies against itself, or whether only a part of it would be read; there is no answer."""
     metadata: str | None = None
-    """Of the question, for its own verifier or a grader that asks for them."""
+    """The question's, for its own verifier or a grader that asks for them."""
     patience: int = 1
     """Times the deadline that it gets: above 1 for what is tried again, alone."""
     find: "Callable[[], Verdict | Task] | None" = None
-    """Of an "unread" response or pair of texts: finds the answer in it, in the worker."""
+    """Finds the answer of an "unread" response or pair of texts, in the worker."""
 
     @property
     def judged(self) -> str:
@@ -62,101 +62,91 @@ class Task(NamedTuple):
         return self.gold if self.kind.startswith("audit") else self.answer
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Route:
-    """How one grader treats a graded text, and a gold that is audited: a verdict, or a task for a worker.
+    """How one grader treats a graded text, and a gold that is audited: a verdict, or a task for a worker."""
 
-    This one is of graders that need no worker but for what is longer than `max_answer_chars`, which is no answer.
-    """
-
-    def __init__(self, max_answer_chars: int) -> None:
-        self._max_answer_chars = max_answer_chars
+    grader: str
+    """A built-in one or `python:module:function`."""
+    max_answer_chars: int
+    """Longer is no answer, but for a user's function, whose bound is the deadline."""
 
     def grade(self, item: GradingItem, text: str) -> Verdict | Task:
-        """The verdict on the graded text of a response; raises InputError where a question's verifier is unknown."""
-        raise NotImplementedError
+        """The verdict on the graded text of a response; raises InputError where a question's verifier is unknown.
+
+        `choice` goes by options, `exact` by texts, `oat` by the last box alone. `math` goes by options where a question
+        has them (math-verify would compare letters, never a letter and a text) and by a verifier where it brings one.
+        """
+        match self.grader:
+            case "choice":
+                return grade_choice(item.gold, text, options=item.options, max_answer_chars=self.max_answer_chars)
+            case "exact":
+                return self._exact(item.gold, text)
+            case "oat":
+                answer = last_box(text) or ""
+                if not self._is_answer(answer):
+                    return Verdict.NO_ANSWER
+                return _compared(boxed_or_all(item.gold).strip(), answer, "grade like Oat")
+            case "math" if item.options is not None:
+                return replace(self, grader="choice").grade(item, text)
+            case "math":
+                return self._math(item, text)
+        return Task(gold=item.gold, answer=text, metadata=item.metadata)
 
     def audit(self, gold: str, metadata: str | None) -> Verdict | Task:
-        """Whether a gold can serve, by the metadata of its question; raises InputError like `grade`."""
-        return Verdict.CORRECT if gold.strip() else Verdict.UNPARSABLE_GOLD
+        """Whether a gold can serve, by the metadata of its question; raises InputError like `grade`.
+
+        A user's function gets the gold as its own answer.
+        """
+        match self.grader:
+            case "choice":
+                return Verdict.UNPARSABLE_GOLD if _NUMBERED.named(gold) is None else Verdict.CORRECT
+            case "exact":
+                return self._exact(gold, gold) if gold.strip() else Verdict.UNPARSABLE_GOLD
+            case "oat":
+                return Verdict.CORRECT if gold.strip() else Verdict.UNPARSABLE_GOLD
+            case "math" if verifiers.verifier_of(metadata) is not None:
+                return _by_own_verifier(gold, gold, metadata)
+            case "math":
+                content = boxed_or_all(gold)
+                return Task(gold=content, answer="", kind="audit") if plain_number(content) is None else Verdict.CORRECT
+        return Task(gold=gold, answer="", kind="audit", metadata=metadata)
 
     def same(self, first: str, second: str, options: tuple[str, ...] | None) -> Verdict | Task:
         """Whether two graded texts give the same answer, to a question with these options: CORRECT where they do."""
-        raise NotImplementedError
+        boxes = last_boxed(first), last_boxed(second)
+        contents = boxed_or_all(first), boxed_or_all(second)
+        match self.grader:
+            case "choice":
+                read = replace(_NUMBERED, texts=options)
+                letters = [read.answered(text, self.max_answer_chars) for text in (first, second)]
+                return verdict_of(letters[0] is not None and letters[0] == letters[1])
+            case "exact":
+                return self._exact(contents[0], second)
+            case "oat":
+                return _compared(contents[0].strip(), contents[1].strip(), "grade like Oat")
+            case "math" if options is not None:
+                return replace(self, grader="choice").same(first, second, options)
+            case "math" if None in boxes:
+                return Task(gold=first, answer=second, kind="compare texts")
+            case "math":
+                return _compared(*contents, "grade")
+        return Task(gold=contents[0], answer=second)
 
     def in_part(self, gold: str) -> Verdict | Task:
         """Whether only a part of a gold would be read, which is CORRECT."""
-        return Verdict.WRONG
+        return Task(boxed_or_all(gold), "", kind="audit for parts") if self.grader == "math" else Verdict.WRONG
 
-    def _is_no_answer(self, answer: str | None) -> bool:
-        return not answer or len(answer) > self._max_answer_chars
-
-
-class ChoiceRoute(Route):
-    """Options by letter or text; nothing to parse."""
-
-    def grade(self, item: GradingItem, text: str) -> Verdict:
-        """Option against option."""
-        return grade_choice(item.gold, text, options=item.options, max_answer_chars=self._max_answer_chars)
-
-    def audit(self, gold: str, metadata: str | None) -> Verdict:
-        """A gold will do that names a label."""
-        return Verdict.UNPARSABLE_GOLD if named_letter(gold, None, is_numbered=True) is None else Verdict.CORRECT
-
-    def same(self, first: str, second: str, options: tuple[str, ...] | None) -> Verdict:
-        """Whether both end up naming one option."""
-        letters = [answered_letter(text, options, self._max_answer_chars, is_numbered=True) for text in (first, second)]
-        return verdict_of(letters[0] is not None and letters[0] == letters[1])
-
-
-class ExactRoute(Route):
-    """Equality of texts, character by character, white space evened out: of the boxed content or of all of it."""
-
-    def grade(self, item: GradingItem, text: str) -> Verdict:
-        """Text against text."""
-        return self._graded(item.gold, text)
-
-    def audit(self, gold: str, metadata: str | None) -> Verdict:
-        """A gold will do that is neither empty nor longer than an answer may be."""
-        return self._graded(gold, gold) if gold.strip() else Verdict.UNPARSABLE_GOLD
-
-    def same(self, first: str, second: str, options: tuple[str, ...] | None) -> Verdict:
-        """Text against text, of which both may stand in a box."""
-        return self._graded(boxed_or_all(first), second)
-
-    def _graded(self, gold: str, text: str) -> Verdict:
+    def _exact(self, gold: str, text: str) -> Verdict:
+        """Equality, character by character, white space evened out: of the boxed content or of all of it."""
         answer = " ".join(boxed_or_all(text).split())
-        return Verdict.NO_ANSWER if self._is_no_answer(answer) else verdict_of(answer == " ".join(gold.split()))
+        return verdict_of(answer == " ".join(gold.split())) if self._is_answer(answer) else Verdict.NO_ANSWER
 
-
-class OatRoute(Route):
-    """The last box alone; without one there is no answer. Equal texts and plain numbers need no worker."""
-
-    def grade(self, item: GradingItem, text: str) -> Verdict | Task:
-        """The last box against the gold."""
-        answer = last_box(text)
-        if self._is_no_answer(answer):
-            return Verdict.NO_ANSWER
-        return _compared(boxed_or_all(item.gold).strip(), answer or "", "grade like Oat")
-
-    def same(self, first: str, second: str, options: tuple[str, ...] | None) -> Verdict | Task:
-        """Boxes, or whole texts, as Oat compares them."""
-        return _compared(boxed_or_all(first).strip(), boxed_or_all(second).strip(), "grade like Oat")
-
-
-class MathRoute(Route):
-    """math-verify in a worker. Where there is a box its content alone is parsed: a long explanation costs nothing.
-
-    A question whose options are known is graded by them: math-verify would compare letters, never a letter and a text.
-    One that brings a verifier is graded by that.
-    """
-
-    def grade(self, item: GradingItem, text: str) -> Verdict | Task:
-        """By options, by the question's verifier, or by what stands in the box."""
-        if item.options is not None:
-            return ChoiceRoute(self._max_answer_chars).grade(item, text)
+    def _math(self, item: GradingItem, text: str) -> Verdict | Task:
+        """math-verify in a worker. Of a box the content alone is parsed: a long explanation costs nothing."""
         boxed = last_boxed(text)
         answer = text if boxed is None else boxed
-        if self._is_no_answer(answer):
+        if not self._is_answer(answer):
             return Verdict.NO_ANSWER
         if verifiers.verifier_of(item.metadata) is not None:
             return _by_own_verifier(item.gold, answer, item.metadata)
@@ -164,49 +154,17 @@ class MathRoute(Route):
             return Task(gold=item.gold, answer=text, kind="grade a text")
         return _compared(boxed_or_all(item.gold), boxed, "grade")
 
-    def audit(self, gold: str, metadata: str | None) -> Verdict | Task:
-        """By the question's verifier, or whether math-verify reads all of it."""
-        if verifiers.verifier_of(metadata) is not None:
-            return _by_own_verifier(gold, gold, metadata)
-        content = boxed_or_all(gold)
-        return Task(gold=content, answer="", kind="audit") if plain_number(content) is None else Verdict.CORRECT
-
-    def same(self, first: str, second: str, options: tuple[str, ...] | None) -> Verdict | Task:
-        """By options, or as `grade` compares; whole texts where one has no box."""
-        if options is not None:
-            return ChoiceRoute(self._max_answer_chars).same(first, second, options)
-        boxes = last_boxed(first), last_boxed(second)
-        if boxes[0] is not None and boxes[1] is not None:
-            return _compared(boxes[0], boxes[1], "grade")
-        return Task(gold=first, answer=second, kind="compare texts")
-
-    def in_part(self, gold: str) -> Task:
-        """Whether math-verify reads a part alone."""
-        return Task(gold=boxed_or_all(gold), answer="", kind="audit for parts")
+    def _is_answer(self, answer: str) -> bool:
+        return 0 < len(answer) <= self.max_answer_chars
 
 
-class CustomRoute(Route):
-    """A user's function gets the whole graded text, of any length: the deadline is its bound."""
-
-    def grade(self, item: GradingItem, text: str) -> Task:
-        """The function on gold and text."""
-        return Task(gold=item.gold, answer=text, metadata=item.metadata)
-
-    def audit(self, gold: str, metadata: str | None) -> Task:
-        """The gold is its own answer."""
-        return Task(gold=gold, answer="", kind="audit", metadata=metadata)
-
-    def same(self, first: str, second: str, options: tuple[str, ...] | None) -> Task:
-        """The function on two texts."""
-        return Task(gold=boxed_or_all(first), answer=second)
+_NUMBERED = Options(texts=None, is_numbered=True)
 
 
 def routes_of(grader: str, max_answer_chars: int) -> dict[str, Route]:
     """The ways that one set of workers can go: a user's function alone, or all of the built-in graders."""
-    if grader.startswith(PREFIX):
-        return {grader: CustomRoute(max_answer_chars)}
-    kinds = {"math": MathRoute, "choice": ChoiceRoute, "exact": ExactRoute, "oat": OatRoute}
-    return {name: kind(max_answer_chars) for name, kind in kinds.items()}
+    names = (grader,) if grader.startswith(PREFIX) else GRADERS
+    return {name: Route(grader=name, max_answer_chars=max_answer_chars) for name in names}
 
 
 def route_item(route: Route, item: GradingItem) -> Verdict | Task:

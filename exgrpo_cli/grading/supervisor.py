@@ -11,14 +11,13 @@ import gc
 import math
 import os
 import resource
-import selectors
 import signal
 import sys
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, Pipe
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -180,9 +179,6 @@ class Supervisor:
         self._suspects = Suspects()
         self._stopped = False
         self._next_watch = 0.0
-        # A worker's connection carries the worker as its data, the parent's carries None.
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(parent, selectors.EVENT_READ)
         self._workers: list[Worker] = []
         for _ in range(settings.workers):
             self._workers.append(self._fork_worker())
@@ -192,11 +188,12 @@ class Supervisor:
         try:
             while os.getppid() == self._parent_pid and not self._stopped:
                 self._send_out()
-                for key, _ in self._selector.select(self._seconds_to_wait()):
-                    if key.data is None:
-                        self._receive_jobs()
-                    else:
-                        self._receive_verdict(key.data)
+                ready = wait([self._parent, *(worker.connection for worker in self._workers)], self._seconds_to_wait())
+                if self._parent in ready:
+                    self._receive_jobs()
+                for worker in list(self._workers):
+                    if worker.connection in ready:
+                        self._receive_verdict(worker)
                 self._enforce_limits()
         except (EOFError, ConnectionError):
             # The parent closed the pool or died.
@@ -286,7 +283,6 @@ class Supervisor:
 
     def _replace(self, worker: Worker) -> Worker:
         index = self._workers.index(worker)
-        self._selector.unregister(worker.connection)
         worker.kill()
         self._workers[index] = self._fork_worker()
         return self._workers[index]
@@ -298,15 +294,11 @@ class Supervisor:
         if pid == 0:
             self._become_worker(theirs, ours, supervisor_pid)
         theirs.close()
-        worker = Worker(pid=pid, connection=ours)
-        self._selector.register(ours, selectors.EVENT_READ, worker)
-        return worker
+        return Worker(pid=pid, connection=ours)
 
     def _become_worker(self, connection: Connection, supervisors_end: Connection, supervisor_pid: int) -> None:
         """Never returns: whatever happens, a forked copy of the supervisor must not run on."""
-        status = 1
         try:
-            self._selector.close()
             for inherited in (supervisors_end, self._parent, *(sibling.connection for sibling in self._workers)):
                 inherited.close()
             _end_with_supervisor(supervisor_pid)
@@ -315,15 +307,14 @@ class Supervisor:
                 try:
                     task = connection.recv()
                 except EOFError:
-                    status = 0
-                    break
+                    return
                 connection.send(self._run_task(task).value)
         except BaseException:  # noqa: BLE001 - the top of a process
             # What a grader raises ends the process. stderr leads to the user for a grader of their own, and nowhere for
             # math-verify.
             sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
         finally:
-            os._exit(status)
+            os._exit(0)
 
 
 def _end_with_supervisor(supervisor_pid: int) -> None:

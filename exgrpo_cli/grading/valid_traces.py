@@ -26,7 +26,7 @@ ARITHMETIC = "arithmetic"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sum:
-    """What a question asks to be added up."""
+    """The terms that a question asks to be added up."""
 
     terms: tuple[int, ...]
     """Signed."""
@@ -72,7 +72,7 @@ def _lines(thinking: str) -> list[Line] | None:
 
 
 def _result(lines: Sequence[Line], at_hand: Counter[Held], modulus: int | None) -> int | None:
-    """What the lines come to; None where one of them does not hold, or where they leave something over."""
+    """The number that the lines come to; None where one of them does not hold, or where they leave something over."""
     if at_hand.total() == 1:
         ((size, sign),) = at_hand.elements()
         return sign * size if all(_is_true(line, modulus) for line in lines) else None

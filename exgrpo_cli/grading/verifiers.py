@@ -20,41 +20,20 @@ from typing import Any
 from exgrpo_cli.base.errors import InputError, nearest
 from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.config.names import GYM, load_function
-from exgrpo_cli.grading.plain import verdict_of
+from exgrpo_cli.grading.plain import tables, verdict_of
 
 COUNTDOWN = "countdown"
 _MOST_CHARS = 200
-"""Of a countdown answer; bounds the depth of its brackets too."""
+"""Length of a countdown answer; bounds the depth of its brackets too."""
 _SUMS_AND_PRODUCTS = re.compile(r"[\d\s+\-*/()]*")
 _OPERATIONS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
 }  # fmt: skip
 
-_TEXT = "compares texts"
-_NUMBER = "reads the answer with Decimal or int and compares numbers"
-_WORDS = "splits the answer into words or letters and compares them"
-_GRID = "reads digits of a grid and compares them"
-ALLOWED: Mapping[str, str] = {
-    **dict.fromkeys(
-        (
-            *("aiw", "base_conversion", "binary_alternation", "caesar_cipher", "color_cube_rotation", "count_bits"),
-            *("count_primes", "course_schedule", "family_relationships", "gcd", "isomorphic_strings", "largest_island"),
-            *("lcm", "leg_counting", "letter_counting", "maze", "modulo_grid", "number_filtering", "number_sequence"),
-            *("ransom_note", "rotate_matrix", "rotten_oranges", "self_reference", "simple_equations"),
-            *("simple_geometry", "spell_backward", "string_manipulation", "string_splitting", "string_synthesis"),
-            *("syllogism", "word_sequence_reversal", "zebra_puzzles"),
-        ),
-        _TEXT,
-    ),
-    **dict.fromkeys(("chain_sum", "products", "power_function"), _NUMBER),
-    **dict.fromkeys(("knights_knaves", "word_sorting", "word_ladder"), _WORDS),
-    "mini_sudoku": _GRID,
-    "shortest_path": "walks the answer's words through the grid of the question",
-}
-"""Task of reasoning-gym and the reason why its scorer may see what a model wrote: it treats the answer as text, numbers
-or JSON. Other scorers evaluate it, or hand it to a parser that does."""
+ALLOWED: Mapping[str, str] = {task: reason for reason, tasks in tables()["gym"].items() for task in tasks.split()}
+"""Task of reasoning-gym and the reason why its scorer may see what a model wrote."""
 _SCORER_OPTIONS: Mapping[str, Mapping[str, Any]] = {"word_ladder": {"min_word_length": 3, "max_word_length": 5}}
-"""Of tasks whose scorer looks things up in its own data set, so that it knows what any options of a question led to."""
+"""Options of tasks whose scorer looks things up in its own data set: it knows what any options of a question led to."""
 
 
 @lru_cache(maxsize=4096)

@@ -1,4 +1,4 @@
-"""What of a model's text the asking process reads itself: in proportion to its length, and nothing that can hang."""
+"""The asking process reads a model's text in proportion to its length, and nothing that can hang."""
 
 import re
 import subprocess
@@ -31,7 +31,7 @@ PIECES = {
     "lines": ("ANSWER: \n", ""),
     "thoughts": ("</think>", ""),
 }
-"""What a hostile text repeats, and what closes it."""
+"""The piece that a hostile text repeats, and the end that closes it."""
 
 
 class Counted:

@@ -1,4 +1,4 @@
-"""What of a response is graded: the text after the thinking, and the last of its boxes."""
+"""The part of a response that is graded: the text after the thinking, and the last of its boxes."""
 
 import subprocess
 import sys

@@ -25,7 +25,7 @@ def test_hostile_answer_is_charged_alone_and_costs_one_deadline() -> None:
 
 
 def test_waiting_is_not_held_against_an_answer(user_graders: str) -> None:
-    # A deadline is of processor time: a busy machine's doing is charged to no answer, but to 4 deadlines on the clock.
+    # A deadline is of CPU time: a busy machine's doing is charged to no answer, up to 4 deadlines of wall time.
     with pool_of(user_graders, deadline_seconds=DEADLINE, memory_mb=256) as pool:
         seconds = ("2.5", "30", "0.6")
         items = [plain("wait", gold) for gold in seconds]
@@ -87,7 +87,7 @@ def test_answer_that_hung_once_gets_less_time_against_the_next_gold() -> None:
         assert pool.grade([boxed("7", TOWER)]) == [Verdict.TIMEOUT]
         (supervisor,) = psutil.Process().children()
         before = supervisor.cpu_times().children_user
-        # 4 s / 32 of processor time each.
+        # 4 s / 32 of CPU time each.
         assert pool.grade([boxed("8", TOWER), boxed("9", TOWER)]) == [Verdict.TIMEOUT] * 2
         assert supervisor.cpu_times().children_user - before < 2.0
 

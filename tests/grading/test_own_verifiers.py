@@ -4,7 +4,7 @@ import pytest
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import AnswerFormat, Verdict
-from exgrpo_cli.grading.routes import CustomRoute, ExactRoute, GradingItem, MathRoute, route_item
+from exgrpo_cli.grading.routes import GradingItem, Route, route_item
 from exgrpo_cli.grading.verifiers import load_own
 
 COUNTDOWN = '{"verifier": "countdown", "numbers": [2, 3, 4, 8], "target": 26}'
@@ -16,7 +16,7 @@ def item(response, metadata=COUNTDOWN):
 
 
 def test_math_grades_and_audits_by_the_questions_own_verifier():
-    route = MathRoute(100)
+    route = Route(grader="math", max_answer_chars=100)
     assert route_item(route, item("so\n</think>\n\\boxed{4+8*3-2}")) is Verdict.CORRECT
     # 26 is what the gold comes to, and no way to get there.
     assert route_item(route, item("</think>\n\\boxed{26}")) is Verdict.WRONG
@@ -26,15 +26,17 @@ def test_math_grades_and_audits_by_the_questions_own_verifier():
 
 
 def test_a_grader_that_was_chosen_is_used_as_chosen():
-    assert route_item(ExactRoute(100), item("</think>\n\\boxed{4+8*3-2}")) is Verdict.WRONG
-    assert route_item(CustomRoute(100), item("</think>\n\\boxed{1}")).metadata == COUNTDOWN
+    assert route_item(Route(grader="exact", max_answer_chars=100), item("</think>\n\\boxed{4+8*3-2}")) is Verdict.WRONG
+    assert (
+        route_item(Route(grader="python:m:f", max_answer_chars=100), item("</think>\n\\boxed{1}")).metadata == COUNTDOWN
+    )
 
 
 def test_an_unknown_verifier_is_named():
     with pytest.raises(
         InputError, match="name the verifier 'judge', which is not known: use 'countdown' or 'gym:TASK'"
     ):
-        route_item(MathRoute(100), item("</think>\n\\boxed{1}", '{"verifier": "judge"}'))
+        route_item(Route(grader="math", max_answer_chars=100), item("</think>\n\\boxed{1}", '{"verifier": "judge"}'))
 
 
 def test_a_grader_of_ones_own_gets_the_metadata_it_asks_for(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import AnswerFormat, Verdict
 from exgrpo_cli.commands import run
 from exgrpo_cli.config.sections.data import GymSettings
-from exgrpo_cli.grading.routes import GradingItem, MathRoute, route_item
+from exgrpo_cli.grading.routes import GradingItem, Route, route_item
 from exgrpo_cli.grading.verifiers import ALLOWED, grade_gym, require_task
 from exgrpo_cli.questions.made.gym import make_gym
 from exgrpo_cli.questions.question_file.questions import read_questions, write_questions
@@ -142,7 +142,7 @@ def test_the_default_grader_hands_what_was_boxed_to_the_scorer(words):
         answer_format=AnswerFormat(opens_think=False, requires_box=True, require_eos=True),
         metadata=question.metadata,
     )
-    task = route_item(MathRoute(100), item)
+    task = route_item(Route(grader="math", max_answer_chars=100), item)
     assert (task.kind, task.answer, task.metadata) == ("gym", "olleh", question.metadata)
 
 
