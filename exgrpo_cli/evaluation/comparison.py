@@ -6,7 +6,7 @@ comparisons of the table, and those of pass@k, at the largest k of each benchmar
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from exgrpo_cli.base.statistics import compare_paired, holm, pass_at_k_by_questi
 from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.evaluation.benchmarks import benchmark_title, in_suite_order
 from exgrpo_cli.evaluation.folder import ResultsFolder
-from exgrpo_cli.evaluation.records import BOOTSTRAP_SEED, Evaluation, curve_of
+from exgrpo_cli.evaluation.records import BOOTSTRAP_SEED, Evaluation
 from exgrpo_cli.evaluation.scoring import DISAGREEMENTS_FILE
 from exgrpo_cli.evaluation.stamp import MAY_DIFFER_IN_COMPARISON, Stamp, differences
 from exgrpo_cli.evaluation.tables import ResultTable
@@ -71,16 +71,8 @@ class LoadedResult:
 
     def figures(self) -> dict[str, Any]:
         """What the table shows of it; points of pass@k with everything that a `Score` has."""
-        score = self.evaluation.score()
-        return {
-            "avg_at_k": score.value,
-            "k": score.samples,
-            "low": score.low,
-            "high": score.high,
-            "questions": score.questions,
-            "pass_at_k": curve_of(self.evaluation.correct, score.samples),
-            "second_graders": self.second_graders,
-        }
+        curve = {k: asdict(score) for k, score in self.evaluation.curve().items()}
+        return {**self.evaluation.figures(), "pass_at_k": curve, "second_graders": self.second_graders}
 
     def difference_to(self, other: "LoadedResult", grader: str, k: int = 1) -> dict[str, Any]:
         """The other minus this in pass@k by one grader, paired by question; k = 1 is the difference in avg@k."""
@@ -134,7 +126,6 @@ class Comparison:
         for name in self.table.titles:
             own = {model: results[name] for model, results in models.items() if name in results}
             benchmarks[name] = {
-                # The curve begins with pass@1, which is avg@k.
                 "scores": {model: score_json(found) for model, found in own.items()},
                 "pass_at_k": {model: found["pass_at_k"] for model, found in own.items()},
                 "second_graders": {model: found["second_graders"] for model, found in own.items()},

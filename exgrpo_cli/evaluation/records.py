@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -109,14 +109,19 @@ class Evaluation:
 
     def score(self) -> Score:
         """avg@k with its 95 % interval."""
-        return score_of(self.correct, self.samples)
+        return avg_at_k(self.correct, self.samples, np.random.default_rng(BOOTSTRAP_SEED))
+
+    def curve(self) -> dict[str, Score]:
+        """pass@k by k = 1, 2, 4, ... up to the number of samples, with 95 % intervals."""
+        correct, samples = self.correct, self.samples
+        return {
+            str(k): pass_at_k_score(correct, samples, k, np.random.default_rng(BOOTSTRAP_SEED))
+            for k in pass_at_ks(samples)
+        }
 
     def pass_at_k(self) -> dict[str, dict[str, float]]:
-        """pass@k as {k: {`value`, `low`, `high`}} for k = 1, 2, 4, ... up to the number of samples."""
-        return {
-            k: {end: point[end] for end in ("value", "low", "high")}
-            for k, point in curve_of(self.correct, self.samples).items()
-        }
+        """The curve as {k: {`value`, `low`, `high`}}."""
+        return {k: {"value": at.value, "low": at.low, "high": at.high} for k, at in self.curve().items()}
 
     def with_verdicts(self, verdicts: Sequence[Verdict]) -> "Evaluation":
         """The same samples with other verdicts, in the order of `all_samples`."""
@@ -161,16 +166,3 @@ class Evaluation:
         if self.correct.min() == self.correct.max():
             return "95 %, Wilson over questions (all have the same count)"
         return f"95 %, bootstrap over questions, {RESAMPLES} resamples, seed {BOOTSTRAP_SEED}"
-
-
-def score_of(correct: Int64[np.ndarray, " questions"], samples: int) -> Score:
-    """avg@k from the correct samples of each question."""
-    return avg_at_k(correct, samples, np.random.default_rng(BOOTSTRAP_SEED))
-
-
-def curve_of(correct: Int64[np.ndarray, " questions"], samples: int) -> dict[str, dict[str, Any]]:
-    """pass@k by k, each with everything a `Score` has."""
-    return {
-        str(k): asdict(pass_at_k_score(correct, samples, k, np.random.default_rng(BOOTSTRAP_SEED)))
-        for k in pass_at_ks(samples)
-    }

@@ -20,8 +20,8 @@ from exgrpo_cli.evaluation.folder import ResultsFolder
 from exgrpo_cli.evaluation.models import ModelChoice, choose_model
 from exgrpo_cli.evaluation.progress import EvaluationProgress
 from exgrpo_cli.evaluation.questions import BenchmarkQuestions, benchmark_questions
-from exgrpo_cli.evaluation.records import QuestionRecord
-from exgrpo_cli.evaluation.sampling import Prepared, sample_and_grade
+from exgrpo_cli.evaluation.records import Evaluation, QuestionRecord
+from exgrpo_cli.evaluation.sampling import Prepared, Respond, sample_and_grade
 from exgrpo_cli.evaluation.scoring import open_pool, rescore, score_folder
 from exgrpo_cli.evaluation.stamp import Stamp, environment, grader_version
 from exgrpo_cli.evaluation.tables import ResultTable, write_tables
@@ -31,6 +31,8 @@ from exgrpo_cli.questions.sources.formats import stem_of
 
 if TYPE_CHECKING:
     from exgrpo_cli.evaluation.local import LocalModel
+
+    Asker = LocalModel | Endpoint
 
 RESULTS = Path("results")
 
@@ -165,7 +167,7 @@ def evaluate(plan: EvaluationPlan, note: Callable[[str], None], *, quiet: bool) 
     return _report(plan.model, results, plan.summary_folder)
 
 
-def _open_asker(plan: EvaluationPlan, note: Callable[[str], None]) -> "LocalModel | Endpoint":
+def _open_asker(plan: EvaluationPlan, note: Callable[[str], None]) -> "Asker":
     request = plan.request
     if plan.choice is None:
         key, url = os.environ.get("OPENAI_API_KEY"), str(request.endpoint)
@@ -189,7 +191,6 @@ class Session:
     """A benchmark prepared for a model."""
 
     benchmark: Benchmark
-    questions: BenchmarkQuestions
     prepared: Prepared
     stamp: Stamp
     """Everything the score will depend on."""
@@ -208,51 +209,48 @@ class Session:
                 finished = {name: finished[name] for name in whole}
                 folder.rewrite(finished.values())
         progress.found(list(finished.values()))
-        for batch in batches:
-            left = [record for record in batch if record.question.id not in finished]
-            if left:
-                self._ask(left, folder, pool, progress, fixed=fixed)
 
-    def _ask(
-        self,
-        batch: Sequence[QuestionRecord],
-        folder: ResultsFolder,
-        pool: GradingPool,
-        progress: EvaluationProgress,
-        *,
-        fixed: bool,
-    ) -> None:
         def keep(record: QuestionRecord) -> None:
             if not fixed:
                 folder.append([record])
             progress.finished(record)
 
-        protocol, prepared = self.benchmark.protocol, self.prepared
-        respond = prepared.open()
-        progress.asking()
-        evaluation = sample_and_grade(
+        for batch in batches:
+            left = [record for record in batch if record.question.id not in finished]
+            if left:
+                respond = self.prepared.open()
+                progress.asking()
+                evaluation = self._ask(left, respond, pool, keep)
+                if fixed:
+                    folder.append(evaluation.records)
+
+    def _ask(
+        self,
+        batch: Sequence[QuestionRecord],
+        respond: Respond,
+        pool: GradingPool,
+        keep: Callable[[QuestionRecord], None],
+    ) -> Evaluation:
+        protocol, limit = self.benchmark.protocol, self.prepared.max_tokens
+        return sample_and_grade(
             batch,
             respond,
             pool=pool,
-            answer_format=prepared.answer_format,
-            params=SamplingParams(
-                temperature=protocol.temperature, top_p=protocol.top_p, max_new_tokens=prepared.max_tokens
-            ),
+            answer_format=self.prepared.answer_format,
+            params=SamplingParams(temperature=protocol.temperature, top_p=protocol.top_p, max_new_tokens=limit),
             samples=protocol.samples,
             seed=self.seed,
             on_record=keep,
         )
-        if fixed:
-            folder.append(evaluation.records)
 
 
-def _prepare_all(plan: EvaluationPlan, asker: "LocalModel | Endpoint", note: Callable[[str], None]) -> list[Session]:
+def _prepare_all(plan: EvaluationPlan, asker: "Asker", note: Callable[[str], None]) -> list[Session]:
     """Every benchmark; where some cannot be asked, one error that names them and those that can."""
     sessions: list[Session] = []
     failed: dict[str, InputError] = {}
     for benchmark in plan.benchmarks:
         try:
-            sessions.append(prepare_session(plan.request, benchmark, asker, note))
+            sessions.append(_prepare(plan.request, benchmark, asker, note))
         except InputError as error:
             failed[benchmark.name] = error
     if not failed:
@@ -267,12 +265,7 @@ def _prepare_all(plan: EvaluationPlan, asker: "LocalModel | Endpoint", note: Cal
     ) from first
 
 
-def prepare_session(
-    request: EvaluationRequest,
-    benchmark: Benchmark,
-    asker: "LocalModel | Endpoint",
-    note: Callable[[str], None],
-) -> Session:
+def _prepare(request: EvaluationRequest, benchmark: Benchmark, asker: "Asker", note: Callable[[str], None]) -> Session:
     """A benchmark with its questions and prompts. Raises InputError where it cannot be had or asked."""
     name, questions = benchmark.name, benchmark_questions(benchmark, request.data)
     if not benchmark.source.dataset and all(options_of(question) for question in questions.questions):
@@ -298,7 +291,7 @@ def prepare_session(
             "and they fill the model's window"
         )
     stamp = {**_stamp(benchmark, questions, prepared, request.seed), **asker.stamp(), "environment": environment()}
-    return Session(benchmark=benchmark, questions=questions, prepared=prepared, stamp=stamp, seed=request.seed)
+    return Session(benchmark=benchmark, prepared=prepared, stamp=stamp, seed=request.seed)
 
 
 def _stamp(benchmark: Benchmark, questions: BenchmarkQuestions, prepared: Prepared, seed: int) -> Stamp:

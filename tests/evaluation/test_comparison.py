@@ -63,7 +63,7 @@ def test_two_results_are_shown_as_one_comparison(tmp_path, capsys):
     assert "  0.00 -> 1.00  q4  Question 4?\n  0.00 -> 0.75  q1" in shown
     written = json.loads((tmp_path / "both" / "comparison.json").read_text())
     assert (written["benchmark"], [score["value"] for score in written["scores"]]) == ("made", [3 / 16, 11 / 16])
-    assert (tmp_path / "both" / "accuracy.svg").exists()
+    assert (tmp_path / "both" / "accuracy.svg").exists() and (tmp_path / "both" / "table.md").exists()
 
 
 def test_every_model_against_the_first_on_every_shared_benchmark(tmp_path):
@@ -92,6 +92,10 @@ def test_the_command_writes_tables_and_a_figure(tmp_path, capsys):
     for model, shift in (("base", 0), ("a_50%", 2), ("other", 1)):
         two_benchmarks(tmp_path / model, model, shift)
     folders = [str(tmp_path / model) for model in ("base", "a_50%", "other")]
+    assert run(["evaluate", "--json", "--compare", *folders]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["benchmarks"]["aime24"]["scores"]["other"]["samples"] == SAMPLES
+    assert "with --output FOLDER" in shown.err
     output = tmp_path / "figures"
     assert run(["evaluate", "--compare", *folders, "--output", str(output)]) == 0
     shown = capsys.readouterr()
@@ -148,18 +152,6 @@ def test_coverage_is_compared_beside_the_mean(tmp_path, capsys):
     assert made["pass_p_holm"] == pytest.approx(2 * made["pass_at_k"]["4"]["p_value"])
     assert made["p_holm"] == 1.0
     assert compared.to_json()["benchmarks"]["aime24"]["pass_at_k"]["deep"]["4"]["value"] == 0.5
-
-
-def test_json_is_one_object(tmp_path, capsys):
-    folders = [str(two_benchmarks(tmp_path / model, model, shift)) for model, shift in (("a", 0), ("b", 1))]
-    assert run(["evaluate", "--json", "--compare", *folders]) == 0
-    shown = capsys.readouterr()
-    assert json.loads(shown.out)["benchmarks"]["aime24"]["scores"]["b"]["samples"] == SAMPLES
-    assert "with --output FOLDER" in shown.err
-    # Two folders of one benchmark each: the comparison itself.
-    single = [str(tmp_path / model / f"aime24-{model}") for model in "ab"]
-    assert run(["evaluate", "--compare", *single, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["benchmark"] == "aime24"
 
 
 def test_folders_of_a_shell_pattern_are_put_together(tmp_path):

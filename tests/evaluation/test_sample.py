@@ -10,17 +10,8 @@ from exgrpo_cli.config.layers import run_label
 
 
 def test_a_model_is_asked_and_answers(small_backbone: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [
-        "sample",
-        str(small_backbone),
-        "Compute (3 + 4).",
-        "--samples",
-        "2",
-        "--max-tokens",
-        "20",
-        "--seed",
-        "3",
-    ]
+    asked = "--samples 2 --max-tokens 20 --seed 3"
+    arguments = ["sample", str(small_backbone), "Compute (3 + 4).", *asked.split()]
     assert run([*arguments, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert "Compute (3 + 4)." in shown["prompt"]

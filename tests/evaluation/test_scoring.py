@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -48,12 +50,14 @@ def said(asked: Question, *texts: tuple[str, Verdict]) -> QuestionRecord:
     return replace(boxed, samples=tuple(samples))
 
 
-def test_votes_without_a_box_are_grouped_too(pool: GradingPool):
-    # Two right votes against three for 7, each worded in its own way.
-    asked = said(question(1), ("It is 4", RIGHT), ("so 4", RIGHT), ("It is 7", WRONG), ("so 7.0", WRONG), ("7", WRONG))
-    assert majority_at_k([asked], WHOLE, pool) == 0.0
-    split = said(question(1), ("It is 4", RIGHT), ("so 4", RIGHT), ("It is 7", WRONG), ("so 8", WRONG), ("9", WRONG))
-    assert majority_at_k([split], WHOLE, pool) == 1.0
+@pytest.mark.parametrize(
+    ("wrong", "share"),
+    # Two right votes against three for 7, each worded in its own way, and against three that differ.
+    [(("It is 7", "so 7.0", "7"), 0.0), (("It is 7", "so 8", "9"), 1.0)],
+)
+def test_votes_without_a_box_are_grouped_too(pool: GradingPool, wrong, share):
+    asked = said(question(1), ("It is 4", RIGHT), ("so 4", RIGHT), *((text, WRONG) for text in wrong))
+    assert majority_at_k([asked], WHOLE, pool) == share
 
 
 def test_votes_for_an_option_are_grouped_by_its_letter():
@@ -146,31 +150,20 @@ def test_rescoring_needs_no_model_and_updates_the_stamp(tmp_path):
     # Verdicts as an older grader may have given them: both wrong.
     records = [record(question(1), ("4", WRONG), ("5", RIGHT)), record(question(2), ("2+2", WRONG), ("4", RIGHT))]
     path = stored(tmp_path / "made", records)
-    report = rescore_folders([path], (), path)
-    assert report.results["made"]["avg_at_k"] == 3 / 4
+    code = (
+        "import sys; from pathlib import Path; from exgrpo_cli.evaluation.service import rescore_folders;"
+        f"path = Path({str(path)!r}); print(rescore_folders([path], (), path).results['made']['avg_at_k']);"
+        "print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0.75", "[]"]
     with ResultsFolder.open(path) as folder:
         verdicts = [[sample.verdict for sample in record.samples] for record in folder.records().values()]
         assert verdicts == [[RIGHT, WRONG], [RIGHT, RIGHT]]
         assert folder.stamp["grader"]["version"] == grader_version("math")
-
-
-def test_rescoring_runs_no_code_that_a_folder_names(tmp_path):
-    path = stored(tmp_path / "made", [record(question(1, "1 + 1"), ("4", WRONG))], grader__name="python:cProfile:run")
-    with pytest.raises(InputError, match=r"made names the grader 'python:cProfile:run', which would run code"):
-        rescore_folders([path], (), path)
-
-
-def test_rescoring_imports_no_model_library(tmp_path):
-    import subprocess
-    import sys
-
-    path = stored(tmp_path / "made", [record(question(1), ("4", WRONG))])
-    code = (
-        "import sys; from pathlib import Path; from exgrpo_cli.evaluation.service import rescore_folders;"
-        f"path = Path({str(path)!r}); rescore_folders([path], (), path);"
-        "print([m for m in ('torch', 'transformers') if m in sys.modules])"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+    foreign = stored(tmp_path / "foreign", records, grader__name="python:cProfile:run")
+    with pytest.raises(InputError, match=r"foreign names the grader 'python:cProfile:run', which would run code"):
+        rescore_folders([foreign], (), foreign)
 
 
 def test_unfinished_results_are_not_scored(tmp_path, pool: GradingPool):

@@ -1,7 +1,6 @@
 """Evaluation of a model loaded here: a tiny random one, so that every path is real and the score is about 0."""
 
 import json
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 import torch
 from random_model import questions_file, request_for, run, save_random_model
 
-from exgrpo_cli.base.errors import InputError, Interrupted
+from exgrpo_cli.base.errors import Interrupted
 from exgrpo_cli.base.types import AnswerFormat, Message, Question, SamplingParams, StopReason, Verdict
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.evaluation import progress, service
@@ -222,29 +221,3 @@ def test_a_question_has_the_same_samples_whatever_is_around_it(model):
     assert whole.num_tokens == sum(sample.num_tokens for sample in whole.all_samples)
     clipped = [sample.stop_reason is StopReason.LENGTH for sample in whole.all_samples]
     assert whole.share_clipped == sum(clipped) / 12
-
-
-@pytest.mark.parametrize(
-    ("benchmark", "questions", "folded", "samples"), [("aime24", 30, 210, 2), ("math500", 500, 0, 1)]
-)
-def test_real_verl_file_end_to_end(tmp_path, model, shared_data, benchmark, questions, folded, samples):
-    data = shared_data / "verl_format_aime24_math500.parquet"
-    protocol = {"max_tokens": 4, "samples": samples}
-    request = replace(request_for(model, data, tmp_path / "results", protocol=protocol), benchmarks=(benchmark,))
-    # Byte-level tokens make the longest prompts longer than this model's window.
-    with pytest.raises(InputError, match=rf"{benchmark}: question \w+ has a prompt of \d+ tokens.* window of 512"):
-        run(request)
-    roomy = tmp_path / "roomy"
-    roomy.mkdir()
-    for path in model.iterdir():
-        (roomy / path.name).write_bytes(path.read_bytes())
-    config = json.loads((roomy / "config.json").read_text())
-    (roomy / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 8192}))
-
-    result = run(replace(request, model=str(roomy))).results[benchmark]
-    assert (result["questions"], result["k"]) == (questions, samples)
-    assert sum(result["verdicts"].values()) == questions * samples
-    assert result["protocol"]["benchmark"]["folded_rows"] == folded
-    # The published system message is left out where the model's own chat template is used.
-    prompts = pq.read_table(tmp_path / "results" / "samples.parquet").column("prompt").to_pylist()
-    assert all(prompt.startswith("<|user|>") and prompt.endswith("<|assistant|><think>\n") for prompt in prompts)

@@ -1,6 +1,5 @@
 """The endpoint path against a real vLLM server on CPU: seeds, both routes, refusals, an evaluation end to end."""
 
-import json
 import os
 import signal
 import socket
@@ -14,12 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from random_model import questions_file, run
 
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.types import Message, SamplingParams, StopReason
 from exgrpo_cli.config.sections.run import TinySettings
 from exgrpo_cli.evaluation.endpoint import Endpoint
-from exgrpo_cli.evaluation.service import EvaluationRequest, evaluate, plan_evaluation
+from exgrpo_cli.evaluation.service import EvaluationRequest
 from exgrpo_cli.models.export import export_model
 from exgrpo_cli.models.tiny import make_model
 from exgrpo_cli.models.tokenizer import make_tokenizer
@@ -27,12 +27,6 @@ from exgrpo_cli.models.tokenizer import make_tokenizer
 pytestmark = pytest.mark.engines
 WINDOW = 512
 START_SECONDS = 240
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +42,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    port, log = free_port(), tmp_path_factory.mktemp("vllm") / "server.log"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = tmp_path_factory.mktemp("vllm") / "server.log"
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--served-model-name", "small", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
     command += ["--max-model-len", str(WINDOW), "--enforce-eager", "--max-num-seqs", "16"]
@@ -76,24 +73,17 @@ def _wait_for(address: str, process: "subprocess.Popen[bytes]", log: Path) -> No
     raise AssertionError(f"no server after {START_SECONDS} s: {log.read_text()[-3000:]}")
 
 
-def sums_file(folder: Path, count: int) -> Path:
-    path = folder / "sums.jsonl"
-    lines = [{"question": f"{n + 2}+{n % 7 + 2}=?", "answer": n + 2 + n % 7 + 2} for n in range(count)]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-
 @pytest.mark.timeout(400)
 def test_a_benchmark_end_to_end(tmp_path, url):
     request = EvaluationRequest(
         benchmarks=(),
-        data=sums_file(tmp_path, 12),
+        data=questions_file(tmp_path, 12),
         model="small",
         endpoint=url,
         output=tmp_path / "results",
         protocol={"samples": 4, "max_tokens": 96},
     )
-    result = evaluate(plan_evaluation(request), lambda text: None, quiet=True).results["sums"]
+    result = run(request).results["sums"]
     assert (result["questions"], result["k"]) == (12, 4)
     assert sum(result["verdicts"].values()) == 48
     assert 0 < result["mean_tokens"] <= 96
