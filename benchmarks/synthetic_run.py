@@ -86,7 +86,7 @@ def write_config(run: Path, spec: SyntheticRun, *, method: str = "exgrpo", repla
         f"[rollout]\ngroup_size = {spec.group_size}\nquestions_per_step = {spec.questions_per_step}\n"
         f'[replay]\nenabled = {str(replay).lower()}\nsampler = "{rules.sampler}"\nmetric = "{rules.metric}"\n'
         f'direction = "{rules.direction}"\nmu = {rules.mu}\nsigma = {rules.sigma}\n'
-        f"cooldown = {rules.cooldown}\n"
+        f"cooldown = {rules.cooldown}\nmax_age = {rules.max_age}\n"
     )
 
 

@@ -166,13 +166,13 @@ def _show(report: "EvaluationReport", json: bool, quiet: bool) -> None:
     from exgrpo_cli.base.console.tables import print_table
     from exgrpo_cli.evaluation.scoring import ungraded
     from exgrpo_cli.evaluation.tables import score_table
-    from exgrpo_cli.plots.evaluation import accuracy_by_level, level_scores
-    from exgrpo_cli.plots.style import save
+    from exgrpo_cli.show.figures.comparisons import accuracy_by_level
+    from exgrpo_cli.show.figures.style import save
 
     titles = report.table.titles
     _plot(report.table, report.folder)
-    if levels := level_scores(report.results, titles):
-        save(accuracy_by_level(levels), report.folder, "accuracy-levels")
+    if by_level := accuracy_by_level(report.results, titles):
+        save(by_level, report.folder, "accuracy-levels")
     print_json(report.to_json()) if json else print_table(score_table(report.table))
     for name, result in report.results.items():
         if failures := ungraded(result):
@@ -225,26 +225,22 @@ def _compare(folders: Sequence[Path], output: Path | None, *, json: bool, quiet:
 def _plot(table: "ResultTable", folder: Path) -> None:
     """Figures of all models and benchmarks in three formats: `accuracy`, and `pass-at-k` where some k is above 1."""
     from exgrpo_cli.evaluation.tables import measure
-    from exgrpo_cli.plots.coverage import PassCurve, pass_at_k_curves
-    from exgrpo_cli.plots.evaluation import BenchmarkScore, accuracy_by_benchmark
-    from exgrpo_cli.plots.style import save
+    from exgrpo_cli.show.figures.comparisons import accuracy_by_benchmark, pass_at_k_curves
+    from exgrpo_cli.show.figures.style import save
 
-    points, curves = [], []
     found = [
         (model, title, results[name])
         for name, title in table.titles.items()
         for model, results in table.models.items()
         if name in results
     ]
-    for model, title, figures in found:
-        value, low, high = (figures[key] for key in ("avg_at_k", "low", "high"))
-        label = f"{title}\n{measure(figures)}"
-        points.append(BenchmarkScore(model=model, benchmark=label, value=value, low=low, high=high))
-        if figures["k"] > 1:
-            curve = {int(k): (at["value"], at["low"], at["high"]) for k, at in figures["pass_at_k"].items()}
-            curves.append(PassCurve(model=model, benchmark=title, points=curve))
+    scores = [
+        (model, f"{title}, {measure(figures)}", {**figures, "value": figures["avg_at_k"]})
+        for model, title, figures in found
+    ]
+    curves = [(model, title, figures["pass_at_k"]) for model, title, figures in found if figures["k"] > 1]
     formats = ("png", "svg", "pdf")
-    save(accuracy_by_benchmark(points), folder, "accuracy", formats=formats)
+    save(accuracy_by_benchmark(scores), folder, "accuracy", formats=formats)
     if curves:
         save(pass_at_k_curves(curves), folder, "pass-at-k", formats=formats)
 

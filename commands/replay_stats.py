@@ -1,15 +1,11 @@
-"""`exgrpo replay-stats`: what the experience buffer of a run holds and what was drawn from it."""
+"""`exgrpo replay-stats`: contents of the experience buffer of a run, and draws from it."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from exgrpo_cli.commands.options import DebugOption, JsonOption, QuietOption, print_json, talk
-
-if TYPE_CHECKING:
-    from exgrpo_cli.replay_stats.output.report import RunReport
 
 
 def replay_stats(
@@ -61,23 +57,19 @@ def replay_stats(
       exgrpo replay-stats hf://someone/their-run
       exgrpo replay-stats runs/exgrpo-tiny --what-if sampler=linear,metric=ppl
     """
-    from exgrpo_cli.plots.gallery import plot_folders, save_reports
+    from exgrpo_cli.base.console.tables import print_table
     from exgrpo_cli.publishing.fetch import local_run
-    from exgrpo_cli.replay_stats.output.report import report_json, report_runs
+    from exgrpo_cli.show import statistics
 
-    reports = report_runs([local_run(run) for run in runs], step=step, question_id=question, what_if=what_if)
+    reports = statistics.report_runs([local_run(run) for run in runs], step=step, question_id=question, other=what_if)
     if plots is None:
         plots = output is not None or not (step is not None or question)
-    folders = plot_folders(reports, output) if plots else []
-    print_json(report_json(reports)) if json else _print_tables(reports)
+    folders = statistics.plot_folders(reports, output) if plots else []
+    if json:
+        print_json(statistics.report_json(reports))
+    else:
+        for table in statistics.report_tables(reports):
+            print_table(table)
     if plots:
-        save_reports(reports, folders)
+        statistics.save_reports(reports, folders)
         talk(f"plots: {', '.join(map(str, folders))}", quiet=quiet)
-
-
-def _print_tables(reports: "Sequence[RunReport]") -> None:
-    from exgrpo_cli.base.console.tables import print_table
-    from exgrpo_cli.replay_stats.output.tables import report_tables
-
-    for table in report_tables(reports):
-        print_table(table)

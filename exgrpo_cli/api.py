@@ -33,7 +33,7 @@ class Run:
     @property
     def config(self) -> "Config":
         """Its settings. Raises InputError where the file is broken."""
-        from exgrpo_cli.replay_stats.record import read_config
+        from exgrpo_cli.show.record import read_config
 
         return read_config(self.folder)
 
@@ -87,29 +87,30 @@ class Run:
 
     def texts(self, trajectory_ids: Sequence[int]) -> dict[int, str]:
         """Decoded responses by trajectory id; empty while the run has no tokenizer."""
-        from exgrpo_cli.replay_stats.responses import response_texts
+        from exgrpo_cli.show.record import response_texts
 
         return response_texts(self.folder, self.config.backbone.source, trajectory_ids)
 
     def replay_stats(self) -> dict[str, Any]:
         """What `exgrpo replay-stats --json` prints. Raises InputError for a run that keeps no ledger."""
-        from exgrpo_cli.replay_stats.output.as_json import summary_json
-        from exgrpo_cli.replay_stats.summary import summarise
+        from exgrpo_cli.show.record import read_run
+        from exgrpo_cli.show.statistics import plain, summarise
 
-        return summary_json(summarise(self.folder))
+        return plain(summarise(read_run(self.folder)))
 
     def figures(self) -> "Iterator[tuple[str, Figure]]":
         """Name and matplotlib figure of everything that the run has data for."""
-        from exgrpo_cli.plots.gallery import replay_figures, training_figures
-        from exgrpo_cli.replay_stats.summary import summarise
+        from exgrpo_cli.show.figures.training import training_figures
+        from exgrpo_cli.show.record import read_run
+        from exgrpo_cli.show.statistics import replay_figures, report_record
 
         yield from training_figures(self.folder)
         if self.config.replay.enabled and (self.folder / "replay").is_dir():
-            yield from replay_figures(summarise(self.folder))
+            yield from replay_figures(report_record(read_run(self.folder)))
 
     def report(self) -> Path:
         """Write `report.html` into the folder; returns its path."""
-        from exgrpo_cli.reports.report import write_report
+        from exgrpo_cli.show.study_page import write_report
 
         return write_report(self.folder)
 

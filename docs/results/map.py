@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from exgrpo_cli.plots.style import BLUE, FULL_WIDTH, GREEN, GREY, PURPLE, VERMILION, new_figure, save, styled
 from exgrpo_cli.runs.result import read_result
+from exgrpo_cli.show.figures.style import BLUE, FULL_WIDTH, GREEN, GREY, PURPLE, VERMILION, new_figure, save, styled
 from exgrpo_cli.studies.results.endpoints import pass_at_1, pass_at_n
 from exgrpo_cli.studies.results.inference import SEEDS_FOR_A_VERDICT, Effect, effect_over_questions
 

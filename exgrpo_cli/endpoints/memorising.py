@@ -17,8 +17,8 @@ from jaxtyping import Bool, Float64
 from exgrpo_cli.endpoints.heldout import Validation
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
 from exgrpo_cli.ledger.schemas import Event
-from exgrpo_cli.replay_stats.record import LEDGER_FOLDER
 from exgrpo_cli.runs.result import Memorising, PassRates
+from exgrpo_cli.show.record import LEDGER_FOLDER
 
 
 def memorising(

@@ -13,9 +13,8 @@ from jaxtyping import Bool, Float64, Int64
 from exgrpo_cli.base.types import Question
 from exgrpo_cli.grading.valid_traces import sum_asked, valid_trace
 from exgrpo_cli.questions.question_file.questions import read_questions
-from exgrpo_cli.replay_stats.record import QUESTIONS_FILE, RunRecord, keeps_experience, read_run
-from exgrpo_cli.replay_stats.responses import response_texts
 from exgrpo_cli.runs.result import ValidTraces
+from exgrpo_cli.show.record import QUESTIONS_FILE, RunRecord, keeps_experience, read_run, response_texts
 
 MOST = 4000
 """Trajectories that are read; of more, so many spread over the run."""

@@ -25,9 +25,7 @@ from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
 from exgrpo_cli.ledger.schemas import BODIES, EVENTS, SCHEMAS, TABLES, TRAJECTORIES
 from exgrpo_cli.ledger.writer import IDENTITY_FILE
 from exgrpo_cli.publishing.private import Private
-from exgrpo_cli.replay_stats.questions import QuestionText, question_texts
-from exgrpo_cli.replay_stats.record import LEDGER_FOLDER
-from exgrpo_cli.replay_stats.responses import response_texts
+from exgrpo_cli.show.record import LEDGER_FOLDER, QuestionText, question_texts, response_texts
 
 ROWS = "trajectories"
 """Folder of the published rows."""

@@ -11,8 +11,8 @@ from exgrpo_cli.publishing.package import Package
 from exgrpo_cli.publishing.private import Private
 from exgrpo_cli.publishing.runs import run_packages
 from exgrpo_cli.publishing.studies import study_package
-from exgrpo_cli.reports.run_page import is_run
-from exgrpo_cli.reports.study_page import is_study
+from exgrpo_cli.show.run_page import is_run
+from exgrpo_cli.show.study_page import is_study
 
 
 @contextmanager

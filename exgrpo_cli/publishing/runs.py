@@ -17,12 +17,18 @@ from exgrpo_cli.publishing.experience import ROWS, write_rows, write_tables
 from exgrpo_cli.publishing.package import Package, make_package
 from exgrpo_cli.publishing.private import TOLD, Private
 from exgrpo_cli.questions.question_file.questions import read_questions, write_questions
-from exgrpo_cli.replay_stats.record import LEDGER_FOLDER, QUESTIONS_FILE, keeps_experience, read_config
-from exgrpo_cli.replay_stats.responses import TOKENIZER_FILE, find_tokenizer
-from exgrpo_cli.reports.report import write_report
 from exgrpo_cli.runs.checksums import find_changes, require_model
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.runs.summary import read_summary
+from exgrpo_cli.show.record import (
+    LEDGER_FOLDER,
+    QUESTIONS_FILE,
+    TOKENIZER_FILE,
+    find_tokenizer,
+    keeps_experience,
+    read_config,
+)
+from exgrpo_cli.show.study_page import write_report
 
 WEIGHTS = (".safetensors",)
 VOCABULARY = (TOKENIZER_FILE, "vocab.json", "merges.txt", "tokenizer.model", "spiece.model")

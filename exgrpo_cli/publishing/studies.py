@@ -12,10 +12,9 @@ from exgrpo_cli.publishing.cards import study_card
 from exgrpo_cli.publishing.package import Package, make_package
 from exgrpo_cli.publishing.private import Private
 from exgrpo_cli.publishing.runs import copy_text
-from exgrpo_cli.reports.report import write_report
-from exgrpo_cli.reports.study_page import carried, read_study
 from exgrpo_cli.runs.metrics import journal_lines
 from exgrpo_cli.runs.result import RunResult
+from exgrpo_cli.show.study_page import carried, read_study, write_report
 from exgrpo_cli.studies.results.report import compare_runs
 from exgrpo_cli.studies.results.tables import markdown, score_rows
 from exgrpo_cli.studies.study import Study, StudyRun

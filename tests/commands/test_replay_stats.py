@@ -17,10 +17,8 @@ from tokenizers.models import WordLevel
 
 from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.ledger.reader import LedgerReader
-from exgrpo_cli.plots.gallery import plot_folders
-from exgrpo_cli.replay_stats.output.detail_tables import step_choices
-from exgrpo_cli.replay_stats.output.report import report_runs
-from exgrpo_cli.replay_stats.output.summary_tables import dynamics
+from exgrpo_cli.show.statistics import plot_folders, report_runs
+from exgrpo_cli.show.tables import asked_tables, dynamics
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from synthetic_run import SyntheticRun, write_config, write_run
@@ -55,7 +53,7 @@ def test_json_is_one_object_with_the_promised_keys(runs: tuple[Path, Path], caps
 def test_the_widest_table_fits_eighty_columns(runs: tuple[Path, Path]) -> None:
     """No heading and no number is broken over two lines."""
     [report] = report_runs([runs[0]])
-    table = dynamics(report.summary)
+    table = dynamics(report)
     console = Console(width=80, file=io.StringIO())
     console.print(table)
     lines = console.file.getvalue().splitlines()
@@ -152,11 +150,11 @@ def test_the_tables_of_a_step_stand_alone_and_keep_numbers_whole(
     assert "buckets at step 6" in out and "drawn at step 6" in out and "Experience buffer" not in out
     [report] = report_runs([runs[0]], step=6)
     console = Console(width=80, file=io.StringIO())
-    console.print(step_choices(report.label, report.step))
+    console.print(list(asked_tables(report))[-1])
     lines = console.file.getvalue()
-    for drawn in report.step.questions:
-        for one in drawn.candidates:
-            assert f"{one.entropy:.3f}  {one.nll:.3f}" in lines
+    for drawn in report.numbers["step"]["questions"]:
+        for one in drawn["candidates"]:
+            assert f"{one['entropy']:.3f}  {one['nll']:.3f}" in lines
     assert exgrpo(["replay-stats", str(runs[0]), "--step", "1"]) == 0
     assert "on-policy phase: replay begins with step 2" in capsys.readouterr().out
 

@@ -22,9 +22,9 @@ from exgrpo_cli.endpoints.heldout import (
 )
 from exgrpo_cli.endpoints.memorising import rates, same_level_weights, weighted
 from exgrpo_cli.endpoints.traces import auc
-from exgrpo_cli.plots.memorising import memorising_figure
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.runs.result import Memorising, PassRates, config_hash, find_results, read_result, write_result
+from exgrpo_cli.show.figures.training import memorising_figure
 from exgrpo_cli.studies.results.endpoints import newly_solved_at_end
 
 

@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from exgrpo_cli.base.errors import InputError
@@ -117,18 +118,18 @@ def test_what_is_missing_or_out_of_range_is_refused(capsys, arguments, message):
 
 
 def test_accuracy_plot_holds_every_model_and_benchmark(tmp_path):
-    from exgrpo_cli.plots.evaluation import BenchmarkScore, accuracy_by_benchmark
-    from exgrpo_cli.plots.style import save
+    from exgrpo_cli.show.figures.comparisons import accuracy_by_benchmark
+    from exgrpo_cli.show.figures.style import save
 
     scores = [
-        BenchmarkScore(model=model, benchmark=name, value=value, low=value - 0.1, high=value + 0.05)
-        for model, value in (("before", 0.3), ("after", 0.5))
+        (model, name, {"value": value, "low": value - 0.1, "high": value + 0.05})
         for name in ("AIME24", "MATH-500")
+        for model, value in (("before", 0.3), ("after", 0.5))
     ]
     figure = accuracy_by_benchmark(scores)
-    (axes,) = figure.axes
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["AIME24", "MATH-500"]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["before", "after"]
-    heights = [list(container.lines[0].get_ydata()) for container in axes.containers]
-    assert heights == [[30.0, 30.0], [50.0, 50.0]]
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["AIME24", "MATH-500"]
+    for axes in figure.axes:
+        assert [label.get_text() for label in axes.get_yticklabels()] == ["before", "after"]
+        assert [bars.lines[0].get_xdata()[0] for bars in axes.containers] == [30.0, 50.0]
+        np.testing.assert_allclose(axes.containers[0].lines[2][0].get_segments()[0][:, 0], [20.0, 35.0])
     assert [path.suffix for path in save(figure, tmp_path, "accuracy")] == [".png", ".svg"]

@@ -199,16 +199,16 @@ def test_replay_changes_the_run_from_the_delayed_start_on(small_config, finished
 KILLED_WHILE_DRAWING = """
 import os, signal, sys
 from exgrpo_cli.commands import main
-from exgrpo_cli.plots import gallery
+from exgrpo_cli.show import statistics
 
-whole = gallery.save
+whole = statistics.save
 
 def killed(figure, folder, name):
     if name == "diagnostics":
         os.kill(os.getpid(), signal.SIGKILL)
     return whole(figure, folder, name)
 
-gallery.save = killed
+statistics.save = killed
 main(["train", "--resume", "--quiet", "--output", sys.argv[1]])
 """
 

@@ -19,12 +19,11 @@ from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.config.settings import Config, to_toml
 from exgrpo_cli.ledger.reader import LedgerReader
-from exgrpo_cli.plots.buffer.what_if import what_if_figure
-from exgrpo_cli.plots.gallery import replay_figures
 from exgrpo_cli.presets import load_preset, preset_names
-from exgrpo_cli.replay_stats.output.report import report_json, report_runs
-from exgrpo_cli.reports.page import Response
-from exgrpo_cli.reports.run_page import run_page
+from exgrpo_cli.show.figures.buffer import what_if_figure
+from exgrpo_cli.show.page import Response
+from exgrpo_cli.show.run_page import run_page
+from exgrpo_cli.show.statistics import replay_figures, report_json, report_runs
 from exgrpo_cli.training.run import train
 
 B, K, STEPS = 4, 4, 5
@@ -226,9 +225,9 @@ def test_replay_stats_count_units_and_ask_another_priority_and_bound(run_of: Cal
     """Latest from the top instead: of the units there at each draw the newest, as many as the run took."""
     run = run_of("headroom-drift")
     stored = Stored(run, groups=True)
-    [report] = report_runs([run], what_if="priority=latest,replay.max_drift=0.01")
+    [report] = report_runs([run], other="priority=latest,replay.max_drift=0.01")
     taken = stored.replays[stored.replays.accepted]
-    assert {name for name, _ in replay_figures(report.summary)} == {
+    assert {name for name, _ in replay_figures(report)} == {
         "replay-buckets", "replay-questions", "replay-units", "replay-age-reuse", "replay-entropy-by-bucket",
     }  # fmt: skip
     units = report_json([report])["over_time"]["units"]
@@ -237,28 +236,31 @@ def test_replay_stats_count_units_and_ask_another_priority_and_bound(run_of: Cal
     assert [units["taken"][step] for step in by_step.groups] == by_step.accepted.sum().tolist()
     assert [units["drift"][step] for step in by_step.groups] == pytest.approx(by_step.drift.mean().tolist())
     right = stored.rows[stored.rows.reward > 0]
-    assert sum(group.trajectories for group in report.summary.entropy.by_bucket) == len(right) < len(stored.rows)
-    assert len(report.summary.replays.step) == K * len(taken)
-    assert report.summary.shares.share_of_tokens > 0
+    assert (
+        sum(group["trajectories"] for group in report.numbers["entropy"]["by_bucket"]) == len(right) < len(stored.rows)
+    )
+    assert report.numbers["used"] == K * len(taken)
+    assert report.numbers["share"]["tokens"] > 0
     born = stored.rows.groupby("group_id").step_born.first()
     ages, same = [], 0
     for step, own in taken.groupby("step"):
         newest = sorted(stored.units_before(step), key=lambda unit: (-born[unit], unit))[: len(own)]
         ages += [step - born[unit] for unit in newest]
         same += len(set(newest) & set(own.unit_id))
-    assert report.priority.expected["age"] == pytest.approx(np.mean(ages))
-    assert report.priority.taken["age"] == pytest.approx((taken.step - born[taken.unit_id].to_numpy()).mean())
-    assert report.priority.share_same == pytest.approx(same / len(taken))
-    assert report.gate.would_accept == (stored.replays.drift <= 0.01).sum() <= report.gate.scanned
+    priority, bound = report.numbers["what_if"].values()
+    assert priority["expected"]["age"] == pytest.approx(np.mean(ages))
+    assert priority["taken"]["age"] == pytest.approx((taken.step - born[taken.unit_id].to_numpy()).mean())
+    assert priority["share_same"] == pytest.approx(same / len(taken))
+    assert bound["would_accept"] == (stored.replays.drift <= 0.01).sum() <= bound["scanned"]
     with pytest.raises(InputError, match="draws by no sampler"):
-        report_runs([run], what_if="sampler=linear")
+        report_runs([run], other="sampler=linear")
 
 
 def test_another_priority_and_another_bound_have_figures(run_of: Callable[[str], Path]) -> None:
     """Ages and advantages of both, step by step; units within both bounds, and their drifts."""
     run = run_of("headroom-drift")
     stored = Stored(run, groups=True)
-    [report] = report_runs([run], what_if="priority=latest,max_drift=0.01")
+    [report] = report_runs([run], other="priority=latest,max_drift=0.01")
     ages, advantages, within, drifts = what_if_figure(report).axes
     taken = stored.replays[stored.replays.accepted].merge(
         stored.rows[["group_id", "step_born", "advantage"]], on="group_id"
@@ -303,16 +305,17 @@ def test_a_step_shows_the_units_that_it_scanned(
     taken = stored.replays[stored.replays.accepted].merge(stored.rows[["group_id", "question_id"]], on="group_id")
     question, times = next(iter(taken.question_id.value_counts().items()))
     [report] = report_runs([run], question_id=question)
-    assert sum(row.event == "selected" for row in report.history.rows) == times
-    for figures in ("replay_figures", "training_figures"):
-        monkeypatch.setattr(f"exgrpo_cli.reports.run_page.{figures}", lambda *given: iter(()))
+    assert sum(row["event"] == "selected" for row in report.numbers["question"]["events"]) == times
+    for figures in ("statistics.replay_figures", "figures.training.training_figures"):
+        monkeypatch.setattr(f"exgrpo_cli.show.{figures}", lambda *given: iter(()))
     page = {section.title: section.blocks for section in run_page(run).sections}
     shown = [block for block in page["Replayed trajectories"] if isinstance(block, Response)]
     assert [block.text for block in shown] == [unit["rows"][0]["text"] for unit in told["units"] if unit["accepted"]][
         :3
     ]
     [report] = report_runs([run_of("adv-per")], step=1)
-    assert report.step.nothing == "on-policy phase: replay begins with step 2" and not report.step.units
+    step = report.numbers["step"]
+    assert step["nothing"] == "on-policy phase: replay begins with step 2" and not step["units"]
 
 
 def test_joined_rows_are_the_best_of_their_question(run_of: Callable[[str], Path]) -> None:
@@ -325,10 +328,10 @@ def test_joined_rows_are_the_best_of_their_question(run_of: Callable[[str], Path
         assert sorted(group.trajectory_id) == sorted(held.trajectory_id)
         best = group.sort_values(["reward", "trajectory_id"], ascending=[False, True]).head(4)
         assert sorted(best.trajectory_id) == sorted(group[group.chosen].trajectory_id)
-    drawn, empty = (report_runs([run_of("repo")], step=at)[0].step for at in (int(scores.step.iloc[0]), 1))
-    shown = {one.trajectory_id: one.chosen for question in drawn.questions for one in question.candidates}
-    assert shown == dict(scores[scores.step == drawn.step][["trajectory_id", "chosen"]].values)
-    assert empty.nothing == "no question of the step held replay.min_stored rows that could be replayed"
+    drawn, empty = (report_runs([run_of("repo")], step=at)[0].numbers["step"] for at in (int(scores.step.iloc[0]), 1))
+    shown = {one["trajectory_id"]: one["chosen"] for question in drawn["questions"] for one in question["candidates"]}
+    assert shown == dict(scores[scores.step == drawn["step"]][["trajectory_id", "chosen"]].values)
+    assert empty["nothing"] == "no question of the step held replay.min_stored rows that could be replayed"
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from exgrpo_cli.engines.policy import micro_batches
 from exgrpo_cli.engines.policy.policy import SteppedPolicy
 from exgrpo_cli.engines.protocols import UpdateReport
 from exgrpo_cli.ledger.reader import LedgerReader
-from exgrpo_cli.replay_stats.output.report import report_runs
+from exgrpo_cli.show.statistics import report_runs
 from exgrpo_cli.training.importing.pool import prepare_pool
 from exgrpo_cli.training.run import train
 from exgrpo_cli.training.starting.run_questions import load_questions
@@ -135,7 +135,7 @@ def test_headroom_and_drift_of_a_group(
     assert abs(scanned["headroom"] - 0.7) <= np.sqrt(scanned["drift"])
     assert found["journal"].loc[1, "replay/used"] == 0
     [report] = report_runs([tmp_path / "run"], step=1)
-    assert report.step.nothing == "every unit scanned had drifted by more than replay.max_drift = 0.001"
+    assert report.numbers["step"]["nothing"] == "every unit scanned had drifted by more than replay.max_drift = 0.001"
 
 
 def test_the_first_of_most_headroom_within_the_drift_is_taken(

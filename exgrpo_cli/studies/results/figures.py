@@ -6,18 +6,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from exgrpo_cli.base.statistics import t_interval
-from exgrpo_cli.plots.ablation import (
+from exgrpo_cli.runs.result import CurvePoint
+from exgrpo_cli.show.figures.comparisons import (
     ArmCurve,
     ArmScore,
+    ClaimEffect,
     arm_comparison,
     arm_curves,
     arm_curves_by_tokens,
+    by_regime,
+    claims_figure,
     paired_differences,
 )
-from exgrpo_cli.plots.arms import by_regime
-from exgrpo_cli.plots.claims import ClaimEffect, claims_figure
-from exgrpo_cli.plots.memorising import memorising_figure
-from exgrpo_cli.runs.result import CurvePoint
+from exgrpo_cli.show.figures.training import memorising_figure
 from exgrpo_cli.studies.claims.outcome import claim_outcomes, described
 from exgrpo_cli.studies.results.endpoints import Results
 from exgrpo_cli.studies.results.inference import Verdict

@@ -3,8 +3,8 @@
 from typing import Any
 
 from exgrpo_cli.base.files import write_json, write_text
-from exgrpo_cli.plots.style import save
 from exgrpo_cli.runs.result import write_result
+from exgrpo_cli.show.figures.style import save
 from exgrpo_cli.studies.claims.outcome import claim_outcomes, claim_rows
 from exgrpo_cli.studies.results.figures import study_figures
 from exgrpo_cli.studies.results.report import StudyReport, compare_runs

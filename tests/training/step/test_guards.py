@@ -5,7 +5,7 @@ import re
 import pytest
 
 from exgrpo_cli.base.console.reporter import SilentReporter
-from exgrpo_cli.reports.run_page import run_page
+from exgrpo_cli.show.run_page import run_page
 from exgrpo_cli.training.run import train
 from exgrpo_cli.training.step.guards import Guards
 
@@ -120,7 +120,7 @@ def test_a_run_that_unlearns_what_it_could_says_so_and_so_does_its_page(small_co
     [told] = [note for note in listener.notes if "has fallen" in note]
     assert "before training to 0.000 after step 1; usual causes: a learning rate" in told
     shown = [
-        block.text for part in run_page(tmp_path / "run").sections for block in part.blocks if block.kind == "paragraph"
+        block.text for part in run_page(tmp_path / "run").sections for block in part.blocks if block.kind == "warning"
     ]
     assert told in shown
 

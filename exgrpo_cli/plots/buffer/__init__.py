@@ -1,1 +1,0 @@
-"""Figures of the experience buffer and of what is drawn from it."""

@@ -1,1 +1,0 @@
-"""What `replay-stats` shows of a run, from its ledger and metrics alone."""

@@ -1,1 +1,0 @@
-"""What `replay-stats` prints: tables and JSON."""

@@ -1,1 +1,0 @@
-"""One page per run and per study: self-contained HTML that needs no network."""

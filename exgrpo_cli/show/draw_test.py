@@ -1,0 +1,128 @@
+"""Drawn against promised: a chi-square test of the question sampler over all draws of a run.
+
+A draw spreads n questions over the non-empty buckets by a multinomial of the promised probabilities; what exceeds a
+bucket's size is placed one by one by renormalised weights. Axes: `cells` are buckets, by success count and number of
+members; `draws` are the steps that drew.
+
+The probabilities change from step to step, so Pearson's statistic over the totals is not chi-square distributed. We
+use its general form: with d = sum over draws of (drawn - expected) and S the sum of the draws' covariances, d' S^+ d
+has rank(S) degrees of freedom. For equal probabilities and no overflow the two are the same number.
+"""
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64, Int64
+from scipy.special import chdtrc
+
+from exgrpo_cli.show.record import DrawColumns, table_rows
+
+SMALLEST_EXPECTED = 5.0
+"""Cells with fewer expected questions are pooled: the usual bound of the chi-square approximation."""
+REPETITIONS = 200
+"""Simulated draws per step that can overflow; they add 1/REPETITIONS to the variance, which is accounted for."""
+
+
+def draw_test(draws: DrawColumns) -> dict[str, Any]:
+    """Compare all draws of a run with their promise.
+
+    Returns `chi_square`, `degrees_of_freedom`, `p_value` (None where the draws left nothing to chance, or without any)
+    and `buckets`: questions `expected` and `drawn` of each `bucket`, by the `num_members` its success count is over.
+    """
+    if not draws.num_drawn.sum():
+        return {"chi_square": 0.0, "degrees_of_freedom": 0, "p_value": None, "buckets": []}
+    names, cells = np.unique(np.stack([draws.bucket, draws.num_members]), axis=1, return_inverse=True)
+    steps, rows = np.unique(draws.step, return_inverse=True)
+    shape = (len(steps), names.shape[1])
+    probability, room, drawn = np.zeros(shape), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    probability[rows, cells] = draws.probability
+    room[rows, cells] = draws.num_questions
+    drawn[rows, cells] = draws.num_drawn
+    expected, covariance = _moments(probability, room, drawn.sum(axis=1), np.random.default_rng(0))
+    chi_square, degrees = _statistic(drawn.sum(axis=0) - expected, covariance, expected)
+    return {
+        "chi_square": chi_square,
+        "degrees_of_freedom": degrees,
+        "p_value": float(chdtrc(degrees, chi_square)) if degrees else None,
+        "buckets": table_rows(bucket=names[0], num_members=names[1], expected=expected, drawn=drawn.sum(axis=0)),
+    }
+
+
+def _moments(
+    probability: Float64[np.ndarray, "draws cells"],
+    room: Int64[np.ndarray, "draws cells"],
+    num: Int64[np.ndarray, " draws"],
+    rng: np.random.Generator,
+) -> tuple[Float64[np.ndarray, " cells"], Float64[np.ndarray, "cells cells"]]:
+    """Sums over the draws of the expected counts and of their covariance matrices."""
+    drawing = (num > 0) & (probability.sum(axis=1) > 0)
+    probability, room, num = probability[drawing], room[drawing], num[drawing]
+    probability = probability / probability.sum(axis=1, keepdims=True)
+    can_overflow = ((probability > 0) & (room < num[:, None])).any(axis=1)
+    p, n = probability[~can_overflow], num[~can_overflow].astype(np.float64)
+    expected = n @ p
+    covariance = np.diag(expected) - (p * n[:, None]).T @ p
+    if can_overflow.any():
+        counts = _simulate(probability[can_overflow], room[can_overflow], num[can_overflow], rng).astype(np.float64)
+        means = counts.mean(axis=0)
+        deviations = counts - means
+        simulated = np.einsum("rdi,rdj->ij", deviations, deviations) / (REPETITIONS - 1)
+        expected = expected + means.sum(axis=0)
+        covariance = covariance + simulated * (1 + 1 / REPETITIONS)
+    return expected, covariance
+
+
+def _simulate(
+    probability: Float64[np.ndarray, "draws cells"],
+    room: Int64[np.ndarray, "draws cells"],
+    num: Int64[np.ndarray, " draws"],
+    rng: np.random.Generator,
+) -> Int64[np.ndarray, "repetitions draws cells"]:
+    """REPETITIONS draws by the sampler's rule: multinomial, then the overflow one by one."""
+    counts = rng.multinomial(num, probability, size=(REPETITIONS, len(num))).reshape(-1, probability.shape[1])
+    probability, room = np.tile(probability, (REPETITIONS, 1)), np.tile(room, (REPETITIONS, 1))
+    excess = np.clip(counts - room, 0, None).sum(axis=1)
+    counts = np.minimum(counts, room)
+    rows = np.flatnonzero(excess)
+    while len(rows):
+        limits = np.cumsum(probability[rows] * (counts[rows] < room[rows]), axis=1)
+        places = rng.random(len(rows)) * limits[:, -1]
+        cells = np.minimum((limits <= places[:, None]).sum(axis=1), limits.shape[1] - 1)
+        fits = limits[:, -1] > 0
+        counts[rows[fits], cells[fits]] += 1
+        excess[rows] -= 1
+        rows = rows[excess[rows] > 0]
+    return counts.reshape(REPETITIONS, len(num), -1)
+
+
+def _statistic(
+    difference: Float64[np.ndarray, " cells"],
+    covariance: Float64[np.ndarray, "cells cells"],
+    expected: Float64[np.ndarray, " cells"],
+) -> tuple[float, int]:
+    """d' S^+ d and rank(S), after pooling the cells that expect too little."""
+    pool = _pooling(expected)
+    difference, covariance = pool @ difference, pool @ covariance @ pool.T
+    # Rounding can leave the variance of a count that cannot vary a little below 0.
+    scale = np.sqrt(np.clip(np.diag(covariance), 0, None))
+    free = scale > 1e-6 * max(float(scale.max(initial=0.0)), 1.0)
+    if not free.any():
+        return 0.0, 0
+    scaled = difference[free] / scale[free]
+    values, vectors = np.linalg.eigh(covariance[np.ix_(free, free)] / np.outer(scale[free], scale[free]))
+    # The counts of a draw add up to n: one direction has no variance, which rounding leaves at about 1e-16.
+    kept = values > 1e-6
+    projected = vectors[:, kept].T @ scaled
+    return float((projected**2 / values[kept]).sum()), int(kept.sum())
+
+
+def _pooling(expected: Float64[np.ndarray, " cells"]) -> Float64[np.ndarray, "pools cells"]:
+    """A 0/1 matrix that joins cells, smallest first, until each pool expects at least SMALLEST_EXPECTED."""
+    pool_of = np.zeros(len(expected), dtype=np.int64)
+    pool, held = 0, 0.0
+    for cell in np.argsort(expected, kind="stable"):
+        pool_of[cell] = pool
+        held += expected[cell]
+        if held >= SMALLEST_EXPECTED:
+            pool, held = pool + 1, 0.0
+    return (np.arange(pool_of.max(initial=-1) + 1)[:, None] == pool_of).astype(np.float64)

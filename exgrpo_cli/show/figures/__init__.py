@@ -1,0 +1,1 @@
+"""Figures: one look, a few shapes, and what is drawn with them."""

@@ -1,0 +1,422 @@
+"""One look for every figure, and the shapes it is made of: series over steps, curves, rows with intervals, bars.
+
+Figures are made through matplotlib's object interface with the Agg canvas: no window, no global state. Colours are
+distinct to colour-blind readers, and arms are told apart by line and marker as well.
+"""
+
+import logging
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from exgrpo_cli.base.files import write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito (2008), "Color Universal Design": distinct under all common forms of colour blindness.
+BLUE = "#0072B2"
+ORANGE = "#E69F00"
+GREEN = "#009E73"
+VERMILION = "#D55E00"
+PURPLE = "#CC79A7"
+SKY = "#56B4E9"
+BLACK = "#000000"
+GREY = "#8C8C8C"
+SOFT = "#5A5A5A"
+"""Of words in a panel."""
+CYCLE = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, BLACK)
+MARKERS = ("o", "s", "D", "^", "v", "P", "X")
+LINESTYLES = ("-", "--", ":", "-.")
+"""After a round of colours the next one."""
+
+SINGLE_COLUMN = 3.5
+"""Inches: the text width of one column in a two-column paper."""
+FULL_WIDTH = 7.0
+PNG_DPI = 200
+STYLE_FILE = Path(__file__).with_name("exgrpo.mplstyle")
+
+SMOOTHED_FROM = 40
+"""Values from which on a moving average is drawn over them."""
+WINDOWS_PER_RUN = 20
+FEW = 3
+"""Fewer values than this are drawn as dots: a line through them would suggest steps that were not measured."""
+LOGARITHMIC_SPAN = 20.0
+"""Largest over smallest value: below, a logarithmic axis has too few labels to be read."""
+LEGEND_LINE = 14
+"""Points between a panel and its title where a legend stands between them."""
+
+Values = Float64[np.ndarray, " values"]
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Matplotlib with this look; its cache goes to a temporary folder where the user's own is read-only."""
+    _ensure_cache_folder()
+    import matplotlib
+
+    with matplotlib.rc_context(fname=STYLE_FILE):
+        yield
+
+
+def _ensure_cache_folder() -> None:
+    """Name a writable cache folder before matplotlib is first imported, which warns about a read-only one."""
+    if "MPLCONFIGDIR" in os.environ:
+        folders = [Path(os.environ["MPLCONFIGDIR"])]
+    else:
+        folders = [
+            Path(os.environ.get("XDG_CONFIG_HOME", "~/.config")).expanduser() / "matplotlib",
+            Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "matplotlib",
+        ]
+    existing = [next(parent for parent in (folder, *folder.parents) if parent.exists()) for folder in folders]
+    if not all(folder.is_dir() and os.access(folder, os.W_OK | os.X_OK) for folder in existing):
+        os.environ["MPLCONFIGDIR"] = tempfile.mkdtemp(prefix="exgrpo-matplotlib-")
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
+
+
+def new_figure(
+    rows: int = 1, columns: int = 1, *, width: float, height: float, **options: Any
+) -> "tuple[Figure, list[Axes]]":
+    """A figure of `width` x `height` inches with rows x columns panels, listed row by row.
+
+    `options` are those of matplotlib's `Figure.subplots`.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, list(figure.subplots(rows, columns, squeeze=False, **options).flat)
+
+
+def full_rows(num: int, columns: int, *, row_height: float) -> "tuple[Figure, list[Axes]]":
+    """`num` panels, `columns` in a row; those of the last row share its whole width, so that no place stays empty."""
+    cells = math.lcm(*range(1, columns + 1))
+    rows = [range(first, min(first + columns, num)) for first in range(0, num, columns)]
+    figure, _ = new_figure(width=FULL_WIDTH, height=row_height * len(rows))
+    figure.clear()
+    return figure, list(figure.subplot_mosaic([list(np.repeat(row, cells // len(row))) for row in rows]).values())
+
+
+def panel_grid(
+    num: int, columns: int, *, width: float, row_height: float, **options: Any
+) -> "tuple[Figure, list[Axes]]":
+    """`num` panels, `columns` in a row, all of one size, with room for a legend above."""
+    rows = -(-num // columns)
+    figure, panels = new_figure(rows, columns, width=width, height=0.6 + row_height * rows, **options)
+    for axes in panels[num:]:
+        axes.set_visible(False)
+    return figure, panels[:num]
+
+
+def legend_of_all(figure: "Figure", panels: "Sequence[Axes]", names: Sequence[str], **options: Any) -> None:
+    """One legend above all panels, of the `names` that any of them has."""
+    found = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    shown = [name for name in names if name in found]
+    figure.legend([found[name] for name in shown], shown, loc="outside upper center", **options)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Values over the steps; those that are not finite are left out."""
+
+    x: Int64[np.ndarray, " values"]
+    y: np.ndarray
+    colour: str = BLUE
+    label: str = ""
+    smooth: bool = True
+    """Off for maxima: the average of a spike is a rectangle that was not measured."""
+    linestyle: str = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """Lines over the steps on one pair of axes."""
+
+    title: str
+    lines: Sequence[Line]
+    nothing: str = "nothing has been replayed yet"
+    """Written in place of the axes where no line has a value."""
+    logarithmic: bool = False
+    """Allowed, and used once the values span more than LOGARITHMIC_SPAN."""
+    from_zero: bool = True
+    top: float | None = None
+    bounds: Sequence[tuple[float, str, str]] = ()
+    """Height, colour and label of horizontal lines."""
+    extra: "Callable[[Axes], None] | None" = None
+    legend: bool = True
+
+
+def series_figure(
+    panels: Sequence[Panel], columns: int, row_height: float, last_step: int, mixed_from: int | None = None
+) -> "Figure":
+    """The panels, `columns` in a row, each with the legend of its own lines."""
+    with styled():
+        figure, places = full_rows(len(panels), columns, row_height=row_height)
+        windows = [draw_panel(axes, panel, last_step, mixed_from) for axes, panel in zip(places, panels, strict=True)]
+        for axes in places[: (len(panels) - 1) // columns * columns]:
+            axes.set_xlabel("")
+        explain_smoothing(figure, max(windows))
+        return figure
+
+
+def draw_panel(axes: "Axes", panel: Panel, last_step: int, mixed_from: int | None) -> int:
+    """Draw a panel; returns the steps that its averages are over, 0 without any."""
+    axes.set_title(panel.title, loc="left")
+    values = np.concatenate([np.asarray(line.y, dtype=np.float64) for line in panel.lines])
+    known = values[np.isfinite(values)]
+    if not len(known):
+        say_nothing_to_show(axes, panel.nothing)
+        return 0
+    window = max(draw_line(axes, line) for line in panel.lines)
+    for height, colour, label in panel.bounds:
+        axes.axhline(height, color=colour, linestyle="--", linewidth=1.0, label=label or None)
+    if panel.logarithmic and known.min() > 0 and known.max() > LOGARITHMIC_SPAN * known.min():
+        logarithmic_axis(axes)
+    else:
+        axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 5))
+        if panel.from_zero:
+            axes.set_ylim(0, panel.top)
+    step_axis(axes, last_step)
+    mark_phase_start(axes, mixed_from)
+    if panel.extra:
+        panel.extra(axes)
+    if panel.legend and axes.get_legend_handles_labels()[1]:
+        legend_above(axes, ncols=3)
+        axes.set_title(panel.title, loc="left", pad=LEGEND_LINE)
+    return window
+
+
+def draw_line(axes: "Axes", line: Line) -> int:
+    """Draw the finite values; many of them thin, with a centred moving average over 1/20 of the run as a thick line.
+
+    Returns the steps that the average is over, 0 where there is none.
+    """
+    known = np.isfinite(line.y)
+    x, y = line.x[known], np.asarray(line.y, dtype=np.float64)[known]
+    look: dict[str, Any] = {"color": line.colour, "label": line.label or None, "linestyle": line.linestyle}
+    if len(x) < FEW:
+        axes.plot(x, y, **look | {"linestyle": "none"}, marker="o", clip_on=False)
+        return 0
+    if len(x) < SMOOTHED_FROM or not line.smooth:
+        axes.plot(x, y, **look, linewidth=1.3 if len(x) < SMOOTHED_FROM else 0.7)
+        return 0
+    window = max(3, len(x) // WINDOWS_PER_RUN) // 2 * 2 + 1
+    axes.plot(x, y, color=line.colour, alpha=0.28, linewidth=0.7)
+    axes.plot(x, moving_average(y, window), **look)
+    return window
+
+
+def moving_average(values: Values, window: int) -> Values:
+    """Mean over up to `window` values around each one, an odd number of them; at the ends over those there are."""
+    around = np.ones(window)
+    return np.convolve(values, around, "same") / np.convolve(np.ones(len(values)), around, "same")
+
+
+def explain_smoothing(figure: "Figure", window: int) -> None:
+    """Say below the figure what thin and thick lines are, where an average was drawn."""
+    if window:
+        figure.supxlabel(f"thin: each step; thick: mean over {window} steps", fontsize=6.5, color=SOFT)
+
+
+def draw_curve(
+    axes: "Axes",
+    x: Sequence[float] | np.ndarray,
+    mean: Sequence[float] | np.ndarray,
+    low: Sequence[float] | np.ndarray,
+    high: Sequence[float] | np.ndarray,
+    *,
+    band: bool = True,
+    **look: Any,
+) -> None:
+    """Values with the ends of their intervals, as a band around the line or as bars on it; what is NaN is left out.
+
+    Fewer than FEW are dots with bars. `look` goes to matplotlib: `color`, `marker`, `linestyle`, `label`.
+    """
+    values = np.asarray(mean, dtype=np.float64)
+    ends = [np.asarray(end, dtype=np.float64) for end in (low, high)]
+    known = np.isfinite(values)
+    places = np.asarray(x, dtype=np.float64)[known]
+    values, ends = values[known], [end[known] for end in ends]
+    few = len(values) < FEW
+    if few or not band:
+        spread = np.nan_to_num(np.abs(np.stack(ends) - values))
+        axes.errorbar(places, values, yerr=spread, capsize=2, **look | ({"linestyle": "none"} if few else {}))
+        return
+    # On a line the first of the markers is a mere point.
+    axes.plot(places, values, **look | {"marker": "." if look.get("marker") == MARKERS[0] else look.get("marker")})
+    banded = np.isfinite(ends[0]) & np.isfinite(ends[1])
+    lower, upper = ends[0][banded], ends[1][banded]
+    axes.fill_between(places[banded], lower, upper, color=look.get("color"), alpha=0.15, linewidth=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A mean with its interval beside a label; rows stand under one another, the first on top."""
+
+    label: str
+    mean: float
+    low: float
+    high: float
+    colour: str = BLUE
+    marker: str = "D"
+    dots: Sequence[float] = ()
+    """Single values, drawn below the mean."""
+    bar: float | None = None
+    """What the mean is held against."""
+    note: str = ""
+    """Written on the right."""
+
+
+def draw_rows(axes: "Axes", rows: Sequence[Row], *, reference: float | None = None) -> None:
+    """Each row as high as its label; `reference` is where the vertical line stands."""
+    if reference is not None:
+        axes.axvline(reference, color=GREY, linewidth=0.9, linestyle=(0, (4, 2)), zorder=1)
+    heights = np.array([row_height(row.label) for row in rows])
+    places = np.cumsum(heights) - heights / 2
+    for place, row in zip(places.tolist(), rows, strict=True):
+        if row.dots:
+            look: dict[str, Any] = {"markeredgecolor": row.colour, "markerfacecolor": "none", "alpha": 0.8}
+            below = np.full(len(row.dots), place + 0.22)
+            axes.plot(row.dots, below, linestyle="none", marker="o", markersize=3.0, markeredgewidth=0.8, **look)
+        spread = np.array([[row.mean - row.low], [row.high - row.mean]]).clip(0)
+        look = {"color": row.colour, "marker": row.marker, "markersize": 4.5, "elinewidth": 1.4, "capsize": 3}
+        axes.errorbar([row.mean], [place], xerr=spread, **look)
+        if row.bar is not None:
+            axes.plot([row.bar] * 2, [place - 0.4, place + 0.4], color=BLACK, linewidth=1.6)
+        if row.note:
+            annotate(axes, row.note, (1.0, place), ("axes fraction", "data"), (6, 0), color=row.colour, va="center")
+    axes.set_yticks(places, [row.label for row in rows])
+    axes.set_ylim(float(heights.sum()), 0.0)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
+    axes.margins(x=0.08)
+
+
+def row_height(label: str) -> float:
+    """Of a row, where that of a label of one line is 1."""
+    return 1.0 + 0.45 * label.count("\n")
+
+
+def draw_bars(axes: "Axes", labels: Sequence[str], heights: Mapping[str, Sequence[float]]) -> None:
+    """Bars side by side at each label, one a name in `heights`, which the legend has."""
+    places, width = np.arange(len(labels)), 0.76 / len(heights)
+    for number, (name, values) in enumerate(heights.items()):
+        aside = width * (number - (len(heights) - 1) / 2)
+        axes.bar(places + aside, values, width=width, color=CYCLE[number], label=name)
+    axes.set_xticks(places, labels)
+    axes.tick_params(axis="x", length=0)
+    axes.grid(visible=False, axis="x")
+
+
+def looks_of(names: Sequence[str], baselines: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
+    """A look for each name of a panel, no two alike: baselines are black, the others take the colours in turn.
+
+    After a round of colours, and after each baseline, line and marker change; both come round together after 28.
+    """
+    palette = [colour for colour in CYCLE if colour != BLACK]
+    own = [(BLACK, number) for number, _ in enumerate(name for name in names if name in baselines)]
+    others = [(palette[n % len(palette)], n // len(palette)) for n in range(len(names) - len(own))]
+    looks = {}
+    for name in names:
+        colour, number = (own if name in baselines else others).pop(0)
+        line, marker = LINESTYLES[number % len(LINESTYLES)], MARKERS[number % len(MARKERS)]
+        looks[name] = {"color": colour, "linestyle": line, "marker": marker}
+    return looks
+
+
+def step_axis(axes: "Axes", last_step: int) -> None:
+    """Label the horizontal axis as steps, on whole numbers, from 0 (before step 1) to the end."""
+    axes.set_xlabel("step")
+    axes.set_xlim(0, max(last_step, 1))
+    whole_ticks(axes)
+
+
+def whole_ticks(axes: "Axes") -> None:
+    """Whole numbers on the horizontal axis, a few of them."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+
+
+def token_axis(axes: "Axes") -> None:
+    """Counts of tokens on the horizontal axis in few characters: 156, 2.2k, 31k, 1.5M."""
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+
+
+def mark_phase_start(axes: "Axes", step: int | None, *, label: bool = False) -> None:
+    """A dotted line where the mixed phase begins."""
+    if step is None:
+        return
+    axes.axvline(step, color=GREY, linewidth=0.8, linestyle=(0, (1, 1.5)), zorder=1)
+    if label:
+        annotate(axes, "mixed phase", (step, 1.0), ("data", "axes fraction"), (2, -2), va="top", fontsize=6.5)
+
+
+def annotate(
+    axes: "Axes", text: str, place: tuple[float, float], coordinates: Any, aside: tuple[float, float], **look: Any
+) -> None:
+    """Words beside a place, `aside` points off it."""
+    options: dict[str, Any] = {"color": SOFT, "fontsize": 7, "annotation_clip": False} | look
+    axes.annotate(text, place, xycoords=coordinates, xytext=aside, textcoords="offset points", **options)
+
+
+def logarithmic_axis(axes: "Axes") -> None:
+    """A logarithmic vertical axis with labels at the decades only."""
+    from matplotlib.ticker import NullFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def legend_above(axes: "Axes", **options: Any) -> None:
+    """The legend on top of a panel, where no line runs."""
+    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.0, columnspacing=1.0, **options)
+
+
+def say_nothing_to_show(axes: "Axes", reason: str) -> None:
+    """Write the reason into an empty panel instead of drawing bare axes."""
+    axes.set_axis_off()
+    axes.text(0.5, 0.5, reason, transform=axes.transAxes, ha="center", va="center", fontsize=7.5, color=SOFT)
+
+
+def empty_figure(reason: str) -> "Figure":
+    """A figure that only says why there is nothing to show."""
+    with styled():
+        figure, (axes,) = new_figure(width=5.0, height=1.8)
+        say_nothing_to_show(axes, reason)
+        return figure
+
+
+_SAVING: dict[str, dict[str, Any]] = {
+    "png": {"dpi": PNG_DPI},
+    # Without a date, equal input gives an equal file.
+    "svg": {"metadata": {"Date": None}},
+    "pdf": {"metadata": {"CreationDate": None}},
+}
+
+
+def save(figure: "Figure", folder: Path, name: str, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
+    """Write `name` into `folder` in each of `formats` (png, svg, pdf), whole or not at all; return the paths."""
+    paths = []
+    with styled():
+        for suffix in formats:
+            path = folder / f"{name}.{suffix}"
+            write_whole(path, partial(figure.savefig, format=suffix, **_SAVING[suffix]))
+            paths.append(path)
+            # The layout is in inches, hence that of the next format too; working it out is half of the time.
+            figure.set_layout_engine("none")
+    return paths

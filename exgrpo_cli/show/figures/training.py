@@ -1,0 +1,216 @@
+"""Figures of how a run's training went, from its step metrics: learning, its cost, memorising, health."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from exgrpo_cli.base.shapes import NUMBER, read_json, require_shape
+from exgrpo_cli.runs.metrics import RunMetrics, read_metrics
+from exgrpo_cli.runs.result import RESULT_FILE, Memorising, read_result
+from exgrpo_cli.show.figures import style
+from exgrpo_cli.show.figures.style import BLACK, BLUE, GREY, ORANGE, Line, Panel
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SUMMARY_FILE = "summary.json"
+CAPTIONS = {
+    "learning": "Success on fresh, replayed and held-out questions. Held-out is what counts: fresh and replayed "
+    "questions are drawn by the method itself.",
+    "learning-tokens": "Held-out success against the tokens generated until then.",
+    "memorising": "Memorised or learnt: success before and after training on questions that were replayed, only rolled "
+    "out, or never seen.",
+    "diagnostics": "A healthy run: entropy falls slowly, ratios stay near 1, few updates are skipped, and the gap "
+    "between trainer and engine stays as small as it was.",
+}
+"""How to read each figure."""
+NO_STEP = "no step has finished yet"
+LEAST_LOGGED = 0.1
+"""Share of the steps that must have logged a value: with fewer its panel is empty but for a corner."""
+DIAGNOSTICS = {
+    "policy entropy (nats)": ("policy/entropy",),
+    "ratio $w$, fresh tokens": ("policy/ratio_fresh", "policy/ratio_fresh_max"),
+    "ratio $w^*$, replayed tokens": ("policy/ratio_replay", "policy/ratio_replay_max"),
+    "effective sample size (share)": ("replay/ess",),
+    "gradient norm": ("optim/grad_norm",),
+    "clipped tokens (share)": ("policy/clip_fraction",),
+    "log-prob gap, trainer to engine": ("policy/logprob_gap_mean", "policy/logprob_gap_max"),
+    "response length (tokens)": ("length/mean",),
+    "solved by all / by none (share)": ("batch/solve_all", "batch/solve_none"),
+}
+"""Title of each panel and the metrics that it draws."""
+LOGARITHMIC = ("ratio", "gradient", "log-prob")
+"""Beginnings of the titles whose values may need a logarithmic axis; the others begin at 0."""
+ENDINGS = {"max": ("max", ORANGE), "all": ("all", BLUE), "none": ("none", BLACK)}
+"""Label and colour of one of two metrics of a panel, by its last word; any other is the mean."""
+
+Scores = Float64[np.ndarray, "scores 4"]
+"""Step, pass@1 and the ends of its 95 % interval (NaN where it is not known), in order of steps."""
+
+
+def training_figures(run: Path, heldout: Mapping[str, Any] | None = None) -> "Iterator[tuple[str, Figure]]":
+    """Name and figure of what needs the step metrics alone.
+
+    `heldout` are the scores before and after training, where summary.json does not have them yet. Raises InputError for
+    a folder that is no run.
+    """
+    metrics = read_metrics(run)
+    scores = heldout_scores(run, metrics, heldout)
+    yield "learning", learning_curve(metrics, scores)
+    if scores:
+        yield "learning-tokens", accuracy_by_tokens(metrics, scores)
+    result = run / RESULT_FILE
+    found = read_result(result).memorising if result.is_file() else None
+    if found and (memorised := memorising_figure({run.name: [found]})):
+        yield "memorising", memorised
+    yield "diagnostics", policy_diagnostics(metrics)
+
+
+def heldout_scores(run: Path, metrics: RunMetrics, ends: Mapping[str, Any] | None = None) -> dict[str, Scores]:
+    """Held-out scores by benchmark name.
+
+    From the step keys `val/<name>`, `val/<name>/low` and `/high`, and from `ends`, or else summary.json once the run
+    has ended, whose scores before and after training are of the one benchmark that the run validated on.
+    """
+    scores = {}
+    for key in (name for name in metrics.names("val/") if name.count("/") == 1):
+        columns = np.stack([metrics.steps, *(metrics.series(name) for name in (key, f"{key}/low", f"{key}/high"))])
+        scores[key.removeprefix("val/")] = columns.T[np.isfinite(columns[1])]
+    own = _ends(run, int(metrics.steps[-1]) if len(metrics.steps) else 0, ends)
+    if len(own):
+        name = next(iter(scores), "held-out")
+        known = scores.get(name, own[:0])
+        joined = np.concatenate([own, known[~np.isin(known[:, 0], own[:, 0])]])
+        scores[name] = joined[np.argsort(joined[:, 0])]
+    return {name: found for name, found in scores.items() if len(found)}
+
+
+def _ends(run: Path, last_step: int, heldout: Mapping[str, Any] | None) -> Scores:
+    path = run / SUMMARY_FILE
+    if heldout is None and path.is_file():
+        summary = read_json(path, {"steps": int, "heldout?": dict | None})
+        # A run that was lengthened goes on past the step its summary was written at.
+        last_step, heldout = summary["steps"], summary.get("heldout")
+        for score in ((heldout or {}).get("before"), (heldout or {}).get("after")):
+            require_shape(score or {}, {"pass_at_1?": NUMBER | None, "low?": NUMBER, "high?": NUMBER}, str(path))
+    asked = [(step, (heldout or {}).get(name) or {}) for name, step in (("before", 0), ("after", last_step))]
+    rows = [
+        (step, score["pass_at_1"], score.get("low", np.nan), score.get("high", np.nan))
+        for step, score in asked
+        if score.get("pass_at_1") is not None
+    ]
+    return np.array(rows, dtype=np.float64).reshape(-1, 4)
+
+
+def learning_curve(metrics: RunMetrics, heldout: Mapping[str, Scores]) -> "Figure":
+    """pass@1 over the steps: fresh questions, replayed ones (their fresh members), held-out ones with intervals."""
+    fresh = Line(metrics.steps, metrics.series("batch/pass_at_1"), BLUE, "fresh questions")
+    replayed = Line(metrics.steps, metrics.series("replay/pass_at_1"), ORANGE, "replayed questions (fresh rollouts)")
+    drawn = [line for line in (fresh, replayed) if np.isfinite(line.y).any()]
+    if not drawn and not heldout:
+        return style.empty_figure(NO_STEP)
+    with style.styled():
+        figure, (axes,) = style.new_figure(width=5.0, height=3.0)
+        window = max((style.draw_line(axes, line) for line in drawn), default=0)
+        _draw_heldout(axes, heldout, lambda steps: steps)
+        last_step = int(metrics.steps[-1]) if len(metrics.steps) else 0
+        style.step_axis(axes, last_step)
+        axes.set(ylabel="pass@1", ylim=(0, 1), xlim=(-0.02 * max(last_step, 1), 1.02 * max(last_step, 1)))
+        style.mark_phase_start(axes, metrics.first_mixed_step, label=True)
+        figure.legend(loc="outside upper center", ncols=3)
+        style.explain_smoothing(figure, window)
+        return figure
+
+
+def accuracy_by_tokens(metrics: RunMetrics, heldout: Mapping[str, Scores]) -> "Figure":
+    """Held-out pass@1 against the tokens generated until then, the cost that methods share."""
+    totals = np.concatenate([[0.0], np.nan_to_num(metrics.series("tokens/generated")).cumsum()])
+    with style.styled():
+        figure, (axes,) = style.new_figure(width=style.SINGLE_COLUMN, height=2.5)
+        _draw_heldout(axes, heldout, lambda steps: totals[np.searchsorted(metrics.steps, steps, side="right")])
+        axes.set(xlabel="tokens generated", ylabel="held-out pass@1", ylim=(0, 1))
+        style.token_axis(axes)
+        style.legend_above(axes)
+        return figure
+
+
+def _draw_heldout(axes: "Axes", heldout: Mapping[str, Scores], place_of: Any) -> None:
+    """Scores with their intervals where `place_of` puts their steps, a marker a benchmark."""
+    look: dict[str, Any] = {"color": BLACK, "linewidth": 0.9, "elinewidth": 0.9, "clip_on": False, "zorder": 3}
+    for (name, scores), marker in zip(heldout.items(), "DosvP^X" * len(heldout), strict=False):
+        label = name if name == "held-out" else f"held-out: {name}"
+        label += " (95 %)" if np.isfinite(scores[:, 2:]).any() else ""
+        style.draw_curve(axes, place_of(scores[:, 0]), *scores.T[1:], band=False, marker=marker, label=label, **look)
+
+
+def policy_diagnostics(metrics: RunMetrics) -> "Figure":
+    """One small panel for each diagnostic with something to see: what was hardly ever logged, or always 0, is not."""
+    panels = []
+    for title, keys in DIAGNOSTICS.items():
+        if not any(_has_something(metrics.series(key)) for key in keys):
+            continue
+        lines = []
+        for key in filter(metrics.has, keys):
+            label, colour = ENDINGS.get(key.rpartition("_")[2], ("mean" if len(keys) > 1 else "", BLUE))
+            lines.append(Line(metrics.steps, metrics.series(key), colour, label, smooth=label != "max"))
+        logarithmic = title.startswith(LOGARITHMIC)
+        extra = partial(_mark_skipped, metrics) if title == "gradient norm" else None
+        panels.append(Panel(title, lines, logarithmic=logarithmic, from_zero=not logarithmic, extra=extra))
+    if not panels:
+        return style.empty_figure(NO_STEP)
+    return style.series_figure(panels, 3, 1.75, int(metrics.steps[-1]), metrics.first_mixed_step)
+
+
+def _has_something(values: np.ndarray) -> bool:
+    return bool(np.nan_to_num(values).any() and np.isfinite(values).mean() >= LEAST_LOGGED)
+
+
+def _mark_skipped(metrics: RunMetrics, axes: "Axes") -> None:
+    """A cross at the top of the panel for every step with a skipped update."""
+    steps = metrics.steps[np.nan_to_num(metrics.series("optim/updates_skipped")) > 0]
+    if len(steps):
+        look: dict[str, Any] = {"color": style.VERMILION, "marker": "x", "linestyle": "none", "label": "update skipped"}
+        axes.plot(steps, np.full(len(steps), 0.97), transform=axes.get_xaxis_transform(), **look)
+
+
+KINDS = {
+    "replayed": ("replayed", ORANGE),
+    "rolled_out": ("rolled out, never replayed", BLUE),
+    "never_seen": ("never seen, same levels", BLACK),
+    "heldout": ("held-out, all", GREY),
+}
+"""Field of Memorising to its label and colour."""
+TITLE_COLUMNS = 87
+"""Characters of titles beside each other across the figure."""
+
+
+def memorising_figure(runs: Mapping[str, Sequence[Memorising]]) -> "Figure | None":
+    """pass@1 before and after training of replayed, rolled out and never seen questions: a panel for each name, means
+    over its runs, all on one vertical axis; None where none asked training questions."""
+    asked = {name: found for name, each in runs.items() if (found := [one for one in each if one.asked_training])}
+    if not asked:
+        return None
+    columns = 2 if len(asked) == 4 else min(3, len(asked))
+    with style.styled():
+        figure, panels = style.panel_grid(len(asked), columns, width=style.FULL_WIDTH, row_height=2.0, sharey=True)
+        for axes, (name, found) in zip(panels, asked.items(), strict=True):
+            for kind, (label, colour) in KINDS.items():
+                rates = [getattr(each, kind) for each in found]
+                known = [(rate.before, rate.after) for rate in rates if None not in (rate.before, rate.after)]
+                if known:
+                    axes.plot([0, 1], np.mean(known, axis=0), color=colour, marker="o", label=label)
+            axes.set_xticks([0, 1], ["before", "after"])
+            axes.set_xlim(-0.2, 1.2)
+            axes.tick_params(labelleft=True)
+            questions = f"({np.mean([each.trained_questions for each in found]):,.0f} questions)"
+            wide, line = TITLE_COLUMNS // columns, f"{name} {questions}"
+            axes.set_title(line if len(line) <= wide else f"{fill(name, wide)}\n{questions}")
+        panels[0].set_ylabel("pass@1")
+        style.legend_of_all(figure, panels, [label for label, _ in KINDS.values()], ncols=2)
+        return figure

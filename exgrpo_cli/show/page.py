@@ -1,0 +1,148 @@
+"""A page: titled sections of paragraphs, tables, figures and responses, rendered as one self-contained HTML file."""
+
+import io
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+from rich.table import Table as RichTable
+
+from exgrpo_cli.base.errors import ExgrpoError
+from exgrpo_cli.base.files import write_text
+from exgrpo_cli.show.figures.style import styled
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawn
+
+REPORT_FILE = "report.html"
+NOT_SHOWN = "Not shown: "
+"""Before what is wrong with the files of a section."""
+PIXELS_PER_INCH = 110
+"""Of a figure on a wide screen."""
+LEAST_SHARE = 0.62
+"""Share of that width to which a narrow screen shrinks it: below, its text cannot be read, and it is scrolled."""
+TEMPLATE = Path(__file__).with_name("page.html.j2")
+
+
+@dataclass(frozen=True, slots=True)
+class Paragraph:
+    """Running text, a warning, or something to copy, such as a command."""
+
+    text: str
+    kind: str = "paragraph"
+    """`paragraph`, `warning` or `code`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableBlock:
+    """A table; the first column is text, the others are numbers unless `text_columns` says how many more are text."""
+
+    kind = "table"
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+    text_columns: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FigureBlock:
+    """A figure as SVG with a line about how to read it."""
+
+    kind = "figure"
+    name: str
+    svg: Markup
+    caption: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Response:
+    """A response of the policy with what is known about it."""
+
+    kind = "response"
+    question: str
+    answer: str
+    text: str
+    facts: str
+    good: bool
+
+
+Block = Paragraph | TableBlock | FigureBlock | Response
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Section:
+    """A titled part of a page."""
+
+    title: str
+    blocks: Sequence[Block]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Page:
+    """A whole page."""
+
+    title: str
+    subtitle: str
+    sections: Sequence[Section]
+    footer: str
+
+    def not_shown(self) -> list[str]:
+        """Parts of each section that are missing, and why."""
+        missing = [
+            (section.title, block.text)
+            for section in self.sections
+            for block in section.blocks
+            if isinstance(block, Paragraph) and block.text.startswith(NOT_SHOWN)
+        ]
+        return [f"{title} not shown: {text.removeprefix(NOT_SHOWN)}" for title, text in missing]
+
+
+def warning(text: str) -> Paragraph:
+    """Text that stands out."""
+    return Paragraph(text, "warning")
+
+
+def section(title: str, make: Callable[[], Iterator[Block]]) -> Section:
+    """Blocks that `make` gives, up to where a file it needs is missing or damaged: that is said in its place."""
+    blocks: list[Block] = []
+    try:
+        for block in make():
+            blocks.append(block)
+    except (ExgrpoError, OSError) as error:
+        blocks.append(warning(f"{NOT_SHOWN}{error}"))
+    return Section(title=title, blocks=blocks)
+
+
+def write_page(page: Page, path: Path) -> None:
+    """Write the page whole or not at all. Raises RunError where it cannot be written."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    write_text(path, environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(page=page))
+
+
+def figure_block(name: str, figure: "Drawn", caption: str) -> FigureBlock:
+    """The figure inline: as wide as the page lets it be up to its own size, and without metadata."""
+    text = io.StringIO()
+    with styled():
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    svg = text.getvalue()
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    width = PIXELS_PER_INCH * figure.get_figwidth()
+    style = f"max-width: {width:.0f}px; min-width: {LEAST_SHARE * width:.0f}px"
+    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', rf'\1 style="{style}"', svg, count=1)
+    # Ids are counted anew in every figure, and one page has one space of ids.
+    svg = re.sub(r'\bid="', f'id="{name}-', svg)
+    svg = re.sub(r'(xlink:href="|url\()#', rf"\1#{name}-", svg)
+    return FigureBlock(name=name, svg=Markup(svg), caption=caption)
+
+
+def table_block(table: RichTable) -> TableBlock:
+    """A terminal's table on a page."""
+    columns = [[str(cell) for cell in column.cells] for column in table.columns]
+    caption = " ".join(str(part) for part in (table.title, table.caption) if part)
+    header = [str(column.header) for column in table.columns]
+    return TableBlock(header=header, rows=list(zip(*columns, strict=True)), caption=caption)

@@ -1,0 +1,326 @@
+"""One run's replay record in memory: its settings, step metrics, ledger tables as columns, and words.
+
+Questions are numbered once for all tables, so that everything downstream is integer arithmetic. Axes: `trajectories`,
+`scores` and `events` are the rows of the ledger's tables; `questions` are numbered in the order of `question_ids`.
+"""
+
+import json
+import tomllib
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from jaxtyping import Bool, Float64, Int64
+
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.config.settings import Config, resolve
+from exgrpo_cli.ledger.columns import (
+    EventColumns,
+    column,
+    decode_events,
+    encoded_words,
+    flat,
+    question_numbers,
+    read_columns,
+    stored_names,
+)
+from exgrpo_cli.ledger.parts import DamagedBytes, reading
+from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
+from exgrpo_cli.ledger.schemas import DRAWS, EVENTS, REPLAYS, SCORES, TRAJECTORIES
+from exgrpo_cli.runs.checksums import find_changes
+from exgrpo_cli.runs.folder import POOL_FILE
+from exgrpo_cli.runs.metrics import METRICS_FILE, RunMetrics, read_metrics
+
+LEDGER_FOLDER = "replay"
+CONFIG_FILE = "config.toml"
+QUESTIONS_FILE = Path("data") / "train.parquet"
+TOKENIZER_FILE = "tokenizer.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrajectoryColumns:
+    """Every trajectory ever stored, in order of birth."""
+
+    trajectory_id: Int64[np.ndarray, " trajectories"]
+    question: Int64[np.ndarray, " trajectories"]
+    step_born: Int64[np.ndarray, " trajectories"]
+    weight_version: Int64[np.ndarray, " trajectories"]
+    success_count: Int64[np.ndarray, " trajectories"]
+    num_tokens: Int64[np.ndarray, " trajectories"]
+    entropy: Float64[np.ndarray, " trajectories"]
+    """Mean token entropy under the policy that sampled it, in nats."""
+    nll: Float64[np.ndarray, " trajectories"]
+    reward: Float64[np.ndarray, " trajectories"]
+    advantage: Float64[np.ndarray, " trajectories"]
+    """At birth; NaN where it was not recorded."""
+    priority: Float64[np.ndarray, " trajectories"]
+    """At birth, of its unit; NaN where units are not drawn by a built-in one."""
+    group: Int64[np.ndarray, " trajectories"]
+    """First trajectory of the visit that stored it."""
+
+    def rows_of(self, trajectory_ids: Int64[np.ndarray, " ids"]) -> Int64[np.ndarray, " ids"]:
+        """Row of each id; ids rise with the row. Raises InputError for an id that no row has."""
+        rows = np.searchsorted(self.trajectory_id, trajectory_ids)
+        found = np.append(self.trajectory_id, -1)[rows] == trajectory_ids
+        if not found.all():
+            unknown = int(trajectory_ids[~found][0])
+            raise InputError(
+                f"the ledger names trajectory {unknown}, which its trajectories table lacks: parts of it are missing. "
+                "Restore the replay folder from a copy."
+            )
+        return rows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreColumns:
+    """Every candidate that was measured for a replay draw."""
+
+    step: Int64[np.ndarray, " scores"]
+    row: Int64[np.ndarray, " scores"]
+    """The candidate's row in the trajectory columns."""
+    weight_version: Int64[np.ndarray, " scores"]
+    entropy: Float64[np.ndarray, " scores"]
+    nll: Float64[np.ndarray, " scores"]
+    chosen: Bool[np.ndarray, " scores"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrawColumns:
+    """Promises and draws of the question sampler: one row per drawable bucket of a draw."""
+
+    step: Int64[np.ndarray, " draws"]
+    bucket: Int64[np.ndarray, " draws"]
+    num_members: Int64[np.ndarray, " draws"]
+    num_questions: Int64[np.ndarray, " draws"]
+    probability: Float64[np.ndarray, " draws"]
+    num_drawn: Int64[np.ndarray, " draws"]
+
+    def probability_of_question(self, step: int, bucket: int | None, num_members: int | None) -> float | None:
+        """Probability of one question of a bucket at each single draw of a step; None where it was not offered.
+
+        The bucket's probability over its questions: inside a bucket they are equally likely.
+        """
+        rows = np.flatnonzero((self.step == step) & (self.bucket == bucket) & (self.num_members == num_members))
+        return float(self.probability[rows[0]] / self.num_questions[rows[0]]) if len(rows) else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnitColumns:
+    """Every unit scanned, in the order drawn; what was not measured is NaN."""
+
+    step: Int64[np.ndarray, " scanned"]
+    unit: Int64[np.ndarray, " scanned"]
+    """A trajectory, or the first of a group."""
+    priority: Float64[np.ndarray, " scanned"]
+    probability: Float64[np.ndarray, " scanned"]
+    weight: Float64[np.ndarray, " scanned"]
+    drift: Float64[np.ndarray, " scanned"]
+    headroom: Float64[np.ndarray, " scanned"]
+    accepted: Bool[np.ndarray, " scanned"]
+
+
+def table_rows(**columns: Sequence[Any] | np.ndarray) -> list[dict[str, Any]]:
+    """Columns of one length as one mapping a row, in plain Python numbers."""
+    lists = [column.tolist() if isinstance(column, np.ndarray) else column for column in columns.values()]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*lists, strict=True)]
+
+
+def take(columns: Any, rows: np.ndarray, *names: str) -> dict[str, np.ndarray]:
+    """Some of the columns, at some rows."""
+    return {name: getattr(columns, name)[rows] for name in names}
+
+
+_COLUMNS = {
+    TRAJECTORIES: TrajectoryColumns,
+    SCORES: ScoreColumns,
+    EVENTS: EventColumns,
+    REPLAYS: UnitColumns,
+    DRAWS: DrawColumns,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRecord:
+    """A run folder, read."""
+
+    run: Path
+    config: Config
+    metrics: RunMetrics
+    question_ids: pa.Array
+    """Text id of question 0, 1, ...: those of the training set first, in its order."""
+    num_training_questions: int
+    """Questions of the training set, 0 when the run folder no longer holds it."""
+    trajectories: TrajectoryColumns
+    scores: ScoreColumns
+    events: EventColumns
+    draws: DrawColumns
+    units: UnitColumns
+    last_step: int
+    """Newest step that metrics or ledger know of; where the ledger is damaged, its last whole one."""
+    incomplete: str
+    """Parts of the ledger that could not be read and why, and files that the run did not write so; else empty."""
+
+
+def read_config(run: Path) -> Config:
+    """The settings of RUN/config.toml, or of a pool of rollouts.
+
+    Raises InputError when the file is missing or broken.
+    """
+    path = run / (POOL_FILE if (run / POOL_FILE).is_file() else CONFIG_FILE)
+    if not run.is_dir():
+        raise InputError(f"{run} is not a folder. Name the --output folder of a run.")
+    if not path.is_file():
+        raise InputError(f"{run} is not a run folder: it has no {CONFIG_FILE}. Name the --output folder of a run.")
+    try:
+        layer = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not valid TOML: {error}. Restore it from a copy.") from None
+    return resolve([(str(path), layer)])
+
+
+def keeps_experience(run: Path) -> bool:
+    """Whether there is a ledger with more than visits to show. Raises InputError as `read_config`."""
+    return (run / LEDGER_FOLDER).is_dir() and ((run / POOL_FILE).is_file() or read_config(run).replay.keeps_buffer)
+
+
+def read_run(run: Path) -> RunRecord:
+    """Read settings, metrics and ledger of a finished or running run.
+
+    Raises InputError for a folder that is no run, and for a run without a ledger (saying so when replay was off).
+    """
+    config = read_config(run)
+    if not config.replay.keeps_buffer or not (run / LEDGER_FOLDER).is_dir():
+        raise InputError(_without_ledger(run, config))
+    metrics = RunMetrics.empty() if (run / POOL_FILE).is_file() else read_metrics(run)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LedgerWarning)  # carried on as `incomplete`
+        reader = LedgerReader(run / LEDGER_FOLDER)
+    if reader.dropped:
+        # Steps whose replays are not known would count as steps without any.
+        metrics = metrics.up_to(reader.last_step)
+    tables = {name: reader.table(name, stored_names(kind), dictionary=True) for name, kind in _COLUMNS.items()}
+    training_ids = _training_ids(run)
+    named = [encoded_words(tables[name].column("question_id"))[0] for name in (EVENTS, TRAJECTORIES)]
+    question_ids = pc.unique(pa.concat_arrays([training_ids.cast(pa.string()), *named]))
+    trajectories = _trajectories(tables[TRAJECTORIES], question_ids)
+    # A score's question is that of its trajectory, so that the longest table needs no text column.
+    rows = trajectories.rows_of(column(tables[SCORES], "trajectory_id"))
+    events = decode_events(tables[EVENTS], question_ids)
+    problems = [f"ledger read up to step {reader.last_step}; {reader.dropped}"] if reader.dropped else []
+    problems += find_changes(run, (CONFIG_FILE, METRICS_FILE))
+    logged = int(metrics.steps[-1]) if len(metrics.steps) else 0
+    return RunRecord(
+        run=run,
+        config=config,
+        metrics=metrics,
+        question_ids=question_ids,
+        num_training_questions=len(training_ids),
+        trajectories=trajectories,
+        scores=read_columns(ScoreColumns, tables[SCORES], row=rows),
+        events=events,
+        draws=read_columns(DrawColumns, tables[DRAWS]),
+        units=read_columns(UnitColumns, tables[REPLAYS]),
+        last_step=max(logged, int(events.step.max(initial=0))),
+        incomplete="; ".join(problems),
+    )
+
+
+def _without_ledger(run: Path, config: Config) -> str:
+    if not config.replay.enabled:
+        return (
+            f"{run} has stored nothing: replay was off (method {config.run.method!r}, replay.enabled = false). "
+            "Name a run of a method that replays, such as exgrpo."
+        )
+    return (
+        f"{run} has no replay ledger: {run / LEDGER_FOLDER} does not exist. "
+        "Wait for the run's first step, or restore the folder from a copy."
+    )
+
+
+def read_question_columns(run: Path, columns: Sequence[str], chosen: pc.Expression | None = None) -> pa.Table | None:
+    """Some columns of the run's own questions, those it has, of the `chosen` rows; None where the file is gone.
+
+    Raises InputError for a damaged file.
+    """
+    import pyarrow.parquet as pq
+
+    path = run / QUESTIONS_FILE
+    if not path.is_file():
+        return None
+    try:
+        with reading(str(path)):
+            names = [name for name in columns if name in pq.read_schema(path).names]
+            return pq.read_table(path, columns=names, filters=chosen)
+    except DamagedBytes as error:
+        raise InputError(f"{error}: restore the file from a copy, or delete it.") from error
+
+
+def _training_ids(run: Path) -> pa.Array:
+    table = read_question_columns(run, ["id"])
+    return pa.array([], pa.string()) if table is None else flat(table.column("id"))
+
+
+def _trajectories(table: pa.Table, question_ids: pa.Array) -> TrajectoryColumns:
+    table = table.take(np.argsort(table.column("trajectory_id").to_numpy(), kind="stable"))
+    return read_columns(TrajectoryColumns, table, question=question_numbers(table, question_ids))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuestionText:
+    """A question as the run's own file has it; empty where the file is gone."""
+
+    text: str = ""
+    """Content of the last user message."""
+    answer: str = ""
+    level: str = ""
+
+
+def question_texts(run: Path, question_ids: Sequence[str]) -> dict[str, QuestionText]:
+    """Text, answer and level of the named questions. Raises InputError for a damaged question file."""
+    chosen = pc.field("id").isin(pa.array(question_ids, pa.string()))
+    table = read_question_columns(run, ("id", "prompt", "answer", "level"), chosen) if question_ids else None
+    return {
+        row["id"]: QuestionText(
+            text=next((turn["content"] for turn in reversed(row.get("prompt") or []) if turn["role"] == "user"), ""),
+            answer=row.get("answer") or "",
+            level=row.get("level") or "",
+        )
+        for row in (() if table is None else table.to_pylist())
+    }
+
+
+def response_texts(run: Path, source: str, trajectory_ids: Sequence[int]) -> dict[int, str]:
+    """Decoded response of each trajectory, special tokens left out; empty where the run has no tokenizer yet.
+
+    The tokenizer is that of the run's model, before the end that of a checkpoint, before the first one that of the
+    backbone's `source` where this is a folder. Raises InputError for a damaged tokenizer file or an unknown trajectory.
+    """
+    path = find_tokenizer(run, source)
+    if path is None or not trajectory_ids:
+        return {}
+    from tokenizers import Tokenizer
+
+    text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        json.loads(text)
+    except ValueError as error:
+        raise InputError(f"{path} is damaged ({error}): restore it from a copy, or delete it.") from None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LedgerWarning)  # reported with the run already
+        bodies = LedgerReader(run / LEDGER_FOLDER).bodies(trajectory_ids)
+    texts = Tokenizer.from_str(text).decode_batch(
+        [token_ids.tolist() for token_ids, _ in bodies], skip_special_tokens=True
+    )
+    return dict(zip(trajectory_ids, texts, strict=True))
+
+
+def find_tokenizer(run: Path, source: str) -> Path | None:
+    """The tokenizer file that the run's responses can be decoded with; None where there is none yet."""
+    checkpoints = sorted((run / "checkpoints").glob(f"step-*/model/{TOKENIZER_FILE}"), reverse=True)
+    places = [run / "model" / TOKENIZER_FILE, *checkpoints, Path(source) / TOKENIZER_FILE]
+    return next((path for path in places if path.is_file()), None)

@@ -1,0 +1,298 @@
+"""Statistics of a run's replay, each declared once: its numbers, its tables, its figures and how to read them.
+
+`--json`, the terminal, the files in `plots/` and the page of a run all read STATISTICS. Needs neither a model nor
+torch, and works while the run goes on.
+"""
+
+import math
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.table import Table
+
+from exgrpo_cli.base.errors import DamageWarning, InputError
+from exgrpo_cli.config.sections.replay import ReplaySettings
+from exgrpo_cli.show import queries, tables, what_if
+from exgrpo_cli.show.details import question_history, step_replay
+from exgrpo_cli.show.figures import buffer
+from exgrpo_cli.show.figures.style import save
+from exgrpo_cli.show.figures.training import training_figures
+from exgrpo_cli.show.queries import Numbers
+from exgrpo_cli.show.record import LEDGER_FOLDER, RunRecord, read_config, read_run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PLOTS_FOLDER = "plots"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunReport:
+    """One run's record with its numbers."""
+
+    label: str
+    """Shortest end of the run's path that no other run of the report shares."""
+    record: RunRecord
+    numbers: Numbers
+    """The object of `--json`, with arrays: `step`, `question` and `what_if` only where they were asked for."""
+    titles: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """By the kinds of `what_if`, how the draws of the run and of the other policy are called."""
+
+    @property
+    def rules(self) -> ReplaySettings:
+        """The run's own rules of replay."""
+        return self.record.config.replay
+
+    @property
+    def detailed(self) -> bool:
+        """Whether something besides the numbers of the whole run was asked for."""
+        return bool(self.numbers.keys() & {"step", "question", "what_if"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Statistic:
+    """One statistic of a run."""
+
+    query: Callable[[RunRecord], Numbers]
+    """Its part of the object of `--json`."""
+    tables: Sequence[Callable[[RunReport], Table]] = ()
+    figures: "Mapping[str, tuple[Callable[[RunReport], Figure], str]]" = field(default_factory=dict)
+    """By the name of its file, the maker of a figure and how to read it."""
+    shown: Callable[[ReplaySettings], bool] = lambda rules: True
+    """Whether a run by these rules has its tables and figures."""
+
+
+STATISTICS = (
+    Statistic(query=queries.run_facts),
+    Statistic(query=queries.importance_ratios),
+    Statistic(
+        query=queries.question_states,
+        tables=(tables.buckets_over_time, tables.dynamics),
+        figures={
+            "replay-buckets": (
+                buffer.bucket_occupancy,
+                "Questions in the buffer by their latest success count; on the right, what was drawn of each.",
+            ),
+            "replay-questions": (buffer.question_states, "All training questions by what has become of them."),
+        },
+    ),
+    Statistic(
+        query=queries.draws_and_promise,
+        tables=(tables.draws,),
+        figures={
+            "replay-draws": (
+                buffer.draws_against_promise,
+                "Questions drawn against what the sampler promised; a small p-value means that they disagree.",
+            )
+        },
+        shown=lambda rules: rules.composition == "replace",
+    ),
+    Statistic(
+        query=queries.scanned_units,
+        tables=(tables.units,),
+        figures={
+            "replay-units": (
+                buffer.units_scanned,
+                "Units drawn by priority, and those replayed: the others have drifted beyond the bound.",
+            )
+        },
+        shown=lambda rules: rules.draws_units,
+    ),
+    Statistic(
+        query=queries.entropy_of_choice,
+        figures={
+            "replay-entropy": (
+                buffer.entropy_of_choice,
+                "Entropy of replayed against available trajectories: where the lines meet, selection has no choice.",
+            )
+        },
+        shown=lambda rules: not rules.draws_units,
+    ),
+    Statistic(
+        query=queries.entropy_at_birth,
+        tables=(tables.entropies, tables.difficulty_windows),
+        figures={
+            "replay-entropy-by-bucket": (
+                buffer.entropy_by_bucket,
+                "Entropy at birth by difficulty. Compare within stretches of steps: it falls in time.",
+            )
+        },
+    ),
+    Statistic(
+        query=queries.bucket_flow,
+        tables=(tables.flow,),
+        figures={
+            "replay-flow": (
+                buffer.bucket_flow,
+                "Replay visits: rows where questions came from, columns where they were afterwards.",
+            )
+        },
+        shown=lambda rules: not rules.draws_units,
+    ),
+    Statistic(
+        query=queries.replays,
+        tables=(tables.replayed_questions,),
+        figures={
+            "replay-age-reuse": (buffer.age_and_reuse, "Age of replayed trajectories, and how often each was replayed.")
+        },
+    ),
+)
+
+
+def report_runs(
+    runs: Sequence[Path], *, step: int | None = None, question_id: str = "", other: str = ""
+) -> list[RunReport]:
+    """The numbers of every run; besides what `step` replayed, the history of `question_id`, and what an `other` policy,
+    as `--what-if` names it, would have drawn.
+
+    Warns (DamageWarning) of what is left out. Raises InputError for what is no run, a step that it has not finished, an
+    unknown question or a policy that cannot be read.
+    """
+    reports = []
+    for run, label in zip(runs, _labels(runs), strict=True):
+        record = read_run(run)
+        if record.incomplete:
+            warnings.warn(f"{run}: {record.incomplete}", DamageWarning, stacklevel=2)
+        policy = what_if.parse_what_if(other, record.config.replay) if other else None
+        numbers = summarise(record)
+        if step is not None:
+            numbers["step"] = step_replay(record, step)
+        if question_id:
+            numbers["question"] = question_history(record, question_id)
+        if policy:
+            numbers["what_if"] = what_if.ask(record, policy, np.random.default_rng(0))
+        titles = what_if.titles(record.config.replay, policy.rules) if policy else {}
+        reports.append(RunReport(label=label, record=record, numbers=numbers, titles=titles))
+    return reports
+
+
+def report_record(record: RunRecord) -> RunReport:
+    """The numbers of one run that has been read."""
+    return RunReport(label=record.run.resolve().name, record=record, numbers=summarise(record))
+
+
+def summarise(record: RunRecord) -> Numbers:
+    """All statistics of a run as one object, with arrays."""
+    numbers: Numbers = {}
+    for statistic in STATISTICS:
+        numbers = queries.merged(numbers, statistic.query(record))
+    return numbers
+
+
+def _labels(runs: Sequence[Path]) -> list[str]:
+    """The last parts of each path, as many as it takes to tell the runs apart.
+
+    Raises InputError for a run that is named twice.
+    """
+    parts = [run.resolve().parts for run in runs]
+    for position, run in enumerate(runs):
+        if parts[position] in parts[:position]:
+            raise InputError(f"{run} is named twice. Name each run once.")
+    for length in range(1, max(map(len, parts), default=0) + 1):
+        shortened = ["/".join(path[-length:]) for path in parts]
+        if len(set(shortened)) == len(shortened):
+            return shortened
+    return [str(run) for run in runs]
+
+
+def report_json(reports: Sequence[RunReport]) -> dict[str, Any]:
+    """One run's object; of several runs {"runs": {label: object}}."""
+    objects = {report.label: plain(report.numbers) for report in reports}
+    return next(iter(objects.values())) if len(reports) == 1 else {"runs": objects}
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON holds it: dataclasses as objects, arrays as lists, keys as text, null for NaN and infinities."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def report_tables(reports: Sequence[RunReport]) -> Iterator[Table]:
+    """Tables of what was asked for; else all tables of one run, or those that set several side by side."""
+    for report in reports:
+        yield from tables.asked_tables(report)
+    if any(report.detailed for report in reports):
+        return
+    yield tables.overview(reports)
+    if len(reports) > 1:
+        yield tables.buckets_side_by_side(reports)
+        return
+    for statistic in STATISTICS:
+        if statistic.shown(reports[0].rules):
+            yield from (table(reports[0]) for table in statistic.tables)
+
+
+def captions() -> dict[str, str]:
+    """How to read each figure of the buffer, by its name."""
+    return {name: caption for statistic in STATISTICS for name, (_, caption) in statistic.figures.items()}
+
+
+def replay_figures(report: RunReport) -> "Iterator[tuple[str, Figure]]":
+    """Name and figure of everything about the experience buffer, and of how its run draws from it."""
+    for statistic in STATISTICS:
+        if statistic.shown(report.rules):
+            yield from ((name, draw(report)) for name, (draw, _) in statistic.figures.items())
+
+
+def save_all(run: Path, output: Path | None = None, *, heldout: Mapping[str, Any] | None = None) -> list[Path]:
+    """Draw every figure that the run has data for, as PNG and SVG in `output` (RUN/plots); return their paths.
+
+    `heldout` are the scores before and after training, where summary.json does not have them yet. A run without replay
+    gets its learning curve and diagnostics only. Raises InputError for a folder that is no run, RunError where a
+    figure cannot be written.
+    """
+    folder = output or run / PLOTS_FOLDER
+    paths = _saved(training_figures(run, heldout), folder)
+    if read_config(run).replay.enabled and (run / LEDGER_FOLDER).is_dir():
+        paths += _saved(replay_figures(report_record(read_run(run))), folder)
+    return paths
+
+
+def _saved(figures: "Iterator[tuple[str, Figure]]", folder: Path) -> list[Path]:
+    return [path for name, figure in figures for path in save(figure, folder, name)]
+
+
+def plot_folders(reports: Sequence[RunReport], output: Path | None) -> list[Path]:
+    """Where each run's figures go: RUN/plots, or in `output`, a folder for each of several runs.
+
+    Raises InputError for one that cannot be written, before anything is drawn.
+    """
+    if output is None:
+        folders = [report.record.run / PLOTS_FOLDER for report in reports]
+    else:
+        folders = [output] if len(reports) == 1 else [output / report.label for report in reports]
+    for folder in folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise InputError(
+                f"{folder}: plots cannot be written there ({error.strerror}). "
+                "Name another folder with --output, or leave them out with --no-plots."
+            ) from None
+    return folders
+
+
+def save_reports(reports: Sequence[RunReport], folders: Sequence[Path]) -> list[Path]:
+    """All figures of every run into its folder, and of several runs one that compares them into the first."""
+    paths: list[Path] = []
+    for report, folder in zip(reports, folders, strict=True):
+        paths += _saved(training_figures(report.record.run), folder) + _saved(replay_figures(report), folder)
+        if "what_if" in report.numbers:
+            paths += save(buffer.what_if_figure(report), folder, "replay-what-if")
+    if len(reports) > 1:
+        paths += save(buffer.buffers_compared(reports), folders[0], "replay-comparison")
+    return paths

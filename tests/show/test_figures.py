@@ -1,0 +1,317 @@
+"""Figures of run folders: what they show, how they are saved, and that every kind of run has them."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.colors import LogNorm
+
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.config.sections.replay import ReplaySettings
+from exgrpo_cli.ledger.reader import LedgerReader
+from exgrpo_cli.runs.metrics import RunMetrics, read_metrics
+from exgrpo_cli.show.figures.buffer import (
+    bucket_flow,
+    bucket_occupancy,
+    buffers_compared,
+    draws_against_promise,
+    entropy_by_bucket,
+    what_if_figure,
+)
+from exgrpo_cli.show.figures.comparisons import accuracy_by_level
+from exgrpo_cli.show.figures.style import full_rows, moving_average, save, styled
+from exgrpo_cli.show.figures.training import (
+    accuracy_by_tokens,
+    heldout_scores,
+    learning_curve,
+    policy_diagnostics,
+    training_figures,
+)
+from exgrpo_cli.show.record import read_run
+from exgrpo_cli.show.statistics import RunReport, replay_figures, report_record, report_runs, save_all, save_reports
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from synthetic_run import SyntheticRun, write_config, write_run
+
+ALWAYS = {"learning", "diagnostics"}
+"""Also of a run that has not been validated."""
+TRAINING = ALWAYS | {"learning-tokens"}
+REPLAY = {
+    "replay-buckets",
+    "replay-flow",
+    "replay-questions",
+    "replay-entropy",
+    "replay-age-reuse",
+    "replay-entropy-by-bucket",
+    "replay-draws",
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """45 steps: long enough for moving averages."""
+    folder = tmp_path_factory.mktemp("plots") / "run"
+    write_run(folder, SyntheticRun(steps=45, num_questions=200, questions_per_step=8, mixed_from=4))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def report(run: Path) -> RunReport:
+    return report_record(read_run(run))
+
+
+def names(paths: list[Path], suffix: str) -> set[str]:
+    return {path.stem for path in paths if path.suffix == suffix}
+
+
+def test_every_figure_is_saved_as_png_and_as_svg_with_text_in_it(run: Path) -> None:
+    paths = save_all(run)
+    assert names(paths, ".png") == names(paths, ".svg") == TRAINING | REPLAY
+    assert {path.parent for path in paths} == {run / "plots"}
+    assert {path.name for path in (run / "plots").iterdir()} == {path.name for path in paths}
+    for path in paths:
+        assert path.read_bytes().startswith(b"\x89PNG" if path.suffix == ".png" else b"<?xml")
+    svg = (run / "plots" / "learning.svg").read_text()
+    for words in ("pass@1", "fresh questions", "held-out: arithmetic (95 %)", "mixed phase"):
+        assert f">{words}<" in svg
+
+
+def test_equal_figures_give_equal_files(run: Path, tmp_path: Path) -> None:
+    metrics = read_metrics(run)
+    first, second = (save(learning_curve(metrics, {}), tmp_path / name, "learning") for name in "ab")
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        SyntheticRun(steps=1, num_questions=60, questions_per_step=8, mixed_from=2, finished=False),
+        SyntheticRun(steps=3, num_questions=60, questions_per_step=8, mixed_from=2, finished=False),
+        SyntheticRun(
+            steps=3, num_questions=60, questions_per_step=8, mixed_from=1, rules=ReplaySettings(metric="random")
+        ),
+    ],
+    ids=["nothing stored", "one replay", "nothing measured"],
+)
+def test_short_runs_are_drawn_without_a_warning(tmp_path: Path, spec: SyntheticRun) -> None:
+    write_run(tmp_path / "run", spec)
+    told = report_record(read_run(tmp_path / "run"))
+    figures = dict([*training_figures(tmp_path / "run"), *replay_figures(told)])
+    assert set(figures) == (TRAINING if spec.finished else ALWAYS) | REPLAY
+    for figure in figures.values():
+        figure.canvas.draw()
+
+
+def test_runs_without_replay_or_steps_get_the_training_figures_only(tmp_path: Path) -> None:
+    for name in ("grpo", "new"):
+        (tmp_path / name).mkdir()
+        write_config(tmp_path / name, SyntheticRun(), method="grpo", replay=False)
+    line = {"step": 1, "phase": "on-policy", "batch/pass_at_1": 0.5, "optim/grad_norm": 0.4}
+    (tmp_path / "grpo" / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    assert names(save_all(tmp_path / "grpo"), ".svg") == ALWAYS
+    assert "replayed" not in (tmp_path / "grpo" / "plots" / "diagnostics.svg").read_text()
+    (tmp_path / "new" / "metrics.jsonl").write_text("")
+    for path in save_all(tmp_path / "new"):
+        assert path.suffix == ".png" or ">no step has finished yet<" in path.read_text()
+    with pytest.raises(InputError, match=r"has no metrics\.jsonl"):
+        save_all(tmp_path)
+
+
+def test_the_heat_map_holds_the_questions_of_every_bucket_and_step(report: RunReport) -> None:
+    counts, draws, _ = bucket_occupancy(report).axes
+    by_bucket = report.numbers["over_time"]["buckets"]
+    shown = range(min(by_bucket), max(by_bucket) + 1)
+    [image] = counts.collections
+    expected = [by_bucket.get(bucket, np.zeros(46)) for bucket in shown]
+    np.testing.assert_array_equal(image.get_array().filled(0), expected)
+    assert isinstance(image.norm, LogNorm)
+    drawn = {k: sum(row["drawn"] for row in report.numbers["draws"]["buckets"] if row["bucket"] == k) for k in shown}
+    assert {round(bar.get_y() + bar.get_height() / 2): bar.get_width() for bar in draws.patches} == drawn
+
+
+def test_the_flow_between_buckets_follows_each_replayed_question(report: RunReport, run: Path) -> None:
+    events = LedgerReader(run / "replay").events().to_pylist()
+    latest = {(row["step"], row["question_id"]): row for row in events}
+    expected: dict[tuple[int, object], int] = {}
+    for row in (row for row in events if row["event"] == "selected"):
+        last = latest[row["step"], row["question_id"]]
+        key = (row["bucket"], "retired" if last["event"] == "retired" else last["bucket"])
+        expected[key] = expected.get(key, 0) + 1
+    flow = report.numbers["flow"]
+    told = {(before, after): num for before, row in flow.items() for after, num in row["after"].items()}
+    told |= {(before, "retired"): row["retired"] for before, row in flow.items() if row["retired"]}
+    told |= {(before, None): row["dropped"] for before, row in flow.items() if row["dropped"]}
+    assert told == expected
+    (axes,) = bucket_flow(report).axes
+    row = [float(text.get_text().rstrip("%")) for text in axes.texts if text.get_position()[1] == 0.5]
+    assert sum(row) == pytest.approx(100, abs=5)
+    first = min(flow)
+    visits = sum(num for (before, _), num in expected.items() if before == first)
+    assert axes.get_yticklabels()[0].get_text() == f"{first} ({visits})"
+
+
+def test_entropy_is_compared_within_stretches_of_steps(report: RunReport, run: Path) -> None:
+    windows = report.numbers["entropy"]["windows"]
+    assert len(windows) == 4 and windows[-1]["last_step"] == 45
+    born = LedgerReader(run / "replay").trajectories().to_pylist()
+    assert all(second["first_step"] == first["last_step"] + 1 for first, second in itertools.pairwise(windows))
+    for window in windows:
+        inside = [row for row in born if window["first_step"] <= row["step_born"] <= window["last_step"]]
+        hard = np.mean([row["entropy"] for row in inside if row["k"] <= 2])
+        easy = np.mean([row["entropy"] for row in inside if row["k"] >= 6])
+        assert window["hard_over_easy"] == pytest.approx(hard / easy)
+        assert sum(group["trajectories"] for group in window["by_bucket"]) == len(inside)
+    figure = entropy_by_bucket(report)
+    assert "whiskers 5-95 %" in figure.get_supxlabel()
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()][-1] == "whole run"
+
+
+@pytest.mark.slow
+def test_what_another_policy_would_have_drawn_is_a_figure(run: Path, tmp_path: Path) -> None:
+    reports = report_runs([run], other="sampler=linear,metric=random")
+    assert tmp_path / "replay-what-if.svg" in save_reports(reports, [tmp_path])
+    svg = (tmp_path / "replay-what-if.svg").read_text()
+    assert ">what if: linear<" in svg and ">what if: random<" in svg and ">run: ent:min<" in svg
+    bars = what_if_figure(reports[0]).axes[0].patches
+    assert sum(bar.get_height() for bar in bars[: len(bars) // 2]) == reports[0].numbers["used"]
+
+
+def test_two_lone_points_are_not_joined_and_maxima_are_not_averaged() -> None:
+    few = RunMetrics(
+        steps=np.arange(1, 61),
+        mixed=np.zeros(60, dtype=bool),
+        columns={
+            "batch/pass_at_1": np.linspace(0.2, 0.6, 60),
+            "replay/pass_at_1": np.where(np.arange(60) < 2, 0.5, np.nan),
+            "policy/ratio_fresh": np.full(60, 1.0),
+            "policy/ratio_fresh_max": np.where(np.arange(60) == 30, 50.0, 2.0),
+            "policy/clip_fraction": np.where(np.arange(60) < 3, 0.1, np.nan),
+            "replay/ess": np.zeros(60),
+        },
+    )
+    figure = learning_curve(few, {"arithmetic": np.array([[0, 0.5, 0.4, 0.6], [60, 0.5, 0.4, 0.6]])})
+    [axes] = figure.axes
+    lone = [line for line in axes.lines if len(line.get_xdata()) == 2 and line.get_marker() in "oD"]
+    assert {line.get_linestyle() for line in lone} == {"None"}
+    assert figure.get_supxlabel() == "thin: each step; thick: mean over 3 steps"
+    [ratio] = policy_diagnostics(few).axes  # always 0, or logged in a corner only: no panel
+    assert [line.get_ydata().max() for line in ratio.lines] == pytest.approx([1.0, 1.0, 50.0])
+
+
+def test_held_out_scores_are_drawn_with_their_intervals_by_step_and_by_tokens(run: Path, tmp_path: Path) -> None:
+    metrics = read_metrics(run)
+    heldout = heldout_scores(run, metrics)
+    # Validated at 10, 20, 30, 40; before (0) and after (45) come from summary.json.
+    scores = heldout["arithmetic"]
+    assert scores[:, 0].tolist() == [0, 10, 20, 30, 40, 45]
+    assert scores[:, 2] == pytest.approx(scores[:, 1] - 0.03)
+    (axes,) = learning_curve(metrics, heldout).axes
+    (bars,) = axes.containers
+    drawn = [segment[:, 1].tolist() for segment in bars.lines[2][0].get_segments()]
+    np.testing.assert_allclose(drawn, scores[:, 2:])
+    [axes] = accuracy_by_tokens(metrics, heldout).axes
+    generated = metrics.series("tokens/generated")
+    assert axes.lines[0].get_xdata().tolist() == [generated[: int(step)].sum() for step in scores[:, 0]]
+    axes.figure.canvas.draw()
+    assert axes.get_xticklabels()[-1].get_text().endswith("k")
+    # While a run goes on its validations are shown without the ends.
+    assert heldout_scores(tmp_path, metrics)["arithmetic"][:, 0].tolist() == [10, 20, 30, 40]
+
+
+def test_diagnostics_leave_out_what_was_not_logged() -> None:
+    metrics = RunMetrics(
+        steps=np.array([1, 2]),
+        mixed=np.array([False, False]),
+        columns={"policy/entropy": np.array([0.5, 0.4]), "optim/grad_norm": np.array([0.2, 90.0])},
+    )
+    entropy, norm = policy_diagnostics(metrics).axes
+    assert (entropy.get_title(loc="left"), norm.get_title(loc="left")) == ("policy entropy (nats)", "gradient norm")
+    assert (entropy.get_yscale(), norm.get_yscale()) == ("linear", "log")
+
+
+def test_drawn_and_promised_are_both_there(report: RunReport) -> None:
+    (axes,) = draws_against_promise(report).axes
+    buckets = report.numbers["draws"]["buckets"]
+    assert [bar.get_height() for bar in axes.patches] == [row["drawn"] for row in buckets]
+    (promised,) = axes.lines
+    np.testing.assert_allclose(promised.get_ydata(), [row["expected"] for row in buckets])
+
+
+def test_runs_are_compared_in_one_figure(report: RunReport) -> None:
+    figure = buffers_compared([replace(report, label="a"), replace(report, label="b")])
+    assert len(figure.axes) == 6
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
+
+
+def test_no_figure_has_text_that_leaves_it_or_overlaps_its_neighbours(run: Path, report: RunReport) -> None:
+    for name, figure in [*training_figures(run), *replay_figures(report)]:
+        figure.canvas.draw()
+        renderer = figure.canvas.get_renderer()
+        width, height = figure.canvas.get_width_height()
+        for axes in figure.axes:
+            inside = axes.get_tightbbox(renderer)
+            assert inside.x0 > -2 and inside.y0 > -2 and inside.x1 < width + 2 and inside.y1 < height + 2, name
+            boxes = [
+                tick.label1.get_window_extent(renderer)
+                for tick in axes.xaxis.get_major_ticks()
+                if tick.label1.get_visible() and tick.label1.get_text()
+            ]
+            for left, right in itertools.pairwise(boxes):
+                assert left.x1 <= right.x0 + 1, f"{name}: tick labels overlap"
+    with styled():
+        figure, panels = full_rows(5, 3, row_height=2)
+    figure.canvas.draw()
+    ends = [round(axes.get_position().x1, 2) for axes in panels]
+    assert len(panels) == 5 and ends[2] == ends[4], "a place stays empty"
+
+
+def test_moving_average_by_hand() -> None:
+    # Window 3: at the ends over two values.
+    assert moving_average(np.array([1.0, 2.0, 6.0, 1.0]), 3).tolist() == [1.5, 3.0, 3.0, 3.5]
+
+
+BLOCKED = """
+import sys, warnings
+warnings.simplefilter("error")
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "transformers", "vllm", "deepspeed"):
+            raise ImportError(f"{name} is not installed")
+sys.meta_path.insert(0, Blocker())
+from pathlib import Path
+from exgrpo_cli.show.figures.comparisons import accuracy_by_level
+from exgrpo_cli.show.statistics import save_all
+print(len(save_all(Path(sys.argv[1]), Path(sys.argv[2]))))
+"""
+
+
+def test_figures_need_no_torch_and_no_writable_home(run: Path, tmp_path: Path) -> None:
+    # A home that is no folder refuses even the superuser.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "MPL"))}
+    result = subprocess.run(
+        [sys.executable, "-c", BLOCKED, str(run), str(tmp_path / "plots")],
+        env=environment | {"HOME": "/dev/null"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (0, f"{2 * len(TRAINING | REPLAY)}\n", "")
+    assert (tmp_path / "plots" / "learning.png").is_file()
+
+
+def test_levels_come_in_the_order_of_their_numbers() -> None:
+    score = {"low": 0.05, "high": 0.3, "questions": 5}
+    by_level = {level: {"avg_at_k": share, **score} for level, share in (("10", 0.1), ("2", 0.2), ("hard", 0.3))}
+    results = {"a": {"by_level": by_level}, "b": {"by_level": {}}}
+    (axes,) = accuracy_by_level(results, {"a": "Benchmark"}).axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["2\n(5)", "10\n(5)", "hard\n(5)"]
+    assert axes.lines[0].get_ydata().tolist() == [20.0, 10.0, 30.0]
+    (bars,) = (each for each in axes.collections if hasattr(each, "get_segments"))
+    assert bars.get_segments()[1][:, 1].tolist() == [5.0, 30.0]
+    assert accuracy_by_level({"b": {"by_level": {}}}, {}) is None

@@ -1,0 +1,275 @@
+"""`report.html`: self-contained, complete, honest about what is missing, and safe with hostile text."""
+
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from headless_browser import headless_browser
+from made_results import result_of, write_claim_results
+
+from exgrpo_cli.base.errors import InputError, ToolkitWarning
+from exgrpo_cli.commands import run as exgrpo
+from exgrpo_cli.runs.checksums import note_checksums
+from exgrpo_cli.runs.result import write_result
+from exgrpo_cli.show.page import Paragraph, section
+from exgrpo_cli.show.record import read_config
+from exgrpo_cli.show.run_page import differing_settings
+from exgrpo_cli.show.study_page import write_report
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from synthetic_run import SyntheticRun, write_config, write_run
+
+HOSTILE = "<script>alert(1)</script><img src='http://example.org/x.png'>"
+SECTIONS = [
+    "Result",
+    "Warnings",
+    "Learning",
+    "Verdicts and responses",
+    "Replay",
+    "Replayed trajectories",
+    "How to repeat it",
+    "Versions",
+]
+
+
+class Reader(HTMLParser):
+    """Tags, ids, addresses that a browser would load, and headings of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.loaded: list[str] = []
+        self.tags: set[str] = set()
+        self.headings: list[str] = []
+        self._in_heading = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self._in_heading = tag == "h2"
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value or "")
+            if name in ("src", "href", "xlink:href", "data", "action"):
+                self.loaded.append(value or "")
+
+    def handle_data(self, data: str) -> None:
+        if self._in_heading:
+            self.headings.append(data)
+            self._in_heading = False
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Thirty steps with samples, the last of them hostile."""
+    folder = tmp_path_factory.mktemp("reports") / "run"
+    write_run(folder, SyntheticRun(steps=30, num_questions=100, questions_per_step=8, mixed_from=4))
+    (folder / "samples").mkdir()
+    rows = [
+        {
+            "prompt": HOSTILE,
+            "answer": "7",
+            "text": HOSTILE,
+            "reward": reward,
+            "verdict": "correct" if reward else "wrong",
+            "num_tokens": 9,
+            "experiential": False,
+        }
+        for reward in (0.0, 1.0)
+    ]
+    (folder / "samples" / "step-000030.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_a_page_has_every_section_and_figure_and_loads_nothing(run: Path, tmp_path: Path) -> None:
+    text = write_report(run, tmp_path / "page.html").read_text()
+    page = Reader(text)
+    assert page.headings == SECTIONS
+    assert len(page.ids) == len(set(page.ids))
+    assert "script" not in page.tags and HOSTILE not in text
+    assert "&lt;script&gt;" in text
+    assert all(address.startswith(("#", "data:")) for address in page.loaded)
+    assert {address[1:] for address in page.loaded if address.startswith("#")} <= set(page.ids)
+    assert "default-src 'none'" in text
+    assert not re.search(r"url\((?!#)|@import|http-equiv=.refresh", text)
+    for name in ("learning", "diagnostics", "replay-buckets", "replay-flow", "replay-entropy-by-bucket"):
+        assert f'aria-label="{name}"' in text
+
+
+def test_settings_that_differ_from_the_presets_are_listed(run: Path) -> None:
+    changed = {name: (here, there) for name, here, there in differing_settings(read_config(run))}
+    assert changed["rollout.questions_per_step"] == ("8", "32")
+    assert not {"run.method", "optim.horizon", "rollout.logprobs"} & changed.keys()
+
+
+def test_a_mistake_of_ours_is_no_damage_to_a_file() -> None:
+    def mistaken() -> Iterator[Paragraph]:
+        yield Paragraph("before")
+        raise TypeError("a bug")
+
+    def damaged() -> Iterator[Paragraph]:
+        yield Paragraph("before")
+        raise InputError("run/summary.json is damaged")
+
+    with pytest.raises(TypeError, match="a bug"):
+        section("Result", mistaken)
+    shown = section("Result", damaged)
+    assert [block.text for block in shown.blocks] == ["before", "Not shown: run/summary.json is damaged"]
+
+
+@pytest.mark.engines
+def test_a_broken_or_young_run_gets_the_page_that_its_files_allow(run: Path, tmp_path: Path) -> None:
+    damages = {
+        "config.toml": "[run\n",
+        "metrics.jsonl": "{}\n{}\n",
+        "summary.json": '{"steps": 30, "heldout": {"after": {"pass_at_1": "x"}}}',
+        "environment.json": "[]",
+        "replay/ledger.json": "{",
+        "data/train.parquet": "PAR1",
+        "samples/step-000030.jsonl": '{"prompt": 1}\n',
+    }
+    for name, damaged in damages.items():
+        broken = tmp_path / name.replace("/", "-")
+        shutil.copytree(run, broken)
+        (broken / name).write_text(damaged)
+        with pytest.warns(ToolkitWarning) as told:
+            page = Reader(write_report(broken).read_text())
+        assert any(Path(name).name in str(warning.message) for warning in told), name
+        assert {"Result", "Learning", "How to repeat it"} <= set(page.headings), name
+        assert "Not shown:" in (broken / "report.html").read_text()
+    young = tmp_path / "young"
+    young.mkdir()
+    write_config(young, SyntheticRun())
+    with pytest.warns(ToolkitWarning) as told:
+        write_report(young)
+    assert any("has no metrics.jsonl" in str(warning.message) for warning in told)
+    assert "No step is on record." in (young / "report.html").read_text()
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two arms of two seeds, one run with a changed file, and a run whose settings cannot be read."""
+    study = tmp_path_factory.mktemp("reports") / "study"
+    for arm, replay in (("ent-min", True), ("on-policy", False)):
+        for seed in (0, 1):
+            folder = study / arm / f"seed-{seed}"
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            write_run(folder, SyntheticRun(steps=6, num_questions=60, questions_per_step=8, mixed_from=2, seed=seed))
+            finish(folder, 0.5 + 0.1 * replay + 0.01 * seed)
+            if not replay:
+                write_config(folder, SyntheticRun(steps=6), method="grpo", replay=False)
+                shutil.rmtree(folder / "replay")
+            with (folder / "config.toml").open("a") as file:
+                file.write(f"\n[tiny]\nseed = {seed}\n")
+    changed = study / "on-policy" / "seed-1"
+    (changed / "environment.json").write_text('{"node": "a"}')
+    note_checksums(changed)
+    (changed / "environment.json").write_text('{"node": "b"}')
+    (study / "on-policy" / "seed-2").mkdir()
+    (study / "on-policy" / "seed-2" / "config.toml").write_text("[run\n")
+    return study
+
+
+def test_a_study_is_compared_on_its_page(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exgrpo(["report", str(study), "--json"]) == 0
+    said = capsys.readouterr()
+    text = Path(json.loads(said.out)["report"]).read_text()
+    assert "seed-1/environment.json is damaged" in said.err and "Runs not shown: on-policy/seed-2 cannot" in said.err
+    page = Reader(text)
+    assert page.headings == ["Result", "Runs", "Ledgers", "Arms"]
+    assert "4 of 5 runs finished" in text and "on-policy/seed-2 cannot be read" in text
+    assert re.search(r"<td[^>]*>tiny.seed</td>\s*<td[^>]*>by seed</td>", text)
+    assert "+0.100" in text and "ent-min/1" in text and "on-policy/1" not in text
+    for name in ("ablation", "differences", "curves", "curves-tokens"):
+        assert f'aria-label="{name}"' in text
+
+
+def test_a_study_whose_runs_have_just_begun_misses_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run makes its ledger before its first step; one that has a checkpoint should have a journal too."""
+    study = tmp_path / "study"
+    for seed in (0, 1):
+        run = study / "exgrpo" / f"seed-{seed}"
+        run.parent.mkdir(parents=True, exist_ok=True)
+        write_run(run, SyntheticRun(steps=2, num_questions=60, questions_per_step=8, mixed_from=2, seed=seed))
+        for name in ("metrics.jsonl", "summary.json"):
+            (run / name).unlink()
+    assert exgrpo(["report", str(study)]) == 0
+    assert capsys.readouterr().err == ""
+    text = (study / "report.html").read_text()
+    assert "0 of 2 runs finished" in text and "Nothing to show of a ledger yet." in text and "Not shown" not in text
+    (run / "checkpoints" / "step-000002").mkdir(parents=True)
+    assert exgrpo(["report", str(study)]) == 0
+    said = capsys.readouterr().err
+    assert said.count("Ledgers not shown: exgrpo, seed 1") == 1 and "seed 0" not in said
+
+
+def finish(folder: Path, score: float) -> None:
+    """A summary.json and a result.json as training writes them."""
+    heldout = {"pass_at_1": score, "low": score - 0.1, "high": score + 0.1, "questions": 50, "samples": 4}
+    summary = {
+        "steps": 6,
+        "updates": {"applied": 6, "skipped": 0},
+        "finished": "steps reached",
+        "heldout": {"set": "arithmetic", "before": heldout | {"pass_at_1": 0.2}, "after": heldout},
+        "tokens": {"generated": 1000, "trained": 900},
+        "wall_seconds": {"total": 3.0, "update": 1.0},
+        "peak_memory_bytes": 2**30,
+        "replay": {"questions": 1, "trajectories": 1, "retired": 0, "used": 0},
+    }
+    (folder / "summary.json").write_text(json.dumps(summary))
+    write_result(folder / "result.json", result_of([round(100 * score)], samples=100))
+
+
+def test_what_is_neither_a_run_nor_a_study_is_one_line(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exgrpo(["report", str(tmp_path)]) == 2
+    assert "is neither a run (no config.toml) nor a study" in capsys.readouterr().err
+    assert exgrpo(["report", str(tmp_path / "nowhere")]) == 2
+    assert "is not a folder" in capsys.readouterr().err
+    assert exgrpo(["report", str(run), "--output", "/dev/null/page.html"]) == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "cannot be written" in err
+
+
+DESKTOP, PHONE = 1280, 390
+"""CSS pixels."""
+
+
+@pytest.mark.slow
+def test_a_browser_asks_for_nothing_and_has_nothing_to_complain_of(
+    run: Path, study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run, a study and a study of claims in Chromium; set EXGRPO_SCREENSHOTS to a folder to look at them."""
+    carried = write_claim_results(tmp_path / "carried", "replay-beats-on-policy", method="exgrpo")
+    claims = tmp_path / "claims"
+    judged = ["ablate", "--claim", "replay-beats-on-policy", "--results", str(carried), "--output", str(claims)]
+    assert exgrpo([*judged, "--quiet"]) == 0
+    # The study has damage in it, which the command tells.
+    assert exgrpo(["report", str(study)]) == 0
+    pages = {
+        "run": (write_report(run, tmp_path / "run.html"), SECTIONS, 8),
+        "study": (study / "report.html", ["Result", "Runs", "Ledgers", "Arms"], 4),
+        "claims": (claims / "report.html", ["Claims", "Result", "Runs"], 2),
+    }
+    shown = Path(os.environ.get("EXGRPO_SCREENSHOTS", tmp_path))
+    with headless_browser(tmp_path / "profile") as browser:
+        for name, (page, headings, figures) in pages.items():
+            for width in (DESKTOP, PHONE):
+                seen = browser.look(page, width=width, height=844)
+                (shown / f"{name}-{width}.png").write_bytes(seen.picture)
+                assert seen.requests == [page.resolve().as_uri()], "something was asked for"
+                assert seen.errors == []
+                assert seen.content_width <= width, "the page has to be pushed sideways"
+                assert all(heading in seen.text for heading in headings)
+                assert browser.count("figure svg path") > 10 * figures
+        bad = tmp_path / "bad.html"
+        bad.write_text("<script>console.error('x')</script><img src='/x.png'><p style='width: 2000px'>wide</p>")
+        seen = browser.look(bad, width=DESKTOP, height=844)
+        assert seen.requests[1:] == ["file:///x.png"] and len(seen.errors) == 2 and seen.content_width > DESKTOP

@@ -1,0 +1,321 @@
+"""Replay statistics: hand-made ledgers with counted answers, and simulated runs whose buffer counted along."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from exgrpo_cli.base.errors import DamageWarning, InputError
+from exgrpo_cli.config.sections.replay import ReplaySettings
+from exgrpo_cli.ledger.schemas import LedgerIdentity
+from exgrpo_cli.replay.buffer import ExperienceBuffer
+from exgrpo_cli.replay.visits import FreshRow, Visit
+from exgrpo_cli.runs.metrics import read_metrics
+from exgrpo_cli.show.details import question_history
+from exgrpo_cli.show.figures.buffer import question_states
+from exgrpo_cli.show.record import read_run
+from exgrpo_cli.show.statistics import plain, report_json, report_runs, summarise
+from exgrpo_cli.show.tables import overview
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from synthetic_run import SyntheticRun, write_config, write_questions, write_run
+
+IDS = ["aaa1", "aab2", "bbb3", "ccc4"]
+IDENTITY = LedgerIdentity(
+    tokenizer_hash="t", template="chat", group_size=4, questions_hash="q", logprob_source="trainer"
+)
+
+
+def numbers_of(run: Path) -> dict[str, Any]:
+    return summarise(read_run(run))
+
+
+def success(token: int, length: int, entropy: float) -> FreshRow:
+    return FreshRow(
+        token_ids=np.full(length, token, dtype=np.int32),
+        behaviour_logprobs=np.full(length, -entropy, dtype=np.float32),
+        entropy=entropy,
+        nll=entropy,
+    )
+
+
+def visit(buffer: ExperienceBuffer, question: str, step: int, k: int, *, entropies: tuple[float, ...] = (), **flags):
+    experiential = flags.get("experiential", False)
+    successes = [success(100 * step + i, 10 + i, entropy) for i, entropy in enumerate(entropies)]
+    return buffer.record_visit(
+        Visit(
+            question_id=question,
+            step=step,
+            weight_version=step - 1,
+            success_count=k,
+            num_fresh_successes=k - experiential,
+            num_replayed=int(experiential),
+            verifier_failed=False,
+            rows=successes,
+        )
+    )
+
+
+def replay(buffer: ExperienceBuffer, question: str, step: int, position: int) -> None:
+    candidates = buffer.questions.candidates(question)
+    buffer.questions.record_scores(step, candidates, position)
+    buffer.questions.record_selected(step, [int(candidates.trajectory_ids[position])])
+
+
+@pytest.fixture
+def small_run(tmp_path: Path) -> Path:
+    """K = 4, B = 2, four questions, three steps:
+
+    step 1: aaa1 solved by 2 of 4 (entropies .2, .6), aab2 by none;
+    step 2: aaa1 replays its trajectory 0 and is then solved by 3 (one new: .4); bbb3 by 1 (.8);
+    step 3: bbb3 replays its only trajectory and is then solved by 4: retired; ccc4 by 4: retired.
+    """
+    run = tmp_path / "run"
+    write_questions(run, IDS)
+    write_config(run, SyntheticRun(steps=3, questions_per_step=2, group_size=4))
+    with ExperienceBuffer.create(run / "replay", identity=IDENTITY, rules=ReplaySettings(), question_ids=IDS) as buffer:
+        visit(buffer, "aaa1", 1, 2, entropies=(0.2, 0.6))
+        visit(buffer, "aab2", 1, 0)
+        buffer.flush(1)
+        replay(buffer, "aaa1", 2, 0)
+        visit(buffer, "aaa1", 2, 3, entropies=(0.4,), experiential=True)
+        visit(buffer, "bbb3", 2, 1, entropies=(0.8,))
+        buffer.flush(2)
+        replay(buffer, "bbb3", 3, 0)
+        visit(buffer, "bbb3", 3, 4, experiential=True)
+        visit(buffer, "ccc4", 3, 4)
+        buffer.flush(3)
+    lines = [
+        {"step": 1, "phase": "on-policy", "batch/questions": 2, "tokens/trained": 100},
+        {"step": 2, "phase": "mixed", "batch/questions": 1, "tokens/trained": 110, "policy/ratio_replay": 1.5},
+        {"step": 3, "phase": "mixed", "batch/questions": 1, "tokens/trained": 90, "policy/ratio_replay": 2.0},
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return run
+
+
+def test_a_small_run_counted_by_hand(small_run: Path) -> None:
+    told = plain(numbers_of(small_run))
+    series = told["over_time"]
+    # After steps 0, 1, 2, 3: aaa1 is in bucket 2, then 3; bbb3 is in bucket 1 after step 2 only.
+    assert series["buckets"] == {"1": [0, 0, 1, 0], "2": [0, 1, 0, 0], "3": [0, 0, 1, 1]}
+    assert series["questions"] == [0, 1, 2, 1]
+    assert series["retired"] == [0, 0, 0, 2]
+    # Fresh draws: 2, then 1, then 1, so that 0, 2, 3, 4 questions are seen; what is neither stored nor retired is aab2.
+    assert series["tried"] == [0, 1, 1, 1]
+    assert series["unseen"] == [4, 2, 1, 0]
+    # Two of aaa1, then a third and one of bbb3; the one of the retired bbb3 leaves with it.
+    assert series["trajectories"] == [0, 2, 4, 3]
+    now = [told[name] for name in ("buckets", "questions", "retired", "trajectories", "stored", "first_mixed_step")]
+    assert now == [{"3": 1}, 1, 2, 3, 4, 2]
+    # Trajectory 0 (born in step 1) is replayed in step 2, trajectory 3 (born in step 2, of bbb3) in step 3.
+    assert told["age"] == {"mean": 1.0, "median": 1.0, "p90": 1.0, "max": 1, "histogram": {"1": 2}}
+    assert (told["reuse"]["histogram"], told["reuse"]["never"]) == ({"0": 2, "1": 2}, 2)
+    assert series["age"] == [None, None, 1.0, 1.0]
+    # Both have 10 tokens, of 300 that were trained on.
+    assert told["share"] == {"steps": 2 / 3, "tokens": 20 / 300}
+    assert told["ratios"]["mean"] == [None, 1.5, 2.0]
+    # aaa1 went from bucket 2 to 3, bbb3 from 1 to retirement.
+    assert told["flow"] == {
+        "1": {"after": {}, "retired": 1, "dropped": 0},
+        "2": {"after": {"3": 1}, "retired": 0, "dropped": 0},
+    }
+
+
+def test_the_fresh_questions_that_a_step_logged_count_as_seen(small_run: Path) -> None:
+    # A batch that shrank: step 1 drew 1 question instead of B = 2, so that 0, 1, 2, 3 are seen.
+    lines = [json.loads(line) for line in (small_run / "metrics.jsonl").read_text().splitlines()]
+    lines[0]["batch/questions"] = 1
+    (small_run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    now = numbers_of(small_run)["over_time"]
+    assert (now["tried"].tolist(), now["unseen"].tolist()) == ([0, 0, 0, 0], [4, 3, 2, 1])
+
+
+def test_entropies_of_choice_and_of_birth(small_run: Path) -> None:
+    told = numbers_of(small_run)
+    series, chosen = told["over_time"], told["entropy"]
+    # Step 2: .2 of (.2, .6), mean .4. Step 3: the only one, .8. Each draw counts once.
+    np.testing.assert_allclose(series["entropy_selected"], [np.nan, np.nan, 0.2, 0.8])
+    np.testing.assert_allclose(series["entropy_available"], [np.nan, np.nan, 0.4, 0.8])
+    np.testing.assert_allclose(series["candidates"], [np.nan, np.nan, 2, 1])
+    assert [chosen["selected"], chosen["available"], chosen["share_with_choice"]] == pytest.approx([0.5, 0.6, 0.5])
+    groups = {group["name"]: (group["trajectories"], round(group["mean"], 6)) for group in chosen["by_bucket"]}
+    assert groups == {"1": (1, 0.8), "2": (2, 0.4), "3": (1, 0.4)}
+    # 1 of 4 is hard, 2 of 4 medium, 3 of 4 easy.
+    difficulty = {group["name"]: group["trajectories"] for group in chosen["by_difficulty"]}
+    assert difficulty == {"hard": 1, "medium": 2, "easy": 1}
+
+
+def test_questions_come_with_their_text_and_history(small_run: Path) -> None:
+    record = read_run(small_run)
+    first, second = summarise(record)["most_replayed"]
+    names = ("question_id", "replays", "distinct", "trajectories", "state")
+    assert [[row[name] for name in names] for row in (first, second)] == [
+        ["aaa1", 1, 1, 3, "bucket 3"],
+        ["bbb3", 1, 1, 1, "retired"],
+    ]
+    assert first["question"].text == "What is 0 + 3?"
+    history = question_history(record, "aaa")
+    told = [(row["step"], row["event"], row["trajectory_id"], row["bucket"]) for row in history["events"]]
+    assert told == [
+        (1, "collected", 0, 2),
+        (1, "collected", 1, 2),
+        (2, "scored", 1, None),
+        (2, "selected", 0, 2),
+        (2, "moved", None, 3),
+        (2, "collected", 2, 3),
+    ]
+    assert [row["entropy"] for row in history["events"]] == [0.2, 0.6, 0.6, 0.2, None, 0.4]
+    assert [history[name] for name in ("question_id", "answer", "state")] == ["aaa1", "3", "bucket 3"]
+    never_solved = question_history(record, "aab2")
+    assert (never_solved["events"], never_solved["state"]) == ([], "not buffered")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("aa", "'aa' is the beginning of 2 ids. Give more characters."),
+        ("bbb4", "Did you mean 'bbb3'?"),
+        ("zzzz", "Ids are in the column `id`"),
+    ],
+)
+def test_an_unknown_question_is_refused(small_run: Path, given: str, told: str) -> None:
+    with pytest.raises(InputError, match="question") as caught:
+        question_history(read_run(small_run), given)
+    assert told in str(caught.value)
+
+
+RULES = {
+    "paper": ReplaySettings(),
+    "limits": ReplaySettings(max_per_question=3, max_age=8, cooldown=4, eviction="longest"),
+    "readmission": ReplaySettings(readmit_fraction=0.3, readmit_every=5),
+    "fresh only": ReplaySettings(count_fresh_only=True, sampler="linear", metric="random"),
+    "no retirement": ReplaySettings(retirement=False, sampler="uniform", metric="ppl", direction="max"),
+}
+
+
+@pytest.mark.parametrize("rules", RULES.values(), ids=RULES.keys())
+def test_states_rebuilt_from_events_are_those_the_buffer_counted(tmp_path: Path, rules: ReplaySettings) -> None:
+    run = tmp_path / "run"
+    write_run(run, SyntheticRun(steps=20, num_questions=200, questions_per_step=16, rules=rules, mixed_from=3))
+    told, metrics = numbers_of(run), read_metrics(run)
+    now = told["over_time"]
+    logged = {f"replay/{name}": now[name] for name in ("questions", "retired", "trajectories")}
+    logged |= {f"replay/bucket/{k}": now["buckets"].get(k, np.zeros(21)) for k in range(8)}
+    for name, rebuilt in logged.items():
+        np.testing.assert_array_equal(rebuilt[1:], np.nan_to_num(metrics.series(name)), err_msg=name)
+    assert (now["tried"] is None) == (now["unseen"] is None) == bool(rules.readmit_fraction)
+    if now["tried"] is not None:
+        assert set((now["questions"] + now["retired"] + now["tried"] + now["unseen"]).tolist()) == {200}
+    assert told["used"] == np.nansum(metrics.series("replay/used"))
+    selected = metrics.series("replay/entropy_selected")
+    np.testing.assert_allclose(now["entropy_selected"][1:], selected, rtol=1e-12, equal_nan=True)
+    json.dumps(plain(told), allow_nan=False)
+
+
+def test_a_run_that_is_still_writing(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    write_run(run, SyntheticRun(steps=6, num_questions=100, questions_per_step=8, mixed_from=2, finished=False))
+    whole = numbers_of(run)
+    lines = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(lines[: len(lines) - 40])
+    torn = numbers_of(run)
+    # The ledger knows of step 6, whose line is half there.
+    assert (torn["steps"], torn["ratios"]["steps"].tolist()) == (6, [1, 2, 3, 4, 5])
+    np.testing.assert_array_equal(torn["over_time"]["unseen"], whole["over_time"]["unseen"])
+
+
+def test_a_torn_ledger_is_read_up_to_its_last_whole_step_and_says_so(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    write_run(run, SyntheticRun(steps=6, num_questions=100, questions_per_step=8, mixed_from=2))
+    whole = numbers_of(run)
+    newest = max((run / "replay" / "events").iterdir())
+    os.truncate(newest, newest.stat().st_size // 2)
+    torn = numbers_of(run)
+    assert whole["incomplete"] == ""
+    said = "ledger read up to step 5; events/part-00000006-00000006.parquet"
+    assert torn["incomplete"].startswith(f"{said} is truncated")
+    np.testing.assert_array_equal(torn["over_time"]["questions"], whole["over_time"]["questions"][:6])
+    # Step 6 was logged, but what it replayed is not known: it counts in neither half of a share.
+    assert (torn["steps"], torn["ratios"]["steps"].tolist()) == (5, [1, 2, 3, 4, 5])
+    with pytest.warns(DamageWarning, match=f"run: {said}"), pytest.raises(InputError, match="--step 6 is not in"):
+        report_runs([run], step=6)
+
+
+@pytest.mark.parametrize("retirement", [True, False])
+def test_a_run_before_its_first_replay(tmp_path: Path, retirement: bool) -> None:
+    rules = ReplaySettings(retirement=retirement)
+    write_run(
+        tmp_path / "run", SyntheticRun(steps=2, num_questions=100, questions_per_step=8, mixed_from=50, rules=rules)
+    )
+    told = plain(numbers_of(tmp_path / "run"))
+    assert [told[name] for name in ("questions", "trajectories", "used", "first_mixed_step")] == [0, 0, 0, None]
+    assert told["entropy"]["selected"] is told["draws"]["p_value"] is told["age"]["mean"] is None
+    if not retirement:
+        assert told["over_time"]["tried"] == [0, 8, 16]
+
+
+def test_a_run_without_its_questions_still_shows_the_buffer(small_run: Path) -> None:
+    (small_run / "data" / "train.parquet").unlink()
+    told = plain(numbers_of(small_run))
+    assert told["over_time"]["questions"] == [0, 1, 2, 1]
+    assert told["unseen"] is told["over_time"]["tried"] is None
+    assert told["most_replayed"][0]["question"]["text"] == ""
+
+
+def test_after_a_warm_start_nobody_can_tell_the_tried_from_the_unseen(small_run: Path, tmp_path: Path) -> None:
+    """aaa1 comes along; aab2 is visited without success, which no event says and aaa1's visit might not have said."""
+    run = tmp_path / "warm"
+    write_questions(run, IDS)
+    write_config(run, SyntheticRun(steps=1, questions_per_step=2, group_size=4))
+    with ExperienceBuffer.create(run / "replay", identity=IDENTITY, rules=ReplaySettings(), question_ids=IDS) as buffer:
+        buffer.warm_start(small_run / "replay", max_response_tokens=99, with_retired=False)
+        visit(buffer, "aab2", 1, 0)
+        buffer.flush(1)
+    (run / "metrics.jsonl").write_text('{"step": 1, "phase": "mixed", "batch/questions": 2}\n')
+    [report] = report_runs([run])
+    told = report_json([report])
+    assert told["over_time"]["questions"] == [1, 1]
+    assert [told["tried"], told["unseen"], told["questions"], told["stored"]] == [None, None, 1, 3]
+    rows = dict(zip(*(column.cells for column in overview([report]).columns), strict=True))
+    assert (rows["tried, nothing stored"], rows["unseen"]) == ("–", "–")
+    layers = question_states(report).axes[0].get_legend_handles_labels()[1]
+    assert layers == ["retired", "buffered", "tried or unseen"]
+
+
+def refusal(run: Path) -> str:
+    with pytest.raises(InputError) as caught:
+        read_run(run)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_is_no_run_or_keeps_no_ledger_is_refused_with_the_reason(small_run: Path, tmp_path: Path) -> None:
+    assert "is not a folder. Name the --output folder of a run." in refusal(tmp_path / "nowhere")
+    assert "it has no config.toml" in refusal(tmp_path)
+    (small_run / "replay").rename(tmp_path / "elsewhere")
+    assert "no replay ledger" in refusal(small_run) and "Wait for the run's first step" in refusal(small_run)
+    write_config(small_run, SyntheticRun(), method="grpo", replay=False)
+    assert "replay was off (method 'grpo', replay.enabled = false)" in refusal(small_run)
+
+
+def test_broken_files_are_named(small_run: Path) -> None:
+    good = (small_run / "metrics.jsonl").read_text()
+    (small_run / "metrics.jsonl").write_text("{oops\n" + good)
+    assert "metrics.jsonl, line 1 is not JSON" in refusal(small_run)
+    (small_run / "metrics.jsonl").unlink()
+    assert "has no metrics.jsonl" in refusal(small_run)
+    (small_run / "config.toml").write_text("[run\n")
+    assert "config.toml is not valid TOML" in refusal(small_run)
+
+
+def test_of_a_step_logged_twice_the_last_line_counts(small_run: Path) -> None:
+    with (small_run / "metrics.jsonl").open("a") as lines:
+        lines.write(json.dumps({"step": 2, "phase": "mixed", "policy/ratio_replay": 1.25}) + "\n")
+    metrics = read_metrics(small_run)
+    assert metrics.steps.tolist() == [1, 2, 3]
+    np.testing.assert_array_equal(metrics.series("policy/ratio_replay"), [np.nan, 1.25, 2.0])

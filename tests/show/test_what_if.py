@@ -1,0 +1,164 @@
+"""What another policy would have drawn: settings read, states rebuilt, choices checked against a slow reference."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from exgrpo_cli.base.errors import InputError, RunError
+from exgrpo_cli.config.sections.replay import ReplaySettings
+from exgrpo_cli.show.record import RunRecord, read_run
+from exgrpo_cli.show.what_if import REPETITIONS, ask, buckets_before, parse_what_if
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from synthetic_run import SyntheticRun, write_run
+
+OWN = ReplaySettings(sampler="normal", mu=0.5, sigma=0.125, metric="ent", direction="min")
+LIMITS = ReplaySettings(max_per_question=4, max_age=6, cooldown=3, readmit_fraction=0.5, readmit_every=4)
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
+    run = tmp_path_factory.mktemp("what-if") / "run"
+    write_run(run, SyntheticRun(steps=20, num_questions=250, questions_per_step=16, mixed_from=2))
+    return read_run(run)
+
+
+def asked(record: RunRecord, text: str) -> dict[str, Any]:
+    [outcome] = ask(record, parse_what_if(text, OWN), np.random.default_rng(0)).values()
+    return outcome
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds", "changed"),
+    [
+        ("sampler=linear", ["sampler"], {"sampler": "linear"}),
+        ("metric=ppl", ["metric"], {"metric": "ppl"}),
+        ("metric=ent:max", ["metric"], {"direction": "max"}),
+        (
+            "sampler=uniform, metric=length, direction=max",
+            ["sampler", "metric"],
+            {"sampler": "uniform", "metric": "length", "direction": "max"},
+        ),
+        ("mu=0.25", ["sampler"], {"mu": 0.25}),
+        ("direction=max", ["metric"], {"direction": "max"}),
+        ("metric=python:mine:score", ["metric"], {"metric": "python:mine:score"}),
+        ("priority=latest,replay.max_drift=0.1", ["priority", "max_drift"], {"priority": "latest", "draw": "top"}),
+    ],
+)
+def test_what_is_not_named_is_as_in_the_run(text: str, kinds: list[str], changed: dict[str, Any]) -> None:
+    other = parse_what_if(text, OWN)
+    assert list(other.asked) == kinds
+    for name in ("sampler", "metric", "direction", "mu", "sigma", "priority", "draw", "exponent"):
+        assert getattr(other.rules, name) == changed.get(name, getattr(OWN, name)), name
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("linear", "'linear' is not a new key=value; write sampler=linear,metric=ppl."),
+        ("sampler=linear,sampler=sqrt", "'sampler=sqrt' is not a new key=value"),
+        ("samples=linear", "unknown key 'samples'. Did you mean 'sampler'?"),
+        ("mu=half", "mu = 'half' is not a number."),
+        ("sigma=0", "sigma = 0 is out of range"),
+        ("metric=ent,direction=low", "direction = 'low' is not known."),
+        ("metric=ent:max,direction=min", "metric says max and direction min; give one."),
+        ("sampler=linear,mu=0.3", "mu and sigma are those of the sampler normal, not of linear."),
+        ("sampler=linaer", "Did you mean 'linear'"),
+        ("metric=pll", "Did you mean 'ppl'"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(text: str, told: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_what_if(text, OWN)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "rules", [ReplaySettings(), LIMITS, ReplaySettings(count_fresh_only=True)], ids=["paper", "limits", "fresh"]
+)
+def test_the_buckets_at_each_draw_are_those_the_run_offered_its_sampler(tmp_path: Path, rules: ReplaySettings) -> None:
+    spec = SyntheticRun(steps=16, num_questions=80, questions_per_step=10, mixed_from=2, rules=rules)
+    write_run(tmp_path / "run", spec)
+    run = read_run(tmp_path / "run")
+    steps = np.unique(run.draws.step)
+    assert len(steps) >= 12
+    for step, buckets in zip(steps, buckets_before(run, steps), strict=True):
+        own = run.draws.step == step
+        offered = zip(run.draws.bucket[own], run.draws.num_members[own], run.draws.num_questions[own], strict=True)
+        rebuilt = [(bucket.success_count, bucket.num_members, len(bucket)) for bucket in buckets]
+        assert rebuilt == [tuple(int(value) for value in row) for row in offered]
+        assert all(list(bucket.question_ids) == sorted(bucket.question_ids) for bucket in buckets)
+
+
+def test_the_runs_own_metric_chooses_the_same_trajectories(record: RunRecord) -> None:
+    own = asked(record, "metric=ent")
+    assert own["share_same"] == 1.0
+    assert own["chosen"] == own["other"]
+    assert own["draws"] == len(np.unique(record.scores.step * 1000 + record.trajectories.question[record.scores.row]))
+
+
+def test_another_metric_chooses_as_a_slow_reference_does(record: RunRecord) -> None:
+    outcome = asked(record, "metric=length:max")
+    by_draw: dict[tuple[int, int], list[tuple[int, int, float]]] = {}
+    for i in range(len(record.scores.step)):
+        row = int(record.scores.row[i])
+        key = (int(record.scores.step[i]), int(record.trajectories.question[row]))
+        tokens, trajectory_id = int(record.trajectories.num_tokens[row]), int(record.trajectories.trajectory_id[row])
+        by_draw.setdefault(key, []).append((-tokens, trajectory_id, float(record.scores.entropy[i])))
+    longest = [min(rows) for rows in by_draw.values()]  # of equal lengths the lowest id
+    assert outcome["other"]["num_tokens"] == pytest.approx(np.mean([-row[0] for row in longest]))
+    assert outcome["other"]["entropy"] == pytest.approx(np.mean([row[2] for row in longest]))
+    assert outcome["other"]["num_tokens"] > outcome["chosen"]["num_tokens"]
+    for place, step in enumerate(outcome["steps"]):
+        mine = [min(rows) for key, rows in by_draw.items() if key[0] == step]
+        by_step = outcome["by_step"]["other"]["num_tokens"]
+        assert by_step[place] == pytest.approx(np.mean([-row[0] for row in mine]))
+    assert set(outcome["steps"].tolist()) == {step for step, _ in by_draw}
+    assert outcome["share_with_choice"] == np.mean([len(rows) > 1 for rows in by_draw.values()])
+
+
+def test_another_sampler_draws_as_many_from_what_was_there(record: RunRecord) -> None:
+    outcome = asked(record, "sampler=linear")
+    drawn, expected = outcome["by_step"]["drawn"], outcome["by_step"]["expected"]
+    by_step = np.bincount(record.draws.step, weights=record.draws.num_drawn)[outcome["steps"]]
+    assert sum(drawn.values()).tolist() == by_step.tolist()
+    assert sum(expected.values()) == pytest.approx(by_step)
+    assert {k: values.sum() for k, values in drawn.items()} == outcome["drawn"]
+    # Each repetition draws as many as the run did, so that the means add up to whole multiples of 1/REPETITIONS.
+    total = sum(outcome["drawn"].values())
+    assert sum(outcome["expected"].values()) == pytest.approx(total, abs=1 / REPETITIONS)
+    # Linear weights prefer solved questions; the normal ones those that are half solved.
+    assert np.mean(outcome["expected_pass_rate"]) > np.mean(outcome["pass_rate"])
+
+
+def test_the_runs_own_sampler_draws_alike_on_average(record: RunRecord) -> None:
+    outcome = asked(record, "sampler=normal")
+    # About 150 draws with a standard deviation of about .15: .04 is more than two standard errors of the difference.
+    assert np.mean(outcome["expected_pass_rate"]) == pytest.approx(np.mean(outcome["pass_rate"]), abs=0.04)
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("[buckets[0].question_ids[0]]", "returned a list; it must return a QuestionDraw"),
+        (
+            "QuestionDraw(question_ids=('q',), probabilities=np.ones(len(buckets)) / len(buckets))",
+            "drew question q, which was not offered",
+        ),
+        ("QuestionDraw(question_ids=tuple('abcdefghi'), probabilities=np.ones(1))", "drew 9 questions, 9 distinct, of"),
+    ],
+)
+def test_a_sampler_of_the_user_is_checked_as_in_training(
+    record: RunRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, told: str
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"mine{abs(hash(body))}"
+    (tmp_path / f"{name}.py").write_text(
+        "import numpy as np\nfrom exgrpo_cli.replay.drawing.sampling import QuestionDraw\n"
+        f"def draw(buckets, num, rng):\n    return {body}\n"
+    )
+    with pytest.raises(RunError, match=told):
+        asked(record, f"sampler=python:{name}:draw")
