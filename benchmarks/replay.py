@@ -6,8 +6,7 @@
 Each ledger is built through the buffer itself, step by step, with checkpoints on the way as of a training run. Every
 size then gets a process of its own, so that its memory is its own. Times are medians in milliseconds.
 
-The second table draws units by priority from as many rows, failures among them: memory of index and trees, and the
-processor time of a draw, of what it leaves to be drawn again included.
+The second table draws units by priority from as many rows, failures among them: memory, and the CPU time of a draw.
 """
 
 import argparse
@@ -25,13 +24,13 @@ from pathlib import Path
 
 import numpy as np
 
-from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ledger.schemas import LedgerIdentity
-from exgrpo_cli.replay.buffer import ExperienceBuffer
-from exgrpo_cli.replay.drawing.units import UnitStore
-from exgrpo_cli.replay.trajectory_index import ROW, TrajectoryIndex
-from exgrpo_cli.replay.visits import FreshRow, Visit
+from exgrpo_cli.replay.append import Append
+from exgrpo_cli.replay.by_unit import UnitDraw
+from exgrpo_cli.replay.replace import Replace
+from exgrpo_cli.replay.rows import ROW, StoredRows
+from exgrpo_cli.replay.store import FreshRow, Store, Visit
 
 GROUP_SIZE = 8
 NUM_QUESTIONS = 46_000
@@ -94,9 +93,8 @@ def visits(step: int, num_trajectories: int, questions: np.ndarray, responses: R
     return planned
 
 
-def append(buffer: ExperienceBuffer, step: int, planned: list[Visit]) -> None:
-    for visit in planned:
-        buffer.record_visit(visit)
+def append(buffer: Store, step: int, planned: list[Visit]) -> None:
+    buffer.record_visits(planned)
     buffer.flush(step)
 
 
@@ -106,9 +104,7 @@ def build(folder: Path, size: int, mean_tokens: int) -> None:
     responses = Responses(mean_tokens, rng)
     num_questions = min(NUM_QUESTIONS, max(PER_STEP // 3, size // PER_QUESTION))
     started = time.monotonic()
-    with ExperienceBuffer.create(
-        folder, identity=IDENTITY, rules=ReplaySettings(), question_ids=QUESTION_IDS
-    ) as buffer:
+    with Store.create(folder, identity=IDENTITY, rules=Replace(), question_ids=QUESTION_IDS) as buffer:
         for step in range(1, -(-size // PER_STEP) + 1):
             questions = rng.choice(num_questions, PER_STEP // 3, replace=False)
             append(buffer, step, visits(step, min(PER_STEP, size - (step - 1) * PER_STEP), questions, responses))
@@ -160,10 +156,8 @@ def measure(folder: Path, mean_tokens: int) -> dict[str, float]:
     rng = np.random.default_rng(1)
     before = rss_anon_mib()
 
-    def open_buffer(at_step: int) -> ExperienceBuffer:
-        return ExperienceBuffer.open(
-            folder, identity=IDENTITY, rules=ReplaySettings(), question_ids=QUESTION_IDS, at_step=at_step
-        )
+    def open_buffer(at_step: int) -> Store:
+        return Store.open(folder, identity=IDENTITY, rules=Replace(), question_ids=QUESTION_IDS, at_step=at_step)
 
     at_step = LedgerReader(folder).last_step
     watch = Stopwatch()
@@ -177,16 +171,16 @@ def measure(folder: Path, mean_tokens: int) -> dict[str, float]:
         "trajectories": buffer.counts.num_trajectories,
         "questions": buffer.counts.num_questions,
     }
-    result["index_bytes_per_trajectory"] = buffer.index_nbytes / buffer.counts.num_trajectories
+    result["index_bytes_per_trajectory"] = buffer.nbytes / buffer.counts.num_trajectories
 
     step = at_step + 1
     for _ in range(200):
         with watch.time("draw"):
-            buffer.questions.draw(DRAWN, step, rng)
-    drawn = buffer.questions.draw(DRAWN, step, rng)
+            buffer.rules.draw_questions(buffer, DRAWN, step, rng)
+    drawn = buffer.rules.draw_questions(buffer, DRAWN, step, rng)
     for repeat in range(31):
         with watch.time("fetch_cold" if repeat == 0 else "fetch"):
-            ids = [int(i) for question_id in drawn for i in buffer.questions.candidates(question_id).trajectory_ids]
+            ids = [int(i) for each in buffer.candidates(drawn) for i in each.trajectory_ids]
             buffer.load(ids)
     result["fetched"] = len(ids)
 
@@ -194,8 +188,7 @@ def measure(folder: Path, mean_tokens: int) -> dict[str, float]:
     for later in range(step, step + 30):
         planned = visits(later, PER_STEP, rng.choice(NUM_QUESTIONS, PER_STEP // 3, replace=False), responses)
         with watch.time("append"):
-            for visit in planned:
-                buffer.record_visit(visit)
+            buffer.record_visits(planned)
             with watch.time("flush"):
                 buffer.flush(later)
     result["rss_anon_mib"] = rss_anon_mib()
@@ -222,25 +215,25 @@ def measure_units(size: int, drawn: tuple[int, ...] = (64, 512), repeats: int = 
     rows = np.zeros(size, dtype=ROW)
     rows["question"] = rng.integers(0, NUM_QUESTIONS, size)
     rows["step_born"] = 1 + np.arange(size) // PER_STEP
-    rows["group"] = np.arange(size) // GROUP_SIZE * GROUP_SIZE
+    rows["group"] = np.arange(size)
     rows["reward"] = rng.random(size) < 0.4
+    retired = np.zeros(NUM_QUESTIONS, dtype=bool)
+    retired[:100] = True
     found = []
     for name, settings in DRAWN_BY.items():
         own = rows.copy()
         by_reward, by_advantage = rows["reward"] + 1e-6, rng.random(size)
         own["priority"] = {"reward": by_reward, "latest": rows["step_born"]}.get(settings["priority"], by_advantage)
-        index = TrajectoryIndex(NUM_QUESTIONS, own)
-        bounded = size if "corrected" in name else 0
-        rules = ReplaySettings(composition="append", store="all", capacity=bounded, **settings)
-        store = UnitStore(rules, index, QUESTION_IDS, np.arange(size), groups=False)
+        stored = StoredRows(own, NUM_QUESTIONS)
+        rules = Append(store="all", **settings)
         result: dict[str, float | str] = {"drawn by": name, "rows": size}
-        result["bytes_per_row"] = (index.nbytes + store.nbytes) / size
+        result["bytes_per_row"] = stored.nbytes / size
         for num in drawn:
             watch = Stopwatch()
             for _ in range(repeats):
                 with watch.time("draw"):
-                    store.draw(num, size // PER_STEP + 1, rng)
-                    store.end_draw()
+                    units = stored.units(retired, groups=False)
+                    UnitDraw(rules, stored.all, units, QUESTION_IDS, size // PER_STEP + 1, rng).choose(num)
             result[f"draw_{num}_cpu_ms"] = watch.medians()["draw_cpu_ms"]
         found.append(result)
     return found

@@ -6,17 +6,17 @@ their difference, and entropies fall as the policy grows surer. Everything that 
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.ledger.schemas import LedgerIdentity
-from exgrpo_cli.replay.buffer import ExperienceBuffer
-from exgrpo_cli.replay.visits import FreshRow, Visit
+from exgrpo_cli.replay.by_question import Candidates, choose, resolve_metric
+from exgrpo_cli.replay.replace import Replace
+from exgrpo_cli.replay.store import FreshRow, Store, Visit
 
 MEAN_TOKENS = 24
 VOCABULARY = 512
@@ -33,14 +33,14 @@ class SyntheticRun:
     group_size: int = 8
     mixed_from: int = 6
     ratio: float = 0.5
-    rules: ReplaySettings = field(default_factory=ReplaySettings)
+    rules: Replace = field(default_factory=Replace)
     heldout: bool = True
     finished: bool = True
     """Whether summary.json is written."""
     seed: int = 0
 
 
-def write_run(run: Path, spec: SyntheticRun) -> ExperienceBuffer:
+def write_run(run: Path, spec: SyntheticRun) -> Store:
     """Simulate `spec` into the new folder `run`; return the buffer as it was left, closed."""
     rng = np.random.default_rng(spec.seed)
     ids = [f"{number:06x}{rng.integers(16**6):06x}" for number in range(spec.num_questions)]
@@ -51,7 +51,7 @@ def write_run(run: Path, spec: SyntheticRun) -> ExperienceBuffer:
     )
     simulation = _Simulation(spec, ids, rng)
     with (
-        ExperienceBuffer.create(run / "replay", identity=identity, rules=spec.rules, question_ids=ids) as buffer,
+        Store.create(run / "replay", identity=identity, rules=spec.rules, question_ids=ids) as buffer,
         (run / "metrics.jsonl").open("w") as metrics,
     ):
         for step in range(1, spec.steps + 1):
@@ -109,7 +109,7 @@ class _Simulation:
     def pass_probability(self, question_id: str, step: int) -> float:
         return 1 / (1 + math.exp(self.difficulty[question_id] - self.skill(step)))
 
-    def step(self, buffer: ExperienceBuffer, step: int) -> dict[str, object]:
+    def step(self, buffer: Store, step: int) -> dict[str, object]:
         spec = self.spec
         mixed = step >= spec.mixed_from
         for question_id in buffer.readmit(step, self.rng):
@@ -135,12 +135,12 @@ class _Simulation:
                 verifier_failed=False,
                 rows=successes,
             )
-            buffer.record_visit(visit, collecting=mixed)
+            buffer.record_visits([visit], collecting=mixed)
         buffer.flush(step)
         buffer.seal()
         return self._line(buffer, step, mixed, counts, tokens, replayed) | line
 
-    def _fresh(self, num: int, buffer: ExperienceBuffer, replayed: dict[str, int]) -> list[str]:
+    def _fresh(self, num: int, buffer: Store, replayed: dict[str, int]) -> list[str]:
         taken: list[str] = []
         while len(taken) < num:
             if not self.queue:
@@ -164,15 +164,16 @@ class _Simulation:
             nll=entropy * self.rng.lognormal(0, 0.1),
         )
 
-    def _replay(self, buffer: ExperienceBuffer, step: int) -> tuple[dict[str, int], dict[str, object]]:
-        wanted = min(int(self.spec.ratio * self.spec.questions_per_step), buffer.questions.available(step))
-        drawn = buffer.questions.draw(wanted, step, self.rng)
+    def _replay(self, buffer: Store, step: int) -> tuple[dict[str, int], dict[str, object]]:
+        rules = buffer.rules
+        drawn = rules.draw_questions(buffer, int(self.spec.ratio * self.spec.questions_per_step), step, self.rng)
         replayed: dict[str, int] = {}
+        offered: list[Candidates] = []
         sizes, selected, available = [], [], []
         for question_id in drawn:
-            candidates = buffer.questions.candidates(question_id)
-            if buffer.rules.needs_scores:
-                stale = buffer.questions.stale(candidates, step)
+            [candidates] = buffer.candidates([question_id])
+            if rules.needs_scores:
+                stale = candidates.stale(step, rules.max_score_staleness)
                 drift = self.rng.lognormal(-0.02, 0.05, int(stale.sum()))
                 candidates = candidates.measured(
                     stale,
@@ -180,13 +181,13 @@ class _Simulation:
                     nll=candidates.nll[stale] * drift,
                     weight_version=step,
                 )
-            [at] = buffer.questions.choose(candidates, self.rng)
-            buffer.questions.record_scores(step, candidates, at)
+            [at] = choose(candidates, resolve_metric(rules.metric), rules.direction, self.rng)
+            offered.append(replace(candidates, chosen=(at,)))
             replayed[question_id] = int(candidates.trajectory_ids[at])
             sizes.append(len(candidates))
             selected.append(float(candidates.entropy[at]))
             available.append(float(candidates.entropy.mean()))
-        buffer.questions.record_selected(step, list(replayed.values()))
+        buffer.record_choice(step, offered)
         if not replayed:
             return {}, {}
         progress = step / self.spec.steps
@@ -201,7 +202,7 @@ class _Simulation:
 
     def _line(
         self,
-        buffer: ExperienceBuffer,
+        buffer: Store,
         step: int,
         mixed: bool,
         counts: dict[bool, list[int]],

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from store_calls import candidates_of, chosen_of, draw, record, replay
 
-from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ledger.schemas import SCHEMAS, Event, LedgerIdentity
-from exgrpo_cli.replay.buffer import ExperienceBuffer
-from exgrpo_cli.replay.visits import FreshRow, Visit
+from exgrpo_cli.replay.replace import Replace
+from exgrpo_cli.replay.store import FreshRow, Store, Visit
 
 DOCS = Path(__file__).parents[1] / "docs"
 K = 4
@@ -21,19 +21,18 @@ def blocks(document: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (DOCS / document).read_text(), flags=re.DOTALL)
 
 
-def play(folder: Path, rules: ReplaySettings, num_steps: int) -> ExperienceBuffer:
+def play(folder: Path, rules: Replace, num_steps: int) -> Store:
     """Steps of three visits, with k going round, and two replays."""
     identity = LedgerIdentity(
         tokenizer_hash="t", template="plain", group_size=K, questions_hash="h", logprob_source="trainer"
     )
     rng = np.random.default_rng(0)
-    buffer = ExperienceBuffer.create(folder, identity=identity, rules=rules, question_ids=QUESTIONS)
+    buffer = Store.create(folder, identity=identity, rules=rules, question_ids=QUESTIONS)
     for step in range(1, num_steps + 1):
-        for question_id in buffer.questions.draw(2, step, rng):
-            candidates = buffer.questions.candidates(question_id)
-            [chosen] = buffer.questions.choose(candidates, rng)
-            buffer.questions.record_scores(step, candidates, chosen)
-            buffer.questions.record_selected(step, [int(candidates.trajectory_ids[chosen])])
+        for question_id in draw(buffer, 2, step, rng):
+            candidates = candidates_of(buffer, question_id)
+            [chosen] = chosen_of(buffer, candidates, rng)
+            replay(buffer, step, candidates, chosen)
         for position in range(3):
             k = (step + position) % K
             successes = [
@@ -45,7 +44,8 @@ def play(folder: Path, rules: ReplaySettings, num_steps: int) -> ExperienceBuffe
                 )
                 for member in range(k)
             ]
-            buffer.record_visit(
+            record(
+                buffer,
                 Visit(
                     question_id=QUESTIONS[(3 * step + position) % len(QUESTIONS)],
                     step=step,
@@ -55,7 +55,7 @@ def play(folder: Path, rules: ReplaySettings, num_steps: int) -> ExperienceBuffe
                     num_replayed=0,
                     verifier_failed=False,
                     rows=successes,
-                )
+                ),
             )
         buffer.flush(step)
         if step == 9:
@@ -67,7 +67,7 @@ def play(folder: Path, rules: ReplaySettings, num_steps: int) -> ExperienceBuffe
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder that holds the run the documents speak of."""
     monkeypatch.chdir(tmp_path)
-    play(tmp_path / "runs/exgrpo-tiny/replay", ReplaySettings(), num_steps=12).close()
+    play(tmp_path / "runs/exgrpo-tiny/replay", Replace(), num_steps=12).close()
     return tmp_path / "runs/exgrpo-tiny"
 
 
@@ -82,8 +82,8 @@ def test_reading_the_ledger(run: Path) -> None:
     assert seen["scores"].num_rows == 2 * 11 == len(reader.events().filter(expression("selected")))
     assert seen["most_replayed"]["times"].tolist() == sorted(seen["most_replayed"]["times"], reverse=True)
     # The query about an earlier step against a resume at that step.
-    with ExperienceBuffer.open(
-        run / "replay", identity=reader.identity, rules=ReplaySettings(), question_ids=QUESTIONS, at_step=9
+    with Store.open(
+        run / "replay", identity=reader.identity, rules=Replace(), question_ids=QUESTIONS, at_step=9
     ) as buffer:
         assert dict(seen["buckets"].itertuples(index=False)) == buffer.counts.buckets
 
@@ -115,7 +115,7 @@ def my_replay(run: Path) -> Path:
 
 @pytest.mark.parametrize("sampler", ["hard_ones", "largest_bucket"])
 def test_the_worked_example_draws_and_chooses(my_replay: Path, tmp_path: Path, sampler: str) -> None:
-    rules = ReplaySettings(metric="python:my_replay:sure_and_short", sampler=f"python:my_replay:{sampler}")
+    rules = Replace(metric="python:my_replay:sure_and_short", sampler=f"python:my_replay:{sampler}")
     play(tmp_path / "mine", rules, num_steps=12).close()
     reader = LedgerReader(tmp_path / "mine")
     rows = reader.draws().to_pylist()

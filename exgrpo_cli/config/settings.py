@@ -22,7 +22,6 @@ from exgrpo_cli.config.sections.data import (
     WordProblemSettings,
 )
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
-from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.config.sections.run import (
     BackboneSettings,
     GradingSettings,
@@ -32,6 +31,10 @@ from exgrpo_cli.config.sections.run import (
     TinySettings,
     ValidationSettings,
 )
+from exgrpo_cli.replay.append import Append
+from exgrpo_cli.replay.join import Join
+from exgrpo_cli.replay.refill import Refill
+from exgrpo_cli.replay.replace import Replace
 
 Layer = Mapping[str, Any]
 
@@ -51,7 +54,7 @@ class Config:
     tiny: TinySettings = field(default_factory=TinySettings)
     rollout: RolloutSettings = field(default_factory=RolloutSettings)
     grading: GradingSettings = field(default_factory=GradingSettings)
-    replay: ReplaySettings = field(default_factory=ReplaySettings)
+    replay: Replace | Join | Append | Refill = field(default_factory=Replace)
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
     optim: OptimSettings = field(default_factory=OptimSettings)
     validation: ValidationSettings = field(default_factory=ValidationSettings)
@@ -73,19 +76,7 @@ class Config:
         return {"horizon": steps, "warmup_steps": min(optim.warmup_steps, most)}
 
     def __post_init__(self) -> None:
-        k = self.rollout.group_size
         require_consistent(self)
-        if self.replay.lower_bound >= self.replay.upper(k):
-            raise InputError(
-                f"replay.lower_bound = {self.replay.lower_bound} and replay.upper_bound = {self.replay.upper(k)} leave "
-                "no success count between them, and a visit stores when lower_bound < k <= upper_bound: lower the one "
-                "or raise the other."
-            )
-        if self.optim.minibatches > self.rollout.questions_per_step:
-            raise InputError(
-                f"optim.minibatches = {self.optim.minibatches} exceeds rollout.questions_per_step = "
-                f"{self.rollout.questions_per_step}: a mini-batch holds at least one whole group."
-            )
 
 
 def resolve(layers: Sequence[tuple[str, Layer]]) -> Config:
@@ -107,51 +98,74 @@ def read_section(section: str, kinds: tuple[type, ...], tables: Sequence[tuple[s
     """One section from its tables (name of the layer, {key: value}), the weakest first.
 
     Of several `kinds` the tables pick one, by the key that is a single Literal in each (`composition`); the first
-    without it. Raises InputError naming the table, the key and the nearest valid one, or the kind that has the key.
+    without it. Where a stronger table picks another kind, keys of the one before go with it; a section that is not
+    `enabled` reads none of the keys that other kinds have. Raises InputError naming the table, the key and the nearest
+    valid one, or the kinds that take it.
     """
     for where, table in tables:
         if not isinstance(table, Mapping):
             raise InputError(f"{where}: {section!r} is a section; write {section}.<key> = value.")
-    selector, kind, others = _pick(section, kinds, tables)
-    hints, values = _hints(kind), {}
-    for where, table in tables:
+    picked = _picked(section, kinds, tables)
+    kind = picked[-1] if picked else kinds[0]
+    hints, given = _hints(kind), {}
+    enabled = {key: value for _, table in tables for key, value in table.items()}.get("enabled", True)
+    for (where, table), own in zip(tables, picked, strict=True):
         for key, value in table.items():
-            if key not in hints:
-                known = [f"{section}.{name}" for name in hints]
-                elsewhere = [label for label, other in others.items() if key in _hints(other)]
-                instead = f" It belongs to {' and '.join(elsewhere)}." if elsewhere else ""
-                raise InputError(
-                    f"{where}: unknown key {section}.{key}.{instead or nearest(f'{section}.{key}', known)}"
-                )
-            if key != selector:
-                values[key] = convert(value, hints[key], f"{where}: {section}.{key}")
+            others = [other for other in kinds if key in _hints(other)]
+            if not others or not (enabled is False or key in hints or key in _hints(own)):
+                known = nearest(f"{section}.{key}", [f"{section}.{name}" for name in hints])
+                instead = f" It belongs to {_names(others)}, not to {_names([kind])}." if others else known
+                raise InputError(f"{where}: unknown key {section}.{key}.{instead}")
+            _taken(others, key, value, f"{where}: {section}.{key}")
+            given[key] = (value, f"{where}: {section}.{key}")
+    values = {key: _taken([kind], key, value, where, kinds) for key, (value, where) in given.items() if key in hints}
     return kind(**values)
 
 
-def _pick(
-    section: str, kinds: tuple[type, ...], tables: Sequence[tuple[str, Any]]
-) -> tuple[str, type, dict[str, type]]:
-    """The key that picks, the kind that the strongest table names, and the others by what names them."""
-    if len(kinds) == 1:
-        return "", kinds[0], {}
-    hints = _hints(kinds[0]).items()
-    (selector,) = [
-        name for name, hint in hints if typing.get_origin(hint) is Literal and len(typing.get_args(hint)) == 1
-    ]
-    by_value = {typing.get_args(_hints(kind)[selector])[0]: kind for kind in kinds}
-    chosen = kinds[0]
+def _taken(kinds: Sequence[type], key: str, value: Any, where: str, others: Sequence[type] = ()) -> Any:
+    """The value as one of `kinds` takes it. Raises InputError, naming those of the `others` that would."""
+    takers = [kind for kind in (*kinds, *others) if value in _options(_hints(kind).get(key))]
+    own = _options(_hints(kinds[0])[key])
+    if takers and not set(takers) & set(kinds):
+        known = f"{_names(kinds)} takes {' or '.join(map(repr, own))}; {value!r} goes with {_names(takers)}"
+        raise InputError(f"{where} = {value!r} is not known here: {known}.")
+    return convert(value, _hints(takers[0] if takers else kinds[0])[key], where)
+
+
+def _picked(section: str, kinds: tuple[type, ...], tables: Sequence[tuple[str, Mapping[str, Any]]]) -> list[type]:
+    """The kind that holds from each table on."""
+    selector, found = _selector(kinds[0]), []
+    by_value = {_options(_hints(kind)[selector])[0]: kind for kind in kinds} if selector else {}
+    kind = kinds[0]
     for where, table in tables:
         value = table.get(selector)
         if selector in table and value not in by_value:
             known = nearest(str(value), list(by_value))
             raise InputError(f"{where}: {section}.{selector} = {value!r} is not known.{known}")
-        chosen = by_value.get(value, chosen)
-    return selector, chosen, {f"{selector} = {value!r}": kind for value, kind in by_value.items() if kind is not chosen}
+        kind = by_value.get(value, kind)
+        found.append(kind)
+    return found
+
+
+def _selector(kind: type) -> str:
+    """The key that is a single Literal, and tells the kinds of a section apart; empty where there is none."""
+    return next((name for name, hint in _hints(kind).items() if len(_options(hint)) == 1), "")
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
+
+
+def _names(kinds: Sequence[type]) -> str:
+    """How tables pick these kinds."""
+    selector = _selector(kinds[0])
+    return f"{selector} = " + " or ".join(repr(_options(_hints(kind)[selector])[0]) for kind in kinds)
 
 
 @functools.cache
 def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind)
+    return {each.name: hints[each.name] for each in fields(kind)}
 
 
 def convert(value: Any, kind: Any, where: str) -> Any:

@@ -24,6 +24,7 @@ from exgrpo_cli.machine.survey import Machine, choose_threads
 from exgrpo_cli.models.load import dtype_note, pin_dtype
 from exgrpo_cli.presets import load_preset, preset_names
 from exgrpo_cli.ranks.ranks import ALONE, Ranks
+from exgrpo_cli.replay.join import Join
 
 
 def settle(config: Config, machine: Machine, ranks: Ranks = ALONE, *, fetch: bool = False) -> tuple[Config, "Plan"]:
@@ -325,7 +326,7 @@ def first_replay_step(config: Config, num_questions: int) -> int:
     if replay.warm_start:
         return begins
     stores = 1 if replay.collect_before_start else begins
-    if replay.composition != "join":
+    if not isinstance(replay, Join):
         return max(begins, stores + 1)
     of_a_visit = rollout.group_size if replay.store == "all" else replay.upper(rollout.group_size)
     visits = math.ceil(replay.min_stored / of_a_visit)

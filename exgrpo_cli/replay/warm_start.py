@@ -4,7 +4,7 @@ Live trajectories of buffered questions are copied with their buckets, bodies bi
 -1, older than every version of this run, so they are measured again before their entropy counts.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,8 +15,6 @@ import pyarrow.compute as pc
 from jaxtyping import Float64, Int32, Int64
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.config.sections.replay import ReplaySettings
-from exgrpo_cli.ledger.columns import NO_BUCKET
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ledger.schemas import (
     DRAWS,
@@ -34,10 +32,10 @@ from exgrpo_cli.ledger.schemas import (
     LedgerIdentity,
 )
 from exgrpo_cli.ledger.writer import bodies_batch
-from exgrpo_cli.replay.drawing.priorities import PRIORITIES, priorities_at_birth
-from exgrpo_cli.replay.eviction import EVICTIONS
-from exgrpo_cli.replay.rebuild import StoredState, rebuild
-from exgrpo_cli.replay.trajectory_index import NO_QUESTION, TrajectoryIndex
+from exgrpo_cli.replay.by_question import NO_BUCKET, QuestionStates
+from exgrpo_cli.replay.by_unit import PRIORITIES, UnitPlace, leaving, priorities_at_birth
+from exgrpo_cli.replay.place import Place
+from exgrpo_cli.replay.rows import GONE, rebuild
 
 _BATCH = 1024
 """Trajectories per record batch: 16 MB in memory at 2,000 tokens each."""
@@ -45,7 +43,7 @@ _BATCH = 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WarmStartReport:
-    """What was taken over and what was not."""
+    """Counts of what was copied and what was left out."""
 
     source: Path
     source_step: int
@@ -69,7 +67,7 @@ class WarmStartReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForeignExperience:
-    """What another run brings: rows of step 0, and the report about them."""
+    """Rows of step 0 that another run brings, and the report about them."""
 
     tables: dict[str, pa.Table]
     num_bodies: int
@@ -88,40 +86,40 @@ def read_experience(
     *,
     identity: LedgerIdentity,
     question_ids: Collection[str],
-    rules: ReplaySettings,
+    rules: Place,
     max_response_tokens: int,
     with_retired: bool,
 ) -> ForeignExperience:
-    """What a run of this identity and these rules can take over from the ledger in `source`.
+    """Experience that a run of this identity and these rules can copy from the ledger in `source`.
 
-    Raises InputError where tokenizer, template or K differ, or where a question to be taken over is unknown.
+    Raises InputError where tokenizer, template or K differ, or where a question to be copied is unknown.
     """
     reader = LedgerReader(source)
     identity.require_match(reader.identity, str(source), WARM_START_FIELDS)
     if not with_retired and not len(reader.trajectories(["trajectory_id"])):
         raise InputError(f"{source} holds no trajectories: name a run that has stored some")
-    ids = sorted(set(pc.unique(reader.events(["question_id"]).column("question_id")).to_pylist()))
-    state = rebuild(partial(reader.table, dictionary=True), ids)
-    wanted = (state.success_counts != NO_BUCKET) | (state.retired & with_retired)
-    _require_known([ids[number] for number in np.flatnonzero(wanted)], question_ids, source)
+    ids = set(pc.unique(reader.events(["question_id"]).column("question_id")).to_pylist())
+    rows, states = rebuild(partial(reader.table, dictionary=True), sorted(ids))
+    buffered = states.success_counts != NO_BUCKET
+    wanted = buffered | (states.retired & with_retired)
+    _require_known([states.ids[number] for number in np.flatnonzero(wanted)], question_ids, source)
 
-    owner = state.rows["question"]
-    stored = (owner >= 0) & wanted[owner]
-    _require_rewards(state.rows[stored], source)
-    rewarded = stored & ((state.rows["reward"] > 0) | rules.replays_failures)
-    short = np.flatnonzero(rewarded & (state.rows["num_tokens"] <= max_response_tokens))
-    whole = _whole_groups(state.rows, short, identity.group_size) if rules.draws_groups else short
+    owner = rows["question"]
+    stored = (owner != GONE) & wanted[owner]
+    _require_rewards(rows[stored], source)
+    rewarded = stored & ((rows["reward"] > 0) | rules.replays_failures)
+    short = np.flatnonzero(rewarded & (rows["num_tokens"] <= max_response_tokens))
+    whole = _whole_groups(rows, short, identity.group_size) if rules.draws_groups else short
     if rules.max_per_question and rules.eviction == "lowest-priority":
         # By what this run makes of them: the source may have had another priority, or none.
-        state.rows["priority"][whole] = _priorities(reader, whole, whole, rules)
-    kept = _within_limit(state.rows, whole, ids, rules)
-    retired = np.flatnonzero(state.retired) if with_retired else np.empty(0, dtype=np.int64)
-    buffered = np.unique(owner[kept][state.success_counts[owner[kept]] != NO_BUCKET])
-    trajectories = _trajectories(reader, kept, state.rows["group"][kept], rules)
+        rows["priority"][whole] = _priorities(reader, whole, whole, rules)
+    kept = _within_limit(rows, whole, rules)
+    retired = np.flatnonzero(states.retired) if with_retired else np.empty(0, dtype=np.int64)
+    trajectories = _trajectories(reader, kept, rows["group"][kept], rules)
     return ForeignExperience(
         tables={
             TRAJECTORIES: trajectories,
-            EVENTS: _events(ids, state, kept, retired),
+            EVENTS: _events(states, owner[kept], retired),
             **{table: SCHEMAS[table].empty_table() for table in (SCORES, DRAWS, VISITS, REPLAYS)},
         },
         num_bodies=len(kept),
@@ -131,14 +129,14 @@ def read_experience(
             source=source,
             source_step=reader.last_step,
             num_trajectories=len(kept),
-            num_questions=len(buffered),
+            num_questions=len(np.unique(owner[kept][buffered[owner[kept]]])),
             num_retired=len(retired),
             num_failures=int(stored.sum()) - int(rewarded.sum()),
             num_too_long=int(rewarded.sum()) - len(short),
             num_incomplete=len(short) - len(whole),
             num_over_limit=len(whole) - len(kept),
             num_without_logprobs=int(pc.sum(pc.equal(trajectories.column("logprob_source"), NO_LOGPROBS)).as_py() or 0),
-            num_without_advantage=int(np.isnan(state.rows["advantage"][kept]).sum()),
+            num_without_advantage=int(np.isnan(rows["advantage"][kept]).sum()),
         ),
     )
 
@@ -160,21 +158,15 @@ def _whole_groups(
     return wanted[counts[which] == group_size]
 
 
-def _within_limit(
-    rows: np.ndarray, wanted: Int64[np.ndarray, " wanted"], ids: Sequence[str], rules: ReplaySettings
-) -> Int64[np.ndarray, " kept"]:
+def _within_limit(rows: np.ndarray, wanted: Int64[np.ndarray, " wanted"], rules: Place) -> Int64[np.ndarray, " kept"]:
     """The wanted trajectories without those that `max_per_question` evicts, by the rule that the run itself follows."""
-    if not rules.max_per_question:
-        return wanted
-    rows = rows.copy()
-    rows["question"][np.setdiff1d(np.arange(len(rows)), wanted)] = NO_QUESTION
-    index = TrajectoryIndex(len(ids), rows)
-    for question in np.flatnonzero(index.counts() > rules.max_per_question).tolist():
-        while index.count(question) > rules.max_per_question:
-            candidates = index.candidates(question, ids[question])
-            position = EVICTIONS[rules.eviction](candidates, index.column("token_hash", candidates.trajectory_ids))
-            index.evict(int(candidates.trajectory_ids[position]))
-    return np.array([i for i in wanted.tolist() if index.question_of(i) != NO_QUESTION], dtype=np.int64)
+    gone = []
+    for question in np.unique(rows["question"][wanted]) if rules.max_per_question else ():
+        own = wanted[rows["question"][wanted] == question]
+        keys = rows["priority"][own]
+        excess = max(0, len(own) - rules.max_per_question)
+        gone += leaving(rules.eviction, rows, own, keys, excess, groups=False).tolist()
+    return np.setdiff1d(wanted, gone)
 
 
 def _require_known(needed: list[str], known: Collection[str], source: Path) -> None:
@@ -190,7 +182,7 @@ def _trajectories(
     reader: LedgerReader,
     kept: Int64[np.ndarray, " trajectories"],
     groups: Int32[np.ndarray, " trajectories"],
-    rules: ReplaySettings,
+    rules: Place,
 ) -> pa.Table:
     table = reader.trajectories().take(pa.array(kept))
     first, which = np.unique(groups, return_index=True, return_inverse=True)[1:]
@@ -212,13 +204,13 @@ def _priorities(
     reader: LedgerReader,
     kept: Int64[np.ndarray, " trajectories"],
     group_ids: Int64[np.ndarray, " trajectories"],
-    rules: ReplaySettings,
+    rules: Place,
 ) -> Float64[np.ndarray, " trajectories"]:
-    """What each unit weighs by this run's rules; NaN where units are not drawn, or by a priority of the user's own.
+    """Weight of each unit by this run's rules; NaN where units are not drawn, or by a priority of the user's own.
 
     Raises InputError where a draw in proportion to it has no meaning: for rewards below 0, say.
     """
-    if not rules.draws_units or rules.priority not in PRIORITIES:
+    if not isinstance(rules, UnitPlace) or rules.priority not in PRIORITIES:
         return np.full(len(kept), np.nan)
     table = reader.trajectories(["reward", "advantage"]).take(pa.array(kept))
     priorities = priorities_at_birth(
@@ -242,21 +234,18 @@ def _priorities(
 
 
 def _events(
-    ids: list[str],
-    state: StoredState,
-    kept: Int64[np.ndarray, " trajectories"],
-    retired: Int64[np.ndarray, " retired"],
+    states: QuestionStates, owners: Int32[np.ndarray, " trajectories"], retired: Int64[np.ndarray, " retired"]
 ) -> pa.Table:
-    owners = state.rows["question"][kept]
-    buckets, members = state.success_counts[owners], state.num_members[owners]
+    """The collection of each trajectory, of the questions `owners`, and the retired questions."""
+    buckets, members = states.success_counts[owners], states.num_members[owners]
     outside = buckets == NO_BUCKET
     nulls = [None] * len(retired)
     return pa.table(
         {
-            "step": [WARM_START_STEP] * (len(kept) + len(retired)),
-            "event": [Event.COLLECTED.value] * len(kept) + [Event.RETIRED.value] * len(retired),
-            "question_id": [ids[number] for number in (*owners.tolist(), *retired.tolist())],
-            "trajectory_id": [*range(len(kept)), *nulls],
+            "step": [WARM_START_STEP] * (len(owners) + len(retired)),
+            "event": [Event.COLLECTED.value] * len(owners) + [Event.RETIRED.value] * len(retired),
+            "question_id": [states.ids[number] for number in (*owners.tolist(), *retired.tolist())],
+            "trajectory_id": [*range(len(owners)), *nulls],
             "bucket": [*pa.array(buckets, mask=outside).to_pylist(), *nulls],
             "num_members": [*pa.array(members, mask=outside).to_pylist(), *nulls],
         },

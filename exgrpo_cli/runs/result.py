@@ -198,9 +198,16 @@ def config_hash(config: Config) -> str:
         values["rollout.logprobs"] = "auto"
     if config.optim.schedule == "constant":
         values["optim.horizon"] = 0
+    usual = flat(Config())
     chosen = {
         name: value
         for name, value in values.items()
-        if name not in NOT_HASHED and value != getattr(type(getattr(config, name.split(".")[0]))(), name.split(".")[1])
+        # A place that is not the default one has keys of its own, with defaults of their own.
+        if name not in NOT_HASHED and value != usual.get(name, _own_default(config, name))
     }
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _own_default(config: Config, name: str) -> Any:
+    section, key = name.split(".")
+    return getattr(type(getattr(config, section))(), key)

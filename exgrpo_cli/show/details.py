@@ -116,7 +116,7 @@ def _why_nothing(record: RunRecord, step: int, questions: list[Numbers], units: 
         return ""
     replay = record.config.replay
     if units:
-        return f"every unit scanned had drifted by more than replay.max_drift = {replay.max_drift:g}"
+        return f"every unit scanned had drifted by more than replay.max_drift = {getattr(replay, 'max_drift', 0.0):g}"
     if questions:
         return "the draw was given back: its effective sample size was below replay.ess_bound"
     first = record.metrics.first_mixed_step

@@ -21,6 +21,9 @@ from exgrpo_cli.ledger.columns import (
     EventColumns,
 )
 from exgrpo_cli.ledger.schemas import WARM_START_STEP
+from exgrpo_cli.replay.by_question import QuestionPlace
+from exgrpo_cli.replay.by_unit import UnitPlace
+from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.show.draw_test import draw_test
 from exgrpo_cli.show.record import QuestionText, RunRecord, ScoreColumns, question_texts, table_rows
 
@@ -45,9 +48,9 @@ def run_facts(record: RunRecord) -> Numbers:
         "run": str(record.run),
         "method": record.config.run.method,
         "composition": rules.composition,
-        "sampler": rules.sampler if rules.composition == "replace" else None,
-        "metric": None if rules.draws_units else f"{rules.metric}:{rules.direction}",
-        "priority": rules.priority if rules.draws_units else None,
+        "sampler": rules.sampler if isinstance(rules, Replace) else None,
+        "metric": f"{rules.metric}:{rules.direction}" if isinstance(rules, QuestionPlace) else None,
+        "priority": rules.priority if isinstance(rules, UnitPlace) else None,
         "group_size": record.config.rollout.group_size,
         "steps": record.last_step,
         "first_mixed_step": record.metrics.first_mixed_step,

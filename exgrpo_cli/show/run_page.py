@@ -34,6 +34,7 @@ from exgrpo_cli.show.page import (
     warning,
 )
 from exgrpo_cli.show.record import RunRecord, keeps_experience, read_config, read_run
+from exgrpo_cli.show.tables import drawn_by
 from exgrpo_cli.training.step.guards import Guards
 
 SAMPLE: Shape = {
@@ -97,8 +98,7 @@ def _subtitle(folder: RunFolder) -> str:
         config = read_config(folder.path)
     except InputError:
         return state
-    replay = config.replay
-    chosen = f"replay {replay.sampler}, {replay.metric}:{replay.direction}" if replay.enabled else "no replay"
+    chosen = f"replay {drawn_by(config.replay)}" if config.replay.enabled else "no replay"
     asked = f"questions {Path(config.data.train).name}, seed {config.run.seed}"
     return f"{config.run.method} on {config.backbone.name}, {asked}, {chosen}. {state}"
 

@@ -16,7 +16,7 @@ import numpy as np
 from rich.table import Table
 
 from exgrpo_cli.base.errors import DamageWarning, InputError
-from exgrpo_cli.config.sections.replay import ReplaySettings
+from exgrpo_cli.replay.place import Place
 from exgrpo_cli.show import queries, tables, what_if
 from exgrpo_cli.show.details import question_history, step_replay
 from exgrpo_cli.show.figures import buffer
@@ -44,7 +44,7 @@ class RunReport:
     """By the kinds of `what_if`, how the draws of the run and of the other policy are called."""
 
     @property
-    def rules(self) -> ReplaySettings:
+    def rules(self) -> Place:
         """The run's own rules of replay."""
         return self.record.config.replay
 
@@ -63,7 +63,7 @@ class Statistic:
     tables: Sequence[Callable[[RunReport], Table]] = ()
     figures: "Mapping[str, tuple[Callable[[RunReport], Figure], str]]" = field(default_factory=dict)
     """By the name of its file, the maker of a figure and how to read it."""
-    shown: Callable[[ReplaySettings], bool] = lambda rules: True
+    shown: Callable[[Place], bool] = lambda rules: True
     """Whether a run by these rules has its tables and figures."""
 
 

@@ -9,7 +9,8 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from exgrpo_cli.config.sections.replay import ReplaySettings
+from exgrpo_cli.replay.place import Place
+from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.show.queries import GROUPS, Numbers, span_of
 from exgrpo_cli.show.what_if import metric_title, priority_title
 
@@ -79,10 +80,11 @@ def finite_mean(values: np.ndarray) -> float:
     return float(known.mean()) if len(known) else math.nan
 
 
-def _drawn_by(rules: ReplaySettings) -> str:
+def drawn_by(rules: Place) -> str:
+    """How a run's replay is drawn and chosen."""
     if rules.draws_units:
         return priority_title(rules)
-    return metric_title(rules) if rules.composition == "join" else f"{rules.sampler}, {metric_title(rules)}"
+    return f"{rules.sampler}, {metric_title(rules)}" if isinstance(rules, Replace) else metric_title(rules)
 
 
 FACTS: dict[str, Callable[[Numbers], str]] = {
@@ -116,7 +118,7 @@ FACTS: dict[str, Callable[[Numbers], str]] = {
 
 def overview(reports: "Sequence[RunReport]") -> Table:
     """The main numbers, one column per run."""
-    told = [report.numbers | {"drawn_by": _drawn_by(report.rules)} for report in reports]
+    told = [report.numbers | {"drawn_by": drawn_by(report.rules)} for report in reports]
     columns: dict[str, Cell] = {"": lambda fact: fact}
     for report, numbers in zip(reports, told, strict=True):
         columns[report.label] = lambda fact, numbers=numbers: FACTS[fact](numbers)  # type: ignore[misc]
@@ -192,7 +194,9 @@ def draws(report: "RunReport") -> Table:
         "promised": of("expected", written(",.1f")),
         "drawn": of("drawn", count),
     }
-    return table_of(f"Drawn against promised ({report.rules.sampler}{outcome})", columns, found["buckets"])
+    return table_of(
+        f"Drawn against promised ({getattr(report.rules, 'sampler', '')}{outcome})", columns, found["buckets"]
+    )
 
 
 def entropies(report: "RunReport") -> Table:

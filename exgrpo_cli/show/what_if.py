@@ -14,20 +14,22 @@ import pyarrow.compute as pc
 from jaxtyping import Float64, Int64
 
 from exgrpo_cli.base.errors import InputError, nearest
-from exgrpo_cli.config.names import DIRECTIONS, DRAWS, PREFIX
-from exgrpo_cli.config.sections.replay import ReplaySettings
+from exgrpo_cli.config.names import DIRECTIONS, DRAWS, PREFIX, replay_function
 from exgrpo_cli.ledger.columns import COLLECTED, EVICTED, MISSING, NO_BUCKET, READMITTED, RETIRED, SELECTED
 from exgrpo_cli.ledger.reader import LedgerReader
-from exgrpo_cli.replay.drawing.priorities import (
-    PRIORITIES,
-    OwnPriority,
-    StoredUnits,
-    checked_priorities,
-    own_priority,
-    priorities_at_birth,
+from exgrpo_cli.replay.append import Append
+from exgrpo_cli.replay.by_question import (
+    Bucket,
+    Candidates,
+    QuestionPlace,
+    check_draw,
+    choose,
+    resolve_metric,
+    resolve_sampler,
 )
-from exgrpo_cli.replay.drawing.sampling import Bucket, check_draw, resolve_sampler
-from exgrpo_cli.replay.drawing.selection import Candidates, choose, resolve_metric
+from exgrpo_cli.replay.by_unit import PRIORITIES, StoredUnits, UnitPlace, checked_priorities, priorities_at_birth
+from exgrpo_cli.replay.place import Place
+from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.show.queries import Numbers, draw_numbers, mean_by_step, rows_of_units
 from exgrpo_cli.show.record import LEDGER_FOLDER, RunRecord
 
@@ -47,12 +49,12 @@ Units = Int64[np.ndarray, " _"]
 class OtherPolicy:
     """The run's rules with what is named otherwise, and which kinds of draw that concerns."""
 
-    rules: ReplaySettings
+    rules: Place
     asked: tuple[str, ...]
     """Of KINDS."""
 
 
-def parse_what_if(text: str, own: ReplaySettings) -> OtherPolicy:
+def parse_what_if(text: str, own: Place) -> OtherPolicy:
     """Read `sampler=linear,metric=ppl:max,mu=0.4`; what is not named is as in the run.
 
     Raises InputError for an unknown key, priority, direction or number.
@@ -76,8 +78,11 @@ def parse_what_if(text: str, own: ReplaySettings) -> OtherPolicy:
             hint = nearest(given[key], known)
             raise InputError(f"--what-if {text!r}: {key} = {given[key]!r} is not known.{hint}")
     if "direction" in given:
-        given.setdefault("metric", own.metric)
-    if given.keys() & {"mu", "sigma"} and given.setdefault("sampler", own.sampler) != "normal":
+        given.setdefault("metric", getattr(own, "metric", Replace().metric))
+    if (
+        given.keys() & {"mu", "sigma"}
+        and given.setdefault("sampler", getattr(own, "sampler", Replace().sampler)) != "normal"
+    ):
         raise InputError(
             f"--what-if {text!r}: mu and sigma are those of the sampler normal, not of {given['sampler']}."
         )
@@ -88,9 +93,14 @@ def parse_what_if(text: str, own: ReplaySettings) -> OtherPolicy:
     return OtherPolicy(rules=_with(own, given), asked=asked)
 
 
-def _with(own: ReplaySettings, given: Mapping[str, Any]) -> ReplaySettings:
+def _with(own: Place, given: Mapping[str, Any]) -> Place:
+    """The run's place with what is given, or where it has no such keys one that has. Not a run's own settings: which of
+    them fit together is not asked."""
+    place = next((each for each in (own, Replace(), Append()) if all(hasattr(each, key) for key in given)), None)
+    if place is None:
+        raise InputError(f"--what-if: no run draws by {', '.join(given)} at once: ask for questions or units.")
     try:
-        return replace(own, **given)
+        return replace(place, enabled=False, **given)
     except InputError as error:
         raise InputError(f"--what-if: {error}") from None
 
@@ -105,31 +115,41 @@ def _number(text: str, key: str, value: str) -> float:
     return number
 
 
-def sampler_title(rules: ReplaySettings) -> str:
+def sampler_title(rules: Place) -> str:
     """The sampler's name, with mean and deviation where it is the normal one."""
+    if not isinstance(rules, Replace):
+        return ""
     return f"normal({rules.mu:g}, {rules.sigma:g})" if rules.sampler == "normal" else rules.sampler
 
 
-def metric_title(rules: ReplaySettings) -> str:
+def metric_title(rules: Place) -> str:
     """The metric with its direction, which a random choice has not."""
+    if not isinstance(rules, QuestionPlace):
+        return ""
     return rules.metric if rules.metric == "random" else f"{rules.metric}:{rules.direction}"
 
 
-def priority_title(rules: ReplaySettings) -> str:
+def priority_title(rules: Place) -> str:
     """The priority with what else orders or weighs units."""
+    if not isinstance(rules, UnitPlace):
+        return ""
     fading = f", fading in {rules.age_decay:g} steps" if rules.age_decay else ""
     power = f"^{rules.exponent:g}" if rules.exponent != 1 else ""
     return f"{rules.priority}{power}, {rules.draw}{fading}"
 
 
-def titles(own: ReplaySettings, other: ReplaySettings) -> dict[str, tuple[str, str]]:
+def titles(own: Place, other: Place) -> dict[str, tuple[str, str]]:
     """How the draws of the run and of the other policy are called, by kind."""
     return {
         "sampler": (sampler_title(own), sampler_title(other)),
         "metric": (metric_title(own), metric_title(other)),
         "priority": (priority_title(own), priority_title(other)),
-        "max_drift": (f"{own.max_drift:g}", f"{other.max_drift:g}"),
+        "max_drift": (f"{_bound(own):g}", f"{_bound(other):g}"),
     }
+
+
+def _bound(rules: Place) -> float:
+    return rules.max_drift if isinstance(rules, UnitPlace) else 0.0
 
 
 def ask(record: RunRecord, other: OtherPolicy, rng: np.random.Generator) -> Numbers:
@@ -138,11 +158,13 @@ def ask(record: RunRecord, other: OtherPolicy, rng: np.random.Generator) -> Numb
     Raises InputError where the run has no such draw, RunError where a function of the user returns what it must not.
     """
     _require(record, other.asked)
+    # `parse_what_if` chose a place that has the keys of what is asked.
+    rules: Any = other.rules
     askers: dict[str, Callable[[], Numbers]] = {
-        "sampler": lambda: other_sampler(record, other.rules, rng),
-        "metric": lambda: other_metric(record, other.rules, rng),
-        "priority": lambda: other_priority(record, other.rules, rng),
-        "max_drift": lambda: other_bound(record, other.rules.max_drift),
+        "sampler": lambda: other_sampler(record, rules, rng),
+        "metric": lambda: other_metric(record, rules, rng),
+        "priority": lambda: other_priority(record, rules, rng),
+        "max_drift": lambda: other_bound(record, _bound(other.rules)),
     }
     return {kind: askers[kind]() for kind in other.asked}
 
@@ -157,7 +179,7 @@ def _require(record: RunRecord, asked: tuple[str, ...]) -> None:
         if kind in ("priority", "max_drift") and not replay.draws_units:
             raise InputError(f"--what-if: {record.run} draws questions {where}: ask for another sampler or metric.")
     if "max_drift" in asked and not np.isfinite(record.units.drift).any():
-        raise InputError(f"--what-if: {record.run} measured no drift (replay.max_drift = {replay.max_drift:g}).")
+        raise InputError(f"--what-if: {record.run} measured no drift (replay.max_drift = {_bound(replay):g}).")
 
 
 def _events_before(record: RunRecord, steps: Steps) -> Iterator[Int64[np.ndarray, " events"]]:
@@ -200,7 +222,7 @@ def buckets_before(record: RunRecord, steps: Steps) -> Iterator[list[Bucket]]:
         ]
 
 
-def other_sampler(record: RunRecord, rules: ReplaySettings, rng: np.random.Generator) -> Numbers:
+def other_sampler(record: RunRecord, rules: Replace, rng: np.random.Generator) -> Numbers:
     """Ask another sampler at each draw of the run, over all questions drawable then, REPETITIONS times.
 
     Returns questions `drawn` by the run and `expected` of the other, by success count, in all and `by_step`, and mean
@@ -232,7 +254,7 @@ def other_sampler(record: RunRecord, rules: ReplaySettings, rng: np.random.Gener
     return {"sampler": rules.sampler, **totals, **told}
 
 
-def other_metric(record: RunRecord, rules: ReplaySettings, rng: np.random.Generator) -> Numbers:
+def other_metric(record: RunRecord, rules: QuestionPlace, rng: np.random.Generator) -> Numbers:
     """Let another metric choose among the candidates of every draw that replayed, by that step's measurements.
 
     Returns means over the draws of what the run has `chosen` and the `other` would have, in all and `by_step`, and how
@@ -259,7 +281,7 @@ def other_metric(record: RunRecord, rules: ReplaySettings, rng: np.random.Genera
     return {
         "metric": rules.metric,
         "direction": rules.direction,
-        "measured": record.config.replay.needs_scores,
+        "measured": isinstance(own_rules := record.config.replay, QuestionPlace) and own_rules.needs_scores,
         "draws": len(choices),
         "share_with_choice": float(np.mean(choices)) if choices else np.nan,
         "share_same": float(with_choice.mean()) if len(with_choice) else np.nan,
@@ -284,7 +306,6 @@ def _candidates(record: RunRecord, rows: Int64[np.ndarray, " candidates"]) -> Ca
         nll=scores.nll[rows],
         measured_version=scores.weight_version[rows].astype(np.int32),
         reward=born.reward[stored].astype(np.float32),
-        priority=np.full(len(rows), np.nan),
     )
 
 
@@ -329,7 +350,7 @@ def other_bound(record: RunRecord, bound: float) -> Numbers:
             needed.append(int(found[taken - 1]) + 1)
     scan_steps = np.unique(units.step)
     return {
-        "own": record.config.replay.max_drift,
+        "own": _bound(record.config.replay),
         "other": bound,
         "scanned": len(passes),
         "accepted": int(units.accepted.sum()),
@@ -345,7 +366,7 @@ def other_bound(record: RunRecord, bound: float) -> Numbers:
     }
 
 
-def other_priority(record: RunRecord, rules: ReplaySettings, rng: np.random.Generator) -> Numbers:
+def other_priority(record: RunRecord, rules: UnitPlace, rng: np.random.Generator) -> Numbers:
     """Draw by another priority at every step that took a unit, over the units stored then, REPETITIONS times.
 
     Returns means over the rows of the units that the run has `taken` and of those `expected` of the other, in all and
@@ -356,13 +377,13 @@ def other_priority(record: RunRecord, rules: ReplaySettings, rng: np.random.Gene
         raise InputError("--what-if: priority = 'signal' is of groups, and this run draws rows.")
     born, taken = record.trajectories, record.units.accepted
     at, own_units = record.units.step[taken], born.rows_of(record.units.unit[taken])
-    steps, priority, own = np.unique(at), _priority_at_birth(record, rules), own_priority(rules.priority)
+    steps, priority = np.unique(at), _priority_at_birth(record, rules)
     drawn, drawn_at, same = [own_units[:0]], [at[:0]], 0.0
     for step, live in zip(steps.tolist(), units_before(record, steps), strict=True):
         if rules.priority == "headroom":
             _renew_headroom(record, priority, step)
-        elif own is not None:
-            priority[live] = _ask_own(record, own, rules, live, rng)
+        elif rules.priority.startswith(PREFIX):
+            priority[live] = _ask_own(record, rules, live, rng)
         mine = own_units[at == step]
         for _ in range(REPETITIONS):
             found = _draw(rules, live, priority[live], born.step_born[live], step, len(mine), rng)
@@ -399,11 +420,11 @@ def units_before(record: RunRecord, steps: Steps) -> Iterator[Units]:
         yield np.flatnonzero(held & ~retired[born.question])
 
 
-def _priority_at_birth(record: RunRecord, rules: ReplaySettings) -> Float64[np.ndarray, " trajectories"]:
+def _priority_at_birth(record: RunRecord, rules: UnitPlace) -> Float64[np.ndarray, " trajectories"]:
     born = record.trajectories
     if rules.priority not in PRIORITIES:
         return np.full(len(born.trajectory_id), np.nan)
-    if rules.priority == record.config.replay.priority:
+    if rules.priority == getattr(record.config.replay, "priority", ""):
         return born.priority.copy()
     reader = LedgerReader(record.run / LEDGER_FOLDER)
     return priorities_at_birth(
@@ -424,7 +445,7 @@ def _renew_headroom(record: RunRecord, priority: Float64[np.ndarray, " trajector
 
 
 def _ask_own(
-    record: RunRecord, own: OwnPriority, rules: ReplaySettings, live: Units, rng: np.random.Generator
+    record: RunRecord, rules: UnitPlace, live: Units, rng: np.random.Generator
 ) -> Float64[np.ndarray, " units"]:
     """Priorities by the user's function, checked as in training."""
     born = record.trajectories
@@ -445,11 +466,12 @@ def _ask_own(
         advantage=sums[1] / sizes,
         tokens=sums[2].astype(np.int64),
     )
+    own = replay_function("replay.priority", rules.priority)
     return checked_priorities(own(units, rng), units, rules.priority, proportional=rules.draw == "proportional")
 
 
 def _draw(
-    rules: ReplaySettings,
+    rules: UnitPlace,
     live: Units,
     priority: Float64[np.ndarray, " units"],
     born: Steps,

@@ -85,7 +85,7 @@ def shown_name(source: str) -> str:
 def summarise(run: ActiveRun, after: dict[str, Any]) -> dict[str, Any]:
     """The final figures (`summary.json`)."""
     parts, state = run.parts, run.state
-    counts, replay = parts.buffer.counts, parts.config.replay
+    counts, replay = parts.ranks.from_main(lambda: parts.main_store.counts), parts.config.replay
     return {
         "steps": state.step,
         "finished": state.finished,

@@ -21,7 +21,6 @@ from exgrpo_cli.base.console.reporter import Reporter
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.files import whole_folder, write_text
 from exgrpo_cli.base.types import Question
-from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.config.settings import Config, to_toml
 from exgrpo_cli.ledger.schemas import FOREIGN_WEIGHTS, LedgerIdentity
 from exgrpo_cli.models.load import load_tokenizer
@@ -30,8 +29,8 @@ from exgrpo_cli.questions.question_file.identity import normalised, question_tex
 from exgrpo_cli.questions.question_file.questions import write_questions
 from exgrpo_cli.questions.sources.files import Row, iter_rows
 from exgrpo_cli.questions.sources.formats import stem_of
-from exgrpo_cli.replay.buffer import ExperienceBuffer
-from exgrpo_cli.replay.visits import FreshRow, Visit
+from exgrpo_cli.replay.join import Join
+from exgrpo_cli.replay.store import FreshRow, Store, Visit
 from exgrpo_cli.runs.folder import POOL_FILE, RunFolder
 from exgrpo_cli.training.starting.assemble import choose_run_template, tokenizer_hash
 from exgrpo_cli.training.starting.run_questions import load_questions
@@ -198,16 +197,16 @@ def _fill(
     report: PoolReport,
 ) -> None:
     """Write the ledger, one step of the file after the other; memory holds one step."""
-    rules = ReplaySettings(composition="join", store="all", lower_bound=-1, upper_bound=MOST_MEMBERS, retirement=False)
+    rules = Join(store="all", lower_bound=-1, upper_bound=MOST_MEMBERS, retirement=False)
     seen: set[str] = set()
-    with ExperienceBuffer.create(folder, identity=identity, rules=rules, question_ids=question_ids) as buffer:
+    with Store.create(folder, identity=identity, rules=rules, question_ids=question_ids) as buffer:
         for step, of_step in groupby(rollouts, key=lambda rollout: rollout.step):
             visits: dict[tuple[str, str], list[FreshRow]] = {}
             for rollout in of_step:
                 visits.setdefault((rollout.question_id, rollout.group), []).append(rollout.row)
             for (question_id, _), members in visits.items():
                 visit = _visit(question_id, members, step, identity.group_size)
-                buffer.record_visit(visit)
+                buffer.record_visits([visit])
                 seen.add(question_id)
                 report.visits += 1
                 report.whole_groups += len(members) == identity.group_size

@@ -3,7 +3,8 @@
 Where we depart from the released code: `docs/algorithm.md`.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,8 +14,8 @@ from exgrpo_cli.algo.batching import TrainingRow, split_minibatches
 from exgrpo_cli.algo.history import SuccessHistory, history_advantages, normalised_history_advantages
 from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
-from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.engines.protocols import UpdateReport
+from exgrpo_cli.replay.place import NO_EXPERIENCE, Experience, Replayed
 from exgrpo_cli.training.metrics import (
     Clock,
     batch_metrics,
@@ -26,16 +27,7 @@ from exgrpo_cli.training.metrics import (
 )
 from exgrpo_cli.training.parts import Parts
 from exgrpo_cli.training.resuming.state import RunState
-from exgrpo_cli.training.step.composition import COMPOSITIONS
-from exgrpo_cli.training.step.experience import (
-    NO_EXPERIENCE,
-    Experience,
-    buffer_metrics,
-    draw_experience,
-    readmit,
-    record_visits,
-)
-from exgrpo_cli.training.step.groups import Advantage, Group
+from exgrpo_cli.training.step.groups import Advantage, Group, replayed_row
 from exgrpo_cli.training.step.rollouts import StepRollouts, roll_out
 
 
@@ -55,13 +47,12 @@ def run_step(parts: Parts, state: RunState, step: int, clock: Clock | None = Non
 
     Raises RunError after too many consecutive skipped updates.
     """
-    config, clock = parts.config, clock or Clock()
-    mixed = config.replay.enabled and state.is_mixed(step, config.replay.start_threshold, config.replay.warmup_steps)
+    config, place, clock = parts.config, parts.config.replay, clock or Clock()
+    mixed = place.enabled and state.is_mixed(step, place.start_threshold, place.warmup_steps)
 
     with clock.phase("replay"):
         readmit(parts, step)
-        replaces = mixed and config.replay.composition == "replace"
-        experience = draw_experience(parts, step) if replaces else NO_EXPERIENCE
+        experience = parts.ask_place(place.before, step) if mixed else NO_EXPERIENCE
     rolled = roll_out(parts, state, step, experience, clock)
     groups: Sequence[Group] = rolled.groups
     if not groups:
@@ -73,29 +64,32 @@ def run_step(parts: Parts, state: RunState, step: int, clock: Clock | None = Non
     advantage = partial(advantage_of, settings=config.objective, state=state)
     with clock.phase("replay"):
         if mixed:
-            groups, experience = COMPOSITIONS[config.replay.composition](parts, groups, experience, step)
-        collecting = mixed or config.replay.collect_before_start
-        record_visits(parts, groups, step, advantage, state.history, collecting=collecting)
+            training = [group for group in groups if group.question.id in rolled.trained]
+            experience = parts.ask_place(partial(place.beside, groups=training, experience=experience), step)
+            groups = [joined(group, experience) for group in groups]
+        record_visits(parts, state, groups, step, advantage, collecting=mixed or place.collect_before_start)
     with clock.phase("update"):
         clip = not mixed or config.objective.clip_in_mixed_phase
-        trained = [group for group in groups if trains(group, rolled, parts.config.replay, mixed=mixed)]
-        rows = [group.rows(advantage(group.question.id)) for group in trained]
-        reports = update(parts, state, rows, experience.units, clip=clip)
+        trained = [group for group in groups if trains(group, rolled, experience)]
+        reports = update(
+            parts, state, [group.rows(advantage(group.question.id)) for group in trained], experience, clip=clip
+        )
     notes += [f"step {step}: an update was skipped: {report.skip_reason}" for report in reports if not report.applied]
     with clock.phase("sync"):
         sync(parts)
     with clock.phase("replay"):
-        parts.buffer.flush(step)
+        if parts.store is not None:
+            parts.store.flush(step)
 
-    if state.start_exceeded_at < 0 and not mixed and pass_at_1(groups) > config.replay.start_threshold:
+    if state.start_exceeded_at < 0 and not mixed and pass_at_1(groups) > place.start_threshold:
         state.start_exceeded_at = step
     line = journal_line(
         step,
         "mixed" if mixed else "on-policy",
         batch_metrics(groups),
         rolled.metrics,
-        experience.metrics if config.replay.enabled else {},
-        buffer_metrics(parts.buffer.counts) if config.replay.keeps_buffer else {},
+        experience.metrics if place.enabled else {},
+        store_metrics(parts),
         truncation(groups),
         update_metrics(reports),
         policy_entropy(groups),
@@ -117,18 +111,68 @@ def advantage_of(question_id: str, *, settings: ObjectiveSettings, state: RunSta
     return normalised_advantages if normalised else centred_advantages
 
 
-def trains(group: Group, rolled: StepRollouts, replay: ReplaySettings, *, mixed: bool) -> bool:
+def readmit(parts: Parts, step: int) -> None:
+    """Bring a share of the retired questions back to the stream, in the steps where the settings say so."""
+    if parts.store is not None:
+        parts.stream.readmit(parts.store.readmit(step, parts.rngs["readmit"]))
+
+
+def joined(group: Group, experience: Experience) -> Group:
+    """The group with the stored rows that stand beside its K rollouts, where it has some."""
+    rows = experience.by_question.get(group.question.id, ()) if experience.joined else ()
+    return replace(group, replayed=rows, joined=True, own_advantages=experience.own_advantages) if rows else group
+
+
+def record_visits(
+    parts: Parts,
+    state: RunState,
+    groups: Sequence[Group],
+    step: int,
+    advantage: Callable[[str], Advantage],
+    *,
+    collecting: bool,
+) -> None:
+    """Let the store, on rank 0, retire, move and collect by how each question went."""
+    if parts.store is None:
+        return
+    version = parts.policy.weight_version
+    visits = [
+        group.visit(step, version, advantage(group.question.id), state.history.get(group.question.id))
+        for group in groups
+    ]
+    parts.store.record_visits(visits, collecting=collecting and parts.config.replay.enabled)
+
+
+def store_metrics(parts: Parts) -> dict[str, int]:
+    """What the store holds after the step, on rank 0."""
+    if parts.store is None or not parts.config.replay.keeps_buffer:
+        return {}
+    counts = parts.store.counts
+    return {
+        "replay/questions": counts.num_questions,
+        "replay/trajectories": counts.num_trajectories,
+        "replay/retired": counts.num_retired,
+        **{f"replay/bucket/{k}": count for k, count in sorted(counts.buckets.items())},
+    }
+
+
+def trains(group: Group, rolled: StepRollouts, experience: Experience) -> bool:
     """Whether a group is part of the step's N."""
-    return group.question.id in rolled.trained and (group.is_mixed or not (mixed and replay.drops_unmixed))
+    return group.question.id in rolled.trained and (group.is_mixed or not experience.drops_unmixed)
+
+
+def unit_row(parts: Parts, replayed: Replayed) -> TrainingRow:
+    """A row of a replayed unit, with the advantage of its birth.
+
+    An unrecorded one is 0: it comes with the surrogate that reads none, and NaN would spread through its gradient.
+    """
+    trajectory = replayed.trajectory
+    advantage = 0.0 if math.isnan(trajectory.advantage) else trajectory.advantage
+    return replayed_row(replayed, parts.prompts[trajectory.question_id], advantage)
 
 
 def update(
-    parts: Parts,
-    state: RunState,
-    groups: Sequence[Sequence[TrainingRow]],
-    units: Sequence[Sequence[TrainingRow]],
-    *,
-    clip: bool,
+    parts: Parts, state: RunState, groups: Sequence[Sequence[TrainingRow]], experience: Experience, *, clip: bool
 ) -> list[UpdateReport]:
     """M optimizer updates on whole groups and replayed units, or M and those of the units alone (`replay.order`).
 
@@ -137,12 +181,12 @@ def update(
     config = parts.config
     minibatches = split_minibatches(
         groups,
-        units,
+        [[unit_row(parts, row) for row in unit] for unit in experience.units],
         num_minibatches=config.optim.minibatches,
         max_response_tokens=config.rollout.max_response_tokens,
         clip=clip,
         rng=parts.rngs["minibatch"],
-        order=config.replay.order,
+        order=experience.order,
     )
     progress, reports = spent_share(parts, state), []
     for minibatch in minibatches:

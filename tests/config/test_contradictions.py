@@ -1,10 +1,13 @@
 """Settings of replay that contradict each other: each refusal names both, the reason and what to use instead."""
 
+import tomllib
+
 import pytest
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.config.contradictions import READ_BY
+from exgrpo_cli.config.contradictions import ALWAYS, REPLAYING
 from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.config.settings import SECTIONS, resolve, to_toml
 
 GROUPS = ("composition=append", "store=all", "unit=group")
 ROWS = ("composition=append", "store=all")
@@ -12,12 +15,15 @@ REFILL = ("composition=refill", "store=all")
 
 REFUSED = [
     # Settings of `replay` (or of the section named), then what the line must say.
-    (("store=all",), ["replay.composition = 'replace'", "replay.store = 'all'", "store = 'successes'"]),
+    (("store=all",), ["replay.store = 'all'", "takes 'successes' or 'none'; 'all' goes with composition = 'join' or"]),
     (("composition=append", "unit=group"), ["replay.unit = 'group'", "replay.store = 'successes'", "unit = 'row'"]),
-    (("composition=refill",), ["replay.composition = 'refill'", "replay.store = 'successes'", "store = 'all'"]),
+    (("composition=refill", "store=successes"), ["replay.store = 'successes'", "'refill' takes 'all' or 'none'"]),
     ((*GROUPS, "max_per_question=2"), ["replay.unit = 'group'", "replay.max_per_question = 2", "replay.capacity"]),
     ((*REFILL, "rollout.max_rounds=3"), ["replay.composition = 'refill'", "rollout.max_rounds = 3", "at 1"]),
-    ((*REFILL, "max_per_question=2"), ["replay.max_per_question = 2", "replay.composition = 'refill'", "append"]),
+    (
+        (*REFILL, "max_per_question=2"),
+        ["unknown key replay.max_per_question", "'append', not to"],
+    ),
     (("store=none",), ["replay.store = 'none'", "replay.warm_start = ''", "--replay-from"]),
     (
         ("store=none", "warm_start=x", "collect_before_start=true"),
@@ -31,20 +37,21 @@ REFUSED = [
     (("per_question=8",), ["replay.per_question = 8", "rollout.group_size = 8", "'join'"]),
     (("advantage_over=own",), ["replay.advantage_over = 'own'", "replay.per_question = 1", "at least 2"]),
     (("metric=reward",), ["replay.metric = 'reward'", "replay.store = 'successes'", "store = 'all'"]),
-    (("max_drift=0.1",), ["replay.max_drift = 0.1", "replay.composition = 'replace'", "append or refill"]),
-    ((*ROWS, "ess_bound=0.1"), ["replay.ess_bound = 0.1", "replay.composition = 'append'", "replace"]),
+    (("max_drift=0.1",), ["unknown key replay.max_drift", "composition = 'append' or 'refill', not to"]),
+    ((*ROWS, "ess_bound=0.1"), ["unknown key replay.ess_bound", "composition = 'replace', not to"]),
     ((*ROWS, "draw=top", "exponent=0.5"), ["replay.exponent = 0.5", "replay.draw = 'top'", "'proportional'"]),
     ((*ROWS, "draw=top", "bias_correction=0.4"), ["replay.bias_correction = 0.4", "replay.draw = 'top'", "leave"]),
     ((*ROWS, "priority=latest"), ["replay.priority = 'latest'", "replay.draw = 'proportional'", "draw = 'top'"]),
     ((*ROWS, "priority=signal"), ["replay.priority = 'signal'", "replay.unit = 'row'", "unit = 'group'"]),
     ((*ROWS, "priority=python:a:b"), ["replay.priority = 'python:a:b'", "replay.capacity = 0", "replay.max_age"]),
     ((*ROWS, "max_drift=0.1"), ["replay.max_drift = 0.1", "replay.capacity = 0", "replay.max_age"]),
-    (("eviction=lowest-priority", "capacity=9"), ["replay.eviction", "replay.composition = 'replace'", "append"]),
-    ((*ROWS, "eviction=lowest-priority"), ["replay.eviction", "replay.capacity = 0", "'oldest'"]),
-    (("eviction=highest-entropy", "capacity=9"), ["replay.eviction", "replay.capacity = 9", "max_per_question"]),
+    (
+        ("eviction=lowest-priority", "capacity=9"),
+        ["replay.eviction = 'lowest-priority'", "goes with composition = 'append' or 'refill'"],
+    ),
+    (("eviction=oldst",), ["replay.eviction = 'oldst' is not known", "Did you mean 'oldest'"]),
     (("warmup_steps=3",), ["replay.warmup_steps = 3", "replay.collect_before_start = False", "= true"]),
     (("retirement=false", "retire_at=3"), ["replay.retire_at = 3", "replay.retirement = False", "= true"]),
-    (("retire_at=9",), ["replay.retire_at = 9", "rollout.group_size = 8", "at most K"]),
     (
         ("objective.baseline=history",),
         ["objective.baseline = 'history'", "replay.enabled = True", "replay.enabled = false"],
@@ -91,25 +98,44 @@ def test_contradictions_are_refused_in_one_line(settings: tuple[str, ...], said:
     assert "\n" not in str(refused.value)
 
 
-ELSEWHERE = {
-    "sampler": "linear", "mu": 0.3, "sigma": 0.2, "count_fresh_only": True, "ess_bound": 0.5, "metric": "ppl",
-    "direction": "max", "per_question": 2, "advantage_over": "own", "max_score_staleness": 3, "cooldown": 2,
-    "min_stored": 2, "ratio": 0.25, "unit": "group", "max_per_question": 4, "priority": "advantage", "draw": "top",
-    "exponent": 0.5, "age_decay": 9.0, "bias_correction": 0.4, "max_drift": 0.1, "order": "first",
-}  # fmt: skip
+KINDS = {kind.__name__.lower(): kind for kind in SECTIONS["replay"]}
+KEYS = sorted({name for kind in KINDS.values() for name in kind.__dataclass_fields__})
 
 
-@pytest.mark.parametrize("composition", ["replace", "join", "append", "refill"])
-@pytest.mark.parametrize("name", READ_BY)
-def test_a_setting_that_the_composition_does_not_read_is_refused(name: str, composition: str) -> None:
-    """The value alone is what stands in the way: at its default the same configuration is accepted."""
-    store = {"replace": "successes", "join": "all", "append": "all", "refill": "all"}[composition]
-    base = [f"replay.composition={composition}", f"replay.store={store}"]
-    build_config(assignments=base)
-    if composition in READ_BY[name]:
-        return
-    with pytest.raises(InputError, match=rf"replay\.{name} = .*contradicts replay\.composition = '{composition}'"):
-        build_config(assignments=[*base, f"replay.{name}={str(ELSEWHERE[name]).lower()}"])
+@pytest.mark.parametrize("composition", KINDS)
+def test_a_key_of_another_place_is_unknown_and_the_place_that_has_it_is_named(composition: str) -> None:
+    """Whatever its value: a place has no such key."""
+    own = KINDS[composition].__dataclass_fields__
+    for name in KEYS:
+        value = next(kind() for kind in KINDS.values() if name in kind.__dataclass_fields__)
+        assignment = f"replay.{name}={str(getattr(value, name)).lower()}"
+        having = " or ".join(repr(other) for other, kind in KINDS.items() if name in kind.__dataclass_fields__)
+        if name not in own:
+            with pytest.raises(InputError) as refused:
+                build_config(assignments=[f"replay.composition={composition}", assignment])
+            belongs = f"It belongs to composition = {having}, not to composition = '{composition}'."
+            assert f"unknown key replay.{name}. {belongs}" in str(refused.value)
+
+
+def test_keys_of_a_place_that_a_stronger_layer_replaces_go_with_it() -> None:
+    """headroom-drift in the places of groups that are not mixed: `unit` and `ratio` were those of `append`."""
+    config = build_config(method="headroom-drift", assignments=["replay.composition=refill"])
+    assert config.replay == KINDS["refill"](
+        priority="headroom", draw="top", max_drift=0.001, capacity=512, order="first", start_threshold=0.0,
+        retirement=False,
+    )  # fmt: skip
+
+
+def test_few_rules_are_left_for_what_no_type_can_refuse() -> None:
+    assert len(ALWAYS) + len(REPLAYING) <= 12
+
+
+@pytest.mark.parametrize("method", ["exgrpo", "repo", "adv-per", "trl-refill"])
+def test_a_place_is_written_with_its_own_keys_and_read_back(method: str) -> None:
+    config = build_config(method=method)
+    text = to_toml(config)
+    assert ("sampler" in text) == (method == "exgrpo") and ("priority" in text) == (method in ("adv-per", "trl-refill"))
+    assert resolve([("config.toml", tomllib.loads(text))]) == config
 
 
 @pytest.mark.parametrize(
@@ -124,6 +150,10 @@ def test_a_setting_that_the_composition_does_not_read_is_refused(name: str, comp
         ("count_fresh_only=true", "upper_bound=1", "retire_at=5"),
         (*ROWS, "lower_bound=-1", "upper_bound=8", "retirement=false"),
         ("per_question=3", "advantage_over=own"),
+        # At and above K it is K; what leaves a store without a limit is never asked; entropies are those last measured.
+        ("retire_at=9",),
+        (*ROWS, "eviction=lowest-priority"),
+        ("eviction=highest-entropy", "capacity=9"),
     ],
 )
 def test_what_methods_are_made_of_is_accepted(settings: tuple[str, ...]) -> None:
@@ -131,4 +161,4 @@ def test_what_methods_are_made_of_is_accepted(settings: tuple[str, ...]) -> None
 
 
 def test_a_run_without_replay_reads_none_of_it() -> None:
-    build_config(method="grpo", assignments=["replay.store=all"])
+    assert build_config(method="grpo", assignments=["replay.max_drift=0.1"]) == build_config(method="grpo")

@@ -5,20 +5,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from small_ledger import IDENTITY
+from store_calls import candidates_of, draw, record, replay
 
 from exgrpo_cli.base.files import write_json_lines, write_text
 from exgrpo_cli.base.types import Question
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.sections.data import ModularSettings
-from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.config.settings import to_toml
 from exgrpo_cli.endpoints.memorising import replayed_questions
 from exgrpo_cli.endpoints.traces import valid_traces
 from exgrpo_cli.models.tokenizer import make_tokenizer
 from exgrpo_cli.questions.made.modular import make_modular
 from exgrpo_cli.questions.question_file.questions import write_questions
-from exgrpo_cli.replay.buffer import ExperienceBuffer
-from exgrpo_cli.replay.visits import FreshRow, Visit
+from exgrpo_cli.replay.replace import Replace
+from exgrpo_cli.replay.store import FreshRow, Store, Visit
 
 QUESTIONS = make_modular(ModularSettings(num_train=6, num_heldout=2, levels=(2,))).train
 SURE, UNSURE = 0.1, 0.9
@@ -52,8 +52,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_text(folder / "config.toml", to_toml(build_config(options={"data": {"train": "modular"}})))
     write_json_lines(folder / "metrics.jsonl", [{"step": 1, "phase": "mixed"}])
     ids = [question.id for question in QUESTIONS]
-    buffer = ExperienceBuffer.create(
-        folder / "replay", identity=IDENTITY, rules=ReplaySettings(), question_ids=ids
+    buffer = Store.create(
+        folder / "replay", identity=IDENTITY, rules=Replace(), question_ids=ids
     )  # fmt: skip
     for question in QUESTIONS:
         answers = {worked_out(question): SURE, guessed(question): SURE if question is QUESTIONS[-1] else UNSURE}
@@ -62,17 +62,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             tokens = np.array(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
             logprobs = np.full(len(tokens), -0.5, dtype=np.float32)
             rows.append(FreshRow(token_ids=tokens, behaviour_logprobs=logprobs, entropy=entropy, nll=0.5))
-        buffer.record_visit(
+        record(buffer, 
             Visit(
                 question_id=question.id, step=1, weight_version=1, success_count=2, num_fresh_successes=2,
                 num_replayed=0, verifier_failed=False, rows=rows,
             )
         )  # fmt: skip
     buffer.flush(1)
-    drawn = buffer.questions.draw(1, 2, np.random.default_rng(0))
-    candidates = buffer.questions.candidates(drawn[0])
-    buffer.questions.record_scores(2, candidates, 0)
-    buffer.questions.record_selected(2, [int(candidates.trajectory_ids[0])])
+    drawn = draw(buffer, 1, 2, np.random.default_rng(0))
+    candidates = candidates_of(buffer, drawn[0])
+    replay(buffer, 2, candidates, 0)
     buffer.flush(2)
     return folder
 

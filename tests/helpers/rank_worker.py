@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.ranks.ranks import RANK_TIMEOUT, Ranks
 
 
@@ -143,17 +142,17 @@ def recorded_run(ranks: Ranks, folder: Path) -> None:
     torch.save(gradients, folder / f"gradients-{ranks.rank}.pt")
 
 
-def buffer_exchanges(ranks: Ranks, folder: Path) -> None:
-    """A step of 2 and one of 12 drawn questions: how often ranks exchange, and what they get."""
-    from small_buffer import fill, open_buffer, replay_step
+def store_exchanges(ranks: Ranks, folder: Path) -> None:
+    """A place asked for 2 and for 12 questions on rank 0: how often ranks exchange, and what they get."""
+    from small_buffer import fill, open_store, replay_step, surer_by_id
 
-    from exgrpo_cli.training.step.ranked_buffer import RankedBuffer
+    from exgrpo_cli.training.parts import ask_main
 
     results = {}
     for num in (2, 12):
-        own = open_buffer(folder / str(num)) if ranks.is_main else None
-        buffer = RankedBuffer(own, ReplaySettings(), ranks)
-        fill(buffer)
+        store = open_store(folder / str(num)) if ranks.is_main else None
+        if store is not None:
+            fill(store)
         exchange = torch.distributed.broadcast_object_list
         calls = []
 
@@ -162,11 +161,11 @@ def buffer_exchanges(ranks: Ranks, folder: Path) -> None:
             exchange(*arguments, **options)
 
         torch.distributed.broadcast_object_list = counted
-        chosen = replay_step(buffer, num)
+        chosen = ask_main(ranks, lambda score, store=store, num=num: replay_step(store, num, score), surer_by_id)
         torch.distributed.broadcast_object_list = exchange
-        results[num] = (len(calls), chosen, sorted(buffer.retired), buffer.counts)
-        if own is not None:
-            own.close()
+        results[num] = (len(calls), chosen)
+        if store is not None:
+            store.close()
     (folder / f"rank-{ranks.rank}.pkl").write_bytes(pickle.dumps(results))
 
 
@@ -186,8 +185,8 @@ def main(job: str, folder: Path) -> None:
         elif job.startswith("memory"):
             stage, dtype = job.removeprefix("memory").split("-")
             deepspeed_memory(ranks, folder, int(stage), getattr(torch, dtype))
-        elif job == "buffer":
-            buffer_exchanges(ranks, folder)
+        elif job == "store":
+            store_exchanges(ranks, folder)
         elif job == "refuse" and ranks.rank == 1:
             raise InputError("rank 1 refuses")
         elif job == "hang":

@@ -1,18 +1,19 @@
-"""A buffer of twenty questions and one step with replay on it, by the calls that a run makes."""
+"""A store of twenty questions and one step with replay on it, by the calls that a run makes."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from small_ledger import IDENTITY, QUESTIONS, K
 
-from exgrpo_cli.config.sections.replay import ReplaySettings
-from exgrpo_cli.replay.buffer import ExperienceBuffer
-from exgrpo_cli.replay.protocol import Buffer
-from exgrpo_cli.replay.visits import FreshRow, Visit
+from exgrpo_cli.base.types import TokenScores
+from exgrpo_cli.replay.place import Asked
+from exgrpo_cli.replay.replace import Replace
+from exgrpo_cli.replay.store import FreshRow, Store, Visit
 
 
-def open_buffer(folder: Path) -> ExperienceBuffer:
-    return ExperienceBuffer.create(folder, identity=IDENTITY, rules=ReplaySettings(), question_ids=QUESTIONS)
+def open_store(folder: Path) -> Store:
+    return Store.create(folder, identity=IDENTITY, rules=Replace(), question_ids=QUESTIONS)
 
 
 def visit(question_id: str, k: int, step: int) -> Visit:
@@ -31,25 +32,32 @@ def visit(question_id: str, k: int, step: int) -> Visit:
     )  # fmt: skip
 
 
-def fill(buffer: Buffer) -> None:
+def fill(store: Store) -> None:
     """Step 1: two successes of every question."""
-    buffer.record_visits([visit(question_id, 2, 1) for question_id in QUESTIONS], collecting=True)
-    buffer.flush(1)
+    store.record_visits([visit(question_id, 2, 1) for question_id in QUESTIONS])
+    store.flush(1)
 
 
-def replay_step(buffer: Buffer, num: int) -> list[int]:
-    """Step 2: `num` questions drawn, the higher id of each measured as the surer one; the first one retires."""
-    rng = np.random.default_rng(0)
-    offer = buffer.offer(num, 2, 2, rng)
-    assert len(offer.unmeasured) == 2 * num
-    measured = [
-        each.measured(
-            np.ones(2, dtype=bool), entropy=np.array([0.9, 0.1]), nll=np.array([0.9, 0.1]), weight_version=2
-        )
-        for each in offer.candidates
-    ]  # fmt: skip
-    choice = buffer.choose_from(measured, rng)
-    buffer.record_replay(2, measured, choice)
-    buffer.record_visits([visit(QUESTIONS[0], K, 2)], collecting=True)
-    buffer.flush(2)
-    return [trajectory.trajectory_id for trajectory in choice.trajectories]
+def asked_of(store: Store, step: int, score: object, num: int = 4) -> Asked:
+    """A step of `2 num` questions that asks a place."""
+    rngs = {"draw": np.random.default_rng(0), "choice": np.random.default_rng(0)}
+    return Asked(
+        store=store, step=step, weight_version=step, questions_per_step=2 * num, from_old=False, rngs=rngs, score=score
+    )
+
+
+def surer_by_id(rows: Sequence[object]) -> list[TokenScores]:
+    """Scores by which, of two rows of a question, the one of the higher id is the surer."""
+    entropies = [0.9 if row.trajectory_id % 2 == 0 else 0.1 for row in rows]
+    return [
+        TokenScores(logprobs=np.full(3, -value, dtype=np.float32), entropies=np.full(3, value, dtype=np.float32))
+        for value in entropies
+    ]
+
+
+def replay_step(store: Store, num: int, score: object) -> list[int]:
+    """Step 2: `num` questions drawn and scored, one row of each replayed; the first question retires."""
+    experience = store.rules.before(asked_of(store, 2, score, num))
+    store.record_visits([visit(QUESTIONS[0], K, 2)])
+    store.flush(2)
+    return [row.trajectory.trajectory_id for rows in experience.by_question.values() for row in rows]

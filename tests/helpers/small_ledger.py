@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from store_calls import candidates_of, draw, record, replay
 
-from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.ledger.parts import list_parts, steps_of
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ledger.schemas import TABLES, LedgerIdentity
-from exgrpo_cli.replay.buffer import ExperienceBuffer
-from exgrpo_cli.replay.visits import FreshRow, Visit
+from exgrpo_cli.replay.replace import Replace
+from exgrpo_cli.replay.store import FreshRow, Store, Visit
 
 K = 4
 IDENTITY = LedgerIdentity(
@@ -25,13 +25,12 @@ WRITTEN = [table for table in TABLES if table != "replays"]
 """Tables that have rows here: no unit is drawn by priority."""
 
 
-def one_step(buffer: ExperienceBuffer, step: int, num_tokens: int = 3, *, seal: bool = True) -> None:
+def one_step(buffer: Store, step: int, num_tokens: int = 3, *, seal: bool = True) -> None:
     """Two new trajectories of one question, and a draw once there is something to draw; in parts of their own."""
-    drawn = buffer.questions.draw(1, step, np.random.default_rng(step))
+    drawn = draw(buffer, 1, step, np.random.default_rng(step))
     for question_id in drawn:
-        candidates = buffer.questions.candidates(question_id)
-        buffer.questions.record_scores(step, candidates, 0)
-        buffer.questions.record_selected(step, [int(candidates.trajectory_ids[0])])
+        candidates = candidates_of(buffer, question_id)
+        replay(buffer, step, candidates, 0)
     successes = [
         FreshRow(
             token_ids=np.full(num_tokens, 10 * step + member, dtype=np.int32),
@@ -41,7 +40,8 @@ def one_step(buffer: ExperienceBuffer, step: int, num_tokens: int = 3, *, seal: 
         )
         for member in range(2)
     ]
-    buffer.record_visit(
+    record(
+        buffer,
         Visit(
             question_id=QUESTIONS[step % len(QUESTIONS)],
             step=step,
@@ -51,21 +51,19 @@ def one_step(buffer: ExperienceBuffer, step: int, num_tokens: int = 3, *, seal: 
             num_replayed=0,
             verifier_failed=False,
             rows=successes,
-        )
+        ),
     )
     buffer.flush(step)
     if seal:
         buffer.seal()
 
 
-def create(folder: Path) -> ExperienceBuffer:
-    return ExperienceBuffer.create(folder, identity=IDENTITY, rules=ReplaySettings(), question_ids=QUESTIONS)
+def create(folder: Path) -> Store:
+    return Store.create(folder, identity=IDENTITY, rules=Replace(), question_ids=QUESTIONS)
 
 
-def reopen(folder: Path, at_step: int, identity: LedgerIdentity = IDENTITY) -> ExperienceBuffer:
-    return ExperienceBuffer.open(
-        folder, identity=identity, rules=ReplaySettings(), question_ids=QUESTIONS, at_step=at_step
-    )
+def reopen(folder: Path, at_step: int, identity: LedgerIdentity = IDENTITY) -> Store:
+    return Store.open(folder, identity=identity, rules=Replace(), question_ids=QUESTIONS, at_step=at_step)
 
 
 def part(folder: Path, table: str, step: int) -> Path:

@@ -21,14 +21,15 @@ from small_ledger import (
     part,
     reopen,
 )
+from store_calls import candidates_of
 
 from exgrpo_cli.base.errors import InputError, RunError
-from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.ledger import reader as reading
 from exgrpo_cli.ledger.parts import read_catalogue
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning, whole_until
 from exgrpo_cli.ledger.schemas import SCHEMAS
-from exgrpo_cli.replay.buffer import ExperienceBuffer
+from exgrpo_cli.replay.replace import Replace
+from exgrpo_cli.replay.store import Store
 
 
 def flip(path: Path, position: int, bit: int = 0) -> None:
@@ -153,8 +154,8 @@ def test_a_flipped_token_or_logprob_is_named(ledger: Path, column: str) -> None:
     with pytest.raises(InputError, match=rf"{path.name}: trajectory 12 is damaged .*; restore the file from a copy"):
         LedgerReader(ledger).bodies([11, 12])
     with reopen(ledger, 10) as buffer:
-        stored = next(q for q in QUESTIONS if 12 in buffer.questions.candidates(q).trajectory_ids)
-        assert 13 in buffer.questions.candidates(stored).trajectory_ids
+        stored = next(q for q in QUESTIONS if 12 in candidates_of(buffer, q).trajectory_ids)
+        assert 13 in candidates_of(buffer, stored).trajectory_ids
         with pytest.raises(RunError, match=rf"{path.name}: trajectory 12 is damaged .*, then go on with --resume"):
             buffer.load([12])
 
@@ -174,7 +175,7 @@ def test_nothing_is_cut_where_the_question_file_is_another(ledger: Path) -> None
     before = files(ledger)
     others = [question for question in QUESTIONS if question != "q3"]
     with pytest.raises(InputError, match=r"1 questions that are not in this run's question file, q3 first"):
-        ExperienceBuffer.open(ledger, identity=IDENTITY, rules=ReplaySettings(), question_ids=others, at_step=6)
+        Store.open(ledger, identity=IDENTITY, rules=Replace(), question_ids=others, at_step=6)
     assert files(ledger) == before
 
 

@@ -20,14 +20,14 @@ from tokenizers.models import WordLevel
 
 from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.commands.train import TrainOptions
-from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ledger.schemas import SCHEMAS
 from exgrpo_cli.publishing.experience import ROWS, SCHEMA
 from exgrpo_cli.publishing.features import FEATURES
 from exgrpo_cli.publishing.fetch import local_run
 from exgrpo_cli.publishing.private import Private
-from exgrpo_cli.replay.buffer import ExperienceBuffer
+from exgrpo_cli.replay.replace import Replace
+from exgrpo_cli.replay.store import Store
 from exgrpo_cli.runs.result import write_result
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -165,10 +165,10 @@ def test_experience_from_the_hub_fills_a_buffer_like_the_run_itself(run: Path, h
     assert source is not None
     reports = []
     for name, replay in (("hub", source / "replay"), ("run", run / "replay")):
-        with ExperienceBuffer.create(
+        with Store.create(
             tmp_path / name,
             identity=LedgerReader(run / "replay").identity,
-            rules=ReplaySettings(),
+            rules=Replace(),
             question_ids=pq.read_table(run / "data/train.parquet").column("id").to_pylist(),
         ) as buffer:
             report = buffer.warm_start(replay, max_response_tokens=500, with_retired=False)

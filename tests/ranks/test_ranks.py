@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from recorded_rollouts import train_and_note
-from small_buffer import fill, open_buffer, replay_step
+from small_buffer import fill, open_store, replay_step, surer_by_id
 from small_policy import build_model, build_policy, minibatch, sequences, weights
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from two_ranks import agents, two_ranks
@@ -58,17 +58,16 @@ def test_two_processes_have_the_scores_and_the_gradient_of_one(tmp_path: Path) -
 
 
 def test_ranks_exchange_as_often_for_twelve_questions_as_for_two(tmp_path: Path) -> None:
-    """Three exchanges a step: the offer, the choice, and what the buffer holds after it."""
-    done = two_ranks("buffer", tmp_path)
+    """Two exchanges a place asked: the rows to be scored, and what is replayed."""
+    done = two_ranks("store", tmp_path)
     assert done.returncode == 0, done.stderr
     theirs = [pickle.loads((tmp_path / f"rank-{rank}.pkl").read_bytes()) for rank in range(2)]
     assert theirs[0] == theirs[1]
-    for num, (exchanges, chosen, retired, counts) in theirs[0].items():
-        with open_buffer(tmp_path / f"alone-{num}") as alone:
+    for num, (exchanges, chosen) in theirs[0].items():
+        with open_store(tmp_path / f"alone-{num}") as alone:
             fill(alone)
-            assert chosen == replay_step(alone, num)
-            assert counts == alone.counts
-        assert (exchanges, len(chosen), retired) == (3, num, ["q0"])
+            assert chosen == replay_step(alone, num, surer_by_id)
+        assert (exchanges, len(chosen)) == (2, num)
         assert {trajectory_id % 2 for trajectory_id in chosen} == {1}
 
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from store_calls import available, candidates_of, chosen_of, draw, place_of, record, replay
 
 from exgrpo_cli.base.errors import InputError, RunError
-from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ledger.schemas import LedgerIdentity
-from exgrpo_cli.replay.buffer import ExperienceBuffer
-from exgrpo_cli.replay.visits import FreshRow, Visit
+from exgrpo_cli.replay.replace import Replace
+from exgrpo_cli.replay.store import FreshRow, Store, Visit
 
 K = 4
 IDENTITY = LedgerIdentity(
@@ -59,19 +59,17 @@ class Worlds:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._open: list[ExperienceBuffer] = []
+        self._open: list[Store] = []
 
-    def create(self, name: str = "replay", **rules: object) -> ExperienceBuffer:
-        buffer = ExperienceBuffer.create(
-            self.folder / name, identity=IDENTITY, rules=ReplaySettings(**rules), question_ids=QUESTIONS
-        )
+    def create(self, name: str = "replay", **rules: object) -> Store:
+        buffer = Store.create(self.folder / name, identity=IDENTITY, rules=place_of(**rules), question_ids=QUESTIONS)
         self._open.append(buffer)
         return buffer
 
-    def reopen(self, buffer: ExperienceBuffer, at_step: int) -> ExperienceBuffer:
+    def reopen(self, buffer: Store, at_step: int) -> Store:
         buffer.seal()
         buffer.close()
-        again = ExperienceBuffer.open(
+        again = Store.open(
             buffer.folder, identity=IDENTITY, rules=buffer.rules, question_ids=QUESTIONS, at_step=at_step
         )
         self._open.append(again)
@@ -89,18 +87,18 @@ def worlds(tmp_path: Path) -> Iterator[Worlds]:
     made.close()
 
 
-def events(buffer: ExperienceBuffer) -> list[tuple[object, ...]]:
+def events(buffer: Store) -> list[tuple[object, ...]]:
     rows = LedgerReader(buffer.folder).events().to_pylist()
     return [(row["step"], row["event"], row["question_id"], row["trajectory_id"], row["bucket"]) for row in rows]
 
 
-def ids(buffer: ExperienceBuffer, question: str) -> list[int]:
-    return buffer.questions.candidates(question).trajectory_ids.tolist()
+def ids(buffer: Store, question: str) -> list[int]:
+    return candidates_of(buffer, question).trajectory_ids.tolist()
 
 
 def test_a_visit_stores_every_success_and_sets_the_bucket(worlds: Worlds) -> None:
     buffer = worlds.create()
-    outcome = buffer.record_visit(visit("q3", 2))
+    outcome = record(buffer, visit("q3", 2))
     assert (outcome.collected, outcome.bucket, outcome.retired) == ((0, 1), 2, False)
     assert buffer.counts.buckets == {2: 1} and buffer.counts.num_questions == 1 and buffer.counts.num_trajectories == 2
     buffer.flush(1)
@@ -110,21 +108,21 @@ def test_a_visit_stores_every_success_and_sets_the_bucket(worlds: Worlds) -> Non
 @pytest.mark.parametrize("k", [0, K])
 def test_none_and_all_correct_store_nothing_without_retirement(worlds: Worlds, k: int) -> None:
     buffer = worlds.create(retirement=False)
-    outcome = buffer.record_visit(visit("q0", k))
+    outcome = record(buffer, visit("q0", k))
     assert outcome.collected == () and outcome.bucket is None
     assert buffer.counts.num_questions == 0 and len(buffer.retired) == 0
 
 
 def test_bounds_are_open_below_and_closed_above(worlds: Worlds) -> None:
     buffer = worlds.create(lower_bound=1, upper_bound=2)
-    stored = {k: len(buffer.record_visit(visit(f"q{k}", k)).collected) for k in range(4)}
+    stored = {k: len(record(buffer, visit(f"q{k}", k)).collected) for k in range(4)}
     assert stored == {0: 0, 1: 0, 2: 2, 3: 0}
 
 
 def test_the_bucket_follows_the_latest_count_down_to_0_and_outside_the_bounds(worlds: Worlds) -> None:
     buffer = worlds.create(upper_bound=2)
     for step, k in enumerate([2, 0, 3, 1], start=1):
-        assert buffer.record_visit(visit("q5", k, step)).bucket == k
+        assert record(buffer, visit("q5", k, step)).bucket == k
         assert buffer.counts.buckets == {k: 1}
         buffer.flush(step)
     # k = 3 is above the bound: it moves the bucket and stores nothing.
@@ -138,45 +136,45 @@ def test_the_bucket_follows_the_latest_count_down_to_0_and_outside_the_bounds(wo
 
 def test_bucket_0_exists_only_for_questions_with_trajectories(worlds: Worlds) -> None:
     buffer = worlds.create()
-    assert buffer.record_visit(visit("q1", 0)).bucket is None
-    assert buffer.counts.buckets == {} and buffer.questions.available(2) == 0
+    assert record(buffer, visit("q1", 0)).bucket is None
+    assert buffer.counts.buckets == {} and available(buffer, 2) == 0
 
 
 def test_all_correct_retires_at_once_also_before_the_delayed_start(worlds: Worlds) -> None:
     buffer = worlds.create()
-    buffer.record_visit(visit("q1", 2))
-    assert buffer.record_visit(visit("q1", K, 2)).retired
-    assert buffer.record_visit(visit("q2", K, 2), collecting=False).retired
+    record(buffer, visit("q1", 2))
+    assert record(buffer, visit("q1", K, 2)).retired
+    assert record(buffer, visit("q2", K, 2), collecting=False).retired
     assert list(buffer.retired) == ["q1", "q2"] and "q1" in buffer.retired and "q0" not in buffer.retired
-    assert buffer.counts.num_questions == buffer.counts.num_trajectories == buffer.questions.available(3) == 0
-    assert buffer.record_visit(visit("q4", 2, 2), collecting=False).collected == ()
+    assert buffer.counts.num_questions == buffer.counts.num_trajectories == available(buffer, 3) == 0
+    assert record(buffer, visit("q4", 2, 2), collecting=False).collected == ()
 
 
 def test_a_failing_verifier_neither_retires_nor_moves_but_stores(worlds: Worlds) -> None:
     buffer = worlds.create()
-    buffer.record_visit(visit("q1", 1))
-    outcome = buffer.record_visit(visit("q1", 3, 2, verifier_failed=True))
+    record(buffer, visit("q1", 1))
+    outcome = record(buffer, visit("q1", 3, 2, verifier_failed=True))
     assert outcome.bucket == 1 and len(outcome.collected) == 3
     # An unset bucket becomes k.
-    assert buffer.record_visit(visit("q2", 3, 2, verifier_failed=True)).bucket == 3
-    assert not buffer.record_visit(visit("q3", K, 2, verifier_failed=True)).retired
+    assert record(buffer, visit("q2", 3, 2, verifier_failed=True)).bucket == 3
+    assert not record(buffer, visit("q3", K, 2, verifier_failed=True)).retired
 
 
 def test_an_experiential_group_counts_the_replayed_success(worlds: Worlds) -> None:
     buffer = worlds.create()
-    buffer.record_visit(visit("q1", 2))
-    assert buffer.record_visit(visit("q1", 1, 2, experiential=True)).bucket == 1
-    assert buffer.record_visit(visit("q1", K, 3, experiential=True)).retired
+    record(buffer, visit("q1", 2))
+    assert record(buffer, visit("q1", 1, 2, experiential=True)).bucket == 1
+    assert record(buffer, visit("q1", K, 3, experiential=True)).retired
 
 
 def test_counting_fresh_members_only(worlds: Worlds) -> None:
     buffer = worlds.create(count_fresh_only=True, sampler="linear")
-    buffer.record_visit(visit("q1", 2))
-    buffer.record_visit(visit("q2", 2))
+    record(buffer, visit("q1", 2))
+    record(buffer, visit("q2", 2))
     # The replayed success and 2 fresh ones are k = 3 of 4, but k' = 2 of 3.
-    assert buffer.record_visit(visit("q1", 3, 2, experiential=True)).bucket == 2
+    assert record(buffer, visit("q1", 3, 2, experiential=True)).bucket == 2
     assert buffer.counts.buckets == {2: 2}
-    buffer.questions.draw(2, 3, np.random.default_rng(0))
+    draw(buffer, 2, 3, np.random.default_rng(0))
     buffer.flush(3)
     rows = LedgerReader(buffer.folder).draws().to_pylist()
     # Pass rates 2/3 and 2/4 give linear weights 4/7 and 3/7.
@@ -184,7 +182,7 @@ def test_counting_fresh_members_only(worlds: Worlds) -> None:
         (2, 3, round(4 / 7, 6)),
         (2, 4, round(3 / 7, 6)),
     ]
-    assert buffer.record_visit(visit("q2", K, 4, experiential=True)).retired
+    assert record(buffer, visit("q2", K, 4, experiential=True)).retired
 
 
 def test_duplicates_keep_the_first_copy_and_its_logprobs(worlds: Worlds) -> None:
@@ -193,12 +191,12 @@ def test_duplicates_keep_the_first_copy_and_its_logprobs(worlds: Worlds) -> None
     again = FreshRow(
         token_ids=first.token_ids.copy(), behaviour_logprobs=first.behaviour_logprobs - 1, entropy=0.1, nll=0.1
     )
-    assert buffer.record_visit(visit("q1", 3, 1, [first, again, success(1, 2)])).num_duplicates == 1
+    assert record(buffer, visit("q1", 3, 1, [first, again, success(1, 2)])).collected == (0, 1)
     buffer.flush(1)
-    outcome = buffer.record_visit(visit("q1", 2, 2, [again, success(3, 2, 1)]))
-    assert outcome.num_duplicates == 1 and outcome.collected == (2,)
+    outcome = record(buffer, visit("q1", 2, 2, [again, success(3, 2, 1)]))
+    assert outcome.collected == (2,)
     # The same tokens for another question are no duplicate.
-    assert buffer.record_visit(visit("q2", 1, 2, [again])).num_duplicates == 0
+    assert record(buffer, visit("q2", 1, 2, [again])).collected == (3,)
     np.testing.assert_array_equal(buffer.load([0])[0].behaviour_logprobs, first.behaviour_logprobs)
 
 
@@ -212,9 +210,9 @@ def test_bodies_come_back_bit_for_bit(worlds: Worlds) -> None:
         FreshRow(token_ids=ids, behaviour_logprobs=values, entropy=0.1, nll=0.1)
         for ids, values in zip(token_ids, logprobs, strict=True)
     ]
-    buffer.record_visit(visit("q7", 3, 1, stored))
+    record(buffer, visit("q7", 3, 1, stored))
 
-    def check(candidate: ExperienceBuffer) -> None:
+    def check(candidate: Store) -> None:
         loaded = candidate.load([2, 0, 1])
         for trajectory in loaded:
             np.testing.assert_array_equal(trajectory.token_ids, token_ids[trajectory.trajectory_id])
@@ -231,7 +229,7 @@ def test_bodies_come_back_bit_for_bit(worlds: Worlds) -> None:
 def test_what_is_stored_does_not_follow_the_callers_arrays(worlds: Worlds) -> None:
     buffer = worlds.create()
     mine = success(5, 6)
-    buffer.record_visit(visit("q1", 1, 1, [mine]))
+    record(buffer, visit("q1", 1, 1, [mine]))
     mine.token_ids[:] = 0
     mine.behaviour_logprobs[:] = 0
     assert buffer.load([0])[0].token_ids.tolist() == [5, 6]
@@ -245,7 +243,7 @@ def test_what_is_stored_does_not_follow_the_callers_arrays(worlds: Worlds) -> No
 def test_most_trajectories_per_question(worlds: Worlds, eviction: str, left: list[int]) -> None:
     buffer = worlds.create(max_per_question=2, eviction=eviction)
     three = [success(1, 2, 3, entropy=0.2), success(4, entropy=0.9), success(5, 6, entropy=0.5)]
-    outcome = buffer.record_visit(visit("q1", 3, 1, three))
+    outcome = record(buffer, visit("q1", 3, 1, three))
     assert outcome.num_evicted == 1 and ids(buffer, "q1") == left and buffer.counts.num_trajectories == 2
     buffer.flush(1)
     assert ids(worlds.reopen(buffer, 1), "q1") == left
@@ -253,12 +251,12 @@ def test_most_trajectories_per_question(worlds: Worlds, eviction: str, left: lis
 
 def test_random_eviction_leaves_a_uniform_sample_of_all(tmp_path: Path) -> None:
     questions = [f"q{number}" for number in range(300)]
-    rules = ReplaySettings(max_per_question=3, eviction="random")
+    rules = Replace(max_per_question=3, eviction="random")
     survivors = [0, 0, 0, 0]
-    with ExperienceBuffer.create(tmp_path / "replay", identity=IDENTITY, rules=rules, question_ids=questions) as buffer:
+    with Store.create(tmp_path / "replay", identity=IDENTITY, rules=rules, question_ids=questions) as buffer:
         for round_number in range(4):
             for number, question in enumerate(questions):
-                buffer.record_visit(visit(question, 3, 1, [success(number, round_number, i) for i in range(3)]))
+                record(buffer, visit(question, 3, 1, [success(number, round_number, i) for i in range(3)]))
         for question in questions:
             for trajectory in buffer.load(ids(buffer, question)):
                 survivors[int(trajectory.token_ids[1])] += 1
@@ -268,14 +266,14 @@ def test_random_eviction_leaves_a_uniform_sample_of_all(tmp_path: Path) -> None:
 
 def test_trajectories_over_age_leave_and_with_the_last_one_their_question(worlds: Worlds) -> None:
     buffer = worlds.create(max_age=2)
-    buffer.record_visit(visit("q1", 1, 1))
+    record(buffer, visit("q1", 1, 1))
     buffer.flush(1)
-    buffer.record_visit(visit("q1", 2, 2))
+    record(buffer, visit("q1", 2, 2))
     buffer.flush(2)
-    assert buffer.questions.available(3) == 1 and ids(buffer, "q1") == [0, 1, 2]
+    assert available(buffer, 3) == 1 and ids(buffer, "q1") == [0, 1, 2]
     # At step 4 the one of step 1 is 3 steps old, at step 5 those of step 2 are.
-    assert buffer.questions.available(4) == 1 and ids(buffer, "q1") == [1, 2]
-    assert buffer.questions.available(5) == 0 and buffer.counts.num_questions == buffer.counts.num_trajectories == 0
+    assert available(buffer, 4) == 1 and ids(buffer, "q1") == [1, 2]
+    assert available(buffer, 5) == 0 and buffer.counts.num_questions == buffer.counts.num_trajectories == 0
     buffer.flush(5)
     assert events(buffer)[-3:] == [
         (4, "evicted", "q1", 0, 2),
@@ -283,33 +281,33 @@ def test_trajectories_over_age_leave_and_with_the_last_one_their_question(worlds
         (5, "evicted", "q1", 2, None),
     ]
     # Its bucket is unset again.
-    assert buffer.record_visit(visit("q1", 3, 6, verifier_failed=True)).bucket == 3
+    assert record(buffer, visit("q1", 3, 6, verifier_failed=True)).bucket == 3
 
 
 def test_a_replayed_question_rests(worlds: Worlds) -> None:
     buffer = worlds.create(cooldown=2)
-    buffer.record_visit(visit("q1", 1))
+    record(buffer, visit("q1", 1))
     buffer.flush(1)
-    assert buffer.questions.draw(1, 2, np.random.default_rng(0)) == ("q1",)
-    buffer.questions.record_selected(2, [0])
-    buffer.record_visit(visit("q1", 3, 2, experiential=True))
+    assert draw(buffer, 1, 2, np.random.default_rng(0)) == ("q1",)
+    replay(buffer, 2, candidates_of(buffer, "q1"), 0)
+    record(buffer, visit("q1", 3, 2, experiential=True))
     buffer.flush(2)
-    assert [buffer.questions.available(step) for step in (3, 4)] == [0, 0]
-    assert buffer.counts.buckets == {3: 1} and buffer.questions.draw(1, 4, np.random.default_rng(0)) == ()
+    assert [available(buffer, step) for step in (3, 4)] == [0, 0]
+    assert buffer.counts.buckets == {3: 1} and draw(buffer, 1, 4, np.random.default_rng(0)) == ()
     again = worlds.reopen(buffer, 2)
-    assert [again.questions.available(step) for step in (3, 4, 5)] == [0, 0, 1]
-    assert again.questions.draw(1, 5, np.random.default_rng(0)) == ("q1",)
+    assert [available(again, step) for step in (3, 4, 5)] == [0, 0, 1]
+    assert draw(again, 1, 5, np.random.default_rng(0)) == ("q1",)
     again.flush(3)
     # One step before its rest ends.
     later = worlds.reopen(again, 3)
-    assert [later.questions.available(step) for step in (4, 5)] == [0, 1]
+    assert [available(later, step) for step in (4, 5)] == [0, 1]
 
 
 def test_readmission_returns_a_share_with_its_trajectories_to_the_top_bucket(worlds: Worlds) -> None:
     buffer = worlds.create(readmit_fraction=0.5, readmit_every=3)
-    buffer.record_visit(visit("q0", 2))
+    record(buffer, visit("q0", 2))
     for question in ("q0", "q1", "q2", "q3"):
-        buffer.record_visit(visit(question, K, 2))
+        record(buffer, visit(question, K, 2))
     rng = np.random.default_rng(0)
     assert buffer.readmit(2, rng) == []
     back = buffer.readmit(3, rng)
@@ -323,17 +321,16 @@ def test_readmission_returns_a_share_with_its_trajectories_to_the_top_bucket(wor
 
 def test_scores_and_selections_are_recorded_and_survive(worlds: Worlds) -> None:
     buffer = worlds.create(max_score_staleness=1)
-    buffer.record_visit(visit("q1", 3))
+    record(buffer, visit("q1", 3))
     buffer.flush(1)
-    found = buffer.questions.candidates("q1")
-    assert buffer.questions.stale(found, 1).tolist() == [False] * 3 and buffer.questions.stale(found, 2).all()
+    found = candidates_of(buffer, "q1")
+    assert found.stale(1, 1).tolist() == [False] * 3 and found.stale(2, 1).all()
     measured = found.measured(
         np.array([True, True, False]), entropy=np.array([0.4, 0.1]), nll=np.array([0.7, 0.8]), weight_version=2
     )
-    [chosen] = buffer.questions.choose(measured, np.random.default_rng(0))
+    [chosen] = chosen_of(buffer, measured, np.random.default_rng(0))
     assert chosen == 1
-    buffer.questions.record_scores(2, measured, chosen)
-    buffer.questions.record_selected(2, [int(measured.trajectory_ids[chosen])])
+    replay(buffer, 2, measured, chosen)
     buffer.flush(2)
     rows = LedgerReader(buffer.folder).scores().to_pylist()
     assert [(row["trajectory_id"], row["entropy"], row["weight_version"], row["chosen"]) for row in rows] == [
@@ -342,15 +339,15 @@ def test_scores_and_selections_are_recorded_and_survive(worlds: Worlds) -> None:
         (2, 0.5, 0, False),
     ]
     assert events(buffer)[-1] == (2, "selected", "q1", 1, 3)
-    again = worlds.reopen(buffer, 2).questions.candidates("q1")
+    again = candidates_of(worlds.reopen(buffer, 2), "q1")
     assert again.entropy.tolist() == [0.4, 0.1, 0.5] and again.measured_version.tolist() == [2, 2, 0]
 
 
 def test_what_the_sampler_promised_is_recorded(worlds: Worlds) -> None:
     buffer = worlds.create(sampler="linear")
     for number, k in enumerate([1, 1, 3]):
-        buffer.record_visit(visit(f"q{number}", k))
-    drawn = buffer.questions.draw(2, 2, np.random.default_rng(0))
+        record(buffer, visit(f"q{number}", k))
+    drawn = draw(buffer, 2, 2, np.random.default_rng(0))
     buffer.flush(2)
     rows = LedgerReader(buffer.folder).draws().to_pylist()
     assert [(row["bucket"], row["num_questions"], row["probability"]) for row in rows] == [(1, 2, 0.25), (3, 1, 0.75)]
@@ -360,10 +357,10 @@ def test_what_the_sampler_promised_is_recorded(worlds: Worlds) -> None:
 
 def test_a_draw_of_more_than_there_is_gives_what_there_is(worlds: Worlds) -> None:
     buffer = worlds.create()
-    assert buffer.questions.draw(3, 1, np.random.default_rng(0)) == ()
-    buffer.record_visit(visit("q4", 1))
-    buffer.record_visit(visit("q2", 2))
-    assert sorted(buffer.questions.draw(5, 2, np.random.default_rng(0))) == ["q2", "q4"]
+    assert draw(buffer, 3, 1, np.random.default_rng(0)) == ()
+    record(buffer, visit("q4", 1))
+    record(buffer, visit("q2", 2))
+    assert sorted(draw(buffer, 5, 2, np.random.default_rng(0))) == ["q2", "q4"]
 
 
 @pytest.mark.parametrize(
@@ -372,7 +369,6 @@ def test_a_draw_of_more_than_there_is_gives_what_there_is(worlds: Worlds) -> Non
         ({"max_age": -1}, "replay.max_age = -1"),
         ({"readmit_fraction": 1.5}, "replay.readmit_fraction = 1.5"),
         ({"sigma": 0.0}, "replay.sigma = 0.0"),
-        ({"eviction": "oldst"}, "Did you mean 'oldest'"),
         ({"metric": "entropy"}, "Did you mean 'ent'"),
     ],
 )
@@ -384,14 +380,14 @@ def test_rules_that_cannot_work(worlds: Worlds, rules: dict[str, object], messag
 def test_unknown_question_and_bad_sampler(worlds: Worlds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sampler_of_mine.py").write_text(
         "import numpy as np\n"
-        "from exgrpo_cli.replay.drawing.sampling import QuestionDraw\n"
+        "from exgrpo_cli.replay.by_question import QuestionDraw\n"
         "def greedy(buckets, num, rng):\n"
         "    return QuestionDraw(question_ids=('q9',), probabilities=np.ones(len(buckets)))\n"
     )
     monkeypatch.chdir(tmp_path)
     buffer = worlds.create(sampler="python:sampler_of_mine:greedy")
     with pytest.raises(InputError, match="question nobody is not in the question file"):
-        buffer.questions.candidates("nobody")
-    buffer.record_visit(visit("q1", 1))
+        candidates_of(buffer, "nobody")
+    record(buffer, visit("q1", 1))
     with pytest.raises(RunError, match="python:sampler_of_mine:greedy drew question q9, which was not offered"):
-        buffer.questions.draw(1, 2, np.random.default_rng(0))
+        draw(buffer, 1, 2, np.random.default_rng(0))

@@ -9,12 +9,12 @@ import pytest
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.config import names
 from exgrpo_cli.config.names import replay_function
-from exgrpo_cli.replay.drawing.priorities import (
+from exgrpo_cli.replay.by_unit import (
     PRIORITIES,
     BornUnit,
     StoredUnits,
-    bias_weights,
     checked_priorities,
+    foremost,
     token_drift,
     token_headroom,
 )
@@ -83,12 +83,6 @@ def test_priorities_by_hand(name: str, rewards: list[float], expected: float) ->
     assert PRIORITIES[name](group(rewards)) == pytest.approx(expected, rel=1e-12)
 
 
-def test_the_bias_is_corrected_relative_to_the_rarest() -> None:
-    # (N P)^-0.4 over its maximum: N cancels.
-    probabilities = np.array([0.6457, 0.3543])
-    assert bias_weights(probabilities, 0.3543, 0.4) == pytest.approx([0.787, 1.0], abs=5e-4)
-
-
 def units(num: int) -> StoredUnits:
     numbers = np.arange(num)
     return StoredUnits(
@@ -130,3 +124,12 @@ def test_what_a_function_of_ones_own_raises_is_named(tmp_path: Path, monkeypatch
     said = "replay.metric = 'python:broken:rare': importing broken raised ZeroDivisionError: "
     with pytest.raises(InputError, match=rf"^{re.escape(said)}.*broken.py, line 3\); mend it$"):
         replay_function("replay.metric", "python:broken:rare")
+
+
+@pytest.mark.parametrize("num", [0, 1, 7, 30, 99])
+def test_the_foremost_are_those_of_a_plain_sort(num: int) -> None:
+    """Few different keys and births, so that ties go on to the last rank."""
+    rng = np.random.default_rng(num)
+    keys, born, ids = rng.integers(0, 3, 50).astype(float), rng.integers(0, 3, 50), rng.permutation(50)
+    expected = sorted(range(50), key=lambda i: (-keys[i], -born[i], -ids[i]))[:num]
+    assert foremost((keys, born, ids), num).tolist() == expected

@@ -8,8 +8,7 @@ import pytest
 from scipy import stats
 
 from exgrpo_cli.base.errors import InputError, RunError
-from exgrpo_cli.replay.drawing.ranked_set import RankedSet
-from exgrpo_cli.replay.drawing.sampling import Bucket, QuestionDraw, check_draw, draw_by_weights, resolve_sampler
+from exgrpo_cli.replay.by_question import Bucket, QuestionDraw, check_draw, draw_by_weights, resolve_sampler
 
 
 def bucket(k: int, size: int, members: int = 8) -> Bucket:
@@ -135,24 +134,3 @@ def test_a_custom_sampler_must_return_a_draw() -> None:
 def test_weights_are_checked(weights: list[float]) -> None:
     with pytest.raises(RunError, match="for 1 buckets"):
         draw_by_weights([bucket(1, 5)], weights, 2, np.random.default_rng(0))
-
-
-@pytest.mark.parametrize("capacity", [1, 2, 7, 64, 100])
-def test_ranked_set_against_a_sorted_list(capacity: int) -> None:
-    rng = np.random.default_rng(capacity)
-    members = RankedSet(capacity)
-    reference: set[int] = set()
-    for member in rng.integers(0, capacity, 300).tolist():
-        if rng.random() < 0.5:
-            members.add(member)
-            reference.add(member)
-        else:
-            members.discard(member)
-            reference.discard(member)
-        ordered = sorted(reference)
-        assert len(members) == len(ordered)
-        assert members.at_all(range(len(ordered))) == ordered == list(members)
-    rebuilt = RankedSet(capacity, np.array(sorted(reference), dtype=np.int64))
-    assert rebuilt.at_all(range(len(reference))) == sorted(reference)
-    with pytest.raises(IndexError):
-        rebuilt.at(len(reference))

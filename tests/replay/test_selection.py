@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from exgrpo_cli.base.errors import InputError, RunError
-from exgrpo_cli.replay.drawing.selection import METRICS, Candidates, choose, resolve_metric
+from exgrpo_cli.config import names
+from exgrpo_cli.replay.by_question import METRICS, Candidates, choose, resolve_metric, resolve_sampler
 
 
 def candidates(entropy: list[float], num_tokens: list[int], nll: list[float] | None = None) -> Candidates:
@@ -21,7 +22,6 @@ def candidates(entropy: list[float], num_tokens: list[int], nll: list[float] | N
         nll=np.array(nll if nll is not None else entropy),
         measured_version=np.full(size, 4, dtype=np.int32),
         reward=np.ones(size, dtype=np.float32),
-        priority=np.full(size, np.nan),
     )
 
 
@@ -117,3 +117,12 @@ def test_unusable_metric_names(name: str, message: str) -> None:
     with pytest.raises(InputError) as error:
         resolve_metric(name)
     assert message in str(error.value) and "replay.metric" in str(error.value)
+
+
+def test_every_metric_of_the_settings_is_implemented_and_no_other() -> None:
+    assert tuple(METRICS) == names.METRICS
+
+
+@pytest.mark.parametrize("name", names.SAMPLERS)
+def test_every_sampler_of_the_settings_draws(name: str) -> None:
+    assert resolve_sampler(name, 0.5, 0.125)([], 0, np.random.default_rng(0)) is not None

@@ -11,12 +11,12 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from store_calls import available, candidates_of, chosen_of, draw, record, replay
 
-from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ledger.schemas import LedgerIdentity
-from exgrpo_cli.replay.buffer import ExperienceBuffer
-from exgrpo_cli.replay.visits import FreshRow, Visit
+from exgrpo_cli.replay.replace import Replace
+from exgrpo_cli.replay.store import FreshRow, Store, Visit
 
 K = 4
 QUESTIONS = tuple(f"q{number}" for number in range(5))
@@ -119,7 +119,7 @@ class BufferMachine(RuleBasedStateMachine):
         max_age: int,
         cooldown: int,
     ) -> None:
-        self.rules = ReplaySettings(
+        self.rules = Replace(
             lower_bound=bounds[0],
             upper_bound=bounds[1],
             retirement=retirement,
@@ -131,7 +131,7 @@ class BufferMachine(RuleBasedStateMachine):
             readmit_every=1,
             sampler="uniform",
         )
-        self.buffer = ExperienceBuffer.create(self.folder, identity=IDENTITY, rules=self.rules, question_ids=QUESTIONS)
+        self.buffer = Store.create(self.folder, identity=IDENTITY, rules=self.rules, question_ids=QUESTIONS)
         self.reference = Reference(bounds, retirement, fresh_only, most, max_age, cooldown)
         self.kept = {0: (copy.deepcopy(self.reference), copy.deepcopy(self.rng))}
 
@@ -177,20 +177,19 @@ class BufferMachine(RuleBasedStateMachine):
                 for word in words[:fresh]
             ],
         )
-        self.buffer.record_visit(visit, collecting=collecting)
+        record(self.buffer, visit, collecting=collecting)
         self.reference.visit(visit, collecting=collecting)
 
     def replay(self, num: int) -> None:
         self.reference.begin(self.step)
         expected = self.reference.drawable(self.step)
-        assert self.buffer.questions.available(self.step) == len(expected)
-        drawn = self.buffer.questions.draw(num, self.step, self.rng)
+        assert available(self.buffer, self.step) == len(expected)
+        drawn = draw(self.buffer, num, self.step, self.rng)
         assert len(drawn) == min(num, len(expected)) and set(drawn) <= expected
         for question in drawn:
-            candidates = self.buffer.questions.candidates(question)
-            [chosen] = self.buffer.questions.choose(candidates, self.rng)
-            self.buffer.questions.record_scores(self.step, candidates, chosen)
-            self.buffer.questions.record_selected(self.step, [int(candidates.trajectory_ids[chosen])])
+            candidates = candidates_of(self.buffer, question)
+            [chosen] = chosen_of(self.buffer, candidates, self.rng)
+            replay(self.buffer, self.step, candidates, chosen)
             self.reference.last_replay[question] = self.step
 
     def readmit(self) -> None:
@@ -211,7 +210,7 @@ class BufferMachine(RuleBasedStateMachine):
     def resume(self, data: st.DataObject) -> None:
         at_step = data.draw(st.sampled_from(sorted(self.kept)), label="at_step")
         self.buffer.close()
-        self.buffer = ExperienceBuffer.open(
+        self.buffer = Store.open(
             self.folder, identity=IDENTITY, rules=self.rules, question_ids=QUESTIONS, at_step=at_step
         )
         self.step = at_step + 1
@@ -224,17 +223,15 @@ class BufferMachine(RuleBasedStateMachine):
         """The state that lived through the run and the one rebuilt from the ledger draw and choose alike."""
         self.checkpoint()
         lived = copy.deepcopy(self.rng)
-        first = self.buffer.questions.draw(3, self.step, lived)
-        chosen = [self.buffer.questions.choose(self.buffer.questions.candidates(question), lived) for question in first]
+        first = draw(self.buffer, 3, self.step, lived)
+        chosen = [chosen_of(self.buffer, candidates_of(self.buffer, question), lived) for question in first]
         self.buffer.close()
-        self.buffer = ExperienceBuffer.open(
+        self.buffer = Store.open(
             self.folder, identity=IDENTITY, rules=self.rules, question_ids=QUESTIONS, at_step=self.step - 1
         )
         rebuilt = copy.deepcopy(self.rng)
-        assert self.buffer.questions.draw(3, self.step, rebuilt) == first
-        again = [
-            self.buffer.questions.choose(self.buffer.questions.candidates(question), rebuilt) for question in first
-        ]
+        assert draw(self.buffer, 3, self.step, rebuilt) == first
+        again = [chosen_of(self.buffer, candidates_of(self.buffer, question), rebuilt) for question in first]
         assert again == chosen
         # Those draws began the step, so what is over age is gone.
         self.reference.begin(self.step)
@@ -262,7 +259,7 @@ class BufferMachine(RuleBasedStateMachine):
         assert buffer.counts.buckets == counts
         for question, held in reference.stored.items():
             ids = [entry[0] for entry in held]
-            assert buffer.questions.candidates(question).trajectory_ids.tolist() == ids
+            assert candidates_of(buffer, question).trajectory_ids.tolist() == ids
             for trajectory, (_, born, tokens) in zip(buffer.load(ids), held, strict=True):
                 assert (trajectory.step_born, tuple(trajectory.token_ids.tolist())) == (born, tokens)
                 assert (trajectory.behaviour_logprobs == np.float32(-0.1 * born)).all()

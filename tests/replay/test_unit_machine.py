@@ -3,7 +3,7 @@
 import math
 import shutil
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +11,11 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from store_calls import record
 
-from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.ledger.schemas import LedgerIdentity
-from exgrpo_cli.replay.buffer import ExperienceBuffer
-from exgrpo_cli.replay.drawing.units import ScannedUnit
-from exgrpo_cli.replay.visits import FreshRow, Visit
+from exgrpo_cli.replay.append import Append
+from exgrpo_cli.replay.store import FreshRow, Store, Visit
 
 K = 3
 QUESTIONS = ("a", "b", "c", "d")
@@ -59,7 +58,7 @@ class Unit:
 class Reference:
     """A list of units, sorted anew for every question that is asked of it."""
 
-    rules: ReplaySettings
+    rules: Append
     units: list[Unit] = field(default_factory=list)
     retired: set[str] = field(default_factory=set)
     next_row: int = 0
@@ -106,11 +105,11 @@ class Machine(RuleBasedStateMachine):
     def start(self, drawn: dict) -> None:
         if drawn["draw"] == "top":
             drawn["bias_correction"] = 0.0
-        rules = ReplaySettings(composition="append", store="all", max_drift=1.0, **drawn)
+        rules = Append(store="all", max_drift=1.0, **drawn)
         self.folder = Path(tempfile.mkdtemp())
         self.reference = Reference(rules)
         self.shared = {"identity": IDENTITY, "rules": rules, "question_ids": QUESTIONS}
-        self.buffer = ExperienceBuffer.create(self.folder / "replay", **self.shared)
+        self.buffer = Store.create(self.folder / "replay", **self.shared)
         self.step = 1
 
     def teardown(self) -> None:
@@ -136,21 +135,21 @@ class Machine(RuleBasedStateMachine):
             self.reference.begin(self.step)
         left = {unit.number: unit for unit in self.reference.units}
         whole, judged = dict(left), []
+        draw = self.buffer.draw_units(self.reference.rules, self.step, rng) if waves else None
         for num in waves:
-            drawn = [unit.drawn for unit in self.buffer.scan(num, self.step, rng)]
+            drawn = draw.take(num)
             self.check_draw([unit.unit_id for unit in drawn], num, left)
             for unit in drawn:
                 self.check_chance(unit, whole)
                 del left[unit.unit_id]
-                judged.append(unit.unit_id)
-        told = list(zip(judged, verdicts, strict=False))
+                judged.append(unit)
         scanned = [
-            ScannedUnit(unit_id=number, accepted=accepted, drift=0.0, headroom=headroom)
-            for number, (accepted, headroom) in told
+            replace(unit, accepted=accepted, drift=0.0, headroom=headroom)
+            for unit, (accepted, headroom) in zip(judged, verdicts, strict=False)
         ]
-        self.buffer.end_scan(self.step, scanned)
-        for number, (accepted, headroom) in told:
-            self.reference.scanned(whole[number], accepted=accepted, headroom=headroom)
+        self.buffer.record_scan(self.step, scanned)
+        for unit in scanned:
+            self.reference.scanned(whole[unit.unit_id], accepted=unit.accepted, headroom=unit.headroom)
         for question, k in groups:
             if question not in self.reference.retired:
                 self.visit(question, [1.0] * k + [0.0] * (K - k))
@@ -189,7 +188,7 @@ class Machine(RuleBasedStateMachine):
             )
             for member, reward in enumerate(rewards)
         ]
-        self.buffer.record_visit(
+        record(self.buffer, 
             Visit(
                 question_id=question, step=self.step, weight_version=self.step, success_count=k,
                 num_fresh_successes=k, num_replayed=0, verifier_failed=False, rows=rows,
@@ -201,7 +200,7 @@ class Machine(RuleBasedStateMachine):
     def resume(self) -> None:
         self.buffer.seal()
         self.buffer.close()
-        self.buffer = ExperienceBuffer.open(self.folder / "replay", at_step=self.step - 1, **self.shared)
+        self.buffer = Store.open(self.folder / "replay", at_step=self.step - 1, **self.shared)
 
     @invariant()
     def holds_as_much(self) -> None:

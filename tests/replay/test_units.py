@@ -1,17 +1,17 @@
 """The store of units: the worked numbers of each method, limits, and a state machine against a plain reference."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from store_calls import place_of, record
 
-from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ledger.schemas import LedgerIdentity
-from exgrpo_cli.replay.buffer import ExperienceBuffer
-from exgrpo_cli.replay.drawing.units import ScannedUnit
-from exgrpo_cli.replay.visits import FreshRow, Visit
+from exgrpo_cli.replay.by_unit import DrawnUnit
+from exgrpo_cli.replay.store import FreshRow, Store, Visit
 
 K = 4
 IDENTITY = LedgerIdentity(
@@ -50,14 +50,12 @@ def visit(question: int, rewards: list[float], step: int, logprob: float = -0.5,
 @pytest.fixture
 def buffer_of(tmp_path: Path):
     """`buffer_of(priority="advantage", ...)`: a new buffer with these settings of `replay`."""
-    opened: list[ExperienceBuffer] = []
+    opened: list[Store] = []
 
-    def create(**settings: object) -> ExperienceBuffer:
-        rules = ReplaySettings(**settings)
+    def create(**settings: object) -> Store:
+        rules = place_of(**settings)
         opened.append(
-            ExperienceBuffer.create(
-                tmp_path / f"replay-{len(opened)}", identity=IDENTITY, rules=rules, question_ids=QUESTIONS
-            )
+            Store.create(tmp_path / f"replay-{len(opened)}", identity=IDENTITY, rules=rules, question_ids=QUESTIONS)
         )
         return opened[-1]
 
@@ -66,18 +64,19 @@ def buffer_of(tmp_path: Path):
         buffer.close()
 
 
-def take(buffer: ExperienceBuffer, num: int, step: int, rng: np.random.Generator | None = None) -> list:
+def take(store: Store, num: int, step: int, rng: np.random.Generator | None = None) -> list[DrawnUnit]:
     """Draw units and accept them all."""
-    units = buffer.scan(num, step, rng or np.random.default_rng(step))
-    buffer.end_scan(step, [ScannedUnit(unit_id=unit.drawn.unit_id, accepted=True) for unit in units])
-    return list(units)
+    draw = store.draw_units(store.rules, step, rng or np.random.default_rng(step))
+    units = store.load_units(draw.take(num))
+    store.record_scan(step, units)
+    return units
 
 
-def test_advantages_as_priorities(buffer_of: Callable[..., ExperienceBuffer]) -> None:
+def test_advantages_as_priorities(buffer_of: Callable[..., Store]) -> None:
     """K = 4, k = 1: |A| .75 and .25 three times; their roots .866 and .5 three times: P .366 and .211."""
     buffer = buffer_of(**ROWS, priority="advantage", exponent=0.5)
-    buffer.record_visit(visit(0, [1, 0, 0, 0], 1))
-    drawn = {unit.drawn.unit_id: unit.drawn for unit in take(buffer, 4, 2)}
+    record(buffer, visit(0, [1, 0, 0, 0], 1))
+    drawn = {unit.unit_id: unit for unit in take(buffer, 4, 2)}
     assert [drawn[row].probability for row in range(4)] == pytest.approx([0.366, 0.211, 0.211, 0.211], abs=5e-4)
     assert [drawn[row].priority for row in range(4)] == pytest.approx([0.75, 0.25, 0.25, 0.25], abs=1e-5)
     buffer.flush(2)
@@ -86,73 +85,73 @@ def test_advantages_as_priorities(buffer_of: Callable[..., ExperienceBuffer]) ->
     assert replays.accepted.all() and replays.drift.isna().all()
 
 
-def test_an_age_limit_of_ten_draws_at_ten_and_not_at_eleven(buffer_of: Callable[..., ExperienceBuffer]) -> None:
+def test_an_age_limit_of_ten_draws_at_ten_and_not_at_eleven(buffer_of: Callable[..., Store]) -> None:
     buffer = buffer_of(**ROWS, priority="advantage", max_age=10)
-    buffer.record_visit(visit(0, [1, 0, 0, 0], 5))
+    record(buffer, visit(0, [1, 0, 0, 0], 5))
     assert len(take(buffer, 9, 15)) == 4
     assert take(buffer, 9, 16) == []
 
 
-def test_rewards_fade_with_age_and_their_bias_is_corrected(buffer_of: Callable[..., ExperienceBuffer]) -> None:
+def test_rewards_fade_with_age_and_their_bias_is_corrected(buffer_of: Callable[..., Store]) -> None:
     """Successes of ages 0 and 500: (1, 1/e)^.6 = 1, .549: P .646, .354; weights (.354 / .646)^.4 = .787 and 1."""
     settings = {"priority": "reward", "exponent": 0.6, "age_decay": 500.0, "bias_correction": 0.4}
     buffer = buffer_of(composition="append", retirement=False, **settings)
     for step in (1, 501):
-        buffer.record_visit(visit(0, [1, 0, 0, 0], step))
-    drawn = sorted((unit.drawn for unit in take(buffer, 2, 501)), key=lambda unit: -unit.unit_id)
+        record(buffer, visit(0, [1, 0, 0, 0], step))
+    drawn = sorted(take(buffer, 2, 501), key=lambda unit: -unit.unit_id)
     assert [unit.probability for unit in drawn] == pytest.approx([0.646, 0.354], abs=5e-4)
     assert [unit.weight for unit in drawn] == pytest.approx([0.787, 1.0], abs=5e-4)
 
 
-def test_a_failure_is_hardly_drawn_and_sets_the_scale(buffer_of: Callable[..., ExperienceBuffer]) -> None:
+def test_a_failure_is_hardly_drawn_and_sets_the_scale(buffer_of: Callable[..., Store]) -> None:
     """(1 + 1e-6)^.6 over (1e-6)^.6 is 10^3.6 = 3981; the success weighs 3981^-.4 = .0363."""
     buffer = buffer_of(**ROWS, priority="reward", exponent=0.6, age_decay=500.0, bias_correction=0.4)
-    buffer.record_visit(visit(0, [1, 0, 0, 0], 1))
-    drawn = {unit.drawn.unit_id: unit.drawn for unit in take(buffer, 4, 1)}
+    record(buffer, visit(0, [1, 0, 0, 0], 1))
+    drawn = {unit.unit_id: unit for unit in take(buffer, 4, 1)}
     assert drawn[0].probability / drawn[1].probability == pytest.approx(3981, abs=1)
     assert drawn[0].weight == pytest.approx(0.0363, abs=5e-5)
     assert drawn[1].weight == 1.0
 
 
-def test_signal_of_groups(buffer_of: Callable[..., ExperienceBuffer]) -> None:
+def test_signal_of_groups(buffer_of: Callable[..., Store]) -> None:
     """k = 2: 2 * .577 = 1.155; k = 1: 1.5 * .5 = .75: P .606 and .394."""
     buffer = buffer_of(composition="refill", store="all", retirement=False, priority="signal")
-    buffer.record_visit(visit(0, [1, 1, 0, 0], 1))
-    buffer.record_visit(visit(1, [1, 0, 0, 0], 1))
-    drawn = {unit.drawn.unit_id: unit for unit in take(buffer, 2, 2)}
-    assert [drawn[group].drawn.priority for group in (0, K)] == pytest.approx([1.155, 0.75], abs=5e-4)
-    assert [drawn[group].drawn.probability for group in (0, K)] == pytest.approx([0.606, 0.394], abs=5e-4)
+    record(buffer, visit(0, [1, 1, 0, 0], 1))
+    record(buffer, visit(1, [1, 0, 0, 0], 1))
+    drawn = {unit.unit_id: unit for unit in take(buffer, 2, 2)}
+    assert [drawn[group].priority for group in (0, K)] == pytest.approx([1.155, 0.75], abs=5e-4)
+    assert [drawn[group].probability for group in (0, K)] == pytest.approx([0.606, 0.394], abs=5e-4)
     assert [row.reward for row in drawn[0].trajectories] == [1, 1, 0, 0]
     assert [row.advantage for row in drawn[K].trajectories] == [0.75, -0.25, -0.25, -0.25]
 
 
-def test_the_top_is_scanned_until_enough_and_headrooms_are_kept(buffer_of: Callable[..., ExperienceBuffer]) -> None:
+def test_the_top_is_scanned_until_enough_and_headrooms_are_kept(buffer_of: Callable[..., Store]) -> None:
     """Headrooms .9, .7, .6; the first is refused, the second taken: two scanned, two caches renewed."""
     buffer = buffer_of(**GROUPS, priority="headroom", draw="top", max_drift=1e-3, capacity=8)
     # One right of four, all tokens alike: a quarter of the tokens 1 - p, the rest p: p = H + ... solved for H.
     for question, headroom in enumerate((0.9, 0.7, 0.6)):
         chance = (headroom - 0.25) / 0.5 if headroom <= 0.75 else 0.99
-        buffer.record_visit(visit(question, [1, 0, 0, 0], 1, logprob=float(np.log(chance))))
-    first = buffer.scan(1, 2, np.random.default_rng(0))
-    second = buffer.scan(1, 2, np.random.default_rng(0))
-    assert [unit.drawn.unit_id for unit in (*first, *second)] == [0, K]
+        record(buffer, visit(question, [1, 0, 0, 0], 1, logprob=float(np.log(chance))))
+    draw = buffer.draw_units(buffer.rules, 2, np.random.default_rng(0))
+    [first], [second] = draw.take(1), draw.take(1)
+    assert (first.unit_id, second.unit_id) == (0, K)
     verdicts = [
-        ScannedUnit(unit_id=0, accepted=False, drift=0.02, headroom=0.1),
-        ScannedUnit(unit_id=K, accepted=True, drift=1e-4, headroom=0.65),
+        replace(first, accepted=False, drift=0.02, headroom=0.1),
+        replace(second, accepted=True, drift=1e-4, headroom=0.65),
     ]
-    buffer.end_scan(2, verdicts)
-    assert [unit.drawn.priority for unit in take(buffer, 3, 3)] == pytest.approx([0.65, 0.6, 0.1], abs=1e-6)
+    buffer.record_scan(2, verdicts)
+    assert [unit.priority for unit in take(buffer, 3, 3)] == pytest.approx([0.65, 0.6, 0.1], abs=1e-6)
     buffer.flush(3)
     replays = LedgerReader(buffer.folder).replays().to_pandas()
     assert replays[replays.step == 2].accepted.tolist() == [False, True]
     assert replays[replays.step == 2].headroom.tolist() == [0.1, 0.65]
 
 
-def test_the_newest_first_and_of_equals_the_lowest_number(buffer_of: Callable[..., ExperienceBuffer]) -> None:
+def test_the_newest_first_and_of_equals_the_lowest_number(buffer_of: Callable[..., Store]) -> None:
     buffer = buffer_of(**GROUPS, priority="latest", draw="top")
     for question, step in enumerate((1, 2, 2, 1)):
-        buffer.record_visit(visit(question, [1, 0, 0, 0], step))
-    assert [unit.drawn.unit_id // K for unit in take(buffer, 9, 3)] == [1, 2, 0, 3]
+        record(buffer, visit(question, [1, 0, 0, 0], step))
+    assert [unit.unit_id // K for unit in take(buffer, 9, 3)] == [1, 2, 0, 3]
 
 
 @pytest.mark.parametrize(
@@ -165,55 +164,55 @@ def test_the_newest_first_and_of_equals_the_lowest_number(buffer_of: Callable[..
     ],
 )
 def test_what_leaves_a_full_store(
-    buffer_of: Callable[..., ExperienceBuffer], settings: dict[str, object], kept: list[int]
+    buffer_of: Callable[..., Store], settings: dict[str, object], kept: list[int]
 ) -> None:
     buffer = buffer_of(composition="refill", store="all", retirement=False, priority="signal", **settings)
     for question, successes in enumerate((1, 2, 1, 2)):
-        buffer.record_visit(visit(question, [1.0] * successes + [0.0] * (K - successes), 1))
-    assert sorted(unit.drawn.unit_id // K for unit in take(buffer, 9, 2)) == kept
+        record(buffer, visit(question, [1.0] * successes + [0.0] * (K - successes), 1))
+    assert sorted(unit.unit_id // K for unit in take(buffer, 9, 2)) == kept
     assert buffer.counts.num_trajectories == K * len(kept)
 
 
-def test_a_unit_leaves_after_its_last_use(buffer_of: Callable[..., ExperienceBuffer]) -> None:
+def test_a_unit_leaves_after_its_last_use(buffer_of: Callable[..., Store]) -> None:
     buffer = buffer_of(**GROUPS, priority="latest", draw="top", max_uses=2)
-    buffer.record_visit(visit(0, [1, 0, 0, 0], 1))
+    record(buffer, visit(0, [1, 0, 0, 0], 1))
     assert [len(take(buffer, 1, step)) for step in (2, 3, 4)] == [1, 1, 0]
     assert buffer.counts.num_trajectories == 0
 
 
-def test_a_visit_in_which_the_verifier_failed_stores_no_failures(buffer_of: Callable[..., ExperienceBuffer]) -> None:
+def test_a_visit_in_which_the_verifier_failed_stores_no_failures(buffer_of: Callable[..., Store]) -> None:
     buffer = buffer_of(**ROWS)
-    assert buffer.record_visit(visit(0, [1, 0, 0, 0], 1, failed=True)).collected == ()
-    assert len(buffer.record_visit(visit(0, [1, 0, 0, 0], 2)).collected) == K
+    assert record(buffer, visit(0, [1, 0, 0, 0], 1, failed=True)).collected == ()
+    assert len(record(buffer, visit(0, [1, 0, 0, 0], 2)).collected) == K
 
 
-def test_retired_questions_are_not_drawn_until_they_return(buffer_of: Callable[..., ExperienceBuffer]) -> None:
+def test_retired_questions_are_not_drawn_until_they_return(buffer_of: Callable[..., Store]) -> None:
     buffer = buffer_of(composition="append", store="all", priority="advantage", readmit_fraction=1.0, readmit_every=5)
-    buffer.record_visit(visit(0, [1, 0, 0, 0], 1))
-    buffer.record_visit(visit(0, [1, 1, 1, 1], 2))
+    record(buffer, visit(0, [1, 0, 0, 0], 1))
+    record(buffer, visit(0, [1, 1, 1, 1], 2))
     assert take(buffer, 9, 3) == []
     assert buffer.readmit(5, np.random.default_rng(0)) == [QUESTIONS[0]]
     assert len(take(buffer, 9, 5)) == K
 
 
 def test_powers_of_ones_own_priorities_do_not_overflow(
-    buffer_of: Callable[..., ExperienceBuffer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    buffer_of: Callable[..., Store], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1e200 and 3e200, squared: one to nine."""
     (tmp_path / "huge.py").write_text("def huge(units, rng):\n    return [1e200, 3e200, 0, 0]\n")
     monkeypatch.chdir(tmp_path)
     buffer = buffer_of(**ROWS, priority="python:huge:huge", exponent=2.0, capacity=9)
-    buffer.record_visit(visit(0, [1, 0, 0, 0], 1))
-    found = {unit.drawn.unit_id: unit.drawn.probability for unit in take(buffer, 3, 2)}
+    record(buffer, visit(0, [1, 0, 0, 0], 1))
+    found = {unit.unit_id: unit.probability for unit in take(buffer, 3, 2)}
     assert found == {0: pytest.approx(0.1), 1: pytest.approx(0.9)}
 
 
-def test_draws_without_replacement_follow_their_probabilities(buffer_of: Callable[..., ExperienceBuffer]) -> None:
+def test_draws_without_replacement_follow_their_probabilities(buffer_of: Callable[..., Store]) -> None:
     """Pairs out of weights .75, .25, .25, .25: the first row is in 1 - 3 * (1/6 * 2/5) = .8 of them."""
     buffer = buffer_of(**ROWS, priority="advantage")
-    buffer.record_visit(visit(0, [1, 0, 0, 0], 1))
+    record(buffer, visit(0, [1, 0, 0, 0], 1))
     rng = np.random.default_rng(5)
-    pairs = [{unit.drawn.unit_id for unit in take(buffer, 2, 2, rng)} for _ in range(600)]
+    pairs = [{unit.unit_id for unit in take(buffer, 2, 2, rng)} for _ in range(600)]
     assert all(len(pair) == 2 for pair in pairs)
     # Three standard errors of 600 draws: .05.
     assert np.mean([0 in pair for pair in pairs]) == pytest.approx(0.8, abs=0.05)
@@ -230,33 +229,31 @@ def test_draws_without_replacement_follow_their_probabilities(buffer_of: Callabl
 )
 def test_a_resumed_store_draws_as_the_one_that_lived(tmp_path: Path, settings: dict[str, object]) -> None:
     """Reopened after every step: the same units, probabilities, weights, to the last bit."""
-    rules = ReplaySettings(**settings)
+    rules = place_of(**settings)
     shared = {"identity": IDENTITY, "rules": rules, "question_ids": QUESTIONS}
-    lived = ExperienceBuffer.create(tmp_path / "lived", **shared)
-    reopened = ExperienceBuffer.create(tmp_path / "reopened", **shared)
+    lived = Store.create(tmp_path / "lived", **shared)
+    reopened = Store.create(tmp_path / "reopened", **shared)
     draws = np.random.default_rng(1)
     try:
         for step in range(1, 9):
             seed = int(draws.integers(1 << 30))
             told = []
             for buffer in (lived, reopened):
-                units = buffer.scan(3, step, np.random.default_rng(seed))
-                told.append([unit.drawn for unit in units])
-                buffer.end_scan(
-                    step,
-                    [
-                        ScannedUnit(unit_id=u.drawn.unit_id, accepted=i != 1, drift=0.5, headroom=0.1 * i + 0.01 * step)
-                        for i, u in enumerate(units)
-                    ],
-                )
+                units = buffer.draw_units(rules, step, np.random.default_rng(seed)).take(3)
+                told.append(units)
+                judged = [
+                    replace(unit, accepted=i != 1, drift=0.5, headroom=0.1 * i + 0.01 * step)
+                    for i, unit in enumerate(units)
+                ]
+                buffer.record_scan(step, judged)
                 for question in range(3):
                     right = (step + question) % 3 + 1
-                    buffer.record_visit(visit(question, [1.0] * right + [0.0] * (K - right), step, -0.1 * step))
+                    record(buffer, visit(question, [1.0] * right + [0.0] * (K - right), step, -0.1 * step))
                 buffer.flush(step)
             assert told[0] == told[1]
             reopened.seal()
             reopened.close()
-            reopened = ExperienceBuffer.open(tmp_path / "reopened", at_step=step, **shared)
+            reopened = Store.open(tmp_path / "reopened", at_step=step, **shared)
         assert any(told[0])
     finally:
         lived.close()

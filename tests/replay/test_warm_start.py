@@ -5,14 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from store_calls import candidates_of, record
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
 from exgrpo_cli.ledger.schemas import LedgerIdentity
-from exgrpo_cli.replay.buffer import ExperienceBuffer
-from exgrpo_cli.replay.protocol import BufferCounts
-from exgrpo_cli.replay.visits import FreshRow, Visit
+from exgrpo_cli.replay.append import Append
+from exgrpo_cli.replay.join import Join
+from exgrpo_cli.replay.replace import Replace
+from exgrpo_cli.replay.store import FreshRow, Store, StoreCounts, Visit
 
 K = 4
 SOURCE = LedgerIdentity(
@@ -49,25 +50,25 @@ def visit(question: str, k: int, step: int, lengths: list[int]) -> Visit:
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """a: bucket 0 with lengths 3, 5; b: bucket 2 with length 6 (one evicted); c: retired with length 4; d: too long."""
     folder = tmp_path_factory.mktemp("source") / "replay"
-    rules = ReplaySettings(max_per_question=2)
-    with ExperienceBuffer.create(folder, identity=SOURCE, rules=rules, question_ids=QUESTIONS) as buffer:
-        buffer.record_visit(visit("a", 2, 1, [3, 5]))
-        buffer.record_visit(visit("b", 3, 1, [2, 6, 9]))
-        buffer.record_visit(visit("c", 1, 1, [4]))
-        buffer.record_visit(visit("d", 1, 1, [20]))
+    rules = Replace(max_per_question=2)
+    with Store.create(folder, identity=SOURCE, rules=rules, question_ids=QUESTIONS) as buffer:
+        record(buffer, visit("a", 2, 1, [3, 5]))
+        record(buffer, visit("b", 3, 1, [2, 6, 9]))
+        record(buffer, visit("c", 1, 1, [4]))
+        record(buffer, visit("d", 1, 1, [20]))
         buffer.flush(1)
-        buffer.record_visit(visit("a", 0, 2, []))
-        buffer.record_visit(visit("b", 2, 2, []))
-        buffer.record_visit(visit("c", K, 2, [4] * K))
+        record(buffer, visit("a", 0, 2, []))
+        record(buffer, visit("b", 2, 2, []))
+        record(buffer, visit("c", K, 2, [4] * K))
         buffer.flush(2)
     return folder
 
 
-def create(folder: Path, identity: LedgerIdentity = TARGET, question_ids: list[str] = QUESTIONS) -> ExperienceBuffer:
-    return ExperienceBuffer.create(
+def create(folder: Path, identity: LedgerIdentity = TARGET, question_ids: list[str] = QUESTIONS) -> Store:
+    return Store.create(
         folder,
         identity=identity,
-        rules=ReplaySettings(readmit_every=1, readmit_fraction=1.0),
+        rules=Replace(readmit_every=1, readmit_fraction=1.0),
         question_ids=question_ids,
     )
 
@@ -77,16 +78,16 @@ def test_trajectories_and_buckets_come_along(source: Path, tmp_path: Path) -> No
         report = buffer.warm_start(source, max_response_tokens=8, with_retired=False)
         # a: 3 and 5; b holds 6 and 9 of which 9 is too long; d's only one of 20 too; c is retired.
         assert (report.num_trajectories, report.num_questions, report.num_too_long, report.num_retired) == (3, 2, 2, 0)
-        assert buffer.counts == BufferCounts(num_questions=2, num_trajectories=3, num_retired=0, buckets={0: 1, 2: 1})
-        candidates = buffer.questions.candidates("a")
+        assert buffer.counts == StoreCounts(num_questions=2, num_trajectories=3, num_retired=0, buckets={0: 1, 2: 1})
+        candidates = candidates_of(buffer, "a")
         assert candidates.num_tokens.tolist() == [3, 5] and candidates.born_version.tolist() == [-1, -1]
         # Another run's measurements do not count, whatever staleness is allowed.
         assert candidates.stale(0, 10**6).all()
-        [trajectory] = buffer.load(buffer.questions.candidates("b").trajectory_ids.tolist())
+        [trajectory] = buffer.load(candidates_of(buffer, "b").trajectory_ids.tolist())
         np.testing.assert_array_equal(trajectory.token_ids, np.arange(1, 7))
         np.testing.assert_array_equal(trajectory.behaviour_logprobs, np.linspace(-3, 0, 6, dtype=np.float32))
         assert (trajectory.step_born, trajectory.weight_version) == (0, -1)
-        buffer.record_visit(visit("z", 1, 1, [2]))
+        record(buffer, visit("z", 1, 1, [2]))
         buffer.flush(1)
     rows = LedgerReader(tmp_path / "replay").trajectories().to_pylist()
     assert [row["trajectory_id"] for row in rows] == [0, 1, 2, 3]
@@ -96,17 +97,17 @@ def test_trajectories_and_buckets_come_along(source: Path, tmp_path: Path) -> No
 
 def test_the_limit_of_the_new_run_holds_from_the_start(source: Path, tmp_path: Path) -> None:
     """a has lengths 3 and 5, b 6 and 9: the longer of each goes. c (retired) has one of 4, d one too long."""
-    rules = ReplaySettings(max_per_question=1, eviction="longest")
-    with ExperienceBuffer.create(tmp_path / "new", identity=TARGET, rules=rules, question_ids=QUESTIONS) as buffer:
+    rules = Replace(max_per_question=1, eviction="longest")
+    with Store.create(tmp_path / "new", identity=TARGET, rules=rules, question_ids=QUESTIONS) as buffer:
         report = buffer.warm_start(source, max_response_tokens=10, with_retired=True)
         assert (report.num_trajectories, report.num_too_long, report.num_over_limit) == (3, 1, 2)
-        assert {q: buffer.questions.candidates(q).num_tokens.tolist() for q in QUESTIONS} == {
+        assert {q: candidates_of(buffer, q).num_tokens.tolist() for q in QUESTIONS} == {
             "a": [3],
             "b": [6],
             "c": [4],
             "d": [],
         }
-        oldest = buffer.load(buffer.questions.candidates("b").trajectory_ids.tolist())[0]
+        oldest = buffer.load(candidates_of(buffer, "b").trajectory_ids.tolist())[0]
         assert oldest.token_ids.tolist() == [1, 2, 3, 4, 5, 6]
 
 
@@ -116,9 +117,9 @@ def rewarded(folder: Path, rewards: list[float]) -> Path:
         replace(row, reward=reward, advantage=reward)
         for row, reward in zip(visit("a", 1, 1, [2, 3]).rows, rewards, strict=True)
     ]
-    rules = ReplaySettings(composition="join", store="all")
-    with ExperienceBuffer.create(folder, identity=SOURCE, rules=rules, question_ids=QUESTIONS) as buffer:
-        buffer.record_visit(replace(visit("a", 1, 1, []), rows=rows))
+    rules = Join(store="all")
+    with Store.create(folder, identity=SOURCE, rules=rules, question_ids=QUESTIONS) as buffer:
+        record(buffer, replace(visit("a", 1, 1, []), rows=rows))
         buffer.flush(1)
     return folder
 
@@ -126,20 +127,18 @@ def rewarded(folder: Path, rewards: list[float]) -> Path:
 def test_the_lowest_priority_goes_by_the_rules_of_the_new_run(tmp_path: Path) -> None:
     """The source drew no units: its rows have no priority of their own."""
     source = rewarded(tmp_path / "source", [0.5, 0.25])
-    rules = ReplaySettings(
-        composition="append", store="all", priority="reward", max_per_question=1, eviction="lowest-priority"
-    )
-    with ExperienceBuffer.create(tmp_path / "new", identity=TARGET, rules=rules, question_ids=QUESTIONS) as buffer:
+    rules = Append(store="all", priority="reward", max_per_question=1, eviction="lowest-priority")
+    with Store.create(tmp_path / "new", identity=TARGET, rules=rules, question_ids=QUESTIONS) as buffer:
         assert buffer.warm_start(source, max_response_tokens=10, with_retired=False).num_over_limit == 1
-        assert buffer.questions.candidates("a").reward.tolist() == [0.5]
+        assert candidates_of(buffer, "a").reward.tolist() == [0.5]
 
 
 def test_rewards_below_0_are_no_chances(tmp_path: Path) -> None:
     source = rewarded(tmp_path / "source", [1.0, -1.0])
     said = r"source: trajectory 1 with reward -1 has the priority -0.999999 by replay.priority = 'reward', and nothing "
     for draw in ("proportional", "top"):
-        rules = ReplaySettings(composition="append", store="all", priority="reward", draw=draw)
-        with ExperienceBuffer.create(tmp_path / draw, identity=TARGET, rules=rules, question_ids=QUESTIONS) as buffer:
+        rules = Append(store="all", priority="reward", draw=draw)
+        with Store.create(tmp_path / draw, identity=TARGET, rules=rules, question_ids=QUESTIONS) as buffer:
             if draw == "proportional":
                 with pytest.raises(InputError, match=said):
                     buffer.warm_start(source, max_response_tokens=10, with_retired=False)
@@ -150,9 +149,9 @@ def test_rewards_below_0_are_no_chances(tmp_path: Path) -> None:
 def test_it_survives_a_resume_from_step_0(source: Path, tmp_path: Path) -> None:
     with create(tmp_path / "replay") as buffer:
         buffer.warm_start(source, max_response_tokens=8, with_retired=True)
-        buffer.record_visit(visit("b", 3, 1, [1]))
+        record(buffer, visit("b", 3, 1, [1]))
         buffer.flush(1)
-    with ExperienceBuffer.open(
+    with Store.open(
         tmp_path / "replay", identity=TARGET, rules=buffer.rules, question_ids=QUESTIONS, at_step=0
     ) as again:
         assert again.counts.buckets == {0: 1, 2: 1} and list(again.retired) == ["c"]
@@ -180,11 +179,9 @@ def test_retired_questions_come_only_when_asked_and_keep_their_trajectories(sour
 
 
 def test_more_trajectories_than_one_batch_of_bodies(tmp_path: Path) -> None:
-    with ExperienceBuffer.create(
-        tmp_path / "source", identity=SOURCE, rules=ReplaySettings(), question_ids=QUESTIONS
-    ) as buffer:
+    with Store.create(tmp_path / "source", identity=SOURCE, rules=Replace(), question_ids=QUESTIONS) as buffer:
         for step in range(1, 3):
-            buffer.record_visit(visit("a", 3, step, list(range(1 + 700 * step, 701 + 700 * step))))
+            record(buffer, visit("a", 3, step, list(range(1 + 700 * step, 701 + 700 * step))))
             buffer.flush(step)
     with create(tmp_path / "replay") as buffer:
         assert (
@@ -217,6 +214,6 @@ def test_unknown_questions_are_refused(source: Path, tmp_path: Path) -> None:
 
 def test_only_an_empty_ledger_takes_a_warm_start(source: Path, tmp_path: Path) -> None:
     with create(tmp_path / "replay") as buffer:
-        buffer.record_visit(visit("a", 1, 1, [2]))
+        record(buffer, visit("a", 1, 1, [2]))
         with pytest.raises(InputError, match="a warm start needs an empty ledger"):
             buffer.warm_start(source, max_response_tokens=8, with_retired=False)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from exgrpo_cli.replay.drawing.sampling import Bucket, draw_by_weights
+from exgrpo_cli.replay.by_question import Bucket, draw_by_weights
 from exgrpo_cli.show.draw_test import draw_test
 from exgrpo_cli.show.record import DrawColumns
 

@@ -13,8 +13,8 @@ import pytest
 from matplotlib.colors import LogNorm
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.ledger.reader import LedgerReader
+from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.runs.metrics import RunMetrics, read_metrics
 from exgrpo_cli.show.figures.buffer import (
     bucket_flow,
@@ -93,9 +93,7 @@ def test_equal_figures_give_equal_files(run: Path, tmp_path: Path) -> None:
     [
         SyntheticRun(steps=1, num_questions=60, questions_per_step=8, mixed_from=2, finished=False),
         SyntheticRun(steps=3, num_questions=60, questions_per_step=8, mixed_from=2, finished=False),
-        SyntheticRun(
-            steps=3, num_questions=60, questions_per_step=8, mixed_from=1, rules=ReplaySettings(metric="random")
-        ),
+        SyntheticRun(steps=3, num_questions=60, questions_per_step=8, mixed_from=1, rules=Replace(metric="random")),
     ],
     ids=["nothing stored", "one replay", "nothing measured"],
 )

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import store_calls
 
 from exgrpo_cli.base.errors import DamageWarning, InputError
-from exgrpo_cli.config.sections.replay import ReplaySettings
 from exgrpo_cli.ledger.schemas import LedgerIdentity
-from exgrpo_cli.replay.buffer import ExperienceBuffer
-from exgrpo_cli.replay.visits import FreshRow, Visit
+from exgrpo_cli.replay.replace import Replace
+from exgrpo_cli.replay.store import FreshRow, Store, Visit
 from exgrpo_cli.runs.metrics import read_metrics
 from exgrpo_cli.show.details import question_history
 from exgrpo_cli.show.figures.buffer import question_states
@@ -43,10 +43,11 @@ def success(token: int, length: int, entropy: float) -> FreshRow:
     )
 
 
-def visit(buffer: ExperienceBuffer, question: str, step: int, k: int, *, entropies: tuple[float, ...] = (), **flags):
+def visit(buffer: Store, question: str, step: int, k: int, *, entropies: tuple[float, ...] = (), **flags):
     experiential = flags.get("experiential", False)
     successes = [success(100 * step + i, 10 + i, entropy) for i, entropy in enumerate(entropies)]
-    return buffer.record_visit(
+    return store_calls.record(
+        buffer,
         Visit(
             question_id=question,
             step=step,
@@ -56,14 +57,13 @@ def visit(buffer: ExperienceBuffer, question: str, step: int, k: int, *, entropi
             num_replayed=int(experiential),
             verifier_failed=False,
             rows=successes,
-        )
+        ),
     )
 
 
-def replay(buffer: ExperienceBuffer, question: str, step: int, position: int) -> None:
-    candidates = buffer.questions.candidates(question)
-    buffer.questions.record_scores(step, candidates, position)
-    buffer.questions.record_selected(step, [int(candidates.trajectory_ids[position])])
+def replay(buffer: Store, question: str, step: int, position: int) -> None:
+    candidates = store_calls.candidates_of(buffer, question)
+    store_calls.replay(buffer, step, candidates, position)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def small_run(tmp_path: Path) -> Path:
     run = tmp_path / "run"
     write_questions(run, IDS)
     write_config(run, SyntheticRun(steps=3, questions_per_step=2, group_size=4))
-    with ExperienceBuffer.create(run / "replay", identity=IDENTITY, rules=ReplaySettings(), question_ids=IDS) as buffer:
+    with Store.create(run / "replay", identity=IDENTITY, rules=Replace(), question_ids=IDS) as buffer:
         visit(buffer, "aaa1", 1, 2, entropies=(0.2, 0.6))
         visit(buffer, "aab2", 1, 0)
         buffer.flush(1)
@@ -190,16 +190,16 @@ def test_an_unknown_question_is_refused(small_run: Path, given: str, told: str) 
 
 
 RULES = {
-    "paper": ReplaySettings(),
-    "limits": ReplaySettings(max_per_question=3, max_age=8, cooldown=4, eviction="longest"),
-    "readmission": ReplaySettings(readmit_fraction=0.3, readmit_every=5),
-    "fresh only": ReplaySettings(count_fresh_only=True, sampler="linear", metric="random"),
-    "no retirement": ReplaySettings(retirement=False, sampler="uniform", metric="ppl", direction="max"),
+    "paper": Replace(),
+    "limits": Replace(max_per_question=3, max_age=8, cooldown=4, eviction="longest"),
+    "readmission": Replace(readmit_fraction=0.3, readmit_every=5),
+    "fresh only": Replace(count_fresh_only=True, sampler="linear", metric="random"),
+    "no retirement": Replace(retirement=False, sampler="uniform", metric="ppl", direction="max"),
 }
 
 
 @pytest.mark.parametrize("rules", RULES.values(), ids=RULES.keys())
-def test_states_rebuilt_from_events_are_those_the_buffer_counted(tmp_path: Path, rules: ReplaySettings) -> None:
+def test_states_rebuilt_from_events_are_those_the_buffer_counted(tmp_path: Path, rules: Replace) -> None:
     run = tmp_path / "run"
     write_run(run, SyntheticRun(steps=20, num_questions=200, questions_per_step=16, rules=rules, mixed_from=3))
     told, metrics = numbers_of(run), read_metrics(run)
@@ -248,7 +248,7 @@ def test_a_torn_ledger_is_read_up_to_its_last_whole_step_and_says_so(tmp_path: P
 
 @pytest.mark.parametrize("retirement", [True, False])
 def test_a_run_before_its_first_replay(tmp_path: Path, retirement: bool) -> None:
-    rules = ReplaySettings(retirement=retirement)
+    rules = Replace(retirement=retirement)
     write_run(
         tmp_path / "run", SyntheticRun(steps=2, num_questions=100, questions_per_step=8, mixed_from=50, rules=rules)
     )
@@ -272,7 +272,7 @@ def test_after_a_warm_start_nobody_can_tell_the_tried_from_the_unseen(small_run:
     run = tmp_path / "warm"
     write_questions(run, IDS)
     write_config(run, SyntheticRun(steps=1, questions_per_step=2, group_size=4))
-    with ExperienceBuffer.create(run / "replay", identity=IDENTITY, rules=ReplaySettings(), question_ids=IDS) as buffer:
+    with Store.create(run / "replay", identity=IDENTITY, rules=Replace(), question_ids=IDS) as buffer:
         buffer.warm_start(small_run / "replay", max_response_tokens=99, with_retired=False)
         visit(buffer, "aab2", 1, 0)
         buffer.flush(1)

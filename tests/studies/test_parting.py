@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from small_ledger import create
+from store_calls import candidates_of, record, replay
 
 from exgrpo_cli.base.errors import DamageWarning
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.replay.visits import FreshRow, Visit
+from exgrpo_cli.replay.store import FreshRow, Visit
 from exgrpo_cli.studies.arms import Arm
 from exgrpo_cli.studies.results.parting import parting_steps
 from exgrpo_cli.studies.study import Study, StudyRun
@@ -27,9 +28,10 @@ def run_of(root: Path, arm: Arm, steps: Sequence[str], selected: int = 0) -> Stu
     with create(folder / "replay") as buffer:
         for step, questions in enumerate(steps, start=1):
             if step == selected:
-                buffer.questions.record_selected(step, [0])
+                replay(buffer, step, candidates_of(buffer, f"q{steps[0][0]}"), 0)
             for question in questions:
-                buffer.record_visit(
+                record(
+                    buffer,
                     Visit(
                         question_id=f"q{question}", step=step, weight_version=step, success_count=1,
                         num_fresh_successes=1, num_replayed=0, verifier_failed=False,

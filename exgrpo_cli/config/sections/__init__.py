@@ -5,7 +5,7 @@ A refusal names the setting, its value and what to use.
 
 import math
 from dataclasses import field
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from exgrpo_cli.base.errors import InputError, nearest
 from exgrpo_cli.config.names import PREFIX
@@ -55,3 +55,9 @@ def require_known(key: str, value: str, known: tuple[str, ...], *, python: bool 
     if value in known or (python and value.startswith(PREFIX)):
         return
     raise InputError(f"{key} = {value!r} is not known.{nearest(value, known)}")
+
+
+def refuse_together(section: str, settings: object, first: str, second: str, reason: str, instead: str) -> NoReturn:
+    """Raise InputError for two fields of a section that contradict each other, with the reason and a way out."""
+    stated = [f"{section}.{name} = {getattr(settings, name)!r}" for name in (first, second)]
+    raise InputError(f"{stated[0]} contradicts {stated[1]}: {reason}; {instead}.")

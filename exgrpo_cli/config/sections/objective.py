@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from exgrpo_cli.config.sections import require, require_non_negative, require_positive
+from exgrpo_cli.config.sections import refuse_together, require, require_non_negative, require_positive
 
 Aggregation = Literal["constant", "token-mean"]
 Surrogate = Literal["shaped", "raw", "clipped", "likelihood"]
@@ -49,7 +49,7 @@ class ObjectiveSettings:
 
     @property
     def surrogate(self) -> Surrogate:
-        """Of a replayed token."""
+        """Loss used for replayed tokens."""
         return self.replay_surrogate if self.shaping else "raw"
 
     def __post_init__(self) -> None:
@@ -61,3 +61,10 @@ class ObjectiveSettings:
         require(valid, "objective.dual_clip", self.dual_clip, "a number above 1, or 0 for none")
         finite = math.isfinite(self.entropy_coefficient)
         require(finite, "objective.entropy_coefficient", self.entropy_coefficient, "a finite number")
+        if self.replay_surrogate == "likelihood" and self.importance == "old":
+            instead = "leave importance at 'behaviour', or use another surrogate"
+            reason = "-log pi has no importance ratio"
+            refuse_together("objective", self, "replay_surrogate", "importance", reason, instead)
+        if self.replay_surrogate != "shaped" and not self.shaping:
+            reason = "shaping = false is replay_surrogate = 'raw'"
+            refuse_together("objective", self, "replay_surrogate", "shaping", reason, "leave shaping out")

@@ -7,6 +7,7 @@ from typing import Literal
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.names import GRADERS, TINY_TASKS
 from exgrpo_cli.config.sections import (
+    refuse_together,
     require,
     require_fraction,
     require_known,
@@ -279,6 +280,10 @@ class OptimSettings:
                 f"the linear schedule ends at step {self.horizon}, within the warm-up of {self.warmup_steps}: raise "
                 "optim.horizon or lower optim.warmup_steps."
             )
+        if self.offload_during_rollouts and self.engine == "deepspeed":
+            instead = "use optim.offload = true, or optim.engine = 'torch'"
+            reason = "DeepSpeed moves its state by itself"
+            refuse_together("optim", self, "offload_during_rollouts", "engine", reason, instead)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -120,7 +120,11 @@ def entropy_of_choice(report: "RunReport") -> "Figure":
     series = report.numbers["over_time"]
     available = _line(series["entropy_available"], VERMILION, "available (mean of candidates)")
     replayed = _line(series["entropy_selected"], BLUE, "replayed")
-    title = "mean token entropy (nats)" if report.rules.needs_scores else "mean token entropy at birth (nats)"
+    title = (
+        "mean token entropy (nats)"
+        if getattr(report.rules, "needs_scores", False)
+        else "mean token entropy at birth (nats)"
+    )
     candidates = Panel("candidates per question", [_line(series["candidates"], BLACK)])
     return _panels(report, [Panel(title, [available, replayed]), candidates])
 
@@ -133,7 +137,7 @@ def units_scanned(report: "RunReport") -> "Figure":
     counts = [_line(units["scanned"], VERMILION, "scanned"), _line(units["taken"], BLUE, "replayed")]
     panels = [Panel("units", counts), Panel("priority of the replayed", [_line(units["priority"])])]
     if np.isfinite(units["drift"]).any():
-        bounds = [(report.rules.max_drift, GREY, "")]
+        bounds = [(getattr(report.rules, "max_drift", 0.0), GREY, "")]
         panels.append(Panel("drift of the scanned, bound", [_line(units["drift"], VERMILION)], bounds=bounds))
     return _panels(report, panels)
 

@@ -46,7 +46,8 @@ def save_checkpoint(checkpoints: Path, parts: Parts, state: RunState, *, keep: i
         finish_folder(partial, checkpoints / name)
         point_at(checkpoints, name, state, keep=keep)
 
-    parts.buffer.seal()
+    if parts.store is not None:
+        parts.store.seal()
     try:
         with writing(checkpoints / name):
             partial = parts.ranks.from_main(lambda: begin_folder(checkpoints / name))

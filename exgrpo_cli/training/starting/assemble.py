@@ -23,14 +23,12 @@ from exgrpo_cli.models.load import Backbone, load_folder, load_tokenizer, locate
 from exgrpo_cli.questions.prompts import Template, answer_format, check_prompt_lengths, choose_template, encode
 from exgrpo_cli.questions.stream import QuestionStream
 from exgrpo_cli.ranks.ranks import Ranks
-from exgrpo_cli.replay.buffer import ExperienceBuffer
-from exgrpo_cli.replay.protocol import Buffer, NoBuffer
+from exgrpo_cli.replay.store import Store
 from exgrpo_cli.runs.checksums import require_model
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.training.parts import Parts, Prompts
 from exgrpo_cli.training.resuming.state import make_generators
 from exgrpo_cli.training.starting.run_questions import RunQuestions
-from exgrpo_cli.training.step.ranked_buffer import RankedBuffer
 
 
 def choose_device(requested: str, local_rank: int = 0) -> torch.device:
@@ -91,7 +89,7 @@ def assemble(
 ) -> Parts:
     """Load the backbone and build engines and stream; `stack` closes them.
 
-    The buffer comes last, by `open_shared_buffer`: opening an old one cuts its ledger. Raises InputError for a prompt
+    The store comes last, by `open_store`: opening an old one cuts its ledger. Raises InputError for a prompt
     over the limit, a template the backbone cannot fill, or an engine that is not there.
     """
     config = plan.config
@@ -122,7 +120,6 @@ def assemble(
         policy=policy,
         pool=pool,
         stream=QuestionStream([question.id for question in questions.train], rngs["stream"]),
-        buffer=NoBuffer(),
         rngs=rngs,
         ranks=ranks,
     )
@@ -203,39 +200,13 @@ def _local_generator(plan: Plan, backbone: Backbone, prompts: Prompts, device: t
     return VLLMGenerator(settings, eos_ids=backbone.eos_ids, canary=canary)
 
 
-def open_shared_buffer(
-    config: Config,
-    folder: RunFolder,
-    questions: RunQuestions,
-    backbone: Backbone,
-    stack: ExitStack,
-    ranks: Ranks,
-    step: int | None,
-) -> Buffer:
-    """The experience buffer as every rank sees it: rank 0 alone opens it.
+def open_store(
+    config: Config, folder: RunFolder, questions: RunQuestions, backbone: Backbone, stack: ExitStack, step: int
+) -> Store:
+    """The experience store, new or as it stood after `step`; what its ledger holds of later steps is deleted.
 
-    Where nothing is stored its ledger has the visits alone; a run of an older version that has none goes on without.
-    An old one is as it stood after `step`, without one as before step 1.
+    Where nothing is stored its ledger has the visits alone.
     """
-    older = step is not None and not config.replay.keeps_buffer
-    if older and not ranks.from_main(lambda: (folder.replay / IDENTITY_FILE).exists()):
-        return NoBuffer()
-    own = open_buffer(config, folder, questions, backbone, stack, step or 0) if ranks.is_main else None
-    if ranks.world_size > 1:
-        return RankedBuffer(own, config.replay, ranks)
-    assert own is not None
-    return own
-
-
-def open_buffer(
-    config: Config,
-    folder: RunFolder,
-    questions: RunQuestions,
-    backbone: Backbone,
-    stack: ExitStack,
-    step: int,
-) -> ExperienceBuffer:
-    """The experience buffer, new or as it stood after `step`; what its ledger holds of later steps is deleted."""
     identity = LedgerIdentity(
         tokenizer_hash=tokenizer_hash(backbone.tokenizer),
         template=choose_run_template(config, backbone.tokenizer).name,
@@ -245,14 +216,12 @@ def open_buffer(
     )
     question_ids = [question.id for question in questions.train]
     if (folder.replay / IDENTITY_FILE).exists():
-        buffer = ExperienceBuffer.open(
+        store = Store.open(
             folder.replay, identity=identity, rules=config.replay, question_ids=question_ids, at_step=step
         )
     else:
-        buffer = ExperienceBuffer.create(
-            folder.replay, identity=identity, rules=config.replay, question_ids=question_ids
-        )
-    return stack.enter_context(buffer)
+        store = Store.create(folder.replay, identity=identity, rules=config.replay, question_ids=question_ids)
+    return stack.enter_context(store)
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:

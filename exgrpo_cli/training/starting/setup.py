@@ -19,6 +19,8 @@ from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.machine.settle import Plan, replay_notes
 from exgrpo_cli.machine.survey import describe_environment
 from exgrpo_cli.ranks.ranks import Ranks
+from exgrpo_cli.replay.by_unit import UnitPlace
+from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.replay.warm_start import WarmStartReport
 from exgrpo_cli.runs.checksums import forget_checksums, note_checksums
 from exgrpo_cli.runs.folder import RunFolder
@@ -31,7 +33,7 @@ from exgrpo_cli.training.resuming.checkpoint import load_checkpoint
 from exgrpo_cli.training.resuming.resume_point import ResumePoint, find_resume_point, set_aside
 from exgrpo_cli.training.resuming.state import RunState
 from exgrpo_cli.training.resuming.trust import remember_run
-from exgrpo_cli.training.starting.assemble import assemble, open_shared_buffer
+from exgrpo_cli.training.starting.assemble import assemble, open_store
 from exgrpo_cli.training.starting.run_questions import (
     RunQuestions,
     check_answers,
@@ -91,8 +93,9 @@ def setup_run(
         names = config.run.log if ranks.is_main else ()
         trackers = stack.enter_context(open_trackers(names, config, folder.path, step=state.step))
         # Everything has been checked: from here on the folder changes.
-        buffer = open_shared_buffer(config, folder, questions, parts.backbone, stack, ranks, point.step)
-        parts = dataclasses.replace(parts, buffer=buffer)
+        if ranks.is_main:
+            store = open_store(config, folder, questions, parts.backbone, stack, point.step or 0)
+            parts = dataclasses.replace(parts, store=store)
         warm_start(config, parts, reporter, is_new=is_new)
         # At the start, and after the last step, a run asks the held-out questions whatever was asked before.
         validates = point.step is None or state.finished.is_final or state.step >= config.run.last_step
@@ -136,10 +139,12 @@ def warm_start(config: Config, parts: Parts, reporter: Reporter, *, is_new: bool
     """Fill the buffer from another run's ledger, where the settings name one."""
     if not (config.replay.warm_start and config.replay.keeps_buffer and is_new):
         return
-    report = parts.buffer.warm_start(
-        Path(config.replay.warm_start) / "replay",
-        max_response_tokens=config.rollout.max_response_tokens,
-        with_retired=config.replay.warm_start_retired,
+    report = parts.ranks.from_main(
+        lambda: parts.main_store.warm_start(
+            Path(config.replay.warm_start) / "replay",
+            max_response_tokens=config.rollout.max_response_tokens,
+            with_retired=config.replay.warm_start_retired,
+        )
     )
     require_noted(config, report)
     left_out = {
@@ -159,14 +164,15 @@ def require_noted(config: Config, report: WarmStartReport) -> None:
     """Raise InputError where the settings need log-probs or advantages of birth that trajectories came without."""
     replay, objective = config.replay, config.objective
     imitates = objective.surrogate == "likelihood"
+    priority = replay.priority if isinstance(replay, UnitPlace) else ""
     by_logprobs = {
-        "replay.max_drift": replay.max_drift > 0,
-        "replay.ess_bound": replay.ess_bound > 0,
-        "replay.priority": replay.draws_units and replay.priority == "headroom",
+        "replay.max_drift": isinstance(replay, UnitPlace) and replay.max_drift > 0,
+        "replay.ess_bound": isinstance(replay, Replace) and replay.ess_bound > 0,
+        "replay.priority": priority == "headroom",
         "objective.importance": objective.importance == "behaviour" and not imitates,
     }
     by_advantage = {
-        "replay.priority": replay.draws_units and replay.priority in ("advantage", "signal", "headroom"),
+        "replay.priority": priority in ("advantage", "signal", "headroom"),
         "replay.composition": replay.draws_units and not imitates,
     }
     for num, what, needs, instead in (

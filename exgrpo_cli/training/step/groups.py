@@ -6,24 +6,17 @@ group), or stand beside K of them (a joined one).
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int32
 
 from exgrpo_cli.algo.batching import TrainingRow
-from exgrpo_cli.base.types import GradedRollout, Question, TokenScores, TokenSequence, Trajectory, Verdict
+from exgrpo_cli.algo.history import SuccessHistory
+from exgrpo_cli.base.types import GradedRollout, Question, TokenScores, TokenSequence, Verdict
+from exgrpo_cli.replay.place import Replayed
+from exgrpo_cli.replay.store import FreshRow, Visit
 
 Advantage = Callable[[Float64[np.ndarray, " rollouts"]], Float64[np.ndarray, " rollouts"]]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Replayed:
-    """A stored trajectory to train on again, and the denominator of its importance ratio."""
-
-    trajectory: Trajectory
-    behaviour_logprobs: np.ndarray
-    """The trajectory's own; this step's pi_old in the ablation without importance correction."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,8 +32,8 @@ class Group:
     """Stored rows of the question."""
     joined: bool = False
     """The replayed rows stand beside K fresh ones, not in the place of some."""
-    advantage_over: Literal["group", "own"] = "group"
-    """Whether advantages are over all members, or over fresh and replayed ones apart."""
+    own_advantages: bool = False
+    """Advantages are over fresh and replayed members apart, not over all."""
     tis_cap: float | None = None
     """With it the behaviour policy is the rollout engine's; None takes pi_old for it."""
 
@@ -77,7 +70,7 @@ class Group:
     def advantages(self, advantage: Advantage) -> Float64[np.ndarray, " members"]:
         """Of all members, over all of them (paper, section 3.3) or over each kind apart."""
         rewards = self.rewards()
-        if self.advantage_over == "group" or not self.replayed:
+        if not (self.own_advantages and self.replayed):
             return advantage(rewards)
         return np.concatenate([advantage(rewards[: len(self.fresh)]), advantage(rewards[len(self.fresh) :])])
 
@@ -119,12 +112,41 @@ class Group:
         ]
         return [*fresh, *replayed]
 
+    def visit(
+        self, step: int, weight_version: int, advantage: Advantage, history: SuccessHistory | None = None
+    ) -> Visit:
+        """How the question went, for the store: with its fresh rollouts, the log-probs of the policy that counts as
+        their sampler and the advantages that this step trains on."""
+        advantages = self.advantages(advantage)[: len(self.fresh)].tolist()
+        return Visit(
+            question_id=self.question.id,
+            step=step,
+            weight_version=weight_version,
+            success_count=self.success_count,
+            num_fresh_successes=self.num_fresh_correct,
+            num_replayed=0 if self.joined else len(self.replayed),
+            verifier_failed=self.verifier_failed,
+            rows=[
+                FreshRow(
+                    token_ids=member.rollout.token_ids,
+                    behaviour_logprobs=behaviour,
+                    entropy=scores.mean_entropy,
+                    nll=scores.mean_nll,
+                    reward=member.reward,
+                    advantage=value,
+                )
+                for member, scores, behaviour, value in zip(
+                    self.fresh, self.scores, self.behaviour_logprobs(), advantages, strict=True
+                )
+            ],
+            alpha=history.alpha if history else None,
+            beta=history.beta if history else None,
+        )
 
-def replayed_row(
-    replayed: Replayed, prompt_ids: Int32[np.ndarray, " prompt_tokens"], advantage: float, weight: float = 1.0
-) -> TrainingRow:
-    """A stored row to train on; `weight` multiplies its advantage."""
-    num_tokens = len(replayed.trajectory.token_ids)
+
+def replayed_row(replayed: Replayed, prompt_ids: Int32[np.ndarray, " prompt_tokens"], advantage: float) -> TrainingRow:
+    """A stored row to train on."""
+    num_tokens, weight = len(replayed.trajectory.token_ids), replayed.weight
     return TrainingRow(
         sequence=TokenSequence(prompt_ids=prompt_ids, response_ids=replayed.trajectory.token_ids),
         advantage=advantage,

@@ -4,7 +4,7 @@ K rollouts for a fresh question; for an experiential one as many fewer as stored
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,10 +24,10 @@ from exgrpo_cli.config.settings import Config
 from exgrpo_cli.engines.ranked_generator import RankedGenerator
 from exgrpo_cli.grading import GradingItem
 from exgrpo_cli.questions.question_file.choices import options_of
+from exgrpo_cli.replay.place import Experience
 from exgrpo_cli.training.metrics import Clock, score_gaps
 from exgrpo_cli.training.parts import Parts
 from exgrpo_cli.training.resuming.state import RunState
-from exgrpo_cli.training.step.experience import Experience
 from exgrpo_cli.training.step.groups import Group
 from exgrpo_cli.training.step.staleness import require_current_weights, require_small_gap
 
@@ -59,15 +59,15 @@ def roll_out(parts: Parts, state: RunState, step: int, experience: Experience, c
     policy's weights.
     """
     settings = parts.config.rollout
-    wanted = missing = settings.questions_per_step - len(experience.replayed)
+    wanted = missing = settings.questions_per_step - len(experience.by_question)
     requests: list[RolloutRequest] = []
     graded: list[list[GradedRollout]] = []
     notes: list[str] = []
     rounds = 0
     while rounds < settings.max_rounds and (missing or not rounds):
-        drawn = {*experience.replayed, *(request.question_id for request in requests)}
-        fresh_ids = parts.stream.take(missing, retired=parts.buffer.retired, experiential=drawn)
-        question_ids = fresh_ids if rounds else [*experience.replayed, *fresh_ids]
+        drawn = {*experience.by_question, *(request.question_id for request in requests)}
+        fresh_ids = take_fresh(parts, missing, drawn)
+        question_ids = fresh_ids if rounds else [*experience.by_question, *fresh_ids]
         if len(fresh_ids) < missing and question_ids:
             notes.append(f"step {step}: only {len(fresh_ids)} of {missing} fresh questions are left unretired")
         if not question_ids:
@@ -84,7 +84,7 @@ def roll_out(parts: Parts, state: RunState, step: int, experience: Experience, c
         missing = wanted - sum(
             is_mixed(members)
             for request, members in zip(requests, graded, strict=True)
-            if request.question_id not in experience.replayed
+            if request.question_id not in experience.by_question
         )
     if not requests:
         return StepRollouts(groups=(), trained=frozenset(), tokens_scored=0, metrics={}, notes=())
@@ -115,6 +115,11 @@ def roll_out(parts: Parts, state: RunState, step: int, experience: Experience, c
     )
 
 
+def take_fresh(parts: Parts, num: int, drawn: Container[str]) -> list[str]:
+    """The next `num` questions of the stream that are neither retired nor `drawn` already; the same on every rank."""
+    return parts.ranks.from_main(lambda: parts.stream.take(num, retired=parts.main_store.retired, experiential=drawn))
+
+
 def is_mixed(members: Sequence[GradedRollout]) -> bool:
     """Whether some of a fresh question's rollouts are right and some are not."""
     return 0 < sum(member.verdict is Verdict.CORRECT for member in members) < len(members)
@@ -142,7 +147,7 @@ def rollout_requests(
             prompt_ids=parts.prompts[question_id],
             seeds=tuple(
                 rollout_seed(config.run.seed, question_id, state.visits[question_id], member)
-                for member in range(config.rollout.group_size - len(experience.replayed.get(question_id, ())))
+                for member in range(config.rollout.group_size - len(experience.by_question.get(question_id, ())))
             ),
             expected_tokens=state.lengths.get(question_id, state.usual_length),
         )
@@ -254,8 +259,8 @@ def groups_of(
             prompt_ids=request.prompt_ids,
             fresh=tuple(members),
             scores=tuple(next(scores) for _ in members),
-            replayed=experience.replayed.get(request.question_id, ()),
-            advantage_over=parts.config.replay.advantage_over,
+            replayed=experience.by_question.get(request.question_id, ()),
+            own_advantages=experience.own_advantages,
             tis_cap=parts.config.objective.tis_cap if parts.config.rollout.logprobs == "engine" else None,
         )
         for request, members in zip(requests, graded, strict=True)

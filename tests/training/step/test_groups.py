@@ -21,6 +21,8 @@ from exgrpo_cli.base.types import (
     Verdict,
 )
 from exgrpo_cli.engines.protocols import UpdateReport
+from exgrpo_cli.replay.place import Replayed
+from exgrpo_cli.replay.replace import effective_sample_share, whole_share
 from exgrpo_cli.training.metrics import (
     batch_metrics,
     journal_line,
@@ -30,8 +32,7 @@ from exgrpo_cli.training.metrics import (
     update_metrics,
 )
 from exgrpo_cli.training.parts import Parts
-from exgrpo_cli.training.step.experience import effective_sample_share, experiential_count
-from exgrpo_cli.training.step.groups import Group, Replayed
+from exgrpo_cli.training.step.groups import Group
 from exgrpo_cli.training.step.rollouts import grade
 
 QUESTION = Question(id="q", prompt=(Message(role="user", content="1+1=?"),), answer="2", source="test")
@@ -151,7 +152,7 @@ def test_joined_rows_count_in_the_mean_and_not_in_k() -> None:
 
 def test_replayed_rows_have_advantages_of_their_own() -> None:
     """Three of eight stored rows are right: 1 - 3/8 = .625 three times, -.375 five times; with all right zeros."""
-    fresh = replace(group(Verdict.CORRECT, Verdict.WRONG), joined=True, advantage_over="own")
+    fresh = replace(group(Verdict.CORRECT, Verdict.WRONG), joined=True, own_advantages=True)
     three = replace(fresh, replayed=stored_rows(1, 1, 1, 0, 0, 0, 0, 0))
     assert [row.advantage for row in three.rows(centred_advantages)] == [0.5, -0.5, *[0.625] * 3, *[-0.375] * 5]
     every = replace(fresh, replayed=stored_rows(*[1] * 8))
@@ -292,4 +293,4 @@ def test_effective_sample_share_of_extreme_ratios_is_finite() -> None:
 @pytest.mark.parametrize(("ratio", "questions", "expected"), [(0.5, 32, 16), (0.5, 5, 2), (0.29, 100, 29), (0.0, 8, 0)])
 def test_experiential_questions_are_the_floor_of_rho_times_b(ratio: float, questions: int, expected: int) -> None:
     """0.29 * 100 is 28.999999999999996 in binary: the floor of the product as written is 29."""
-    assert experiential_count(ratio, questions) == expected
+    assert whole_share(ratio, questions) == expected

@@ -1,1 +1,0 @@
-"""How questions, trajectories and units are drawn."""

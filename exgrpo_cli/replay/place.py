@@ -1,0 +1,259 @@
+"""Places of replayed rows: the keys of every place, what a place is given in a step, and what it gives back.
+
+A place is one of `Replace`, `Join`, `Append` and `Refill`, chosen by `replay.composition`; each holds the keys that it
+reads and no other. `before` draws what stands in for rollouts, ahead of them; `beside` what trains with the step's
+groups. Rank 0 asks the place; all ranks score what it wants scored.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import numpy as np
+
+from exgrpo_cli.base.types import Question, TokenScores, Trajectory
+from exgrpo_cli.config.sections import (
+    refuse_together,
+    require,
+    require_fraction,
+    require_non_negative,
+    require_positive,
+)
+
+if TYPE_CHECKING:
+    from exgrpo_cli.replay.store import Store
+
+Metrics = dict[str, float | int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replayed:
+    """A stored trajectory to train on again."""
+
+    trajectory: Trajectory
+    behaviour_logprobs: np.ndarray
+    """Denominator of its ratio: the trajectory's own; this step's pi_old in the ablation without importance
+    correction."""
+    weight: float = 1.0
+    """Factor of its advantage."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Experience:
+    """What a step replays."""
+
+    by_question: Mapping[str, tuple[Replayed, ...]] = field(default_factory=dict)
+    """Rows replayed in their question's own group, in the order drawn."""
+    joined: bool = False
+    """These stand beside K rollouts, not in the place of some."""
+    own_advantages: bool = False
+    """Their advantages are over the replayed rows alone, and those of fresh rollouts over the fresh ones."""
+    units: tuple[tuple[Replayed, ...], ...] = ()
+    """Units drawn from the whole store, each with the rows that train beside the step's groups."""
+    order: Any = "mixed"
+    """Units among the fresh mini-batches, or in mini-batches of their own: `mixed`, `first` or `last`."""
+    drops_unmixed: bool = False
+    """Groups of equal rewards leave the step's N."""
+    metrics: Metrics = field(default_factory=lambda: {"replay/used": 0})
+    """`replay/*` keys of the draw."""
+    tokens_scored: int = 0
+    """Response tokens of stored rows that the current policy has scored."""
+    notes: tuple[str, ...] = ()
+    """What the user should hear of the draw."""
+
+
+NO_EXPERIENCE = Experience()
+"""A step without replay."""
+
+
+class FreshGroup(Protocol):
+    """A step's group as a place looks at it."""
+
+    @property
+    def question(self) -> Question:
+        """Its question."""
+
+    @property
+    def fresh(self) -> Sequence[object]:
+        """Its fresh rollouts."""
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether some of these are right and some are not."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What a place is given in a step, on rank 0."""
+
+    store: "Store"
+    step: int
+    weight_version: int
+    """Of the current policy."""
+    questions_per_step: int
+    """B."""
+    from_old: bool
+    """Ratios divide by this step's pi_old instead of a row's own behaviour policy (an ablation of the paper)."""
+    rngs: Mapping[str, np.random.Generator]
+    score: Callable[[Sequence[Trajectory]], Sequence[TokenScores]]
+    """Log-probs and entropies of stored rows under the current policy."""
+    scores: dict[int, TokenScores] = field(default_factory=dict)
+    """Those of this step so far, by trajectory id."""
+
+    def scored(self, trajectories: Sequence[Trajectory]) -> Mapping[int, TokenScores]:
+        """The step's scores, those of the trajectories that had none yet added."""
+        missing = [trajectory for trajectory in trajectories if trajectory.trajectory_id not in self.scores]
+        if missing:
+            ids = [trajectory.trajectory_id for trajectory in missing]
+            self.scores.update(zip(ids, self.score(missing), strict=True))
+        return self.scores
+
+    @property
+    def tokens_scored(self) -> int:
+        """Response tokens that were scored."""
+        return sum(len(each.logprobs) for each in self.scores.values())
+
+    def replayed(self, trajectory: Trajectory, weight: float = 1.0) -> Replayed:
+        """A row with the denominator of its ratio, which `scored` must have seen where that is pi_old."""
+        logprobs = self.scores[trajectory.trajectory_id].logprobs if self.from_old else trajectory.behaviour_logprobs
+        return Replayed(trajectory=trajectory, behaviour_logprobs=logprobs, weight=weight)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """What is stored, when replay starts and what leaves the store: the keys of every place."""
+
+    draws_units: ClassVar[bool] = False
+    """Whether what is replayed is drawn from the whole store by priority."""
+
+    composition: str
+    """Where replayed rows go: `replace` fresh questions by stored ones, `join` a question's own stored rows to its
+    fresh rollouts, `append` stored units beside the batch, `refill` groups that are not mixed (`docs/methods.md`)."""
+    store: str
+    """What an eligible visit stores: its successes, all its rollouts, or nothing (only what `warm_start` brought)."""
+    eviction: str
+    """What leaves a question or a store that holds as much as it may: `oldest`, `highest-entropy` (as last measured),
+    `longest`, `random`, or where units are drawn `lowest-priority`."""
+    enabled: bool = True
+    """Keep correct trajectories and replay them; off is the on-policy baseline."""
+    start_threshold: float = 0.35
+    """Delayed start: the step after batch pass@1 exceeds this is the first mixed one. 0 is mixed from step 1."""
+    collect_before_start: bool = False
+    """Store during the on-policy phase as well."""
+    warmup_steps: int = 0
+    """Steps before the first replay, whatever the threshold; 0 is none."""
+    lower_bound: int = 0
+    """A visit stores when lower_bound < k <= upper_bound; -1 admits k = 0."""
+    upper_bound: int = -1
+    """-1 is K - 1; K and above is K."""
+    retirement: bool = True
+    """A question solved by all K leaves the stream and the buffer."""
+    retire_at: int = 0
+    """Successes at which a question retires; 0 is all members, and so is K and above."""
+    readmit_fraction: float = 0.0
+    """Share of the retired questions, rounded up, that returns every `readmit_every` steps."""
+    readmit_every: int = 25
+    capacity: int = 0
+    """Most units (rows, or groups where groups are drawn) in the store; 0 is unbounded."""
+    max_uses: int = 0
+    """Replays after which a unit leaves the store; 0 is unbounded."""
+    max_age: int = 0
+    """Steps after which a trajectory is no longer replayed; 0 is never."""
+    warm_start: str = ""
+    """Run folder whose ledger fills the buffer before step 1; empty is none."""
+    warm_start_retired: bool = False
+    """Take the retired questions of that run over as well."""
+
+    def __post_init__(self) -> None:
+        require_fraction("replay", self, "start_threshold", "readmit_fraction")
+        require_positive("replay", self, "readmit_every")
+        require_non_negative("replay", self, "max_age", "warmup_steps", "capacity", "max_uses", "retire_at")
+        require(self.lower_bound >= -1, "replay.lower_bound", self.lower_bound, "a count, or -1 to admit k = 0")
+        require(self.upper_bound >= -1, "replay.upper_bound", self.upper_bound, "-1 (K - 1) or a count")
+        if self.retire_at and not self.retirement:
+            instead = "set replay.retirement = true, or leave retire_at at 0"
+            refuse_together("replay", self, "retire_at", "retirement", "no question retires", instead)
+        if self.enabled:
+            self._require_stored()
+
+    def _require_stored(self) -> None:
+        """Raise InputError where the bounds, or the time of collecting, leave nothing to store."""
+        if self.store == "none" and not self.warm_start:
+            instead = "name a run to take experience from (--replay-from RUN), or use store = 'successes' or 'all'"
+            refuse_together("replay", self, "store", "warm_start", "nothing would ever be stored", instead)
+        if self.store == "none" and self.collect_before_start:
+            instead = "leave collect_before_start off, or use store = 'successes' or 'all'"
+            refuse_together(
+                "replay", self, "store", "collect_before_start", "nothing is collected at any time", instead
+            )
+        if self.warmup_steps and not self.collect_before_start and self.store != "none":
+            reason = "nothing would be stored while the run warms up"
+            instead = "set collect_before_start = true, or use replay.start_threshold"
+            refuse_together("replay", self, "warmup_steps", "collect_before_start", reason, instead)
+        if self.lower_bound < 0 and self.store != "all":
+            reason = "a visit without a success has nothing to store"
+            refuse_together(
+                "replay",
+                self,
+                "lower_bound",
+                "store",
+                reason,
+                "use lower_bound = 0, or store = 'all' where it is known",
+            )
+        if 0 < self.retire_at <= self.upper_bound:
+            reason = "a question with so many successes retires before it stores"
+            instead = "use an upper_bound below retire_at, or -1"
+            refuse_together("replay", self, "upper_bound", "retire_at", reason, instead)
+
+    def before(self, asked: Asked) -> Experience:
+        """What stands in for a mixed step's rollouts."""
+        return NO_EXPERIENCE
+
+    def beside(self, asked: Asked, groups: Sequence[FreshGroup], experience: Experience) -> Experience:
+        """What a mixed step replays in all, chosen after its log-probs under pi_old and before its rows are stored.
+
+        `groups` are those that train, and `experience` is what `before` gave.
+        """
+        return experience
+
+    @property
+    def max_per_question(self) -> int:
+        """Most trajectories kept per question; 0 is unbounded."""
+        return 0
+
+    @property
+    def cooldown(self) -> int:
+        """Steps a question rests after a replay; 0 is none."""
+        return 0
+
+    @property
+    def count_fresh_only(self) -> bool:
+        """An experiential group's success count is over its fresh members instead of all K."""
+        return False
+
+    @property
+    def keeps_buffer(self) -> bool:
+        """Whether the run has an experience buffer: to replay from, or to retire questions with."""
+        return self.enabled or self.retirement
+
+    @property
+    def draws_groups(self) -> bool:
+        """Whether the unit that is drawn is the K rows of one visit."""
+        return False
+
+    @property
+    def replays_failures(self) -> bool:
+        """Whether rows without reward are replayed: as such, or as members of a group."""
+        return self.store == "all" or self.draws_groups
+
+    def retires_at(self, num_members: int) -> int:
+        """Successes at which a question retires, of a group in which `num_members` count."""
+        return min(self.retire_at or num_members, num_members)
+
+    def upper(self, group_size: int) -> int:
+        """Largest success count whose trajectories are stored, in groups of K = `group_size`."""
+        return group_size - 1 if self.upper_bound < 0 else min(self.upper_bound, group_size)
+
+    def readmits_at(self, step: int) -> bool:
+        """Whether retired questions return at the beginning of `step`."""
+        return self.readmit_fraction > 0 and step % self.readmit_every == 0

@@ -1,0 +1,67 @@
+"""Calls to a store as tests make them: one visit, one draw, one choice at a time."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from exgrpo_cli.config.settings import SECTIONS
+from exgrpo_cli.replay.by_question import Candidates, QuestionPlace, choose, resolve_metric
+from exgrpo_cli.replay.place import Place
+from exgrpo_cli.replay.replace import Replace
+from exgrpo_cli.replay.store import Store, Visit
+
+
+def place_of(**settings: object) -> Place:
+    """The place that these settings of `replay` name, `Replace` without a composition."""
+    named = {kind.__name__.lower(): kind for kind in SECTIONS["replay"]}
+    return named[settings.get("composition", "replace")](**settings)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a visit changed."""
+
+    retired: bool
+    bucket: int | None
+    collected: tuple[int, ...]
+    num_evicted: int
+
+
+def record(store: Store, visit: Visit, *, collecting: bool = True) -> Outcome:
+    """Record one visit, and see what became of it."""
+    before, live = len(store.rows), len(store.rows.live())
+    store.record_visits([visit], collecting=collecting)
+    collected = tuple(range(before, len(store.rows)))
+    key = store.questions.bucket(store.questions.number(visit.question_id))
+    return Outcome(
+        retired=visit.question_id in store.retired,
+        bucket=None if key is None else key.success_count,
+        collected=collected,
+        num_evicted=live + len(collected) - len(store.rows.live()),
+    )
+
+
+def candidates_of(store: Store, question_id: str) -> Candidates:
+    return store.candidates([question_id])[0]
+
+
+def available(store: Store, step: int) -> int:
+    """Questions that may be drawn at a step."""
+    return sum(map(len, store.drawable(step)))
+
+
+def draw(store: Store, num: int, step: int, rng: np.random.Generator) -> tuple[str, ...]:
+    assert isinstance(store.rules, Replace)
+    return store.rules.draw_questions(store, num, step, rng)
+
+
+def chosen_of(store: Store, candidates: Candidates, rng: np.random.Generator) -> list[int]:
+    """Positions that the settings choose, as last measured."""
+    rules = store.rules
+    assert isinstance(rules, QuestionPlace)
+    return choose(candidates, resolve_metric(rules.metric), rules.direction, rng, num=rules.per_question)
+
+
+def replay(store: Store, step: int, candidates: Candidates, *positions: int) -> None:
+    """Record that these candidates of a question are replayed."""
+    store.record_choice(step, [replace(candidates, chosen=positions)])
