@@ -152,8 +152,8 @@ def train(
       exgrpo train --backbone qwen-math-7b --launcher slurm --config cluster.toml
     """
     from exgrpo_cli.base.console.reporter import make_reporter
+    from exgrpo_cli.runs.watchdog import TimeLimit
     from exgrpo_cli.training.starting import plan as core
-    from exgrpo_cli.training.time_limit import TimeLimit
 
     if check and dry_run:
         raise InputError("--check measures two steps, --dry-run starts nothing: leave one of them out.")
@@ -185,7 +185,7 @@ def train(
             sys.exit(core.train_in_ranks(start, config, [*speech.flags(), *others]))
         with closing(make_reporter(quiet=speech.quiet or not speaks)) as reporter:
             if check:
-                from exgrpo_cli.training.checking.check import check_run
+                from exgrpo_cli.training.check import check_run
 
                 report = check_run(config, reporter=reporter, ranks=ranks, plan=plan)
             else:

@@ -1,9 +1,9 @@
-"""The watchdog of a run: a phase that lasts longer than its deadline ends the process, with the stacks of all ranks.
+"""Clocks of a run: a limit on the time of its process, before which it saves and stops, and a watchdog over its phases.
 
 A rank that hangs (in a collective whose partner is gone, on a device that does not answer, on a disk) says nothing by
-itself. A thread looks at how long the current phases have lasted; past the deadline it writes the stacks of
-all threads to `stacks/rank-<n>.txt` in the run folder, asks the other ranks of the run to do the same, says which
-phase it was on which rank, and ends the process with exit code 1. The last checkpoint is untouched.
+itself. A thread looks at how long the current phases have lasted; past the deadline it writes the stacks of all threads
+to `stacks/rank-<n>.txt` in the run folder, makes the other ranks of the run do the same, reports which phase it was on
+which rank, and ends the process with exit code 1. The last checkpoint is untouched.
 
 Where a call holds the interpreter that thread stands still as well. Then a timer that does not need the interpreter
 writes the stacks below the phase that the file names already, and ends the process with exit code 1. faulthandler has
@@ -12,17 +12,19 @@ one such timer a process: whoever needs it says by when, and the earliest moment
 
 import faulthandler
 import os
+import re
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import FrameType
 
-from exgrpo_cli.base.errors import RunError
+from exgrpo_cli.base.errors import InputError, RunError
 
 POLL_SECONDS = 1.0
 _PATIENCE = 10
@@ -32,6 +34,8 @@ _STDERR = 2
 _HEAD_BYTES = 160
 """Length of the first line of a file of stacks, which is written anew with every phase."""
 
+_DURATION = re.compile(r"(?:(?P<days>\d+)d)?(?:(?P<hours>\d+)h)?(?:(?P<minutes>\d+)m)?(?:(?P<seconds>\d+)s)?")
+_UNITS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
 _lock = threading.Lock()
 _ends: dict[object, tuple[float, int]] = {}
 """By owner: the moment (monotonic), and the file descriptor that the stacks go to."""
@@ -57,6 +61,43 @@ def _set_timer() -> None:
         return
     moment, descriptor = min(_ends.values())
     faulthandler.dump_traceback_later(max(0.01, round(moment - time.monotonic(), 2)), exit=True, file=descriptor)
+
+
+@dataclass(kw_only=True, slots=True)
+class TimeLimit:
+    """How long this process may work, counted from when the limit was made; a resumed run counts anew."""
+
+    seconds: float
+    """Infinite where there is no limit."""
+    started: float = field(default_factory=time.perf_counter)
+    _longest_step: float = 0.0
+    _longest_save: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> "TimeLimit":
+        """The limit written as days, hours, minutes and seconds: "3h50m", "45m", "1d12h", "90s".
+
+        Raises InputError for anything else, and for no time at all.
+        """
+        parts = _DURATION.fullmatch(text.strip())
+        seconds = sum(int(parts[unit] or 0) * size for unit, size in _UNITS.items()) if parts else 0
+        if seconds == 0:
+            raise InputError(f"--time-limit {text!r} is no length of time: write it like 3h50m, 45m or 90s.")
+        return cls(seconds=seconds)
+
+    def count_step(self, seconds: float) -> None:
+        """A step took so long; the next one may take as long as the longest."""
+        self._longest_step = max(self._longest_step, seconds)
+
+    def count_save(self, seconds: float) -> None:
+        """A checkpoint took so long."""
+        self._longest_save = max(self._longest_save, seconds)
+
+    @property
+    def is_near(self) -> bool:
+        """Whether another step and a checkpoint might not fit any more."""
+        spent = time.perf_counter() - self.started
+        return spent + self._longest_step + 2 * self._longest_save >= self.seconds
 
 
 class Watchdog:

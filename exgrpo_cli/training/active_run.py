@@ -11,12 +11,11 @@ from exgrpo_cli.base.console.signals import Stopper
 from exgrpo_cli.base.types import Question
 from exgrpo_cli.runs.checksums import note_checksums
 from exgrpo_cli.runs.folder import RunFolder
-from exgrpo_cli.runs.watchdog import Watchdog
+from exgrpo_cli.runs.watchdog import TimeLimit, Watchdog
 from exgrpo_cli.training.parts import Parts
 from exgrpo_cli.training.resuming.checkpoint import save_checkpoint
 from exgrpo_cli.training.resuming.state import RunState
 from exgrpo_cli.training.step.guards import Guards
-from exgrpo_cli.training.time_limit import TimeLimit
 from exgrpo_cli.training.trackers import Tracker
 
 

@@ -21,7 +21,7 @@ from exgrpo_cli.machine.survey import survey_machine
 from exgrpo_cli.ranks.ranks import ALONE, Ranks
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.runs.summary import Ending
-from exgrpo_cli.runs.watchdog import Watchdog
+from exgrpo_cli.runs.watchdog import TimeLimit, Watchdog
 from exgrpo_cli.training.active_run import ActiveRun
 from exgrpo_cli.training.closing import finish
 from exgrpo_cli.training.loop import run_step, spent_share
@@ -30,7 +30,6 @@ from exgrpo_cli.training.resuming.checkpoint import latest_step
 from exgrpo_cli.training.starting.assemble import take_device
 from exgrpo_cli.training.starting.setup import require_extras, setup_run
 from exgrpo_cli.training.step.groups import Group
-from exgrpo_cli.training.time_limit import TimeLimit
 from exgrpo_cli.training.validation import ask_heldout, ask_trained, validation_metrics
 
 

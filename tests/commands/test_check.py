@@ -18,9 +18,8 @@ from exgrpo_cli.commands import run
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.machine.memory import Shape
 from exgrpo_cli.ranks.ranks import Ranks
-from exgrpo_cli.training.checking.check import noting, over_plan
-from exgrpo_cli.training.checking.measure import Meter, Phase, forward_operations
-from exgrpo_cli.training.checking.report import CheckReport, Memory, RunPeaks
+from exgrpo_cli.training.check import noting, over_plan
+from exgrpo_cli.training.check_report import CheckReport, Memory, Meter, Phase, RunPeaks, forward_operations
 
 OUT = "out of memory in step 0, after loading: tried to allocate 2.00 GiB"
 SMALL = [
@@ -105,10 +104,8 @@ def test_the_report_says_what_it_planned_and_how_long_it_took() -> None:
     ) in lines
     assert "time       601.0 s: rollouts 500.0 s, update 100.0 s, loading and all else 1.0 s" in lines
     assert "note       this took more than ten minutes, most of them for rollouts" in lines
-
-
-def test_a_short_check_of_the_whole_run_has_no_notes() -> None:
-    assert not [line for line in replace(REPORT, planned_for_run=None, seconds=600).lines() if line.startswith("note")]
+    short = replace(REPORT, planned_for_run=None, seconds=600)
+    assert not [line for line in short.lines() if line.startswith("note")]
 
 
 @pytest.mark.parametrize(("ranks", "told"), [(1, True), (2, False)])
@@ -123,6 +120,8 @@ def test_what_stops_a_run_is_told_and_ends_several_ranks(ranks: int, told: bool)
 def test_what_cannot_be_checked_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["train", "--check", "--backbone", "no-one/no-model", "--device", "cpu"]) == 2
     assert "the shape of backbone 'no-one/no-model' is not known here" in capsys.readouterr().err
+    assert run(["train", "--check", "--dry-run", *SMALL]) == 2
+    assert "--check measures two steps, --dry-run starts nothing: leave one of them out." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("mode", ["--check", "--dry-run"])
@@ -133,11 +132,6 @@ def test_what_the_run_would_refuse_is_refused_before_anything_is_measured(
     said = capsys.readouterr()
     assert "data.train: nope.jsonl does not exist" in said.err
     assert said.out == "" and "random weights" not in said.err
-
-
-def test_a_plan_and_a_check_at_once_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["train", "--check", "--dry-run", *SMALL]) == 2
-    assert "--check measures two steps, --dry-run starts nothing: leave one of them out." in capsys.readouterr().err
 
 
 def test_memory_of_a_gpu_that_others_had_before_is_not_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -101,19 +99,14 @@ def trained(smollm2: Path, grader: Path, tmp_path_factory: pytest.TempPathFactor
     shutil.rmtree(run)
 
 
-def test_it_replays(trained: Path) -> None:
+def test_it_replays_and_its_buffer_is_shown(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = lines_of(trained)
     assert [line["step"] for line in lines] == [1, 2, 3]
-    assert sum(line["replay/used"] for line in lines) > 0
     assert all(line["policy/logprob_gap_max"] < 1e-3 for line in lines)
-    assert LedgerReader(trained / "replay").trajectories().num_rows > 0
-
-
-def test_its_buffer_is_shown(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["replay-stats", str(trained), "--json", "--no-plots"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert shown["stored"] == LedgerReader(trained / "replay").trajectories().num_rows
-    assert shown["used"] == sum(line["replay/used"] for line in lines_of(trained)) > 0
+    assert shown["stored"] == LedgerReader(trained / "replay").trajectories().num_rows > 0
+    assert shown["used"] == sum(line["replay/used"] for line in lines) > 0
 
 
 def test_killed_and_resumed_it_ends_bit_for_bit_the_same(
@@ -191,22 +184,3 @@ def test_with_vllm_a_killed_run_goes_on_and_every_sync_arrives(smollm2: Path, gr
     assert sum(line["optim/updates_applied"] for line in lines) > 0
     assert sum(line["replay/used"] for line in lines) > 0
     shutil.rmtree(run)
-
-
-def test_vllm_evaluates_it_on_a_file_in_the_layout_of_math500(smollm2: Path, tmp_path: Path) -> None:
-    sums = [
-        {
-            "data_source": "sums",
-            "prompt": [{"role": "user", "content": f"What is {n} + 3? Answer in \\boxed{{}}."}],
-            "ability": "math",
-            "reward_model": {"style": "rule", "ground_truth": str(n + 3)},
-            "extra_info": {"index": n, "split": "test"},
-        }
-        for n in range(4)
-    ]
-    pq.write_table(pa.Table.from_pylist(sums), tmp_path / "sums.parquet")
-    asked = ["evaluate", "--data", str(tmp_path / "sums.parquet"), "--model", str(smollm2), "--engine", "vllm"]
-    asked += ["--samples", "2", "--max-tokens", "24", "--output", str(tmp_path / "results"), "--quiet", "--json"]
-    result = json.loads(subprocess.check_output([sys.executable, "-c", COMMAND, *asked]))["sums"]
-    assert (result["questions"], sum(result["verdicts"].values())) == (4, 8)
-    assert result["protocol"]["engine"]["name"] == "vllm" and 0 < result["mean_tokens"] <= 24

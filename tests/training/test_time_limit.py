@@ -12,10 +12,9 @@ from exgrpo_cli.commands import run
 from exgrpo_cli.config.settings import to_toml
 from exgrpo_cli.ranks.ranks import Ranks
 from exgrpo_cli.runs.folder import RunFolder
-from exgrpo_cli.runs.watchdog import Watchdog
+from exgrpo_cli.runs.watchdog import TimeLimit, Watchdog
 from exgrpo_cli.training import closing
 from exgrpo_cli.training.run import train
-from exgrpo_cli.training.time_limit import TimeLimit
 
 
 @pytest.mark.parametrize(

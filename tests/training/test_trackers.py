@@ -45,11 +45,8 @@ def track(name: str, folder: Path, first: int, last: int, scale: float) -> None:
             tracker.log(line(step, scale * step))
 
 
-def test_only_numbers_are_tracked_and_the_step_is_the_axis() -> None:
+def test_numbers_alone_are_tracked_and_nothing_by_default(tmp_path: Path) -> None:
     assert numbers(line(3, 0.5)) == {"reward/mean": 0.5, "replay/used": 6}
-
-
-def test_no_tracker_is_the_default(tmp_path: Path) -> None:
     with open_trackers((), build_config(), tmp_path, step=0) as trackers:
         assert trackers == []
     assert list(tmp_path.iterdir()) == []
@@ -66,27 +63,18 @@ def test_a_package_that_is_missing_is_named(name: str) -> None:
 
 @pytest.mark.engines
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_tensorboard_shows_a_resumed_run_as_one(tmp_path: Path) -> None:
+def test_tensorboard_shows_a_resumed_run_as_one_with_samples_and_figures(tmp_path: Path) -> None:
     """Steps 1-4 are logged, the run is resumed after step 2: steps 3 and 4 of the first part no longer count."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     track("tensorboard", tmp_path, 1, 4, 1.0)
     track("tensorboard", tmp_path, 3, 5, 10.0)
+    show("tensorboard", tmp_path)
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert sorted(events.Tags()["scalars"]) == ["replay/used", "reward/mean"]
     found = {event.step: event.value for event in events.Scalars("reward/mean")}
     assert found == {1: 1.0, 2: 2.0, 3: 30.0, 4: 40.0, 5: 50.0}
-
-
-@pytest.mark.engines
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_tensorboard_shows_samples_and_figures(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    show("tensorboard", tmp_path)
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
     [text] = events.Tensors("samples/text_summary")
     assert b"| 2+3=? | 5 | a \\| b<br>5 | 1.0 | correct | 4 |" in text.tensor_proto.string_val[0]
     [image] = events.Images("plots/replay-buckets")
@@ -161,29 +149,23 @@ def offline_records(data: bytes) -> Iterator[Any]:
 
 @pytest.mark.engines
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_wandb_offline_keeps_one_run_through_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_offline_keeps_one_run_through_a_resume_with_samples_and_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `wandb sync` would send: steps, the table's rows and the picture."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     run = tmp_path / "exgrpo-tiny"
     run.mkdir()
     track("wandb", run, 1, 3, 1.0)
-    time.sleep(1.0)  # wandb names what it keeps offline by the second in which it starts
-    track("wandb", run, 3, 4, 10.0)
-    history = list(offline_history(run))
+    for shown in (lambda: track("wandb", run, 3, 4, 10.0), lambda: show("wandb", run)):
+        time.sleep(1.0)  # wandb names what it keeps offline by the second in which it starts
+        shown()
+    *history, (kept, _, samples), (_, _, figures) = offline_history(run)
     rows = [(items["step"], items["reward/mean"]) for _, _, items in history]
     ids = {(about.run_id, about.display_name) for _, about, _ in history}
     assert rows == [(1, 1.0), (2, 2.0), (3, 3.0), (3, 30.0), (4, 40.0)]
     assert ids == {((run / "wandb" / "run-id").read_text().strip(), "exgrpo-tiny")}
-
-
-@pytest.mark.engines
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_wandb_offline_keeps_samples_and_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `wandb sync` would send: the table's rows and the picture, both at step 6."""
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    show("wandb", tmp_path)
-    [(kept, _, samples), (_, _, figures)] = offline_history(tmp_path)
     logged = {**samples, **figures}
     assert (samples["step"], figures["step"]) == (6, 6)
     table = json.loads((kept / "files" / logged["samples/path"]).read_text())
@@ -191,7 +173,7 @@ def test_wandb_offline_keeps_samples_and_figures(tmp_path: Path, monkeypatch: py
     assert (table["columns"], table["data"]) == (list(SAMPLE), [list(SAMPLE.values())])
     image = "plots/replay-buckets"
     assert [logged[f"{image}/{name}"] for name in ("_type", "width", "height")] == ["image-file", 3, 2]
-    assert (kept / "files" / logged[f"{image}/path"]).read_bytes() == (tmp_path / "replay-buckets.png").read_bytes()
+    assert (kept / "files" / logged[f"{image}/path"]).read_bytes() == (run / "replay-buckets.png").read_bytes()
 
 
 @pytest.mark.engines

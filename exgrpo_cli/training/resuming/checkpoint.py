@@ -1,21 +1,28 @@
-"""Everything a resume needs, in one folder that appears only when it is complete.
+"""Everything a resume needs, in one folder that appears only when it is complete, and which one a resumed run takes.
 
 `checkpoints/step-000050/` holds `policy/` (weights, optimizer), `model/` (a Hugging Face folder of the same weights),
 `state.json` (loop state, stream position, generators) and `manifest.json` (size and checksum of each file). `latest`
-and `best` are files that name a folder.
+and `best` are files that name a folder. What a resumed run will read is checked before its folder is changed.
 """
 
 import json
 import re
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.files import begin_folder, finish_folder, remove_partials, write_text
-from exgrpo_cli.base.manifest import write_manifest
+from exgrpo_cli.base.manifest import find_damage, write_manifest
+from exgrpo_cli.base.shapes import read_json
+from exgrpo_cli.config.settings import Config
+from exgrpo_cli.ledger.reader import whole_until
+from exgrpo_cli.ledger.writer import IDENTITY_FILE
 from exgrpo_cli.models.export import export_model
-from exgrpo_cli.runs.folder import writing
+from exgrpo_cli.runs.checksums import CHECKSUMS_FILE, RESUMED_FROM, find_changes
+from exgrpo_cli.runs.folder import RunFolder, writing
+from exgrpo_cli.runs.summary import has_ended
 from exgrpo_cli.training.parts import Parts
 from exgrpo_cli.training.resuming.state import RunState
 
@@ -36,7 +43,7 @@ def complete_steps(checkpoints: Path) -> list[int]:
 def save_checkpoint(checkpoints: Path, parts: Parts, state: RunState, *, keep: int) -> None:
     """Write the checkpoint of `state.step`, point `latest` at it, and drop all but the `keep` newest and the best.
 
-    Raises RunError when the disk is full; what was there stays.
+    A `keep` of 0 keeps all. Raises RunError when the disk is full; what was there stays.
     """
     name = folder_name(state.step)
 
@@ -44,7 +51,12 @@ def save_checkpoint(checkpoints: Path, parts: Parts, state: RunState, *, keep: i
         (partial / "state.json").write_text(json.dumps(snapshot(parts, state)), encoding="utf-8")
         write_manifest(partial)
         finish_folder(partial, checkpoints / name)
-        point_at(checkpoints, name, state, keep=keep)
+        write_text(checkpoints / "latest", name + "\n")
+        if state.best_step == state.step:
+            write_text(checkpoints / "best", name + "\n")
+        for step in complete_steps(checkpoints)[: -keep or None] if keep else []:
+            if step != state.best_step:
+                shutil.rmtree(checkpoints / folder_name(step))
 
     if parts.store is not None:
         parts.store.seal()
@@ -68,21 +80,6 @@ def export_weights(parts: Parts, folder: Path, *, card: str | None = None) -> No
         for _ in weights:
             # Gathering a weight takes all ranks.
             pass
-
-
-def point_at(checkpoints: Path, name: str, state: RunState, *, keep: int) -> None:
-    """Name the new checkpoint the latest, and the best where it is, then drop old ones."""
-    write_text(checkpoints / "latest", name + "\n")
-    if state.best_step == state.step:
-        write_text(checkpoints / "best", name + "\n")
-    drop_old(checkpoints, keep=keep, best=state.best_step)
-
-
-def drop_old(checkpoints: Path, *, keep: int, best: int) -> None:
-    """Remove all but the `keep` newest checkpoints and the best; `keep` 0 keeps all."""
-    for step in complete_steps(checkpoints)[: -keep or None] if keep else []:
-        if step != best:
-            shutil.rmtree(checkpoints / folder_name(step))
 
 
 def snapshot(parts: Parts, state: RunState) -> dict[str, Any]:
@@ -125,3 +122,77 @@ def latest_step(checkpoints: Path) -> int | None:
     """Step of the newest complete checkpoint; None when there is none yet."""
     steps = complete_steps(checkpoints)
     return steps[-1] if steps else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResumePoint:
+    """The checkpoint to go on from."""
+
+    step: int | None = None
+    """None where the run was stopped before its first checkpoint: it begins anew."""
+    passed_over: tuple[tuple[int, str], ...] = ()
+    """Newer checkpoints, newest first, each with what is wrong with it or with the ledger before it."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know about the checkpoints that are passed over."""
+        going_on = "from the start" if self.step is None else f"from step {self.step}"
+        return [
+            f"checkpoint of step {step} passed over, going on {going_on}: {what}" for step, what in self.passed_over
+        ]
+
+
+def find_resume_point(folder: RunFolder, config: Config) -> ResumePoint:
+    """The newest checkpoint with which everything is in order.
+
+    Raises InputError where the run has finished, where its files show that a checkpoint or the ledger is lost, and
+    where no checkpoint is whole; nothing has been changed then.
+    """
+    steps, last_step = complete_steps(folder.checkpoints), config.run.last_step
+    if has_ended(folder.path, last_step) and (done := read_json(folder.summary)["steps"]) >= last_step:
+        raise InputError(f"{folder.path} has finished its {done} steps: raise --steps to go on.")
+    reached = max((line["step"] for line in folder.metrics_lines()), default=0)
+    if changes := find_changes(folder.path, RESUMED_FROM):
+        raise InputError(
+            f"{'; '.join(changes)}. Restore it from a copy; to go on with a file that you changed yourself, delete "
+            f"{folder.path / CHECKSUMS_FILE}."
+        )
+    if not steps:
+        if reached > config.run.save_every:
+            raise InputError(
+                f"{folder.checkpoints} holds no checkpoint, but the run has made {reached} steps and saves every "
+                f"{config.run.save_every}: restore the folder from a copy, or start a new run."
+            )
+        return ResumePoint()
+    ledger_step, problem = max(steps), ""
+    has_ledger = (folder.replay / IDENTITY_FILE).is_file()
+    if config.replay.keeps_buffer or has_ledger:
+        if not has_ledger:
+            raise InputError(
+                f"{folder.replay / IDENTITY_FILE} is missing, but the run keeps its experience there: restore the "
+                "folder from a copy, or start a new run."
+            )
+        ledger_step, problem = whole_until(folder.replay)
+    passed_over: list[tuple[int, str]] = []
+    for step in reversed(steps):
+        damage = find_damage(folder.checkpoints / folder_name(step))
+        if not damage and ledger_step < step:
+            damage = f"{folder.replay} is whole only up to step {ledger_step}: {problem}"
+        if not damage:
+            return ResumePoint(step=step, passed_over=tuple(passed_over))
+        passed_over.append((step, damage))
+    reasons = "; ".join(f"step {step}: {damage}" for step, damage in passed_over)
+    raise InputError(
+        f"{folder.path} cannot go on, no checkpoint is whole: {reasons}. Restore what is damaged from a copy, or start "
+        "a new run."
+    )
+
+
+def set_aside(folder: RunFolder, point: ResumePoint) -> None:
+    """Rename the checkpoints that were passed over, `step-000050.damaged`: kept to be looked at, never resumed from."""
+    for step, _ in point.passed_over:
+        path = folder.checkpoints / folder_name(step)
+        aside = path.with_name(f"{path.name}.damaged")
+        if aside.exists():
+            shutil.rmtree(aside)
+        path.rename(aside)

@@ -1,5 +1,9 @@
-"""Which run goes on, and with which configuration: its own, with more steps where asked."""
+"""Which run goes on, and with which configuration: its own, with more steps where asked.
 
+Runs that were started here with functions of the user go on without a question about their code.
+"""
+
+import json
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +14,11 @@ from exgrpo_cli.config.layers import build_config, read_config
 from exgrpo_cli.config.names import named_functions
 from exgrpo_cli.config.sections.run import BUDGET_STEPS
 from exgrpo_cli.config.settings import RESUMABLE, Config, to_toml
+from exgrpo_cli.models.cache import cache_root
 from exgrpo_cli.runs.summary import has_ended
-from exgrpo_cli.training.resuming.trust import is_own_run
+
+# Outside the run folder: whoever sends a folder cannot send this along.
+OWN_RUNS = "own-runs.jsonl"
 
 
 def resumed_config(run_folder: Path, *, allow_code: bool = False, **asked: Any) -> Config:
@@ -63,3 +70,18 @@ def is_finished(run_folder: Path) -> bool:
 def _last_written(run_folder: Path) -> float:
     journal = run_folder / "metrics.jsonl"
     return (journal if journal.is_file() else run_folder / "config.toml").stat().st_mtime
+
+
+def remember_run(folder: Path, config: Config) -> None:
+    """Note that this user started the run in `folder`, where its configuration names functions of the user."""
+    if functions := named_functions(config):
+        cache_root().mkdir(parents=True, exist_ok=True)
+        with (cache_root() / OWN_RUNS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"folder": str(folder.resolve()), "functions": functions}) + "\n")
+
+
+def is_own_run(folder: Path, functions: dict[str, str]) -> bool:
+    """Whether this user started the run in `folder` with exactly these functions."""
+    file = cache_root() / OWN_RUNS
+    wanted = {"folder": str(folder.resolve()), "functions": functions}
+    return file.is_file() and any(json.loads(line) == wanted for line in file.read_text(encoding="utf-8").splitlines())

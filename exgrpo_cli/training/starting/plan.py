@@ -123,7 +123,7 @@ def check_start(start: RunStart) -> tuple[str, ...]:
     Raises InputError for what the run itself would refuse.
     """
     from exgrpo_cli.runs.folder import RunFolder
-    from exgrpo_cli.training.resuming.resume_point import find_resume_point
+    from exgrpo_cli.training.resuming.checkpoint import find_resume_point
     from exgrpo_cli.training.starting.run_questions import check_questions, stored_questions
 
     config = start.config

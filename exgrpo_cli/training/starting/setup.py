@@ -24,15 +24,14 @@ from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.replay.warm_start import WarmStartReport
 from exgrpo_cli.runs.checksums import forget_checksums, note_checksums
 from exgrpo_cli.runs.folder import RunFolder
-from exgrpo_cli.runs.watchdog import Watchdog
+from exgrpo_cli.runs.watchdog import TimeLimit, Watchdog
 from exgrpo_cli.training.active_run import ActiveRun
 from exgrpo_cli.training.loop import sync
 from exgrpo_cli.training.parts import Parts
+from exgrpo_cli.training.resuming.checkpoint import ResumePoint, find_resume_point, load_checkpoint, set_aside
 from exgrpo_cli.training.resuming.checkpoint import folder_name as checkpoint_name
-from exgrpo_cli.training.resuming.checkpoint import load_checkpoint
-from exgrpo_cli.training.resuming.resume_point import ResumePoint, find_resume_point, set_aside
+from exgrpo_cli.training.resuming.resume import remember_run
 from exgrpo_cli.training.resuming.state import RunState
-from exgrpo_cli.training.resuming.trust import remember_run
 from exgrpo_cli.training.starting.assemble import assemble, open_store
 from exgrpo_cli.training.starting.run_questions import (
     RunQuestions,
@@ -42,7 +41,6 @@ from exgrpo_cli.training.starting.run_questions import (
     stored_questions,
 )
 from exgrpo_cli.training.step.guards import Guards
-from exgrpo_cli.training.time_limit import TimeLimit
 from exgrpo_cli.training.trackers import open_trackers, require_trackers
 
 

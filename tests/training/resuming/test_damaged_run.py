@@ -18,8 +18,8 @@ from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.runs.checksums import note_checksums, require_model
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.runs.result import read_result
+from exgrpo_cli.training.resuming.checkpoint import find_resume_point
 from exgrpo_cli.training.resuming.resume import is_finished, resumed_config
-from exgrpo_cli.training.resuming.resume_point import find_resume_point
 from exgrpo_cli.training.run import train
 
 
@@ -120,21 +120,9 @@ def test_a_damaged_part_of_the_ledger_leads_to_the_checkpoint_before_it(run: Pat
     assert point.step == 4 and part.name in point.notes[0] and "whole only up to step" in point.notes[0]
 
 
-def lose_replay(run: Path) -> None:
-    shutil.rmtree(run / "replay")
-
-
 def lose_checkpoints(run: Path) -> None:
     shutil.rmtree(run / "checkpoints")
     (run / "checkpoints").mkdir()
-
-
-def lose_heldout(run: Path) -> None:
-    (run / "data" / "heldout.parquet").unlink()
-
-
-def flip_questions(run: Path) -> None:
-    flip(run / "data" / "train.parquet")
 
 
 def break_journal(run: Path) -> None:
@@ -148,23 +136,6 @@ def change_a_digit(path: Path, before: str) -> None:
     path.write_text(text[:place] + str((int(text[place]) + 1) % 10) + text[place + 1 :])
 
 
-def change_settings(run: Path) -> None:
-    change_a_digit(run / "config.toml", "learning_rate = ")
-
-
-def change_journal(run: Path) -> None:
-    change_a_digit(run / "metrics.jsonl", '"policy/entropy": 0.')
-
-
-def change_validations(run: Path) -> None:
-    change_a_digit(run / "validations.jsonl", '"correct": "')
-
-
-def break_checksums(run: Path) -> None:
-    path = run / "checksums.json"
-    path.write_text(path.read_text()[:-9])
-
-
 def damage_every_checkpoint(run: Path) -> None:
     for folder in (run / "checkpoints").glob("step-*"):
         flip(folder / "policy" / "weights.safetensors")
@@ -173,15 +144,27 @@ def damage_every_checkpoint(run: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lose_replay, r"replay/ledger.json is missing, but the run keeps its experience there"),
+        (lambda run: shutil.rmtree(run / "replay"), r"replay/ledger.json is missing, but the run keeps its experience"),
         (lose_checkpoints, r"checkpoints holds no checkpoint, but the run has made 6 steps and saves every 2"),
-        (lose_heldout, r"data/heldout.parquet is missing: restore it"),
-        (flip_questions, r"data/train.parquet is damaged \(its checksum differs\)"),
+        (lambda run: (run / "data" / "heldout.parquet").unlink(), r"data/heldout.parquet is missing: restore it"),
+        (lambda run: flip(run / "data" / "train.parquet"), r"data/train.parquet is damaged \(its checksum differs\)"),
         (break_journal, r"metrics.jsonl, line 2 is not JSON"),
-        (change_settings, r"config.toml is damaged \(its checksum differs\)\. Restore it .* delete .*checksums.json"),
-        (change_journal, r"metrics.jsonl is damaged \(its checksum differs\)"),
-        (change_validations, r"validations.jsonl is damaged \(its checksum differs\)"),
-        (break_checksums, r"checksums.json is not JSON .*: restore it from a copy. Without a copy delete it"),
+        (
+            lambda run: change_a_digit(run / "config.toml", "learning_rate = "),
+            r"config.toml is damaged \(its checksum differs\)\. Restore it .* delete .*checksums.json",
+        ),
+        (
+            lambda run: change_a_digit(run / "metrics.jsonl", '"policy/entropy": 0.'),
+            r"metrics.jsonl is damaged \(its checksum differs\)",
+        ),
+        (
+            lambda run: change_a_digit(run / "validations.jsonl", '"correct": "'),
+            r"validations.jsonl is damaged \(its checksum differs\)",
+        ),
+        (
+            lambda run: (run / "checksums.json").write_text((run / "checksums.json").read_text()[:-9]),
+            r"checksums.json is not JSON .*: restore it from a copy. Without a copy delete it",
+        ),
         (
             damage_every_checkpoint,
             r"no checkpoint is whole: step 6: .*weights.safetensors is damaged.*step 4: .*step 2: ",

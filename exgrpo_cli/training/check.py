@@ -36,8 +36,16 @@ from exgrpo_cli.models.export import export_model
 from exgrpo_cli.models.load import Backbone, load_backbone
 from exgrpo_cli.models.tokenizer import make_tokenizer
 from exgrpo_cli.ranks.ranks import ALONE, Ranks
-from exgrpo_cli.training.checking.measure import Meter, forward_operations, product_speed
-from exgrpo_cli.training.checking.report import CheckReport, Memory, RunPeaks, Speed, allowed
+from exgrpo_cli.training.check_report import (
+    CheckReport,
+    Memory,
+    Meter,
+    RunPeaks,
+    Speed,
+    allowed,
+    forward_operations,
+    product_speed,
+)
 from exgrpo_cli.training.metrics import score_gaps
 from exgrpo_cli.training.starting.assemble import make_generator, make_policy, sampling_backbone, take_device
 from exgrpo_cli.training.starting.setup import require_extras
