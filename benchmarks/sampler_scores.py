@@ -22,7 +22,7 @@ from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.engines.policy.adamw import torch_policy
 from exgrpo_cli.models.load import load_backbone
-from exgrpo_cli.questions.made.arithmetic import make_questions
+from exgrpo_cli.questions.made.sums import make_arithmetic
 from exgrpo_cli.questions.prompts import choose_template, encode
 
 
@@ -66,7 +66,7 @@ def main() -> None:
             prompt_ids=encode(template, question, backbone.tokenizer),
             seeds=tuple(rollout_seed(config.run.seed, question.id, 0, k) for k in range(rollout.group_size)),
         )
-        for question in make_questions(config.arithmetic).train[: rollout.questions_per_step]
+        for question in make_arithmetic(config.arithmetic).train[: rollout.questions_per_step]
     ]
     sampling = SamplingParams(
         temperature=rollout.temperature, top_p=1.0, max_new_tokens=rollout.max_response_tokens, entropies=True

@@ -86,7 +86,7 @@ class PrepareSettings:
         """The options as the core takes them."""
         from exgrpo_cli.config.names import is_made, section_of_made
         from exgrpo_cli.evaluation.preparing import PrepareRequest
-        from exgrpo_cli.questions.layouts.recognise import NamedFields
+        from exgrpo_cli.questions.layouts import NamedFields
 
         layer: dict[str, Any] = {"grading.grader": self.grader}
         if is_made(source):

@@ -10,7 +10,7 @@ import numpy as np
 
 from exgrpo_cli.base.statistics import pass_at_k_by_question
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.questions.made.sources import make_split
+from exgrpo_cli.questions.made import make_split
 from exgrpo_cli.runs.result import RunResult, read_result
 from exgrpo_cli.studies.results.endpoints import pass_at_1, pass_at_n
 from exgrpo_cli.studies.results.inference import effect_over_questions

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from exgrpo_cli.base.types import Question
 from exgrpo_cli.grading.valid_traces import sum_asked, valid_trace
-from exgrpo_cli.questions.question_file.questions import read_questions
+from exgrpo_cli.questions.question_file import read_questions
 from exgrpo_cli.runs.result import ValidTraces
 from exgrpo_cli.show.record import QUESTIONS_FILE, RunRecord, keeps_experience, read_run, response_texts
 

@@ -15,22 +15,21 @@ from exgrpo_cli.config.settings import Config, Layer
 from exgrpo_cli.evaluation.benchmarks import load_benchmarks
 from exgrpo_cli.evaluation.questions import benchmark_questions
 from exgrpo_cli.models.load import load_tokenizer
-from exgrpo_cli.questions.audit.checks import Tally, question_text
-from exgrpo_cli.questions.audit.report import PrepareReport
-from exgrpo_cli.questions.layouts.recognise import NamedFields
+from exgrpo_cli.questions.audit import Tally
+from exgrpo_cli.questions.files import stem_of, suffix_of
+from exgrpo_cli.questions.layouts import NamedFields
 from exgrpo_cli.questions.prepare import (
     PrepareOptions,
-    PromptLimit,
+    PrepareReport,
     check_source,
     default_output,
     outputs_of,
-    prepare_files,
+    prepare,
+    read_source,
     seed_of,
 )
-from exgrpo_cli.questions.prompts import choose_template, encode, seen_text
-from exgrpo_cli.questions.question_file.rows import FileLayout
-from exgrpo_cli.questions.reading import read_source
-from exgrpo_cli.questions.sources.formats import stem_of, suffix_of
+from exgrpo_cli.questions.prompts import PromptLimit, choose_template, encode, seen_text
+from exgrpo_cli.questions.question_file import FileLayout, question_text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,7 +142,7 @@ class PreparePlan:
             limit = None if request.backbone is None else _prompt_limit(self.settings, reporter)
             benchmarks = _benchmarks(request.decontaminate, reporter)
             options = replace(self.options, prompt_limit=limit, benchmarks=benchmarks)
-            reports = prepare_files(request.source, self.output, options, reporter.progress)
+            reports = prepare(request.source, self.output, options, reporter.progress)
         except KeyboardInterrupt:
             raise Interrupted(
                 f"stopped, {self.output} was not written; run the same command again: it starts over, "

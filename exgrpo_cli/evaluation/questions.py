@@ -16,13 +16,12 @@ from exgrpo_cli.base.types import Message, Question
 from exgrpo_cli.config.sections.data import ArithmeticSettings
 from exgrpo_cli.evaluation.benchmarks import Benchmark
 from exgrpo_cli.evaluation.records import QuestionRecord
-from exgrpo_cli.questions.layouts.drafts import UnusableRow
-from exgrpo_cli.questions.layouts.recognise import NamedFields, recognise
-from exgrpo_cli.questions.made.arithmetic import make_questions
-from exgrpo_cli.questions.question_file.choices import find_choices
-from exgrpo_cli.questions.question_file.questions import content_hash, question_id
-from exgrpo_cli.questions.sources.files import column_names, iter_rows
-from exgrpo_cli.questions.sources.open import Source, open_source
+from exgrpo_cli.questions.choices import find_choices
+from exgrpo_cli.questions.files import column_names, iter_rows
+from exgrpo_cli.questions.layouts import NamedFields, UnusableRow, recognise
+from exgrpo_cli.questions.made.sums import make_arithmetic
+from exgrpo_cli.questions.question_file import content_hash, question_id
+from exgrpo_cli.questions.sources import Source, open_source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +55,7 @@ def benchmark_questions(
     Raises InputError where nothing can be read, a row is no question, or nothing is left.
     """
     if data is None and benchmark.source.dataset == "arithmetic":
-        made = make_questions(ArithmeticSettings()).heldout
+        made = make_arithmetic(ArithmeticSettings()).heldout
         return BenchmarkQuestions(asked=tuple(QuestionRecord(question=each) for each in made), origin="arithmetic")
     if data is None:
         try:
@@ -112,18 +111,11 @@ def _questions(source: Source, benchmark: Benchmark) -> Iterator[Question]:
             raise InputError(
                 f"{error} These are options of `exgrpo prepare`, which makes a question file of it."
             ) from error
-        for number, row in iter_rows(path, {name.partition(".")[0] for name in layout.columns}):
+        for number, row in iter_rows(path, layout.wanted):
             try:
-                draft = layout.convert(row)
+                yield replace(layout.question(row, source.name), metadata=None)
             except UnusableRow as error:
                 raise InputError(f"{path}: row {number} is no question of {benchmark.name}: {error}.") from error
-            yield Question(
-                id=question_id(draft.prompt, draft.answer),
-                prompt=draft.prompt,
-                answer=draft.answer,
-                source=draft.source or source.name,
-                level=draft.level,
-            )
 
 
 def _select(data: Path, rows: Sequence[Question], benchmark: Benchmark) -> list[Question]:

@@ -26,8 +26,8 @@ from exgrpo_cli.evaluation.scoring import open_pool, rescore, score_folder
 from exgrpo_cli.evaluation.stamp import Stamp, environment, grader_version
 from exgrpo_cli.evaluation.tables import ResultTable, write_tables
 from exgrpo_cli.grading import GradingPool
-from exgrpo_cli.questions.question_file.choices import options_of
-from exgrpo_cli.questions.sources.formats import stem_of
+from exgrpo_cli.questions.choices import options_of
+from exgrpo_cli.questions.files import stem_of
 
 if TYPE_CHECKING:
     from exgrpo_cli.evaluation.local import LocalModel

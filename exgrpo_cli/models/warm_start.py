@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import Qwen2ForCausalLM, Qwen2Tokenizer
 
 from exgrpo_cli.models.muon import Muon
-from exgrpo_cli.questions.made import arithmetic, countdown, modular
+from exgrpo_cli.questions.made import countdown, sums
 from exgrpo_cli.questions.made.pools import Pool
-from exgrpo_cli.questions.made.traces import THINK_END, TraceMix, write_trace
+from exgrpo_cli.questions.made.sums import THINK_END, TraceMix, write_trace
 
 Row = tuple[list[int], list[int]]
 """Token ids of a prompt and of a response."""
@@ -94,13 +94,13 @@ def draw_example(recipe: WarmStartRecipe, level: int, rng: np.random.Generator) 
 
 
 def _arithmetic_example(level: int, mix: TraceMix, rng: np.random.Generator) -> tuple[str, str]:
-    terms = arithmetic.draw_terms(level, Pool.WARM_START, rng)
-    return f"{arithmetic.expression(terms)}=?", write_trace(terms, mix, rng)
+    terms = sums.draw_terms(level, Pool.WARM_START, rng)
+    return f"{sums.expression(terms)}=?", write_trace(terms, mix, rng)
 
 
 def _modular_example(level: int, mix: TraceMix, rng: np.random.Generator) -> tuple[str, str]:
-    terms, modulus = modular.draw_terms(level, Pool.WARM_START, rng), int(rng.choice(_MODULI))
-    return modular.prompt_text(terms, modulus), write_trace(terms, mix, rng, modulus)
+    terms, modulus = sums.draw_modular_terms(level, Pool.WARM_START, rng), int(rng.choice(_MODULI))
+    return sums.modular_text(terms, modulus), write_trace(terms, mix, rng, modulus)
 
 
 def _countdown_example(level: int, mix: TraceMix, rng: np.random.Generator) -> tuple[str, str]:

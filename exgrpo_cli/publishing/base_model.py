@@ -7,7 +7,7 @@ from typing import Any
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.publishing.cards import Base
-from exgrpo_cli.questions.sources.hub import parse_hub_id, read_card
+from exgrpo_cli.questions.hub import parse_hub_id, read_card
 
 LICENCE_KEYS = ("license", "license_name", "license_link")
 

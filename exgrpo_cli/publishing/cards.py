@@ -8,7 +8,7 @@ from typing import Any
 from exgrpo_cli.base.shapes import NUMBER, Shape, require_shape
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.publishing.features import FEATURES
-from exgrpo_cli.questions.sources.hub import parse_hub_id
+from exgrpo_cli.questions.hub import parse_hub_id
 from exgrpo_cli.runs.summary import remarks
 
 RESULT: Shape = {

@@ -8,7 +8,7 @@ from exgrpo_cli.base.files import whole_folder
 from exgrpo_cli.models.cache import cache_root
 from exgrpo_cli.publishing.experience import restore_bodies
 from exgrpo_cli.publishing.package import MARKER
-from exgrpo_cli.questions.sources.hub import explained, parse_hub_id
+from exgrpo_cli.questions.hub import explained, parse_hub_id
 from exgrpo_cli.show.record import LEDGER_FOLDER
 
 SCHEME = "hf://"

@@ -16,7 +16,7 @@ from exgrpo_cli.publishing.cards import Score, evaluation_score, ledger_card, mo
 from exgrpo_cli.publishing.experience import ROWS, write_rows, write_tables
 from exgrpo_cli.publishing.package import Package, make_package
 from exgrpo_cli.publishing.private import TOLD, Private
-from exgrpo_cli.questions.question_file.questions import read_questions, write_questions
+from exgrpo_cli.questions.question_file import read_questions, write_questions
 from exgrpo_cli.runs.checksums import find_changes, require_model
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.runs.summary import read_summary

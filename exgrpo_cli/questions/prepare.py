@@ -5,10 +5,13 @@ contamination, prompt length. The output appears when everything is done, under 
 preparation leaves nothing but the hub's cache, and the next one starts from that.
 """
 
+import hashlib
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,41 +23,37 @@ from exgrpo_cli.config.names import is_made, section_of_made
 from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.grading import GradingPool
-from exgrpo_cli.questions.audit.checks import (
+from exgrpo_cli.questions.audit import (
+    BenchmarkIndex,
     Progress,
     Tally,
-    drop_bad_golds,
-    drop_contaminated,
-    drop_long_prompts,
+    gold_reasons,
     mark_near_duplicates,
+    one_line,
+    sift,
 )
-from exgrpo_cli.questions.audit.report import PrepareReport
-from exgrpo_cli.questions.layouts.recognise import NamedFields
-from exgrpo_cli.questions.prompts import Template, Tokenizer
-from exgrpo_cli.questions.question_file.identity import content_hash
-from exgrpo_cli.questions.question_file.questions import (
+from exgrpo_cli.questions.files import column_names, count_rows, iter_rows, stem_of
+from exgrpo_cli.questions.layouts import MULTIPLE_CHOICE, Layout, NamedFields, UnusableRow, recognise
+from exgrpo_cli.questions.made import make_split
+from exgrpo_cli.questions.prompts import PromptLimit
+from exgrpo_cli.questions.question_file import (
     MADE_BY_PREPARE,
     FileLayout,
+    content_hash,
+    fold,
     is_prepared,
+    normalised,
+    question_text,
     read_metadata,
     write_questions,
 )
-from exgrpo_cli.questions.reading import Reading, made_source, read_source
-from exgrpo_cli.questions.sources.formats import stem_of
-from exgrpo_cli.questions.sources.open import default_name, hub_id_of, is_local
-from exgrpo_cli.questions.split import heldout_beside, split_questions
+from exgrpo_cli.questions.sources import Source, default_name, hub_id_of, is_local, open_source
 
-MULTIPLE_CHOICE = "multiple choice"
 DATA_FOLDER = Path("data")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PromptLimit:
-    """The longest prompt a backbone is to see."""
-
-    template: Template
-    tokenizer: Tokenizer
-    max_tokens: int
+_SAMPLE_ROWS = 20
+_PROGRESS_ROWS = 500
+_NEAR = 0.8
+"""Jaccard similarity from which two questions are reported as almost the same."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,12 +72,8 @@ class PrepareOptions:
     """Words of an n-gram of the contamination check."""
     overlap_threshold: float = 0.5
     """Share of a benchmark question's n-grams from which a question is contaminated."""
-    near_threshold: float = 0.8
-    """Jaccard similarity from which two questions are reported as almost the same."""
     made: Config = field(default_factory=Config)
     """Holds the section of each source that the program makes itself."""
-    heldout: bool = False
-    """Of a made source: the held-out questions instead of the training ones."""
     split: float | None = None
     """Share of the questions that goes into a held-out file of its own beside the output."""
 
@@ -91,77 +86,145 @@ class PrepareOptions:
             raise InputError(f"--ngram {self.overlap_ngram} is out of range: use a number of words of at least 1.")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """A source as questions, exact duplicates folded."""
+
+    questions: list[Question]
+    layout: str
+    """Layout recognised in the source."""
+    source: str
+    revision: str | None = None
+    split: str | None = None
+    num_read: int
+    num_folded: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrepareReport:
+    """One file: what was read, what was kept, and why the rest was not."""
+
+    reading: Reading
+    output: Path
+    questions: Sequence[Question]
+    """Those that were kept."""
+    dropped: Tally
+    marked: Tally
+    """Findings about questions that were kept."""
+    seconds: float
+
+    def counts(self) -> dict[str, Any]:
+        """Counts for the file's metadata: read = kept + folded + dropped."""
+        dropped = {reason: finding.count for reason, finding in self.dropped.items()}
+        read = self.reading
+        return {"read": read.num_read, "kept": len(self.questions), "folded": read.num_folded, "dropped": dropped}
+
+    def to_json(self) -> dict[str, Any]:
+        """The report without the questions themselves, as `prepare --json` prints it."""
+        levels = Counter(question.level for question in self.questions if question.level is not None)
+        return {
+            "source": self.reading.source,
+            "revision": self.reading.revision,
+            "split": self.reading.split,
+            "layout": self.reading.layout,
+            "output": str(self.output),
+            "content_hash": content_hash(self.questions),
+            "counts": self.counts(),
+            "dropped": self.dropped.to_json(),
+            "marked": self.marked.to_json(),
+            "levels": {level: levels[level] for level in sorted(levels)},
+            "seconds": round(self.seconds, 3),
+        }
+
+    def lines(self) -> list[str]:
+        """The report as text."""
+        read, report = self.reading, self.to_json()
+        where = "".join(f" {part}" for part in (read.split, read.revision and f"at {read.revision[:12]}") if part)
+        lines = [
+            f"{read.source}{where}: {read.layout} layout, {self.seconds:.1f} s",
+            f"  {read.num_read:>8,} read",
+            f"  {read.num_folded:>8,} exact duplicates folded",
+            f"  {self.dropped.total:>8,} dropped",
+            *_finding_lines(self.dropped),
+            f"  {len(self.questions):>8,} kept in {self.output}",
+            *_finding_lines(self.marked),
+        ]
+        if report["levels"]:
+            lines.append("  levels: " + ", ".join(f"{level}: {count:,}" for level, count in report["levels"].items()))
+        return [*lines, f"  content hash {report['content_hash'][:16]}"]
+
+
+def _finding_lines(tally: Tally) -> list[str]:
+    lines = []
+    for reason, finding in tally.items():
+        lines += [f"    {finding.count:>6,} {reason}", *(f"             {example}" for example in finding.examples)]
+    return lines
+
+
 def default_output(source: str) -> Path:
     """Where the questions of a source go when nothing else is said."""
     return DATA_FOLDER / f"{default_name(source)}.parquet"
 
 
+def heldout_beside(file: Path) -> Path:
+    """Where the held-out part of a question file lies: `mine.parquet` has `mine-heldout.parquet`."""
+    return file.with_stem(f"{file.stem}-heldout")
+
+
 def outputs_of(source: str, output: Path, options: PrepareOptions) -> list[Path]:
-    """The files that `prepare_files` writes; raises InputError where one cannot be, or a split is asked for twice."""
+    """The files that `prepare` writes; raises InputError where one cannot be, or a split is asked for twice."""
     if is_made(source) and options.split is not None:
         raise InputError(f"--split does nothing here: {source} brings held-out questions of its own.")
     two = is_made(source) or options.split is not None
     outputs = [output, heldout_beside(output)] if two else [output]
     for path in outputs:
-        check_output(source, path)
+        _check_output(source, path)
     return outputs
 
 
-def prepare_files(source: str, output: Path, options: PrepareOptions, progress: Progress) -> list[PrepareReport]:
-    """The question file and, of a made source and with `split`, the held-out one beside it; raises as `prepare`."""
-    outputs = outputs_of(source, output, options)
-    if is_made(source):
-        return [prepare(source, path, replace(options, heldout=path is not output), progress) for path in outputs]
-    report = prepare(source, output, options, progress)
-    if options.split is None:
-        return [report]
-    train, heldout = split_questions(report.questions, options.split)
-    parts = [
-        replace(report, output=path, questions=tuple(part), content_hash=content_hash(part), levels=_levels(part))
-        for path, part in zip(outputs, (train, heldout), strict=True)
-    ]
-    # The held-out file first: a training file that names it must find it.
-    for part in reversed(parts):
-        own = {"heldout": outputs[1].name} if part.output == output else {"heldout_of": output.name}
-        write_questions(part.output, part.questions, {**_metadata(part, options), **own}, options.layout)
-    return parts
-
-
-def prepare(source: str, output: Path, options: PrepareOptions, progress: Progress) -> PrepareReport:
-    """Read, audit and write one question file.
+def prepare(source: str, output: Path, options: PrepareOptions, progress: Progress) -> list[PrepareReport]:
+    """Read, audit and write a question file and, of a made source and with `split`, the held-out one beside it.
 
     Raises InputError for a source that cannot be read, an output that cannot be written or is not `prepare`'s own, and
     where no question is left; RunError for a download that breaks off or a disk that fills up.
     """
     started = time.perf_counter()
-    check_output(source, output)
-    dropped, marked = Tally(), Tally()
+    outputs = outputs_of(source, output, options)
+    dropped = Tally()
     if is_made(source):
-        reading = made_source(source, options.made, heldout=options.heldout)
+        readings = _made(source, options.made)
     else:
-        reading = read_source(source, options.fields, dropped, progress)
-    questions = _audited(reading, options, dropped, marked, progress)
-    if not questions:
-        found = [f"{each.count} {reason} ({each.examples[0]})" for reason, each in dropped.findings().items()]
-        raise InputError(f"{source}: none of the {reading.num_read} rows is left: {'; '.join(found)}.")
-    report = PrepareReport(
-        source=reading.source,
-        revision=reading.revision,
-        split=reading.split,
-        layout=reading.layout,
-        output=output,
-        questions=tuple(questions),
-        content_hash=content_hash(questions),
-        num_read=reading.num_read,
-        num_folded=reading.num_folded,
-        dropped=dropped.findings(),
-        marked=marked.findings(),
-        levels=_levels(questions),
-        seconds=time.perf_counter() - started,
-    )
-    if options.split is None:
-        write_questions(output, questions, _metadata(report, options), options.layout)
-    return report
+        readings = [read_source(source, options.fields, dropped, progress)]
+    reports = []
+    for path, reading in zip(outputs, readings, strict=False):
+        questions, marked = _audited(reading, options, dropped, progress)
+        if not questions:
+            found = [f"{each.count} {reason} ({each.examples[0]})" for reason, each in dropped.items()]
+            raise InputError(f"{source}: none of the {reading.num_read} rows is left: {'; '.join(found)}.")
+        seconds = time.perf_counter() - started
+        report = PrepareReport(
+            reading=reading, output=path, questions=questions, dropped=dropped, marked=marked, seconds=seconds
+        )
+        reports.append(report)
+        dropped = Tally()
+    if options.split is not None:
+        parts = zip(outputs, split_questions(reports[0].questions, options.split), strict=True)
+        reports = [replace(reports[0], output=path, questions=part) for path, part in parts]
+    names = {outputs[-1]: {"heldout_of": output.name}, output: {"heldout": outputs[-1].name}}
+    # The held-out file first: a training file that names it must find it.
+    for report in reversed(reports):
+        beside = {} if options.split is None else names[report.output]
+        write_questions(report.output, report.questions, {**_metadata(report, options), **beside}, options.layout)
+    return reports
+
+
+def _made(source: str, settings: Config) -> list[Reading]:
+    """Training and held-out questions that the program makes of a source."""
+    split = make_split(source, settings)
+    return [
+        Reading(questions=part, layout="built-in", source=source, split=name, num_read=len(part))
+        for name, part in (("train", split.train), ("held-out", split.heldout))
+    ]
 
 
 def check_source(source: str) -> None:
@@ -170,7 +233,113 @@ def check_source(source: str) -> None:
         hub_id_of(source)
 
 
-def check_output(source: str, output: Path) -> None:
+def seed_of(source: str, options: PrepareOptions) -> int | None:
+    """Seed of a made source; None of any other."""
+    return int(getattr(options.made, section_of_made(source)).seed) if is_made(source) else None
+
+
+def read_source(text: str, fields: NamedFields, dropped: Tally, progress: Progress) -> Reading:
+    """Read every row of a file, a folder or a hub data set; rows that are no questions go to `dropped`.
+
+    Raises InputError for a source that cannot be read or has no known layout, and for one id with different content.
+    """
+    source = open_source(text, lambda done, total: progress(done, total, "fetching files"))
+    layouts = _layouts_of(source, fields)
+    total, unusable = sum(count_rows(file) for file in source.files), dropped.total
+    questions, num_folded = fold(_placed_questions(layouts, source.name, total, dropped, progress))
+    progress(total, total, "reading rows")
+    return Reading(
+        questions=questions,
+        layout=next(iter(layouts.values())).name,
+        source=source.name,
+        revision=source.revision,
+        split=source.split,
+        num_read=len(questions) + num_folded + dropped.total - unusable,
+        num_folded=num_folded,
+    )
+
+
+def _placed_questions(
+    layouts: Mapping[Path, Layout], source: str, total: int, dropped: Tally, progress: Progress
+) -> Iterator[tuple[str, Question]]:
+    num_read = 0
+    for file, layout in layouts.items():
+        for number, row in iter_rows(file, layout.wanted):
+            if num_read % _PROGRESS_ROWS == 0:
+                progress(num_read, total, "reading rows")
+            num_read += 1
+            place = f"{file}: row {number}"
+            try:
+                question = layout.question(row, source)
+            except UnusableRow as error:
+                dropped.add(str(error), f"{place}: {one_line(str(dict(row)))}")
+                continue
+            yield place, question
+
+
+def _layouts_of(source: Source, fields: NamedFields) -> dict[Path, Layout]:
+    """Layout of each file that has rows: one layout for all, though their columns may have different names."""
+    layouts: dict[Path, Layout] = {}
+    for file in source.files:
+        sample = [row for _, row in islice(iter_rows(file), _SAMPLE_ROWS)]
+        if sample:
+            layouts[file] = recognise(str(file), column_names(file, sample), sample, fields)
+    if not layouts:
+        raise InputError(f"{', '.join(map(str, source.files))}: no rows, so there are no questions to prepare.")
+    first_file, first = next(iter(layouts.items()))
+    for file, layout in layouts.items():
+        if layout.name != first.name:
+            raise InputError(
+                f"{first_file} has the {first.name} layout and {file} the {layout.name} one: prepare them one by one."
+            )
+    return layouts
+
+
+def split_questions(
+    questions: Sequence[Question], fraction: float, *, seed: int = 0, most: int | None = None
+) -> tuple[list[Question], list[Question]]:
+    """(training, held-out) questions in their order; about `fraction` of them held out, `most` of them at most.
+
+    Questions of the same words are kept on one side, whatever their answers: the lowest hashes of (seed, last user
+    message) are held out. Raises InputError where one side would be empty.
+    """
+    asked = [
+        hashlib.sha256(f"{seed}\x1f{normalised(question_text(question))}".encode()).hexdigest()
+        for question in questions
+    ]
+    wanted = max(1, round(fraction * len(questions)))
+    chosen = set(sorted(set(asked))[: wanted if most is None else min(wanted, most)])
+    heldout = [question for question, key in zip(questions, asked, strict=True) if key in chosen]
+    train = [question for question, key in zip(questions, asked, strict=True) if key not in chosen]
+    if not train:
+        raise InputError(
+            f"{len(questions)} questions cannot be split into training and held-out ones (a share of {fraction:g}): "
+            "use more questions, or --heldout none."
+        )
+    return train, heldout
+
+
+def _audited(
+    reading: Reading, options: PrepareOptions, dropped: Tally, progress: Progress
+) -> tuple[list[Question], Tally]:
+    """Questions that pass every check, and findings about them; the others go to `dropped`."""
+    grading, limit, questions, marked = options.grading, options.prompt_limit, reading.questions, Tally()
+    if reading.layout == MULTIPLE_CHOICE and grading.grader == "math":
+        grading = replace(grading, grader="choice")
+    with GradingPool(grading) as pool:
+        questions = sift(questions, partial(gold_reasons, pool=pool), "verifying gold answers", dropped, progress)
+    if options.benchmarks:
+        index = BenchmarkIndex(options.benchmarks, size=options.overlap_ngram)
+        check = partial(index.reasons, threshold=options.overlap_threshold)
+        questions = sift(questions, check, "comparing with benchmarks", dropped, progress)
+    if limit is not None:
+        questions = sift(questions, limit.reasons, "counting prompt tokens", dropped, progress)
+    if questions:
+        mark_near_duplicates(questions, marked, progress, threshold=_NEAR)
+    return questions, marked
+
+
+def _check_output(source: str, output: Path) -> None:
     """Raises InputError where writing `output` would fail or destroy what `prepare` cannot make again."""
     if output.is_dir():
         raise InputError(f"--output {output} is a folder: name a file, for example {output / 'questions.parquet'}.")
@@ -183,49 +352,15 @@ def check_output(source: str, output: Path) -> None:
     require_writable(output)
 
 
-def _audited(
-    reading: Reading, options: PrepareOptions, dropped: Tally, marked: Tally, progress: Progress
-) -> list[Question]:
-    by_choice = reading.layout == MULTIPLE_CHOICE and options.grading.grader == "math"
-    with GradingPool(replace(options.grading, grader="choice") if by_choice else options.grading) as pool:
-        questions = drop_bad_golds(reading.questions, pool, dropped, progress)
-    if options.benchmarks:
-        questions = drop_contaminated(
-            questions,
-            options.benchmarks,
-            dropped,
-            progress,
-            size=options.overlap_ngram,
-            threshold=options.overlap_threshold,
-        )
-    limit = options.prompt_limit
-    if limit is not None:
-        questions = drop_long_prompts(
-            questions, limit.template, limit.tokenizer, dropped, progress, max_tokens=limit.max_tokens
-        )
-    mark_near_duplicates(questions, marked, progress, threshold=options.near_threshold)
-    return questions
-
-
-def seed_of(source: str, options: PrepareOptions) -> int | None:
-    """Of a made source; None of any other."""
-    return int(getattr(options.made, section_of_made(source)).seed) if is_made(source) else None
-
-
-def _levels(questions: Sequence[Question]) -> dict[str, int]:
-    counts = Counter(question.level for question in questions if question.level is not None)
-    return {level: counts[level] for level in sorted(counts)}
-
-
 def _metadata(report: PrepareReport, options: PrepareOptions) -> dict[str, Any]:
-    limit = options.prompt_limit
+    limit, read = options.prompt_limit, report.reading
     return {
         "made_by": MADE_BY_PREPARE,
         "toolkit_version": __version__,
-        "source": report.source,
-        "revision": report.revision,
-        "split": report.split,
-        "source_layout": report.layout,
+        "source": read.source,
+        "revision": read.revision,
+        "split": read.split,
+        "source_layout": read.layout,
         "options": {
             "layout": options.layout,
             "question_field": options.fields.question,
@@ -237,11 +372,11 @@ def _metadata(report: PrepareReport, options: PrepareOptions) -> dict[str, Any]:
             "decontaminate": sorted(options.benchmarks),
             "overlap_ngram": options.overlap_ngram,
             "overlap_threshold": options.overlap_threshold,
-            "near_threshold": options.near_threshold,
+            "near_threshold": _NEAR,
             "held_out_share": options.split,
-            "seed": seed_of(report.source, options),
+            "seed": seed_of(read.source, options),
         },
         "counts": report.counts(),
-        "dropped": {reason: finding.to_json() for reason, finding in report.dropped.items()},
-        "marked": {reason: finding.to_json() for reason, finding in report.marked.items()},
+        "dropped": report.dropped.to_json(),
+        "marked": report.marked.to_json(),
     }

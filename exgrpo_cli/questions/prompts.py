@@ -14,6 +14,7 @@ from jaxtyping import Int32, Int64
 from exgrpo_cli.base.errors import InputError, nearest
 from exgrpo_cli.base.types import AnswerFormat, Message, Question
 from exgrpo_cli.questions.limits import Expired, memory_limit, time_limit
+from exgrpo_cli.questions.question_file import question_text
 
 THINK = "<think>\n"
 # The long system message of the paper (arXiv 2510.02245, appendix; also in its published data sets), word for word.
@@ -56,40 +57,45 @@ class Template:
     """How a question becomes a prompt, and what that asks of the answer."""
 
     name: str
-    system: str | None
+    system: str | None = None
     """Replaces the source's system message. Without one a chat template keeps it, unless it is a published template's;
     a plain text has no place for it."""
-    question_form: str | None
+    question_form: str | None = None
     """Plain text around `{question}`; None is the tokenizer's chat template."""
-    opens_think: bool
+    opens_think: bool = False
     """The prompt ends with an opened `<think>`."""
-    requires_box: bool
+    requires_box: bool = False
     """A response without `\\boxed{}` has no answer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptLimit:
+    """The longest prompt a backbone is to see."""
+
+    template: Template
+    tokenizer: Tokenizer
+    max_tokens: int
+
+    def reasons(self, questions: Sequence[Question]) -> list[tuple[str, str] | None]:
+        """The reason to leave a question out whose prompt is longer, with an example; None where it is not."""
+        lengths = prompt_lengths(self.template, questions, self.tokenizer).tolist()
+        return [
+            (f"prompt over {self.max_tokens} tokens", f"{question.id} ({length} tokens): {question_text(question)}")
+            if length > self.max_tokens
+            else None
+            for question, length in zip(questions, lengths, strict=True)
+        ]
 
 
 TEMPLATES = {
     template.name: template
     for template in (
-        Template(
-            name="thought-solution",
-            system=THOUGHT_SOLUTION_SYSTEM,
-            question_form=None,
-            opens_think=True,
-            requires_box=True,
-        ),
-        Template(
-            name="step-by-step",
-            system=None,
-            question_form="User: {question}\nAnswer: Let's think step by step.\n",
-            opens_think=False,
-            requires_box=False,
-        ),
-        Template(name="bare", system=None, question_form="{question}", opens_think=False, requires_box=False),
-        Template(name="chat", system=None, question_form=None, opens_think=False, requires_box=False),
+        Template(name="thought-solution", system=THOUGHT_SOLUTION_SYSTEM, opens_think=True, requires_box=True),
+        Template(name="step-by-step", question_form="User: {question}\nAnswer: Let's think step by step.\n"),
+        Template(name="bare", question_form="{question}"),
+        Template(name="chat"),
     )
 }
-# Data sets that carry one of these were published with a template already applied.
-_PUBLISHED_SYSTEM_MESSAGES = frozenset({THOUGHT_SOLUTION_SYSTEM})
 
 
 def choose_template(name: str, tokenizer: Tokenizer, *, requires_box: bool | None = None) -> Template:
@@ -134,11 +140,9 @@ def render(template: Template, question: Question, tokenizer: Tokenizer) -> str:
                 f"use a chat template (--set data.template=chat)."
             )
         return template.question_form.replace("{question}", turns[0].content)
-    system = [message for message in question.prompt if message.role == "system"]
-    if template.system is not None:
-        system = []
-    kept = [message for message in system if message.content not in _PUBLISHED_SYSTEM_MESSAGES]
-    return _chat_text(template, [*kept, *turns], tokenizer)
+    # Data sets with the paper's system message were published with a template already applied.
+    own = [each for each in question.prompt if each.role == "system" and each.content != THOUGHT_SOLUTION_SYSTEM]
+    return _chat_text(template, [*(own if template.system is None else []), *turns], tokenizer)
 
 
 def seen_text(template: Template, question: Question, tokenizer: Tokenizer) -> str:
@@ -204,15 +208,9 @@ def _chat_text(template: Template, messages: Sequence[Message], tokenizer: Token
         with time_limit(TEMPLATE_SECONDS), memory_limit(TEMPLATE_BYTES):
             text = str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
     except Expired:
-        raise InputError(
-            f"The backbone's chat template is not done with a prompt after {TEMPLATE_SECONDS:g} s: use another "
-            "template (--set data.template=bare), or a backbone you trust."
-        ) from None
+        raise _untrusted(f"is not done with a prompt after {TEMPLATE_SECONDS:g} s") from None
     except MemoryError:
-        raise InputError(
-            f"The backbone's chat template needs more than {TEMPLATE_BYTES / 2**30:g} GiB for a prompt: use another "
-            "template (--set data.template=bare), or a backbone you trust."
-        ) from None
+        raise _untrusted(f"needs more than {TEMPLATE_BYTES / 2**30:g} GiB for a prompt") from None
     except (jinja2.TemplateError, *TEMPLATE_ERRORS) as error:
         roles = [turn["role"] for turn in turns]
         raise InputError(
@@ -220,13 +218,17 @@ def _chat_text(template: Template, messages: Sequence[Message], tokenizer: Token
             f"(--set data.template=bare)."
         ) from error
     if len(text) > TEMPLATE_CHARS + sum(len(turn["content"]) for turn in turns):
-        raise InputError(
-            f"The backbone's chat template makes a prompt of {len(text):,} characters, over {TEMPLATE_CHARS:,} beyond "
-            "the question: use another template (--set data.template=bare), or a backbone you trust."
-        )
+        raise _untrusted(f"makes a prompt of {len(text):,} characters, over {TEMPLATE_CHARS:,} beyond the question")
     if TEMPLATES[template.name].opens_think and not _is_think_open(text):
         return text + THINK
     return text
+
+
+def _untrusted(fault: str) -> InputError:
+    return InputError(
+        f"The backbone's chat template {fault}: use another template (--set data.template=bare), or a backbone you "
+        "trust."
+    )
 
 
 def _is_think_open(text: str) -> bool:

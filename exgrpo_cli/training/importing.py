@@ -24,11 +24,9 @@ from exgrpo_cli.base.types import Question
 from exgrpo_cli.config.settings import Config, to_toml
 from exgrpo_cli.ledger.schemas import FOREIGN_WEIGHTS, LedgerIdentity
 from exgrpo_cli.models.load import load_tokenizer
+from exgrpo_cli.questions.files import Row, iter_rows, stem_of
 from exgrpo_cli.questions.prepare import DATA_FOLDER
-from exgrpo_cli.questions.question_file.identity import normalised, question_text
-from exgrpo_cli.questions.question_file.questions import write_questions
-from exgrpo_cli.questions.sources.files import Row, iter_rows
-from exgrpo_cli.questions.sources.formats import stem_of
+from exgrpo_cli.questions.question_file import normalised, question_text, write_questions
 from exgrpo_cli.replay.join import Join
 from exgrpo_cli.replay.store import FreshRow, Store, Visit
 from exgrpo_cli.runs.folder import POOL_FILE, RunFolder

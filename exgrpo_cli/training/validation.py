@@ -16,7 +16,7 @@ from exgrpo_cli.evaluation.sampling import sample_and_grade
 from exgrpo_cli.evaluation.scoring import graders_beside, regrade
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.grading.valid_traces import sum_asked, valid_trace
-from exgrpo_cli.questions.question_file.choices import options_of
+from exgrpo_cli.questions.choices import options_of
 from exgrpo_cli.runs.folder import HELDOUT, TRAINED
 from exgrpo_cli.runs.summary import remarks
 from exgrpo_cli.training.active_run import ActiveRun

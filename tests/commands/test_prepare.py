@@ -9,7 +9,7 @@ import pytest
 
 from exgrpo_cli.commands import run
 from exgrpo_cli.models.tokenizer import make_tokenizer
-from exgrpo_cli.questions.question_file.questions import read_questions
+from exgrpo_cli.questions.question_file import read_questions
 
 
 @pytest.fixture

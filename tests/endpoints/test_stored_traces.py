@@ -15,8 +15,8 @@ from exgrpo_cli.config.settings import to_toml
 from exgrpo_cli.endpoints.memorising import replayed_questions
 from exgrpo_cli.endpoints.traces import valid_traces
 from exgrpo_cli.models.tokenizer import make_tokenizer
-from exgrpo_cli.questions.made.modular import make_modular
-from exgrpo_cli.questions.question_file.questions import write_questions
+from exgrpo_cli.questions.made.sums import make_modular
+from exgrpo_cli.questions.question_file import write_questions
 from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.replay.store import FreshRow, Store, Visit
 

@@ -106,9 +106,9 @@ def test_what_is_unknown_or_cannot_be_sampled_is_refused():
 
 def test_arithmetic_is_the_held_out_set():
     from exgrpo_cli.config.sections.data import ArithmeticSettings
-    from exgrpo_cli.questions.made.arithmetic import make_questions
+    from exgrpo_cli.questions.made.sums import make_arithmetic
 
-    split = make_questions(ArithmeticSettings())
+    split = make_arithmetic(ArithmeticSettings())
     assert benchmark_questions(load_benchmark("arithmetic")).questions == tuple(split.heldout)
 
 

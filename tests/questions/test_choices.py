@@ -4,8 +4,8 @@ import pytest
 
 from exgrpo_cli.base.types import Message, Question
 from exgrpo_cli.evaluation.questions import shuffle_choices
-from exgrpo_cli.questions.question_file.choices import find_choices, format_choices, options_of
-from exgrpo_cli.questions.question_file.questions import question_id
+from exgrpo_cli.questions.choices import find_choices, format_choices, options_of
+from exgrpo_cli.questions.question_file import question_id
 
 DEMAND = "Answer the question. The last line has the format 'ANSWER: $LETTER', where LETTER is one of ABCD."
 
@@ -99,7 +99,7 @@ def test_a_gold_has_to_be_a_label_in_any_case() -> None:
         (f"{DEMAND}\n\nWhich?\n\nA) right\nB) left\n\nC) up\nD) down\n\n", "A"),
         ("Which?\n\n1) left\n2) up\n3) right\n4) down", "3"),
         ("Which? (A) left (B) right (C) up", "B"),
-        (format_choices("Which?", ["left", "up", "down", "right"]), "D"),
+        (format_choices("Which?", ["left", " up\nthere ", "down", "right"]), "D"),
     ],
 )
 def test_the_gold_moves_with_its_option_and_the_layout_stays(text: str, gold: str) -> None:

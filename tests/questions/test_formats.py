@@ -10,18 +10,18 @@ import pytest
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands import run
-from exgrpo_cli.questions.audit.checks import Tally
-from exgrpo_cli.questions.audit.duplicates import near_duplicates
-from exgrpo_cli.questions.layouts.recognise import NamedFields
-from exgrpo_cli.questions.reading import Reading, read_source
-from exgrpo_cli.questions.sources.files import iter_rows
-from exgrpo_cli.questions.sources.open import default_name
+from exgrpo_cli.questions import audit
+from exgrpo_cli.questions.audit import Tally, near_duplicates
+from exgrpo_cli.questions.files import iter_rows
+from exgrpo_cli.questions.layouts import NamedFields
+from exgrpo_cli.questions.prepare import Reading, read_source
+from exgrpo_cli.questions.sources import default_name
 
 ROWS = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(3)]
 
 
 def read(path, dropped=None) -> Reading:
-    return read_source(str(path), NamedFields(), dropped or Tally(), lambda *_: None)
+    return read_source(str(path), NamedFields(), Tally() if dropped is None else dropped, lambda *_: None)
 
 
 def pairs(reading):
@@ -151,7 +151,7 @@ def test_rows_that_are_lists_of_turns(tmp_path, name):
     (tmp_path / name).write_text(json.dumps(rows) if name == "set.json" else lines)
     dropped = Tally()
     reading = read(tmp_path / name, dropped)
-    assert (reading.layout, pairs(reading), list(dropped.findings())) == ("orz", [("Sum?", "7")], ["no answer"])
+    assert (reading.layout, pairs(reading), list(dropped)) == ("orz", [("Sum?", "7")], ["no answer"])
 
 
 def test_turns_in_numbered_columns(tmp_path):
@@ -177,13 +177,11 @@ def test_a_target_that_is_a_trace_is_no_answer(tmp_path):
 
 
 def test_a_text_of_many_million_characters_is_compared_by_its_beginning(monkeypatch):
-    from exgrpo_cli.questions.audit import duplicates
-
     seen = []
-    words_of = duplicates.words_of
-    monkeypatch.setattr(duplicates, "words_of", lambda text: seen.append(len(text)) or words_of(text))
+    words_of = audit.words_of
+    monkeypatch.setattr(audit, "words_of", lambda text: seen.append(len(text)) or words_of(text))
     long = " ".join(f"word{n}" for n in range(1_000_000))
     pairs = near_duplicates([long, f"{long} and more"], threshold=0.8)
-    assert [(pair.first, pair.second) for pair in pairs] == [(0, 1)]
+    assert [pair[:2] for pair in pairs] == [(0, 1)]
     # 11 million characters a text: what is turned into trigrams stays bounded.
     assert max(seen) <= 100_000

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,13 +17,10 @@ from exgrpo_cli.config.sections.data import ArithmeticSettings
 from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.grading import GradingPool
-from exgrpo_cli.questions.audit.checks import check_golds
-from exgrpo_cli.questions.audit.contamination import BenchmarkIndex
-from exgrpo_cli.questions.audit.duplicates import near_duplicates
-from exgrpo_cli.questions.audit.words import ngrams, words_of
-from exgrpo_cli.questions.prepare import PrepareOptions, default_output, prepare
+from exgrpo_cli.questions.audit import BenchmarkIndex, check_golds, near_duplicates, ngrams, words_of
+from exgrpo_cli.questions.prepare import PrepareOptions, prepare
 from exgrpo_cli.questions.prompts import THOUGHT_SOLUTION_SYSTEM
-from exgrpo_cli.questions.question_file.questions import is_prepared, question_id, read_questions
+from exgrpo_cli.questions.question_file import content_hash, is_prepared, question_id, read_questions
 
 ALICE = "Alice has 12 red apples and 7 green ones; she gives 5 of them to Bob. How many apples has she left?"
 CAROL = "Carol has 12 red apples and 7 green ones; she gives 5 of them to Bob. How many apples has she left?"
@@ -41,7 +37,7 @@ def qa(question, answer):
 
 
 def run(source, output, **options):
-    return prepare(str(source), output, PrepareOptions(**options), lambda *_: None)
+    return prepare(str(source), output, PrepareOptions(**options), lambda *_: None)[0]
 
 
 def test_the_audit_counts_what_it_drops_folds_and_marks(tmp_path):
@@ -64,12 +60,12 @@ def test_the_audit_counts_what_it_drops_folds_and_marks(tmp_path):
     # The unfinished fraction is dropped as a gold, whatever the verifier calls it.
     assert list(dropped.values()) == [1] and next(iter(dropped)).startswith("gold ")
     # 8 read = 4 kept + 1 folded + 3 dropped.
-    assert (report.num_read, report.num_kept, report.num_folded) == (8, 4, 1)
+    assert (report.reading.num_read, len(report.questions), report.reading.num_folded) == (8, 4, 1)
     marked = {reason: finding.count for reason, finding in report.marked.items()}
     assert marked == {"same question, different answers": 1, "almost the same question": 1}
     found = read_questions(output)
     assert [question.answer for question in found.questions] == ["14", "15", "14", "\\frac{1}{2}"]
-    assert is_prepared(found.metadata) and found.content_hash == report.content_hash
+    assert is_prepared(found.metadata) and found.content_hash == report.to_json()["content_hash"]
     assert found.metadata["counts"] == report.counts() and found.metadata["counts"]["read"] == 8
     assert found.metadata["source_layout"] == "question and answer"
     assert found.metadata["options"]["decontaminate"] == ["walks"]
@@ -92,22 +88,23 @@ def test_the_verl_layout_is_written_and_prepared_again(tmp_path):
     first = run(source, tmp_path / "verl.parquet", layout="verl")
     assert pq.read_schema(tmp_path / "verl.parquet").names[:2] == ["data_source", "prompt"]
     again = run(tmp_path / "verl.parquet", tmp_path / "canonical.parquet")
-    assert (again.layout, again.content_hash) == ("verl", first.content_hash)
+    assert again.reading.layout == "verl" and content_hash(again.questions) == content_hash(first.questions)
 
 
 def test_multiple_choice_golds_are_verified_as_letters(tmp_path):
     rows = [{"question": f"Which {n}?", "choices": ["one", "two"], "answer": n % 2} for n in range(4)]
     report = run(write(tmp_path / "set.jsonl", *rows), tmp_path / "out.parquet")
-    assert (report.layout, report.num_kept) == ("multiple choice", 4)
+    assert (report.reading.layout, len(report.questions)) == ("multiple choice", 4)
 
 
 def test_arithmetic_training_and_heldout_questions_are_disjoint(tmp_path):
     settings = Config(arithmetic=ArithmeticSettings(num_train=60, num_heldout=30, seed=5))
-    train = run("arithmetic", tmp_path / "train.parquet", made=settings)
-    heldout = run("arithmetic", tmp_path / "heldout.parquet", made=settings, heldout=True)
-    assert (train.num_kept, heldout.num_kept, train.num_folded) == (60, 30, 0)
+    options = PrepareOptions(made=settings)
+    train, heldout = prepare("arithmetic", tmp_path / "train.parquet", options, lambda *_: None)
+    assert heldout.output == tmp_path / "train-heldout.parquet" and heldout.output.is_file()
+    assert (len(train.questions), len(heldout.questions), train.reading.num_folded) == (60, 30, 0)
     assert not {question.id for question in train.questions} & {question.id for question in heldout.questions}
-    assert train.levels == dict.fromkeys(("2", "3", "4", "5", "6", "7"), 10)
+    assert train.to_json()["levels"] == dict.fromkeys(("2", "3", "4", "5", "6", "7"), 10)
     assert read_questions(tmp_path / "train.parquet").metadata["options"]["seed"] == 5
 
 
@@ -126,7 +123,7 @@ def test_an_output_that_is_not_prepares_own_is_refused(tmp_path):
             run(source, output)
     assert pq.read_table(other).to_pylist() == [{"x": 1}]
     run(source, tmp_path / "out.parquet")
-    assert run(source, tmp_path / "out.parquet").num_kept == 1
+    assert len(run(source, tmp_path / "out.parquet").questions) == 1
 
 
 def test_a_read_only_folder_is_refused(tmp_path):
@@ -206,10 +203,10 @@ def test_overlap_is_the_share_of_the_benchmark_questions_ngrams():
     index = BenchmarkIndex({"bench": ["one two three four five six", "seven"]}, size=3)
     # Trigrams of the benchmark question: 123 234 345 456; the text holds 123 and 234: 2 of 4.
     overlap = index.nearest("zero one two three four zero")
-    assert (overlap.benchmark, overlap.share) == ("bench", 0.5)
+    assert overlap == ("bench", "one two three four five six", 0.5)
     assert index.nearest("one two zero three four") is None
     # A benchmark question of fewer words than n counts only where it is the whole text.
-    assert index.nearest("Seven!").share == 1.0
+    assert index.nearest("Seven!") == ("bench", "seven", 1.0)
     assert index.nearest("six seven") is None
 
 
@@ -218,22 +215,19 @@ def test_near_duplicates_agree_with_comparing_all_pairs():
     texts = [" ".join(words), "short text", " ".join(words[1:]), " ".join(reversed(words)), " ".join([*words, "end"])]
     pairs = near_duplicates(texts, threshold=0.8)
     # 40 words have 38 trigrams. Text 2 lacks one of them: 37/38. Text 4 has one more: 38/39, against text 2 37/39.
-    assert [(pair.first, pair.second) for pair in pairs] == [(0, 2), (0, 4)]
-    assert [pair.similarity for pair in pairs] == pytest.approx([37 / 38, 38 / 39])
+    assert [pair[:2] for pair in pairs] == [(0, 2), (0, 4)]
+    assert [pair[2] for pair in pairs] == pytest.approx([37 / 38, 38 / 39])
     assert near_duplicates(texts, threshold=0.99) == []
     # Of few trigrams most are common by chance, here four of six: 9+4, +4+, 4+9, +9+.
     assert near_duplicates(["9+4+9+4=?", "9+4+9+4+9=?"], threshold=0.6) == []
 
 
-def test_default_output():
-    assert default_output("openai/gsm8k:main") == Path("data/gsm8k-main.parquet")
-
-
 @pytest.mark.slow
 def test_real_files(tmp_path, shared_data):
     gsm8k = run(shared_data / "gsm8k_train.jsonl", tmp_path / "gsm8k.parquet")
-    assert (gsm8k.layout, gsm8k.num_read, gsm8k.num_kept) == ("gsm8k", 7473, 7473)
+    assert (gsm8k.reading.layout, gsm8k.reading.num_read, len(gsm8k.questions)) == ("gsm8k", 7473, 7473)
     verl = run(shared_data / "verl_format_aime24_math500.parquet", tmp_path / "verl.parquet", layout="verl")
     # 30 questions of AIME24 stand eight times each: 240 - 30 = 210 are folded.
-    assert (verl.layout, verl.num_read, verl.num_folded, verl.num_kept) == ("verl", 740, 210, 530)
+    assert (verl.reading.layout, verl.reading.num_read, verl.reading.num_folded) == ("verl", 740, 210)
+    assert len(verl.questions) == 530
     assert {question.prompt[0].content for question in verl.questions} == {THOUGHT_SOLUTION_SYSTEM}

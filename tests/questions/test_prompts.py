@@ -19,7 +19,7 @@ from exgrpo_cli.questions.prompts import (
     render,
     seen_text,
 )
-from exgrpo_cli.questions.question_file.questions import question_id
+from exgrpo_cli.questions.question_file import question_id
 
 CHAT = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"

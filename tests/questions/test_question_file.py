@@ -11,16 +11,16 @@ import pytest
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import Message, Question
-from exgrpo_cli.questions.question_file.questions import (
+from exgrpo_cli.questions.question_file import (
     MADE_BY_PREPARE,
     content_hash,
     is_prepared,
+    prompt_of,
     question_id,
     read_metadata,
     read_questions,
     write_questions,
 )
-from exgrpo_cli.questions.question_file.rows import prompt_of
 
 
 def question(text="2+2=?", answer="4", system=None, source="here", level=None):
@@ -159,7 +159,7 @@ def test_unusual_arrow_types_of_text_are_read(tmp_path):
             [canonical_row(prompt=[{"role": "system", "content": "x"}])],
             r"row 1, field 'prompt' has the roles \['system'\]",
         ),
-        ([canonical_row(), canonical_row(answer="5")], "rows 1 and 2 have the id 'a1' but different content"),
+        ([canonical_row(), canonical_row(answer="5")], "row 1 and .*: row 2 have the id 'a1' but different content"),
         (
             [{"data_source": "x", "prompt": canonical_row()["prompt"], "reward_model": {"style": "rule"}}],
             r"\(verl layout\) lacks the column 'reward_model.ground_truth'",
@@ -194,7 +194,7 @@ def test_an_empty_file_a_folder_another_format_and_no_file(tmp_path):
 FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
-from exgrpo_cli.questions.question_file.questions import read_questions, write_questions
+from exgrpo_cli.questions.question_file import read_questions, write_questions
 from exgrpo_cli.base.errors import RunError
 path = Path(sys.argv[1])
 questions = read_questions(path).questions

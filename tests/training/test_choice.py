@@ -11,7 +11,7 @@ from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.grading import GradingItem, GradingPool
 from exgrpo_cli.questions.prepare import PrepareOptions, prepare
-from exgrpo_cli.questions.question_file.questions import read_questions
+from exgrpo_cli.questions.question_file import read_questions
 from exgrpo_cli.training.run import train
 
 LETTERS = "ABCDEFGHIJKLMNOPQRST"
@@ -31,8 +31,8 @@ def question_file(folder: Path, name: str, sums: list[str]) -> Path:
     source = folder / f"{name}.json"
     source.write_text(json.dumps(rows))
     output = folder / f"{name}.parquet"
-    report = prepare(str(source), output, PrepareOptions(), lambda done, total, what: None)
-    assert (report.layout, report.num_kept) == ("multiple choice", len(sums))
+    (report,) = prepare(str(source), output, PrepareOptions(), lambda done, total, what: None)
+    assert (report.reading.layout, len(report.questions)) == ("multiple choice", len(sums))
     return output
 
 

@@ -10,8 +10,8 @@ from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import Message, Question
 from exgrpo_cli.commands import run
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.questions.question_file.questions import read_metadata, read_questions
-from exgrpo_cli.questions.split import split_questions
+from exgrpo_cli.questions.prepare import split_questions
+from exgrpo_cli.questions.question_file import read_metadata, read_questions
 from exgrpo_cli.training.starting.run_questions import load_questions, store_questions
 
 

@@ -1,1 +1,28 @@
 """Questions that the program makes itself, and the traces from which the tiny backbone learns their tasks."""
+
+from typing import Any
+
+from exgrpo_cli.config.names import GYM, section_of_made
+from exgrpo_cli.questions.made.countdown import make_countdown
+from exgrpo_cli.questions.made.gym import make_gym
+from exgrpo_cli.questions.made.pools import Split
+from exgrpo_cli.questions.made.sums import make_arithmetic, make_modular
+from exgrpo_cli.questions.made.word_problems import make_word_problems
+
+_MAKERS = {
+    "arithmetic": make_arithmetic,
+    "word-problems": make_word_problems,
+    "countdown": make_countdown,
+    "modular": make_modular,
+}
+
+
+def make_split(source: str, settings: Any) -> Split:
+    """Training and held-out questions of a made source; `settings` has its section under the section's name.
+
+    Raises InputError where there are fewer questions than asked for, and for a task of reasoning-gym that is refused.
+    """
+    section = getattr(settings, section_of_made(source))
+    make: Any = _MAKERS.get(source)
+    split: Split = make_gym(source, section) if source.startswith(GYM) else make(section)
+    return split

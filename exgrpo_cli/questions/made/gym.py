@@ -10,19 +10,18 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.types import Message, Question, Verdict
+from exgrpo_cli.base.types import Question, Verdict
 from exgrpo_cli.config.names import GYM
 from exgrpo_cli.config.sections.data import GymSettings
 from exgrpo_cli.grading.verifiers import grade_gym, require_task
-from exgrpo_cli.questions.made.pools import Pool, Split, pool_of_key
-from exgrpo_cli.questions.question_file.identity import question_id
+from exgrpo_cli.questions.made.pools import Pool, Split, made_question, pool_of_key
 
 _POOL_KEY = b"exgrpo-gym"
 _REQUEST = "Put the final answer in \\boxed{}."
 _DRAWS_PER_QUESTION = 20
-"""Of those asked for, before a task counts as having no more."""
+"""Draws for each question asked for, before a task counts as having no more."""
 _MOST_DRAWS = {"word_ladder": 20_000}
-"""Of tasks that refuse a larger data set."""
+"""Limits of tasks that refuse a larger data set."""
 
 
 def make_gym(source: str, settings: GymSettings) -> Split:
@@ -40,7 +39,9 @@ def make_gym(source: str, settings: GymSettings) -> Split:
     for entry in _entries(task, settings, num_draws):
         is_train = pool_of_key(entry["question"], _POOL_KEY) is Pool.TRAIN
         if len(drawn[is_train]) < wanted[is_train] and entry["question"] not in drawn[is_train]:
-            question = _question(source, entry)
+            known = {"verifier": source, "entry": {"answer": entry["answer"], "metadata": entry["metadata"]}}
+            text = f"{entry['question'].strip()}\n\n{_REQUEST}"
+            question = made_question(source, text, entry["answer"], metadata=known)
             if grade_gym(question.metadata, question.answer) is Verdict.CORRECT:
                 drawn[is_train][entry["question"]] = question
             else:
@@ -61,15 +62,3 @@ def _entries(task: str, settings: GymSettings, count: int) -> Iterator[Mapping[s
         yield from reasoning_gym.create_dataset(task, size=count, seed=settings.seed, **json.loads(settings.options))
     except (TypeError, ValueError, AssertionError, IndexError) as error:
         raise InputError(f"gym.options = {settings.options!r} do not suit gym:{task}: {error}") from error
-
-
-def _question(source: str, entry: Mapping[str, Any]) -> Question:
-    prompt = (Message(role="user", content=f"{entry['question'].strip()}\n\n{_REQUEST}"),)
-    known = {"answer": entry["answer"], "metadata": entry["metadata"]}
-    return Question(
-        id=question_id(prompt, entry["answer"]),
-        prompt=prompt,
-        answer=entry["answer"],
-        source=source,
-        metadata=json.dumps({"verifier": source, "entry": known}, default=str),
-    )

@@ -1,4 +1,4 @@
-"""What made questions share: pools that nothing can bring together, shares of levels, drawing without repetition."""
+"""Shared by made tasks: disjoint pools, shares of levels, drawing without repetition."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ import numpy as np
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import Message, Question
 from exgrpo_cli.config.sections.data import QuestionSetSettings
-from exgrpo_cli.questions.question_file.identity import question_id
+from exgrpo_cli.questions.question_file import question_id
 
 # Draws in a row without a new question, so that a pool that is used up ends in a message and not in a search without
 # end: the last of n equally likely questions is drawn within 5 n with probability 0.993.
@@ -42,7 +42,13 @@ DrawMany = Callable[[int, int, Pool, np.random.Generator], list[Question]]
 
 
 def made_question(
-    source: str, text: str, answer: str, *, level: int, before: Sequence[Message] = (), metadata: object = None
+    source: str,
+    text: str,
+    answer: str,
+    *,
+    level: int | None = None,
+    before: Sequence[Message] = (),
+    metadata: object = None,
 ) -> Question:
     """A question that asks `text` after the messages `before`; `metadata` are kept as JSON."""
     prompt = (*before, Message(role="user", content=text))
@@ -51,8 +57,8 @@ def made_question(
         prompt=prompt,
         answer=answer,
         source=source,
-        level=str(level),
-        metadata=None if metadata is None else json.dumps(metadata),
+        level=None if level is None else str(level),
+        metadata=None if metadata is None else json.dumps(metadata, default=str),
     )
 
 
@@ -75,25 +81,18 @@ def share_out(count: int, shares: Sequence[float]) -> list[int]:
 
 def draw_split(settings: QuestionSetSettings, draw: DrawMany, shares: Sequence[float] = ()) -> Split:
     """Different questions, each level as many as its share of them, up to one; empty shares are equal ones."""
-    drawn = [
-        _draw_pool(count, settings, draw, shares, pool, np.random.default_rng([settings.seed, stream]))
-        for stream, (count, pool) in enumerate(((settings.num_train, Pool.TRAIN), (settings.num_heldout, Pool.HELDOUT)))
-    ]
-    return Split(train=drawn[0], heldout=drawn[1])
 
+    def draw_pool(count: int, pool: Pool, stream: int) -> list[Question]:
+        rng = np.random.default_rng([settings.seed, stream])
+        parts = share_out(count, shares or [1.0] * len(settings.levels))
+        drawn: list[Question] = []
+        for level, part in zip(settings.levels, parts, strict=True):
+            drawn += draw(part, level, pool, rng)
+        return [drawn[index] for index in rng.permutation(len(drawn))]
 
-def _draw_pool(
-    count: int,
-    settings: QuestionSetSettings,
-    draw: DrawMany,
-    shares: Sequence[float],
-    pool: Pool,
-    rng: np.random.Generator,
-) -> list[Question]:
-    drawn: list[Question] = []
-    for level, part in zip(settings.levels, share_out(count, shares or [1.0] * len(settings.levels)), strict=True):
-        drawn += draw(part, level, pool, rng)
-    return [drawn[index] for index in rng.permutation(len(drawn))]
+    return Split(
+        train=draw_pool(settings.num_train, Pool.TRAIN, 0), heldout=draw_pool(settings.num_heldout, Pool.HELDOUT, 1)
+    )
 
 
 def distinct(what: str, draw: Draw) -> DrawMany:

@@ -5,16 +5,17 @@ prices, ages or times in one of several phrasings, and asks for its answer in `\
 alone says which pool it belongs to: no story, name, seed or size can bring one chain into two pools.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import functools
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from exgrpo_cli.base.types import Message, Question
 from exgrpo_cli.config.sections.data import WordProblemSettings
 from exgrpo_cli.questions.made.pools import Pool, Split, distinct, draw_split, made_question, pool_of_key
-
-SOURCE = "word-problems"
 
 Chain = tuple[tuple[str, int], ...]
 """(sign, operand) from the start on; the start's own sign is empty."""
@@ -26,79 +27,10 @@ _OPERANDS = {"+": range(2, 13), "-": range(2, 13), "*": range(2, 5), "/": range(
 _STARTS = range(2, 25)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Story:
-    """Phrasings of one kind of story; `{n}` is the number, `{a}` and `{b}` the persons before and after it."""
-
-    starts: tuple[str, ...]
-    steps: Mapping[str, tuple[str, ...]]
-    """By sign."""
-    ends: tuple[str, ...]
-    things: tuple[str, ...]
-    """What `{thing}` may be."""
-    moves_on: bool = False
-    """Each step goes on from the person before to the next one; otherwise `{a}` stays the same."""
-
-
-_NAMES = tuple(
-    ["Anna", "Ben", "Carla", "David", "Elena", "Finn", "Grace", "Hugo", "Ines", "Jonas", "Kira", "Leo", "Mia", "Noah"]
-)
-_STORIES = (
-    Story(
-        starts=("{a} has {n} {thing}.", "{a} starts the day with {n} {thing}.", "In {a}'s bag there are {n} {thing}."),
-        steps={
-            "+": ("{b} gives {a} {n} more.", "Then {a} finds {n} more {thing}.", "{a} buys another {n}."),
-            "-": ("{a} gives {n} of them to {b}.", "Then {a} loses {n} {thing}.", "{b} takes {n} of them."),
-            "*": ("A week later {a} has {n} times as many.", "Then the number of {thing} grows to {n} times as many."),
-            "/": ("{a} packs them into {n} equal boxes and keeps one box.", "Only one in every {n} of them is kept."),
-        },
-        ends=("How many {thing} does {a} have now?", "How many {thing} does {a} have in the end?"),
-        things=("apples", "marbles", "stickers", "books", "pencils", "coins", "shells", "cards"),
-    ),
-    Story(
-        starts=(
-            "A {thing} costs {n} dollars.",
-            "{a} sees a {thing} for {n} dollars.",
-            "The price of a {thing} is {n} dollars.",
-        ),
-        steps={
-            "+": ("The price goes up by {n} dollars.", "Then the shop asks for {n} dollars more."),
-            "-": ("The price goes down by {n} dollars.", "In a sale it becomes {n} dollars cheaper."),
-            "*": ("Then the price becomes {n} times as high.", "A year later it costs {n} times as much."),
-            "/": ("Then the price is divided by {n}.", "As a member {a} pays only one of {n} equal parts of it."),
-        },
-        ends=("How many dollars does the {thing} cost now?", "What is the price in dollars in the end?"),
-        things=("lamp", "jacket", "game", "ball", "chair", "watch", "puzzle"),
-    ),
-    Story(
-        starts=("{a} is {n} years old.", "{a} has just turned {n}."),
-        steps={
-            "+": ("{b} is {n} years older than {a}.", "{a} was born {n} years after {b}."),
-            "-": ("{b} is {n} years younger than {a}.", "{a} was born {n} years before {b}."),
-            "*": ("{b} is {n} times as old as {a}.",),
-            "/": ("{a} is {n} times as old as {b}.",),
-        },
-        ends=("How old is {a}?", "What is the age of {a} in years?"),
-        things=("",),
-        moves_on=True,
-    ),
-    Story(
-        starts=("{a} plans {n} minutes for {thing}.", "{thing} takes {a} {n} minutes on Monday."),
-        steps={
-            "+": ("The next day it takes {n} minutes longer.", "Then {n} minutes are added."),
-            "-": ("The next day it takes {n} minutes less.", "With some practice {a} saves {n} minutes."),
-            "*": ("At the weekend it takes {n} times as long.",),
-            "/": ("With {n} people at work it takes one of {n} equal parts of that time.",),
-        },
-        ends=("How many minutes does it take now?", "How many minutes is that in the end?"),
-        things=("homework", "cooking", "cleaning", "gardening", "piano practice"),
-    ),
-)
-_REQUESTS = (
-    "Put the final answer in \\boxed{}.",
-    "Give the answer as a number in \\boxed{}.",
-    "Think step by step, then write the answer in \\boxed{}.",
-)
+@functools.cache
+def _phrasings() -> dict[str, Any]:
+    """Names, requests and stories of `stories.toml`."""
+    return tomllib.loads(Path(__file__).with_name("stories.toml").read_text(encoding="utf-8"))
 
 
 def make_word_problems(settings: WordProblemSettings) -> Split:
@@ -111,7 +43,7 @@ def make_word_problems(settings: WordProblemSettings) -> Split:
     def draw(level: int, pool: Pool, rng: np.random.Generator) -> Question:
         chain = draw_chain(level, pool, rng)
         answer = f"{values_of(chain)[-1]:.0f}"
-        return made_question(SOURCE, tell(chain, rng), answer, level=level, before=examples)
+        return made_question("word-problems", tell(chain, rng), answer, level=level, before=examples)
 
     return draw_split(settings, distinct("Word problems", draw))
 
@@ -172,18 +104,20 @@ def values_of(chain: Chain) -> list[float]:
 
 def tell(chain: Chain, rng: np.random.Generator) -> str:
     """The chain as one of its stories."""
-    story = _STORIES[int(rng.integers(len(_STORIES)))]
-    names = [_NAMES[int(place)] for place in rng.permutation(len(_NAMES))]
-    thing = _pick(story.things, rng)
-    sentences = [_pick(story.starts, rng).format(a=names[0], n=chain[0][1], thing=thing)]
+    stories, all_names = _phrasings()["stories"], _phrasings()["names"]
+    story = stories[int(rng.integers(len(stories)))]
+    moves_on = story.get("moves_on", False)
+    names = [all_names[int(place)] for place in rng.permutation(len(all_names))]
+    thing = _pick(story["things"], rng)
+    sentences = [_pick(story["starts"], rng).format(a=names[0], n=chain[0][1], thing=thing)]
     person = 0
     for sign, operand in chain[1:]:
-        other = names[person + 1] if story.moves_on else names[1 + int(rng.integers(len(names) - 1))]
-        sentences.append(_pick(story.steps[sign], rng).format(a=names[person], b=other, n=operand, thing=thing))
-        person += story.moves_on
-    sentences.append(_pick(story.ends, rng).format(a=names[person], thing=thing))
+        other = names[person + 1] if moves_on else names[1 + int(rng.integers(len(names) - 1))]
+        sentences.append(_pick(story["steps"][sign], rng).format(a=names[person], b=other, n=operand, thing=thing))
+        person += moves_on
+    sentences.append(_pick(story["ends"], rng).format(a=names[person], thing=thing))
     text = " ".join(sentence[0].upper() + sentence[1:] for sentence in sentences)
-    return f"{text} {_pick(_REQUESTS, rng)}"
+    return f"{text} {_pick(_phrasings()['requests'], rng)}"
 
 
 def _pick(phrasings: Sequence[str], rng: np.random.Generator) -> str:

@@ -18,11 +18,19 @@ from exgrpo_cli.evaluation.benchmarks import load_benchmark
 from exgrpo_cli.evaluation.questions import benchmark_questions
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.presets import preset_names
-from exgrpo_cli.questions.audit.checks import Tally, check_golds
-from exgrpo_cli.questions.layouts.recognise import NamedFields
-from exgrpo_cli.questions.made.sources import make_split
-from exgrpo_cli.questions.prepare import PrepareOptions, check_source, default_output, prepare
-from exgrpo_cli.questions.question_file.questions import (
+from exgrpo_cli.questions.audit import Tally, check_golds
+from exgrpo_cli.questions.layouts import NamedFields
+from exgrpo_cli.questions.made import make_split
+from exgrpo_cli.questions.prepare import (
+    PrepareOptions,
+    check_source,
+    default_output,
+    heldout_beside,
+    prepare,
+    read_source,
+    split_questions,
+)
+from exgrpo_cli.questions.question_file import (
     QuestionSet,
     content_hash,
     is_prepared,
@@ -31,9 +39,7 @@ from exgrpo_cli.questions.question_file.questions import (
     read_questions,
     write_questions,
 )
-from exgrpo_cli.questions.reading import read_source
-from exgrpo_cli.questions.sources.open import is_local
-from exgrpo_cli.questions.split import heldout_beside, split_questions
+from exgrpo_cli.questions.sources import is_local
 
 # A larger question file is linked instead of copied: 100 MB (interface of the run folder).
 LINK_ABOVE_BYTES = 100_000_000
@@ -131,7 +137,7 @@ def prepared_questions(config: Config, source: str, reporter: Reporter) -> list[
     """The questions of a local file or folder that is no question file, as `prepare` reads and audits them."""
     with TemporaryDirectory(prefix="exgrpo-") as folder:
         file = Path(folder) / "questions.parquet"
-        report = prepare(source, file, PrepareOptions(grading=config.grading), reporter.progress)
+        (report,) = prepare(source, file, PrepareOptions(grading=config.grading), reporter.progress)
     counts = report.counts()
     dropped = "".join(f", {count} {reason}" for reason, count in counts["dropped"].items())
     reporter.note(f"{source}: {counts['kept']} of {counts['read']} questions kept{dropped}")

@@ -23,7 +23,7 @@ from exgrpo_cli.base.types import (
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.engines.ranked_generator import RankedGenerator
 from exgrpo_cli.grading import GradingItem
-from exgrpo_cli.questions.question_file.choices import options_of
+from exgrpo_cli.questions.choices import options_of
 from exgrpo_cli.replay.place import Experience
 from exgrpo_cli.training.metrics import Clock, score_gaps
 from exgrpo_cli.training.parts import Parts

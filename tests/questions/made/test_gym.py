@@ -17,7 +17,7 @@ from exgrpo_cli.config.sections.data import GymSettings
 from exgrpo_cli.grading.routes import GradingItem, Route, route_item
 from exgrpo_cli.grading.verifiers import ALLOWED, grade_gym, require_task
 from exgrpo_cli.questions.made.gym import make_gym
-from exgrpo_cli.questions.question_file.questions import read_questions, write_questions
+from exgrpo_cli.questions.question_file import read_questions, write_questions
 
 reasoning_gym = pytest.importorskip("reasoning_gym")
 

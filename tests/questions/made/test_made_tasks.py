@@ -16,10 +16,9 @@ from exgrpo_cli.config.sections.data import ArithmeticSettings, CountdownSetting
 from exgrpo_cli.grading.valid_traces import sum_asked, valid_trace
 from exgrpo_cli.grading.verifiers import grade_countdown, read_metadata
 from exgrpo_cli.models.warm_start import RECIPES, draw_example
-from exgrpo_cli.questions.made import countdown, modular
+from exgrpo_cli.questions.made import countdown, make_split
 from exgrpo_cli.questions.made.pools import Pool
-from exgrpo_cli.questions.made.sources import make_split
-from exgrpo_cli.questions.made.traces import TraceMix, write_trace
+from exgrpo_cli.questions.made.sums import TraceMix, make_modular, write_trace
 from exgrpo_cli.training.starting.run_questions import load_questions
 
 SMALL = {
@@ -217,4 +216,4 @@ def test_what_cannot_be_made_is_refused_in_one_line():
     with pytest.raises(InputError, match=r"tiny\.task = 'sums'"):
         build_config(assignments=["tiny.task=sums"])
     with pytest.raises(InputError, match=r"Sums of level 2 run out at \d+ of the 900 asked for: ask for fewer"):
-        modular.make_modular(ModularSettings(num_train=900, num_heldout=1, levels=(2,)))
+        make_modular(ModularSettings(num_train=900, num_heldout=1, levels=(2,)))

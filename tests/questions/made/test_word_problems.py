@@ -10,7 +10,7 @@ from exgrpo_cli.commands import run
 from exgrpo_cli.config.sections.data import WordProblemSettings
 from exgrpo_cli.questions.made.pools import Pool
 from exgrpo_cli.questions.made.word_problems import draw_chain, expression, make_word_problems, pool_of, tell, values_of
-from exgrpo_cli.questions.question_file.questions import read_questions
+from exgrpo_cli.questions.question_file import read_questions
 
 SMALL = WordProblemSettings(num_train=200, num_heldout=80)
 

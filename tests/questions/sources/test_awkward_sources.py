@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from exgrpo_cli.questions.audit.checks import Tally
-from exgrpo_cli.questions.layouts.recognise import NamedFields
-from exgrpo_cli.questions.reading import Reading, read_source
+from exgrpo_cli.questions.audit import Tally
+from exgrpo_cli.questions.layouts import NamedFields
+from exgrpo_cli.questions.prepare import Reading, read_source
 
 
 def read(path, dropped=None) -> Reading:
-    return read_source(str(path), NamedFields(), dropped or Tally(), lambda *_: None)
+    return read_source(str(path), NamedFields(), Tally() if dropped is None else dropped, lambda *_: None)
 
 
 def pairs(reading: Reading) -> list[tuple[str, str]]:
@@ -43,7 +43,7 @@ def test_a_place_may_be_a_whole_float(tmp_path):
     rows = [{"question": f"{n}?", "choices": ["one", "two"], "answer": value} for n, value in enumerate((1.0, 0.5))]
     dropped = Tally()
     assert pairs(read(write_lines(tmp_path / "set.jsonl", *rows), dropped)) == [("0?\n\nA. one\nB. two", "B")]
-    assert list(dropped.findings()) == ["the answer is none of the options"]
+    assert list(dropped) == ["the answer is none of the options"]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_options_without_a_text_or_a_label_are_no_options(tmp_path, choices, rea
     good = {"question": "Which?", "choices": ["one", "two"], "answer": 0}
     dropped = Tally()
     reading = read(write_lines(tmp_path / "set.jsonl", good, {**good, "choices": choices}), dropped)
-    assert (len(reading.questions), list(dropped.findings())) == (1, [reason])
+    assert (len(reading.questions), list(dropped)) == (1, [reason])
 
 
 @pytest.mark.parametrize("first", [None, "it is 7"])
@@ -92,7 +92,7 @@ def test_a_truth_value_is_no_answer_and_says_so(tmp_path):
     rows = [{"question": "1?", "answer": True}, {"question": "2?", "answer": 2}]
     dropped = Tally()
     assert pairs(read(write_lines(tmp_path / "set.jsonl", *rows), dropped)) == [("2?", "2")]
-    assert list(dropped.findings()) == ["answer is a bool, not text or a number"]
+    assert list(dropped) == ["answer is a bool, not text or a number"]
 
 
 def test_marks_and_line_ends_of_other_systems(tmp_path):

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from exgrpo_cli.questions.sources.hub import parse_hub_id
+from exgrpo_cli.questions.hub import parse_hub_id
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 OLD_COMMIT = "f" * 40
@@ -154,9 +154,9 @@ def serving(hub):
 
 DRIVER = """
 import sys, json
-from exgrpo_cli.questions.audit.checks import Tally
-from exgrpo_cli.questions.layouts.recognise import NamedFields
-from exgrpo_cli.questions.reading import read_source
+from exgrpo_cli.questions.audit import Tally
+from exgrpo_cli.questions.layouts import NamedFields
+from exgrpo_cli.questions.prepare import read_source
 from exgrpo_cli.base.errors import ExgrpoError
 steps = []
 try:

@@ -9,13 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.questions.audit.checks import Tally
-from exgrpo_cli.questions.layouts.drafts import UnusableRow, gold_text
-from exgrpo_cli.questions.layouts.recognise import NamedFields
-from exgrpo_cli.questions.question_file.choices import find_choices, format_choices
-from exgrpo_cli.questions.reading import read_source
-from exgrpo_cli.questions.sources.files import iter_rows
-from exgrpo_cli.questions.sources.open import default_name
+from exgrpo_cli.questions.audit import Tally
+from exgrpo_cli.questions.choices import find_choices
+from exgrpo_cli.questions.files import iter_rows
+from exgrpo_cli.questions.layouts import NamedFields, UnusableRow, gold_text
+from exgrpo_cli.questions.prepare import read_source
+from exgrpo_cli.questions.sources import default_name
 
 
 def write(path, rows):
@@ -35,7 +34,7 @@ def write(path, rows):
 
 
 def read(path, dropped=None, **fields):
-    return read_source(str(path), NamedFields(**fields), dropped or Tally(), lambda *_: None)
+    return read_source(str(path), NamedFields(**fields), Tally() if dropped is None else dropped, lambda *_: None)
 
 
 def pairs(reading):
@@ -138,7 +137,7 @@ def test_multiple_choice_rows_without_a_gold_option_say_why(tmp_path, options, a
     rows.append({"question": "And?", "options": options, "answer": answer})
     dropped = Tally()
     reading = read_source(str(write(tmp_path / "set.jsonl", rows)), NamedFields(), dropped, lambda *_: None)
-    assert (reading.num_read, len(reading.questions), list(dropped.findings())) == (2, 1, [reason])
+    assert (reading.num_read, len(reading.questions), list(dropped)) == (2, 1, [reason])
 
 
 def test_right_and_wrong_answers_apart_are_placed_by_the_question(tmp_path):
@@ -160,15 +159,6 @@ def test_right_and_wrong_answers_apart_are_placed_by_the_question(tmp_path):
     assert placed == [question.answer for question in read(tmp_path / "gpqa.csv").questions]
 
 
-def test_choices_there_and_back():
-    assert find_choices(format_choices("Which?", ["one", " two\nlines ", "three"])).options == (
-        "one",
-        "two lines",
-        "three",
-    )
-    assert find_choices("Which?") is None and find_choices("Which?\n\nA. one\nC. two") is None
-
-
 def test_named_fields_reach_into_structs_and_patterns_cut_the_gold_out(tmp_path):
     row = {"task": {"text": "Sum?"}, "out": "x = 3, so the answer is 12; final: 7", "extra": 1}
     path = write(tmp_path / "set.parquet", [row])
@@ -188,14 +178,13 @@ def test_rows_that_are_no_questions_are_counted_with_their_reason(tmp_path):
     dropped = Tally()
     reading = read(write(tmp_path / "set.jsonl", rows), dropped)
     assert pairs(reading) == [("1?", "1")]
-    found = dropped.findings()
-    assert {reason: finding.count for reason, finding in found.items()} == {
+    assert {reason: finding.count for reason, finding in dropped.items()} == {
         "no #### answer": 1,
         "no question": 1,
         "no answer": 1,
         "text is not valid Unicode": 1,
     }
-    assert found["no #### answer"].examples[0].startswith(f"{tmp_path / 'set.jsonl'}: row 2: ")
+    assert dropped["no #### answer"].examples[0].startswith(f"{tmp_path / 'set.jsonl'}: row 2: ")
 
 
 def test_exact_duplicates_are_folded_and_one_id_with_other_messages_is_an_error(tmp_path):

@@ -3,12 +3,12 @@
 import pytest
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.questions.sources.splits import select_files
+from exgrpo_cli.questions.sources import select_files
 
 
 def chosen(paths, *selectors, card=None):
-    selection = select_files("set", paths, card or {}, selectors)
-    return selection.config, selection.split, selection.files
+    split, files = select_files("set", paths, card or {}, selectors)
+    return *split.split("/"), files
 
 
 def test_configurations_and_splits_without_a_card():

@@ -16,13 +16,18 @@ from typing import Any
 
 from exgrpo_cli.base.errors import InputError, RunError, first_line
 from exgrpo_cli.base.files import write_text
-from exgrpo_cli.questions.sources.splits import Selection, select_files
 
 _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[^:@]+))?(?P<rest>(:[^:]+)*)")
 _CARD = "README.md"
+_LISTING = ".listings/{}.json"
+"""All paths of a data set at a commit, beside its files in the cache."""
 
 FetchProgress = Callable[[int, int], None]
 """(bytes fetched, bytes in all)."""
+Choose = Callable[[str, Sequence[str], Mapping[str, Any], Sequence[str]], tuple[str, tuple[str, ...]]]
+"""From a name for messages, all paths, the card and the selectors to `configuration/split` and its paths."""
+Fetched = tuple[str, str, tuple[Path, ...]]
+"""Commit that the revision named, `configuration/split`, and the files on this machine."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,16 +39,6 @@ class HubId:
     selectors: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HubFiles:
-    """The files of one selection, on this machine."""
-
-    commit: str
-    """The commit that the revision named."""
-    selection: Selection
-    files: tuple[Path, ...]
-
-
 def parse_hub_id(text: str) -> HubId | None:
     """The parts of a hub id; None for a text of another form."""
     match = _HUB_ID.fullmatch(text)
@@ -53,7 +48,7 @@ def parse_hub_id(text: str) -> HubId | None:
     return HubId(repo=match["repo"], revision=match["revision"] or "main", selectors=selectors)
 
 
-def fetch(hub: HubId, progress: FetchProgress) -> HubFiles:
+def fetch(hub: HubId, choose: Choose, progress: FetchProgress) -> Fetched:
     """List the data set, choose its files and bring them into the cache; offline, choose among what the cache has.
 
     Raises InputError for what the hub does not have or refuses, RunError for a download that breaks off.
@@ -61,70 +56,63 @@ def fetch(hub: HubId, progress: FetchProgress) -> HubFiles:
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
-        return _from_cache(hub)
+        return _from_cache(hub, choose)
     with explained(hub.repo, hub.revision):
-        return _from_hub(hub, progress)
+        return _from_hub(hub, choose, progress)
 
 
-def _from_hub(hub: HubId, progress: FetchProgress) -> HubFiles:
+def _from_hub(hub: HubId, choose: Choose, progress: FetchProgress) -> Fetched:
     from huggingface_hub import HfApi
 
     info = HfApi().dataset_info(hub.repo, revision=hub.revision, files_metadata=True)
     commit = str(info.sha)
     sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
-    _note_listing(_listing_file(hub, commit), list(sizes))
-    card = read_card(_download(hub, _CARD, commit, lambda num_bytes: None)) if _CARD in sizes else {}
-    selection = select_files(hub.repo, list(sizes), card, hub.selectors)
-    total, done = sum(sizes[path] for path in selection.files), 0
-    files = []
-    for path in selection.files:
-
-        def ahead(num_bytes: int, before: int = done) -> None:
-            progress(before + num_bytes, total)
-
-        files.append(_download(hub, path, commit, ahead))
-        done += sizes[path]
+    # A cache that others keep and that cannot be written to was filled by them.
+    with suppress(RunError):
+        write_text(_cached(hub) / _LISTING.format(commit), json.dumps(list(sizes)))
+    card = read_card(_download(hub, _CARD, commit, lambda done, total: None)) if _CARD in sizes else {}
+    split, paths = choose(hub.repo, list(sizes), card, hub.selectors)
+    total, files = sum(sizes[path] for path in paths), []
+    for place, path in enumerate(paths):
+        before = sum(sizes[earlier] for earlier in paths[:place])
+        files.append(_download(hub, path, commit, progress, before, total))
     progress(total, total)
-    return HubFiles(commit=commit, selection=selection, files=tuple(files))
+    return commit, split, tuple(files)
 
 
-def _download(hub: HubId, path: str, commit: str, progress: Callable[[int], None]) -> Path:
+def _download(hub: HubId, path: str, commit: str, progress: FetchProgress, before: int = 0, total: int = 0) -> Path:
+    """Fetch one file into the cache; `before` of the `total` bytes were there earlier."""
     from huggingface_hub import hf_hub_download
-
-    bar = _quiet_bar(progress)
-    # By the revision's own name, so that the cache remembers what it means when the next run is offline.
-    local = Path(hf_hub_download(hub.repo, path, repo_type="dataset", revision=hub.revision, tqdm_class=bar))
-    if commit not in local.parts:
-        raise RunError(f"{hub.repo}@{hub.revision} was changed on the hub while it was fetched: run the command again.")
-    return local
-
-
-def _quiet_bar(progress: Callable[[int], None]) -> Any:
-    """A progress bar for the hub's client that draws nothing and tells `progress` the bytes that are there."""
     from tqdm import tqdm
 
     class QuietBar(tqdm):
+        """Progress bar that draws nothing and passes on how many bytes are there."""
+
         def __init__(self, *values: Any, **options: Any) -> None:
-            self._num_bytes = int(options.get("initial") or 0)
+            self._num_bytes = before + int(options.get("initial") or 0)
             # An option of the hub's own bars that tqdm does not know.
             options.pop("name", None)
             super().__init__(*values, **{**options, "disable": True})
 
         def update(self, n: float | None = 1) -> bool | None:
             self._num_bytes += int(n or 0)
-            progress(self._num_bytes)
+            progress(self._num_bytes, total)
             return None
 
-    return QuietBar
+    # By the revision's own name, so that the cache remembers what it means when the next run is offline.
+    local = Path(hf_hub_download(hub.repo, path, repo_type="dataset", revision=hub.revision, tqdm_class=QuietBar))
+    if commit not in local.parts:
+        raise RunError(f"{hub.repo}@{hub.revision} was changed on the hub while it was fetched: run the command again.")
+    return local
 
 
-def _from_cache(hub: HubId) -> HubFiles:
+def _from_cache(hub: HubId, choose: Choose) -> Fetched:
     from huggingface_hub import constants
 
-    cached = _cache_folder(hub)
+    cached = _cached(hub)
     named = cached / "refs" / hub.revision
     commit = named.read_text(encoding="utf-8").strip() if named.is_file() else hub.revision
-    snapshot = cached / "snapshots" / commit
+    snapshot, listing = cached / "snapshots" / commit, cached / _LISTING.format(commit)
     if not snapshot.is_dir():
         raise InputError(
             f"{hub.repo}@{hub.revision} is not in the cache {constants.HF_HUB_CACHE} and HF_HUB_OFFLINE is set: "
@@ -132,34 +120,22 @@ def _from_cache(hub: HubId) -> HubFiles:
         )
     paths = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
     card = read_card(snapshot / _CARD) if _CARD in paths else {}
-    listing = _listing_file(hub, commit)
     # Fetched by another program, the data set is what it left in the cache.
     all_paths = json.loads(listing.read_text(encoding="utf-8")) if listing.is_file() else paths
-    selection = select_files(f"the cached {hub.repo}", all_paths, card, hub.selectors)
-    missing = [path for path in selection.files if path not in paths]
+    split, chosen = choose(f"the cached {hub.repo}", all_paths, card, hub.selectors)
+    missing = [path for path in chosen if path not in paths]
     if missing:
         raise InputError(
             f"{hub.repo}@{hub.revision} is in the cache {constants.HF_HUB_CACHE} without {missing[0]} "
-            f"({len(missing)} of {len(selection.files)} files) and HF_HUB_OFFLINE is set: unset it."
+            f"({len(missing)} of {len(chosen)} files) and HF_HUB_OFFLINE is set: unset it."
         )
-    files = tuple(snapshot / path for path in selection.files)
-    return HubFiles(commit=commit, selection=selection, files=files)
+    return commit, split, tuple(snapshot / path for path in chosen)
 
 
-def _cache_folder(hub: HubId) -> Path:
+def _cached(hub: HubId) -> Path:
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE) / f"datasets--{hub.repo.replace('/', '--')}"
-
-
-def _listing_file(hub: HubId, commit: str) -> Path:
-    return _cache_folder(hub) / ".listings" / f"{commit}.json"
-
-
-def _note_listing(file: Path, paths: Sequence[str]) -> None:
-    # A cache that others keep and that cannot be written to was filled by them.
-    with suppress(RunError):
-        write_text(file, json.dumps(paths))
 
 
 def read_card(file: Path) -> Mapping[str, Any]:
@@ -175,26 +151,22 @@ def read_card(file: Path) -> Mapping[str, Any]:
 
 @contextmanager
 def explained(repo: str, revision: str) -> Iterator[None]:
-    """What the hub's client raises while a data set is fetched, as the toolkit's own errors of one line."""
+    """Raise what the hub's client raises while a data set is fetched as the toolkit's own errors of one line."""
     from huggingface_hub import constants, errors
 
     endpoint, name = constants.ENDPOINT, f"{repo}@{revision}"
+    refusals: dict[type[BaseException], str] = {
+        errors.GatedRepoError: f"{repo} is gated: accept its terms at {endpoint}/datasets/{repo} and set HF_TOKEN "
+        "(or `hf auth login`).",
+        errors.RevisionNotFoundError: f"{repo} has no revision {revision!r} on {endpoint}: see what follows @.",
+        errors.RepositoryNotFoundError: f"{endpoint} has no data set {repo!r}, or it is private: check the id, and "
+        "HF_TOKEN for a private one.",
+        json.JSONDecodeError: f"{endpoint} does not answer as a hub does, its reply is no JSON: check HF_ENDPOINT.",
+    }
     try:
         yield
-    except errors.GatedRepoError as error:
-        raise InputError(
-            f"{repo} is gated: accept its terms at {endpoint}/datasets/{repo} and set HF_TOKEN (or `hf auth login`)."
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise InputError(f"{repo} has no revision {revision!r} on {endpoint}: see what follows @.") from error
-    except errors.RepositoryNotFoundError as error:
-        raise InputError(
-            f"{endpoint} has no data set {repo!r}, or it is private: check the id, and HF_TOKEN for a private one."
-        ) from error
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"{endpoint} does not answer as a hub does, its reply is no JSON: check HF_ENDPOINT."
-        ) from error
+    except tuple(refusals) as error:
+        raise InputError(next(refusals[kind] for kind in type(error).__mro__ if kind in refusals)) from error
     except errors.LocalEntryNotFoundError as error:
         raise _broke_off(name, error.__cause__ or error) from error
     except errors.EntryNotFoundError as error:

@@ -5,27 +5,32 @@ neither time nor memory. Rows and lines are counted from 1 in messages.
 """
 
 import csv
+import gzip
+import io
 import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.questions.sources.formats import format_of, open_bytes, open_text
+
+_TEXT_FORMATS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
+_PACKED = (".gz", ".zst")
+SUFFIXES = (".parquet", *(name + packed for name in _TEXT_FORMATS for packed in ("", *_PACKED)))
+"""Every ending of a question file, lower case."""
+FORMATS = f".parquet, {', '.join(_TEXT_FORMATS)} (text also as {' and '.join(_PACKED)})"
+"""The same for messages."""
 
 Row = Mapping[str, Any]
 PlacedRow = tuple[int, Row]
 """Row or line number, counted from 1, and the row."""
-
-Reader = Callable[[Path, Collection[str] | None], Iterator[PlacedRow]]
 
 _BATCH_ROWS = 256
 _CHUNK_CHARS = 1 << 20
@@ -39,36 +44,60 @@ _ROWS_IN_OBJECT = re.compile(
 )
 
 
+def suffix_of(name: str) -> str:
+    """`.jsonl.gz` of `train.JSONL.gz`: the ending of a question file in lower case; empty for any other file."""
+    return max((suffix for suffix in SUFFIXES if name.lower().endswith(suffix)), key=len, default="")
+
+
+def stem_of(path: Path) -> str:
+    """`train` of `folder/train.jsonl.gz`; of a file with another ending what `Path.stem` says."""
+    suffix = suffix_of(path.name)
+    return path.name[: -len(suffix)] if suffix else path.stem
+
+
 def iter_rows(file: Path, columns: Collection[str] | None = None) -> Iterator[PlacedRow]:
     """Rows of a file in its order; `columns` are those wanted, None all.
 
     Raises InputError naming the file, and the row where it applies: unreadable, malformed, a row that is no object.
     """
-    readers: dict[str, Reader] = {
-        ".parquet": _iter_parquet,
-        ".json": _iter_json,
-        ".csv": partial(_iter_csv, delimiter=","),
-        ".tsv": partial(_iter_csv, delimiter="\t"),
-    }
-    reader = readers.get(format_of(file.name), _iter_jsonl)
+    kind = _format_of(file)
     with _explained(file):
-        yield from reader(file, columns)
+        if kind == ".parquet":
+            yield from _iter_parquet(file, columns)
+        elif kind in (".csv", ".tsv"):
+            yield from _iter_csv(file, "," if kind == ".csv" else "\t")
+        else:
+            yield from _iter_json(file) if kind == ".json" else _iter_jsonl(file)
 
 
 def count_rows(file: Path) -> int:
     """Rows of a file: what a parquet file says, the filled lines of JSON lines; the other formats are read for it."""
-    if format_of(file.name) == ".parquet":
+    kind = _format_of(file)
+    if kind == ".parquet":
         with _parquet(file) as parquet:
             return int(parquet.metadata.num_rows)
-    if format_of(file.name) in (".json", ".csv", ".tsv"):
+    if kind in (".json", ".csv", ".tsv"):
         return sum(1 for _ in iter_rows(file))
-    with _explained(file), open_bytes(file) as lines:
+    with _explained(file), _open_bytes(file) as lines:
         return sum(1 for line in lines if line.strip())
+
+
+def column_names(file: Path, sample: Collection[Row]) -> list[str]:
+    """Columns of a file: of its schema, else those of the sampled rows, in order of appearance."""
+    if _format_of(file) == ".parquet":
+        with _parquet(file) as parquet:
+            return list(parquet.schema_arrow.names)
+    return list(dict.fromkeys(name for row in sample for name in row))
+
+
+def _format_of(file: Path) -> str:
+    """`.jsonl` of `train.jsonl.gz`; empty for a file that is no question file."""
+    return suffix_of(file.name).removesuffix(".gz").removesuffix(".zst")
 
 
 @contextmanager
 def _explained(file: Path) -> Iterator[None]:
-    """What reading raises, as an InputError that names the file."""
+    """Raise what reading raises as an InputError that names the file."""
     try:
         yield
     except FileNotFoundError:
@@ -81,12 +110,18 @@ def _explained(file: Path) -> Iterator[None]:
         raise InputError(f"{file} cannot be read: {error.strerror or error}.") from error
 
 
-def column_names(file: Path, sample: Collection[Row]) -> list[str]:
-    """Columns of a file: of its schema or header, else those of the sampled rows, in order of appearance."""
-    if format_of(file.name) == ".parquet":
-        with _parquet(file) as parquet:
-            return list(parquet.schema_arrow.names)
-    return list(dict.fromkeys(name for row in sample for name in row))
+def _open_bytes(file: Path) -> io.BufferedReader:
+    """The file's content, unpacked while it is read."""
+    if file.suffix.lower() == ".gz":
+        return io.BufferedReader(cast(io.RawIOBase, gzip.open(file, "rb")))
+    if file.suffix.lower() == ".zst":
+        return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(file)), "zstd"))
+    return file.open("rb")
+
+
+def _open_text(file: Path) -> io.TextIOWrapper:
+    """The same as UTF-8 text, without a byte order mark, line ends as they are."""
+    return io.TextIOWrapper(_open_bytes(file), encoding="utf-8-sig", newline="")
 
 
 def _parquet(file: Path) -> pq.ParquetFile:
@@ -112,36 +147,35 @@ def _iter_parquet(file: Path, columns: Collection[str] | None) -> Iterator[Place
             raise InputError(f"{file} is broken after row {number} ({error}): fetch it again.") from error
 
 
-def _iter_jsonl(file: Path, _: Collection[str] | None) -> Iterator[PlacedRow]:
-    with open_bytes(file) as lines:
+def _iter_jsonl(file: Path) -> Iterator[PlacedRow]:
+    with _open_bytes(file) as lines:
         for number, line in enumerate(lines, start=1):
-            if line.strip():
-                try:
-                    row = json.loads(line, parse_int=_integer)
-                except json.JSONDecodeError as error:
-                    raise InputError(
-                        f"{file}: line {number} is not JSON: {error.msg}, column {error.colno}."
-                    ) from error
-                except UnicodeDecodeError as error:
-                    raise InputError(
-                        f"{file}: line {number} is not UTF-8 text ({error.reason}): convert it."
-                    ) from error
-                except RecursionError as error:
-                    raise _too_deep(f"{file}: line {number}") from error
-                yield number, _object(row, f"{file}: line {number}")
+            if not line.strip():
+                continue
+            where = f"{file}: line {number}"
+            try:
+                row = json.loads(line, parse_int=_integer)
+            except json.JSONDecodeError as error:
+                raise InputError(f"{where} is not JSON: {error.msg}, column {error.colno}.") from error
+            except UnicodeDecodeError as error:
+                raise InputError(f"{where} is not UTF-8 text ({error.reason}): convert it.") from error
+            except RecursionError as error:
+                raise _too_deep(where) from error
+            yield number, _object(row, where)
 
 
-def _iter_json(file: Path, _: Collection[str] | None) -> Iterator[PlacedRow]:
+def _iter_json(file: Path) -> Iterator[PlacedRow]:
     """An array of rows, an object with such an array (`{"data": [...]}`), or rows one after another (JSON lines)."""
     number = 0
     decoder = json.JSONDecoder(parse_int=_integer)
-    with open_text(file) as text:
+    with _open_text(file) as text:
         buffer = text.read(_CHUNK_CHARS).lstrip()
         opening = _ROWS_IN_OBJECT.match(buffer)
         is_array = opening is not None or buffer.startswith("[")
         place = opening.end() if opening is not None else int(is_array)
         while True:
             place = _BETWEEN_ROWS.match(buffer, place).end()  # type: ignore[union-attr]
+            where = f"{file}: row {number + 1}"
             try:
                 row, place = decoder.raw_decode(buffer, place)
             except json.JSONDecodeError as error:
@@ -153,11 +187,11 @@ def _iter_json(file: Path, _: Collection[str] | None) -> Iterator[PlacedRow]:
                     continue
                 if _is_end(buffer.rstrip(), is_array=is_array, in_object=opening is not None):
                     return
-                raise InputError(f"{file}: row {number + 1} is not JSON: {error.msg}.") from error
+                raise InputError(f"{where} is not JSON: {error.msg}.") from error
             except RecursionError as error:
-                raise _too_deep(f"{file}: row {number + 1}") from error
+                raise _too_deep(where) from error
             number += 1
-            yield number, _object(row, f"{file}: row {number}")
+            yield number, _object(row, where)
 
 
 def _is_end(rest: str, *, is_array: bool, in_object: bool) -> bool:
@@ -167,9 +201,9 @@ def _is_end(rest: str, *, is_array: bool, in_object: bool) -> bool:
     return rest == ("]" if is_array else "")
 
 
-def _iter_csv(file: Path, _: Collection[str] | None, *, delimiter: str) -> Iterator[PlacedRow]:
+def _iter_csv(file: Path, delimiter: str) -> Iterator[PlacedRow]:
     csv.field_size_limit(_MAX_ROW_CHARS)
-    with open_text(file) as text:
+    with _open_text(file) as text:
         # Spaces after a comma are no part of the field, and quotes after them are quotes.
         reader = csv.DictReader(text, strict=True, skipinitialspace=delimiter == ",", delimiter=delimiter)
         number = 0
@@ -181,7 +215,7 @@ def _iter_csv(file: Path, _: Collection[str] | None, *, delimiter: str) -> Itera
                     raise InputError(f"{file}: row {number} has more fields than the header {reader.fieldnames}.")
                 yield number, row
         except csv.Error as error:
-            raise InputError(f"{file}: row {number + 1} is not {format_of(file.name)[1:].upper()}: {error}.") from error
+            raise InputError(f"{file}: row {number + 1} is not {_format_of(file)[1:].upper()}: {error}.") from error
 
 
 def _refuse_repeated(file: Path, names: Collection[str]) -> None:

@@ -1,1 +1,0 @@
-"""Checks on a question set: what they remove, what they find, and the report."""

@@ -1,0 +1,345 @@
+"""The question file: what makes two questions the same, the canonical parquet layout and verl's, read and written.
+
+The verl layout (`data_source`, `prompt`, `reward_model.ground_truth`, `extra_info`) is read wherever the canonical one
+is. Rows are counted from 1 in messages. The content hash is over the canonical rows in their order, so that a file
+keeps it through either layout and any compression.
+"""
+
+import hashlib
+import json
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.files import write_whole
+from exgrpo_cli.base.types import Message, Question
+
+FileLayout = Literal["canonical", "verl"]
+METADATA_KEY = b"exgrpo"
+MADE_BY_PREPARE = "prepare"
+# Rows decoded at once: a whole row group of long prompts need not fit in memory as Python objects.
+_BATCH_ROWS = 1024
+_MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+_REQUIRED = {"id": pa.string(), "prompt": _MESSAGES, "answer": pa.string(), "source": pa.string()}
+_SCHEMAS = {
+    "canonical": pa.schema(
+        [pa.field(name, kind, nullable=False) for name, kind in _REQUIRED.items()]
+        + [pa.field("level", pa.string()), pa.field("metadata", pa.string())]
+    ),
+    "verl": pa.schema(
+        [
+            ("data_source", pa.string()),
+            ("prompt", _MESSAGES),
+            ("ability", pa.string()),
+            ("reward_model", pa.struct([("ground_truth", pa.string()), ("style", pa.string())])),
+            ("extra_info", pa.struct([("index", pa.int64()), ("level", pa.string()), ("metadata", pa.string())])),
+        ]
+    ),
+}
+_COLUMNS = {
+    "canonical": {name: name for name in ("id", "prompt", "answer", "source", "level", "metadata")},
+    "verl": {
+        "source": "data_source",
+        "prompt": "prompt",
+        "answer": "reward_model.ground_truth",
+        "level": "extra_info.level",
+        "metadata": "extra_info.metadata",
+    },
+}
+"""Dotted column of each field of a question."""
+
+
+def question_id(prompt: Sequence[Message], answer: str) -> str:
+    """Hash of the last user message (NFKC, runs of white space as one blank) and the stripped answer.
+
+    Raises InputError for a prompt without a user message.
+    """
+    asked = [message.content for message in prompt if message.role == "user"]
+    if not asked:
+        roles = [message.role for message in prompt]
+        raise InputError(f"A prompt with the roles {roles} has no user message: a question needs one.")
+    return hashlib.sha256(f"{normalised(asked[-1])}\x1f{answer.strip()}".encode()).hexdigest()[:16]
+
+
+def question_text(question: Question) -> str:
+    """The last user message."""
+    return next(message.content for message in reversed(question.prompt) if message.role == "user")
+
+
+def normalised(text: str) -> str:
+    """NFKC, with every run of white space as one blank."""
+    return " ".join(unicodedata.normalize("NFKC", text).split())
+
+
+def content_hash(questions: Sequence[Question]) -> str:
+    """sha256 over the rows (id, messages, answer, source, level, metadata if any), one JSON line each, in order."""
+    digest = hashlib.sha256()
+    for question in questions:
+        turns = [[message.role, message.content] for message in question.prompt]
+        row: list[object] = [question.id, turns, question.answer, question.source, question.level]
+        row += [] if question.metadata is None else [question.metadata]
+        digest.update(json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass"))
+        digest.update(b"\n")
+    return digest.hexdigest()
+
+
+def fold(placed: Iterable[tuple[str, Question]]) -> tuple[list[Question], int]:
+    """Distinct questions in their order and the number of exact duplicates left out, white space aside.
+
+    `placed` pairs each question with its place for messages. Raises InputError for one id with different content.
+    """
+    kept: dict[str, tuple[str, Question]] = {}
+    num_folded = 0
+    for place, question in placed:
+        first, earlier = kept.setdefault(question.id, (place, question))
+        if earlier is question:
+            continue
+        if _content(earlier) != _content(question):
+            raise InputError(
+                f"{first} and {place} have the id {question.id!r} but different content (messages, answer or "
+                f"metadata): an id names one question; keep one of them, or give each its own id."
+            )
+        num_folded += 1
+    return [question for _, question in kept.values()], num_folded
+
+
+def _content(question: Question) -> list[tuple[str, str]]:
+    turns = [(message.role, normalised(message.content)) for message in question.prompt]
+    return [*turns, ("answer", question.answer.strip()), ("metadata", question.metadata or "")]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuestionSet:
+    """The questions of one file."""
+
+    questions: tuple[Question, ...]
+    """In the order of the file."""
+    metadata: dict[str, Any]
+    """How the file was made; empty for a file `prepare` did not write."""
+    content_hash: str
+    """sha256 over the canonical rows in their order."""
+    num_folded: int
+    """Exact duplicates left out while reading."""
+
+
+def read_questions(path: Path | str) -> QuestionSet:
+    """Read a question file in the canonical or the verl layout; exact duplicates are folded.
+
+    Raises InputError, naming the file and where it applies the row, field and value: no such file, not parquet, missing
+    or mistyped columns, null or empty fields, no rows, one id with different content.
+    """
+    path = Path(path)
+    with _open(path) as file:
+        schema = file.schema_arrow
+        layout = _layout_of(path, schema)
+        _check_types(path, schema, layout)
+        questions, num_folded = fold(_iter_questions(path, file, layout))
+    if not questions:
+        raise InputError(f"{path} has no questions: the file has the right columns but no rows.")
+    return QuestionSet(
+        questions=tuple(questions),
+        metadata=_own_metadata(schema),
+        content_hash=content_hash(questions),
+        num_folded=num_folded,
+    )
+
+
+def write_questions(
+    path: Path, questions: Sequence[Question], metadata: Mapping[str, Any], layout: FileLayout = "canonical"
+) -> None:
+    """Write a question file under a temporary name, then rename it: `path` is whole or untouched.
+
+    `metadata` is stored as JSON with the content hash added. Raises RunError where the file cannot be written.
+    """
+    own = {**metadata, "content_hash": content_hash(questions)}
+    schema = _SCHEMAS[layout].with_metadata({METADATA_KEY: json.dumps(own, ensure_ascii=False).encode()})
+
+    def write(file: BinaryIO) -> None:
+        with pq.ParquetWriter(file, schema) as writer:
+            for start in range(0, len(questions), _BATCH_ROWS):
+                part = enumerate(questions[start : start + _BATCH_ROWS], start)
+                rows = [_to_row(index, question, layout) for index, question in part]
+                writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=schema))
+
+    write_whole(path, write)
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """What `write_questions` stored in a file beside its rows; empty for any other file."""
+    try:
+        return _own_metadata(pq.read_schema(path))
+    except (pa.ArrowInvalid, OSError):
+        return {}
+
+
+def is_prepared(metadata: Mapping[str, Any]) -> bool:
+    """Whether a file of this metadata was made by `prepare`, and so audited."""
+    return metadata.get("made_by") == MADE_BY_PREPARE
+
+
+def is_question_file(path: Path) -> bool:
+    """Whether `path` is a parquet file in the canonical or the verl layout, by its columns."""
+    try:
+        _layout_of(path, pq.read_schema(path))
+    except (pa.ArrowInvalid, OSError, InputError):
+        return False
+    return True
+
+
+def _own_metadata(schema: pa.Schema) -> dict[str, Any]:
+    text = (schema.metadata or {}).get(METADATA_KEY)
+    return json.loads(text) if text else {}
+
+
+def _open(path: Path) -> pq.ParquetFile:
+    if path.is_dir():
+        raise InputError(f"{path} is a folder, not a question file: run `exgrpo prepare {path}` first.")
+    try:
+        return pq.ParquetFile(path)
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist: make it with `exgrpo prepare`, or correct the path.") from None
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InputError(f"{path} cannot be read as parquet ({error}): make it with `exgrpo prepare`.") from error
+
+
+def _layout_of(path: Path, schema: pa.Schema) -> FileLayout:
+    if {"reward_model", "prompt"} <= set(schema.names):
+        return "verl"
+    missing = [name for name in _REQUIRED if name not in schema.names]
+    if missing:
+        raise InputError(
+            f"{path} is not a question file: it lacks the columns {missing} and has {schema.names}. "
+            f"Turn it into one with `exgrpo prepare {path}`."
+        )
+    return "canonical"
+
+
+def _check_types(path: Path, schema: pa.Schema, layout: FileLayout) -> None:
+    """Raises InputError naming the first column that is missing or mistyped."""
+    for field, name in _COLUMNS[layout].items():
+        found = _type_of(schema, name)
+        if field not in _REQUIRED and (layout == "verl" or found is None or pa.types.is_null(found)):
+            continue
+        if found is None:
+            raise InputError(f"{path} ({layout} layout) lacks the column {name!r}: found {schema.names}.")
+        if not (_is_messages(found) if field == "prompt" else _is_text(found)):
+            wanted = "a list of {role, content} messages" if field == "prompt" else "text"
+            raise InputError(f"{path}: column {name!r} has the type {found}, it must be {wanted}.")
+
+
+def _type_of(schema: pa.Schema, dotted: str) -> pa.DataType | None:
+    column, _, inner = dotted.partition(".")
+    found = schema.field(column).type if column in schema.names else None
+    if found is None or not inner:
+        return found
+    return found.field(inner).type if pa.types.is_struct(found) and found.get_field_index(inner) >= 0 else None
+
+
+def _is_text(found: pa.DataType) -> bool:
+    if pa.types.is_dictionary(found):
+        found = found.value_type
+    return pa.types.is_string(found) or pa.types.is_large_string(found) or pa.types.is_string_view(found)
+
+
+def _is_messages(found: pa.DataType) -> bool:
+    if not (pa.types.is_list(found) or pa.types.is_large_list(found)) or not pa.types.is_struct(found.value_type):
+        return False
+    turn = found.value_type
+    return all(turn.get_field_index(name) >= 0 and _is_text(turn.field(name).type) for name in ("role", "content"))
+
+
+def _iter_questions(path: Path, file: pq.ParquetFile, layout: FileLayout) -> Iterator[tuple[str, Question]]:
+    wanted = {name.partition(".")[0] for name in _COLUMNS[layout].values()}
+    columns = [name for name in file.schema_arrow.names if name in wanted]
+    row = 0
+    for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
+        for values in batch.to_pylist():
+            row += 1
+            yield f"{path}: row {row}", _to_question(values, layout, f"{path}: row {row}")
+
+
+def _to_question(row: Mapping[str, Any], layout: FileLayout, where: str) -> Question:
+    names = _COLUMNS[layout]
+    prompt = prompt_of(row["prompt"], where)
+    filled = {field: _filled(row, names[field], where) for field in ("answer", "id", "source") if field in names}
+    level, metadata = reach(row, names["level"]), reach(row, names["metadata"])
+    if layout == "canonical" and metadata is not None and own_metadata(metadata) is None:
+        raise InputError(f"{where}, field 'metadata' is {metadata[:60]!r}: it must be a JSON table, or null.")
+    return Question(
+        id=filled.get("id") or question_id(prompt, filled["answer"]),
+        prompt=prompt,
+        answer=filled["answer"],
+        source=filled["source"],
+        level=None if level is None else str(level),
+        metadata=own_metadata(metadata),
+    )
+
+
+def _filled(row: Mapping[str, Any], name: str, where: str) -> str:
+    value = reach(row, name)
+    if value is None or not value.strip():
+        raise InputError(f"{where}, field {name!r} is {value!r}: every question needs one. Remove or correct the row.")
+    return str(value)
+
+
+def prompt_of(turns: Sequence[Mapping[str, Any]] | None, where: str) -> tuple[Message, ...]:
+    """The messages of one row; raises InputError for an empty prompt, a null field or one without a user message."""
+    if not turns:
+        raise InputError(f"{where}, field 'prompt' is {turns!r}: a question needs at least a user message.")
+    for number, turn in enumerate(turns, start=1):
+        for name in ("role", "content"):
+            value = None if turn is None else turn.get(name)
+            if not isinstance(value, str):
+                raise InputError(f"{where}, field 'prompt', message {number}: {name!r} is {value!r}, it must be text.")
+            if not is_unicode(value):
+                shown = ascii(value)[:60]
+                raise InputError(f"{where}, field 'prompt', message {number}: {name!r} {shown} is not valid Unicode.")
+    prompt = tuple(Message(role=turn["role"], content=turn["content"]) for turn in turns)
+    if not any(message.role == "user" and message.content.strip() for message in prompt):
+        roles = [message.role for message in prompt]
+        raise InputError(f"{where}, field 'prompt' has the roles {roles} and no user message with text.")
+    return prompt
+
+
+def reach(row: Mapping[str, Any], dotted: str) -> Any:
+    """The value at a dotted path through nested columns; None where the path ends early."""
+    value: Any = row
+    for part in dotted.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be encoded: JSON escapes can spell halves of surrogate pairs, which cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def own_metadata(value: Any) -> str | None:
+    """Metadata that are the text of a JSON table; None for what others keep under that name."""
+    try:
+        return value if isinstance(value, str) and isinstance(json.loads(value), dict) else None
+    except ValueError:
+        return None
+
+
+def _to_row(index: int, question: Question, layout: FileLayout) -> dict[str, Any]:
+    prompt = [{"role": message.role, "content": message.content} for message in question.prompt]
+    if layout == "canonical":
+        return {**{name: getattr(question, name) for name in _COLUMNS["canonical"]}, "prompt": prompt}
+    return {
+        "data_source": question.source,
+        "prompt": prompt,
+        "ability": "math",
+        "reward_model": {"ground_truth": question.answer, "style": "rule"},
+        "extra_info": {"index": index, "level": question.level, "metadata": question.metadata},
+    }

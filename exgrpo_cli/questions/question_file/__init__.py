@@ -1,1 +1,0 @@
-"""The question file: identity, canonical rows, reading and writing."""
