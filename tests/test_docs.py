@@ -1,4 +1,4 @@
-"""Documents: examples are run as they are printed, and the map of the house is the house."""
+"""Documents: examples are run as they are printed, and the page on architecture says what is checked."""
 
 import re
 from pathlib import Path
@@ -142,16 +142,16 @@ def test_the_commands_of_the_document_name_what_the_example_defines(my_replay: P
     assert set(re.findall(r"python:my_replay:(\w+)", commands)) <= defined
 
 
-def test_the_map_of_the_house_names_files_that_are_there():
+def test_the_page_on_architecture_names_files_that_are_there():
     text = (DOCS / "architecture.md").read_text()
     named = set(re.findall(r"`((?:exgrpo_cli|commands|presets|tests|docs|benchmarks|\.ci)/[\w/.-]*)`", text))
     assert len(named) > 30
     assert sorted(name for name in named if not (DOCS.parent / name).exists()) == []
 
 
-def test_the_table_of_floors_is_the_one_that_is_checked():
-    from test_layers import FLOORS
+def test_the_table_of_layers_is_the_one_that_is_checked():
+    from test_layers import LAYERS
 
     rows = re.findall(r"^\| (\d+) \| (.*) \|$", (DOCS / "architecture.md").read_text(), flags=re.MULTILINE)
-    told = {name: int(floor) for floor, text in rows for name in re.findall(r"`([a-z_]+)/?`", text)}
-    assert told == FLOORS
+    told = {name: int(layer) for layer, text in rows for name in re.findall(r"`([a-z_.]+)/?`", text)}
+    assert told == LAYERS

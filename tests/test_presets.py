@@ -70,7 +70,7 @@ def differences(config: Config, reference: Config) -> dict[tuple[str, str], obje
         (section, key): value
         for section, values in left.items()
         for key, value in values.items()
-        if value != right[section][key]
+        if value != right[section].get(key)
     }
 
 

@@ -24,7 +24,7 @@ from exgrpo_cli.engines.policy.policy import SteppedPolicy
 from exgrpo_cli.engines.protocols import UpdateReport
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.show.statistics import report_runs
-from exgrpo_cli.training.importing.pool import prepare_pool
+from exgrpo_cli.training.importing import prepare_pool
 from exgrpo_cli.training.run import train
 from exgrpo_cli.training.starting.run_questions import load_questions
 

@@ -53,10 +53,10 @@ def member(verdict: Verdict, tokens: int = 3, stop: StopReason = StopReason.EOS,
 class SecondOfTwo:
     """The ranks of a run as the second of two sees them; the first has nothing to say."""
 
-    def share(self, items: list) -> list:
+    def scatter(self, items: list) -> list:
         return items[1::2]
 
-    def whole(self, results: list) -> list:
+    def gather_in_order(self, results: list) -> list:
         merged = [("of the other rank", Verdict.WRONG)] * (2 * len(results))
         merged[1::2] = results
         return merged
