@@ -28,8 +28,8 @@ from exgrpo_cli.commands.options import (
 from exgrpo_cli.commands.report import write_page
 
 if TYPE_CHECKING:
+    from exgrpo_cli.studies.report import StudyReport
     from exgrpo_cli.studies.request import StudyRequest
-    from exgrpo_cli.studies.results.report import StudyReport
     from exgrpo_cli.studies.study import Study
 
 
@@ -139,44 +139,37 @@ def ablate(
       exgrpo ablate --methods exgrpo,latest --launcher slurm --config cluster.toml
       exgrpo ablate --vary replay.ratio=0.25,0.5,0.75 --steps 100 --dry-run
     """
-    from exgrpo_cli.studies.cluster.launch import scripts, slurm_settings
-    from exgrpo_cli.studies.duration import time_to_go
-    from exgrpo_cli.studies.results.writing import study_json
-    from exgrpo_cli.studies.schedule import compare, jobs_of
+    from exgrpo_cli.studies.cluster import scripts, slurm_settings
+    from exgrpo_cli.studies.output import study_json
+    from exgrpo_cli.studies.schedule import compare, jobs_of, time_to_go
 
     study = options.request().plan()
-    slurm = slurm_settings(options.config)
+    slurm, to_go = slurm_settings(options.config), time_to_go(study, jobs_of(study, jobs))
     if dry_run:
-        _print_runs(study, jobs, speech.json)
+        print_json(study.describe()) if speech.json else _print_runs(study, to_go)
         if launcher is not None:
             talk(scripts(study, launcher, slurm))
         return
     talk(f"exgrpo: {len(study.runs)} runs in {study.folder}", quiet=speech.quiet)
-    talk(time_to_go(study, jobs_of(study, jobs)), quiet=speech.quiet)
+    talk(to_go, quiet=speech.quiet)
     report = compare(study, jobs=jobs, quiet=speech.quiet, launcher=launcher, slurm=slurm)
     write_page(study.folder, quiet=speech.quiet)
     print_json(study_json(study, report)) if speech.json else _print_report(study, report)
 
 
-def _print_runs(study: "Study", jobs: int, json: bool) -> None:
-    from exgrpo_cli.studies.duration import time_to_go
-    from exgrpo_cli.studies.schedule import jobs_of
-
+def _print_runs(study: "Study", to_go: str) -> None:
     plan = study.describe()
-    if json:
-        print_json(plan)
-        return
     against = f", against {plan['baseline']}" if plan["baseline"] else ""
     talk(f"study {plan['name']} in {plan['folder']}{against}:")
-    talk(time_to_go(study, jobs_of(study, jobs)))
+    talk(to_go)
     for run in plan["runs"]:
         write_data(f"{run['arm']}\tseed {run['seed']}\t{run['steps']} steps\t{run['state']}\t{run['folder']}")
 
 
 def _print_report(study: "Study", report: "StudyReport") -> None:
     from exgrpo_cli.base.console.tables import print_table
-    from exgrpo_cli.studies.claims.outcome import claim_outcomes, claim_rows
-    from exgrpo_cli.studies.results.tables import TITLE, endpoint_rows, rich_table, score_rows
+    from exgrpo_cli.studies.claims import claim_outcomes
+    from exgrpo_cli.studies.output import TITLE, claim_rows, endpoint_rows, rich_table, score_rows
 
     for warning in report.warnings:
         talk(f"warning: {warning}")

@@ -211,7 +211,7 @@ def _launch(
 ) -> None:
     from exgrpo_cli.base.console.reporter import make_reporter
     from exgrpo_cli.base.shapes import read_json
-    from exgrpo_cli.studies.cluster.launch import launch_run, scripts, slurm_settings, study_of_one
+    from exgrpo_cli.studies.cluster import launch_run, scripts, slurm_settings, study_of_one
     from exgrpo_cli.training.starting.plan import check_start
 
     for name, given in (("--check", check), ("--time-limit", options.time_limit), ("--nproc", options.nproc)):

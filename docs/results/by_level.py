@@ -12,8 +12,7 @@ from exgrpo_cli.base.statistics import pass_at_k_by_question
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.questions.made import make_split
 from exgrpo_cli.runs.result import RunResult, read_result
-from exgrpo_cli.studies.results.endpoints import pass_at_1, pass_at_n
-from exgrpo_cli.studies.results.inference import effect_over_questions
+from exgrpo_cli.studies.endpoints import effect_over_questions, pass_at_1, pass_at_n
 
 FOLDER = Path(__file__).parent
 LEVELS = ((2, 4), (5, 7), (8, 10), (11, 13), (8, 13), (2, 13))

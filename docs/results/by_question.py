@@ -15,8 +15,8 @@ from exgrpo_cli.base.types import Question
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.questions.made.countdown import make_countdown
 from exgrpo_cli.runs.result import RunResult, read_result
-from exgrpo_cli.studies.results.endpoints import Results, pass_at_1, pass_at_n
-from exgrpo_cli.studies.results.inference import effect_over_questions
+from exgrpo_cli.studies.endpoints import effect_over_questions, pass_at_1, pass_at_n
+from exgrpo_cli.studies.study import Results
 
 FOLDER = Path(__file__).parent
 

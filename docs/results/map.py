@@ -14,8 +14,7 @@ import numpy as np
 
 from exgrpo_cli.runs.result import read_result
 from exgrpo_cli.show.figures.style import BLUE, FULL_WIDTH, GREEN, GREY, PURPLE, VERMILION, new_figure, save, styled
-from exgrpo_cli.studies.results.endpoints import pass_at_1, pass_at_n
-from exgrpo_cli.studies.results.inference import SEEDS_FOR_A_VERDICT, Effect, effect_over_questions
+from exgrpo_cli.studies.endpoints import SEEDS_FOR_A_VERDICT, Effect, effect_over_questions, pass_at_1, pass_at_n
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,10 +15,9 @@ from exgrpo_cli.publishing.runs import copy_text
 from exgrpo_cli.runs.metrics import journal_lines
 from exgrpo_cli.runs.result import RunResult
 from exgrpo_cli.show.study_page import carried, read_study, write_report
-from exgrpo_cli.studies.results.report import compare_runs
-from exgrpo_cli.studies.results.tables import markdown, score_rows
-from exgrpo_cli.studies.study import Study, StudyRun
-from exgrpo_cli.studies.study_files import RESULTS_FOLDER
+from exgrpo_cli.studies.output import markdown, score_rows
+from exgrpo_cli.studies.report import compare_runs
+from exgrpo_cli.studies.study import RESULTS_FOLDER, Study, StudyRun
 
 TEXTS = (".json", ".md", ".tex", ".csv")
 """Files of a study's folder that go along: its tables."""

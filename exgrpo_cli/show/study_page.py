@@ -26,12 +26,18 @@ from exgrpo_cli.show.page import (
 from exgrpo_cli.show.record import LEDGER_FOLDER, read_config, read_run
 from exgrpo_cli.show.run_page import differing_settings, is_run, run_page
 from exgrpo_cli.studies.arms import BASELINE, Arm
-from exgrpo_cli.studies.claims.outcome import claim_outcomes, claim_rows
-from exgrpo_cli.studies.results.figures import study_figures
-from exgrpo_cli.studies.results.report import compare_runs
-from exgrpo_cli.studies.results.tables import TITLE, endpoint_rows, rich_table, score_rows, spending_rows
-from exgrpo_cli.studies.study import Study, StudyRun, differing_keys
-from exgrpo_cli.studies.study_files import PLAN_FILE, kept_results, read_plan
+from exgrpo_cli.studies.claims import claim_outcomes
+from exgrpo_cli.studies.output import (
+    TITLE,
+    claim_rows,
+    endpoint_rows,
+    rich_table,
+    score_rows,
+    spending_rows,
+    study_figures,
+)
+from exgrpo_cli.studies.report import compare_runs
+from exgrpo_cli.studies.study import PLAN_FILE, Study, StudyRun, differing_keys, kept_results, read_plan
 
 CAPTIONS = {
     "ablation": "Held-out pass@1 after training: mean over seeds with its 95 % interval; circles are seeds.",
@@ -121,7 +127,6 @@ def read_study(folder: Path) -> tuple[Study, list[tuple[Path, str]]]:
         name=folder.resolve().name,
         folder=folder,
         arms=tuple(sorted(arms, key=lambda arm: arm.name != arm.baseline)),
-        seeds=tuple(sorted({run.seed for run in runs} | {seed for _, seed in others})),
         runs=tuple(runs),
         equal=plan.equal,
         claims=plan.claims,

@@ -1,7 +1,8 @@
-"""What a study compares: each arm is a method preset with a few settings of its own, the on-policy run is the baseline.
+"""Arms of a study: a method with a few settings of its own, in a regime; the on-policy arm is the baseline.
 
-Axes are crossed: an arm takes one value of each. Every arm of a seed and a regime sees the same questions in the same
-order, since the question stream has a generator of its own.
+An axis is a list of arms that differ in one thing: the values of a setting (`--vary`), or methods, metrics and samplers
+by their names, each a setting or two. Axes are crossed: an arm takes one value of each. Every arm of a seed and a
+regime sees the same questions in the same order, since the question stream has a generator of its own.
 """
 
 import itertools
@@ -21,7 +22,7 @@ class Arm:
     """One row of a study."""
 
     name: str
-    method: str
+    method: str = DEFAULT_METHOD
     """Method preset, or a method's file."""
     assignments: tuple[str, ...] = ()
     """`section.key=value` texts that set the arm apart."""
@@ -41,37 +42,44 @@ REPLAY_ONLY = ("replay.", "objective.replay_", "objective.shaping", "objective.i
 """How settings begin that on-policy training does not read."""
 
 
-def metric_arms(text: str) -> list[Arm]:
-    """Arms of `--metric`.
+def axis_arms(axis: str, text: str) -> list[Arm]:
+    """Arms of one option of `exgrpo ablate`: "vary", "metric", "sampler" or "methods" with its value.
 
-    One metric is compared both ways and with a random choice: `ent` is ent:min, ent:max and random. A comma list is
-    exactly those: `ent,ppl:max` is ent:min and ppl:max. Raises InputError for an unknown metric or direction.
+    One metric without a direction is compared both ways and with a random choice: `ent` is ent:min, ent:max and random.
+    Raises InputError for an unknown name or direction, for no name, and for two methods of one name.
     """
-    names = split_list("--metric", text)
-    if len(names) == 1 and names[0] != "random" and direction_of(names[0])[1] is None:
-        metric = names[0]
-        return [metric_arm(f"{metric}:min"), metric_arm(f"{metric}:max"), metric_arm("random")]
-    return [metric_arm(name) for name in names]
+    if axis == "vary":
+        key, equals, values = text.partition("=")
+        if not equals or "." not in key:
+            raise InputError(f"--vary {text!r} is not of the form section.key=value,value.")
+        settings = [f"{key}={value}" for value in split_list("--vary", values)]
+        return [Arm(name=setting, assignments=(setting,)) for setting in settings]
+    names = split_list(f"--{axis}", text)
+    if axis == "methods":
+        return _method_arms(names)
+    if axis == "sampler":
+        for name in names:
+            _require_name("--sampler", name, SAMPLERS)
+        return [Arm(name=name, assignments=(f'replay.sampler="{name}"',)) for name in names]
+    if len(names) == 1 and names[0] != "random" and _direction_of(names[0])[1] is None:
+        names = [f"{names[0]}:min", f"{names[0]}:max", "random"]
+    return [_metric_arm(name) for name in names]
 
 
-def metric_arm(text: str) -> Arm:
+def _metric_arm(text: str) -> Arm:
     """The arm of one metric, lowest first unless it says `:max`."""
     if text == "random":
-        return Arm(name="random", method="exgrpo", assignments=('replay.metric="random"',))
-    metric, direction = direction_of(text)
-    direction = direction or "min"
+        return Arm(name="random", assignments=('replay.metric="random"',))
+    metric, direction = _direction_of(text)
     if metric == "random":
         raise InputError(f"--metric {text!r}: a random choice has no direction; write random.")
-    if not metric.startswith(PREFIX) and metric not in METRICS:
-        raise InputError(f"--metric {metric!r} is not known.{nearest(metric, METRICS)}")
-    return Arm(
-        name=f"{metric}:{direction}",
-        method="exgrpo",
-        assignments=(f'replay.metric="{metric}"', f'replay.direction="{direction}"'),
-    )
+    _require_name("--metric", metric, METRICS)
+    direction = direction or "min"
+    settings = (f'replay.metric="{metric}"', f'replay.direction="{direction}"')
+    return Arm(name=f"{metric}:{direction}", assignments=settings)
 
 
-def direction_of(text: str) -> tuple[str, str | None]:
+def _direction_of(text: str) -> tuple[str, str | None]:
     """`ppl:max` as ("ppl", "max"); a `python:module:function` keeps its own colons."""
     metric, colon, last = text.rpartition(":")
     if colon and last in DIRECTIONS:
@@ -81,24 +89,15 @@ def direction_of(text: str) -> tuple[str, str | None]:
     return text, None
 
 
-def sampler_arms(text: str) -> list[Arm]:
-    """Arms of `--sampler`: one question sampler each."""
-    arms = []
-    for name in split_list("--sampler", text):
-        if not name.startswith(PREFIX) and name not in SAMPLERS:
-            raise InputError(f"--sampler {name!r} is not known.{nearest(name, SAMPLERS)}")
-        arms.append(Arm(name=name, method="exgrpo", assignments=(f'replay.sampler="{name}"',)))
-    return arms
+def _require_name(option: str, name: str, known: tuple[str, ...]) -> None:
+    if not name.startswith(PREFIX) and name not in known:
+        raise InputError(f"{option} {name!r} is not known.{nearest(name, known)}")
 
 
-def method_arms(text: str) -> list[Arm]:
-    """Arms of `--methods`: one method preset each, or a method's file, which names the arm.
-
-    Raises InputError for an unknown preset, and for two methods of one name.
-    """
+def _method_arms(methods: Sequence[str]) -> list[Arm]:
     known = preset_names("methods")
     arms: dict[str, Arm] = {}
-    for method in split_list("--methods", text):
+    for method in methods:
         if not method.endswith(".toml") and method not in known:
             raise InputError(f"--methods: no method preset {method!r}.{nearest(method, known)}")
         arm = Arm(name=method_name(method), method=method)
@@ -116,19 +115,8 @@ def method_name(method: str) -> str:
     return Path(method).stem if method.endswith(".toml") else method
 
 
-def vary_arms(text: str) -> list[Arm]:
-    """Arms of `--vary section.key=v1,v2`: ExGRPO with each value of one setting."""
-    key, equals, values = text.partition("=")
-    if not equals or "." not in key:
-        raise InputError(f"--vary {text!r} is not of the form section.key=value,value.")
-    return [
-        Arm(name=f"{key}={value}", method="exgrpo", assignments=(f"{key}={value}",))
-        for value in split_list("--vary", values)
-    ]
-
-
 def regimes_of(text: str | None) -> list[str | None]:
-    """The regimes of `--regimes`, or none."""
+    """The regimes of `--regimes`; without it None alone, the backbone's own task."""
     if text is None:
         return [None]
     known = preset_names("regimes")
@@ -152,21 +140,33 @@ def cross(axes: Sequence[Sequence[Arm]], regimes: Sequence[str | None] = (None,)
     for regime in regimes:
         baselines: dict[str, Arm] = {}
         for parts in itertools.product(*axes):
-            # On-policy training does not read what is about replay alone.
-            shared = [part for part in parts if not any(text.startswith(REPLAY_ONLY) for text in part.assignments)]
-            shared = [part for part in shared if part.assignments]
-            baseline = _joined([on_policy, *shared], regime)
-            baseline = replace(baseline, baseline=baseline.name)
             arm = _joined(parts, regime)
+            shared = [part for part in parts if part.assignments and not _is_of_replay(part)]
+            baseline = _joined([on_policy, *shared], regime)
+            baselines[baseline.name] = replace(baseline, baseline=baseline.name)
             if arm.method == BASELINE.method:
                 arm = baseline
             elif arm.name in every:
                 raise InputError(f"arm {arm.name!r} is named twice: each arm of a study needs a name of its own.")
             every[arm.name] = replace(arm, baseline=baseline.name)
-            baselines[baseline.name] = baseline
-        every = every | {name: arm for name, arm in baselines.items() if name not in every}
+        every = {**every, **{name: arm for name, arm in baselines.items() if name not in every}}
     require_own_folders(every.values())
     return list(every.values())
+
+
+def _is_of_replay(arm: Arm) -> bool:
+    return any(text.startswith(REPLAY_ONLY) for text in arm.assignments)
+
+
+def _joined(parts: Sequence[Arm], regime: str | None) -> Arm:
+    """One arm of several: their names and settings side by side; the method is the one that is not the default."""
+    name = " ".join(part.name for part in parts)
+    return Arm(
+        name=name if regime is None else f"{regime}: {name}",
+        method=next((part.method for part in parts if part.method != DEFAULT_METHOD), DEFAULT_METHOD),
+        assignments=tuple(text for part in parts for text in part.assignments),
+        regime=regime,
+    )
 
 
 def require_own_folders(arms: Iterable[Arm]) -> None:
@@ -176,18 +176,6 @@ def require_own_folders(arms: Iterable[Arm]) -> None:
         other = folders.setdefault(arm.folder_name, arm.name)
         if other != arm.name:
             raise InputError(f"arms {other!r} and {arm.name!r} would both be in the folder {arm.folder_name}/.")
-
-
-def _joined(parts: Sequence[Arm], regime: str | None) -> Arm:
-    """One arm of several: their names and settings side by side; the method is the one that is not the default."""
-    methods = [part.method for part in parts if part.method != DEFAULT_METHOD]
-    name = " ".join(part.name for part in parts)
-    return Arm(
-        name=name if regime is None else f"{regime}: {name}",
-        method=methods[0] if methods else DEFAULT_METHOD,
-        assignments=tuple(text for part in parts for text in part.assignments),
-        regime=regime,
-    )
 
 
 def split_list(option: str, text: str) -> list[str]:

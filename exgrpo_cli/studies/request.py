@@ -2,32 +2,21 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.sections import require_known
-from exgrpo_cli.config.settings import Layer
-from exgrpo_cli.studies.arms import (
-    Arm,
-    cross,
-    method_arms,
-    method_name,
-    metric_arms,
-    regimes_of,
-    sampler_arms,
-    split_list,
-    vary_arms,
-)
-from exgrpo_cli.studies.claims.claim import chosen_claims
-from exgrpo_cli.studies.claims.plan import plan_claims
-from exgrpo_cli.studies.study import EQUAL, Study, StudyBase, plan_study
+from exgrpo_cli.studies.arms import axis_arms, cross, method_name, regimes_of, split_list
+from exgrpo_cli.studies.claims import chosen_claims, plan_claims
+from exgrpo_cli.studies.planning import StudyBase, plan_study
+from exgrpo_cli.studies.study import EQUAL, Study
 
 STUDIES, CLAIMS = Path("studies"), "claims"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StudyRequest:
+class StudyRequest(StudyBase):
     """What was asked for; None leaves the choice to presets and defaults.
 
     Without an axis: the metric `ent`, or in regimes ExGRPO and on-policy training.
@@ -44,104 +33,62 @@ class StudyRequest:
     seeds: str | None = None
     """How many, or which: "3" or "0,1,5"; three without one."""
     name: str | None = None
-    replay_from: Path | None = None
-    """Run whose experience the methods replay that store none of their own."""
     equal: str | None = None
-    """What every arm spends as the baseline does; without one `generated` with methods, else `steps`."""
+    """What every arm spends as the baseline does; without one `generated` with methods or regimes, else `steps`."""
     results: Sequence[Path] = ()
     """Folders of results that count as finished runs."""
     output: Path | None = None
     """Folder of the study; its last part is the study's name."""
-    backbone: str | None = None
-    config_file: Path | None = None
-    options: Layer = field(default_factory=dict)
-    assignments: Sequence[str] = ()
-    allow_code: bool = False
 
     def plan(self) -> Study:
         """Every run of the study, resolved. Raises InputError naming what is unknown or contradictory."""
-        root, name = self._place()
+        self._refuse_axes_of_claims()
+        axes = self._axes()
+        root, name = self._place(axes)
         if self.claim is not None:
-            claims = chosen_claims(self.claim)
-            return plan_claims(claims, name=name, root=root, base=self.base(), results=self.results)
+            return plan_claims(chosen_claims(self.claim), name=name, root=root, base=self, results=self.results)
+        arms = cross([axis_arms(axis, text) for axis, text in axes], regimes_of(self.regimes))
+        # Methods differ in what a step costs, values of one setting hardly do.
+        usual = "generated" if self.methods is not None or self.regimes is not None else "steps"
+        equal = usual if self.equal is None else self.equal
+        require_known("--equal", equal, EQUAL)
+        seeds = parse_seeds("3" if self.seeds is None else self.seeds)
         return plan_study(
-            name=name,
-            root=root,
-            arms=self._arms(),
-            seeds=parse_seeds("3" if self.seeds is None else self.seeds),
-            base=self.base(),
-            equal=self._equal(),
-            results=self.results,
-        )
-
-    def base(self) -> StudyBase:
-        """What all runs have in common."""
-        return StudyBase(
-            backbone=self.backbone,
-            config_file=self.config_file,
-            options=self.options,
-            assignments=self.assignments,
-            replay_from=self.replay_from,
-            allow_code=self.allow_code,
-        )
+            name=name, root=root, arms=arms, seeds=seeds, base=self, equal=equal, results=self.results
+        )  # fmt: skip
 
     def _axes(self) -> list[tuple[str, str]]:
-        axes = {"metric": self.metric, "sampler": self.sampler, "methods": self.methods}
-        given = [(axis, text) for axis, text in axes.items() if text is not None] + [
-            ("vary", text) for text in self.vary
-        ]
-        if not given:
-            given = [("methods", "exgrpo,grpo")] if self.regimes is not None else [("metric", "ent")]
-        return given
+        """Name and text of every axis that was asked for."""
+        named = {"metric": self.metric, "sampler": self.sampler, "methods": self.methods}
+        given = [(axis, text) for axis, text in named.items() if text is not None]
+        given += [("vary", text) for text in self.vary]
+        return given or [("methods", "exgrpo,grpo") if self.regimes is not None else ("metric", "ent")]
 
-    def _arms(self) -> list[Arm]:
-        makers = {"metric": metric_arms, "sampler": sampler_arms, "methods": method_arms, "vary": vary_arms}
-        return cross([makers[axis](text) for axis, text in self._axes()], regimes_of(self.regimes))
-
-    def _equal(self) -> str:
-        """What arms are equal in: methods differ in what a step costs, values of one setting hardly do."""
-        by_tokens = self.methods is not None or self.regimes is not None
-        usual = "generated" if by_tokens else "steps"
-        chosen = usual if self.equal is None else self.equal
-        require_known("--equal", chosen, EQUAL)
-        return chosen
-
-    def _place(self) -> tuple[Path, str]:
+    def _place(self, axes: Sequence[tuple[str, str]]) -> tuple[Path, str]:
         """Folder of studies and name of this one; all claims share one, since they share runs."""
+        if self.output is not None:
+            if self.name not in (None, self.output.name):
+                raise InputError(
+                    f"--output {self.output} names the study {self.output.name!r}, --name {self.name!r}: "
+                    "leave one of them out."
+                )
+            return self.output.parent, self.output.name
         if self.claim is not None:
-            self._refuse_axes()
-        if self.output is None:
-            parts = [_part_of_name(axis, text) for axis, text in self._axes()]
-            parts += [f"regimes-{self.regimes}"] if self.regimes else []
-            if self.claim is not None:
-                return STUDIES, self.name or CLAIMS
-            return STUDIES, self.name or re.sub(r"[^A-Za-z0-9._=-]+", "-", "-".join(parts))
-        if self.name is not None and self.name != self.output.name:
-            raise InputError(
-                f"--output {self.output} names the study {self.output.name!r}, --name {self.name!r}: "
-                "leave one of them out."
-            )
-        return self.output.parent, self.output.name
+            return STUDIES, self.name or CLAIMS
+        parts = [_part_of_name(axis, text) for axis, text in axes]
+        parts += [f"regimes-{self.regimes}"] if self.regimes else []
+        return STUDIES, self.name or re.sub(r"[^A-Za-z0-9._=-]+", "-", "-".join(parts))
 
-    def _refuse_axes(self) -> None:
+    def _refuse_axes_of_claims(self) -> None:
         """Raise InputError for an option that would change what a claim says."""
-        options = {
-            "--metric": self.metric,
-            "--sampler": self.sampler,
-            "--methods": self.methods,
-            "--regimes": self.regimes,
-            "--vary": self.vary or None,
-            "--seeds": self.seeds,
-            "--equal": self.equal,
-            "--replay-from": self.replay_from,
-        }
-        for option, value in options.items():
-            if value is not None:
+        for name in ("metric", "sampler", "methods", "regimes", "vary", "seeds", "equal", "replay_from"):
+            if self.claim is not None and getattr(self, name) not in (None, (), []):
+                option = f"--{name.replace('_', '-')}"
                 raise InputError(f"--claim brings its own arms, regimes, seeds and budgets: leave {option} out.")
 
 
 def _part_of_name(axis: str, text: str) -> str:
-    """What an axis adds to the name of a study: of methods' files their names alone."""
+    """Part of an axis in the name of a study: of methods' files their names alone."""
     if axis == "methods":
         text = ",".join(method_name(each) for each in split_list("--methods", text))
     return text if axis == "vary" else f"{axis}-{text}"

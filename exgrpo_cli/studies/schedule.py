@@ -1,6 +1,7 @@
 """Running a study: each run is a process of its own, so that one that fails or is killed costs no other.
 
-Finished runs are not run again, unfinished ones go on from their newest checkpoint.
+Finished runs are not run again, unfinished ones go on from their newest checkpoint. One loop starts what is ready and
+watches it to its end; a launcher says how: as processes of this one here, as tasks of submitit in `cluster`.
 """
 
 import os
@@ -10,40 +11,116 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, replace
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
-from exgrpo_cli.base.console.reporter import Reporter, make_reporter
+import numpy as np
+
+from exgrpo_cli.base.console.reporter import Reporter, make_reporter, spent
 from exgrpo_cli.base.console.signals import Stopper
-from exgrpo_cli.base.errors import InputError, Interrupted, RunError
-from exgrpo_cli.base.files import write_text
+from exgrpo_cli.base.errors import DamageWarning, InputError, Interrupted, RunError
+from exgrpo_cli.base.files import last_json_line, write_text
 from exgrpo_cli.config.sections.run import SlurmSettings
 from exgrpo_cli.config.settings import to_toml
 from exgrpo_cli.machine.settle import require_runnable, settle
 from exgrpo_cli.machine.survey import survey_machine, visible_gpus
 from exgrpo_cli.runs.folder import RunFolder
-from exgrpo_cli.studies.duration import estimate, progress, time_to_go
-from exgrpo_cli.studies.results.report import StudyReport
-from exgrpo_cli.studies.results.writing import keep_results, report_study
-from exgrpo_cli.studies.run_log import RunLog, last_line
+from exgrpo_cli.runs.metrics import METRICS_FILE
+from exgrpo_cli.studies.output import duration, report_study
+from exgrpo_cli.studies.report import StudyReport
 from exgrpo_cli.studies.study import Study, StudyRun, budgeted, is_ready
-from exgrpo_cli.studies.study_files import write_plan
+from exgrpo_cli.studies.task import last_line
+from exgrpo_cli.studies.worker import DAMAGE
 
+WORKER = (sys.executable, "-m", "exgrpo_cli.studies.worker")
 POLL_SECONDS = 0.5
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Started:
-    """A run under way."""
-
-    run: StudyRun
-    process: subprocess.Popen[bytes]
-    log: RunLog
+class Launcher(Protocol):
+    """Way to start runs. A job is whatever it gives back for one."""
 
     @property
-    def label(self) -> str:
-        """Arm and seed, as progress and errors name the run."""
-        return f"{self.run.arm.name}, seed {self.run.seed}"
+    def at_once(self) -> int:
+        """Runs under way at a time."""
+
+    @property
+    def most_kills(self) -> int:
+        """Kills of one run after which it counts as failed."""
+
+    def start(self, runs: Sequence[StudyRun]) -> list[Any]:
+        """Start runs whose budgets are known; returns a job for each."""
+
+    def has_ended(self, job: Any) -> bool:
+        """Whether the job is over."""
+
+    def failure(self, run: StudyRun, job: Any) -> str | None:
+        """Reason why an ended run has not finished, empty where it was killed and may go on; None where it has."""
+
+    def stop(self, started: Sequence[tuple[StudyRun, Any]]) -> None:
+        """Have every run save and end, and wait until none is written any more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Processes:
+    """Runs as processes of this one."""
+
+    at_once: int
+    most_kills: int = 0
+
+    def start(self, runs: Sequence[StudyRun]) -> list[subprocess.Popen[bytes]]:
+        """Start each in a process group of its own, its output in `seed-<n>.log`."""
+        return [self._start(with_threads(run, self.at_once)) for run in runs]
+
+    def _start(self, run: StudyRun) -> subprocess.Popen[bytes]:
+        command = [*worker_command(run), str(os.getpid())]
+        with run.log.open("ab") as log:
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )  # fmt: skip
+
+    def has_ended(self, job: subprocess.Popen[bytes]) -> bool:
+        """Whether the process is over."""
+        return job.poll() is not None
+
+    def failure(self, run: StudyRun, job: subprocess.Popen[bytes]) -> str | None:
+        """Signal that killed the run, or else the last line of its log: one that was killed had no time to say so."""
+        code = job.returncode
+        if code < 0:
+            return f"ended by a signal ({signal.strsignal(-code)})"
+        return last_line(run.log) if code else None
+
+    def stop(self, started: Sequence[tuple[StudyRun, subprocess.Popen[bytes]]]) -> None:
+        """Ask every run to save and stop, and wait for it."""
+        for _, job in started:
+            if job.poll() is None:
+                job.send_signal(signal.SIGTERM)
+        for _, job in started:
+            job.wait()
+
+
+class RunLog:
+    """The log of one run, read while it grows: what stood there before is an earlier process's."""
+
+    def __init__(self, run: StudyRun) -> None:
+        self._run = run
+        self._read = run.log.stat().st_size if run.log.is_file() else 0
+
+    def pass_on_damage(self) -> None:
+        """Warn (DamageWarning) of damage that the run has found since the last call."""
+        if not self._run.log.is_file():
+            return
+        with self._run.log.open("rb") as file:
+            file.seek(self._read)
+            new = file.read()
+        whole = new[: new.rfind(b"\n") + 1]
+        self._read += len(whole)
+        for line in whole.decode(errors="replace").splitlines():
+            if line.startswith(DAMAGE):
+                warnings.warn(f"{self._run.label}: {line.removeprefix(DAMAGE)}", DamageWarning, stacklevel=2)
 
 
 def compare(
@@ -51,93 +128,109 @@ def compare(
 ) -> StudyReport:
     """Run what is not finished and compare the arms: as processes of this one, or by a launcher's tasks.
 
-    Raises as `run_study` and `launch_study`, and InputError for a machine too small where the runs are to be on it.
+    Raises as `run_study`, and InputError for a machine too small where the runs are to be on it.
     """
-    from exgrpo_cli.studies.cluster.launch import launch_study
-
     if launcher != "slurm":
         require_runnable(settle(study.runs[0].config, survey_machine())[1])
     reporter = make_reporter(quiet=quiet)
     try:
-        if launcher is None:
-            run_study(study, jobs=jobs, reporter=reporter)
-        else:
-            launch_study(study, launcher, slurm or SlurmSettings(), jobs=jobs, reporter=reporter)
+        run_study(study, launcher_of(study, jobs, launcher, slurm), reporter)
     finally:
         reporter.close()
     return report_study(study)
 
 
-def run_study(study: Study, *, jobs: int, reporter: Reporter) -> None:
-    """Run what is not finished, `jobs` at a time (0: as many as the cores carry).
+def launcher_of(study: Study, jobs: int, launcher: str | None, slurm: SlurmSettings | None) -> Launcher:
+    """The launcher of this name, or processes of this one, `jobs` at a time (0: as many as the cores carry)."""
+    if launcher is None:
+        return Processes(at_once=jobs_of(study, jobs))
+    from exgrpo_cli.studies.cluster import Tasks
 
-    Raises RunError after the others have ended when runs failed, Interrupted after a stop signal with all states saved.
+    return Tasks.of_study(study, launcher, slurm or SlurmSettings(), at_once=jobs_of(study, jobs))
+
+
+def run_study(study: Study, launcher: Launcher, reporter: Reporter) -> None:
+    """Run what is not finished and keep the results.
+
+    Raises InputError for a folder or a cluster that cannot be used, RunError where runs failed, after the others have
+    ended, and Interrupted after a stop signal with all states saved.
     """
     make_writable(study.folder)
-    write_beginning(study)
+    study.write_beginning()
     # The baseline first: its runs set the budgets of the others.
-    unfinished = [run for run in study.runs if run.state != "finished"]
-    waiting = sorted(unfinished, key=lambda run: study.equal != "steps" and run.arm.name != run.arm.baseline)
+    waiting = sorted(study.unfinished, key=lambda run: study.equal != "steps" and run.arm.name != run.arm.baseline)
     reporter.note(f"{len(study.runs)} runs, {len(study.runs) - len(waiting)} finished already")
-    jobs, told = jobs_of(study, jobs), False
-    started: list[Started] = []
-    failed: list[Started] = []
+    failed = run_all(study, waiting, launcher, reporter, f"the same command goes on with the study in {study.folder}")
+    for run, reason in failed[:1]:
+        raise RunError(
+            f"{len(failed)} of {len(study.runs)} runs failed, first {run.label}: {reason} (see {run.log}); the same "
+            "command tries them again."
+        )
+
+
+def run_all(
+    study: Study, waiting: Sequence[StudyRun], launcher: Launcher, reporter: Reporter, how_to_go_on: str
+) -> list[tuple[StudyRun, str]]:
+    """Start each run once its budget is known, watch all to their end; returns those that failed, with the reason.
+
+    Warns (DamageWarning) of damage that a run has found and passed over. Raises Interrupted after a stop signal.
+    """
+    waiting, told = list(waiting), False
+    started: dict[str, tuple[StudyRun, Any, RunLog]] = {}
+    kills: Counter[str] = Counter()
+    failed: list[tuple[StudyRun, str]] = []
     with Stopper() as stopper:
         try:
             while waiting or started:
-                ready = [run for run in waiting if is_ready(study, run)][: jobs - len(started)]
-                for run in ready:
-                    waiting.remove(run)
-                    started.append(start(with_threads(budgeted(study, run), jobs), reporter))
+                ready = [budgeted(study, run) for run in waiting if is_ready(study, run)]
+                ready = ready[: launcher.at_once - len(started)]
+                begun = {run.label for run in ready}
+                waiting = [run for run in waiting if run.label not in begun]
+                logs = [RunLog(run) for run in ready]
+                jobs = launcher.start(ready) if ready else []
+                for run, job, log in zip(ready, jobs, logs, strict=True):
+                    started[run.label] = run, job, log
+                    reporter.progress(*progress(run), run.label)
                 if not started:
                     reporter.note(f"{len(waiting)} runs wait for a baseline that failed")
                     break
                 # Cut short in here alone: a run that was started and not yet listed would go on by itself.
                 with stopper.immediate():
                     time.sleep(POLL_SECONDS)
-                failed += collect_ended(started, reporter)
-                if not told and (told := estimate(study, jobs) is not None):
-                    reporter.note(time_to_go(study, jobs))
+                for run, reason in _take_ended(started, launcher, reporter):
+                    if not reason and kills[run.label] < launcher.most_kills:
+                        kills[run.label] += 1
+                        reporter.note(f"{run.label}: its task was killed; submitted again")
+                        waiting.append(run)
+                    else:
+                        failed.append((run, reason or f"killed {kills[run.label] + 1} times"))
+                        reporter.note(f"{run.label} failed: {failed[-1][1]}")
+                if not told and (told := estimate(study, launcher.at_once) is not None):
+                    reporter.note(time_to_go(study, launcher.at_once))
         except KeyboardInterrupt:
-            stop(started)
-            raise Interrupted(
-                f"stopped, states saved; the same command goes on with the study in {study.folder}"
-            ) from None
+            raise Interrupted(f"stopped, states saved; {how_to_go_on}") from None
         finally:
-            stop(started)
-    if failed:
-        raise RunError(
-            f"{len(failed)} of {len(study.runs)} runs failed, first {failed[0].label}: "
-            f"{failure_reason(failed[0])} (see {failed[0].log.path}); the same command tries them again."
-        )
-
-
-def collect_ended(started: list[Started], reporter: Reporter) -> list[Started]:
-    """Report how far each run is, take the ended ones out of `started`, and return those that failed.
-
-    Warns (DamageWarning) of what a run has found damaged and passed over.
-    """
-    failed = []
-    ended = [job for job in started if job.process.poll() is not None]
-    for job in started:
-        job.log.tell_damage(job.label)
-    for job in ended:
-        started.remove(job)
-        if job.process.returncode:
-            failed.append(job)
-            reporter.note(f"{job.label} failed: {failure_reason(job)}")
-        else:
-            whole = progress(job.run)[1]
-            reporter.progress(whole, whole, job.label)
-    for job in started:
-        reporter.progress(*progress(job.run), job.label)
+            launcher.stop([(run, job) for run, job, _ in started.values()])
     return failed
 
 
-def failure_reason(failed: Started) -> str:
-    """What killed the run, or else the last line of its log: one that was killed had no time to say so."""
-    code = failed.process.returncode
-    return f"ended by a signal ({signal.strsignal(-code)})" if code < 0 else last_line(failed.log.path)
+def _take_ended(
+    started: dict[str, tuple[StudyRun, Any, RunLog]], launcher: Launcher, reporter: Reporter
+) -> list[tuple[StudyRun, str]]:
+    """Report how far each run is, take the ended ones out of `started`, and return those that have not finished."""
+    unfinished = []
+    for label, (run, job, log) in list(started.items()):
+        has_ended = launcher.has_ended(job)
+        log.pass_on_damage()
+        done, whole = progress(run)
+        if has_ended:
+            del started[label]
+            if (reason := launcher.failure(run, job)) is not None:
+                unfinished.append((run, reason))
+                continue
+            done = whole
+        reporter.progress(done, whole, label)
+    return unfinished
 
 
 def make_writable(folder: Path) -> None:
@@ -150,14 +243,18 @@ def make_writable(folder: Path) -> None:
         raise InputError(f"{folder} cannot be written ({error.strerror}): choose another --output.") from error
 
 
-def write_beginning(study: Study) -> None:
-    """Keep the study's arms and seeds, and results of other machines, which a study that is killed would forget.
+def worker_command(run: StudyRun) -> list[str]:
+    """Command of the run's worker without its last argument, the process that it must not outlive.
 
-    Raises RunError where the disk refuses, InputError for a damaged result of a finished run.
+    Writes its settings beside its folder, and removes what is left of a run that was killed while it was set up:
+    without a configuration nothing can go on with it. Raises InputError where another process is setting it up.
     """
-    seeds = {arm.name: [run.seed for run in study.runs if run.arm == arm] for arm in study.arms}
-    write_plan(study.folder, study.arms, equal=study.equal, claims=study.claims, seeds=seeds)
-    keep_results(study)
+    run.folder.parent.mkdir(parents=True, exist_ok=True)
+    if run.state == "new" and run.folder.exists():
+        with RunFolder(run.folder).locked():
+            shutil.rmtree(run.folder)
+    write_text(run.asked_file, to_toml(run.config))
+    return [*WORKER, str(run.asked_file.resolve()), str(run.folder.resolve())]
 
 
 def jobs_of(study: Study, jobs: int) -> int:
@@ -169,53 +266,59 @@ def jobs_of(study: Study, jobs: int) -> int:
     on_gpu = run.device == "cuda" or (run.device == "auto" and bool(visible_gpus()))
     if jobs or on_gpu or run.nproc != 1:
         return jobs or 1
-    waiting = sum(each.state != "finished" for each in study.runs)
-    return max(1, min(waiting, len(os.sched_getaffinity(0)) // max(1, run.threads)))
+    return max(1, min(len(study.unfinished), len(os.sched_getaffinity(0)) // max(1, run.threads)))
 
 
 def with_threads(run: StudyRun, jobs: int) -> StudyRun:
     """The run with its part of the cores, where its settings leave the threads open."""
-    settings = run.config.run
-    if settings.threads > 0 or jobs == 1:
+    if run.config.run.threads > 0 or jobs == 1:
         return run
-    threads = max(1, len(os.sched_getaffinity(0)) // jobs)
-    return replace(run, config=replace(run.config, run=replace(settings, threads=threads)))
+    return run.given(threads=max(1, len(os.sched_getaffinity(0)) // jobs))
 
 
-def start(run: StudyRun, reporter: Reporter) -> Started:
-    """Start one run in a process group of its own, its talk in `seed-<n>.log`, its settings in `seed-<n>.toml`."""
-    run.folder.parent.mkdir(parents=True, exist_ok=True)
-    if run.state == "new" and run.folder.exists():
-        clear_torn(run.folder)
-    settings = run.asked_file
-    write_text(settings, to_toml(run.config))
-    log = RunLog(run.folder)
-    with log.path.open("ab") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "exgrpo_cli.studies.worker", str(settings), str(run.folder), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            start_new_session=True,
-        )
-    job = Started(run=run, process=process, log=log)
-    reporter.progress(0, run.config.run.steps, job.label)
-    return job
+def time_to_go(study: Study, jobs: int) -> str:
+    """How many runs are left and how long they take, for people."""
+    seconds = estimate(study, jobs)
+    takes = "how long shows once one has made a step" if seconds is None else f"about {duration(seconds)}"
+    return f"{len(study.unfinished)} of {len(study.runs)} runs to go, {jobs} at a time: {takes}"
 
 
-def clear_torn(folder: Path) -> None:
-    """Remove what a run left that was killed while it was set up: without a configuration nothing can go on with it.
+def estimate(study: Study, jobs: int) -> float | None:
+    """Seconds of the unfinished runs, `jobs` at a time; None while no run has been measured.
 
-    Raises InputError where another process is setting it up.
+    A run takes as long as those of its arm took, else those of its regime, else as the study says, else as any took.
     """
-    with RunFolder(folder).locked():
-        shutil.rmtree(folder)
+    measured = [(run, seconds) for run in study.runs if (seconds := whole_seconds(run)) is not None]
+    total = 0.0
+    for run in study.unfinished:
+        own = [seconds for other, seconds in measured if other.arm == run.arm]
+        alike = [seconds for other, seconds in measured if other.arm.regime == run.arm.regime]
+        assumed = [study.run_seconds[run.arm.name]] if run.arm.name in study.run_seconds else []
+        known = own or alike or assumed or [seconds for _, seconds in measured]
+        if not known:
+            return None
+        total += float(np.mean(known)) * (1 - done_share(run))
+    return total / jobs
 
 
-def stop(started: list[Started]) -> None:
-    """Ask every run to save and stop, and wait for it."""
-    for job in started:
-        if job.process.poll() is None:
-            job.process.send_signal(signal.SIGTERM)
-    for job in started:
-        job.process.wait()
+def whole_seconds(run: StudyRun) -> float | None:
+    """Seconds that a run took, or will take by its newest step; None where it has made no step."""
+    if (result := run.read_result()) is not None:
+        return result.totals.seconds
+    line = last_json_line(run.folder / METRICS_FILE)
+    return None if line is None else float(line["time/step"]) * line["step"] / done_share(run)
+
+
+def done_share(run: StudyRun) -> float:
+    """Share of its budget that an unfinished run has spent."""
+    done, whole = progress(run)
+    return min(1.0, done / whole)
+
+
+def progress(run: StudyRun) -> tuple[int, int]:
+    """Budget that a run has spent, and the whole of it: steps, tokens or seconds."""
+    line, settings = last_json_line(run.folder / METRICS_FILE), run.config.run
+    if settings.budget == "steps":
+        # The baseline of its seed may have given it another budget when it started: steps tell nearly as much.
+        return int(line["step"]) if line else 0, settings.steps
+    return spent(line) if line else 0, settings.whole_budget

@@ -1,26 +1,30 @@
-"""A study on paper: which runs, where, and in what state."""
+"""A study: its runs with their states and results, the budgets it gives them, and what it keeps in its folder."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+import glob
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.config.layers import build_config, read_config, read_method
-from exgrpo_cli.config.names import BUILT_IN, GYM, check_functions, section_of_made
+from exgrpo_cli.base.files import write_json
+from exgrpo_cli.base.manifest import values_digest
 from exgrpo_cli.config.sections.run import Budget
-from exgrpo_cli.config.settings import PINNED, Config, Layer, resolve
-from exgrpo_cli.runs.result import RESULT_FILE, RunResult, config_hash, read_result
+from exgrpo_cli.config.settings import Config, Layer
+from exgrpo_cli.runs.result import RESULT_FILE, SUFFIX, RunResult, read_result, write_result
 from exgrpo_cli.runs.summary import has_ended
 from exgrpo_cli.studies.arms import Arm
-from exgrpo_cli.studies.study_files import results_folders
 
 EQUAL: tuple[str, ...] = get_args(Budget)
 """What the arms of a study may be equal in."""
-SEED_PLACE = "{seed}"
-"""In a setting of a study, the seed of each run: `tiny.seed={seed}` gives every seed a warm start of its own."""
-BUDGET = frozenset({"run.budget", "run.budget_amount"})
-"""Settings that `--equal` gives a run by its seed."""
+PLAN_FILE = "study.json"
+"""In the study's folder: its arms, which cannot all be told from the names of folders, and their seeds."""
+RESULTS_FOLDER = "results"
+"""Of a study: a copy of each finished run's result, all that another machine needs of it."""
+
+Results = Mapping[int, RunResult]
+"""Results of one arm by seed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,25 +40,37 @@ class StudyRun:
     """Found beside the run folders: made by an earlier call, or on another machine."""
 
     @property
+    def label(self) -> str:
+        """Arm and seed, as progress and errors name the run."""
+        return f"{self.arm.name}, seed {self.seed}"
+
+    @property
     def asked_file(self) -> Path:
-        """What was asked of the run, before it pinned what its machine decides."""
+        """Settings that the run was asked to have, before it pinned what its machine decides."""
         return self.folder.with_name(f"{self.folder.name}.toml")
 
-    def read_result(self) -> RunResult | None:
-        """What the run achieved; None before it has finished, and where an older version ran it."""
-        path = self.folder / RESULT_FILE
-        if self.result is not None:
-            return self.result
-        return read_result(path) if self.state == "finished" and path.is_file() else None
+    @property
+    def log(self) -> Path:
+        """The file with all that the run wrote to its terminal."""
+        return self.folder.with_name(f"{self.folder.name}.log")
 
     @property
     def state(self) -> str:
         """ "finished", "unfinished" or "new", from what is on disk."""
-        if self.result is not None:
-            return "finished"
-        if has_ended(self.folder, self.config.run.steps):
+        if self.result is not None or has_ended(self.folder, self.config.run.steps):
             return "finished"
         return "unfinished" if (self.folder / "config.toml").is_file() else "new"
+
+    def read_result(self) -> RunResult | None:
+        """Result of the finished run; None before it has finished."""
+        path = self.folder / RESULT_FILE
+        if self.result is not None:
+            return self.result
+        return read_result(path) if path.is_file() and self.state == "finished" else None
+
+    def given(self, **settings: Any) -> "StudyRun":
+        """The run with settings of `[run]` that the study decides: its budget, its part of the cores."""
+        return replace(self, config=replace(self.config, run=replace(self.config.run, **settings)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,11 +80,9 @@ class Study:
     name: str
     folder: Path
     arms: tuple[Arm, ...]
-    seeds: tuple[int, ...]
     runs: tuple[StudyRun, ...]
     equal: str = "steps"
     """What all arms of a seed spend alike: `steps`, or `generated` or `trained` tokens or `seconds` of the baseline."""
-
     claims: Mapping[str, Layer] = field(default_factory=dict)
     """The claims that the runs are of, by name, as their files state them."""
     run_seconds: Mapping[str, float] = field(default_factory=dict)
@@ -79,13 +93,19 @@ class Study:
     """Arm and seed of all runs that the folder was last asked for, where it is read and not planned."""
 
     @property
+    def seeds(self) -> tuple[int, ...]:
+        """Seeds of any run, in order."""
+        return tuple(sorted({run.seed for run in self.runs} | {seed for _, seed in self.others}))
+
+    @property
     def baselines(self) -> tuple[str, ...]:
         """Names of the arms that others are compared with."""
         return tuple(dict.fromkeys(arm.baseline for arm in self.arms if arm.baseline))
 
-    def arm(self, name: str) -> Arm:
-        """The arm of this name."""
-        return next(arm for arm in self.arms if arm.name == name)
+    @property
+    def unfinished(self) -> list[StudyRun]:
+        """Runs that are still to be done."""
+        return [run for run in self.runs if run.state != "finished"]
 
     def results(self) -> dict[str, dict[int, RunResult]]:
         """Results of the finished runs, by arm and seed; arms without one are left out."""
@@ -93,8 +113,7 @@ class Study:
         for (arm, seed), other in self.others.items():
             found.setdefault(arm, {})[seed] = other
         for run in self.runs:
-            result = run.read_result()
-            if result is not None:
+            if (result := run.read_result()) is not None:
                 found.setdefault(run.arm.name, {})[run.seed] = result
         return found
 
@@ -117,163 +136,98 @@ class Study:
             ],
         }
 
+    def write_beginning(self) -> None:
+        """Keep arms, seeds and results of other machines, which a study that is killed would forget.
+
+        Raises RunError where the disk refuses, InputError for a damaged result of a finished run.
+        """
+        plan = {
+            "equal": self.equal,
+            "claims": dict(self.claims),
+            "arms": [asdict(arm) for arm in self.arms],
+            "seeds": {arm.name: [run.seed for run in self.runs if run.arm == arm] for arm in self.arms},
+        }
+        write_json(self.folder / PLAN_FILE, plan | {"checksum": values_digest(plan)})
+        self.keep_results()
+
+    def keep_results(self) -> None:
+        """Copy the finished runs' results into `results/`: another machine, or a later study, counts them as runs."""
+        arms = {arm.name: arm for arm in self.arms}
+        for name, results in self.results().items():
+            for seed, result in results.items():
+                path = self.folder / RESULTS_FOLDER / f"{arms[name].folder_name}-{seed}{SUFFIX}"
+                if not path.is_file():
+                    write_result(path, result)
+
+
+def budget_source(study: Study, run: StudyRun) -> StudyRun | None:
+    """The baseline's run of the same seed, whose spending is the budget of `run`; None without one."""
+    if study.equal == "steps" or run.arm.name == run.arm.baseline:
+        return None
+    return next(other for other in study.runs if other.arm.name == run.arm.baseline and other.seed == run.seed)
+
+
+def is_ready(study: Study, run: StudyRun) -> bool:
+    """Whether the run's budget is known: with equal steps from the start, else once the baseline's run has finished."""
+    source = budget_source(study, run)
+    return source is None or source.state == "finished"
+
+
+def budgeted(study: Study, run: StudyRun) -> StudyRun:
+    """The run with the budget that the baseline spent; itself for the baseline, with equal steps, or not ready."""
+    source = budget_source(study, run)
+    if source is None or source.state != "finished":
+        return run
+    result = source.read_result()
+    if result is None:
+        raise InputError(f"{source.folder} has no {RESULT_FILE}: remove the folder to run it again.")
+    totals = result.totals
+    spent = {"generated": totals.generated, "trained": totals.trained, "seconds": totals.training_seconds}
+    return run.given(budget=study.equal, budget_amount=float(spent[study.equal]))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StudyBase:
-    """What all runs of a study have in common, weaker than an arm's own settings."""
+class StudyPlan:
+    """What a study's folder says of its runs."""
 
-    backbone: str | None = None
-    config_file: Path | None = None
-    options: Layer = field(default_factory=dict)
-    assignments: Sequence[str] = ()
-    replay_from: Path | None = None
-    """Run whose experience the arms replay that store none of their own."""
-    allow_code: bool = False
-    """Methods' files may name functions."""
-
-    def config(self, arm: Arm, seed: int) -> Config:
-        """The configuration of one run. Raises InputError for a bad setting."""
-        config = build_config(
-            backbone=self.backbone,
-            method=arm.method,
-            regime=arm.regime,
-            config_file=self.config_file,
-            options={
-                **self.options,
-                "run": {**self.options.get("run", {}), "seed": seed},
-                **pool_of(arm, self.replay_from),
-            },
-            assignments=[_of_seed(text, seed) for text in (*self.assignments, *arm.assignments)],
-            allow_code=self.allow_code,
-        )
-        if config.run.seed != seed:
-            raise InputError("run.seed: the seeds of a study are those of --seeds or of its claims; leave it out.")
-        if not config.data.has_heldout:
-            raise InputError("data.heldout = 'none': a study compares held-out pass@1, so name held-out questions.")
-        check_functions(config)
-        return config
+    arms: dict[str, Arm] = field(default_factory=dict)
+    """By the name of their folder."""
+    equal: str = "steps"
+    claims: Mapping[str, Layer] = field(default_factory=dict)
+    runs: frozenset[tuple[str, int]] = frozenset()
+    """Arm and seed of each that was asked for."""
 
 
-def _of_seed(assignment: str, seed: int) -> str:
-    """The assignment with the run's seed for `{seed}`.
-
-    Raises InputError where it says which questions there are: intervals are over questions that all seeds share.
-    """
-    if SEED_PLACE not in assignment:
-        return assignment
-    key, equals, value = assignment.partition("=")
-    section = key.partition(".")[0].strip()
-    if section in ("data", "validation", *map(section_of_made, (*BUILT_IN, GYM))):
-        raise InputError(f"{assignment}: seeds are compared on the same held-out questions, so no {section} by seed.")
-    return key + equals + value.replace(SEED_PLACE, str(seed))
-
-
-def plan_study(
-    *,
-    name: str,
-    root: Path,
-    arms: Sequence[Arm],
-    seeds: Sequence[int] | Mapping[str, Sequence[int]],
-    base: StudyBase | None = None,
-    equal: str = "steps",
-    results: Sequence[Path] = (),
-) -> Study:
-    """Resolve every run of the study in `root/name`; `seeds` are those of all arms, or of each arm by its name.
-
-    Runs whose result lies in one of the folders `results`, or in the study's own `results/`, count as finished, unless
-    arms differ in nothing that a result names, precision say: of those, run folders count. Raises InputError
-    for no seeds, a bad setting, a folder that holds the run of another configuration, or a damaged result.
-    """
-    of_arm = seeds if isinstance(seeds, Mapping) else dict.fromkeys((arm.name for arm in arms), seeds)
-    for own in of_arm.values():
-        if not own or len(set(own)) != len(own):
-            raise InputError(f"seeds {list(own)} must be at least one, each once.")
-    folder, base = root / name, base or StudyBase()
-    known = {(found.config_hash, found.seed): found for each in results_folders(folder, results) for found in each}
-    runs = [
-        StudyRun(arm=arm, seed=seed, folder=folder / arm.folder_name / f"seed-{seed}", config=base.config(arm, seed))
-        for seed in sorted({seed for own in of_arm.values() for seed in own})
-        for arm in arms
-        if seed in of_arm[arm.name]
-    ]
-    runs = _with_results(runs, known, equal)
-    study = Study(
-        name=name, folder=folder, arms=tuple(arms), seeds=tuple(sorted({run.seed for run in runs})), runs=tuple(runs),
-        equal=equal,
-    )  # fmt: skip
-    for run in study.runs:
-        check_same_run(budgeted(study, run))
-    for arm in arms:
-        _check_same_arm(arm, folder / arm.folder_name, of_arm[arm.name], base)
-    return study
-
-
-def _check_same_arm(arm: Arm, folder: Path, seeds: Sequence[int], base: StudyBase) -> None:
-    """What an earlier call has run of the arm with other seeds must be of the same settings, its budget aside."""
-    planned = {f"seed-{seed}" for seed in seeds}
-    for path in sorted(folder.glob("seed-*/config.toml")):
-        number = path.parent.name.removeprefix("seed-")
-        if path.parent.name not in planned and number.isdecimal():
-            config = base.config(arm, int(number))
-            run = StudyRun(arm=arm, seed=int(number), folder=path.parent, config=config)
-            check_same_run(run, aside=BUDGET)
-            return
-
-
-def _with_results(runs: Sequence[StudyRun], known: Mapping[tuple[str, int], RunResult], equal: str) -> list[StudyRun]:
-    """The runs, each with the result found of it; `known` is by hash of the settings and seed."""
-    keys = [(config_hash(budget_of(run.config, run.arm, equal)), run.seed) for run in runs]
-    first: dict[tuple[str, int], Config] = {}
-    unnamed = {
-        key
-        for key, run in zip(keys, runs, strict=True)
-        if differing_keys(run.config, first.setdefault(key, run.config))
-    }
-    found = []
-    for key, run in zip(keys, runs, strict=True):
-        result = None if key in unnamed else known.get(key)
-        if result is not None and equal == "steps" and result.budget_amount != run.config.run.budget_amount:
-            result = None
-        found.append(replace(run, result=result))
-    return found
-
-
-def budget_of(config: Config, arm: Arm, equal: str) -> Config:
-    """The configuration with the kind of budget that the run will have; how much it is comes from the baseline."""
-    if equal == "steps" or arm.name == arm.baseline:
-        return config
-    return replace(config, run=replace(config.run, budget=cast(Budget, equal), budget_amount=1.0))
-
-
-def pool_of(arm: Arm, replay_from: Path | None) -> dict[str, Layer]:
-    """The given run's experience, for an arm that stores nothing of its own."""
-    store = read_method(arm.method, allow_code=True).settings.get("replay", {}).get("store")
-    if replay_from is None or store != "none":
-        return {}
-    return {"replay": {"warm_start": str(replay_from.resolve())}}
-
-
-def check_same_run(run: StudyRun, *, aside: frozenset[str] = frozenset()) -> None:
-    """A folder from an earlier call must hold this very run, choices made at its start and `aside` left out."""
-    path = run.folder / "config.toml"
+def read_plan(folder: Path) -> StudyPlan:
+    """The plan as it was kept; no arms where no study was begun there. Raises InputError for a damaged file."""
+    path = folder / PLAN_FILE
     if not path.is_file():
-        return
-    stored = stored_config(path)
-    changed = differing_keys(stored, run.config) - PINNED - aside
-    if run.config.rollout.logprobs == "auto" and stored.rollout.logprobs != "engine":
-        changed -= {"rollout.logprobs"}
-    asked = run.asked_file
-    if run.config.backbone.dtype == (stored_config(asked).backbone.dtype if asked.is_file() else "auto"):
-        changed -= {"backbone.dtype"}
-    if changed:
-        raise InputError(
-            f"{run.folder} holds a run with another {', '.join(sorted(changed))}: choose another --name, or remove it."
+        return StudyPlan()
+    try:
+        plan = json.loads(path.read_text(encoding="utf-8"))
+        if plan.pop("checksum") != values_digest(plan):
+            raise ValueError("other values than were written")
+        arms = [Arm(**{**arm, "assignments": tuple(arm["assignments"])}) for arm in plan["arms"]]
+        return StudyPlan(
+            arms={arm.folder_name: arm for arm in arms},
+            equal=plan["equal"],
+            claims=plan["claims"],
+            runs=frozenset((arm, seed) for arm, seeds in plan["seeds"].items() for seed in seeds),
         )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} is damaged ({error!r}): remove it, `exgrpo ablate` writes it again.") from error
 
 
-def stored_config(path: Path) -> Config:
-    """The settings of a file that holds all of them. Raises InputError naming a file that does not."""
-    return resolve([(str(path), read_config(path))])
+def kept_results(folder: Path, arms: Iterable[Arm]) -> dict[tuple[str, int], RunResult]:
+    """The results that a study has kept, by arm and seed. Raises InputError for a damaged one."""
+    found = {}
+    for arm in arms:
+        start = f"{arm.folder_name}-"
+        for path in (folder / RESULTS_FOLDER).glob(f"{glob.escape(start)}*{SUFFIX}"):
+            seed = path.name.removeprefix(start).removesuffix(SUFFIX)
+            if seed.isdecimal():
+                found[arm.name, int(seed)] = read_result(path)
+    return found
 
 
 def differing_keys(first: Config, second: Config) -> set[str]:
@@ -286,35 +240,7 @@ def differing_keys(first: Config, second: Config) -> set[str]:
     }
 
 
-def is_ready(study: Study, run: StudyRun) -> bool:
-    """Whether the run's budget is known: with equal steps from the start, else once the baseline's run has finished."""
-    return study.equal == "steps" or run.arm.name == run.arm.baseline or baseline_of(study, run).state == "finished"
-
-
-def budgeted(study: Study, run: StudyRun) -> StudyRun:
-    """The run with the budget that the baseline spent; itself for the baseline, with equal steps, or not ready."""
-    if study.equal == "steps" or run.arm.name == run.arm.baseline or not is_ready(study, run):
-        return run
-    settings = replace(run.config.run, budget=cast(Budget, study.equal), budget_amount=spent(study, run))
-    return replace(run, config=replace(run.config, run=settings))
-
-
-def spent(study: Study, run: StudyRun) -> float:
-    """Tokens, or seconds in the phases of its steps, of the baseline's finished run with the seed of `run`."""
-    baseline = baseline_of(study, run)
-    result = baseline.read_result()
-    if result is None:
-        raise InputError(
-            f"{baseline.folder} has no {RESULT_FILE}: an earlier version ran it; remove it to run it again."
-        )
-    totals = {
-        "generated": result.totals.generated,
-        "trained": result.totals.trained,
-        "seconds": result.totals.training_seconds,
-    }
-    return float(totals[study.equal])
-
-
-def baseline_of(study: Study, run: StudyRun) -> StudyRun:
-    """The baseline's run with the same seed."""
-    return next(other for other in study.runs if other.arm.name == run.arm.baseline and other.seed == run.seed)
+def regimes_by_arm(arms: Sequence[Arm]) -> dict[str, str]:
+    """The regime of each arm by its name; empty where all arms are of one."""
+    several = len({arm.regime for arm in arms}) > 1
+    return {arm.name: (arm.regime or "no regime") if several else "" for arm in arms}

@@ -12,16 +12,18 @@ from pathlib import Path
 
 from rich.console import Console
 
+from exgrpo_cli.base.console.own_warnings import tell_warnings
 from exgrpo_cli.base.errors import ExgrpoError
 from exgrpo_cli.config.layers import read_config
 from exgrpo_cli.config.settings import Config, resolve
 from exgrpo_cli.machine.settle import settle
 from exgrpo_cli.machine.survey import survey_machine
 from exgrpo_cli.ranks.ranks import Ranks, Rendezvous, quieten_gloo, run_ranks, started_as_rank
-from exgrpo_cli.studies.run_log import warn_in_log
 
 MODULE = "exgrpo_cli.studies.worker"
 NEW, RESUME = "new", "resume"
+DAMAGE = "damaged: "
+"""How a line of a run's log begins that the study's terminal shows too."""
 
 
 def main(
@@ -71,13 +73,9 @@ def train_as_rank(settings: Path, folder: Path, *, resume: bool) -> int:
 
     ranks = Ranks.of_environment()
     with ranks.together():
-        train(
-            asked_config(settings, folder, resume=resume),
-            folder,
-            resume=resume,
-            reporter=PlainReporter(Console(stderr=True, width=160)),
-            ranks=ranks,
-        )
+        reporter = PlainReporter(Console(stderr=True, width=160))
+        config = asked_config(settings, folder, resume=resume)
+        train(config, folder, resume=resume, reporter=reporter, ranks=ranks)
     return 0
 
 
@@ -86,6 +84,15 @@ def stop_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(1.0)
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def warn_in_log() -> None:
+    """Let this process, whose stderr is a log, write each of the toolkit's warnings as one line there."""
+
+    def write(line: str, is_damage: bool) -> None:
+        sys.stderr.write(f"{DAMAGE if is_damage else ''}{line}\n")
+
+    tell_warnings(write, others=True)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from exgrpo_cli.endpoints.traces import auc
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.runs.result import Memorising, PassRates, config_hash, find_results, read_result, write_result
 from exgrpo_cli.show.figures.training import memorising_figure
-from exgrpo_cli.studies.results.endpoints import newly_solved_at_end
+from exgrpo_cli.studies.endpoints import newly_solved_at_end
 
 
 def validation(step: int, *correct: int, generated: int = 0) -> Validation:

@@ -8,11 +8,9 @@ import pytest
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.presets import preset_names
 from exgrpo_cli.runs.result import config_hash
-from exgrpo_cli.studies.claims.claim import FIRST_SEED, chosen_claims, read_claim
-from exgrpo_cli.studies.claims.plan import plan_claims
-from exgrpo_cli.studies.duration import estimate
+from exgrpo_cli.studies.claims import FIRST_SEED, chosen_claims, plan_claims, read_claim
+from exgrpo_cli.studies.schedule import estimate
 from exgrpo_cli.studies.study import Study
-from exgrpo_cli.studies.study_files import write_plan
 
 NIGHT, HOUR = 10 * 3600.0, 3600.0
 
@@ -67,16 +65,14 @@ def test_arms_keep_the_names_that_a_study_has_given_them(tmp_path: Path) -> None
 
     began = planned("headroom-reaches-more")
     assert on_policy(began) == {"search: grpo": 1}
-    write_plan(began.folder, began.arms, equal=began.equal, claims=began.claims, seeds={})
+    began.write_beginning()
     for names in ("headroom-in-search,headroom-reaches-more", "headroom-reaches-more,headroom-in-search"):
         both = {"search: grpo": 1, "search: grpo (headroom-in-search)": 0}
         assert on_policy(planned(names)) == both | {"search: more-updates": 0}
     # Both names taken by other arms: the claim was another one then.
     taken = [replace(arm, name="search: grpo (headroom-in-search)") for arm in began.arms if arm.method == "grpo"]
     others = [replace(arm, name="search: grpo", method="dapo") for arm in taken]
-    write_plan(
-        began.folder, [*(replace(arm, method="dbb") for arm in taken), *others], equal="steps", claims={}, seeds={}
-    )
+    replace(began, arms=(*(replace(arm, method="dbb") for arm in taken), *others), runs=()).write_beginning()
     with pytest.raises(InputError, match="was begun with another claim headroom-in-search: choose another --name"):
         planned("headroom-in-search")
 

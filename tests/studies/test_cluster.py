@@ -20,8 +20,9 @@ from exgrpo_cli.base.files import read_json_lines
 from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.config.sections.run import SlurmSettings
 from exgrpo_cli.config.settings import Config, to_toml
-from exgrpo_cli.studies.cluster import launch
-from exgrpo_cli.studies.cluster.shared import Mount, mount_of, read_mounts, require_shared
+from exgrpo_cli.studies import cluster as tasks
+from exgrpo_cli.studies import schedule
+from exgrpo_cli.studies.cluster import mount_of, require_shared
 from exgrpo_cli.studies.request import StudyRequest
 from exgrpo_cli.studies.study import Study
 
@@ -42,7 +43,7 @@ done = len(journal.read_text().splitlines()) if journal.exists() else 0
 for step in range(done + 1, steps + 1):
     time.sleep(0.1)
     with journal.open("a") as file:
-        file.write(json.dumps({"step": step}) + "\\n")
+        file.write(json.dumps({"step": step, "time/step": 0.1}) + "\\n")
     if step == 3 and (folder.parent / "hold").exists():
         while not stopped:
             time.sleep(0.05)
@@ -58,9 +59,9 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     """Two arms, two seeds, of runs that take a second."""
     worker = tmp_path / "worker.py"
     worker.write_text(WORKER)
-    monkeypatch.setattr(launch, "WORKER", (sys.executable, "-S", str(worker)))
-    monkeypatch.setattr(launch, "POLL_SECONDS", 0.05)
-    monkeypatch.setattr(launch, "ASK_SECONDS", 0.5)
+    monkeypatch.setattr(schedule, "WORKER", (sys.executable, "-S", str(worker)))
+    monkeypatch.setattr(schedule, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(tasks, "QUERY_SECONDS", 0.5)
     request = StudyRequest(metric="ent,random", seeds="2", output=tmp_path / "studies" / "mine")
     return replace(request, options={"run": {"steps": 6}}).plan()
 
@@ -76,9 +77,13 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 SHARED = SlurmSettings(shared=True, partition="gpu", hours=1.0)
 
 
+def launched(study: Study, launcher: str, settings: SlurmSettings, jobs: int = 0) -> None:
+    schedule.run_study(study, schedule.launcher_of(study, jobs, launcher, settings), SilentReporter())
+
+
 def starts(study: Study) -> dict[str, int]:
     """How often each run's process was started."""
-    return {launch.label(run): len((run.folder / "starts").read_text().split()) for run in study.runs}
+    return {run.label: len((run.folder / "starts").read_text().split()) for run in study.runs}
 
 
 def in_background(action: Callable[[], None]) -> None:
@@ -110,15 +115,15 @@ def launch_and_time_out(study: Study, settings: SlurmSettings, signal_running: C
         signal_running()
 
     in_background(time_out)
-    launch.launch_study(study, "slurm", settings, jobs=0, reporter=SilentReporter())
+    launched(study, "slurm", settings, jobs=0)
     for run in study.runs:
         assert run.state == "finished"
         assert [line["step"] for line in read_json_lines(run.folder / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
-    assert all(starts(study)[launch.label(run)] == 2 for run in held)
+    assert all(starts(study)[run.label] == 2 for run in held)
 
 
 def test_one_array_job_runs_what_is_not_finished(study: Study, cluster: Path) -> None:
-    launch.launch_study(study, "slurm", SHARED, jobs=0, reporter=SilentReporter())
+    launched(study, "slurm", SHARED, jobs=0)
     assert all(run.state == "finished" for run in study.runs) and set(starts(study).values()) == {1}
     [script] = cluster.glob("job-*.sh")
     text = script.read_text()
@@ -126,7 +131,7 @@ def test_one_array_job_runs_what_is_not_finished(study: Study, cluster: Path) ->
     assert "#SBATCH --partition=gpu\n" in text and "#SBATCH --time=60\n" in text
     # Finished runs are not submitted.
     (study.runs[0].folder / "summary.json").unlink()
-    launch.launch_study(study, "slurm", SHARED, jobs=0, reporter=SilentReporter())
+    launched(study, "slurm", SHARED, jobs=0)
     assert sum(starts(study).values()) == len(study.runs) + 1
 
 
@@ -158,17 +163,19 @@ def test_a_killed_task_is_submitted_again(study: Study, cluster: Path, launcher:
             os.kill(int((each.folder / "starts").read_text()), signal.SIGKILL)
 
     in_background(kill)
-    launch.launch_study(study, launcher, SHARED, jobs=4, reporter=SilentReporter())
+    launched(study, launcher, SHARED, jobs=4)
     assert all(each.state == "finished" for each in study.runs)
-    assert all(starts(study)[launch.label(each)] == 2 for each in held)
+    assert all(starts(study)[each.label] == 2 for each in held)
 
 
 def test_a_run_that_fails_is_told_by_what_it_said(study: Study, cluster: Path) -> None:
     run = study.runs[0]
     run.folder.parent.mkdir(parents=True)
     (run.folder.parent / "wrong").touch()
-    with pytest.raises(RunError, match=r"2 of \d+ runs failed, first .* the third question has no answer; the same"):
-        launch.launch_study(study, "local", SHARED, jobs=4, reporter=SilentReporter())
+    with pytest.raises(
+        RunError, match=r"2 of \d+ runs failed, first .* the third question has no answer \(see .*log\)"
+    ):
+        launched(study, "local", SHARED, jobs=4)
     others = [each for each in study.runs if each.arm != run.arm]
     assert others and all(each.state == "finished" for each in others)
 
@@ -178,13 +185,13 @@ def test_a_refused_partition_and_a_cluster_that_is_not_there_are_one_line(
 ) -> None:
     refused = SlurmSettings(shared=True, partition="nowhere")
     with pytest.raises(InputError, match=r"sbatch refused \S+: .*See \[slurm\] of --config"):
-        launch.launch_study(study, "slurm", refused, jobs=0, reporter=SilentReporter())
+        launched(study, "slurm", refused, jobs=0)
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(InputError, match="finds no sbatch on the path"):
-        launch.launch_study(study, "slurm", SHARED, jobs=0, reporter=SilentReporter())
+        launched(study, "slurm", SHARED, jobs=0)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"needs the submitit package: pip install 'exgrpo\[slurm\]'"):
-        launch.launch_study(study, "local", SHARED, jobs=0, reporter=SilentReporter())
+        launched(study, "local", SHARED, jobs=0)
 
 
 MOUNTS = """proc /proc proc rw 0 0
@@ -197,18 +204,17 @@ mds:/scratch /home/scratch lustre rw,flock 0 0
 
 
 def test_a_folder_must_be_shared_and_its_locks_hold(tmp_path: Path) -> None:
-    mounts = read_mounts(MOUNTS)
-    kinds = {place: mount_of(Path(place), mounts) for place in ("/home/a/b", "/home/scratch/x", "/srv", "/homely")}
-    assert [mount.kind for mount in kinds.values() if mount] == ["nfs4", "lustre", "ext4", "ext4"]
-    here = str(tmp_path)
-    local = Mount(point=here, kind="tmpfs", options=frozenset({"rw"}))
+    places = ("/home/a/b", "/home/scratch/x", "/srv", "/homely")
+    assert [mount_of(Path(place), MOUNTS)[1] for place in places] == ["nfs4", "lustre", "ext4", "ext4"]
+    local, unlocked, good = (
+        f"x {tmp_path} {row} 0 0" for row in ("tmpfs rw", "nfs rw,nolock", "nfs4 rw,local_lock=none")
+    )
     with pytest.raises(InputError, match=r"is on tmpfs \(.*\), a file system of this host: .*slurm.shared = true"):
-        require_shared(tmp_path, shared=False, mounts=[local])
-    require_shared(tmp_path, shared=True, mounts=[local])
-    unlocked = Mount(point=here, kind="nfs", options=frozenset({"rw", "nolock"}))
+        require_shared(tmp_path, local, shared=False)
+    require_shared(tmp_path, local, shared=True)
     with pytest.raises(InputError, match="is mounted with nolock, so a lock does not hold across hosts"):
-        require_shared(tmp_path, shared=True, mounts=[unlocked])
-    require_shared(tmp_path, shared=False, mounts=[Mount(point=here, kind="nfs4", options=frozenset())])
+        require_shared(tmp_path, unlocked, shared=True)
+    require_shared(tmp_path, good, shared=False)
 
 
 def test_the_table_of_a_configuration_file_is_read_and_checked(
@@ -293,7 +299,7 @@ def one_node(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmSettings]:
 
 @pytest.mark.slow
 def test_an_array_job_of_a_real_slurm(study: Study, one_node: SlurmSettings) -> None:
-    launch.launch_study(study, "slurm", one_node, jobs=0, reporter=SilentReporter())
+    launched(study, "slurm", one_node, jobs=0)
     assert all(run.state == "finished" for run in study.runs) and set(starts(study).values()) == {1}
 
 
@@ -312,4 +318,4 @@ def test_a_real_slurm_requeues_a_task_whose_time_is_over(study: Study, one_node:
 @pytest.mark.slow
 def test_a_partition_that_a_real_slurm_refuses_is_one_line(study: Study, one_node: SlurmSettings) -> None:
     with pytest.raises(InputError, match=r"sbatch refused \S+: .*invalid partition specified: gpu"):
-        launch.launch_study(study, "slurm", SHARED, jobs=0, reporter=SilentReporter())
+        launched(study, "slurm", SHARED, jobs=0)

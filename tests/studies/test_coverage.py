@@ -7,9 +7,14 @@ import pytest
 from made_results import result_of
 
 from exgrpo_cli.base.statistics import holm
-from exgrpo_cli.studies.results.endpoints import AT_EQUAL, tokens_to
-from exgrpo_cli.studies.results.report import StudyReport, report_arm, with_holm
-from exgrpo_cli.studies.results.tables import endpoint_rows, markdown, score_rows
+from exgrpo_cli.studies.arms import Arm
+from exgrpo_cli.studies.endpoints import AT_EQUAL, tokens_to
+from exgrpo_cli.studies.output import endpoint_rows, markdown, score_rows
+from exgrpo_cli.studies.report import ArmReport, StudyReport, report_arm, with_holm
+
+
+def reported(name: str, baseline: str, results: dict) -> ArmReport:
+    return report_arm(Arm(name=name, baseline=baseline), results)
 
 
 def report() -> StudyReport:
@@ -18,7 +23,7 @@ def report() -> StudyReport:
         "on-policy": {0: result_of([4, 4, 0, 0]), 1: result_of([4, 4, 0, 0])},
         "replay": {0: result_of([2, 2, 2, 0]), 1: result_of([2, 2, 2, 4])},
     }
-    arms = with_holm([report_arm(name, "on-policy", results) for name in ("replay", "on-policy")])
+    arms = with_holm([reported(name, "on-policy", results) for name in ("replay", "on-policy")])
     return StudyReport(name="study", equal="steps", baselines=("on-policy",), arms=arms)
 
 
@@ -48,13 +53,13 @@ def test_arms_are_compared_at_equal_tokens_though_they_end_apart() -> None:
     own = result_of([4, 2], curve=((0, 0.1), (500, 0.2), (2000, 0.5)))
     old = replace(own, curve=tuple(replace(point, trained=None) for point in own.curve))
     results = {"grpo": {0: control, 1: control}, "latest": {0: own, 1: old}}
-    latest = report_arm("latest", "grpo", results)
+    latest = reported("latest", "grpo", results)
     at_generated, at_trained = (latest.endpoints[name] for name in AT_EQUAL)
     assert at_generated.seeds == pytest.approx({0: 0.3, 1: 0.3}) and at_generated.difference is not None
     assert at_generated.difference.mean == pytest.approx(0.0)
     # Results of earlier versions do not say what had been trained.
     assert list(at_trained.seeds) == [0]
-    grpo = report_arm("grpo", "grpo", results)
+    grpo = reported("grpo", "grpo", results)
     assert not set(AT_EQUAL) & set(grpo.endpoints)
     table = endpoint_rows(StudyReport(name="s", equal="generated", baselines=("grpo",), arms=(latest, grpo)))
     assert "pass@1 at equal tokens generated" in table[0]
@@ -63,7 +68,7 @@ def test_arms_are_compared_at_equal_tokens_though_they_end_apart() -> None:
 def test_arms_that_update_more_often_than_their_baseline_are_named() -> None:
     updates = {"on-policy": 100, "latest": 150, "replay": 110}
     results = {name: {seed: result_of([4, 2], updates=n) for seed in range(3)} for name, n in updates.items()}
-    arms = tuple(report_arm(name, "on-policy", results) for name in updates)
+    arms = tuple(reported(name, "on-policy", results) for name in updates)
     (warning,) = StudyReport(name="study", equal="generated", baselines=("on-policy",), arms=arms).warnings
     assert warning.startswith("updates differ: on-policy 100, latest 150. More of them act like a higher learning rate")
 
@@ -73,18 +78,18 @@ def test_an_arm_that_never_acted_is_not_compared() -> None:
     curve = ((0, 0.1), (1000, 0.3))
     results = {name: {seed: result_of([4, 2], curve=curve) for seed in range(5)} for name in ("grpo", "repo", "other")}
     results["other"][4] = result_of([4, 3], curve=curve)
-    arms = tuple(report_arm(name, "grpo", results) for name in results)
+    arms = tuple(reported(name, "grpo", results) for name in results)
     assert [arm.is_baseline_again for arm in arms] == [False, True, False]
     assert arms[1].main.difference is None and arms[2].main.difference is not None
     (warning,) = StudyReport(name="study", equal="steps", baselines=("grpo",), arms=arms).warnings
-    assert warning.startswith("repo is grpo once more")
+    assert warning.startswith("repo produced exactly grpo's results")
 
 
 def test_arms_that_did_not_start_alike_are_named() -> None:
     """As where a warm start was made on machines of two kinds, and results of one are counted on the other."""
     results = {name: {seed: result_of([4, 2], before=[1, 1]) for seed in (200, 201, 202)} for name in ("grpo", "own")}
     results["own"] = {seed: result_of([4, 3], before=[1, seed == 201]) for seed in results["own"]}
-    arms = tuple(report_arm(name, "grpo", results) for name in results)
+    arms = tuple(reported(name, "grpo", results) for name in results)
     (warning,) = StudyReport(name="study", equal="steps", baselines=("grpo",), arms=arms).warnings
     assert warning.startswith("own did not start as grpo did (seeds 200, 202): their held-out answers differ before")
 
@@ -102,7 +107,7 @@ def test_p_values_are_adjusted_for_the_arms_that_share_a_baseline() -> None:
         return {seed: result_of(rng.binomial(4, 0.3 + 0.1 * shift, size=50), seed=seed) for seed in range(5)}
 
     results = {"on-policy": arm(0), "a": arm(1), "b": arm(2), "c": arm(3)}
-    arms = {each.name: each for each in with_holm([report_arm(name, "on-policy", results) for name in results])}
+    arms = {each.name: each for each in with_holm([reported(name, "on-policy", results) for name in results])}
     raw = [arms[name].main.difference.p_value for name in "abc"]
     assert [arms[name].main.p_holm for name in "abc"] == pytest.approx(holm(raw))
     assert arms["on-policy"].main.p_holm is None
@@ -115,5 +120,5 @@ def test_tokens_to_a_target_are_read_off_the_curve() -> None:
     assert tokens_to(result, 0.05) == 0.0 and tokens_to(result, 0.7) is None
     own = {0: result_of([4], curve=[(0, 0.0), (1000, 0.4)]), 1: result_of([0], curve=[(0, 0.0), (1000, 0.1)])}
     other = {seed: result_of([1], curve=[(0, 0.0), (1000, 0.2)]) for seed in (0, 1)}
-    found = report_arm("a", "b", {"a": own, "b": other})
+    found = reported("a", "b", {"a": own, "b": other})
     assert found.match == pytest.approx(0.5) and found.matched == (1, 2)  # at 500 of 1000 tokens; the other seed never

@@ -10,15 +10,16 @@ from made_results import result_of
 
 from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.runs.result import config_hash, write_result
-from exgrpo_cli.studies.arms import cross, metric_arms, vary_arms
-from exgrpo_cli.studies.results.writing import report_study
-from exgrpo_cli.studies.schedule import run_study
-from exgrpo_cli.studies.study import Study, StudyBase, budgeted, is_ready, plan_study
+from exgrpo_cli.studies.arms import axis_arms, cross
+from exgrpo_cli.studies.output import report_study
+from exgrpo_cli.studies.planning import StudyBase, plan_study
+from exgrpo_cli.studies.schedule import Processes, run_study
+from exgrpo_cli.studies.study import Study, budgeted, is_ready
 
 
 def study_of(small_backbone: Path, root: Path, equal: str) -> Study:
     return plan_study(
-        name="small", root=root, arms=cross([metric_arms("random,length")]), seeds=[0, 1], equal=equal,
+        name="small", root=root, arms=cross([axis_arms("metric", "random,length")]), seeds=[0, 1], equal=equal,
         base=StudyBase(assignments=[
             "arithmetic.levels=[2]", "arithmetic.num_train=40", "arithmetic.num_heldout=4",
             "rollout.questions_per_step=4", "replay.start_threshold=0", "run.steps=2", "run.threads=1",
@@ -47,7 +48,7 @@ def test_a_budget_is_the_baselines_total_of_the_same_seed(
 @pytest.mark.slow
 def test_a_study_of_equal_budgets_runs_and_is_recognised(small_backbone: Path, tmp_path: Path) -> None:
     study = study_of(small_backbone, tmp_path, "generated")
-    run_study(study, jobs=2, reporter=SilentReporter())
+    run_study(study, Processes(at_once=2), SilentReporter())
     arms = report_study(study).to_json()["arms"]
     for run in study.runs:
         settings = tomllib.loads((run.folder / "config.toml").read_text())["run"]
@@ -67,7 +68,9 @@ def test_a_study_of_equal_budgets_runs_and_is_recognised(small_backbone: Path, t
 @pytest.mark.parametrize(("setting", "finished"), [("backbone.dtype=float32,bfloat16", 0), ("run.steps=3,4", 1)])
 def test_a_result_counts_for_no_arm_where_it_cannot_tell_them_apart(tmp_path, setting, finished):
     def planned(*results: Path) -> Study:
-        return plan_study(name="varied", root=tmp_path, arms=cross([vary_arms(setting)]), seeds=(0,), results=results)
+        return plan_study(
+            name="varied", root=tmp_path, arms=cross([axis_arms("vary", setting)]), seeds=(0,), results=results
+        )
 
     result = replace(result_of([4, 2]), config_hash=config_hash(planned().runs[0].config), budget_amount=0.0)
     write_result(tmp_path / "found-0.result.json", result)

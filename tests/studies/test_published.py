@@ -11,10 +11,8 @@ import pytest
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.runs.result import read_result
-from exgrpo_cli.studies.claims.claim import chosen_claims
-from exgrpo_cli.studies.claims.outcome import claim_outcomes
-from exgrpo_cli.studies.claims.plan import plan_claims
-from exgrpo_cli.studies.results.inference import Verdict
+from exgrpo_cli.studies.claims import chosen_claims, claim_outcomes, plan_claims
+from exgrpo_cli.studies.endpoints import Verdict
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -6,7 +6,11 @@ from pathlib import Path
 import pytest
 
 from exgrpo_cli.base.errors import DamageWarning, ToolkitWarning
-from exgrpo_cli.studies.run_log import RunLog, warn_in_log
+from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.studies.arms import Arm
+from exgrpo_cli.studies.schedule import RunLog
+from exgrpo_cli.studies.study import StudyRun
+from exgrpo_cli.studies.worker import warn_in_log
 
 
 def test_damage_is_told_once_with_the_name_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -18,18 +22,15 @@ def test_damage_is_told_once_with_the_name_of_the_run(tmp_path: Path, capsys: py
         warnings.warn("only a hint", ToolkitWarning, stacklevel=1)
         now = capsys.readouterr().err
     (tmp_path / "seed-0.log").write_text(earlier)
-    log = RunLog(tmp_path / "seed-0")
-    with log.path.open("a") as file:
+    run = StudyRun(arm=Arm(name="exgrpo"), seed=0, folder=tmp_path / "seed-0", config=build_config())
+    log = RunLog(run)
+    with run.log.open("a") as file:
         file.write(f"step 1\n{now}damaged: a line that is not who")
     with pytest.warns(DamageWarning) as told:
-        log.tell_damage("exgrpo, seed 0")
+        log.pass_on_damage()
     assert [str(warning.message) for warning in told] == [
         "exgrpo, seed 0: a checkpoint is passed over: weights.safetensors"
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        log.tell_damage("exgrpo, seed 0")
-
-
-def test_a_run_without_a_log_has_told_nothing(tmp_path: Path) -> None:
-    RunLog(tmp_path / "seed-0").tell_damage("exgrpo, seed 0")
+        log.pass_on_damage()

@@ -13,12 +13,13 @@ from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import InputError, Interrupted, RunError
 from exgrpo_cli.commands import run
 from exgrpo_cli.config.settings import to_toml
-from exgrpo_cli.studies.arms import cross, method_arms, metric_arms, regimes_of, sampler_arms, vary_arms
+from exgrpo_cli.studies.arms import axis_arms, cross, regimes_of
+from exgrpo_cli.studies.output import report_study
+from exgrpo_cli.studies.planning import StudyBase, plan_study
 from exgrpo_cli.studies.request import StudyRequest
-from exgrpo_cli.studies.results.writing import report_study
-from exgrpo_cli.studies.run_log import last_line
-from exgrpo_cli.studies.schedule import failure_reason, run_study, start
-from exgrpo_cli.studies.study import Study, StudyBase, plan_study
+from exgrpo_cli.studies.schedule import Processes, run_study
+from exgrpo_cli.studies.study import Study
+from exgrpo_cli.studies.task import last_line
 
 
 def names(arms) -> list[str]:
@@ -26,24 +27,24 @@ def names(arms) -> list[str]:
 
 
 def test_one_metric_is_compared_both_ways_and_with_chance() -> None:
-    arms = cross([metric_arms("ent")])
+    arms = cross([axis_arms("metric", "ent")])
     assert names(arms) == ["ent:min", "ent:max", "random", "on-policy"]
     assert arms[1].assignments == ('replay.metric="ent"', 'replay.direction="max"')
     assert arms[-1].method == "grpo"
 
 
 def test_a_comma_list_is_exactly_those_and_on_policy() -> None:
-    assert names(cross([metric_arms("ent,ppl:max")])) == ["ent:min", "ppl:max", "on-policy"]
-    assert names(cross([metric_arms("ent:max")])) == ["ent:max", "on-policy"]
-    assert names(cross([sampler_arms("linear,sqrt")])) == ["linear", "sqrt", "on-policy"]
-    assert names(cross([method_arms("exgrpo,grpo")])) == ["exgrpo", "grpo"]
-    assert names(vary_arms("replay.ratio=0.25,0.75")) == ["replay.ratio=0.25", "replay.ratio=0.75"]
+    assert names(cross([axis_arms("metric", "ent,ppl:max")])) == ["ent:min", "ppl:max", "on-policy"]
+    assert names(cross([axis_arms("metric", "ent:max")])) == ["ent:max", "on-policy"]
+    assert names(cross([axis_arms("sampler", "linear,sqrt")])) == ["linear", "sqrt", "on-policy"]
+    assert names(cross([axis_arms("methods", "exgrpo,grpo")])) == ["exgrpo", "grpo"]
+    assert names(axis_arms("vary", "replay.ratio=0.25,0.75")) == ["replay.ratio=0.25", "replay.ratio=0.75"]
 
 
 def test_a_function_of_the_users_own_keeps_its_colons() -> None:
-    (arm, _) = metric_arms("python:pkg.metrics:longest:max,ent")
+    (arm, _) = axis_arms("metric", "python:pkg.metrics:longest:max,ent")
     assert arm.assignments == ('replay.metric="python:pkg.metrics:longest"', 'replay.direction="max"')
-    assert names(metric_arms("python:pkg.metrics:longest")) == [
+    assert names(axis_arms("metric", "python:pkg.metrics:longest")) == [
         "python:pkg.metrics:longest:min",
         "python:pkg.metrics:longest:max",
         "random",
@@ -51,38 +52,38 @@ def test_a_function_of_the_users_own_keeps_its_colons() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "text", "message"),
+    ("axis", "text", "message"),
     [
-        (metric_arms, "entt", "--metric 'entt' is not known. Did you mean 'ent'?"),
-        (metric_arms, "ent:up", "--metric 'ent:up': the direction is min or max, not 'up'."),
-        (metric_arms, ",", "--metric ',' names nothing."),
-        (sampler_arms, "liner", "--sampler 'liner' is not known. Did you mean 'linear'?"),
-        (vary_arms, "ratio", "--vary 'ratio' is not of the form section.key=value,value."),
+        ("metric", "entt", "--metric 'entt' is not known. Did you mean 'ent'?"),
+        ("metric", "ent:up", "--metric 'ent:up': the direction is min or max, not 'up'."),
+        ("metric", ",", "--metric ',' names nothing."),
+        ("sampler", "liner", "--sampler 'liner' is not known. Did you mean 'linear'?"),
+        ("vary", "ratio", "--vary 'ratio' is not of the form section.key=value,value."),
     ],
 )
-def test_a_wrong_arm_is_named(make, text: str, message: str) -> None:
+def test_a_wrong_arm_is_named(axis: str, text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
-        make(text)
+        axis_arms(axis, text)
     assert str(caught.value) == message
 
 
 def test_axes_are_crossed_and_each_arm_has_the_baseline_of_its_regime_and_settings() -> None:
     """2 regimes x 2 methods x 2 learning rates: replay settings make no baseline of their own, other settings do."""
-    rates = vary_arms("optim.learning_rate=1e-4,3e-4")
-    arms = cross([method_arms("exgrpo,grpo"), rates], regimes_of("strong,sparse"))
+    rates = axis_arms("vary", "optim.learning_rate=1e-4,3e-4")
+    arms = cross([axis_arms("methods", "exgrpo,grpo"), rates], regimes_of("strong,sparse"))
     assert len(arms) == 8 and {arm.regime for arm in arms} == {"strong", "sparse"}
     found = {arm.name: arm for arm in arms}
     own = found["sparse: exgrpo optim.learning_rate=3e-4"]
     assert own.baseline == "sparse: grpo optim.learning_rate=3e-4"
     assert found[own.baseline].method == "grpo" and found[own.baseline].assignments == own.assignments
 
-    arms = cross([metric_arms("ent:min,random"), vary_arms("replay.ratio=0.25,0.5")])
+    arms = cross([axis_arms("metric", "ent:min,random"), axis_arms("vary", "replay.ratio=0.25,0.5")])
     assert names(arms) == [
         "ent:min replay.ratio=0.25", "ent:min replay.ratio=0.5", "random replay.ratio=0.25", "random replay.ratio=0.5",
         "on-policy",
     ]  # fmt: skip
     assert {arm.baseline for arm in arms} == {"on-policy"} and arms[-1].assignments == ()
-    assert names(cross([method_arms("grpo,exgrpo"), vary_arms("replay.ratio=0.25,0.5")])) == [
+    assert names(cross([axis_arms("methods", "grpo,exgrpo"), axis_arms("vary", "replay.ratio=0.25,0.5")])) == [
         "grpo", "exgrpo replay.ratio=0.25", "exgrpo replay.ratio=0.5",
     ]  # fmt: skip
     with pytest.raises(InputError, match=r"--regimes: no regime preset 'spars'. Did you mean 'sparse'"):
@@ -91,11 +92,11 @@ def test_axes_are_crossed_and_each_arm_has_the_baseline_of_its_regime_and_settin
 
 def test_an_arm_named_twice_is_refused() -> None:
     with pytest.raises(InputError, match="arm 'ent:min' is named twice"):
-        cross([metric_arms("ent,ent:min")])
+        cross([axis_arms("metric", "ent,ent:min")])
     with pytest.raises(InputError, match=r"a/mine.toml and b/mine.toml are both called 'mine'"):
-        method_arms("a/mine.toml,b/mine.toml")
+        axis_arms("methods", "a/mine.toml,b/mine.toml")
     with pytest.raises(InputError, match=r"arms 'my own' and 'my-own' would both be in the folder my-own/"):
-        cross([method_arms("my own.toml,my-own.toml")])
+        cross([axis_arms("methods", "my own.toml,my-own.toml")])
 
 
 def test_methods_files_name_a_study_without_their_folders(tmp_path: Path) -> None:
@@ -109,7 +110,7 @@ def test_methods_files_name_a_study_without_their_folders(tmp_path: Path) -> Non
 
 
 def test_the_metric_study_has_twelve_runs(tmp_path: Path) -> None:
-    study = plan_study(name="metric-ent", root=tmp_path, arms=cross([metric_arms("ent")]), seeds=(0, 1, 2))
+    study = plan_study(name="metric-ent", root=tmp_path, arms=cross([axis_arms("metric", "ent")]), seeds=(0, 1, 2))
     plan = study.describe()
     assert len(plan["runs"]) == 12
     assert {run["state"] for run in plan["runs"]} == {"new"}
@@ -123,7 +124,7 @@ def test_a_start_of_its_own_for_every_seed(tmp_path: Path) -> None:
 
     def planned(assignment: str) -> Study:
         base = StudyBase(assignments=[assignment])
-        arms = cross([method_arms("grpo,exgrpo")])
+        arms = cross([axis_arms("methods", "grpo,exgrpo")])
         return plan_study(name="s", root=tmp_path, arms=arms, seeds=(7, 8), base=base)
 
     runs = planned("tiny.seed={seed}").runs
@@ -142,7 +143,7 @@ def test_the_seeds_of_a_study_are_its_own(tmp_path: Path) -> None:
             plan_study(
                 name="s",
                 root=tmp_path,
-                arms=cross([metric_arms("ent:min")]),
+                arms=cross([axis_arms("metric", "ent:min")]),
                 seeds=(7, 8),
                 base=StudyBase(assignments=[assignment]),
             )
@@ -150,7 +151,7 @@ def test_the_seeds_of_a_study_are_its_own(tmp_path: Path) -> None:
 
 def test_a_study_goes_on_with_other_seeds_and_the_same_settings_alone(tmp_path: Path) -> None:
     def planned(assignment: str, *seeds: int) -> Study:
-        arms = cross([metric_arms("ent:min")])
+        arms = cross([axis_arms("metric", "ent:min")])
         return plan_study(name="s", root=tmp_path, arms=arms, seeds=seeds, base=StudyBase(assignments=[assignment]))
 
     for begun in planned("tiny.seed={seed}", 7, 8).runs:
@@ -183,7 +184,7 @@ def study_of(small_backbone: Path):
 
     def make(root: Path, *assignments: str) -> Study:
         base = StudyBase(assignments=[*small_settings(small_backbone), *assignments])
-        return plan_study(name="small", root=root, arms=cross([metric_arms("ent:min")]), seeds=(0,), base=base)
+        return plan_study(name="small", root=root, arms=cross([axis_arms("metric", "ent:min")]), seeds=(0,), base=base)
 
     return make
 
@@ -196,7 +197,7 @@ def test_a_study_runs_compares_and_is_not_run_again(
     torn = study.runs[0].folder  # of a run that was killed while it was set up
     (torn / "data").mkdir(parents=True)
     (torn / ".lock").touch()
-    run_study(study, jobs=2, reporter=SilentReporter())
+    run_study(study, Processes(at_once=2), SilentReporter())
     report = report_study(study).to_json()
     assert report["baseline"] == "on-policy"
     after = {
@@ -273,16 +274,17 @@ def test_a_study_runs_compares_and_is_not_run_again(
 def test_a_run_that_fails_is_named_and_the_others_finish(study_of, tmp_path: Path) -> None:
     """A bound no gradient meets stops every run after five skipped updates; both are told, with the reason."""
     with pytest.raises(RunError, match=r"2 of 2 runs failed, first .*5 consecutive updates were skipped"):
-        run_study(study_of(tmp_path, "optim.skip_norm=1e-9"), jobs=2, reporter=SilentReporter())
+        run_study(study_of(tmp_path, "optim.skip_norm=1e-9"), Processes(at_once=2), SilentReporter())
 
 
 def test_what_killed_a_run_is_named(study_of, tmp_path: Path) -> None:
     """As the kernel does where memory runs out: the log ends in the middle of nothing."""
     (run, _) = study_of(tmp_path).runs
-    job = start(run, SilentReporter())
-    job.process.kill()
-    job.process.wait()
-    assert failure_reason(job) == "ended by a signal (Killed)"
+    launcher = Processes(at_once=1)
+    [job] = launcher.start([run])
+    job.kill()
+    job.wait()
+    assert launcher.failure(run, job) == "ended by a signal (Killed)"
 
 
 @pytest.mark.engines
@@ -298,7 +300,7 @@ def test_a_stop_signal_to_the_study_saves_its_runs(study_of, tmp_path: Path) -> 
 
     threading.Thread(target=stop_when_under_way, daemon=True).start()
     with pytest.raises(Interrupted, match="states saved; the same command goes on with the study in"):
-        run_study(study, jobs=1, reporter=SilentReporter())
+        run_study(study, Processes(at_once=1), SilentReporter())
     saved = int((study.runs[0].folder / "checkpoints" / "latest").read_text().removeprefix("step-"))
     assert saved == len(journal.read_text().splitlines()) < 200
     assert [run.state for run in study.runs] == ["unfinished", "new"]
@@ -307,18 +309,18 @@ def test_a_stop_signal_to_the_study_saves_its_runs(study_of, tmp_path: Path) -> 
 def test_a_study_that_cannot_be_written_is_refused(study_of, tmp_path: Path) -> None:
     (tmp_path / "small").write_text("")
     with pytest.raises(InputError, match=r"small cannot be written \(File exists\): choose another --output"):
-        run_study(study_of(tmp_path), jobs=1, reporter=SilentReporter())
+        run_study(study_of(tmp_path), Processes(at_once=1), SilentReporter())
 
 
 @pytest.mark.engines
 def test_a_run_of_several_ranks_is_started_by_its_worker(study_of, tmp_path: Path) -> None:
     (run, _) = study_of(tmp_path, "run.nproc=2", "run.steps=1", "data.heldout=arithmetic").runs
-    job = start(run, SilentReporter())
-    assert job.process.wait(timeout=200) == 0, last_line(job.log.path)
+    [job] = Processes(at_once=1).start([run])
+    assert job.wait(timeout=200) == 0, last_line(run.log)
     assert json.loads((run.folder / "environment.json").read_text())["ranks"] == 2
     assert run.state == "finished"
 
 
 def test_no_seeds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"seeds \[\] must be at least one"):
-        plan_study(name="none", root=tmp_path, arms=cross([metric_arms("ent")]), seeds=())
+        plan_study(name="none", root=tmp_path, arms=cross([axis_arms("metric", "ent")]), seeds=())

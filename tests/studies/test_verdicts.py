@@ -7,10 +7,8 @@ import pytest
 from made_results import result_of
 from scipy.special import stdtrit
 
-from exgrpo_cli.studies.claims.claim import FIRST_SEED, claim_of
-from exgrpo_cli.studies.claims.outcome import claim_results, claim_rows, outcome
-from exgrpo_cli.studies.claims.plan import plan_claims
-from exgrpo_cli.studies.results.inference import (
+from exgrpo_cli.studies.claims import FIRST_SEED, claim_of, claim_results, outcome, plan_claims
+from exgrpo_cli.studies.endpoints import (
     Verdict,
     effect,
     effect_over_questions,
@@ -18,6 +16,7 @@ from exgrpo_cli.studies.results.inference import (
     seeds_needed,
     verdict,
 )
+from exgrpo_cli.studies.output import claim_rows
 
 SMALLEST = 0.03
 

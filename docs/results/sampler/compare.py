@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from exgrpo_cli.runs.result import read_result
-from exgrpo_cli.studies.results.endpoints import pass_at_1, pass_at_n
-from exgrpo_cli.studies.results.inference import effect_over_questions
+from exgrpo_cli.studies.endpoints import effect_over_questions, pass_at_1, pass_at_n
 
 FOLDER = Path(__file__).parent
 

@@ -1,4 +1,4 @@
-"""One run as a task of submitit: the study's worker as a process, saved and requeued when its time is over."""
+"""One run as a task of submitit, which loads this module alone: a worker process, saved when its time is over."""
 
 import os
 import signal
@@ -19,22 +19,21 @@ FIRST_PORT, NUM_PORTS = 20_000, 20_000
 
 @dataclass(kw_only=True)
 class RunTask:
-    """What submitit calls on the node; the same task goes on with its run when it is called again."""
+    """One run, called by submitit on the node; the same task goes on with its run when it is called again."""
 
     command: Sequence[str]
-    """Without its last arguments: the process that it must not outlive, and where the run's hosts meet."""
-    seen: Path
-    """A file that is there wherever the study's folder is."""
+    """The worker, its settings and folder; to come are the process that it must not outlive, and where hosts meet."""
     log: Path
-    """Gets what the run says, on whichever host."""
+    """Gets the run's output, on whichever host."""
     num_hosts: int = 1
     """Each of which runs this task."""
     _process: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
 
     def __call__(self) -> None:
-        """Run to the end. Raises RunError with what the run said last where it fails."""
-        if not self.seen.is_file():
-            raise RunError(f"{self.seen} is not there on {socket.gethostname()}: the study's folder is not shared.")
+        """Run to the end. Raises RunError with the run's last line where it fails."""
+        settings = Path(self.command[-2])
+        if not settings.is_file():
+            raise RunError(f"{settings} is not there on {socket.gethostname()}: the study's folder is not shared.")
         meeting = meeting_point(self.num_hosts) if self.num_hosts > 1 else []
         with self.log.open("ab") as log:
             # A session of its own: Slurm signals whole process groups, and the run is told what to do from here.
@@ -60,18 +59,17 @@ class RunTask:
             # As the task itself: whoever waits takes it for killed, not for failed.
             os.kill(os.getpid(), signal.SIGKILL)
         if code:
-            lines = self.log.read_text(errors="replace").strip().splitlines()
-            raise RunError(lines[-1] if lines else f"exit code {code}")
+            raise RunError(last_line(self.log))
 
     def checkpoint(self) -> Any:
-        """Save and stop the run, since the task's time is over; returns what is requeued."""
+        """Save and stop the run, since the task's time is over; returns the task that is requeued."""
         from submitit.helpers import DelayedSubmission
 
         if self._stop():
             assert self._process is not None
             # Not `wait`: this is a signal's handler, and the loop that it interrupted may hold the process's lock.
             os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
-        return DelayedSubmission(RunTask(command=self.command, seen=self.seen, log=self.log, num_hosts=self.num_hosts))
+        return DelayedSubmission(RunTask(command=self.command, log=self.log, num_hosts=self.num_hosts))
 
     def _stop(self) -> bool:
         """Tell the run to save and stop; returns whether there is one."""
@@ -82,7 +80,7 @@ class RunTask:
 
 
 def meeting_point(num_hosts: int) -> list[str]:
-    """What a run's worker is told of the hosts of a Slurm job: how many, where they meet, its id, own name.
+    """Arguments of a worker on each of the hosts of a Slurm job: how many, where they meet, the job's id, own name.
 
     The port follows from the job's number: jobs that share a host have different ones.
     """
@@ -93,3 +91,9 @@ def meeting_point(num_hosts: int) -> list[str]:
     endpoint = f"{job.hostnames[0]}:{FIRST_PORT + number % NUM_PORTS}"
     start = f"{job.job_id}-{os.environ.get('SLURM_RESTART_COUNT', '0')}"
     return [str(num_hosts), endpoint, start, job.hostnames[job.node]]
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log, or "no output" where there is none."""
+    lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
+    return lines[-1] if lines else "no output"

@@ -13,7 +13,7 @@ from exgrpo_cli.base.errors import DamageWarning
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.replay.store import FreshRow, Visit
 from exgrpo_cli.studies.arms import Arm
-from exgrpo_cli.studies.results.parting import parting_steps
+from exgrpo_cli.studies.report import divergence_by_arm
 from exgrpo_cli.studies.study import Study, StudyRun
 
 BASELINE = Arm(name="grpo", method="grpo", baseline="grpo")
@@ -50,8 +50,8 @@ def test_the_first_step_with_another_fresh_question(tmp_path: Path) -> None:
         run_of(tmp_path, Arm(name="replays", method="exgrpo", baseline="grpo"), ["12", "13", "45"], selected=2),
         run_of(tmp_path, Arm(name="rounds", method="dapo", baseline="grpo"), ["12", "354", "6"]),
     ]
-    study = Study(name="s", folder=tmp_path, arms=tuple(run.arm for run in runs), seeds=(0,), runs=tuple(runs))
-    assert parting_steps(study) == {"replays": {0: None}, "rounds": {0: 2}}
+    study = Study(name="s", folder=tmp_path, arms=tuple(run.arm for run in runs), runs=tuple(runs))
+    assert divergence_by_arm(study) == {"replays": {0: None}, "rounds": {0: 2}}
     (tmp_path / "rounds" / "replay" / "ledger.json").unlink()
     with pytest.warns(DamageWarning, match=r"not said of rounds, seed 0, where its questions part: .*ledger\.json"):
-        assert parting_steps(study) == {"replays": {0: None}}
+        assert divergence_by_arm(study) == {"replays": {0: None}}

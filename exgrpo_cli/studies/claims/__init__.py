@@ -1,1 +1,0 @@
-"""What papers say, in a form that can fail: `presets/claims/`, their runs and their verdicts."""

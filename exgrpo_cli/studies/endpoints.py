@@ -1,0 +1,339 @@
+"""Endpoints that arms are compared by, each declared once, and what paired runs prove: effects, power, verdicts.
+
+Notation: S seeds, both arms with the same ones; Q held-out questions, the same in every run; d[s, q] the difference of
+the two arms' scores of question q with seed s.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float64
+from scipy.special import stdtr, stdtrit
+
+from exgrpo_cli.base.statistics import CONFIDENCE, POWER, Interval, pass_at_k_by_question, pass_at_ks, wilson
+from exgrpo_cli.runs.result import RunResult
+from exgrpo_cli.studies.study import Results
+
+RESAMPLES = 4000
+FEW_SEEDS = 3
+"""With fewer an interval says next to nothing: Student's t has 1 degree of freedom, its quantile is 12.7."""
+SEEDS_FOR_A_VERDICT = 8
+MOST_SEEDS = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Effect:
+    """A mean difference over seeds with its interval."""
+
+    mean: float
+    low: float
+    high: float
+    """Ends of the 95 % interval; the mean itself with one seed."""
+    p_value: float | None
+    """Two-sided, of the hypothesis that there is no difference; None where nothing varies."""
+    seeds: int
+    error: float
+    """Standard error of the mean over seeds and questions; 0 with one seed."""
+    spread: float
+    """Standard deviation over seeds of the difference, of which `seeds_needed` makes a number; 0 with one seed."""
+
+    @property
+    def interval(self) -> Interval:
+        """The effect with its 95 % interval."""
+        return Interval(mean=self.mean, low=self.low, high=self.high)
+
+
+def effect_over_questions(
+    differences: Float64[np.ndarray, "seeds questions"], rng: np.random.Generator, *, bounds: tuple[float, float]
+) -> Effect:
+    """Mean of d[s, q] for other seeds and other questions, by a bootstrap of both.
+
+    A resample draws S seeds and Q questions. Its mean is that of the drawn seeds' means, plus how far the drawn
+    questions' means lie from the grand mean. The seeds' means carry the sampling noise of single responses already, so
+    that part of the questions' scatter which noise explains is taken out first: their deviations are shrunk by
+    sqrt(1 - MS_residual / MS_questions) of the two-way table. The standard deviation of the resampled means, its seed
+    part raised by S / (S - 1), is the standard error; the interval is Student's with S - 1 degrees of freedom.
+    """
+    seeds, questions = differences.shape
+    mean = float(differences.mean())
+    if seeds < 2:
+        return effect(mean, 0.0, seeds, bounds)
+    of_seeds = differences.mean(axis=1) - mean
+    of_questions = (differences.mean(axis=0) - mean) * _shrinkage(differences)
+    drawn_seeds = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=RESAMPLES)
+    # Questions with equal means are interchangeable: there are far fewer distinct means than questions.
+    values, counts = np.unique(np.round(of_questions, 12), return_counts=True)
+    drawn_questions = rng.multinomial(questions, counts / questions, size=RESAMPLES)
+    resampled = drawn_seeds @ of_seeds / seeds * math.sqrt(seeds / (seeds - 1)) + drawn_questions @ values / questions
+    return effect(mean, float(resampled.std()), seeds, bounds, spread=float(of_seeds.std(ddof=1)))
+
+
+def _shrinkage(differences: Float64[np.ndarray, "seeds questions"]) -> float:
+    """sqrt(1 - MS_residual / MS_questions), 0 where noise explains all scatter of the questions' means."""
+    seeds, questions = differences.shape
+    if questions < 2:
+        return 0.0
+    rows, columns = differences.mean(axis=1, keepdims=True), differences.mean(axis=0, keepdims=True)
+    residual = ((differences - rows - columns + differences.mean()) ** 2).sum() / ((seeds - 1) * (questions - 1))
+    between = seeds * columns.var(ddof=1)
+    return math.sqrt(max(0.0, 1 - residual / between)) if between > 0 else 0.0
+
+
+def effect_over_seeds(differences: Float64[np.ndarray, " seeds"], *, bounds: tuple[float, float]) -> Effect:
+    """Mean of one difference a seed, for endpoints that are no mean over questions: Student's t."""
+    seeds = len(differences)
+    spread = float(differences.std(ddof=1)) if seeds > 1 else 0.0
+    return effect(float(differences.mean()), spread / math.sqrt(seeds), seeds, bounds, spread=spread)
+
+
+def effect(mean: float, error: float, seeds: int, bounds: tuple[float, float], *, spread: float = 0.0) -> Effect:
+    """An effect by its standard error, Student's t with S - 1 degrees of freedom; the interval stays in `bounds`.
+
+    Where all seeds agree (no run collapsed, say) the error is that which a share of seeds unlike those seen would make,
+    as large as Wilson's upper end at 0 of S: eight runs without a collapse do not rule out one.
+    """
+    p_value = float(2 * stdtr(seeds - 1, -abs(mean) / error)) if error > 0 else None
+    if error == 0 and seeds > 1:
+        unseen = wilson(0.0, seeds)[1] * max(mean - bounds[0], bounds[1] - mean)
+        error = unseen / float(stdtrit(seeds - 1, 0.5 + CONFIDENCE / 2))
+    low, high = ends(mean, error, seeds, CONFIDENCE)
+    low, high = max(bounds[0], low), min(bounds[1], high)
+    return Effect(mean=mean, low=low, high=high, p_value=p_value, seeds=seeds, error=error, spread=spread)
+
+
+def ends(mean: float, error: float, seeds: int, confidence: float) -> tuple[float, float]:
+    """Ends of Student's interval."""
+    half = float(stdtrit(seeds - 1, 0.5 + confidence / 2)) * error if seeds > 1 else 0.0
+    return mean - half, mean + half
+
+
+def seeds_needed(*, spread: float, distance: float) -> int:
+    """Fewest seeds with which an effect `distance` away from the threshold of a verdict is told from it.
+
+    `spread` is the standard deviation over seeds of the paired difference. With S seeds the verdict is reached when
+    the interval of half width t(S - 1) * spread / sqrt(S) leaves the threshold out, which has probability
+    P(T > t - distance * sqrt(S) / spread); the noncentral t is taken as a shifted one. From 2 to `MOST_SEEDS`.
+    """
+    for seeds in range(2, MOST_SEEDS):
+        quantile = float(stdtrit(seeds - 1, 0.5 + CONFIDENCE / 2))
+        if stdtr(seeds - 1, distance * math.sqrt(seeds) / spread - quantile) >= POWER:
+            return seeds
+    return MOST_SEEDS
+
+
+class Verdict(StrEnum):
+    """Outcome of a comparison about a statement."""
+
+    SUPPORTED = "supported"
+    CONTRADICTED = "contradicted"
+    UNDECIDED = "undecided"
+    NOT_RUN = "not run"
+
+
+Direction = Literal["greater", "no less"]
+
+
+def threshold_of(smallest_effect: float, direction: Direction) -> float:
+    """The effect that separates holding from not holding: "no less" allows a loss smaller than the smallest effect."""
+    return smallest_effect if direction == "greater" else -smallest_effect
+
+
+def verdict(effects: list[Effect], thresholds: list[float], *, needed: int = SEEDS_FOR_A_VERDICT) -> Verdict:
+    """Whether each of the effects exceeds its threshold, judged by their intervals.
+
+    Supported where every 95 % interval lies above its threshold (intersection and union: no correction is due);
+    contradicted where one of the m intervals of confidence 1 - 0.05 / m lies below; so each is wrong in at most 2.5 %
+    where the truth is at the threshold. Fewer than `needed` seeds read "not run".
+    """
+    if not effects or min(each.seeds for each in effects) < needed:
+        return Verdict.NOT_RUN
+    pairs = list(zip(effects, thresholds, strict=True))
+    if all(ends(each.mean, each.error, each.seeds, CONFIDENCE)[0] > threshold for each, threshold in pairs):
+        return Verdict.SUPPORTED
+    strict = 1 - (1 - CONFIDENCE) / len(effects)
+    if any(ends(each.mean, each.error, each.seeds, strict)[1] < threshold for each, threshold in pairs):
+        return Verdict.CONTRADICTED
+    return Verdict.UNDECIDED
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Endpoint:
+    """Something that runs are compared by; larger is better. One of the three functions says what it is."""
+
+    title: str
+    bounds: tuple[float, float] = (0.0, 1.0)
+    """Where one run's value can lie."""
+    value: Callable[[RunResult], float | None] | None = None
+    """Value of a run; None where the run or its task does not tell."""
+    by_question: Callable[[RunResult], Float64[np.ndarray, " questions"]] | None = None
+    """Values by held-out question, whose mean is the run's value; empty where the run or its task does not tell."""
+    against: Callable[[RunResult, RunResult], float | None] | None = None
+    """Value of a run beside the one with the same seed that it is compared with."""
+
+    def of(self, result: RunResult, other: RunResult | None = None) -> float | None:
+        """One run's value, compared with `other`; None where the run or its task does not tell."""
+        if self.against is not None:
+            return None if other is None else self.against(result, other)
+        if self.by_question is not None:
+            by_question = self.by_question(result)
+            return float(by_question.mean()) if len(by_question) else None
+        return None if self.value is None else self.value(result)
+
+
+def pass_at_1(result: RunResult) -> Float64[np.ndarray, " questions"]:
+    """Pass rate of each held-out question after training."""
+    return result.after / result.samples
+
+
+def pass_at_n(result: RunResult) -> Float64[np.ndarray, " questions"]:
+    """Whether each held-out question was solved by any of its n responses after training."""
+    return pass_at_k_by_question(result.after, result.samples, result.samples)
+
+
+def valid_pass_at_1(result: RunResult) -> Float64[np.ndarray, " questions"]:
+    """Share of each held-out question's responses after training that are right in every step."""
+    return np.array([]) if result.after_valid is None else result.after_valid / result.samples
+
+
+def newly_solved_at_end(result: RunResult) -> float | None:
+    """Share of the held-out questions without a correct response before training that have one after it."""
+    unsolved = result.before == 0
+    return float((result.after[unsolved] > 0).mean()) if unsolved.any() else None
+
+
+def valid_gap(result: RunResult) -> float | None:
+    """Share valid in the third of lowest entropy less that in the third of highest."""
+    traces = result.valid_traces
+    return None if traces is None or traces.low_entropy is None else traces.low_entropy - (traces.high_entropy or 0.0)
+
+
+def of_traces(name: str) -> Callable[[RunResult], float | None]:
+    """A figure of the run's valid traces."""
+    return lambda result: getattr(result.valid_traces, name) if result.valid_traces else None
+
+
+def memorised(result: RunResult) -> float | None:
+    """Gain that training brought on replayed questions less that on never seen ones of their level."""
+    found = result.memorising
+    if found is None or found.replayed.after is None or found.replayed.before is None:
+        return None
+    gain = found.replayed.after - found.replayed.before
+    return gain - ((found.never_seen.after or 0.0) - (found.never_seen.before or 0.0))
+
+
+def at_equal(spent: str) -> Callable[[RunResult, RunResult], float | None]:
+    """Held-out pass@1 of a run when it had spent what the thriftier of the two spent in all.
+
+    `spent` is "generated" or "trained" tokens. Between validations by a straight line; None where they do not tell.
+    """
+
+    def value(own: RunResult, other: RunResult) -> float | None:
+        tokens = [[getattr(point, spent) for point in run.curve] for run in (own, other)]
+        if any(len(each) < 2 or None in each for each in tokens):
+            return None
+        least = min(each[-1] for each in tokens)
+        return float(np.interp(least, tokens[0], [point.pass_at_1 for point in own.curve]))
+
+    return value
+
+
+ENDPOINTS: Mapping[str, Endpoint] = {
+    "pass_at_1": Endpoint(title="held-out pass@1", by_question=pass_at_1),
+    "pass_at_n": Endpoint(title="held-out pass@n", by_question=pass_at_n),
+    "valid_pass_at_1": Endpoint(title="held-out pass@1, right in every step", by_question=valid_pass_at_1),
+    "pass_at_1_oat": Endpoint(title="held-out pass@1 by oat", value=lambda result: result.second_graders.get("oat")),
+    "beyond_pass_at_1": Endpoint(
+        title="pass@n less pass@1", by_question=lambda result: pass_at_n(result) - pass_at_1(result)
+    ),
+    "area": Endpoint(title="area under the curve", value=lambda result: result.area),
+    "newly_solved": Endpoint(title="unsolved questions ever solved", value=lambda result: result.newly_solved),
+    "newly_solved_at_end": Endpoint(title="unsolved questions solved at the end", value=newly_solved_at_end),
+    "intact": Endpoint(
+        title="share of runs not collapsed",
+        value=lambda result: None if result.collapsed is None else 1.0 - result.collapsed,
+    ),
+    "valid": Endpoint(title="valid traces", value=of_traces("valid")),
+    "valid_auc": Endpoint(title="AUC of low entropy for valid traces", value=of_traces("auc")),
+    "valid_auc_within": Endpoint(
+        title="AUC of low entropy for valid traces of a question", value=of_traces("auc_within")
+    ),
+    "valid_gap": Endpoint(title="valid, lowest less highest entropy", bounds=(-1.0, 1.0), value=valid_gap),
+    "memorised": Endpoint(title="gain on replayed less on new questions", bounds=(-1.0, 1.0), value=memorised),
+}
+AT_EQUAL: Mapping[str, Endpoint] = {
+    f"at_equal_{spent}": Endpoint(title=f"pass@1 at equal tokens {spent}", against=at_equal(spent))
+    for spent in ("generated", "trained")
+}
+"""Endpoints that only a comparison with the baseline has."""
+
+
+def coverage_endpoints(results: Results) -> dict[str, Endpoint]:
+    """pass@k at k = 2, 4, ... up to the fewest responses that a question was given in any of the runs."""
+
+    def endpoint(k: int) -> Endpoint:
+        return Endpoint(
+            title=f"held-out pass@{k}",
+            by_question=lambda result: pass_at_k_by_question(result.after, result.samples, k),
+        )
+
+    return {f"pass@{k}": endpoint(k) for k in pass_at_ks(min(run.samples for run in results.values())) if k > 1}
+
+
+def values_of(endpoint: Endpoint, own: Results, control: Results | None = None) -> dict[int, float]:
+    """The endpoint by seed, of the runs that tell it."""
+    others = control or {}
+    values = {seed: endpoint.of(result, others.get(seed)) for seed, result in sorted(own.items())}
+    return {seed: value for seed, value in values.items() if value is not None}
+
+
+def paired_effect(endpoint: Endpoint, own: Results, control: Results) -> Effect | None:
+    """Own less control over the seeds that both have; None where there is none.
+
+    Over seeds and questions where the endpoint is a mean over questions that all of these runs share, else over seeds.
+    The bootstrap draws from a generator of its own, so that a comparison has one result.
+    """
+    mine, other = values_of(endpoint, own, control), values_of(endpoint, control, own)
+    seeds = sorted(mine.keys() & other.keys())
+    if not seeds:
+        return None
+    width = endpoint.bounds[1] - endpoint.bounds[0]
+    sizes = {(len(arm[seed].after), arm[seed].samples) for arm in (own, control) for seed in seeds}
+    if endpoint.by_question and len(sizes) == 1:
+        matrix = np.stack([endpoint.by_question(own[seed]) - endpoint.by_question(control[seed]) for seed in seeds])
+        return effect_over_questions(matrix, np.random.default_rng(0), bounds=(-width, width))
+    return effect_over_seeds(np.array([mine[seed] - other[seed] for seed in seeds]), bounds=(-width, width))
+
+
+def effect_from(endpoint: Endpoint, own: Results, reference: float) -> Effect | None:
+    """The endpoint less a fixed value, over the seeds that tell it; None where none does."""
+    values = np.array(list(values_of(endpoint, own).values()))
+    bounds = (endpoint.bounds[0] - reference, endpoint.bounds[1] - reference)
+    return effect_over_seeds(values - reference, bounds=bounds) if len(values) else None
+
+
+def tokens_to(result: RunResult, target: float) -> float | None:
+    """Tokens generated until held-out pass@1 first reached `target`, between validations by a straight line."""
+    last = None
+    for point in result.curve:
+        if point.pass_at_1 >= target:
+            if last is None or point.pass_at_1 == last.pass_at_1:
+                return float(point.generated)
+            share = (target - last.pass_at_1) / (point.pass_at_1 - last.pass_at_1)
+            return last.generated + share * (point.generated - last.generated)
+        last = point
+    return None
+
+
+def tokens_to_match(own: RunResult, control: RunResult) -> float | None:
+    """Tokens that a run generated until it reached the other's last score, as a share of what that generated.
+
+    None where it never did.
+    """
+    if not control.curve or not control.totals.generated:
+        return None
+    tokens = tokens_to(own, control.curve[-1].pass_at_1)
+    return None if tokens is None else tokens / control.totals.generated

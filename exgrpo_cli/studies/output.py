@@ -1,0 +1,288 @@
+"""A study's report as tables, figures and files: `results.json`, `report.md`, `table.tex` and the figures."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.table import Table
+
+from exgrpo_cli.base.files import write_json, write_text
+from exgrpo_cli.base.statistics import Interval, t_interval
+from exgrpo_cli.evaluation.tables import escape, latex_row
+from exgrpo_cli.runs.result import CurvePoint
+from exgrpo_cli.show.figures.comparisons import (
+    ArmCurve,
+    ArmScore,
+    ClaimEffect,
+    arm_comparison,
+    arm_curves,
+    arm_curves_by_tokens,
+    by_regime,
+    claims_figure,
+    paired_differences,
+)
+from exgrpo_cli.show.figures.style import save
+from exgrpo_cli.show.figures.training import memorising_figure
+from exgrpo_cli.studies.claims import Outcome, claim_outcomes
+from exgrpo_cli.studies.endpoints import AT_EQUAL, ENDPOINTS, Verdict
+from exgrpo_cli.studies.report import MAIN, ArmReport, Compared, StudyReport, compare_runs
+from exgrpo_cli.studies.study import Results, Study, regimes_by_arm
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TITLE = "held-out pass@1"
+OTHERS = {
+    name: endpoint.title
+    for name, endpoint in {**ENDPOINTS, **AT_EQUAL}.items()
+    if name not in (MAIN, "pass_at_n", "beyond_pass_at_1")
+}
+"""Endpoints of the second table with their titles."""
+SPENT = {
+    "steps": "steps",
+    "tokens generated": "generated",
+    "tokens trained": "trained",
+    "tokens scored": "scored",
+    "updates": "updates",
+    "seconds": "seconds",
+}
+"""Columns of the third table, each a total."""
+Rows = list[list[str]]
+"""Cells; the first row is the header."""
+
+
+def report_study(study: Study) -> StudyReport:
+    """Compare the finished runs and write the comparison into the study's folder."""
+    study.keep_results()
+    report = compare_runs(study)
+    write_json(study.folder / "results.json", study_json(study, report))
+    parts = [
+        *([f"# {study.name}: claims", markdown(claim_rows(claim_outcomes(study)))] if study.claims else []),
+        f"# {study.name}: {TITLE}",
+        *(f"**{warning}**" for warning in report.warnings),
+        markdown(score_rows(report)),
+        markdown(endpoint_rows(report)),
+        "Budgets are those that the claims state." if study.claims else f"Equal in {study.equal}.",
+        markdown(spending_rows(report)),
+    ]
+    write_text(study.folder / "report.md", "\n\n".join(part.strip() for part in parts) + "\n")
+    write_text(study.folder / "table.tex", latex(score_rows(report)))
+    for name, figure in study_figures(study, report).items():
+        save(figure, study.folder, name)
+    return report
+
+
+def study_json(study: Study, report: StudyReport) -> dict[str, Any]:
+    """The comparison as `results.json` has it and `--json` prints it."""
+    outcomes = {found.claim.name: found.to_json() for found in claim_outcomes(study)}
+    return {**report.to_json(), **({"claims": outcomes} if outcomes else {})}
+
+
+def score_rows(report: StudyReport) -> Rows:
+    """Held-out pass@1 of every arm and its difference from the baseline; pass@k at the largest k stands last."""
+    against = f"minus {report.baselines[0]}" if len(report.baselines) == 1 else "minus its baseline"
+    columns: dict[str, Callable[[ArmReport], str]] = {
+        "arm": lambda arm: arm.name,
+        "seeds": lambda arm: str(len(arm.seeds)),
+        "before": lambda arm: "" if arm.before is None else f"{arm.before:.3f}",
+        "after": lambda arm: f"{arm.main.score.mean:.3f}",
+        "95 %": lambda arm: span(arm.main.score) if len(arm.seeds) > 1 else "one seed",
+        against: lambda arm: _difference(arm.main),
+        "p (Holm)": lambda arm: _p_value(arm.main),
+        "s/run": lambda arm: f"{arm.totals['seconds']:.0f}",
+    }
+    rows = _rows(columns, report.arms)
+    if ks := [arm.coverage[0] for arm in report.arms if arm.coverage]:
+        rows[0] += [ks[0], against, "p (Holm)"]
+        for row, arm in zip(rows[1:], report.arms, strict=True):
+            found = arm.coverage[1] if arm.coverage else None
+            row += [f"{found.score.mean:.3f}", _difference(found), _p_value(found)] if found else ["", "", ""]
+    return rows
+
+
+def endpoint_rows(report: StudyReport) -> Rows:
+    """The other endpoints that the runs tell, one column each, with the difference from the baseline."""
+    names = [name for name in OTHERS if any(name in arm.endpoints for arm in report.arms)]
+    header = ["arm", *(OTHERS[name] for name in names), "tokens to the baseline's score"]
+    return [header] + [
+        [arm.name, *(_value(arm.endpoints.get(name)) for name in names), _match(arm)] for arm in report.arms
+    ]
+
+
+def spending_rows(report: StudyReport) -> Rows:
+    """Means over seeds of what the arms spent, and the steps at which their fresh questions leave the baseline's."""
+    rows = [
+        ["arm", *SPENT],
+        *([arm.name, *(f"{arm.totals[name]:,.0f}" for name in SPENT.values())] for arm in report.arms),
+    ]
+    if any(arm.divergence for arm in report.arms):
+        cells = ["fresh questions part at step", *(_divergence(arm.divergence) for arm in report.arms)]
+        rows = [[*row, cell] for row, cell in zip(rows, cells, strict=True)]
+    return rows
+
+
+def claim_rows(outcomes: Sequence[Outcome]) -> Rows:
+    """The table of claims: the effect is that of the contrast furthest from holding."""
+    columns: dict[str, Callable[[Outcome], str]] = {
+        "claim": lambda found: found.claim.title,
+        "regime": lambda found: found.claim.regime,
+        "contrast": lambda found: str(found.weakest[0]),
+        "effect": lambda found: f"{effect.mean:+.3f}" if (effect := found.weakest[1]) else "",
+        "95 %": lambda found: span(effect.interval) if (effect := found.weakest[1]) and effect.seeds > 1 else "",
+        "verdict": lambda found: found.verdict.value,
+        "seeds": lambda found: f"{found.seeds} of {len(found.claim.seeds)}",
+        "tokens": lambda found: f"{found.generated / 1e6:.1f} M",
+        "time": lambda found: duration(found.seconds),
+    }
+    return _rows(columns, outcomes)
+
+
+def _rows(columns: Mapping[str, Callable[[Any], str]], things: Iterable[Any]) -> Rows:
+    return [list(columns), *([cell(thing) for cell in columns.values()] for thing in things)]
+
+
+def _value(found: Compared | None) -> str:
+    if found is None:
+        return ""
+    difference = _difference(found)
+    return f"{found.score.mean:.3f}" + (f" ({difference})" if difference else "")
+
+
+def _difference(found: Compared) -> str:
+    effect = found.difference
+    if effect is None:
+        return ""
+    return f"{effect.mean:+.3f}" + (f" {span(effect.interval)}" if effect.seeds > 1 else "")
+
+
+def _p_value(found: Compared) -> str:
+    return "" if found.difference is None or found.p_holm is None else f"{found.p_holm:.3f}"
+
+
+def _divergence(by_seed: Mapping[int, int | None]) -> str:
+    """First and last of the seeds' steps, and `never` where some do not part."""
+    steps = sorted(step for step in by_seed.values() if step is not None)
+    parts = [str(steps[0]) if steps[0] == steps[-1] else f"{steps[0]} to {steps[-1]}"] if steps else []
+    return ", ".join([*parts, *(["never"] if None in by_seed.values() else [])])
+
+
+def _match(arm: ArmReport) -> str:
+    reached, seeds = arm.matched
+    if not reached:
+        return f"never ({seeds})" if seeds else ""
+    return f"{arm.match:.0%} ({reached} of {seeds} seeds)"
+
+
+def span(interval: Interval) -> str:
+    """The interval in brackets, three decimals."""
+    return f"[{interval.low:.3f}, {interval.high:.3f}]"
+
+
+def duration(seconds: float) -> str:
+    """Hours and minutes for people: 45 s, 12 min, 3 h 05 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def rich_table(rows: Rows, title: str) -> Table:
+    """Rows as a table of a terminal."""
+    table = Table(title=title)
+    for place, name in enumerate(rows[0]):
+        table.add_column(name, justify="right" if place else "left")
+    for row in rows[1:]:
+        table.add_row(*row)
+    return table
+
+
+def markdown(rows: Rows) -> str:
+    """Rows as a Markdown table."""
+    ruled = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
+    return "\n".join("| " + " | ".join(row) + " |" for row in ruled) + "\n"
+
+
+def latex(rows: Rows) -> str:
+    """Rows as a complete LaTeX tabular (booktabs)."""
+    lines = [latex_row([escape(cell) for cell in row]) for row in rows]
+    layout = "l" + "r" * (len(rows[0]) - 1)
+    parts = [rf"\begin{{tabular}}{{{layout}}}", r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"]
+    return "\n".join([*parts, r"\end{tabular}"]) + "\n"
+
+
+def study_figures(study: Study, report: StudyReport) -> "dict[str, Figure]":
+    """The figures by name; all of held-out questions, since arms do not share the questions that they train on."""
+    results, regimes, baselines = study.results(), regimes_by_arm(study.arms), report.baselines
+    curves = [arm_curve(arm.name, results[arm.name], regimes[arm.name]) for arm in report.arms]
+    scores = [_score(arm.name, regimes[arm.name], arm.main.score, list(arm.main.seeds.values())) for arm in report.arms]
+    differences = [
+        _score(arm.name, regimes[arm.name], effect.interval, _differences_by_seed(arm, report))
+        for arm in report.arms
+        if (effect := arm.main.difference) is not None
+    ]
+    memorised = {
+        arm.name: [found for each in results[arm.name].values() if (found := each.memorising)]
+        for arms in by_regime(scores).values()
+        for arm in arms
+    }
+    figures = {
+        "ablation": arm_comparison(scores, baselines=baselines, measure=TITLE),
+        "differences": paired_differences(differences, baselines=baselines, measure=TITLE),
+        "curves": arm_curves(curves, baselines=baselines, measure=TITLE),
+        "curves-tokens": arm_curves_by_tokens(curves, baselines=baselines, measure=TITLE),
+        "memorising": memorising_figure(memorised),
+        "claims": claims_figure(_claim_effects(study)),
+    }
+    return {name: drawn for name, drawn in figures.items() if drawn is not None}
+
+
+def _score(name: str, regime: str, score: Interval, seeds: list[float]) -> ArmScore:
+    return ArmScore(name=name, regime=regime, mean=score.mean, low=score.low, high=score.high, seeds=seeds)
+
+
+def _differences_by_seed(arm: ArmReport, report: StudyReport) -> list[float]:
+    baseline = next((other.main.seeds for other in report.arms if other.name == arm.baseline), {})
+    return [value - baseline[seed] for seed, value in arm.main.seeds.items() if seed in baseline]
+
+
+def _claim_effects(study: Study) -> list[ClaimEffect]:
+    """The contrasts of each claim that has been run."""
+    return [
+        ClaimEffect(
+            title=found.claim.title if contrast is found.claim.contrasts[0] else "",
+            contrast=", ".join(filter(None, (str(contrast), found.claim.regime, f"{found.seeds} seeds"))),
+            mean=effect.mean,
+            low=effect.low,
+            high=effect.high,
+            threshold=contrast.threshold,
+            verdict=found.verdict.value,
+        )
+        for found in claim_outcomes(study)
+        if found.verdict is not Verdict.NOT_RUN
+        for contrast, effect in zip(found.claim.contrasts, found.effects, strict=True)
+        if effect is not None
+    ]
+
+
+def arm_curve(name: str, results: Results, regime: str = "") -> ArmCurve:
+    """Held-out pass@1 by step, mean over seeds, with the t interval cut to 0..1.
+
+    At the steps where all seeds were scored, and at the ends of the runs taken together: a budget of tokens ends each
+    at a step of its own.
+    """
+    curves = [result.curve for result in results.values() if result.curve]
+    by_step: dict[int, list[CurvePoint]] = {}
+    for point in (point for curve in curves for point in curve[:-1]):
+        by_step.setdefault(point.step, []).append(point)
+    columns = [by_step[step] for step in sorted(by_step) if len(by_step[step]) == len(curves)]
+    columns += [[curve[-1] for curve in curves]] if curves else []
+    intervals = [t_interval([point.pass_at_1 for point in column], bounds=(0.0, 1.0)) for column in columns]
+    return ArmCurve(
+        name=name,
+        regime=regime,
+        steps=[round(float(np.mean([point.step for point in column]))) for column in columns],
+        tokens=[float(np.mean([point.generated for point in column])) for column in columns],
+        mean=[interval.mean for interval in intervals],
+        low=[interval.low for interval in intervals],
+        high=[interval.high for interval in intervals],
+    )

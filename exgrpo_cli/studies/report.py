@@ -1,0 +1,294 @@
+"""A study's result: every endpoint per arm, and each arm against its baseline, paired by seed.
+
+What an arm itself reached has Student's interval over seeds: it speaks of training again, on the same questions. A
+difference has the interval of the hierarchical bootstrap over seeds and questions. p-values are Holm's over the arms
+that share a baseline.
+"""
+
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from exgrpo_cli.base.errors import DamageWarning, InputError
+from exgrpo_cli.base.statistics import Interval, holm, t_interval
+from exgrpo_cli.ledger.reader import LedgerReader
+from exgrpo_cli.ledger.schemas import EVENTS, VISITS, Event
+from exgrpo_cli.runs.result import RunResult, Totals
+from exgrpo_cli.studies.arms import Arm
+from exgrpo_cli.studies.endpoints import (
+    AT_EQUAL,
+    ENDPOINTS,
+    FEW_SEEDS,
+    Effect,
+    coverage_endpoints,
+    paired_effect,
+    tokens_to_match,
+    values_of,
+)
+from exgrpo_cli.studies.study import Results, Study, StudyRun
+
+UNLIKE = 1.2
+"""How many times more or fewer updates than its baseline's an arm may make before a reader is told."""
+MAIN = "pass_at_1"
+"""The endpoint of the first table."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compared:
+    """One endpoint of one arm."""
+
+    seeds: dict[int, float]
+    """Value by seed."""
+    score: Interval
+    difference: Effect | None = None
+    """To the baseline; None for the baseline itself and where no seed is common."""
+    p_holm: float | None = None
+    """The difference's p-value, adjusted for the arms that share the baseline."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The figure as `results.json` has it."""
+        found = self.difference
+        return {
+            "mean": self.score.mean,
+            "low": self.score.low,
+            "high": self.score.high,
+            "seeds": {str(seed): value for seed, value in self.seeds.items()},
+            "difference": found and {name: getattr(found, name) for name in ("mean", "low", "high", "seeds", "spread")},
+            "p_value": found.p_value if found else None,
+            "p_holm": self.p_holm,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArmReport:
+    """One arm over its finished seeds."""
+
+    name: str
+    baseline: str
+    seeds: tuple[int, ...]
+    before: float | None
+    """Held-out pass@1 before training, mean over seeds."""
+    endpoints: dict[str, Compared]
+    """By name of the endpoint, those that the runs tell; pass@k as `pass@<k>`; of AT_EQUAL all but the baseline's."""
+    match: float | None
+    """Tokens generated until the baseline's last score was reached, as a share of what that generated: mean over the
+    seeds that reached it."""
+    matched: tuple[int, int]
+    """Seeds that reached it, and seeds that both have."""
+    totals: dict[str, float]
+    """Means over seeds of what the runs spent."""
+    is_baseline_again: bool = False
+    """Whether its runs are the baseline's, so that there is nothing to compare."""
+    unlike_starts: tuple[int, ...] = ()
+    """Seeds whose held-out answers were other ones than the baseline's before training already."""
+    divergence: dict[int, int | None] = field(default_factory=dict)
+    """First step by seed with another fresh question than the baseline's, None where there is none, of runs whose
+    folders are here."""
+
+    @property
+    def main(self) -> Compared:
+        """Held-out pass@1."""
+        return self.endpoints[MAIN]
+
+    @property
+    def coverage(self) -> tuple[str, Compared] | None:
+        """pass@k at the largest k above 1."""
+        names = [name for name in self.endpoints if name.startswith("pass@")]
+        return (names[-1], self.endpoints[names[-1]]) if names else None
+
+    def to_json(self) -> dict[str, Any]:
+        """The arm as `results.json` has it."""
+        coverage = [name for name in self.endpoints if name.startswith("pass@")]
+        others = [name for name in self.endpoints if name not in (MAIN, *coverage)]
+        return {
+            **self.main.to_json(),
+            "baseline": self.baseline,
+            "before": self.before,
+            "pass_at_k": {name.removeprefix("pass@"): self.endpoints[name].to_json() for name in coverage},
+            "endpoints": {name: self.endpoints[name].to_json() for name in others},
+            "tokens_to_match": {"mean": self.match, "reached": self.matched[0], "seeds": self.matched[1]},
+            "wall_seconds": self.totals["seconds"],
+            "tokens": {name: self.totals[name] for name in ("generated", "trained", "scored")},
+            "steps": self.totals["steps"],
+            "updates": self.totals["updates"],
+            "fresh_questions_part": {str(seed): step for seed, step in self.divergence.items()},
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyReport:
+    """All arms with at least one finished seed, in the study's order."""
+
+    name: str
+    equal: str
+    baselines: tuple[str, ...]
+    arms: tuple[ArmReport, ...]
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Remarks that a reader of the intervals must know."""
+        return tuple(self._warnings())
+
+    def _warnings(self) -> Iterator[str]:
+        if few := [arm.name for arm in self.arms if len(arm.seeds) < FEW_SEEDS]:
+            yield (
+                f"fewer than {FEW_SEEDS} seeds in {', '.join(few)}: these intervals say next to nothing; add seeds "
+                "(--seeds) before reading a difference."
+            )
+        for arm in self.arms:
+            if arm.is_baseline_again:
+                yield (
+                    f"{arm.name} produced exactly {arm.baseline}'s results, question by question: its setting never "
+                    "took effect in these runs. Give it more of the budget, or look at what it waits for (exgrpo train "
+                    "--dry-run)."
+                )
+        for arm in self.arms:
+            if arm.unlike_starts:
+                yield (
+                    f"{arm.name} did not start as {arm.baseline} did (seeds {', '.join(map(str, arm.unlike_starts))}): "
+                    "their held-out answers differ before training. Other settings made the model, or a machine of "
+                    "another kind, and the differences have that in them."
+                )
+        updates = {arm.name: arm.totals["updates"] for arm in self.arms}
+        for name in self.baselines:
+            usual = updates.get(name, 0.0)
+            unlike = [
+                f"{arm.name} {updates[arm.name]:.0f}"
+                for arm in self.arms
+                if arm.baseline == name and not usual / UNLIKE <= updates[arm.name] <= usual * UNLIKE
+            ]
+            if usual and unlike:
+                yield (
+                    f"updates differ: {name} {usual:.0f}, {', '.join(unlike)}. More of them act like a higher learning "
+                    "rate; --vary optim.learning_rate=... tells the two apart."
+                )
+
+    def to_json(self) -> dict[str, Any]:
+        """The study as `results.json` has it."""
+        return {
+            "arms": {arm.name: arm.to_json() for arm in self.arms},
+            "baseline": ", ".join(self.baselines),
+            "equal": self.equal,
+            "warnings": list(self.warnings),
+        }
+
+
+def compare_runs(study: Study) -> StudyReport:
+    """Compare the finished runs of a study; nothing is written.
+
+    Warns (DamageWarning) of a ledger that cannot be read.
+    """
+    results, divergence = study.results(), divergence_by_arm(study)
+    # Arms any of whose runs was asked held-out questions.
+    scored = [arm for arm in study.arms if any(len(each.after) for each in results.get(arm.name, {}).values())]
+    arms = [replace(report_arm(arm, results), divergence=divergence.get(arm.name, {})) for arm in scored]
+    return StudyReport(name=study.name, equal=study.equal, baselines=study.baselines, arms=with_holm(arms))
+
+
+def report_arm(arm: Arm, results: Mapping[str, Results]) -> ArmReport:
+    """One arm's endpoints over its seeds, and their paired differences from its baseline."""
+    own, other = results[arm.name], {} if arm.name == arm.baseline else results.get(arm.baseline, {})
+    common = sorted(own.keys() & other.keys())
+    again = bool(common) and all(_are_the_same(own[seed], other[seed]) for seed in common)
+    control = {} if again else other
+    compared = {}
+    for name, endpoint in {**ENDPOINTS, **coverage_endpoints(own), **AT_EQUAL}.items():
+        if values := values_of(endpoint, own, control):
+            compared[name] = Compared(
+                seeds=values,
+                score=t_interval(list(values.values()), bounds=endpoint.bounds),
+                difference=paired_effect(endpoint, own, control),
+            )
+    matched = sorted(own.keys() & control.keys())
+    shares = [share for seed in matched if (share := tokens_to_match(own[seed], control[seed])) is not None]
+    spent = [result.totals for result in own.values()]
+    return ArmReport(
+        name=arm.name,
+        baseline=arm.baseline,
+        seeds=tuple(sorted(own)),
+        before=float(np.mean([result.before.mean() / result.samples for result in own.values()])),
+        endpoints=compared,
+        match=float(np.mean(shares)) if shares else None,
+        matched=(len(shares), len(matched)),
+        totals={name: float(np.mean([getattr(each, name) for each in spent])) for name in Totals.__slots__},
+        is_baseline_again=again,
+        unlike_starts=tuple(seed for seed in matched if not np.array_equal(own[seed].before, control[seed].before)),
+    )
+
+
+def _are_the_same(own: RunResult, other: RunResult) -> bool:
+    """Whether two runs went the same way, by all that a result tells."""
+
+    def path(result: RunResult) -> list[Any]:
+        curve = [(point.generated, point.pass_at_1) for point in result.curve]
+        return [result.after.tolist(), curve, result.totals.updates, result.totals.trained]
+
+    return path(own) == path(other)
+
+
+def with_holm(arms: Sequence[ArmReport]) -> tuple[ArmReport, ...]:
+    """The arms with p-values adjusted, endpoint by endpoint, over those that share a baseline."""
+    families: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    for arm in arms:
+        for name, found in arm.endpoints.items():
+            if found.difference is not None and found.difference.p_value is not None:
+                families[arm.baseline, name][arm.name] = found.difference.p_value
+    adjusted = {
+        (arm, name): p_value
+        for (_, name), family in families.items()
+        for arm, p_value in zip(family, holm(list(family.values())), strict=True)
+    }
+    return tuple(
+        replace(
+            arm,
+            endpoints={
+                name: replace(each, p_holm=adjusted.get((arm.name, name))) for name, each in arm.endpoints.items()
+            },
+        )
+        for arm in arms
+    )
+
+
+def divergence_by_arm(study: Study) -> dict[str, dict[int, int | None]]:
+    """First step, by arm and seed, with another fresh question than the baseline's; None where they never part.
+
+    All arms of a seed draw from one stream, so that the i-th fresh question is the same in each until a question
+    retires, waits for its replay to end, or is drawn in a further round of a step. Of the finished runs whose ledgers
+    can be read in the study's folder, as far as both went. Warns (DamageWarning) of a ledger that cannot be read.
+    """
+    here = {(run.arm.name, run.seed): run for run in study.runs if _ledger(run).is_dir() and run.state == "finished"}
+    found: dict[str, dict[int, int | None]] = {}
+    for (arm, seed), run in here.items():
+        baseline = here.get((run.arm.baseline, seed))
+        if baseline is None or baseline is run:
+            continue
+        try:
+            mine, theirs = fresh_questions(run), fresh_questions(baseline)
+        except InputError as error:
+            text = f"not said of {arm}, seed {seed}, where its questions part: {error}"
+            warnings.warn(text, DamageWarning, stacklevel=2)
+            continue
+        if mine and theirs:
+            pairs = zip(mine, theirs, strict=False)
+            found.setdefault(arm, {})[seed] = next((own[0] for own, other in pairs if own[1] != other[1]), None)
+    return found
+
+
+def fresh_questions(run: StudyRun) -> list[tuple[int, str]]:
+    """Step and id of every fresh question, in the order drawn. Raises InputError for a ledger that cannot be read."""
+    reader = LedgerReader(_ledger(run))
+    stand_in: set[tuple[int, str]] = set()
+    if run.config.replay.composition == "replace":
+        events = reader.table(EVENTS, ["step", "question_id", "event"]).to_pylist()
+        stand_in = {(e["step"], e["question_id"]) for e in events if e["event"] == Event.SELECTED}
+    visits = reader.table(VISITS, ["step", "question_id"]).to_pylist()
+    return [key for row in visits if (key := (row["step"], row["question_id"])) not in stand_in]
+
+
+def _ledger(run: StudyRun) -> Path:
+    return run.folder / "replay"
