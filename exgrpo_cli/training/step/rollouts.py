@@ -66,7 +66,8 @@ def roll_out(parts: Parts, state: RunState, step: int, experience: Experience, c
     rounds = 0
     while rounds < settings.max_rounds and (missing or not rounds):
         drawn = {*experience.by_question, *(request.question_id for request in requests)}
-        fresh_ids = take_fresh(parts, missing, drawn)
+        with clock.phase("replay"):
+            fresh_ids = take_fresh(parts, missing, drawn)
         question_ids = fresh_ids if rounds else [*experience.by_question, *fresh_ids]
         if len(fresh_ids) < missing and question_ids:
             notes.append(f"step {step}: only {len(fresh_ids)} of {missing} fresh questions are left unretired")
