@@ -16,8 +16,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from exgrpo_cli.base.seeds import rollout_seed
-from exgrpo_cli.base.types import RolloutRequest, SamplingParams, TokenScores, TokenSequence
+from exgrpo_cli.base.types import RolloutRequest, SamplingParams, TokenScores, TokenSequence, rollout_seed
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.engines.policy.adamw import torch_policy

@@ -14,9 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
-from exgrpo_cli.base.console.loading import loading_noted
-from exgrpo_cli.base.console.output import data_alone
-from exgrpo_cli.base.console.own_warnings import tell_warnings
+from exgrpo_cli.base.console.output import data_alone, loading_noted, tell_warnings
 from exgrpo_cli.base.errors import EXIT_INTERRUPTED, EXIT_STOPPED, ExgrpoError
 from exgrpo_cli.commands.ablate import ablate
 from exgrpo_cli.commands.doctor import doctor

@@ -167,7 +167,7 @@ def _print_runs(study: "Study", to_go: str) -> None:
 
 
 def _print_report(study: "Study", report: "StudyReport") -> None:
-    from exgrpo_cli.base.console.tables import print_table
+    from exgrpo_cli.base.console.reporter import print_table
     from exgrpo_cli.studies.claims import claim_outcomes
     from exgrpo_cli.studies.output import TITLE, claim_rows, endpoint_rows, rich_table, score_rows
 

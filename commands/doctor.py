@@ -73,7 +73,7 @@ def _require_device(backbone: str, report: "Report") -> None:
 
 
 def _print_report(report: "Report") -> None:
-    from exgrpo_cli.base.console.tables import stdout_console
+    from exgrpo_cli.base.console.reporter import stdout_console
 
     console = stdout_console()
     machine = report.machine

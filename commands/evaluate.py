@@ -163,7 +163,7 @@ def _print_plan(plan: "EvaluationPlan", json: bool) -> None:
 
 def _show(report: "EvaluationReport", json: bool, quiet: bool) -> None:
     """The score on stdout, the plot and the tables in the results folder."""
-    from exgrpo_cli.base.console.tables import print_table
+    from exgrpo_cli.base.console.reporter import print_table
     from exgrpo_cli.evaluation.scoring import ungraded
     from exgrpo_cli.evaluation.tables import score_table
     from exgrpo_cli.show.figures.comparisons import accuracy_by_level
@@ -195,7 +195,7 @@ def _compare(folders: Sequence[Path], output: Path | None, *, json: bool, quiet:
 
     Two results of one benchmark are shown as one comparison, anything else as a table.
     """
-    from exgrpo_cli.base.console.tables import print_table
+    from exgrpo_cli.base.console.reporter import print_table
     from exgrpo_cli.base.files import write_json
     from exgrpo_cli.evaluation.comparison import compare
     from exgrpo_cli.evaluation.tables import comparison_table, write_tables

@@ -57,7 +57,7 @@ def replay_stats(
       exgrpo replay-stats hf://someone/their-run
       exgrpo replay-stats runs/exgrpo-tiny --what-if sampler=linear,metric=ppl
     """
-    from exgrpo_cli.base.console.tables import print_table
+    from exgrpo_cli.base.console.reporter import print_table
     from exgrpo_cli.publishing.fetch import local_run
     from exgrpo_cli.show import statistics
 

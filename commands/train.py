@@ -210,7 +210,7 @@ def _launch(
     start: "RunStart", launcher: str, options: TrainOptions, speech: Speech, *, dry_run: bool, check: bool
 ) -> None:
     from exgrpo_cli.base.console.reporter import make_reporter
-    from exgrpo_cli.base.shapes import read_json
+    from exgrpo_cli.base.files import read_json
     from exgrpo_cli.studies.cluster import launch_run, scripts, slurm_settings, study_of_one
     from exgrpo_cli.training.starting.plan import check_start
 
@@ -249,8 +249,8 @@ def _print_result(summary: dict[str, Any], run_folder: Path) -> None:
     """The short table a run ends with."""
     from rich.table import Table
 
-    from exgrpo_cli.base.console.tables import print_table
-    from exgrpo_cli.runs.summary import remarks
+    from exgrpo_cli.base.console.reporter import print_table
+    from exgrpo_cli.runs.result import remarks
 
     tokens, replay, heldout = summary["tokens"], summary["replay"], summary["heldout"]
     table = Table("", "", "", box=None, show_header=False, padding=(0, 2, 0, 0))

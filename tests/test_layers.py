@@ -110,7 +110,7 @@ def test_a_module_imports_from_the_layers_below(path):
         ("replay", "exgrpo_cli.questions.stream", False),
         ("replay", "exgrpo_cli.ledger.writer", True),
         ("ledger", "exgrpo_cli.replay.store", False),
-        ("show", "exgrpo_cli.runs.metrics", True),
+        ("show", "exgrpo_cli.runs.folder", True),
         ("base", "exgrpo_cli.base.errors", True),
         ("base", "torch", False),
         ("ledger", "torch", False),

@@ -1,1 +1,1 @@
-"""Shared by every package: types, errors, statistics, files, the console, the processes of a run."""
+"""Shared by every package: types, errors, statistics, files and the console."""

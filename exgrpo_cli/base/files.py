@@ -1,4 +1,4 @@
-"""Files and folders that are whole or absent, and JSON lines: one writer, one reader, one appender.
+"""Files and folders that are whole or absent; JSON and JSON lines, checked when they are read.
 
 Whatever is written goes to a hidden name beside its place (`.NAME.partial-PID`), is flushed to the disk, and is then
 renamed; the folder that holds the name is flushed last, so a power cut leaves the old content or the new.
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
+from types import UnionType
 from typing import Any, BinaryIO
 
 from exgrpo_cli.base.errors import InputError, RunError
@@ -238,3 +239,41 @@ def _json_line(row: Mapping[str, Any]) -> str:
 def _byte_before(file: BinaryIO, position: int) -> bytes:
     file.seek(position - 1)
     return file.read(1)
+
+
+NUMBER = int | float
+Shape = type | UnionType | Mapping[str, Any]
+"""A type, or the shapes of an object's keys; a key that ends in "?" may be missing."""
+
+
+def read_json(path: Path, shape: Shape = dict) -> Any:
+    """The value in a JSON file. Raises InputError where it is missing, is not JSON or has another shape."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path} is missing: restore it from a copy.") from None
+    except ValueError as error:
+        raise InputError(f"{path} is not JSON ({error}): restore it from a copy.") from error
+    require_shape(value, shape, str(path))
+    return value
+
+
+def require_shape(value: Any, shape: Shape, where: str) -> None:
+    """Raise InputError naming the first key of a value, read from `where`, that is missing or of another type."""
+    if problem := _misfit(value, shape, ""):
+        raise InputError(f"{where} is damaged ({problem}): restore it from a copy.")
+
+
+def _misfit(value: Any, shape: Shape, name: str) -> str:
+    if not isinstance(shape, Mapping):
+        return "" if isinstance(value, shape) else f"{name or 'it'} is {value!r:.40}"
+    if not isinstance(value, dict):
+        return f"{name or 'it'} is {value!r:.40}"
+    for key, wanted in shape.items():
+        own = key.removesuffix("?")
+        inner = f"{name}.{own}" if name else own
+        if own not in value and own == key:
+            return f"{inner} is missing"
+        if own in value and (problem := _misfit(value[own], wanted, inner)):
+            return problem
+    return ""

@@ -1,9 +1,10 @@
-"""The data that flows between rooms: questions, rollouts, groups and trajectories.
+"""The data that flows between packages: questions, rollouts, groups and trajectories.
 
 Everything here is frozen, so that what was sampled is what is graded, stored and trained on. Token arrays hold one
 response without its prompt and without padding. Log-probs are always of softmax(logits / T), T the rollout temperature.
 """
 
+import hashlib
 import math
 from dataclasses import dataclass
 from enum import StrEnum
@@ -177,3 +178,12 @@ class TokenScores:
     def mean_nll(self) -> float:
         """Mean negative log-likelihood over valid tokens, in nats, accumulated in float64."""
         return float(-self.logprobs.mean(dtype=np.float64))
+
+
+def rollout_seed(seed: int, question_id: str, visit: int, member: int) -> int:
+    """A 63-bit seed for one rollout: member `member` of the group sampled at visit `visit` of a question.
+
+    A hash of the four values, so a rollout keeps its seed when other questions are added, dropped or finished first.
+    """
+    key = f"{seed}\x1f{question_id}\x1f{visit}\x1f{member}".encode()
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8, person=b"exgrpo-rollout").digest(), "big") >> 1

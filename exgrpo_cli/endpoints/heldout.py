@@ -8,8 +8,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.files import read_json_lines
-from exgrpo_cli.base.shapes import Shape, require_shape
+from exgrpo_cli.base.files import Shape, read_json_lines, require_shape
 from exgrpo_cli.base.statistics import avg_at_k, compare_paired
 from exgrpo_cli.runs.folder import HELDOUT, RunFolder
 from exgrpo_cli.runs.result import CurvePoint

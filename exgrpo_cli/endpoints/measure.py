@@ -10,8 +10,7 @@ from exgrpo_cli.config.settings import Config
 from exgrpo_cli.endpoints.heldout import area, collapsed, curve_of, newly_solved, read_validations
 from exgrpo_cli.endpoints.memorising import memorising
 from exgrpo_cli.endpoints.traces import valid_traces
-from exgrpo_cli.runs.folder import TRAINED
-from exgrpo_cli.runs.metrics import PHASES, read_metrics
+from exgrpo_cli.runs.folder import PHASES, TRAINED, read_metrics
 from exgrpo_cli.runs.result import RunResult, Totals, config_hash
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams
 from exgrpo_cli.engines.protocols import Generator, Score
-from exgrpo_cli.ranks.ranks import Ranks
+from exgrpo_cli.ranks import Ranks
 
 Place = tuple[int, int]
 """A rollout: the index of its request and that of its seed."""

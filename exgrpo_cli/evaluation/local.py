@@ -21,7 +21,7 @@ from exgrpo_cli.evaluation.sampling import OnResponse, Prepared, Respond, Respon
 from exgrpo_cli.evaluation.stamp import model_hash, package_version
 from exgrpo_cli.models.load import declared_ends, decode_response, load_folder, load_tokenizer, locate, read_tokenizer
 from exgrpo_cli.questions.prompts import answer_format, choose_template, encode, render
-from exgrpo_cli.runs.checksums import require_model
+from exgrpo_cli.runs.manifest import require_model
 
 Decode = Callable[[Int32[np.ndarray, " tokens"]], str]
 """Response token ids to text without the EOS."""

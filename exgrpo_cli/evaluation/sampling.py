@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
-from exgrpo_cli.base.seeds import rollout_seed
-from exgrpo_cli.base.types import AnswerFormat, SamplingParams, StopReason, Verdict
+from exgrpo_cli.base.types import AnswerFormat, SamplingParams, StopReason, Verdict, rollout_seed
 from exgrpo_cli.evaluation.records import Evaluation, QuestionRecord, Sample
 from exgrpo_cli.grading import GradingPool
 

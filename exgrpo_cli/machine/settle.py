@@ -23,7 +23,7 @@ from exgrpo_cli.machine.memory import (
 from exgrpo_cli.machine.survey import Machine, choose_threads
 from exgrpo_cli.models.load import dtype_note, pin_dtype
 from exgrpo_cli.presets import load_preset, preset_names
-from exgrpo_cli.ranks.ranks import ALONE, Ranks
+from exgrpo_cli.ranks import ALONE, Ranks
 from exgrpo_cli.replay.join import Join
 
 

@@ -12,7 +12,7 @@ from filelock import FileLock
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.files import whole_folder
-from exgrpo_cli.base.manifest import find_damage, write_manifest
+from exgrpo_cli.runs.manifest import find_damage, write_manifest
 
 Notice = Callable[[str], None]
 """Receives the reason for which a folder that exists is built again."""

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from exgrpo_cli.base.errors import InputError, first_line
-from exgrpo_cli.base.manifest import file_digest
 from exgrpo_cli.models.cache import Notice, cached_folder
+from exgrpo_cli.runs.manifest import file_digest
 
 _FORMAT = 1
 _NEEDED = ("gguf", "accelerate")

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exgrpo_cli.base.shapes import NUMBER, Shape, require_shape
+from exgrpo_cli.base.files import NUMBER, Shape, require_shape
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.publishing.features import FEATURES
 from exgrpo_cli.questions.hub import parse_hub_id
-from exgrpo_cli.runs.summary import remarks
+from exgrpo_cli.runs.result import remarks
 
 RESULT: Shape = {
     "protocol": {"benchmark": {"name": str}},

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.shapes import read_json
+from exgrpo_cli.base.files import read_json
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.evaluation.comparison import results_in
 from exgrpo_cli.ledger.schemas import TRAJECTORIES
@@ -17,9 +17,9 @@ from exgrpo_cli.publishing.experience import ROWS, write_rows, write_tables
 from exgrpo_cli.publishing.package import Package, make_package
 from exgrpo_cli.publishing.private import TOLD, Private
 from exgrpo_cli.questions.question_file import read_questions, write_questions
-from exgrpo_cli.runs.checksums import find_changes, require_model
 from exgrpo_cli.runs.folder import RunFolder
-from exgrpo_cli.runs.summary import read_summary
+from exgrpo_cli.runs.manifest import find_changes, require_model
+from exgrpo_cli.runs.result import read_summary
 from exgrpo_cli.show.record import (
     LEDGER_FOLDER,
     QUESTIONS_FILE,

@@ -7,12 +7,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.shapes import read_json
+from exgrpo_cli.base.files import read_json
 from exgrpo_cli.publishing.cards import study_card
 from exgrpo_cli.publishing.package import Package, make_package
 from exgrpo_cli.publishing.private import Private
 from exgrpo_cli.publishing.runs import copy_text
-from exgrpo_cli.runs.metrics import journal_lines
+from exgrpo_cli.runs.folder import journal_lines
 from exgrpo_cli.runs.result import RunResult
 from exgrpo_cli.show.study_page import carried, read_study, write_report
 from exgrpo_cli.studies.output import markdown, score_rows

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 
 from exgrpo_cli.base.errors import DamageWarning, InputError
-from exgrpo_cli.base.shapes import NUMBER, Shape, read_json, require_shape
+from exgrpo_cli.base.files import NUMBER, Shape, read_json, require_shape
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.settings import PINNED, Config, resolve
 from exgrpo_cli.endpoints.heldout import new_fall, read_validations
-from exgrpo_cli.runs.checksums import find_changes
-from exgrpo_cli.runs.folder import RunFolder, read_json_lines
-from exgrpo_cli.runs.metrics import RunMetrics, read_metrics
-from exgrpo_cli.runs.summary import read_summary, remarks
+from exgrpo_cli.runs.folder import RunFolder, RunMetrics, read_json_lines, read_metrics
+from exgrpo_cli.runs.manifest import find_changes
+from exgrpo_cli.runs.result import read_summary, remarks
 from exgrpo_cli.show import statistics, tables
 from exgrpo_cli.show.details import step_replay
 from exgrpo_cli.show.figures import training

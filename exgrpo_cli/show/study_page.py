@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from exgrpo_cli.base.errors import DamageWarning, InputError
-from exgrpo_cli.runs.checksums import CHECKSUMS_FILE, find_changes
 from exgrpo_cli.runs.folder import RunFolder
+from exgrpo_cli.runs.manifest import CHECKSUMS_FILE, find_changes
 from exgrpo_cli.runs.result import RunResult
 from exgrpo_cli.show import statistics, tables
 from exgrpo_cli.show.page import (

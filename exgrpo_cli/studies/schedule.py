@@ -20,16 +20,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from exgrpo_cli.base.console.output import Stopper
 from exgrpo_cli.base.console.reporter import Reporter, make_reporter, spent
-from exgrpo_cli.base.console.signals import Stopper
 from exgrpo_cli.base.errors import DamageWarning, InputError, Interrupted, RunError
 from exgrpo_cli.base.files import last_json_line, write_text
 from exgrpo_cli.config.sections.run import SlurmSettings
 from exgrpo_cli.config.settings import to_toml
 from exgrpo_cli.machine.settle import require_runnable, settle
 from exgrpo_cli.machine.survey import survey_machine, visible_gpus
-from exgrpo_cli.runs.folder import RunFolder
-from exgrpo_cli.runs.metrics import METRICS_FILE
+from exgrpo_cli.runs.folder import METRICS_FILE, RunFolder
 from exgrpo_cli.studies.output import duration, report_study
 from exgrpo_cli.studies.report import StudyReport
 from exgrpo_cli.studies.study import Study, StudyRun, budgeted, is_ready

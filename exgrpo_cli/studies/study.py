@@ -9,11 +9,10 @@ from typing import Any, get_args
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.files import write_json
-from exgrpo_cli.base.manifest import values_digest
 from exgrpo_cli.config.sections.run import Budget
 from exgrpo_cli.config.settings import Config, Layer
-from exgrpo_cli.runs.result import RESULT_FILE, SUFFIX, RunResult, read_result, write_result
-from exgrpo_cli.runs.summary import has_ended
+from exgrpo_cli.runs.manifest import values_digest
+from exgrpo_cli.runs.result import RESULT_FILE, SUFFIX, RunResult, has_ended, read_result, write_result
 from exgrpo_cli.studies.arms import Arm
 
 EQUAL: tuple[str, ...] = get_args(Budget)

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from exgrpo_cli.base.console.own_warnings import tell_warnings
+from exgrpo_cli.base.console.output import tell_warnings
 from exgrpo_cli.base.errors import ExgrpoError
 from exgrpo_cli.config.layers import read_config
 from exgrpo_cli.config.settings import Config, resolve
 from exgrpo_cli.machine.settle import settle
 from exgrpo_cli.machine.survey import survey_machine
-from exgrpo_cli.ranks.ranks import Ranks, Rendezvous, quieten_gloo, run_ranks, started_as_rank
+from exgrpo_cli.ranks import Ranks, Rendezvous, quieten_gloo, run_ranks, started_as_rank
 
 MODULE = "exgrpo_cli.studies.worker"
 NEW, RESUME = "new", "resume"

@@ -6,11 +6,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from exgrpo_cli.base.console.output import Stopper
 from exgrpo_cli.base.console.reporter import Reporter
-from exgrpo_cli.base.console.signals import Stopper
 from exgrpo_cli.base.types import Question
-from exgrpo_cli.runs.checksums import note_checksums
 from exgrpo_cli.runs.folder import RunFolder
+from exgrpo_cli.runs.manifest import note_checksums
 from exgrpo_cli.runs.watchdog import TimeLimit, Watchdog
 from exgrpo_cli.training.parts import Parts
 from exgrpo_cli.training.resuming.checkpoint import save_checkpoint

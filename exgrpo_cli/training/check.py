@@ -23,8 +23,7 @@ from exgrpo_cli import __version__
 from exgrpo_cli.algo.batching import MiniBatch, TrainingRow
 from exgrpo_cli.base.console.reporter import Reporter
 from exgrpo_cli.base.errors import InputError, RunError, first_line
-from exgrpo_cli.base.seeds import rollout_seed
-from exgrpo_cli.base.types import RolloutRequest, TokenScores, TokenSequence
+from exgrpo_cli.base.types import RolloutRequest, TokenScores, TokenSequence, rollout_seed
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.engines.protocols import Generator, Policy
 from exgrpo_cli.engines.ranked_generator import local_generator
@@ -35,7 +34,7 @@ from exgrpo_cli.machine.survey import package_versions, survey_machine
 from exgrpo_cli.models.export import export_model
 from exgrpo_cli.models.load import Backbone, load_backbone
 from exgrpo_cli.models.tokenizer import make_tokenizer
-from exgrpo_cli.ranks.ranks import ALONE, Ranks
+from exgrpo_cli.ranks import ALONE, Ranks
 from exgrpo_cli.training.check_report import (
     CheckReport,
     Memory,

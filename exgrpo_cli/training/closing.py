@@ -8,10 +8,9 @@ from exgrpo_cli.base.files import write_json
 from exgrpo_cli.endpoints.measure import measure
 from exgrpo_cli.machine.survey import peak_memory_bytes
 from exgrpo_cli.models.export import model_card
-from exgrpo_cli.runs.checksums import note_checksums
 from exgrpo_cli.runs.folder import writing
-from exgrpo_cli.runs.result import RESULT_FILE, write_result
-from exgrpo_cli.runs.summary import remarks
+from exgrpo_cli.runs.manifest import note_checksums
+from exgrpo_cli.runs.result import RESULT_FILE, remarks, write_result
 from exgrpo_cli.show.statistics import save_all
 from exgrpo_cli.training.active_run import ActiveRun
 from exgrpo_cli.training.resuming.checkpoint import export_weights

@@ -16,7 +16,7 @@ import numpy as np
 from exgrpo_cli.base.types import Rollout, StopReason, TokenScores, Verdict
 from exgrpo_cli.engines.protocols import UpdateReport
 from exgrpo_cli.grading.valid_traces import sum_asked, valid_trace
-from exgrpo_cli.runs.metrics import PHASES
+from exgrpo_cli.runs.folder import PHASES
 from exgrpo_cli.training.step.groups import Group
 
 

@@ -13,7 +13,7 @@ from exgrpo_cli.engines.protocols import Generator, Policy
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.models.load import Backbone
 from exgrpo_cli.questions.stream import QuestionStream
-from exgrpo_cli.ranks.ranks import ALONE, Ranks
+from exgrpo_cli.ranks import ALONE, Ranks
 from exgrpo_cli.replay.place import Asked
 from exgrpo_cli.replay.store import Store
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
+from exgrpo_cli.base.console.output import Stopper
 from exgrpo_cli.base.console.reporter import Reporter, SilentReporter
-from exgrpo_cli.base.console.signals import Stopper
 from exgrpo_cli.base.errors import InputError, Interrupted
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.machine.memory import require_disk
 from exgrpo_cli.machine.settle import Plan, require_runnable, settle
 from exgrpo_cli.machine.survey import survey_machine
-from exgrpo_cli.ranks.ranks import ALONE, Ranks
+from exgrpo_cli.ranks import ALONE, Ranks
 from exgrpo_cli.runs.folder import RunFolder
-from exgrpo_cli.runs.summary import Ending
+from exgrpo_cli.runs.result import Ending
 from exgrpo_cli.runs.watchdog import TimeLimit, Watchdog
 from exgrpo_cli.training.active_run import ActiveRun
 from exgrpo_cli.training.closing import finish

@@ -1,6 +1,6 @@
 """Rollout seeds depend on what is sampled and on nothing else."""
 
-from exgrpo_cli.base.seeds import rollout_seed
+from exgrpo_cli.base.types import rollout_seed
 
 
 def test_seeds_are_63_bit_and_stable():

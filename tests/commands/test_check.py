@@ -17,7 +17,7 @@ from exgrpo_cli.base.types import TokenSequence
 from exgrpo_cli.commands import run
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.machine.memory import Shape
-from exgrpo_cli.ranks.ranks import Ranks
+from exgrpo_cli.ranks import Ranks
 from exgrpo_cli.training.check import noting, over_plan
 from exgrpo_cli.training.check_report import CheckReport, Memory, Meter, Phase, RunPeaks, forward_operations
 

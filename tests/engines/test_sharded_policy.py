@@ -22,7 +22,7 @@ from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.sections.run import OptimSettings
 from exgrpo_cli.config.settings import to_toml
 from exgrpo_cli.machine.memory import Shape, memory_plan
-from exgrpo_cli.ranks.ranks import child_processes
+from exgrpo_cli.ranks import child_processes
 
 
 def deepspeed_launcher() -> tuple[str, ...]:

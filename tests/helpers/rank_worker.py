@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.ranks.ranks import RANK_TIMEOUT, Ranks
+from exgrpo_cli.ranks import RANK_TIMEOUT, Ranks
 
 
 def torch_update(ranks: Ranks, folder: Path) -> None:

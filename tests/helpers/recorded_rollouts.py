@@ -15,7 +15,7 @@ from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.types import Rollout, RolloutRequest
 from exgrpo_cli.config.settings import resolve
 from exgrpo_cli.engines.protocols import Generator
-from exgrpo_cli.ranks.ranks import Ranks
+from exgrpo_cli.ranks import Ranks
 from exgrpo_cli.training import run
 from exgrpo_cli.training.starting import assemble
 

@@ -12,7 +12,7 @@ from exgrpo_cli.config.settings import SECTIONS, Config, to_toml
 from exgrpo_cli.machine import settle as settling
 from exgrpo_cli.machine.settle import Plan, first_replay_step, require_runnable, settle
 from exgrpo_cli.machine.survey import Gpu, Machine, usable_memory
-from exgrpo_cli.ranks.ranks import Ranks
+from exgrpo_cli.ranks import Ranks
 from exgrpo_cli.training import run as training
 
 GIB = 2**30

@@ -21,7 +21,7 @@ from two_ranks import agents, two_ranks
 from exgrpo_cli.algo.batching import rank_shares
 from exgrpo_cli.config.settings import to_toml
 from exgrpo_cli.ledger.reader import LedgerReader
-from exgrpo_cli.ranks.ranks import ALONE, child_processes, first_failure
+from exgrpo_cli.ranks import ALONE, child_processes, first_failure
 
 
 def test_shares_keep_prompts_together_and_have_as_many_tokens() -> None:

@@ -15,7 +15,7 @@ from matplotlib.colors import LogNorm
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.replay.replace import Replace
-from exgrpo_cli.runs.metrics import RunMetrics, read_metrics
+from exgrpo_cli.runs.folder import RunMetrics, read_metrics
 from exgrpo_cli.show.figures.buffer import (
     bucket_flow,
     bucket_occupancy,

@@ -15,7 +15,7 @@ from made_results import result_of, write_claim_results
 
 from exgrpo_cli.base.errors import InputError, ToolkitWarning
 from exgrpo_cli.commands import run as exgrpo
-from exgrpo_cli.runs.checksums import note_checksums
+from exgrpo_cli.runs.manifest import note_checksums
 from exgrpo_cli.runs.result import write_result
 from exgrpo_cli.show.page import Paragraph, section
 from exgrpo_cli.show.record import read_config

@@ -14,7 +14,7 @@ from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.replay.store import FreshRow, Store, Visit
-from exgrpo_cli.runs.metrics import read_metrics
+from exgrpo_cli.runs.folder import read_metrics
 from exgrpo_cli.show.details import question_history
 from exgrpo_cli.show.figures.buffer import question_states
 from exgrpo_cli.show.record import read_run

@@ -10,7 +10,7 @@ from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands import run
 from exgrpo_cli.config.settings import to_toml
-from exgrpo_cli.ranks.ranks import Ranks
+from exgrpo_cli.ranks import Ranks
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.runs.watchdog import TimeLimit, Watchdog
 from exgrpo_cli.training import closing

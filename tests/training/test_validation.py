@@ -6,7 +6,7 @@ from exgrpo_cli.base.types import AnswerFormat, Message, Question, StopReason, V
 from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.evaluation.records import Evaluation, QuestionRecord, Sample
 from exgrpo_cli.grading import GradingPool
-from exgrpo_cli.runs.summary import remarks
+from exgrpo_cli.runs.result import remarks
 from exgrpo_cli.training.validation import beside, score_json, valid_counts
 
 FORMAT = AnswerFormat(opens_think=False, requires_box=False, require_eos=False)

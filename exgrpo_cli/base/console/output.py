@@ -1,10 +1,21 @@
-"""Standard output carries data alone: whatever else is printed there, from Python or C, lands on stderr."""
+"""Streams and signals of a process: stdout for data alone, warnings as lines, Ctrl-C that saves before it stops.
+
+Whatever else is printed on stdout, from Python or C, lands on stderr.
+"""
 
 import os
+import signal
 import sys
-from collections.abc import Iterator
+import threading
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from typing import Any
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import FrameType, TracebackType
+from typing import Any, TextIO
+
+from exgrpo_cli.base.errors import DamageWarning, ToolkitWarning
 
 _data: Any = None
 
@@ -40,3 +51,97 @@ def give_stdout_to_children() -> None:
     """Point file descriptor 1 at the real stdout again: the processes started from here on have data of their own."""
     data_stream().flush()
     os.dup2(data_stream().fileno(), 1)
+
+
+SLOW = frozenset({"torch", "transformers", "vllm", "deepspeed", "pyarrow", "matplotlib"})
+
+
+class LoadingNote(MetaPathFinder):
+    """Finds nothing; says once that a slow package is being loaded."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        """None: the finders after this one do the work."""
+        if fullname in SLOW and self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self._say(f"exgrpo: loading {fullname}")
+        return None
+
+
+@contextmanager
+def loading_noted(say: Callable[[str], None]) -> Iterator[None]:
+    """Pass a line to `say` before the first slow package is imported; none where all are loaded already."""
+    note = LoadingNote(say)
+    sys.meta_path.insert(0, note)
+    try:
+        yield
+    finally:
+        if note in sys.meta_path:
+            sys.meta_path.remove(note)
+
+
+def tell_warnings(say: Callable[[str, bool], None], *, others: bool) -> None:
+    """From here on each of the toolkit's warnings is one call `say(line, is_damage)`.
+
+    Those of other packages are shown as before where `others`, else not at all.
+    """
+    show = warnings.showwarning
+
+    def show_line(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if issubclass(category, ToolkitWarning):
+            say(" ".join(str(message).split()), issubclass(category, DamageWarning))
+        elif others:
+            show(message, category, filename, lineno, file, line)
+
+    warnings.simplefilter("always", ToolkitWarning)
+    warnings.showwarning = show_line
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stopper:
+    """Turns the first stop signal into a request that is honoured between steps, the second into KeyboardInterrupt.
+
+    Inside `immediate()` (work that loses nothing when cut short, such as validation) the first one interrupts as well.
+    Outside the main thread signals cannot be caught and the default behaviour stays.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._immediate = False
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> "Stopper":
+        if threading.current_thread() is threading.main_thread():
+            self._previous = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested or self._immediate:
+            raise KeyboardInterrupt
+        self.requested = True
+
+    @contextmanager
+    def immediate(self) -> Iterator[None]:
+        """Work that may be cut short at any point."""
+        if self.requested:
+            raise KeyboardInterrupt
+        self._immediate = True
+        try:
+            yield
+        finally:
+            self._immediate = False

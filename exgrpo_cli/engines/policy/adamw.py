@@ -24,7 +24,7 @@ from exgrpo_cli.engines.policy.micro_batches import MicroBatches, frozen_copy
 from exgrpo_cli.engines.policy.packing import packed_scores, prove_packing
 from exgrpo_cli.engines.policy.policy import SteppedPolicy
 from exgrpo_cli.engines.policy.storage import OffloadedTensors, reading_file
-from exgrpo_cli.ranks.ranks import ALONE, Ranks
+from exgrpo_cli.ranks import ALONE, Ranks
 
 WEIGHTS_FILE = "weights.safetensors"
 OPTIMIZER_FILE = "optimizer.pt"

@@ -36,7 +36,7 @@ from exgrpo_cli.engines.policy.adamw import build_adamw, skip_reason
 from exgrpo_cli.engines.policy.micro_batches import MicroBatches, frozen_copy
 from exgrpo_cli.engines.policy.packing import PackedBatch, prove_packing, response_hidden
 from exgrpo_cli.engines.policy.policy import SteppedPolicy
-from exgrpo_cli.ranks.ranks import ALONE, Ranks
+from exgrpo_cli.ranks import ALONE, Ranks
 
 TAG = "state"
 SHARED_MEMORY_EXTENSION = "deepspeed_shm_comm"

@@ -23,7 +23,7 @@ from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.engines.causal_lm import CausalLM, split_causal_lm, to_device, use_attention
 from exgrpo_cli.engines.policy.attention import PACKED_CAUSAL, takes_segments
 from exgrpo_cli.engines.policy.packing import PackedBatch, pack, packed_scores
-from exgrpo_cli.ranks.ranks import Ranks
+from exgrpo_cli.ranks import Ranks
 
 Forward = Callable[[PackedBatch], tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]]
 """Log-probs and entropies of the response tokens of a micro-batch: the one code path of scoring and training."""

@@ -17,7 +17,7 @@ from exgrpo_cli.config.sections.run import OptimSettings
 from exgrpo_cli.engines.policy.micro_batches import MicroBatches
 from exgrpo_cli.engines.policy.storage import reading_file
 from exgrpo_cli.engines.protocols import UpdateReport
-from exgrpo_cli.ranks.ranks import Ranks
+from exgrpo_cli.ranks import Ranks
 
 STATE_FILE = "policy.json"
 

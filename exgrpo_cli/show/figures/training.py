@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float64
 
-from exgrpo_cli.base.shapes import NUMBER, read_json, require_shape
-from exgrpo_cli.runs.metrics import RunMetrics, read_metrics
+from exgrpo_cli.base.files import NUMBER, read_json, require_shape
+from exgrpo_cli.runs.folder import RunMetrics, read_metrics
 from exgrpo_cli.runs.result import RESULT_FILE, Memorising, read_result
 from exgrpo_cli.show.figures import style
 from exgrpo_cli.show.figures.style import BLACK, BLUE, GREY, ORANGE, Line, Panel

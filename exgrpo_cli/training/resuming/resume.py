@@ -15,7 +15,7 @@ from exgrpo_cli.config.names import named_functions
 from exgrpo_cli.config.sections.run import BUDGET_STEPS
 from exgrpo_cli.config.settings import RESUMABLE, Config, to_toml
 from exgrpo_cli.models.cache import cache_root
-from exgrpo_cli.runs.summary import has_ended
+from exgrpo_cli.runs.result import has_ended
 
 # Outside the run folder: whoever sends a folder cannot send this along.
 OWN_RUNS = "own-runs.jsonl"

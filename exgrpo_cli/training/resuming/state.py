@@ -9,8 +9,8 @@ import numpy as np
 
 from exgrpo_cli.algo.history import SuccessHistory
 from exgrpo_cli.base.types import Rollout
-from exgrpo_cli.runs.metrics import PHASES
-from exgrpo_cli.runs.summary import Ending
+from exgrpo_cli.runs.folder import PHASES
+from exgrpo_cli.runs.result import Ending
 from exgrpo_cli.training.step.groups import Group
 
 RNG_NAMES = ("stream", "draw", "choice", "minibatch", "readmit")

@@ -22,10 +22,10 @@ from exgrpo_cli.machine.settle import Plan, require_runnable
 from exgrpo_cli.models.load import Backbone, load_folder, load_tokenizer, locate
 from exgrpo_cli.questions.prompts import Template, answer_format, check_prompt_lengths, choose_template, encode
 from exgrpo_cli.questions.stream import QuestionStream
-from exgrpo_cli.ranks.ranks import Ranks
+from exgrpo_cli.ranks import Ranks
 from exgrpo_cli.replay.store import Store
-from exgrpo_cli.runs.checksums import require_model
 from exgrpo_cli.runs.folder import RunFolder
+from exgrpo_cli.runs.manifest import require_model
 from exgrpo_cli.training.parts import Parts, Prompts
 from exgrpo_cli.training.resuming.state import make_generators
 from exgrpo_cli.training.starting.run_questions import RunQuestions

@@ -23,7 +23,7 @@ from exgrpo_cli.training.resuming.resume import newest_unfinished, resumed_confi
 
 if TYPE_CHECKING:
     from exgrpo_cli.machine.settle import Plan
-    from exgrpo_cli.ranks.ranks import Ranks
+    from exgrpo_cli.ranks import Ranks
 
 RUNS = Path("runs")
 
@@ -153,7 +153,7 @@ def is_main_process() -> bool:
 @contextmanager
 def this_rank() -> Iterator["Ranks"]:
     """This process as a rank, where torchrun or another launcher has started it as one; else the only one."""
-    from exgrpo_cli.ranks.ranks import Ranks
+    from exgrpo_cli.ranks import Ranks
 
     ranks = Ranks.of_environment()
     with ranks.together():
@@ -170,7 +170,7 @@ def settle_here(config: Config, ranks: "Ranks", *, fetch: bool) -> tuple[Config,
 
 def train_in_ranks(start: RunStart, config: Config, flags: Sequence[str]) -> int:
     """Run this command once per rank of this host; returns the exit code."""
-    from exgrpo_cli.ranks.ranks import quieten_gloo, run_ranks
+    from exgrpo_cli.ranks import quieten_gloo, run_ranks
 
     if "--debug" not in flags and config.run.device == "cpu":
         quieten_gloo(os.environ)

@@ -9,7 +9,6 @@ from tempfile import TemporaryDirectory
 from exgrpo_cli.base.console.reporter import Reporter
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.files import write_json
-from exgrpo_cli.base.manifest import file_digest, find_damage, write_manifest
 from exgrpo_cli.base.types import Question
 from exgrpo_cli.config.names import is_made
 from exgrpo_cli.config.sections.data import DataSettings
@@ -40,6 +39,7 @@ from exgrpo_cli.questions.question_file import (
     write_questions,
 )
 from exgrpo_cli.questions.sources import is_local
+from exgrpo_cli.runs.manifest import file_digest, find_damage, write_manifest
 
 # A larger question file is linked instead of copied: 100 MB (interface of the run folder).
 LINK_ABOVE_BYTES = 100_000_000

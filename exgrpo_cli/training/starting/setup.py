@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
+from exgrpo_cli.base.console.output import Stopper
 from exgrpo_cli.base.console.reporter import Reporter
-from exgrpo_cli.base.console.signals import Stopper
 from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.base.files import write_json, write_text
 from exgrpo_cli.config.contradictions import setting
@@ -18,12 +18,12 @@ from exgrpo_cli.engines.vllm.start import require_vllm
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.machine.settle import Plan, replay_notes
 from exgrpo_cli.machine.survey import describe_environment
-from exgrpo_cli.ranks.ranks import Ranks
+from exgrpo_cli.ranks import Ranks
 from exgrpo_cli.replay.by_unit import UnitPlace
 from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.replay.warm_start import WarmStartReport
-from exgrpo_cli.runs.checksums import forget_checksums, note_checksums
 from exgrpo_cli.runs.folder import RunFolder
+from exgrpo_cli.runs.manifest import forget_checksums, note_checksums
 from exgrpo_cli.runs.watchdog import TimeLimit, Watchdog
 from exgrpo_cli.training.active_run import ActiveRun
 from exgrpo_cli.training.loop import sync

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from exgrpo_cli.base.seeds import rollout_seed
 from exgrpo_cli.base.types import (
     GradedRollout,
     Rollout,
@@ -19,6 +18,7 @@ from exgrpo_cli.base.types import (
     TokenScores,
     TokenSequence,
     Verdict,
+    rollout_seed,
 )
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.engines.ranked_generator import RankedGenerator

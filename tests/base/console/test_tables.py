@@ -6,8 +6,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from exgrpo_cli.base.console.reporter import LiveReporter
-from exgrpo_cli.base.console.tables import print_table
+from exgrpo_cli.base.console.reporter import LiveReporter, print_table
 
 
 def printed(width: int) -> str:
