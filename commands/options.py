@@ -126,7 +126,7 @@ def run_folder(name: str | None) -> Path | None:
     """The run that an option names: a folder, or `hf://OWNER/NAME` fetched from the hub."""
     if name is None:
         return None
-    from exgrpo_cli.publishing.fetch import local_run
+    from exgrpo_cli.publishing.hub import local_run
 
     return local_run(name)
 

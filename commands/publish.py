@@ -1,14 +1,11 @@
 """`exgrpo publish`: a run or a study on the Hugging Face hub."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from exgrpo_cli.commands.options import DebugOption, JsonOption, QuietOption, print_json, talk, write_data
-
-if TYPE_CHECKING:
-    from exgrpo_cli.publishing.package import Package
 
 
 def publish(
@@ -36,16 +33,22 @@ def publish(
       exgrpo publish runs/exgrpo-tiny --to me/tiny-exgrpo --private
       exgrpo publish studies/metric-ent --to me/metric-ent
     """
-    from exgrpo_cli.publishing.publish import packed
-    from exgrpo_cli.publishing.publish import publish as upload
+    from exgrpo_cli.publishing.hub import publish as upload
+    from exgrpo_cli.publishing.run import packed
 
     with packed(folder, to, results=results or [], ledger=not no_ledger) as packages:
+        plans = [package.describe(to) for package in packages]
+        if dry_run and json:
+            print_json({"repositories": plans})
+        for plan in plans:
+            size = f"{plan['bytes'] / 2**20:.1f} MiB"
+            title = f"{plan['type']} {to}: {len(plan['files'])} files, {size}"
+            if not dry_run:
+                talk(f"exgrpo: {title}", quiet=quiet)
+            elif not json:
+                write_data("\n".join([title, *(f"  {size:>12,}  {name}" for name, size in plan["files"].items())]))
         if dry_run:
-            _print_plan(packages, to, json)
             return
-        for package in packages:
-            size = f"{package.num_bytes / 2**20:.1f} MiB"
-            talk(f"exgrpo: {package.repo_type} {to}, {len(package.files)} files, {size}", quiet=quiet)
         if quiet:
             from huggingface_hub.utils import disable_progress_bars
 
@@ -55,14 +58,3 @@ def publish(
         print_json({"published": addresses})
     else:
         write_data("\n".join(addresses))
-
-
-def _print_plan(packages: "list[Package]", repo: str, json: bool) -> None:
-    plans = [package.describe(repo) for package in packages]
-    if json:
-        print_json({"repositories": plans})
-        return
-    for package in packages:
-        write_data(f"{package.repo_type} {repo}: {len(package.files)} files, {package.num_bytes:,} bytes")
-        for name, path in sorted(package.files.items()):
-            write_data(f"  {path.stat().st_size:>12,}  {name}")

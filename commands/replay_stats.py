@@ -58,7 +58,7 @@ def replay_stats(
       exgrpo replay-stats runs/exgrpo-tiny --what-if sampler=linear,metric=ppl
     """
     from exgrpo_cli.base.console.reporter import print_table
-    from exgrpo_cli.publishing.fetch import local_run
+    from exgrpo_cli.publishing.hub import local_run
     from exgrpo_cli.show import statistics
 
     reports = statistics.report_runs([local_run(run) for run in runs], step=step, question_id=question, other=what_if)

@@ -117,7 +117,7 @@ class Run:
 
 def open_run(name: str | Path) -> Run:
     """A run by its folder, or a published one by `hf://OWNER/NAME`. Raises InputError for what is no run."""
-    from exgrpo_cli.publishing.fetch import local_run
+    from exgrpo_cli.publishing.hub import local_run
     from exgrpo_cli.runs.folder import RunFolder
 
     return Run(RunFolder.existing(local_run(str(name))).path.absolute())

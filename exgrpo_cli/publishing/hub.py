@@ -1,4 +1,4 @@
-"""Uploads: a repository of our own made or brought up to date in one commit, which an interrupted upload goes on with.
+"""To the hub and back: uploads in one commit that an interrupted one goes on with, and `hf://OWNER/NAME` as a run.
 
 Large files go first, one by one; the hub keeps those that have arrived, so the same command sends only the rest. The
 commit at the end makes all of them visible together.
@@ -6,105 +6,91 @@ commit at the end makes all of them visible together.
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
 
 from exgrpo_cli.base.errors import InputError, Interrupted, RunError, first_line
+from exgrpo_cli.base.files import whole_folder
+from exgrpo_cli.ledger import parts
+from exgrpo_cli.ledger.schemas import BODIES, EVENTS, SCHEMAS
+from exgrpo_cli.models.cache import cache_root
 from exgrpo_cli.publishing.package import MARKER, Package
+from exgrpo_cli.questions.hub import explained, parse_hub_id
+from exgrpo_cli.show.record import LEDGER_FOLDER
 
-if TYPE_CHECKING:
-    from huggingface_hub import HfApi
-
+SCHEME = "hf://"
+ROWS = "trajectories"
+"""Folder of the published trajectories, which hold their bodies."""
+BATCH = 1024
+"""Their rows in memory at once, and of a row group."""
 OF_THE_HUB = (".gitattributes", ".gitignore")
 """Files of a repository that the hub itself may have put there."""
-NO_RIGHT = (401, 403)
 
 
 def check_name(repo: str) -> None:
     """Raise InputError for what is no OWNER/NAME."""
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
-
-    owner, _, name = repo.partition("/")
-    try:
-        validate_repo_id(repo)
-    except HFValidationError as error:
-        raise InputError(f"--to {repo} is no name of a repository: {first_line(error)}") from error
-    if not owner or not name:
-        raise InputError(f"--to {repo} must be OWNER/NAME, such as your-name/my-run.")
+    hub = parse_hub_id(repo)
+    if hub is None or hub.repo != repo:
+        raise InputError(f"--to {repo} is no name of a repository: it must be OWNER/NAME, such as your-name/my-run.")
 
 
-def check_repository(package: Package, repo: str) -> None:
-    """Raise InputError without a token, or where the repository exists and holds something else than this package."""
-    from huggingface_hub import HfApi, get_token
+def publish(packages: Sequence[Package], repo: str, *, private: bool) -> list[str]:
+    """Upload all packages to repositories called `repo`, made where they are missing; returns their addresses.
+
+    Files of an earlier upload that a package no longer has are removed with it. Nothing is uploaded before all packages
+    can be. Raises InputError without a token or the right to write, and for a repository that holds something else than
+    its package; RunError for an upload that broke off, Interrupted after Ctrl-C.
+    """
+    from huggingface_hub import get_token
 
     if get_token() is None:
         raise InputError("no token for the hub: set HF_TOKEN, or log in with `hf auth login`.")
+    there = [_check_repository(package, repo) for package in packages]
+    return [_upload(package, repo, old=names, private=private) for package, names in zip(packages, there, strict=True)]
+
+
+def _check_repository(package: Package, repo: str) -> list[str]:
+    """Names of our files in the repository; raises InputError where it holds something else than this package."""
+    from huggingface_hub import HfApi, errors, hf_hub_download
+
+    marker: Mapping[str, str] = {}
     with _explained(repo, under_way=False):
-        names = _names_there(HfApi(), package, repo)
-        theirs = [name for name in names if name not in OF_THE_HUB]
-        if not theirs:
-            return
-        origin = _marker(package, repo) if MARKER in theirs else None
-    if origin is None:
+        try:
+            names = sorted(set(HfApi().list_repo_files(repo, repo_type=package.repo_type)) - set(OF_THE_HUB))
+        except errors.RepositoryNotFoundError as error:
+            if error.response.status_code in (401, 403):
+                # The hub says so of a missing repository as of a token that is not valid, which this call raises for.
+                HfApi().whoami()
+            return []
+        if MARKER in names:
+            path = hf_hub_download(repo, MARKER, repo_type=package.repo_type)
+            marker = json.loads(Path(path).read_text(encoding="utf-8"))
+    if names and not marker:
         raise InputError(
-            f"{repo} ({package.repo_type}) exists with other content ({len(theirs)} files, first {theirs[0]}): choose "
+            f"{repo} ({package.repo_type}) exists with other content ({len(names)} files, first {names[0]}): choose "
             "another name for --to."
         )
-    if origin != dict(package.origin):
-        other = origin.get("run") or origin.get("study") or "something else"
+    if names and marker != json.loads(package.files[MARKER].read_text(encoding="utf-8")):
+        other = marker.get("run") or marker.get("study") or "something else"
         raise InputError(f"{repo} ({package.repo_type}) holds another run or study ({other}): choose another --to.")
+    return names
 
 
-def upload(package: Package, repo: str, *, private: bool) -> str:
-    """Make the repository where it is missing and commit all files; returns its address.
+def _upload(package: Package, repo: str, *, old: Sequence[str], private: bool) -> str:
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants
 
-    Files of an earlier upload that the package no longer has are removed with it. Raises InputError where the token has
-    no right to it, RunError for an upload that broke off, Interrupted after Ctrl-C.
-    """
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
-
-    api = HfApi()
+    api, files = HfApi(), package.files
     with _explained(repo, under_way=False):
         api.create_repo(repo, repo_type=package.repo_type, private=private, exist_ok=True)
-        there = _names_there(api, package, repo)
-    gone = [name for name in there if name not in package.files and name not in OF_THE_HUB]
-    operations: list[CommitOperationAdd | CommitOperationDelete] = [
-        CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in sorted(package.files.items())
-    ]
-    operations += [CommitOperationDelete(path_in_repo=name) for name in gone]
+    add = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=path) for name, path in sorted(files.items())]
+    delete = [CommitOperationDelete(path_in_repo=name) for name in old if name not in files]
     with _explained(repo, under_way=True):
-        api.create_commit(repo, operations, commit_message="Publish with exgrpo", repo_type=package.repo_type)
-    return address(package, repo)
-
-
-def address(package: Package, repo: str) -> str:
-    """Where the repository can be seen."""
-    from huggingface_hub import constants
-
+        api.create_commit(repo, [*add, *delete], commit_message="Publish with exgrpo", repo_type=package.repo_type)
     return f"{constants.ENDPOINT}/{'datasets/' if package.repo_type == 'dataset' else ''}{repo}"
-
-
-def _names_there(api: "HfApi", package: Package, repo: str) -> list[str]:
-    from huggingface_hub.errors import RepositoryNotFoundError
-
-    try:
-        return sorted(api.list_repo_files(repo, repo_type=package.repo_type))
-    except RepositoryNotFoundError as error:
-        if error.response.status_code in NO_RIGHT:
-            # The hub says so of a missing repository as of a token that is not valid, which this call raises for.
-            api.whoami()
-        return []
-
-
-def _marker(package: Package, repo: str) -> Mapping[str, str]:
-    from huggingface_hub import hf_hub_download
-
-    return dict(
-        json.loads(Path(hf_hub_download(repo, MARKER, repo_type=package.repo_type)).read_text(encoding="utf-8"))
-    )
 
 
 @contextmanager
@@ -122,26 +108,68 @@ def _explained(repo: str, *, under_way: bool) -> Iterator[None]:
         raise Interrupted(
             f"stopped; the same command goes on with the upload to {repo}: what arrived is kept"
         ) from None
-    except errors.HfHubHTTPError as error:
-        status = error.response.status_code
-        if status == 401:
-            raise InputError(f"{endpoint} does not accept the token: check HF_TOKEN, or `hf auth login`.") from error
-        if status in NO_RIGHT:
-            raise InputError(
-                f"the token has no right to write {repo} on {endpoint}: use a token with write access, of a member of "
-                f"{repo.partition('/')[0]}."
-            ) from error
-        raise _broke_off(repo, endpoint, error, under_way) from error
     except (errors.HTTPError, OSError, RuntimeError, ValueError) as error:
+        status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None
+        if status in (401, 403):
+            raise InputError(
+                f"{endpoint} refuses the token for {repo} (status {status}): use one with write access, of a member of "
+                f"{repo.partition('/')[0]} (HF_TOKEN, or `hf auth login`)."
+            ) from error
         # The client wraps what goes wrong with a file in a RuntimeError, a card or an answer it cannot read in a
         # ValueError.
-        raise _broke_off(repo, endpoint, error.__cause__ or error, under_way) from error
+        reason = first_line(error if status else error.__cause__ or error).rstrip(".:")
+        if under_way:
+            raise RunError(
+                f"the upload to {repo} broke off ({reason}): run the same command again, what arrived is kept."
+            ) from error
+        raise InputError(
+            f"{endpoint} cannot be asked about {repo} ({reason}): check the network and HF_ENDPOINT."
+        ) from error
     finally:
         logger.setLevel(level)
 
 
-def _broke_off(repo: str, endpoint: str, reason: BaseException, under_way: bool) -> Exception:
-    text = first_line(reason).rstrip(".:")
-    if under_way:
-        return RunError(f"the upload to {repo} broke off ({text}): run the same command again, what arrived is kept.")
-    return InputError(f"{endpoint} cannot be asked about {repo} ({text}): check the network and HF_ENDPOINT.")
+def local_run(name: str) -> Path:
+    """The run folder that a user names: a path as it is, `hf://OWNER/NAME[@REVISION]` fetched once from the hub.
+
+    Raises InputError for a name that is no hub id, for what the hub does not have, and for a data set that is no
+    published ledger; RunError for a download that breaks off.
+    """
+    if not name.startswith(SCHEME):
+        return Path(name)
+    hub = parse_hub_id(name.removeprefix(SCHEME))
+    if hub is None or hub.selectors:
+        raise InputError(f"{name} is not hf://OWNER/NAME, or hf://OWNER/NAME@REVISION.")
+    from huggingface_hub import snapshot_download
+
+    with explained(hub.repo, hub.revision):
+        snapshot = Path(snapshot_download(hub.repo, repo_type="dataset", revision=hub.revision))
+    if not (snapshot / MARKER).is_file() or not (snapshot / LEDGER_FOLDER).is_dir():
+        raise InputError(f"{name} is no ledger that exgrpo published: it has no {MARKER} with {LEDGER_FOLDER}/.")
+    folder = cache_root() / "published" / f"{hub.repo.replace('/', '--')}-{snapshot.name[:12]}"
+    if not folder.is_dir():
+        with whole_folder(folder) as partial:
+            shutil.copytree(snapshot, partial, dirs_exist_ok=True)
+            _restore_bodies(sorted((partial / ROWS).glob("*.parquet")), partial / LEDGER_FOLDER)
+    return folder
+
+
+def _restore_bodies(files: Sequence[Path], ledger: Path) -> None:
+    """Write the bodies of published trajectories as the one part of `ledger`, where there are any."""
+    if not files:
+        return
+    # A published ledger has one part of events.
+    [events] = parts.list_parts(ledger, EVENTS)
+    first_step, last_step = parts.steps_of(events)
+    path = parts.part_path(ledger, BODIES, first_step, last_step)
+    path.parent.mkdir(exist_ok=True)
+    stored = (
+        batch for file in files for batch in pq.ParquetFile(file).iter_batches(BATCH, columns=SCHEMAS[BODIES].names)
+    )
+    bodies = (batch.cast(SCHEMAS[BODIES]) for batch in stored)
+    with path.open("wb") as file:
+        parts.write_bodies(
+            file,
+            ((batch, parts.batch_checksums(batch)) for batch in bodies),
+            parts.schema_with_metadata(BODIES, last_step or 0),
+        )

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,10 +23,9 @@ from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.commands.train import TrainOptions
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ledger.schemas import SCHEMAS
-from exgrpo_cli.publishing.experience import ROWS, SCHEMA
-from exgrpo_cli.publishing.features import FEATURES
-from exgrpo_cli.publishing.fetch import local_run
-from exgrpo_cli.publishing.private import Private
+from exgrpo_cli.publishing.hub import ROWS, local_run
+from exgrpo_cli.publishing.package import Private
+from exgrpo_cli.publishing.run import MEANINGS, ROW_SCHEMA
 from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.replay.store import Store
 from exgrpo_cli.runs.result import write_result
@@ -205,9 +205,10 @@ def test_the_data_set_loads_with_datasets_and_equals_the_ledger(run: Path, hub: 
 
 
 def test_every_column_is_described() -> None:
-    assert list(FEATURES[ROWS]) == SCHEMA.names
+    meanings = tomllib.loads(MEANINGS.read_text())
+    assert list(meanings[ROWS]) == ROW_SCHEMA.names
     for table in ("scores", "draws", "visits", "replays", "events"):
-        assert list(FEATURES[table]) == SCHEMAS[table].names
+        assert list(meanings[table]) == SCHEMAS[table].names
 
 
 def test_a_dry_run_lists_files_and_sizes_and_asks_nobody(
@@ -253,10 +254,10 @@ def test_no_token_a_wrong_one_and_one_without_the_right_are_one_line(
     command = ["publish", str(run), "--to", "me/algebra", "--no-ledger"]
     monkeypatch.setenv("HF_TOKEN", READER)
     assert exgrpo(command) == 2
-    assert "the token has no right to write me/algebra" in said(capsys)
+    assert "refuses the token for me/algebra (status 403): use one with write access, of a member of me" in said(capsys)
     monkeypatch.setenv("HF_TOKEN", "hf_nobody")
     assert exgrpo(command) == 2
-    assert "does not accept the token: check HF_TOKEN" in said(capsys)
+    assert "refuses the token for me/algebra (status 401)" in said(capsys)
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     assert exgrpo(command) == 2
     assert said(capsys) == "exgrpo: no token for the hub: set HF_TOKEN, or log in with `hf auth login`."
@@ -350,9 +351,9 @@ def test_what_cannot_be_published_is_one_line(run: Path, tmp_path: Path, capsys:
     cases = {
         (str(young), "me/x"): "has not finished: it has no final model yet. Go on with exgrpo train --resume",
         (str(unscored), "me/x"): "has no held-out figure for its card",
-        (str(tmp_path), "me/x"): "is neither a run (no config.toml) nor a study",
+        (str(tmp_path), "me/x"): "is neither a run (no config.toml) nor a study with a run that has finished",
         (str(tmp_path / "nowhere"), "me/x"): "is not a folder",
-        (str(run), "algebra"): "must be OWNER/NAME",
+        (str(run), "algebra"): "is no name of a repository: it must be OWNER/NAME",
         (str(run), "me/a b"): "is no name of a repository",
     }
     for (folder, repo), text in cases.items():
