@@ -69,9 +69,6 @@ class EvaluateOptions:
         Path | None, typer.Option(metavar="PATH", help="Results folder.", show_default="results/<benchmark>-<model>")
     ] = None
     seed: Annotated[int, typer.Option(min=0, help="Seed of the samples.")] = 0
-    deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="Fixed batches: resumed or not, bit for bit the same.")
-    ] = False
 
     def request(self, benchmarks: Sequence[str]) -> "EvaluationRequest":
         """The options as the core takes them."""

@@ -139,7 +139,7 @@ class Endpoint:
             version = "unknown"
         return {
             "model": {"name": self.model, "path": self.url, "hash": "unknown to the client"},
-            "engine": {"name": "endpoint", "version": version, "deterministic": False},
+            "engine": {"name": "endpoint", "version": version},
         }
 
     def close(self) -> None:

@@ -5,16 +5,16 @@ finished question; a line that a kill tore off is dropped when the folder is ope
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from filelock import FileLock, Timeout
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.files import append_json_lines, drop_torn_line, read_json_lines, write_json, write_json_lines
-from exgrpo_cli.base.types import Message, Question, StopReason, Verdict
 from exgrpo_cli.evaluation.records import Evaluation, QuestionRecord, Sample
 from exgrpo_cli.evaluation.stamp import MAY_DIFFER_ON_RESUME, Stamp, differences
 
@@ -47,7 +47,8 @@ class ResultsFolder:
             if folder._protocol.is_file():
                 folder._check(stamp, asked)
             else:
-                write_json_lines(folder._questions, map(_question_row, asked))
+                rows = ({key: value for key, value in asdict(each).items() if key != "samples"} for each in asked)
+                write_json_lines(folder._questions, rows)
                 write_json(folder._protocol, stamp)
         except BaseException:
             folder.close()
@@ -100,7 +101,7 @@ class ResultsFolder:
 
     def asked(self) -> list[QuestionRecord]:
         """The questions in their order, without samples."""
-        return [_asked(row) for row in read_json_lines(self._questions)]
+        return [msgspec.convert(row, QuestionRecord) for row in read_json_lines(self._questions)]
 
     def records(self) -> dict[str, QuestionRecord]:
         """Finished questions by id, in the order in which they finished, without a torn last line.
@@ -114,9 +115,9 @@ class ResultsFolder:
         rows = read_json_lines(self._records) if self._records.exists() else ()
         for number, row in enumerate(rows, start=1):
             try:
-                samples = tuple(_sample(values) for values in row["samples"])
+                samples = msgspec.convert(row["samples"], tuple[Sample, ...])
                 records[row["question_id"]] = replace(asked[row["question_id"]], samples=samples)
-            except (KeyError, TypeError, ValueError) as error:
+            except (KeyError, msgspec.ValidationError) as error:
                 raise InputError(f"{self._records}: line {number} is no record ({error!r}): remove it.") from error
         return records
 
@@ -149,22 +150,5 @@ class ResultsFolder:
         self.close()
 
 
-def _question_row(asked: QuestionRecord) -> dict[str, Any]:
-    return {"question": asdict(asked.question), "prompt_text": asked.prompt_text, "options": asked.options}
-
-
-def _asked(row: Mapping[str, Any]) -> QuestionRecord:
-    prompt = tuple(Message(**turn) for turn in row["question"]["prompt"])
-    return QuestionRecord(
-        question=Question(**{**row["question"], "prompt": prompt}),
-        prompt_text=row["prompt_text"],
-        options=None if row["options"] is None else tuple(row["options"]),
-    )
-
-
 def _record_row(record: QuestionRecord) -> dict[str, Any]:
     return {"question_id": record.question.id, "samples": [asdict(sample) for sample in record.samples]}
-
-
-def _sample(row: Mapping[str, Any]) -> Sample:
-    return Sample(**{**row, "stop_reason": StopReason(row["stop_reason"]), "verdict": Verdict(row["verdict"])})

@@ -1,7 +1,6 @@
 """A model in this process, asked through an engine."""
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -60,7 +59,6 @@ class LocalModel:
         engine: str,
         device: str,
         threads: int,
-        deterministic: bool = False,
         tensor_parallel: int = 1,
     ) -> None:
         """Raises InputError for an engine that is unknown, not installed, or cannot do what is asked."""
@@ -69,7 +67,6 @@ class LocalModel:
         self._device = torch.device(device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
         self._engine = engine
         self._tensor_parallel = tensor_parallel
-        self._deterministic = deterministic
         self._check_engine()
         # A run's own number of threads adds up in the order of its validation.
         torch.set_num_threads(choice.config.run.threads if choice.run is not None else threads)
@@ -90,8 +87,6 @@ class LocalModel:
             raise InputError(f"--engine {self._engine!r} is not known.{nearest(self._engine, ['hf', 'vllm'])}")
         ranks = self._tensor_parallel
         if self._engine == "vllm":
-            if self._deterministic:
-                raise InputError("--deterministic needs --engine hf: vLLM fills its batches as memory allows.")
             require_vllm(self._device.type)
         elif ranks > 1:
             raise InputError(f"--tensor-parallel {ranks} needs --engine vllm: the hf engine has one process.")
@@ -122,7 +117,6 @@ class LocalModel:
             answer_format=answer_format(template, require_eos=protocol.require_eos),
             max_tokens=room,
             open=lambda: from_generator(*self._open(), prompt_ids),
-            batch=max(1, self._max_rows // protocol.samples) if self._deterministic else None,
         )
 
     def stamp(self) -> dict[str, dict[str, Any]]:
@@ -135,11 +129,7 @@ class LocalModel:
             "version": ", ".join(f"{name} {package_version(name)}" for name in packages),
             "device": self._device.type,
             "dtype": self._backbone.dtype,
-            "deterministic": self._deterministic,
         }
-        if self._deterministic:
-            # The order of additions, and so the last bits, follow the batch and the threads.
-            engine |= {"max_rows": self._max_rows, "threads": torch.get_num_threads()}
         if self._tensor_parallel > 1:
             engine["tensor_parallel"] = self._tensor_parallel
         model = {"name": self._choice.name, "path": str(self._folder), "hash": model_hash(self._folder)}
@@ -149,8 +139,6 @@ class LocalModel:
         """Free the engine."""
         if self._opened is not None:
             self._opened[0].close()
-            if self._deterministic:
-                torch.use_deterministic_algorithms(False)
 
     @property
     def _max_rows(self) -> int:
@@ -173,10 +161,6 @@ class LocalModel:
 
     def _open(self) -> tuple[Generator, Decode]:
         if self._opened is None:
-            if self._deterministic:
-                # cuBLAS reads this when it is first used.
-                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-                torch.use_deterministic_algorithms(True)
             self._opened = self._open_hf() if self._engine == "hf" else self._open_vllm()
         return self._opened
 

@@ -93,14 +93,9 @@ class Evaluation:
         return [sample for record in self.records for sample in record.samples]
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens of all samples together."""
-        return sum(sample.num_tokens for sample in self.all_samples)
-
-    @property
     def mean_tokens(self) -> float:
         """Mean response length in tokens."""
-        return self.num_tokens / len(self.all_samples)
+        return sum(sample.num_tokens for sample in self.all_samples) / len(self.all_samples)
 
     @property
     def share_clipped(self) -> float:
@@ -135,30 +130,23 @@ class Evaluation:
 
     def figures(self) -> dict[str, Any]:
         """avg@k with its interval and what belongs beside it, as `results.json` holds them."""
-        score, verdicts = self.score(), Counter(sample.verdict for sample in self.all_samples)
+        verdicts = Counter(sample.verdict for sample in self.all_samples)
+        levels = sorted({record.question.level for record in self.records if record.question.level is not None})
+        by_level = {
+            level: Evaluation(records=tuple(record for record in self.records if record.question.level == level))
+            for level in levels
+        }
         return {
-            "avg_at_k": score.value,
-            "k": score.samples,
-            "low": score.low,
-            "high": score.high,
-            "questions": score.questions,
+            **_score_figures(self.score()),
+            "k": self.samples,
             "pass_at_k": self.pass_at_k(),
             "smallest_detectable_difference": smallest_detectable_difference(self.correct, self.samples),
             "mean_tokens": self.mean_tokens,
             "share_clipped": self.share_clipped,
             "verdicts": {verdict.value: verdicts[verdict] for verdict in Verdict},
-            "by_level": self._by_level(),
+            "by_level": {level: _score_figures(own.score()) for level, own in by_level.items()},
             "interval": self._interval_method(),
         }
-
-    def _by_level(self) -> dict[str, dict[str, float]]:
-        levels = sorted({record.question.level for record in self.records if record.question.level is not None})
-        shown = {}
-        for level in levels:
-            own = tuple(record for record in self.records if record.question.level == level)
-            score = Evaluation(records=own).score()
-            shown[level] = {"avg_at_k": score.value, "low": score.low, "high": score.high, "questions": score.questions}
-        return shown
 
     def _interval_method(self) -> str:
         if self.samples == 1:
@@ -166,3 +154,7 @@ class Evaluation:
         if self.correct.min() == self.correct.max():
             return "95 %, Wilson over questions (all have the same count)"
         return f"95 %, bootstrap over questions, {RESAMPLES} resamples, seed {BOOTSTRAP_SEED}"
+
+
+def _score_figures(score: Score) -> dict[str, Any]:
+    return {"avg_at_k": score.value, "low": score.low, "high": score.high, "questions": score.questions}

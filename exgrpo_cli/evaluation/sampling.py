@@ -6,7 +6,7 @@ are still being sampled; a question is handed over as soon as its last verdict i
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from exgrpo_cli.base.types import AnswerFormat, SamplingParams, StopReason, Verdict, rollout_seed
 from exgrpo_cli.evaluation.records import Evaluation, QuestionRecord, Sample
@@ -44,8 +44,6 @@ class Prepared:
     """Response limit in tokens, EOS included: the protocol's, or what the model's window leaves of the preset's."""
     open: Callable[[], Respond]
     """Opens whoever answers: loading a model waits until a question is left to ask."""
-    batch: int | None = None
-    """Questions of one fixed batch under `--deterministic`; None keeps the engine full instead."""
 
 
 def sample_seeds(seed: int, question_id: str, samples: int) -> tuple[int, ...]:
@@ -120,15 +118,7 @@ class _Collector:
             self._sampled.remove(index)
             graded, self._graded[index] = self._graded[index], {}
             samples = tuple(
-                Sample(
-                    member=member,
-                    seed=seed,
-                    text=graded[member][0].text,
-                    num_tokens=graded[member][0].num_tokens,
-                    stop_reason=graded[member][0].stop_reason,
-                    logprob=graded[member][0].logprob,
-                    verdict=graded[member][1].result(),
-                )
+                Sample(member=member, seed=seed, verdict=graded[member][1].result(), **asdict(graded[member][0]))
                 for member, seed in enumerate(self._seeds[index])
             )
             self.finished[index] = replace(self._questions[index], samples=samples)

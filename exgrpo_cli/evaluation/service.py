@@ -20,12 +20,11 @@ from exgrpo_cli.evaluation.folder import ResultsFolder
 from exgrpo_cli.evaluation.models import ModelChoice, choose_model
 from exgrpo_cli.evaluation.progress import EvaluationProgress
 from exgrpo_cli.evaluation.questions import BenchmarkQuestions, benchmark_questions
-from exgrpo_cli.evaluation.records import Evaluation, QuestionRecord
-from exgrpo_cli.evaluation.sampling import Prepared, Respond, sample_and_grade
+from exgrpo_cli.evaluation.records import QuestionRecord
+from exgrpo_cli.evaluation.sampling import Prepared, sample_and_grade
 from exgrpo_cli.evaluation.scoring import open_pool, rescore, score_folder
 from exgrpo_cli.evaluation.stamp import Stamp, environment, grader_version
 from exgrpo_cli.evaluation.tables import ResultTable, write_tables
-from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.questions.choices import options_of
 from exgrpo_cli.questions.files import stem_of
 
@@ -54,7 +53,6 @@ class EvaluationRequest:
     """Beside those that always stand beside the benchmark's own."""
     device: str = "auto"
     threads: int = 1
-    deterministic: bool = False
     tensor_parallel: int = 1
     """GPUs that hold one vLLM engine together."""
 
@@ -132,8 +130,6 @@ def plan_evaluation(request: EvaluationRequest) -> EvaluationPlan:
     if request.endpoint is not None:
         if request.model is None:
             raise InputError("--endpoint needs --model: the name under which the server serves it.")
-        if request.deterministic:
-            raise InputError("--deterministic needs a model loaded here: a server batches as it likes.")
         if request.tensor_parallel > 1:
             raise InputError("--tensor-parallel needs a model loaded here: a server is started with its own.")
         choice, name, file_name = None, request.model, request.model.replace("/", "--")
@@ -181,7 +177,6 @@ def _open_asker(plan: EvaluationPlan, note: Callable[[str], None]) -> "Asker":
         engine=request.engine,
         device=request.device,
         threads=request.threads,
-        deterministic=request.deterministic,
         tensor_parallel=request.tensor_parallel,
     )
 
@@ -194,54 +189,6 @@ class Session:
     prepared: Prepared
     stamp: Stamp
     """Everything the score will depend on."""
-    seed: int
-
-    def run(self, folder: ResultsFolder, pool: GradingPool, progress: EvaluationProgress) -> None:
-        """Ask what the folder does not hold yet, and put each finished question, or fixed batch, on disk at once."""
-        finished, asked, fixed = folder.records(), self.prepared.asked, self.prepared.batch is not None
-        size = self.prepared.batch or len(asked)
-        batches = [asked[start : start + size] for start in range(0, len(asked), size)]
-        if fixed:
-            # A batch cut short by a kill is asked again as a whole, so that its rows share the batch they would have.
-            ids = [[record.question.id for record in batch] for batch in batches]
-            whole = [name for batch in ids if all(name in finished for name in batch) for name in batch]
-            if len(whole) < len(finished):
-                finished = {name: finished[name] for name in whole}
-                folder.rewrite(finished.values())
-        progress.found(list(finished.values()))
-
-        def keep(record: QuestionRecord) -> None:
-            if not fixed:
-                folder.append([record])
-            progress.finished(record)
-
-        for batch in batches:
-            left = [record for record in batch if record.question.id not in finished]
-            if left:
-                respond = self.prepared.open()
-                progress.asking()
-                evaluation = self._ask(left, respond, pool, keep)
-                if fixed:
-                    folder.append(evaluation.records)
-
-    def _ask(
-        self,
-        batch: Sequence[QuestionRecord],
-        respond: Respond,
-        pool: GradingPool,
-        keep: Callable[[QuestionRecord], None],
-    ) -> Evaluation:
-        protocol, limit = self.benchmark.protocol, self.prepared.max_tokens
-        return sample_and_grade(
-            batch,
-            respond,
-            pool=pool,
-            answer_format=self.prepared.answer_format,
-            params=SamplingParams(temperature=protocol.temperature, top_p=protocol.top_p, max_new_tokens=limit),
-            samples=protocol.samples,
-            seed=self.seed,
-            on_record=keep,
-        )
 
 
 def _prepare_all(plan: EvaluationPlan, asker: "Asker", note: Callable[[str], None]) -> list[Session]:
@@ -291,7 +238,7 @@ def _prepare(request: EvaluationRequest, benchmark: Benchmark, asker: "Asker", n
             "and they fill the model's window"
         )
     stamp = {**_stamp(benchmark, questions, prepared, request.seed), **asker.stamp(), "environment": environment()}
-    return Session(benchmark=benchmark, prepared=prepared, stamp=stamp, seed=request.seed)
+    return Session(benchmark=benchmark, prepared=prepared, stamp=stamp)
 
 
 def _stamp(benchmark: Benchmark, questions: BenchmarkQuestions, prepared: Prepared, seed: int) -> Stamp:
@@ -323,12 +270,35 @@ def _stamp(benchmark: Benchmark, questions: BenchmarkQuestions, prepared: Prepar
 
 
 def _run(plan: EvaluationPlan, session: Session, *, quiet: bool) -> dict[str, Any]:
-    name, total = session.benchmark.name, len(session.prepared.asked)
-    folder = ResultsFolder.create(plan.folders[name], session.stamp, session.prepared.asked)
-    with folder, open_pool(session.benchmark.protocol.grader) as pool:
+    """Ask what the folder does not hold yet, each finished question on disk at once, and score it."""
+    name, protocol, prepared = session.benchmark.name, session.benchmark.protocol, session.prepared
+    total = len(prepared.asked)
+    folder = ResultsFolder.create(plan.folders[name], session.stamp, prepared.asked)
+    with folder, open_pool(protocol.grader) as pool:
         try:
             with EvaluationProgress(name, total, quiet=quiet) as progress:
-                session.run(folder, pool, progress)
+                finished = folder.records()
+                progress.found(list(finished.values()))
+
+                def keep(record: QuestionRecord) -> None:
+                    folder.append([record])
+                    progress.finished(record)
+
+                if left := [record for record in prepared.asked if record.question.id not in finished]:
+                    respond = prepared.open()
+                    progress.asking()
+                    sample_and_grade(
+                        left,
+                        respond,
+                        pool=pool,
+                        answer_format=prepared.answer_format,
+                        params=SamplingParams(
+                            temperature=protocol.temperature, top_p=protocol.top_p, max_new_tokens=prepared.max_tokens
+                        ),
+                        samples=protocol.samples,
+                        seed=plan.request.seed,
+                        on_record=keep,
+                    )
         except KeyboardInterrupt:
             raise Interrupted(
                 f"stopped; {len(folder.records())} of {total} questions of {name} are kept in {folder.path}: "

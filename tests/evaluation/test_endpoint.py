@@ -66,7 +66,7 @@ def test_known_share_of_correct_answers(tmp_path, serve):
     result = report.results["sums"]
     assert (result["avg_at_k"], result["verdicts"]["correct"]) == (pytest.approx(even / 80), even)
     assert report.to_json()["benchmark"]["name"] == "sums"
-    assert result["protocol"]["engine"] == {"name": "endpoint", "version": "9.9", "deterministic": False}
+    assert result["protocol"]["engine"] == {"name": "endpoint", "version": "9.9"}
     assert {(body["temperature"], body["max_tokens"]) for body in server.bodies} == {(0.6, 8192)}
 
 
@@ -293,7 +293,6 @@ def test_an_api_key_is_sent_to_the_server_alone_and_not_shown(serve):
     ("values", "message"),
     [
         ({}, "--endpoint needs --model"),
-        ({"model": "m", "deterministic": True}, "--deterministic needs a model loaded here"),
         ({"model": "m", "tensor_parallel": 2}, "--tensor-parallel needs a model loaded here"),
     ],
 )

@@ -247,7 +247,7 @@ def test_figures_of_an_evaluation():
     )
     evaluation = Evaluation(records=records)
     assert list(evaluation.correct) == [2, 0]
-    assert (evaluation.mean_tokens, evaluation.num_tokens, evaluation.share_clipped) == (10.0, 40, 0.0)
+    assert (evaluation.mean_tokens, evaluation.share_clipped) == (10.0, 0.0)
     summary = evaluation.figures()
     assert summary["verdicts"]["no answer"] == 1
     # Wilson's of 1 in 1: 1 / (1 + 1.96^2) = 0.2065.
