@@ -20,7 +20,6 @@ from exgrpo_cli.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from exgrpo_cli.evaluation.comparison import Comparison
     from exgrpo_cli.evaluation.service import EvaluationPlan, EvaluationReport, EvaluationRequest
     from exgrpo_cli.evaluation.tables import ResultTable
 
@@ -194,25 +193,25 @@ def _compare(folders: Sequence[Path], output: Path | None, *, json: bool, quiet:
     """
     from exgrpo_cli.base.console.reporter import print_table
     from exgrpo_cli.base.files import write_json
-    from exgrpo_cli.evaluation.comparison import compare
+    from exgrpo_cli.evaluation.comparison import compare, comparison_json
     from exgrpo_cli.evaluation.tables import comparison_table, write_tables
 
     if len(folders) < 2 and not (folders and folders[0].is_dir()):
         raise InputError("--compare needs results folders: exgrpo evaluate --compare FOLDER FOLDER...")
     compared = compare(folders)
     pair = len(folders) == 2 and all((folder / "protocol.json").is_file() for folder in folders)
-    shown = next(iter(compared.table.comparisons.values())) if pair else compared.to_json()
+    shown = next(iter(compared.comparisons.values())) if pair else comparison_json(compared)
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
         write_json(output / "comparison.json", shown)
-        write_tables(output, compared.table)
-        _plot(compared.table, output)
+        write_tables(output, compared)
+        _plot(compared, output)
     if json:
         print_json(shown)
     elif pair:
         _print_pair(compared)
     else:
-        print_table(comparison_table(compared.table))
+        print_table(comparison_table(compared))
     where = f"figure and tables in {output}" if output else "with --output FOLDER, a figure and tables are written too"
     talk(where, quiet=quiet)
     for note in shown["notes"] if pair else compared.notes:
@@ -242,8 +241,8 @@ def _plot(table: "ResultTable", folder: Path) -> None:
         save(pass_at_k_curves(curves), folder, "pass-at-k", formats=formats)
 
 
-def _print_pair(compared: "Comparison") -> None:
-    ((key, found),) = compared.table.comparisons.items()
+def _print_pair(compared: "ResultTable") -> None:
+    ((key, found),) = compared.comparisons.items()
     first, second = found["first"], found["second"]
     write_data(
         f"{found['benchmark']}: {second} minus {first}: {_difference(found)}, {found['questions']} questions paired"

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -21,41 +21,7 @@ from exgrpo_cli.evaluation.folder import ResultsFolder
 from exgrpo_cli.evaluation.records import BOOTSTRAP_SEED, Evaluation
 from exgrpo_cli.evaluation.scoring import DISAGREEMENTS_FILE
 from exgrpo_cli.evaluation.stamp import MAY_DIFFER_IN_COMPARISON, Stamp, differences
-from exgrpo_cli.evaluation.tables import ResultTable
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoredResult:
-    """One benchmark's results folder."""
-
-    path: Path
-    stamp: Stamp
-
-    @property
-    def benchmark(self) -> str:
-        """Name of the benchmark."""
-        return str(self.stamp["benchmark"]["name"])
-
-    def load(self) -> "LoadedResult":
-        """What a comparison needs of it; raises InputError while questions are missing."""
-        evaluation = ResultsFolder.read(self.path).evaluation()
-        try:
-            second_graders = json.loads((self.path / "results.json").read_text(encoding="utf-8"))["second_graders"]
-            apart = list(read_json_lines(self.path / DISAGREEMENTS_FILE))
-        except (OSError, ValueError, KeyError):
-            # Graded by one grader alone, or its samples are whole and its figures were not written to the end.
-            second_graders, apart = {}, []
-        own = {record.question.id: record.num_correct for record in evaluation.records}
-        by_second = {grader: dict(own) for grader in second_graders}
-        for row in apart:
-            for grader in by_second.keys() & row["verdicts"].keys():
-                by_second[grader][row["question_id"]] += 1 if row["verdicts"][grader] == Verdict.CORRECT else -1
-        return LoadedResult(
-            stamp=self.stamp,
-            evaluation=evaluation,
-            second_graders=second_graders,
-            correct={self.stamp["grader"]["name"]: own, **by_second},
-        )
+from exgrpo_cli.evaluation.tables import Flip, ResultTable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,8 +35,26 @@ class LoadedResult:
     correct: Mapping[str, Mapping[str, int]]
     """Grader, the protocol's first, to the correct samples of each question by its id."""
 
+    @classmethod
+    def load(cls, folder: ResultsFolder) -> "LoadedResult":
+        """Whatever a comparison needs of a folder; raises InputError while questions are missing."""
+        stamp, evaluation = folder.stamp, folder.evaluation()
+        try:
+            second_graders = json.loads((folder.path / "results.json").read_text(encoding="utf-8"))["second_graders"]
+            apart = list(read_json_lines(folder.path / DISAGREEMENTS_FILE))
+        except (OSError, ValueError, KeyError):
+            # Graded by one grader alone, or its samples are whole and its figures were not written to the end.
+            second_graders, apart = {}, []
+        own = {record.question.id: record.num_correct for record in evaluation.records}
+        by_second = {grader: dict(own) for grader in second_graders}
+        for row in apart:
+            for grader in by_second.keys() & row["verdicts"].keys():
+                by_second[grader][row["question_id"]] += 1 if row["verdicts"][grader] == Verdict.CORRECT else -1
+        correct = {stamp["grader"]["name"]: own, **by_second}
+        return cls(stamp=stamp, evaluation=evaluation, second_graders=second_graders, correct=correct)
+
     def figures(self) -> dict[str, Any]:
-        """What the table shows of it; points of pass@k with everything that a `Score` has."""
+        """Figures for the table; points of pass@k with everything that a `Score` has."""
         curve = {k: asdict(score) for k, score in self.evaluation.curve().items()}
         return {**self.evaluation.figures(), "pass_at_k": curve, "second_graders": self.second_graders}
 
@@ -84,55 +68,30 @@ class LoadedResult:
         return {"difference": found.value, "low": found.low, "high": found.high, "p_value": found.p_value}
 
 
-class Flip(NamedTuple):
-    """A question that one model mostly solves and the other mostly does not."""
-
-    question_id: str
-    text: str
-    first: float
-    """Pass rate."""
-    second: float
-
-
 @dataclass(kw_only=True, slots=True)
 class ModelResults:
-    """What is stored of one model."""
+    """The stored results of one model."""
 
     label: str
     """Its name, with the folder's behind it where two models are called the same."""
     source: Path
     """The first of its folders as the user named it."""
-    by_benchmark: dict[str, StoredResult] = field(default_factory=dict)
+    by_benchmark: dict[str, ResultsFolder] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
-    """Several models side by side, and the questions on which each differs from the first."""
-
-    table: ResultTable
-    flips: Mapping[tuple[str, str], Sequence[Flip]]
-    """By model and benchmark: pass rates on different sides of one half, the largest changes first."""
-
-    @property
-    def notes(self) -> list[str]:
-        """Differences of the evaluations that do not forbid a comparison, each once per model."""
-        made = self.table.comparisons.items()
-        return list(dict.fromkeys(f"{model}: {note}" for (model, _), found in made for note in found["notes"]))
-
-    def to_json(self) -> dict[str, Any]:
-        """Scores, pass@k, second graders and comparisons by benchmark, and the averages by model."""
-        models, made = self.table.models, self.table.comparisons
-        benchmarks = {}
-        for name in self.table.titles:
-            own = {model: results[name] for model, results in models.items() if name in results}
-            benchmarks[name] = {
-                "scores": {model: score_json(found) for model, found in own.items()},
-                "pass_at_k": {model: found["pass_at_k"] for model, found in own.items()},
-                "second_graders": {model: found["second_graders"] for model, found in own.items()},
-                "comparisons": [made[model, name] for model in own if (model, name) in made],
-            }
-        averages = {model: found for model in models if (found := self.table.averages(model))}
-        return {"models": list(models), "benchmarks": benchmarks, "averages": averages}
+def comparison_json(table: ResultTable) -> dict[str, Any]:
+    """Scores, pass@k, second graders and comparisons by benchmark, and the averages by model."""
+    benchmarks = {}
+    for name in table.titles:
+        own = {model: results[name] for model, results in table.models.items() if name in results}
+        benchmarks[name] = {
+            "scores": {model: score_json(found) for model, found in own.items()},
+            "pass_at_k": {model: found["pass_at_k"] for model, found in own.items()},
+            "second_graders": {model: found["second_graders"] for model, found in own.items()},
+            "comparisons": [table.comparisons[model, name] for model in own if (model, name) in table.comparisons],
+        }
+    averages = {model: found for model in table.models if (found := table.averages(model))}
+    return {"models": list(table.models), "benchmarks": benchmarks, "averages": averages}
 
 
 def score_json(figures: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,16 +100,15 @@ def score_json(figures: Mapping[str, Any]) -> dict[str, Any]:
     return {name: figures[key] for name, key in names.items()}
 
 
-def compare(paths: Sequence[Path]) -> Comparison:
+def compare(paths: Sequence[Path]) -> ResultTable:
     """Read finished results and compare every model with the first on the benchmarks they share.
 
     Raises InputError for fewer than two models, where none shares a benchmark with the first, for unfinished results,
     and naming every difference of protocols that makes two scores of one benchmark incomparable.
     """
-    models = models_in(paths)
-    if len(models) < 2:
-        raise InputError(f"there are results of {models[0].label} alone: name those of a second model to compare.")
-    first, others = models[0], models[1:]
+    first, *others = models = models_in(paths)
+    if not others:
+        raise InputError(f"there are results of {first.label} alone: name those of a second model to compare.")
     if not any(first.by_benchmark.keys() & other.by_benchmark.keys() for other in others):
         theirs = dict.fromkeys(name for other in others for name in other.by_benchmark)
         raise InputError(
@@ -167,7 +125,7 @@ def compare(paths: Sequence[Path]) -> Comparison:
         baseline = None
         for model in (model for model in models if name in model.by_benchmark):
             # Samples are read here and dropped again: no more than two results are in memory.
-            loaded = model.by_benchmark[name].load()
+            loaded = LoadedResult.load(model.by_benchmark[name])
             results[model.label][name] = loaded.figures()
             if model is first:
                 baseline = loaded
@@ -179,7 +137,7 @@ def compare(paths: Sequence[Path]) -> Comparison:
                 made[key] = named | _compared(baseline, loaded, flips[key])
     _adjust(list(made.values()))
     titles = {name: benchmark_title(name) for name in names}
-    return Comparison(table=ResultTable(titles=titles, models=results, comparisons=made), flips=flips)
+    return ResultTable(titles=titles, models=results, comparisons=made, flips=flips)
 
 
 def _flips(one: LoadedResult, other: LoadedResult) -> list[Flip]:
@@ -195,14 +153,14 @@ def _flips(one: LoadedResult, other: LoadedResult) -> list[Flip]:
 def _compared(one: LoadedResult, other: LoadedResult, flips: Sequence[Flip]) -> dict[str, Any]:
     """Other minus one as JSON; questions that flipped by id."""
     own, *seconds = one.correct
-    samples = one.evaluation.samples
+    samples, questions = one.evaluation.samples, len(one.correct[own])
     by_second = {}
     for grader in (grader for grader in seconds if grader in other.correct):
-        scores = [sum(each.correct[grader].values()) / len(one.correct[own]) / samples for each in (one, other)]
+        scores = [sum(each.correct[grader].values()) / questions / samples for each in (one, other)]
         by_second[grader] = {"scores": scores, **one.difference_to(other, grader)}
     return {
         **one.difference_to(other, own),
-        "questions": len(one.correct[own]),
+        "questions": questions,
         "pass_at_k": {str(k): one.difference_to(other, own, k) for k in pass_at_ks(samples)[1:]},
         "second_graders": by_second,
         "gained": [flip.question_id for flip in flips if flip.second > flip.first],
@@ -221,7 +179,7 @@ def _adjust(comparisons: Sequence[dict[str, Any]]) -> None:
         made["pass_p_holm"] = p_holm
 
 
-def _require_like_protocols(results: Sequence[StoredResult]) -> None:
+def _require_like_protocols(results: Sequence[ResultsFolder]) -> None:
     one = results[0]
     for other in results[1:]:
         unlike = differences(one.stamp, other.stamp, may_differ=MAY_DIFFER_IN_COMPARISON)
@@ -240,21 +198,21 @@ def models_in(paths: Sequence[Path]) -> list[ModelResults]:
     benchmark (another seed or engine, say) counts as another model. Raises InputError where nothing is found.
     """
     models: list[tuple[str, ModelResults]] = []
-    seen = set()
-    for source, result in ((path, result) for path in paths for result in results_in(path)):
-        if result.path.resolve() in seen:
-            continue
-        seen.add(result.path.resolve())
-        stamp = result.stamp
+    found: dict[Path, tuple[Path, ResultsFolder]] = {}
+    for path in paths:
+        for result in results_in(path):
+            found.setdefault(result.path.resolve(), (path, result))
+    for source, result in found.values():
+        stamp, benchmark = result.stamp, result.benchmark
         # A server's weights are unknown, so its address stands for them.
         where = stamp["model"].get("path") if stamp["engine"]["name"] == "endpoint" else None
         key = json.dumps([stamp["model"]["name"], stamp["model"]["hash"], where])
-        own = (model for known, model in models if known == key and result.benchmark not in model.by_benchmark)
+        own = (model for known, model in models if known == key and benchmark not in model.by_benchmark)
         model = next(own, None)
         if model is None:
             model = ModelResults(label=str(stamp["model"]["name"]), source=source)
             models.append((key, model))
-        model.by_benchmark[result.benchmark] = result
+        model.by_benchmark[benchmark] = result
     return _told_apart([model for _, model in models])
 
 
@@ -268,7 +226,7 @@ def _told_apart(models: list[ModelResults]) -> list[ModelResults]:
     return models
 
 
-def results_in(path: Path) -> list[StoredResult]:
+def results_in(path: Path) -> list[ResultsFolder]:
     """Results of a benchmark's folder, of all folders in a folder, or of those that a common table counts."""
     if not path.is_dir():
         raise InputError(f"{path} is no folder: name results folders, as `exgrpo evaluate` writes them.")
@@ -280,7 +238,7 @@ def results_in(path: Path) -> list[StoredResult]:
     return found
 
 
-def _of_common_table(path: Path) -> list[StoredResult]:
+def _of_common_table(path: Path) -> list[ResultsFolder]:
     """The folders whose figures a common `results.json` holds; they lie beside it."""
     try:
         entries = json.loads((path / "results.json").read_text(encoding="utf-8"))
@@ -301,6 +259,5 @@ def _of_common_table(path: Path) -> list[StoredResult]:
     return found
 
 
-def _results_among(paths: Iterable[Path]) -> list[StoredResult]:
-    folders = sorted(path for path in paths if (path / "protocol.json").is_file())
-    return [StoredResult(path=path, stamp=ResultsFolder.read(path).stamp) for path in folders]
+def _results_among(paths: Iterable[Path]) -> list[ResultsFolder]:
+    return [ResultsFolder.read(path) for path in sorted(paths) if (path / "protocol.json").is_file()]

@@ -95,6 +95,11 @@ class ResultsFolder:
             raise InputError(f"{self._protocol} is not JSON ({error}): remove the folder.") from error
         return stamp
 
+    @property
+    def benchmark(self) -> str:
+        """Name of the benchmark."""
+        return str(self.stamp["benchmark"]["name"])
+
     def restamp(self, stamp: Stamp) -> None:
         """Write another stamp, as after grading with another version."""
         write_json(self._protocol, stamp)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exgrpo_cli.base.errors import InputError, Interrupted
 from exgrpo_cli.base.files import write_json
@@ -19,11 +19,11 @@ from exgrpo_cli.evaluation.endpoint import Endpoint, ThrottledLog
 from exgrpo_cli.evaluation.folder import ResultsFolder
 from exgrpo_cli.evaluation.models import ModelChoice, choose_model
 from exgrpo_cli.evaluation.progress import EvaluationProgress
-from exgrpo_cli.evaluation.questions import BenchmarkQuestions, benchmark_questions
+from exgrpo_cli.evaluation.questions import benchmark_questions
 from exgrpo_cli.evaluation.records import QuestionRecord
 from exgrpo_cli.evaluation.sampling import Prepared, sample_and_grade
 from exgrpo_cli.evaluation.scoring import open_pool, rescore, score_folder
-from exgrpo_cli.evaluation.stamp import Stamp, environment, grader_version
+from exgrpo_cli.evaluation.stamp import Stamp, environment, grader_version, stamp_of_format
 from exgrpo_cli.evaluation.tables import ResultTable, write_tables
 from exgrpo_cli.questions.choices import options_of
 from exgrpo_cli.questions.files import stem_of
@@ -90,12 +90,10 @@ class EvaluationPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationReport:
-    """What an evaluation found."""
+    """Results of one model, and its tables' folder."""
 
     table: ResultTable
-    """Of one model."""
     folder: Path
-    """Where the tables are."""
 
     @property
     def results(self) -> Mapping[str, Mapping[str, Any]]:
@@ -109,10 +107,11 @@ class EvaluationReport:
 
     def to_json(self) -> dict[str, Any]:
         """Results by benchmark; `benchmark` repeats the only one, for scripts that need not know its name."""
-        names = list(self.results)
-        alone = {"benchmark": {"name": names[0], **self.results[names[0]]}} if len(names) == 1 else {}
-        averages = self.averages
-        return {**self.results, **alone, **({"averages": averages} if averages else {})}
+        found = dict(self.results)
+        if len(found) == 1:
+            ((name, result),) = found.items()
+            found["benchmark"] = {"name": name, **result}
+        return found | ({"averages": self.averages} if self.averages else {})
 
 
 def plan_evaluation(request: EvaluationRequest) -> EvaluationPlan:
@@ -172,23 +171,16 @@ def _open_asker(plan: EvaluationPlan, note: Callable[[str], None]) -> "Asker":
         return endpoint
     from exgrpo_cli.evaluation.local import LocalModel
 
-    return LocalModel(
-        plan.choice,
-        engine=request.engine,
-        device=request.device,
-        threads=request.threads,
-        tensor_parallel=request.tensor_parallel,
-    )
+    names = ("engine", "device", "threads", "tensor_parallel")
+    return LocalModel(plan.choice, **{name: getattr(request, name) for name in names})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Session:
-    """A benchmark prepared for a model."""
+class Session(NamedTuple):
+    """A benchmark prepared for a model, and everything the score will depend on."""
 
     benchmark: Benchmark
     prepared: Prepared
     stamp: Stamp
-    """Everything the score will depend on."""
 
 
 def _prepare_all(plan: EvaluationPlan, asker: "Asker", note: Callable[[str], None]) -> list[Session]:
@@ -213,7 +205,7 @@ def _prepare_all(plan: EvaluationPlan, asker: "Asker", note: Callable[[str], Non
 
 
 def _prepare(request: EvaluationRequest, benchmark: Benchmark, asker: "Asker", note: Callable[[str], None]) -> Session:
-    """A benchmark with its questions and prompts. Raises InputError where it cannot be had or asked."""
+    """A benchmark with its questions, prompts and stamp. Raises InputError where it cannot be had or asked."""
     name, questions = benchmark.name, benchmark_questions(benchmark, request.data)
     if not benchmark.source.dataset and all(options_of(question) for question in questions.questions):
         # A file of the user's own says by its options how it is to be graded.
@@ -237,46 +229,36 @@ def _prepare(request: EvaluationRequest, benchmark: Benchmark, asker: "Asker", n
             f"{name}: at most {prepared.max_tokens} new tokens instead of {protocol.max_tokens}: the longest prompt "
             "and they fill the model's window"
         )
-    stamp = {**_stamp(benchmark, questions, prepared, request.seed), **asker.stamp(), "environment": environment()}
-    return Session(benchmark=benchmark, prepared=prepared, stamp=stamp)
-
-
-def _stamp(benchmark: Benchmark, questions: BenchmarkQuestions, prepared: Prepared, seed: int) -> Stamp:
-    protocol, answer_format = benchmark.protocol, prepared.answer_format
-    return {
+    stamp = {
         "benchmark": {
-            "name": benchmark.name,
+            "name": name,
             "origin": questions.origin,
-            "questions": len(questions.asked),
+            "questions": total,
             "content_hash": questions.content_hash,
             "folded_rows": questions.num_folded,
             "shuffle_seed": protocol.shuffle_seed,
         },
-        "prompt": {
-            "template": prepared.template,
-            "opens_think": answer_format.opens_think,
-            "requires_box": answer_format.requires_box,
-            "requires_eos": answer_format.require_eos,
-        },
+        "prompt": {"template": prepared.template, **stamp_of_format(prepared.answer_format)},
         "sampling": {
-            "samples": protocol.samples,
-            "temperature": protocol.temperature,
-            "top_p": protocol.top_p,
+            **{key: getattr(protocol, key) for key in ("samples", "temperature", "top_p")},
             "max_tokens": prepared.max_tokens,
-            "seed": seed,
+            "seed": request.seed,
         },
         "grader": {"name": protocol.grader, "version": grader_version(protocol.grader)},
+        **asker.stamp(),
+        "environment": environment(),
     }
+    return Session(benchmark, prepared, stamp)
 
 
 def _run(plan: EvaluationPlan, session: Session, *, quiet: bool) -> dict[str, Any]:
     """Ask what the folder does not hold yet, each finished question on disk at once, and score it."""
-    name, protocol, prepared = session.benchmark.name, session.benchmark.protocol, session.prepared
-    total = len(prepared.asked)
-    folder = ResultsFolder.create(plan.folders[name], session.stamp, prepared.asked)
+    (benchmark, prepared, stamp), asked = session, session.prepared.asked
+    name, protocol = benchmark.name, benchmark.protocol
+    folder = ResultsFolder.create(plan.folders[name], stamp, asked)
     with folder, open_pool(protocol.grader) as pool:
         try:
-            with EvaluationProgress(name, total, quiet=quiet) as progress:
+            with EvaluationProgress(name, len(asked), quiet=quiet) as progress:
                 finished = folder.records()
                 progress.found(list(finished.values()))
 
@@ -284,7 +266,7 @@ def _run(plan: EvaluationPlan, session: Session, *, quiet: bool) -> dict[str, An
                     folder.append([record])
                     progress.finished(record)
 
-                if left := [record for record in prepared.asked if record.question.id not in finished]:
+                if left := [record for record in asked if record.question.id not in finished]:
                     respond = prepared.open()
                     progress.asking()
                     sample_and_grade(
@@ -301,7 +283,7 @@ def _run(plan: EvaluationPlan, session: Session, *, quiet: bool) -> dict[str, An
                     )
         except KeyboardInterrupt:
             raise Interrupted(
-                f"stopped; {len(folder.records())} of {total} questions of {name} are kept in {folder.path}: "
+                f"stopped; {len(folder.records())} of {len(asked)} questions of {name} are kept in {folder.path}: "
                 "the same command goes on."
             ) from None
         return score_folder(folder, pool, plan.request.second_graders)

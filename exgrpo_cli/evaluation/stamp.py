@@ -44,12 +44,18 @@ def differences(one: Stamp, other: Stamp, *, may_differ: tuple[str, ...]) -> lis
     ]
 
 
+# Key of the stamp to the field of an answer format.
+_FORMAT = {"opens_think": "opens_think", "requires_box": "requires_box", "requires_eos": "require_eos"}
+
+
+def stamp_of_format(answer_format: AnswerFormat) -> dict[str, bool]:
+    """Where answers are looked for, as the section `prompt` has it."""
+    return {key: getattr(answer_format, name) for key, name in _FORMAT.items()}
+
+
 def stamped_format(stamp: Stamp) -> AnswerFormat:
     """Where the protocol says answers are to be looked for."""
-    prompt = stamp["prompt"]
-    return AnswerFormat(
-        opens_think=prompt["opens_think"], requires_box=prompt["requires_box"], require_eos=prompt["requires_eos"]
-    )
+    return AnswerFormat(**{name: stamp["prompt"][key] for key, name in _FORMAT.items()})
 
 
 def environment() -> dict[str, Any]:

@@ -10,7 +10,7 @@ from stored_results import with_successes
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands import run
-from exgrpo_cli.evaluation.comparison import compare, models_in
+from exgrpo_cli.evaluation.comparison import compare, comparison_json, models_in
 
 SAMPLES = 4
 
@@ -45,7 +45,7 @@ def test_comparison_pairs_questions(tmp_path):
     first = result(tmp_path / "a", "made", "a", [0, 1, 2, 4])
     second = result(tmp_path / "b", "made", "b", [3, 1, 3, 0], environment__cores=64)
     compared = compare([first, second])
-    found = compared.table.comparisons["b", "made"]
+    found = compared.comparisons["b", "made"]
     assert (found["difference"], found["p_value"]) == (0.0, 1.0)
     assert found["low"] < 0 < found["high"]
     flips = [(flip.question_id, flip.first, flip.second) for flip in compared.flips["b", "made"]]
@@ -72,7 +72,7 @@ def test_every_model_against_the_first_on_every_shared_benchmark(tmp_path):
     # A third model without MATH-500, and with a benchmark of its own.
     result(tmp_path / "third" / "aime24", "aime24", "third", [1, 0, 1, 1] * 4)
     result(tmp_path / "third" / "mine", "mine", "third", [4, 4])
-    table = compare([base, better, tmp_path / "third"]).table
+    table = compare([base, better, tmp_path / "third"])
     assert list(table.models) == ["base", "better", "third"]
     assert table.titles == {"aime24": "AIME24", "math500": "MATH-500", "mine": "mine"}
     assert set(table.comparisons) == {("better", "aime24"), ("third", "aime24"), ("better", "math500")}
@@ -147,11 +147,11 @@ def test_coverage_is_compared_beside_the_mean(tmp_path, capsys):
     assert lines[start][2:4] == ["wide", "100.0"]
     assert lines[start + 1][:2] == ["deep", "50.0"] and lines[start + 1][5] == "-50.0"
     compared = compare([wide, deep, same])
-    made = compared.table.comparisons["deep", "aime24"]
+    made = compared.comparisons["deep", "aime24"]
     # Two comparisons of pass@4 make their own family: the smaller p-value is doubled.
     assert made["pass_p_holm"] == pytest.approx(2 * made["pass_at_k"]["4"]["p_value"])
     assert made["p_holm"] == 1.0
-    assert compared.to_json()["benchmarks"]["aime24"]["pass_at_k"]["deep"]["4"]["value"] == 0.5
+    assert comparison_json(compared)["benchmarks"]["aime24"]["pass_at_k"]["deep"]["4"]["value"] == 0.5
 
 
 def test_folders_of_a_shell_pattern_are_put_together(tmp_path):
@@ -171,7 +171,7 @@ def test_one_model_twice_is_told_apart_by_its_folders(tmp_path):
     two_benchmarks(tmp_path / "zero", "m", 1)
     two_benchmarks(tmp_path / "one", "m", 1, sampling__seed=1)
     compared = compare([tmp_path / "zero", tmp_path / "one"])
-    assert list(compared.table.models) == ["m (zero)", "m (one)"]
+    assert list(compared.models) == ["m (zero)", "m (one)"]
     assert compared.notes == ["m (one): sampling.seed is 0 and 1"]
 
 
@@ -180,7 +180,7 @@ def test_a_suite_gets_its_averages(tmp_path):
     for model, successes in (("a", [0, 4]), ("b", [2, 4])):
         for name in names:
             result(tmp_path / model / name, name, model, successes)
-    table = compare([tmp_path / "a", tmp_path / "b"]).table
+    table = compare([tmp_path / "a", tmp_path / "b"])
     assert [list(table.titles)[place] for place in (0, -1)] == ["aime24", "mmlu-pro"]
     averages = table.averages("b")
     values = {name: found["value"] for name, found in averages.items()}

@@ -137,7 +137,7 @@ def test_oat_stands_beside_math_unasked(tmp_path, pool: GradingPool):
     better = [record(question(1, answer="7,8"), ("7,8", RIGHT), ("7,8", RIGHT), ("6", WRONG))]
     named = {"benchmark__name": "made", "model__name": "b", "model__hash": "b"}
     rescore_folders([stored(tmp_path / "better", better, **named)], (), tmp_path / "one")
-    compared = compare([tmp_path / "made", tmp_path / "better"]).table
+    compared = compare([tmp_path / "made", tmp_path / "better"])
     found = compared.comparisons["b", "made"]
     assert (found["difference"], found["second_graders"]["oat"]["scores"]) == (0, [1 / 3, 2 / 3])
     assert found["second_graders"]["oat"]["difference"] == pytest.approx(1 / 3)
