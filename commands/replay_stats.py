@@ -30,7 +30,7 @@ def replay_stats(
             "--what-if",
             metavar="KEY=VALUE,...",
             help="What another policy would have drawn: sampler, metric, direction, mu, sigma; of units "
-            "priority, draw, exponent, age_decay, max_drift.",
+            "priority, draw, exponent, age_decay.",
         ),
     ] = "",
     output: Annotated[

@@ -41,6 +41,20 @@ SHORTEST_WINDOW = 5
 """Steps: with fewer there is one window."""
 
 
+def series(told: Mapping[str, Any], path: str) -> Any:
+    """Array (None where it is not known) under a path such as `over_time.units.drift`, one value a step.
+
+    Those of `ratios`, which are one a logged step, are spread over all of them.
+    """
+    values: Any = told
+    for name in path.split("."):
+        values = values[name]
+    if path.startswith("ratios."):
+        logged, values = values, np.full(told["steps"] + 1, np.nan)
+        values[told["ratios"]["steps"]] = logged
+    return values
+
+
 def run_facts(record: RunRecord) -> Numbers:
     """Names and rules of the run, and how far its record goes."""
     rules = record.config.replay

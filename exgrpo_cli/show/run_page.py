@@ -214,11 +214,11 @@ def _verdicts(metrics: RunMetrics) -> list[list[str]]:
 
 
 def _replay(record: RunRecord) -> Iterator[Block]:
-    report, captions = statistics.report_record(record), statistics.captions()
+    report = statistics.report_record(record)
     yield table_block(tables.overview([report]))
-    yield table_block(tables.difficulty_windows(report))
+    yield table_block(tables.entropies(report))
     for name, figure in statistics.replay_figures(report):
-        yield figure_block(name, figure, captions[name])
+        yield figure_block(name, figure, statistics.CAPTIONS[name])
 
 
 def _replayed(record: RunRecord) -> Iterator[Block]:

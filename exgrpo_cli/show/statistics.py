@@ -40,18 +40,18 @@ class RunReport:
     record: RunRecord
     numbers: Numbers
     """The object of `--json`, with arrays: `step`, `question` and `what_if` only where they were asked for."""
-    titles: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """By the kinds of `what_if`, how the draws of the run and of the other policy are called."""
+    other: Place | None = None
+    """Rules of the policy that `what_if` is about."""
 
     @property
     def rules(self) -> Place:
         """The run's own rules of replay."""
         return self.record.config.replay
 
-    @property
-    def detailed(self) -> bool:
-        """Whether something besides the numbers of the whole run was asked for."""
-        return bool(self.numbers.keys() & {"step", "question", "what_if"})
+    def titles(self, kind: str) -> tuple[str, str]:
+        """How the draws of a kind, of the run and of the other policy, are called."""
+        own, other = (what_if.titles(rules)[kind] for rules in (self.rules, self.other) if rules)
+        return own, other
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +61,7 @@ class Statistic:
     query: Callable[[RunRecord], Numbers]
     """Its part of the object of `--json`."""
     tables: Sequence[Callable[[RunReport], Table]] = ()
-    figures: "Mapping[str, tuple[Callable[[RunReport], Figure], str]]" = field(default_factory=dict)
+    figures: "Mapping[str, tuple[Callable[[RunReport], Figure | None], str]]" = field(default_factory=dict)
     """By the name of its file, the maker of a figure and how to read it."""
     shown: Callable[[Place], bool] = lambda rules: True
     """Whether a run by these rules has its tables and figures."""
@@ -74,10 +74,7 @@ STATISTICS = (
         query=queries.question_states,
         tables=(tables.buckets_over_time, tables.dynamics),
         figures={
-            "replay-buckets": (
-                buffer.bucket_occupancy,
-                "Questions in the buffer by their latest success count; on the right, what was drawn of each.",
-            ),
+            "replay-buckets": (buffer.bucket_occupancy, "Questions in the buffer by their latest success count."),
             "replay-questions": (buffer.question_states, "All training questions by what has become of them."),
         },
     ),
@@ -97,7 +94,13 @@ STATISTICS = (
         tables=(tables.units,),
         figures={
             "replay-units": (
-                buffer.units_scanned,
+                buffer.over_time(
+                    {
+                        "units": {"replayed": "over_time.units.taken", "scanned": "over_time.units.scanned"},
+                        "priority of the replayed": {"": "over_time.units.priority"},
+                        "drift of the scanned": {"": "over_time.units.drift"},
+                    }
+                ),
                 "Units drawn by priority, and those replayed: the others have drifted beyond the bound.",
             )
         },
@@ -107,7 +110,15 @@ STATISTICS = (
         query=queries.entropy_of_choice,
         figures={
             "replay-entropy": (
-                buffer.entropy_of_choice,
+                buffer.over_time(
+                    {
+                        "mean token entropy (nats)": {
+                            "replayed": "over_time.entropy_selected",
+                            "available (mean of candidates)": "over_time.entropy_available",
+                        },
+                        "candidates per question": {"": "over_time.candidates"},
+                    }
+                ),
                 "Entropy of replayed against available trajectories: where the lines meet, selection has no choice.",
             )
         },
@@ -115,7 +126,7 @@ STATISTICS = (
     ),
     Statistic(
         query=queries.entropy_at_birth,
-        tables=(tables.entropies, tables.difficulty_windows),
+        tables=(tables.entropies,),
         figures={
             "replay-entropy-by-bucket": (
                 buffer.entropy_by_bucket,
@@ -125,7 +136,6 @@ STATISTICS = (
     ),
     Statistic(
         query=queries.bucket_flow,
-        tables=(tables.flow,),
         figures={
             "replay-flow": (
                 buffer.bucket_flow,
@@ -142,6 +152,8 @@ STATISTICS = (
         },
     ),
 )
+CAPTIONS = {name: caption for statistic in STATISTICS for name, (_, caption) in statistic.figures.items()}
+"""How to read each figure of the buffer, by its name."""
 
 
 def report_runs(
@@ -166,8 +178,7 @@ def report_runs(
             numbers["question"] = question_history(record, question_id)
         if policy:
             numbers["what_if"] = what_if.ask(record, policy, np.random.default_rng(0))
-        titles = what_if.titles(record.config.replay, policy.rules) if policy else {}
-        reports.append(RunReport(label=label, record=record, numbers=numbers, titles=titles))
+        reports.append(RunReport(label=label, record=record, numbers=numbers, other=policy.rules if policy else None))
     return reports
 
 
@@ -221,29 +232,23 @@ def plain(value: Any) -> Any:
 
 def report_tables(reports: Sequence[RunReport]) -> Iterator[Table]:
     """Tables of what was asked for; else all tables of one run, or those that set several side by side."""
-    for report in reports:
-        yield from tables.asked_tables(report)
-    if any(report.detailed for report in reports):
+    if asked := [table for report in reports for table in tables.asked_tables(report)]:
+        yield from asked
         return
     yield tables.overview(reports)
     if len(reports) > 1:
-        yield tables.buckets_side_by_side(reports)
         return
     for statistic in STATISTICS:
         if statistic.shown(reports[0].rules):
             yield from (table(reports[0]) for table in statistic.tables)
 
 
-def captions() -> dict[str, str]:
-    """How to read each figure of the buffer, by its name."""
-    return {name: caption for statistic in STATISTICS for name, (_, caption) in statistic.figures.items()}
-
-
 def replay_figures(report: RunReport) -> "Iterator[tuple[str, Figure]]":
-    """Name and figure of everything about the experience buffer, and of how its run draws from it."""
+    """Name and figure of everything about the experience buffer that has data, and of how its run draws from it."""
     for statistic in STATISTICS:
-        if statistic.shown(report.rules):
-            yield from ((name, draw(report)) for name, (draw, _) in statistic.figures.items())
+        for name, (draw, _) in statistic.figures.items():
+            if statistic.shown(report.rules) and (figure := draw(report)):
+                yield name, figure
 
 
 def save_all(run: Path, output: Path | None = None, *, heldout: Mapping[str, Any] | None = None) -> list[Path]:
@@ -291,8 +296,8 @@ def save_reports(reports: Sequence[RunReport], folders: Sequence[Path]) -> list[
     paths: list[Path] = []
     for report, folder in zip(reports, folders, strict=True):
         paths += _saved(training_figures(report.record.run), folder) + _saved(replay_figures(report), folder)
-        if "what_if" in report.numbers:
-            paths += save(buffer.what_if_figure(report), folder, "replay-what-if")
-    if len(reports) > 1:
-        paths += save(buffer.buffers_compared(reports), folders[0], "replay-comparison")
+        if "what_if" in report.numbers and (asked := buffer.what_if_figure(report)):
+            paths += save(asked, folder, "replay-what-if")
+    if len(reports) > 1 and (compared := buffer.buffers_compared(reports)):
+        paths += save(compared, folders[0], "replay-comparison")
     return paths

@@ -16,7 +16,6 @@ from exgrpo_cli.show.figures.comparisons import (
     ClaimEffect,
     arm_comparison,
     arm_curves,
-    arm_curves_by_tokens,
     by_regime,
     claims_figure,
     paired_differences,
@@ -229,7 +228,7 @@ def study_figures(study: Study, report: StudyReport) -> "dict[str, Figure]":
         "ablation": arm_comparison(scores, baselines=baselines, measure=TITLE),
         "differences": paired_differences(differences, baselines=baselines, measure=TITLE),
         "curves": arm_curves(curves, baselines=baselines, measure=TITLE),
-        "curves-tokens": arm_curves_by_tokens(curves, baselines=baselines, measure=TITLE),
+        "curves-tokens": arm_curves(curves, baselines=baselines, measure=TITLE, tokens=True),
         "memorising": memorising_figure(memorised),
         "claims": claims_figure(_claim_effects(study)),
     }

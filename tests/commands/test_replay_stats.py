@@ -86,7 +86,7 @@ def test_what_was_asked_for_is_all_that_is_shown(runs: tuple[Path, Path], capsys
     assert "seed-0: trajectories replayed, had the metric been ppl:min" in out
     assert "Experience buffer" not in out
     assert exgrpo(["replay-stats", str(runs[0]), "--no-plots", "--what-if", "mu=0.9"]) == 0
-    assert re.search(r"normal\(0\.5, [\d.]+\) +normal\(0\.9, [\d.]+\)", capsys.readouterr().out)
+    assert re.search(r"run: normal\(0\.5, [\d.]+\) +normal\(0\.9, [\d.]+\)", capsys.readouterr().out)
 
 
 def test_the_history_of_one_question(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """What another policy would have drawn: settings read, states rebuilt, choices checked against a slow reference."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,10 @@ import numpy as np
 import pytest
 
 from exgrpo_cli.base.errors import InputError, RunError
+from exgrpo_cli.replay.append import Append
 from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.show.record import RunRecord, read_run
-from exgrpo_cli.show.what_if import REPETITIONS, ask, buckets_before, parse_what_if
+from exgrpo_cli.show.what_if import REPETITIONS, ask, parse_what_if, stock_before
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from synthetic_run import SyntheticRun, write_run
@@ -45,15 +47,18 @@ def asked(record: RunRecord, text: str) -> dict[str, Any]:
         ("mu=0.25", ["sampler"], {"mu": 0.25}),
         ("direction=max", ["metric"], {"direction": "max"}),
         ("metric=python:mine:score", ["metric"], {"metric": "python:mine:score"}),
-        ("priority=latest,replay.max_drift=0.1", ["priority", "max_drift"], {"priority": "latest", "draw": "top"}),
     ],
 )
 def test_what_is_not_named_is_as_in_the_run(text: str, kinds: list[str], changed: dict[str, Any]) -> None:
     other = parse_what_if(text, OWN)
     assert list(other.asked) == kinds
-    for name in ("sampler", "metric", "direction", "mu", "sigma", "priority", "draw", "exponent"):
-        if name in changed or (hasattr(other.rules, name) and hasattr(OWN, name)):
-            assert getattr(other.rules, name) == changed.get(name, getattr(OWN, name, None)), name
+    assert other.rules == replace(OWN, enabled=False, **changed)
+
+
+def test_the_latest_units_are_taken_from_the_top() -> None:
+    other = parse_what_if("replay.priority=latest", Append())
+    assert other.asked == ("priority",)
+    assert other.rules == replace(Append(), enabled=False, priority="latest", draw="top")
 
 
 @pytest.mark.parametrize(
@@ -61,9 +66,10 @@ def test_what_is_not_named_is_as_in_the_run(text: str, kinds: list[str], changed
     [
         ("linear", "'linear' is not a new key=value; write sampler=linear,metric=ppl."),
         ("sampler=linear,sampler=sqrt", "'sampler=sqrt' is not a new key=value"),
-        ("samples=linear", "unknown key 'samples'. Did you mean 'sampler'?"),
-        ("mu=half", "mu = 'half' is not a number."),
-        ("sigma=0", "sigma = 0 is out of range"),
+        ("samples=linear", "unknown key 'samples': composition = 'replace' draws by sampler, mu, sigma, metric, direc"),
+        ("priority=latest", "unknown key 'priority'"),
+        ("mu=half", "mu = 'half' must be a number"),
+        ("sigma=0", "sigma = 0.0 is out of range"),
         ("metric=ent,direction=low", "direction = 'low' is not known."),
         ("metric=ent:max,direction=min", "metric says max and direction min; give one."),
         ("sampler=linear,mu=0.3", "mu and sigma are those of the sampler normal, not of linear."),
@@ -84,8 +90,8 @@ def test_the_buckets_at_each_draw_are_those_the_run_offered_its_sampler(tmp_path
     run = read_run(tmp_path / "run")
     steps = np.unique(run.draws.step)
     assert len(steps) >= 12
-    for step, buckets in zip(steps, buckets_before(run, steps), strict=True):
-        own = run.draws.step == step
+    for step, (states, _) in zip(steps, stock_before(run, steps), strict=True):
+        own, buckets = run.draws.step == step, states.drawable(int(step))
         offered = zip(run.draws.bucket[own], run.draws.num_members[own], run.draws.num_questions[own], strict=True)
         rebuilt = [(bucket.success_count, bucket.num_members, len(bucket)) for bucket in buckets]
         assert rebuilt == [tuple(int(value) for value in row) for row in offered]

@@ -92,39 +92,31 @@ def _label_of(arm: NamedArm, more: str = "") -> str:
     return "\n".join(wrap(arm.name.removeprefix(f"{arm.regime}: ") + more, LABEL_COLUMNS))
 
 
-def arm_comparison(arms: Sequence[ArmScore], *, baselines: Sequence[str], measure: str) -> "Figure":
+def arm_comparison(arms: Sequence[ArmScore], *, baselines: Sequence[str], measure: str) -> "Figure | None":
     """A panel per regime, in it one row per arm: mean with its interval, single seeds as dots, the baseline's mean as
-    a line, unless a panel has several.
+    a line, unless a panel has several; None without arms.
 
     `measure` names the horizontal axis, for example "held-out pass@1".
     """
-    references = {}
-    for regime, own in by_regime(arms).items():
-        means = [arm.mean for arm in own if arm.name in baselines]
-        references[regime] = means[0] if len(means) == 1 else None
-    return _arm_rows(arms, baselines, references, measure, "no arm has finished yet")
+    means = {regime: [arm.mean for arm in own if arm.name in baselines] for regime, own in by_regime(arms).items()}
+    references = {regime: found[0] for regime, found in means.items() if len(found) == 1}
+    return _arm_rows(arms, baselines, references, measure)
 
 
-def paired_differences(arms: Sequence[ArmScore], *, baselines: Sequence[str], measure: str) -> "Figure":
+def paired_differences(arms: Sequence[ArmScore], *, baselines: Sequence[str], measure: str) -> "Figure | None":
     """A panel per regime on one scale, in it one row per arm: mean difference from the baseline with its interval,
-    single seeds as dots."""
+    single seeds as dots; None without arms."""
     baseline = baselines[0] if len(baselines) == 1 else "the baseline of its regime"
-    nothing = f"no arm has finished a seed that {baseline} has finished yet"
-    zeros: dict[str, float | None] = {arm.regime: 0.0 for arm in arms}
-    return _arm_rows(arms, baselines, zeros, f"{measure} minus {baseline}, same seeds", nothing, sharex=True)
+    zeros = dict.fromkeys([arm.regime for arm in arms], 0.0)
+    return _arm_rows(arms, baselines, zeros, f"{measure} minus {baseline}, same seeds", sharex=True)
 
 
 def _arm_rows(
-    arms: Sequence[ArmScore],
-    baselines: Sequence[str],
-    references: Mapping[str, float | None],
-    label: str,
-    nothing: str,
-    **options: Any,
-) -> "Figure":
-    """`references` are where the vertical line of each regime stands; `nothing` says that there are no arms."""
+    arms: Sequence[ArmScore], baselines: Sequence[str], references: Mapping[str, float], label: str, **options: Any
+) -> "Figure | None":
+    """`references` are where the vertical line of a regime stands."""
     if not arms:
-        return style.empty_figure(nothing)
+        return None
     panels = {}
     for regime, own in by_regime(arms).items():
         looks = looks_of([arm.name for arm in own], baselines)
@@ -139,7 +131,7 @@ def _arm_rows(
 
 
 def _rows_figure(
-    panels: Mapping[str, Sequence[Row]], references: Mapping[str, float | None], label: str, **options: Any
+    panels: Mapping[str, Sequence[Row]], references: Mapping[str, float], label: str, **options: Any
 ) -> "Figure":
     """A panel of rows for each title."""
     lines = [line for rows in panels.values() for row in rows for line in row.label.splitlines()]
@@ -157,26 +149,14 @@ def _rows_figure(
         return figure
 
 
-def arm_curves(curves: Sequence[ArmCurve], *, baselines: Sequence[str], measure: str) -> "Figure":
-    """A panel per regime: each arm's mean over the steps with the band of its seeds; baselines in black."""
-    return _curves(curves, [curve.steps for curve in curves], baselines, measure, tokens=False)
-
-
-def arm_curves_by_tokens(curves: Sequence[ArmCurve], *, baselines: Sequence[str], measure: str) -> "Figure":
-    """The same against the tokens generated: what each arm reached for equal rollouts paid."""
-    return _curves(curves, [curve.tokens for curve in curves], baselines, measure, tokens=True)
-
-
-def _curves(
-    curves: Sequence[ArmCurve],
-    places: Sequence[Sequence[float]],
-    baselines: Sequence[str],
-    measure: str,
-    *,
-    tokens: bool,
-) -> "Figure":
+def arm_curves(
+    curves: Sequence[ArmCurve], *, baselines: Sequence[str], measure: str, tokens: bool = False
+) -> "Figure | None":
+    """A panel per regime: each arm's mean over the steps, or over the `tokens` generated, what equal rollouts cost,
+    with the band of its seeds; baselines in black. None before the first step."""
+    places = [curve.tokens if tokens else curve.steps for curve in curves]
     if not any(any(where) for where in places):
-        return style.empty_figure("no step has finished yet")
+        return None
     place_of = dict(zip([curve.name for curve in curves], places, strict=True))
     groups = by_regime(curves)
     # A legend is as high as its lines, and a panel at least as high as its legend.
@@ -276,22 +256,23 @@ def accuracy_by_level(results: Mapping[str, Mapping[str, Any]], titles: Mapping[
     From the `by_level` of each benchmark's object of `results.json`; None where no benchmark has several levels.
     """
     levelled = {name: found["by_level"] for name, found in results.items() if len(found.get("by_level") or {}) > 1}
-    levels = sorted({level for found in levelled.values() for level in found}, key=_numbers_first)
-    if not levels:
+    if not levelled:
         return None
+    levels = sorted({level for found in levelled.values() for level in found}, key=_numbers_first)
+    points = {
+        titles.get(name, name): {
+            place: [100 * found[level][end] for end in ("avg_at_k", "low", "high")]
+            for place, level in enumerate(levels)
+            if level in found
+        }
+        for name, found in levelled.items()
+    }
+    only = next(iter(levelled.values())) if len(levelled) == 1 else {}
+    labels = [f"{level}\n({only[level]['questions']})" if only else level for level in levels]
     with style.styled():
         figure, (axes,) = style.new_figure(width=style.SINGLE_COLUMN + 0.8, height=2.7)
-        for number, (name, look) in enumerate(looks_of(list(levelled)).items()):
-            # Of several sets each a little to the right of the one before: their intervals stay apart.
-            aside = 0.06 * (number - (len(levelled) - 1) / 2)
-            found = {levels.index(level) + aside: levelled[name][level] for level in levels if level in levelled[name]}
-            ends = [[100 * score[end] for score in found.values()] for end in ("avg_at_k", "low", "high")]
-            label = titles.get(name, name)
-            style.draw_curve(axes, list(found), *ends, band=False, label=label, **look | {"linestyle": ":"})
-        only = next(iter(levelled.values())) if len(levelled) == 1 else {}
-        axes.set_xticks(range(len(levels)), [f"{lv}\n({only[lv]['questions']})" if only else lv for lv in levels])
+        style.draw_categories(axes, labels, points, linestyle=":")
         axes.set(xlabel="level (questions)" if only else "level", ylabel="accuracy (%, 95 % intervals)", ylim=(0, 100))
-        axes.grid(visible=False, axis="x")
         axes.legend(loc="best")
         return figure
 

@@ -5,10 +5,7 @@ distinct to colour-blind readers, and arms are told apart by line and marker as 
 """
 
 import logging
-import math
-import os
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -49,6 +46,8 @@ STYLE_FILE = Path(__file__).with_name("exgrpo.mplstyle")
 SMOOTHED_FROM = 40
 """Values from which on a moving average is drawn over them."""
 WINDOWS_PER_RUN = 20
+MAXIMA = "max"
+"""Label of a line of maxima."""
 FEW = 3
 """Fewer values than this are drawn as dots: a line through them would suggest steps that were not measured."""
 LOGARITHMIC_SPAN = 20.0
@@ -61,27 +60,12 @@ Values = Float64[np.ndarray, " values"]
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Matplotlib with this look; its cache goes to a temporary folder where the user's own is read-only."""
-    _ensure_cache_folder()
+    """Matplotlib with this look, silent about a home in which it cannot keep its cache."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     import matplotlib
 
     with matplotlib.rc_context(fname=STYLE_FILE):
         yield
-
-
-def _ensure_cache_folder() -> None:
-    """Name a writable cache folder before matplotlib is first imported, which warns about a read-only one."""
-    if "MPLCONFIGDIR" in os.environ:
-        folders = [Path(os.environ["MPLCONFIGDIR"])]
-    else:
-        folders = [
-            Path(os.environ.get("XDG_CONFIG_HOME", "~/.config")).expanduser() / "matplotlib",
-            Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "matplotlib",
-        ]
-    existing = [next(parent for parent in (folder, *folder.parents) if parent.exists()) for folder in folders]
-    if not all(folder.is_dir() and os.access(folder, os.W_OK | os.X_OK) for folder in existing):
-        os.environ["MPLCONFIGDIR"] = tempfile.mkdtemp(prefix="exgrpo-matplotlib-")
-    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
 
 
 def new_figure(
@@ -97,15 +81,6 @@ def new_figure(
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, list(figure.subplots(rows, columns, squeeze=False, **options).flat)
-
-
-def full_rows(num: int, columns: int, *, row_height: float) -> "tuple[Figure, list[Axes]]":
-    """`num` panels, `columns` in a row; those of the last row share its whole width, so that no place stays empty."""
-    cells = math.lcm(*range(1, columns + 1))
-    rows = [range(first, min(first + columns, num)) for first in range(0, num, columns)]
-    figure, _ = new_figure(width=FULL_WIDTH, height=row_height * len(rows))
-    figure.clear()
-    return figure, list(figure.subplot_mosaic([list(np.repeat(row, cells // len(row))) for row in rows]).values())
 
 
 def panel_grid(
@@ -130,13 +105,17 @@ def legend_of_all(figure: "Figure", panels: "Sequence[Axes]", names: Sequence[st
 class Line:
     """Values over the steps; those that are not finite are left out."""
 
-    x: Int64[np.ndarray, " values"]
     y: np.ndarray
-    colour: str = BLUE
     label: str = ""
-    smooth: bool = True
-    """Off for maxima: the average of a spike is a rectangle that was not measured."""
-    linestyle: str = "-"
+    x: Int64[np.ndarray, " values"] | None = None
+    """The steps; 0, 1, 2, ... without them."""
+
+    @property
+    def points(self) -> tuple[np.ndarray, Values]:
+        """Steps and values of what is finite."""
+        y = np.asarray(self.y, dtype=np.float64)
+        known = np.isfinite(y)
+        return (np.arange(len(y)) if self.x is None else self.x)[known], y[known]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,74 +124,64 @@ class Panel:
 
     title: str
     lines: Sequence[Line]
-    nothing: str = "nothing has been replayed yet"
-    """Written in place of the axes where no line has a value."""
     logarithmic: bool = False
-    """Allowed, and used once the values span more than LOGARITHMIC_SPAN."""
-    from_zero: bool = True
-    top: float | None = None
-    bounds: Sequence[tuple[float, str, str]] = ()
-    """Height, colour and label of horizontal lines."""
-    extra: "Callable[[Axes], None] | None" = None
+    """Allowed, and used once the values span more than LOGARITHMIC_SPAN; the axis of another panel begins at 0."""
     legend: bool = True
 
 
 def series_figure(
     panels: Sequence[Panel], columns: int, row_height: float, last_step: int, mixed_from: int | None = None
-) -> "Figure":
-    """The panels, `columns` in a row, each with the legend of its own lines."""
+) -> "Figure | None":
+    """The panels that have a value, `columns` in a row, each with the legend of its own lines; None without any."""
+    shown = [panel for panel in panels if any(len(line.points[1]) for line in panel.lines)]
+    if not shown:
+        return None
     with styled():
-        figure, places = full_rows(len(panels), columns, row_height=row_height)
-        windows = [draw_panel(axes, panel, last_step, mixed_from) for axes, panel in zip(places, panels, strict=True)]
-        for axes in places[: (len(panels) - 1) // columns * columns]:
+        figure, places = panel_grid(len(shown), min(columns, len(shown)), width=FULL_WIDTH, row_height=row_height)
+        windows = [_draw_panel(axes, panel) for axes, panel in zip(places, shown, strict=True)]
+        for axes in places:
+            step_axis(axes, last_step)
+            mark_phase_start(axes, mixed_from)
+        for axes in places[:-columns]:
             axes.set_xlabel("")
         explain_smoothing(figure, max(windows))
         return figure
 
 
-def draw_panel(axes: "Axes", panel: Panel, last_step: int, mixed_from: int | None) -> int:
+def _draw_panel(axes: "Axes", panel: Panel) -> int:
     """Draw a panel; returns the steps that its averages are over, 0 without any."""
     axes.set_title(panel.title, loc="left")
-    values = np.concatenate([np.asarray(line.y, dtype=np.float64) for line in panel.lines])
-    known = values[np.isfinite(values)]
-    if not len(known):
-        say_nothing_to_show(axes, panel.nothing)
-        return 0
-    window = max(draw_line(axes, line) for line in panel.lines)
-    for height, colour, label in panel.bounds:
-        axes.axhline(height, color=colour, linestyle="--", linewidth=1.0, label=label or None)
+    known = np.concatenate([line.points[1] for line in panel.lines])
+    looks = looks_of([line.label for line in panel.lines]).values()
+    window = max(draw_line(axes, line, **look) for line, look in zip(panel.lines, looks, strict=True))
     if panel.logarithmic and known.min() > 0 and known.max() > LOGARITHMIC_SPAN * known.min():
         logarithmic_axis(axes)
     else:
         axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 5))
-        if panel.from_zero:
-            axes.set_ylim(0, panel.top)
-    step_axis(axes, last_step)
-    mark_phase_start(axes, mixed_from)
-    if panel.extra:
-        panel.extra(axes)
+        if not panel.logarithmic:
+            axes.set_ylim(0, None)
     if panel.legend and axes.get_legend_handles_labels()[1]:
         legend_above(axes, ncols=3)
         axes.set_title(panel.title, loc="left", pad=LEGEND_LINE)
     return window
 
 
-def draw_line(axes: "Axes", line: Line) -> int:
+def draw_line(axes: "Axes", line: Line, *, color: str, linestyle: str = "-", marker: str = "") -> int:
     """Draw the finite values; many of them thin, with a centred moving average over 1/20 of the run as a thick line.
 
-    Returns the steps that the average is over, 0 where there is none.
+    Returns the steps that the average is over, 0 where there is none: of few values, and of maxima, since the average
+    of a spike is a rectangle that was not measured.
     """
-    known = np.isfinite(line.y)
-    x, y = line.x[known], np.asarray(line.y, dtype=np.float64)[known]
-    look: dict[str, Any] = {"color": line.colour, "label": line.label or None, "linestyle": line.linestyle}
+    x, y = line.points
+    look: dict[str, Any] = {"color": color, "label": line.label or None, "linestyle": linestyle}
     if len(x) < FEW:
         axes.plot(x, y, **look | {"linestyle": "none"}, marker="o", clip_on=False)
         return 0
-    if len(x) < SMOOTHED_FROM or not line.smooth:
+    if len(x) < SMOOTHED_FROM or line.label == MAXIMA:
         axes.plot(x, y, **look, linewidth=1.3 if len(x) < SMOOTHED_FROM else 0.7)
         return 0
     window = max(3, len(x) // WINDOWS_PER_RUN) // 2 * 2 + 1
-    axes.plot(x, y, color=line.colour, alpha=0.28, linewidth=0.7)
+    axes.plot(x, y, color=color, alpha=0.28, linewidth=0.7)
     axes.plot(x, moving_average(y, window), **look)
     return window
 
@@ -319,6 +288,21 @@ def draw_bars(axes: "Axes", labels: Sequence[str], heights: Mapping[str, Sequenc
     axes.grid(visible=False, axis="x")
 
 
+def draw_categories(
+    axes: "Axes", labels: Sequence[str], points: Mapping[str, Mapping[int, Sequence[float]]], **look: Any
+) -> None:
+    """A line a name over the places of the labels: by place its mean and the ends of its interval.
+
+    Each name is a little to the right of the one before, so that intervals stay apart.
+    """
+    for number, (name, own) in enumerate(looks_of(list(points)).items()):
+        places = [place + 0.08 * (number - (len(points) - 1) / 2) for place in points[name]]
+        values = np.array(list(points[name].values()), dtype=np.float64).reshape(-1, 3)
+        draw_curve(axes, places, *values.T, band=False, label=name, **own | look)
+    axes.set_xticks(range(len(labels)), labels)
+    axes.grid(visible=False, axis="x")
+
+
 def looks_of(names: Sequence[str], baselines: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
     """A look for each name of a panel, no two alike: baselines are black, the others take the colours in turn.
 
@@ -385,20 +369,6 @@ def logarithmic_axis(axes: "Axes") -> None:
 def legend_above(axes: "Axes", **options: Any) -> None:
     """The legend on top of a panel, where no line runs."""
     axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.0, columnspacing=1.0, **options)
-
-
-def say_nothing_to_show(axes: "Axes", reason: str) -> None:
-    """Write the reason into an empty panel instead of drawing bare axes."""
-    axes.set_axis_off()
-    axes.text(0.5, 0.5, reason, transform=axes.transAxes, ha="center", va="center", fontsize=7.5, color=SOFT)
-
-
-def empty_figure(reason: str) -> "Figure":
-    """A figure that only says why there is nothing to show."""
-    with styled():
-        figure, (axes,) = new_figure(width=5.0, height=1.8)
-        say_nothing_to_show(axes, reason)
-        return figure
 
 
 _SAVING: dict[str, dict[str, Any]] = {

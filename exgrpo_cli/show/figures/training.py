@@ -1,7 +1,6 @@
 """Figures of how a run's training went, from its step metrics: learning, its cost, memorising, health."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -9,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float64
 
-from exgrpo_cli.base.files import NUMBER, read_json, require_shape
 from exgrpo_cli.runs.folder import RunMetrics, read_metrics
-from exgrpo_cli.runs.result import RESULT_FILE, Memorising, read_result
+from exgrpo_cli.runs.result import RESULT_FILE, Memorising, read_result, read_summary
 from exgrpo_cli.show.figures import style
-from exgrpo_cli.show.figures.style import BLACK, BLUE, GREY, ORANGE, Line, Panel
+from exgrpo_cli.show.figures.style import BLACK, BLUE, GREY, MAXIMA, ORANGE, Line, Panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,25 +28,23 @@ CAPTIONS = {
     "between trainer and engine stays as small as it was.",
 }
 """How to read each figure."""
-NO_STEP = "no step has finished yet"
 LEAST_LOGGED = 0.1
 """Share of the steps that must have logged a value: with fewer its panel is empty but for a corner."""
 DIAGNOSTICS = {
-    "policy entropy (nats)": ("policy/entropy",),
-    "ratio $w$, fresh tokens": ("policy/ratio_fresh", "policy/ratio_fresh_max"),
-    "ratio $w^*$, replayed tokens": ("policy/ratio_replay", "policy/ratio_replay_max"),
-    "effective sample size (share)": ("replay/ess",),
-    "gradient norm": ("optim/grad_norm",),
-    "clipped tokens (share)": ("policy/clip_fraction",),
-    "log-prob gap, trainer to engine": ("policy/logprob_gap_mean", "policy/logprob_gap_max"),
-    "response length (tokens)": ("length/mean",),
-    "solved by all / by none (share)": ("batch/solve_all", "batch/solve_none"),
+    "policy entropy (nats)": {"": "policy/entropy"},
+    "ratio $w$, fresh tokens": {"mean": "policy/ratio_fresh", MAXIMA: "policy/ratio_fresh_max"},
+    "ratio $w^*$, replayed tokens": {"mean": "policy/ratio_replay", MAXIMA: "policy/ratio_replay_max"},
+    "effective sample size (share)": {"": "replay/ess"},
+    "gradient norm": {"": "optim/grad_norm"},
+    "skipped updates": {"": "optim/updates_skipped"},
+    "clipped tokens (share)": {"": "policy/clip_fraction"},
+    "log-prob gap, trainer to engine": {"mean": "policy/logprob_gap_mean", MAXIMA: "policy/logprob_gap_max"},
+    "response length (tokens)": {"": "length/mean"},
+    "solved by all / by none (share)": {"all": "batch/solve_all", "none": "batch/solve_none"},
 }
-"""Title of each panel and the metrics that it draws."""
+"""Title of each panel, and the metrics that it draws by their labels."""
 LOGARITHMIC = ("ratio", "gradient", "log-prob")
 """Beginnings of the titles whose values may need a logarithmic axis; the others begin at 0."""
-ENDINGS = {"max": ("max", ORANGE), "all": ("all", BLUE), "none": ("none", BLACK)}
-"""Label and colour of one of two metrics of a panel, by its last word; any other is the mean."""
 
 Scores = Float64[np.ndarray, "scores 4"]
 """Step, pass@1 and the ends of its 95 % interval (NaN where it is not known), in order of steps."""
@@ -62,14 +58,15 @@ def training_figures(run: Path, heldout: Mapping[str, Any] | None = None) -> "It
     """
     metrics = read_metrics(run)
     scores = heldout_scores(run, metrics, heldout)
-    yield "learning", learning_curve(metrics, scores)
-    if scores:
-        yield "learning-tokens", accuracy_by_tokens(metrics, scores)
     result = run / RESULT_FILE
-    found = read_result(result).memorising if result.is_file() else None
-    if found and (memorised := memorising_figure({run.name: [found]})):
-        yield "memorising", memorised
-    yield "diagnostics", policy_diagnostics(metrics)
+    memorising = read_result(result).memorising if result.is_file() else None
+    figures = {
+        "learning": learning_curve(metrics, scores),
+        "learning-tokens": accuracy_by_tokens(metrics, scores) if scores else None,
+        "memorising": memorising_figure({run.name: [memorising]}) if memorising else None,
+        "diagnostics": policy_diagnostics(metrics),
+    }
+    yield from ((name, figure) for name, figure in figures.items() if figure)
 
 
 def heldout_scores(run: Path, metrics: RunMetrics, ends: Mapping[str, Any] | None = None) -> dict[str, Scores]:
@@ -94,30 +91,27 @@ def heldout_scores(run: Path, metrics: RunMetrics, ends: Mapping[str, Any] | Non
 def _ends(run: Path, last_step: int, heldout: Mapping[str, Any] | None) -> Scores:
     path = run / SUMMARY_FILE
     if heldout is None and path.is_file():
-        summary = read_json(path, {"steps": int, "heldout?": dict | None})
+        summary = read_summary(path)
         # A run that was lengthened goes on past the step its summary was written at.
-        last_step, heldout = summary["steps"], summary.get("heldout")
-        for score in ((heldout or {}).get("before"), (heldout or {}).get("after")):
-            require_shape(score or {}, {"pass_at_1?": NUMBER | None, "low?": NUMBER, "high?": NUMBER}, str(path))
-    asked = [(step, (heldout or {}).get(name) or {}) for name, step in (("before", 0), ("after", last_step))]
-    rows = [
-        (step, score["pass_at_1"], score.get("low", np.nan), score.get("high", np.nan))
-        for step, score in asked
-        if score.get("pass_at_1") is not None
-    ]
+        last_step, heldout = summary["steps"], summary["heldout"]
+    asked = [(step, (heldout or {}).get(name)) for name, step in (("before", 0), ("after", last_step))]
+    rows = [(step, score["pass_at_1"], score["low"], score["high"]) for step, score in asked if score]
     return np.array(rows, dtype=np.float64).reshape(-1, 4)
 
 
-def learning_curve(metrics: RunMetrics, heldout: Mapping[str, Scores]) -> "Figure":
-    """pass@1 over the steps: fresh questions, replayed ones (their fresh members), held-out ones with intervals."""
-    fresh = Line(metrics.steps, metrics.series("batch/pass_at_1"), BLUE, "fresh questions")
-    replayed = Line(metrics.steps, metrics.series("replay/pass_at_1"), ORANGE, "replayed questions (fresh rollouts)")
-    drawn = [line for line in (fresh, replayed) if np.isfinite(line.y).any()]
+def learning_curve(metrics: RunMetrics, heldout: Mapping[str, Scores]) -> "Figure | None":
+    """pass@1 over the steps: fresh questions, replayed ones (their fresh members), held-out ones with intervals.
+
+    None before the first step.
+    """
+    logged = {"fresh questions": "batch/pass_at_1", "replayed questions (fresh rollouts)": "replay/pass_at_1"}
+    drawn = [Line(metrics.series(key), label, metrics.steps) for label, key in logged.items() if metrics.has(key)]
     if not drawn and not heldout:
-        return style.empty_figure(NO_STEP)
+        return None
     with style.styled():
         figure, (axes,) = style.new_figure(width=5.0, height=3.0)
-        window = max((style.draw_line(axes, line) for line in drawn), default=0)
+        looks = style.looks_of(list(logged))
+        window = max((style.draw_line(axes, line, **looks[line.label]) for line in drawn), default=0)
         _draw_heldout(axes, heldout, lambda steps: steps)
         last_step = int(metrics.steps[-1]) if len(metrics.steps) else 0
         style.step_axis(axes, last_step)
@@ -149,34 +143,16 @@ def _draw_heldout(axes: "Axes", heldout: Mapping[str, Scores], place_of: Any) ->
         style.draw_curve(axes, place_of(scores[:, 0]), *scores.T[1:], band=False, marker=marker, label=label, **look)
 
 
-def policy_diagnostics(metrics: RunMetrics) -> "Figure":
+def policy_diagnostics(metrics: RunMetrics) -> "Figure | None":
     """One small panel for each diagnostic with something to see: what was hardly ever logged, or always 0, is not."""
     panels = []
     for title, keys in DIAGNOSTICS.items():
-        if not any(_has_something(metrics.series(key)) for key in keys):
-            continue
-        lines = []
-        for key in filter(metrics.has, keys):
-            label, colour = ENDINGS.get(key.rpartition("_")[2], ("mean" if len(keys) > 1 else "", BLUE))
-            lines.append(Line(metrics.steps, metrics.series(key), colour, label, smooth=label != "max"))
-        logarithmic = title.startswith(LOGARITHMIC)
-        extra = partial(_mark_skipped, metrics) if title == "gradient norm" else None
-        panels.append(Panel(title, lines, logarithmic=logarithmic, from_zero=not logarithmic, extra=extra))
-    if not panels:
-        return style.empty_figure(NO_STEP)
-    return style.series_figure(panels, 3, 1.75, int(metrics.steps[-1]), metrics.first_mixed_step)
-
-
-def _has_something(values: np.ndarray) -> bool:
-    return bool(np.nan_to_num(values).any() and np.isfinite(values).mean() >= LEAST_LOGGED)
-
-
-def _mark_skipped(metrics: RunMetrics, axes: "Axes") -> None:
-    """A cross at the top of the panel for every step with a skipped update."""
-    steps = metrics.steps[np.nan_to_num(metrics.series("optim/updates_skipped")) > 0]
-    if len(steps):
-        look: dict[str, Any] = {"color": style.VERMILION, "marker": "x", "linestyle": "none", "label": "update skipped"}
-        axes.plot(steps, np.full(len(steps), 0.97), transform=axes.get_xaxis_transform(), **look)
+        values = {label: metrics.series(key) for label, key in keys.items()}
+        if any(np.nan_to_num(own).any() and np.isfinite(own).mean() >= LEAST_LOGGED for own in values.values()):
+            lines = [Line(own, label, metrics.steps) for label, own in values.items() if np.isfinite(own).any()]
+            panels.append(Panel(title, lines, logarithmic=title.startswith(LOGARITHMIC)))
+    last_step = int(metrics.steps[-1]) if len(metrics.steps) else 0
+    return style.series_figure(panels, 3, 1.75, last_step, metrics.first_mixed_step)
 
 
 KINDS = {
