@@ -69,14 +69,9 @@ def _check_repository(package: Package, repo: str) -> list[str]:
         if MARKER in names:
             path = hf_hub_download(repo, MARKER, repo_type=package.repo_type)
             marker = json.loads(Path(path).read_text(encoding="utf-8"))
-    if names and not marker:
-        raise InputError(
-            f"{repo} ({package.repo_type}) exists with other content ({len(names)} files, first {names[0]}): choose "
-            "another name for --to."
-        )
     if names and marker != json.loads(package.files[MARKER].read_text(encoding="utf-8")):
-        other = marker.get("run") or marker.get("study") or "something else"
-        raise InputError(f"{repo} ({package.repo_type}) holds another run or study ({other}): choose another --to.")
+        other = marker.get("run") or marker.get("study") or f"{len(names)} files, first {names[0]}"
+        raise InputError(f"{repo} ({package.repo_type}) holds something else ({other}): choose another name for --to.")
     return names
 
 

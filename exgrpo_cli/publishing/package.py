@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -135,15 +135,7 @@ class Package:
         """Add a text file, under its own name where no other is given, as `write` does."""
         self.write(name or source.name, source.read_text(encoding="utf-8"), str(source))
 
-    def finish(
-        self,
-        template: str,
-        tags: Sequence[str],
-        front: Mapping[str, Any] | None = None,
-        *,
-        tables: Mapping[str, str] | None = None,
-        **values: Any,
-    ) -> "Package":
+    def finish(self, template: str, front: Mapping[str, Any], tables: Mapping[str, str], **values: Any) -> "Package":
         """Add the marker, and the card: a template of this folder with its `front` matter and `values`.
 
         `tables` are the configurations of a data set with the pattern of their files; the first is the default one.
@@ -151,10 +143,14 @@ class Package:
         from huggingface_hub import CardData, RepoCard
 
         configs = [
-            {"config_name": name, "data_files": [{"split": "train", "path": path}], "default": number == 0}
-            for number, (name, path) in enumerate((tables or {}).items())
+            {
+                "config_name": name,
+                "data_files": [{"split": "train", "path": path}],
+                "default": name == next(iter(tables)),
+            }
+            for name, path in tables.items()
         ]
-        data = CardData(configs=configs or None, tags=["exgrpo", "reinforcement-learning", *tags], **front or {})
+        data = CardData(**front, configs=configs or None)
         path = Path(__file__).with_name(template)
         card = RepoCard.from_template(data, template_path=str(path), **values)
         self.write("README.md", str(card), "the card")

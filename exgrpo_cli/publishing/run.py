@@ -65,8 +65,6 @@ def packed(folder: Path, repo: str, *, results: Sequence[Path] = (), ledger: boo
     finished run nor a study, for a name that is no OWNER/NAME, and for what is private and cannot be taken out.
     """
     check_name(repo)
-    if not folder.is_dir():
-        raise InputError(f"{folder} is not a folder. Name the --output folder of a run or of a study.")
     private = Private.of(folder)
     with TemporaryDirectory(prefix="exgrpo-publish-") as staging:
         if is_run(folder):
@@ -118,10 +116,10 @@ def run_packages(
 
 def _own_scores(heldout: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The held-out scores that the run itself measured, as the card shows them."""
-    measured = {when: heldout[when] for when in ("before", "after") if heldout[when]}
     return [
         score | {"set": heldout["set"], "when": f"{when} training", "remarks": remarks(score)}
-        for when, score in measured.items()
+        for when in ("before", "after")
+        if (score := heldout[when])
     ]
 
 
@@ -150,11 +148,12 @@ def _with_model(package: Package, model: Path, about: Mapping[str, Any]) -> Pack
     front = {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
+        "tags": ["exgrpo", "reinforcement-learning", "rlvr"],
         **card,
         "base_model_relation": "finetune" if "base_model" in card else None,
         "datasets": _hub_data(about["config"]) or None,
     }
-    return package.finish("model.md.j2", ("rlvr",), front, base=base, **about)
+    return package.finish("model.md.j2", front, {}, base=base, **about)
 
 
 def _base(config: Config) -> tuple[str, dict[str, Any]]:
@@ -216,8 +215,8 @@ def _with_ledger(package: Package, run: Path, about: Mapping[str, Any]) -> Packa
         package.linked[tokenizer.as_posix()] = run / tokenizer
     meanings = tomllib.loads(MEANINGS.read_text(encoding="utf-8"))
     columns = {name: meanings[name] for name in tables}
-    tags = ("experience-replay",)
-    return package.finish("ledger.md.j2", tags, tables=tables, num_rows=num_rows, columns=columns, **about)
+    front = {"tags": ["exgrpo", "reinforcement-learning", "experience-replay"]}
+    return package.finish("ledger.md.j2", front, tables, num_rows=num_rows, columns=columns, **about)
 
 
 def _write_rows(package: Package, run: Path, source: str, reader: LedgerReader) -> int:

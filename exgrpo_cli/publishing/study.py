@@ -51,9 +51,10 @@ def study_package(folder: Path, repo: str, staged: Path, private: Private) -> Pa
     for path in sorted((folder / RESULTS_FOLDER).glob("*.json")):
         package.copy(path, f"{RESULTS_FOLDER}/{path.name}")
     package.copy(write_report(folder, staged / "report.html"))
+    front = {"tags": ["exgrpo", "reinforcement-learning", "ablation"]}
     files = {name: f"{name}.parquet" for name in tables}
     text = markdown(score_rows(report))
-    return package.finish("study.md.j2", ("ablation",), tables=files, repo=repo, table=text, baseline=baseline)
+    return package.finish("study.md.j2", front, files, repo=repo, table=text, baseline=baseline)
 
 
 def _result_row(arm: str, seed: int, result: RunResult) -> dict[str, Any]:
