@@ -27,8 +27,8 @@ from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.engines.policy import micro_batches
 from exgrpo_cli.engines.policy.packing import PackedBatch, pack
 from exgrpo_cli.training import metrics
-from exgrpo_cli.training.resuming.state import RunState
 from exgrpo_cli.training.run import train
+from exgrpo_cli.training.state import RunState
 
 METHODS = (
     "headroom-drift",

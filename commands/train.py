@@ -33,7 +33,7 @@ from exgrpo_cli.commands.report import write_page
 
 if TYPE_CHECKING:
     from exgrpo_cli.machine.settle import Plan
-    from exgrpo_cli.training.starting.plan import RunRequest, RunStart
+    from exgrpo_cli.training.start import RunRequest, RunStart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ class TrainOptions:
 
     def request(self) -> "RunRequest":
         """The options as the core takes them."""
-        from exgrpo_cli.training.starting.plan import RunRequest
+        from exgrpo_cli.training.start import RunRequest
 
         layer = option_layer(
             {
@@ -153,7 +153,7 @@ def train(
     """
     from exgrpo_cli.base.console.reporter import make_reporter
     from exgrpo_cli.runs.watchdog import TimeLimit
-    from exgrpo_cli.training.starting import plan as core
+    from exgrpo_cli.training import start as core
 
     if check and dry_run:
         raise InputError("--check measures two steps, --dry-run starts nothing: leave one of them out.")
@@ -164,10 +164,11 @@ def train(
         return
     speaks = core.is_main_process()
     talk(start.line(), quiet=speech.quiet or dry_run or check or not speaks)
-    from exgrpo_cli.machine.settle import require_runnable
+    from exgrpo_cli.machine.settle import require_runnable, settle
+    from exgrpo_cli.machine.survey import survey_machine
 
     with core.this_rank() as ranks:
-        config, plan = core.settle_here(start.config, ranks, fetch=not dry_run)
+        config, plan = settle(start.config, survey_machine(), ranks, fetch=not dry_run)
         if dry_run or check:
             # Questions are not what a check measures, but one that is well says that the run can start.
             for note in core.check_start(start):
@@ -212,7 +213,7 @@ def _launch(
     from exgrpo_cli.base.console.reporter import make_reporter
     from exgrpo_cli.base.files import read_json
     from exgrpo_cli.studies.cluster import launch_run, scripts, slurm_settings, study_of_one
-    from exgrpo_cli.training.starting.plan import check_start
+    from exgrpo_cli.training.start import check_start
 
     for name, given in (("--check", check), ("--time-limit", options.time_limit), ("--nproc", options.nproc)):
         if given:

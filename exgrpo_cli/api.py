@@ -154,8 +154,8 @@ def train(
     `on_note` is told what the command would say. Raises InputError before work starts, RunError where it stops under
     way; what a callback raises ends the run, which `resume` goes on with from its newest checkpoint.
     """
+    from exgrpo_cli.training import start as core
     from exgrpo_cli.training.run import train as train_run
-    from exgrpo_cli.training.starting import plan as core
 
     layer = _layer({"run.nproc": 1, **(settings or {})})
     request = core.RunRequest(

@@ -143,8 +143,8 @@ def make_load(shape: str, threads: int, settings: list[str]) -> dict[str, Any]:
     from exgrpo_cli.config.layers import build_config
     from exgrpo_cli.models.load import locate
     from exgrpo_cli.questions.prompts import encode
-    from exgrpo_cli.training.starting.assemble import choose_run_template
-    from exgrpo_cli.training.starting.run_questions import load_questions
+    from exgrpo_cli.training.questions import load_questions
+    from exgrpo_cli.training.setup import choose_run_template
 
     chosen = [*SETTINGS, *SHAPES[shape], f"run.threads={threads}", *settings]
     config = build_config(backbone=BACKBONES.get(shape), assignments=chosen)

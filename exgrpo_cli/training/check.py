@@ -5,88 +5,310 @@ What takes hours at full size is fewer rows: as many are sampled as decode side 
 two micro-batches per mini-batch and rank are trained. No question, no hub and no run folder is needed.
 """
 
+import ctypes
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Int32
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from exgrpo_cli import __version__
-from exgrpo_cli.algo.batching import MiniBatch, TrainingRow
+from exgrpo_cli.algo.batching import TrainingRow, split_minibatches
 from exgrpo_cli.base.console.reporter import Reporter
 from exgrpo_cli.base.errors import InputError, RunError, first_line
-from exgrpo_cli.base.types import RolloutRequest, TokenScores, TokenSequence, rollout_seed
+from exgrpo_cli.base.types import RolloutRequest, TokenSequence, rollout_seed
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.engines.protocols import Generator, Policy
 from exgrpo_cli.engines.ranked_generator import local_generator
 from exgrpo_cli.engines.vllm.generator import VLLMGenerator
-from exgrpo_cli.machine.memory import MemoryPlan, architecture, shape_of
+from exgrpo_cli.machine.memory import MemoryPlan, architecture, size
 from exgrpo_cli.machine.settle import Plan, require_runnable, settle
 from exgrpo_cli.machine.survey import package_versions, survey_machine
 from exgrpo_cli.models.export import export_model
-from exgrpo_cli.models.load import Backbone, load_backbone
+from exgrpo_cli.models.load import load_backbone
 from exgrpo_cli.models.tokenizer import make_tokenizer
 from exgrpo_cli.ranks import ALONE, Ranks
-from exgrpo_cli.training.check_report import (
-    CheckReport,
-    Memory,
-    Meter,
-    RunPeaks,
-    Speed,
-    allowed,
-    forward_operations,
-    product_speed,
-)
 from exgrpo_cli.training.metrics import score_gaps
-from exgrpo_cli.training.starting.assemble import make_generator, make_policy, sampling_backbone, take_device
-from exgrpo_cli.training.starting.setup import require_extras
+from exgrpo_cli.training.setup import make_generator, make_policy, sampling_backbone, take_device
+from exgrpo_cli.training.step.guards import MAX_MEAN_GAPS
 from exgrpo_cli.training.step.rollouts import sampling_params
-from exgrpo_cli.training.step.staleness import MAX_MEAN_GAPS
 
 STEPS = 2
 MOST_ROWS = 256
 """Rows sampled on a rank."""
 NO_TOKEN = -1
 LOST, NUDGED = "a weight that is not sent", "a norm by the next number"
+ROOM, SLACK_BYTES = 0.1, 2**29
+"""What may be measured above the plan: a tenth, and half a gibibyte for what is too small to be planned."""
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Phase:
+    """One phase of one step."""
+
+    name: str
+    step: int
+    """From 1; 0 is before the first."""
+    seconds: float
+    peak_bytes: int
+    """Most memory in use, beyond what there was before the model was loaded: on a GPU that of other processes, and this
+    one's CUDA context; 0 on a CPU whose system has no /proc."""
+
+
+class Meter:
+    """Times phases and reads their memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Begin to count memory here: what is taken so far is not the run's, on a GPU that others use too."""
+        self.phases: list[Phase] = []
+        self.step = 0
+        self._device = device
+        self._before = self._taken()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Work to be measured."""
+        if self._device.type == "cuda":
+            # What torch keeps afterwards is then the most that this phase has taken.
+            torch.cuda.empty_cache()
+        elif _CLEAR.exists():
+            # What is free goes back to the system, and the mark down to what is left.
+            ctypes.CDLL(None).malloc_trim(0)
+            _CLEAR.write_text("5")
+        started = time.perf_counter()
+        yield
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        seconds, taken = time.perf_counter() - started, max(0, self._taken() - self._before)
+        self.phases.append(Phase(name=name, step=self.step, seconds=seconds, peak_bytes=taken))
+
+    def peak(self, name: str) -> int:
+        """Most memory over all phases of that name, in bytes."""
+        return max((phase.peak_bytes for phase in self.phases if phase.name == name), default=0)
+
+    def _taken(self) -> int:
+        """Bytes taken on the GPU; of main memory the most that this process had since the mark was last cleared."""
+        if self._device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self._device)
+            return total - free
+        lines = _STATUS.read_text().splitlines() if _STATUS.exists() else []
+        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """Memory of one part of a step, per rank, in bytes."""
+
+    part: str
+    planned: int
+    """For the rows of the check."""
+    measured: int
+    """The most that a rank had."""
+
+    @property
+    def allowed(self) -> int:
+        """The most bytes that count as planned when they are measured."""
+        return int((1 + ROOM) * self.planned) + SLACK_BYTES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckReport:
+    """Two steps of a configuration on this machine."""
+
+    backbone: str
+    engines: str
+    device: str
+    versions: dict[str, str]
+    lengths: str
+    """Of prompts and responses, and how many rows."""
+    memory: tuple[Memory, ...]
+    memory_is_judged: bool
+    """Whether clearly more than planned is a problem: on a GPU alone."""
+    planned_for_run: dict[str, int]
+    """Bytes by phase in the plan that `--dry-run` prints."""
+    tokens_per_second: dict[str, float]
+    """By part of the second step, all ranks together."""
+    phases: tuple[Phase, ...]
+    """Of the main rank."""
+    seconds: float
+    """From before the weights are made to after the last measurement."""
+    faults_caught: tuple[str, ...]
+    logprob_gap: float | None
+    """Mean over fresh tokens of both steps."""
+    problems: tuple[str, ...]
+    """Empty when all is well."""
+
+    def to_json(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        return asdict(self) | {"well": not self.problems}
+
+    def lines(self) -> list[str]:
+        """For people, one fact a line, the verdict last."""
+        run, gap = self.planned_for_run, self.logprob_gap
+        seconds = {name: 0.0 for name in (*(phase.name for phase in self.phases), "loading and all else")}
+        for phase in self.phases:
+            seconds[phase.name] += phase.seconds
+        seconds["loading and all else"] = self.seconds - sum(seconds.values())
+        speeds = [f"{part} {speed:,.0f}" for part, speed in self.tokens_per_second.items()]
+        memory = [
+            f"memory     {each.part}: {size(each.measured)}; planned {size(each.planned)}"
+            + (f", up to {size(each.allowed)} is as planned" if self.memory_is_judged else "")
+            for each in self.memory
+        ]
+        return [
+            f"exgrpo check of {self.backbone}, {self.engines}, on {self.device}",
+            f"with       {', '.join(f'{name} {version}' for name, version in self.versions.items())}",
+            f"lengths    {self.lengths}",
+            *memory,
+            "note       planned are this check's rows and no validation; the run is planned at "
+            f"{size(run['rollouts'])} during rollouts and {size(run['update'])} during the update (--dry-run)",
+            f"speed      tokens a second: {', '.join(speeds) or 'not measured'}",
+            f"time       {self.seconds:.1f} s: {', '.join(f'{name} {taken:.1f} s' for name, taken in seconds.items())}",
+            f"canary     stopped the run for: {', '.join(self.faults_caught) or 'nothing'}",
+            f"log-probs  of rollout engine and trainer differ by {'nan' if gap is None else f'{gap:.2g}'} a token",
+            *(f"problem    {problem}" for problem in self.problems),
+            f"verdict    {f'{len(self.problems)} problems, see above' if self.problems else 'all is well'}",
+        ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """A check under way."""
+    """A check under way, and what it has found."""
 
     config: Config
     """With as many questions a step as are sampled."""
-    backbone: Backbone
     policy: Policy
     generator: Generator
     ranks: Ranks
     meter: Meter
-    prompts: dict[str, np.ndarray]
+    prompts: dict[str, Int32[np.ndarray, " prompt_tokens"]]
     trained: int
     """Groups of a step that are trained."""
+    caught: list[str] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+    """Mean log-prob gap of each step's rollouts."""
+    problems: list[str] = field(default_factory=list)
+
+    def run(self, reporter: Reporter) -> None:
+        """Inject the faults, then train two steps."""
+        with noting(self.problems, self.meter, self.ranks):
+            self.policy.rest()
+            self.sync()
+            self.inject_faults()
+            for step in range(1, STEPS + 1):
+                self.meter.step = step
+                reporter.note(f"step {step} of {STEPS}")
+                self.train(step)
+
+    def sync(self, *, losing: bool = False) -> None:
+        """Hand the weights over, as the loop does; one is lost on the way where so asked, read as the ranks must."""
+        weights = self.policy.named_weights()
+        sent = (each for index, each in enumerate(weights) if index or not losing)
+        self.generator.sync(sent, self.policy.weight_version, self.policy.score)
+
+    def inject_faults(self) -> None:
+        """Inject the faults one by one; the sync is whole again afterwards."""
+        local = local_generator(self.generator)
+        vllm = local if isinstance(local, VLLMGenerator) else None
+        for fault in (LOST, NUDGED) if vllm else (LOST,):
+            if vllm and fault == NUDGED:
+                vllm.transit = nudge_norms
+            try:
+                self.sync(losing=fault == LOST)
+                self.problems.append(f"the canary let a fault pass: {fault}")
+            except RunError:
+                self.caught.append(fault)
+            if vllm:
+                vllm.transit = iter
+        self.sync()
+
+    def train(self, step: int) -> None:
+        """One step: rollouts, scores, updates and a sync; every second rollout is praised."""
+        config, meter = self.config, self.meter
+        requests = [
+            RolloutRequest(
+                question_id=name,
+                prompt_ids=prompt,
+                seeds=tuple(rollout_seed(config.run.seed, name, step, k) for k in range(config.rollout.group_size)),
+            )
+            for name, prompt in self.prompts.items()
+        ]
+        with meter.phase("rollouts"):
+            groups = self.generator.generate(requests, sampling_params(config))
+        with meter.phase("asleep"):
+            self.generator.sleep()
+        rollouts = [rollout for group in groups[: self.trained] for rollout in group]
+        sequences = [
+            TokenSequence(prompt_ids=self.prompts[each.question_id], response_ids=each.token_ids) for each in rollouts
+        ]
+        with meter.phase("scoring"):
+            scores = self.policy.score(sequences)
+        gap, bound = (
+            float(score_gaps(rollouts, scores)["policy/logprob_gap_mean"]),
+            MAX_MEAN_GAPS[config.backbone.dtype],
+        )
+        self.gaps.append(gap)
+        if not gap <= (bound := MAX_MEAN_GAPS[config.backbone.dtype]):
+            self.problems.append(f"step {step}: log-probs of engine and trainer differ by {gap:.3g}, bound {bound:g}")
+        rows = [
+            TrainingRow(
+                sequence=sequence, advantage=(-1.0) ** index, behaviour_logprobs=scored.logprobs, replayed=False
+            )
+            for index, (sequence, scored) in enumerate(zip(sequences, scores, strict=True))
+        ]
+        batches = split_minibatches(
+            [rows[start : start + len(groups[0])] for start in range(0, len(rows), len(groups[0]))],
+            num_minibatches=config.optim.minibatches,
+            max_response_tokens=config.rollout.max_response_tokens,
+            clip=True,
+            rng=np.random.default_rng((config.run.seed, step)),
+        )
+        with meter.phase("update"):
+            reports = [self.policy.update(batch) for batch in batches]
+        self.problems.extend(
+            f"step {step}: an update of loss {report.loss:.3g} was skipped: {report.skip_reason}"
+            for report in reports
+            if not report.applied or not math.isfinite(report.loss)
+        )
+        self.policy.rest()
+        with meter.phase("sync"):
+            self.sync()
+
+    def memory(self, plan: MemoryPlan) -> tuple[Memory, ...]:
+        """Planned and measured, the most of any rank."""
+        planned = {"rollouts": plan.rollout_peak, "asleep": plan.asleep_peak, "scoring": plan.scoring_peak}
+        planned |= {"update": plan.update_peak, "sync": plan.sync_peak}
+        return tuple(
+            Memory(part=part, planned=taken, measured=max(self.ranks.gather(self.meter.peak(part))))
+            for part, taken in planned.items()
+        )
+
+    def tokens_per_second(self) -> dict[str, float]:
+        """Of the second step; a step that did not come to its end has none."""
+        seconds = {phase.name: phase.seconds for phase in self.meter.phases}
+        groups = {"rollouts": len(self.prompts), "scoring": self.trained, "update": self.trained}
+        tokens = self.config.rollout.group_size * self.config.rollout.max_response_tokens
+        return {part: number * tokens / seconds[part] for part, number in groups.items() if part in seconds}
 
 
-def check_run(config: Config, *, reporter: Reporter, ranks: Ranks = ALONE, plan: Plan | None = None) -> CheckReport:
-    """Check `config` on this machine; every rank calls this and gets the same report.
-
-    `plan` is that of a `config` which has been settled.
+def check_run(config: Config, *, reporter: Reporter, ranks: Ranks = ALONE, plan: Plan) -> CheckReport:
+    """Check a settled `config` by its `plan` on this machine; every rank calls this and gets the same report.
 
     Raises InputError where the configuration cannot run here, or the shape of its backbone is not known here. What goes
     wrong later is a problem of the report.
     """
-    started = time.perf_counter()
-    machine = survey_machine()
-    if plan is None:
-        config, plan = settle(config, machine, ranks, fetch=True)
-    require_extras(config)
+    started, run = time.perf_counter(), plan.memory
     torch.set_num_threads(config.run.threads)
     device = take_device(config.run.device, ranks.local_rank)
     ranks.connect(device, timedelta(minutes=config.run.rank_timeout))
@@ -95,73 +317,72 @@ def check_run(config: Config, *, reporter: Reporter, ranks: Ranks = ALONE, plan:
         # Ranks of a host read what the first of them has written.
         folder = ranks.gather(Path(name) / "model")[ranks.rank - ranks.local_rank]
         with ranks.first_on_host():
-            local, window = with_random_weights(config, folder, write=ranks.local_rank == 0)
-        local, prompts, trained = fewer_rows(local, window, ranks)
-        local, local_plan = settle(local, machine, ranks)
-        require_runnable(local_plan, longest(prompts))
-        whole_run, planned = plan.memory, local_plan.memory_of(longest(prompts))
-        assert whole_run is not None, "what a local folder is made of has a shape"
+            local, prompts, trained = smaller(config, folder, ranks)
+        local, local_plan = settle(local, survey_machine(), ranks)
+        longest, on_gpu = max(map(len, prompts.values())), device.type == "cuda"
+        require_runnable(local_plan, longest)
+        assert run is not None and plan.shape is not None, "what has random weights has a shape"
         meter = Meter(device)
         # No token ends a response; vllm knows its own vocabulary and takes none for that.
         endless = () if local.rollout.engine == "vllm" else (NO_TOKEN,)
         backbone = replace(load_backbone(local.backbone, local.tiny, device), eos_ids=endless)
-        shape, body = shape_of(backbone.model.config), backbone.model.base_model
-        operations = forward_operations(body, shape, _full_groups(local, prompts, trained))
         sampled = sampling_backbone(local, backbone)
         policy = make_policy(local, backbone, ranks)
         generator = make_generator(local_plan, sampled, prompts, device, ranks)
         stack.callback(generator.close)
         check = Check(
-            config=local, backbone=backbone, policy=policy, generator=generator, ranks=ranks, meter=meter,
-            prompts=prompts, trained=trained,
-        )  # fmt: skip
-        caught, gap, problems = run_check(check, reporter)
-        speed = product_speed(device, next(body.parameters()).dtype)
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-        memory = tuple(memory_of(meter, planned, ranks))
+            config=local, policy=policy, generator=generator, ranks=ranks, meter=meter, prompts=prompts, trained=trained
+        )
+        check.run(reporter)
+        memory, group_size = check.memory(local_plan.memory_of(longest)), local.rollout.group_size
+        above = [
+            f"{each.part} took {size(each.measured)}, {size(each.planned)} were planned"
+            for each in memory
+            if on_gpu and each.measured > each.allowed
+        ]
         return CheckReport(
-            backbone=f"{config.backbone.name}, {shape.num_parameters:,} parameters in {config.backbone.dtype}",
-            engines=f"{config.rollout.engine} and {config.optim.engine}",
-            device=f"{ranks.world_size} x {name}",
+            backbone=f"{config.backbone.name}, {plan.shape.num_parameters:,} parameters in {local.backbone.dtype}",
+            engines=f"{local.rollout.engine} and {local.optim.engine}",
+            device=f"{ranks.world_size} x {torch.cuda.get_device_name(device) if on_gpu else 'CPU'}",
             versions={"exgrpo": __version__, **package_versions()},
-            lengths=_lengths(local, prompts, trained),
+            lengths=f"prompts of {longest} tokens, responses of {local.rollout.max_response_tokens}; {STEPS} steps of "
+            f"{len(prompts) * group_size} rollouts, {trained * group_size} of them trained in "
+            f"{local.optim.minibatches} updates",
             memory=memory,
-            memory_is_judged=device.type == "cuda",
-            planned_for_run=_peaks(whole_run) if _peaks(whole_run) != _peaks(planned) else None,
-            speeds=tuple(speeds_of(check, operations, speed)),
+            memory_is_judged=on_gpu,
+            planned_for_run={"rollouts": run.rollout_peak, "update": run.update_peak},
+            tokens_per_second=check.tokens_per_second(),
             phases=tuple(meter.phases),
             seconds=time.perf_counter() - started,
-            faults_caught=tuple(caught),
-            logprob_gap=gap,
-            problems=(*problems, *(over_plan(memory) if device.type == "cuda" else ())),
+            faults_caught=tuple(check.caught),
+            logprob_gap=float(np.mean(check.gaps)) if check.gaps else None,
+            problems=(*check.problems, *above),
         )
 
 
-def with_random_weights(config: Config, folder: Path, *, write: bool) -> tuple[Config, int]:
-    """`config` with a local backbone of the same shape and random weights in `folder`, and the window of its model.
+def smaller(
+    config: Config, folder: Path, ranks: Ranks
+) -> tuple[Config, dict[str, Int32[np.ndarray, " prompt_tokens"]], int]:
+    """`config` with a backbone of its shape and random weights in `folder`, and with fewer questions a step; random
+    prompts of full length for them, and how many groups are trained.
 
-    Raises InputError where the shape is not known here.
+    Raises InputError where the shape is not known here, and where responses leave no room for a prompt.
     """
-    made = architecture(config.backbone, config.tiny)
+    backbone, rollout, optim, number = config.backbone, config.rollout, config.optim, ranks.world_size
+    made = architecture(backbone, config.tiny)
     if made is None:
         raise InputError(
-            f"the shape of backbone {config.backbone.source!r} is not known here: name a preset or a model folder, or "
+            f"the shape of backbone {backbone.source!r} is not known here: name a preset or a model folder, or "
             "download its config.json first."
         )
-    if write:
+    if ranks.local_rank == 0:
         tokenizer = make_tokenizer(max_tokens=made.max_position_embeddings)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.run.seed)
-            model = AutoModelForCausalLM.from_config(made, dtype=getattr(torch, config.backbone.dtype))
+            model = AutoModelForCausalLM.from_config(made, dtype=getattr(torch, backbone.dtype))
         # Weights by name: transformers' own writing leaves it to rank 0.
         export_model(model, tokenizer, folder, eos_ids=(0,), weights=iter(model.state_dict().items()))
-    window = config.backbone.max_position_embeddings or made.max_position_embeddings
-    return replace(config, backbone=replace(config.backbone, source=str(folder))), int(window)
-
-
-def fewer_rows(config: Config, window: int, ranks: Ranks) -> tuple[Config, dict[str, np.ndarray], int]:
-    """`config` with fewer questions a step, random prompts of full length for them, and how many groups are trained."""
-    rollout, optim, number = config.rollout, config.optim, ranks.world_size
+    window = backbone.max_position_embeddings or made.max_position_embeddings
     prompt = min(config.data.max_prompt_tokens, window - rollout.max_response_tokens)
     if prompt < 1:
         raise InputError(
@@ -172,31 +393,15 @@ def fewer_rows(config: Config, window: int, ranks: Ranks) -> tuple[Config, dict[
     questions = max(number, min(rollout.questions_per_step, rows // rollout.group_size))
     length = rollout.group_size * rollout.max_response_tokens + prompt
     groups = max(number, math.ceil(2 * optim.microbatch_tokens * number / length))
-    vocabulary = architecture(config.backbone, config.tiny).vocab_size
     rng = np.random.default_rng(config.run.seed)
-    prompts = {f"check-{index}": rng.integers(0, vocabulary, prompt, dtype=np.int32) for index in range(questions)}
-    smaller = replace(rollout, questions_per_step=questions)
-    config = replace(config, rollout=smaller, data=replace(config.data, heldout=""))
+    prompts = {f"check-{index}": rng.integers(0, made.vocab_size, prompt, dtype=np.int32) for index in range(questions)}
+    config = replace(
+        config,
+        backbone=replace(backbone, source=str(folder)),
+        rollout=replace(rollout, questions_per_step=questions),
+        data=replace(config.data, heldout=""),
+    )
     return config, prompts, min(questions, optim.minibatches * groups)
-
-
-def run_check(check: Check, reporter: Reporter) -> tuple[list[str], float | None, list[str]]:
-    """Inject the faults, then train two steps: faults that were caught, the log-prob gap, and what went wrong."""
-    problems: list[str] = []
-    caught: list[str] = []
-    gaps: list[float] = []
-    with noting(problems, check.meter, check.ranks):
-        check.policy.rest()
-        sync(check)
-        caught = catch_faults(check)
-        problems += [f"the canary let a fault pass: {fault}" for fault in faults(check) if fault not in caught]
-        for step in range(1, STEPS + 1):
-            check.meter.step = step
-            reporter.note(f"step {step} of {STEPS}")
-            gap, wrong = run_step(check, step)
-            gaps.append(gap)
-            problems += wrong
-    return caught, float(np.mean(gaps)) if gaps else None, problems
 
 
 @contextmanager
@@ -214,157 +419,9 @@ def noting(problems: list[str], meter: Meter, ranks: Ranks) -> Iterator[None]:
         problems.append(text)
 
 
-def run_step(check: Check, step: int) -> tuple[float, list[str]]:
-    """One step; returns the mean log-prob gap of its rollouts, and what was wrong with it."""
-    config, meter, problems = check.config, check.meter, []
-    params = sampling_params(config)
-    requests = [
-        RolloutRequest(
-            question_id=name,
-            prompt_ids=prompt,
-            seeds=tuple(rollout_seed(config.run.seed, name, step, k) for k in range(config.rollout.group_size)),
-        )
-        for name, prompt in check.prompts.items()
-    ]
-    with meter.phase("rollouts"):
-        groups = check.generator.generate(requests, params)
-    with meter.phase("asleep"):
-        check.generator.sleep()
-    kept = [
-        [TokenSequence(prompt_ids=request.prompt_ids, response_ids=rollout.token_ids) for rollout in group]
-        for request, group in zip(requests[: check.trained], groups[: check.trained], strict=True)
-    ]
-    with meter.phase("scoring"):
-        scores = check.policy.score([row for group in kept for row in group])
-    rollouts = [rollout for group in groups[: check.trained] for rollout in group]
-    gap = float(score_gaps(rollouts, scores)["policy/logprob_gap_mean"])
-    bound = MAX_MEAN_GAPS[config.backbone.dtype]
-    if not gap <= bound:
-        problems.append(f"step {step}: log-probs of rollout engine and trainer differ by {gap:.3g}, bound {bound:g}")
-    with meter.phase("update"):
-        for batch in minibatches(config, kept, scores):
-            report = check.policy.update(batch)
-            if not report.applied or not math.isfinite(report.loss):
-                problems.append(f"step {step}: an update of loss {report.loss:.3g} was skipped: {report.skip_reason}")
-    check.policy.rest()
-    with meter.phase("sync"):
-        sync(check)
-    return gap, problems
-
-
-def minibatches(
-    config: Config, groups: Sequence[Sequence[TokenSequence]], scores: Sequence[TokenScores]
-) -> Iterator[MiniBatch]:
-    """The groups in M parts, every second row praised."""
-    remaining = iter(scores)
-    rows = [
-        TrainingRow(
-            sequence=sequence, advantage=(-1.0) ** index, behaviour_logprobs=next(remaining).logprobs, replayed=False
-        )
-        for group in groups
-        for index, sequence in enumerate(group)
-    ]
-    size = math.ceil(len(rows) / config.optim.minibatches)
-    for start in range(0, len(rows), size):
-        part = tuple(rows[start : start + size])
-        yield MiniBatch(
-            rows=part, num_rollouts=len(part), max_response_tokens=config.rollout.max_response_tokens, clip=True
-        )
-
-
-def sync(check: Check, alter: Callable[[Iterator[tuple[str, Tensor]]], Iterator[tuple[str, Tensor]]] = iter) -> None:
-    """Hand the weights over, as the loop does."""
-    weights = alter(check.policy.named_weights())
-    check.generator.sync(weights, check.policy.weight_version, check.policy.score)
-
-
-def faults(check: Check) -> list[str]:
-    """Those that are injected."""
-    return [LOST, *([NUDGED] if isinstance(local_generator(check.generator), VLLMGenerator) else [])]
-
-
-def catch_faults(check: Check) -> list[str]:
-    """Inject the faults one by one; those that stopped the sync, which is whole again afterwards."""
-    local, caught = local_generator(check.generator), []
-    for fault in faults(check):
-        try:
-            if isinstance(local, VLLMGenerator) and fault == NUDGED:
-                local.transit = nudge_norms
-            sync(check, iter if fault == NUDGED else without_first)
-        except RunError:
-            caught.append(fault)
-        finally:
-            if isinstance(local, VLLMGenerator):
-                local.transit = iter
-    sync(check)
-    return caught
-
-
-def without_first(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """All weights but one, read to their end as the ranks must."""
-    return (each for index, each in enumerate(weights) if index)
-
-
 def nudge_norms(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     """The first entry of every vector a unit in the last place larger: what no log-prob shows."""
     for name, weight in weights:
         if weight.ndim == 1:
             weight[0] = torch.nextafter(weight[0], torch.full_like(weight[0], torch.inf))
         yield name, weight
-
-
-def memory_of(meter: Meter, plan: MemoryPlan, ranks: Ranks) -> Iterator[Memory]:
-    """Planned and measured, the most of any rank."""
-    for part, planned, phase in (
-        ("rollouts", plan.rollout_peak, "rollouts"),
-        ("rollout engine asleep", plan.asleep_peak, "asleep"),
-        ("scoring", plan.scoring_peak, "scoring"),
-        ("update", plan.update_peak, "update"),
-        ("sync", plan.sync_peak, "sync"),
-    ):
-        yield Memory(part=part, planned=planned, measured=max(ranks.gather(meter.peak(phase))))
-
-
-def over_plan(memory: Sequence[Memory]) -> Iterator[str]:
-    """What took clearly more than was planned; of main memory nobody knows so exactly what a phase has taken."""
-    for each in memory:
-        if each.measured > allowed(each.planned):
-            yield f"{each.part} took {each.measured / 2**30:.2f} GiB, {each.planned / 2**30:.2f} were planned"
-
-
-def speeds_of(check: Check, operations: int, product: float) -> Iterator[Speed]:
-    """Of the second step; `operations` are those of one forward pass over what is trained, on all ranks."""
-    meter, rollout = check.meter, check.config.rollout
-    rows = {"rollouts": len(check.prompts), "scoring": check.trained, "update": check.trained}
-    passes = {"scoring": 1, "update": 3}
-    for part, groups in rows.items():
-        if not (seconds := meter.seconds(part)):
-            continue
-        tokens = groups * rollout.group_size * rollout.max_response_tokens
-        done = passes.get(part, 0) * operations / seconds / check.ranks.world_size
-        yield Speed(part=part, tokens_per_second=tokens / seconds, utilisation=done / product if done else None)
-
-
-def _peaks(plan: MemoryPlan) -> RunPeaks:
-    return RunPeaks(rollouts=plan.rollout_peak, update=plan.update_peak)
-
-
-def longest(prompts: dict[str, np.ndarray]) -> int:
-    """Tokens of the longest prompt."""
-    return max(map(len, prompts.values()))
-
-
-def _full_groups(config: Config, prompts: dict[str, np.ndarray], count: int) -> list[list[TokenSequence]]:
-    response = np.zeros(config.rollout.max_response_tokens, dtype=np.int32)
-    return [
-        [TokenSequence(prompt_ids=prompt, response_ids=response)] * config.rollout.group_size
-        for prompt in list(prompts.values())[:count]
-    ]
-
-
-def _lengths(config: Config, prompts: dict[str, np.ndarray], trained: int) -> str:
-    size = config.rollout.group_size
-    return (
-        f"prompts of {longest(prompts)} tokens, responses of {config.rollout.max_response_tokens}; {STEPS} steps of "
-        f"{len(prompts) * size} rollouts, {trained * size} of them trained in {config.optim.minibatches} updates"
-    )

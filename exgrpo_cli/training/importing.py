@@ -30,8 +30,8 @@ from exgrpo_cli.questions.question_file import normalised, question_text, write_
 from exgrpo_cli.replay.join import Join
 from exgrpo_cli.replay.store import FreshRow, Store, Visit
 from exgrpo_cli.runs.folder import POOL_FILE, RunFolder
-from exgrpo_cli.training.starting.assemble import choose_run_template, tokenizer_hash
-from exgrpo_cli.training.starting.run_questions import load_questions
+from exgrpo_cli.training.questions import load_questions
+from exgrpo_cli.training.setup import identity_of
 
 COLUMNS = ("question_id", "question", "token_ids", "text", "logprobs", "reward", "advantage", "group", "step")
 WORDS = ("question_id", "question", "text", "group")
@@ -110,13 +110,7 @@ def prepare_pool(file: Path, output: Path, config: Config, reporter: Reporter) -
     check_pool(file, output)
     questions = load_questions(config, reporter)
     tokenizer = load_tokenizer(config.backbone, config.tiny, reporter.progress)
-    identity = LedgerIdentity(
-        tokenizer_hash=tokenizer_hash(tokenizer),
-        template=choose_run_template(config, tokenizer).name,
-        group_size=config.rollout.group_size,
-        questions_hash=questions.train_hash,
-        logprob_source=LOGGED_ELSEWHERE,
-    )
+    identity = identity_of(config, tokenizer, questions, LOGGED_ELSEWHERE)
     report = PoolReport(source=str(file), output=str(output))
     with whole_folder(output) as folder:
         rollouts = read_rollouts(file, questions.train, tokenizer, report)

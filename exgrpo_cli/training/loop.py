@@ -26,7 +26,7 @@ from exgrpo_cli.training.metrics import (
     update_metrics,
 )
 from exgrpo_cli.training.parts import Parts
-from exgrpo_cli.training.resuming.state import RunState
+from exgrpo_cli.training.state import RunState
 from exgrpo_cli.training.step.groups import Advantage, Group, replayed_row
 from exgrpo_cli.training.step.rollouts import StepRollouts, roll_out
 

@@ -1,12 +1,16 @@
-"""Everything a step works with."""
+"""Everything a step works with, and a run under way: its parts, its folder, its guards and clocks, who shows it."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Int32
 
+from exgrpo_cli.base.console.output import Stopper
+from exgrpo_cli.base.console.reporter import Reporter
 from exgrpo_cli.base.types import AnswerFormat, Question, TokenScores, TokenSequence, Trajectory
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.engines.protocols import Generator, Policy
@@ -16,6 +20,11 @@ from exgrpo_cli.questions.stream import QuestionStream
 from exgrpo_cli.ranks import ALONE, Ranks
 from exgrpo_cli.replay.place import Asked
 from exgrpo_cli.replay.store import Store
+from exgrpo_cli.runs.folder import RunFolder
+from exgrpo_cli.runs.watchdog import TimeLimit, Watchdog
+from exgrpo_cli.training.state import RunState
+from exgrpo_cli.training.step.guards import Guards
+from exgrpo_cli.training.trackers import Tracker
 
 T = TypeVar("T")
 Score = Callable[[Sequence[Trajectory]], Sequence[TokenScores]]
@@ -86,3 +95,40 @@ def ask_main(ranks: Ranks, ask: Callable[[Score], T], score: Score) -> T:
         if rows is None:
             return answer
         score(rows)
+
+
+@dataclass(kw_only=True, slots=True)
+class ActiveRun:
+    """A run under way."""
+
+    folder: RunFolder
+    parts: Parts
+    state: RunState
+    heldout: tuple[Question, ...]
+    trackers: Sequence[Tracker]
+    """Of rank 0 alone."""
+    reporter: Reporter
+    stopper: Stopper
+    since: float
+    """Moment up to which wall time has been counted into the state."""
+    watchdog: Watchdog
+    guards: Guards
+    time_limit: TimeLimit
+    validated: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Scores on the held-out questions by step, as far as this process measured them between the steps."""
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Work outside the steps, counted as a phase of its own."""
+        started = time.perf_counter()
+        try:
+            with self.watchdog.phase(name):
+                yield
+        finally:
+            self.state.add_seconds(name, time.perf_counter() - started)
+
+    def count_wall_time(self) -> None:
+        """Add the seconds since the last call to the run's total."""
+        now = time.perf_counter()
+        self.state.add_seconds("total", now - self.since)
+        self.since = now

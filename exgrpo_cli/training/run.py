@@ -14,22 +14,26 @@ import torch
 from exgrpo_cli.base.console.output import Stopper
 from exgrpo_cli.base.console.reporter import Reporter, SilentReporter
 from exgrpo_cli.base.errors import InputError, Interrupted
+from exgrpo_cli.base.files import write_json
 from exgrpo_cli.config.settings import Config
+from exgrpo_cli.endpoints.measure import measure
 from exgrpo_cli.machine.memory import require_disk
 from exgrpo_cli.machine.settle import Plan, require_runnable, settle
-from exgrpo_cli.machine.survey import survey_machine
+from exgrpo_cli.machine.survey import peak_memory_bytes, survey_machine
+from exgrpo_cli.models.export import model_card
 from exgrpo_cli.ranks import ALONE, Ranks
-from exgrpo_cli.runs.folder import RunFolder
-from exgrpo_cli.runs.result import Ending
+from exgrpo_cli.runs.folder import RunFolder, writing
+from exgrpo_cli.runs.manifest import note_checksums
+from exgrpo_cli.runs.result import RESULT_FILE, Ending, remarks, write_result
 from exgrpo_cli.runs.watchdog import TimeLimit, Watchdog
-from exgrpo_cli.training.active_run import ActiveRun
-from exgrpo_cli.training.closing import finish
+from exgrpo_cli.show.statistics import save_all
+from exgrpo_cli.training.checkpoint import export_weights, latest_step, save_checkpoint
 from exgrpo_cli.training.loop import run_step, spent_share
 from exgrpo_cli.training.metrics import Clock
-from exgrpo_cli.training.resuming.checkpoint import latest_step
-from exgrpo_cli.training.starting.assemble import take_device
-from exgrpo_cli.training.starting.setup import require_extras, setup_run
+from exgrpo_cli.training.parts import ActiveRun
+from exgrpo_cli.training.setup import setup_run, take_device
 from exgrpo_cli.training.step.groups import Group
+from exgrpo_cli.training.step.guards import Guards
 from exgrpo_cli.training.validation import ask_heldout, ask_trained, validation_metrics
 
 
@@ -60,26 +64,39 @@ def train(
     speaker = reporter if ranks.is_main else SilentReporter()
     for note in plan.notes:
         speaker.note(note)
-    require_extras(config)
     require_runnable(plan)
     torch.set_num_threads(config.run.threads)
     ranks.connect(take_device(config.run.device, ranks.local_rank), timedelta(minutes=config.run.rank_timeout))
     time_limit = time_limit or TimeLimit(seconds=math.inf)
     path = ranks.from_main(lambda: path)
     with Stopper() as stopper, ExitStack() as stack:
+        started = time.perf_counter()
         if not resume and (disk := plan.disk) is not None:
             ranks.from_main(partial(require_disk, disk, path))
         folder = ranks.from_main(lambda: RunFolder.existing(path) if resume else RunFolder.create(path))
         ranks.from_main(lambda: stack.enter_context(folder.locked()))
-        watchdog = Watchdog(path, rank=ranks.rank, seconds=60 * config.run.phase_timeout)
-        stack.enter_context(watchdog)
+        watchdog = stack.enter_context(Watchdog(path, rank=ranks.rank, seconds=60 * config.run.phase_timeout))
         try:
-            with watchdog.phase("setup"):
-                run = setup_run(plan, folder, stopper, speaker, stack, ranks, watchdog, time_limit, is_new=not resume)
+            with watchdog.phase("setup"), stopper.immediate():
+                parts, state, heldout, trackers = setup_run(plan, folder, speaker, stack, ranks, is_new=not resume)
         except BaseException:
             if ranks.is_main and not folder.config.exists():
                 folder.discard()
             raise
+        run = ActiveRun(
+            folder=folder,
+            parts=parts,
+            state=state,
+            heldout=heldout,
+            trackers=trackers,
+            reporter=speaker,
+            stopper=stopper,
+            since=started,
+            watchdog=watchdog,
+            guards=Guards(folder.metrics_lines() if ranks.is_main else ()),
+            time_limit=time_limit,
+        )
+        state.add_seconds("setup", time.perf_counter() - started)
         try:
             run_steps(run)
         except KeyboardInterrupt:
@@ -129,13 +146,24 @@ def run_steps(run: ActiveRun) -> None:
         for tracker in run.trackers if due and shown else ():
             tracker.show_samples(state.step, shown)
         if due or state.best_step == state.step or stopping:
-            run.save()
+            save(run)
         if stopping and state.step < last_step and not state.finished.is_final:
             raise KeyboardInterrupt
     if not state.finished.is_final:
         state.finished = Ending.STEPS_REACHED
     elif run.parts.ranks.from_main(lambda: latest_step(run.folder.checkpoints)) != state.step:
-        run.save()
+        save(run)
+
+
+def save(run: ActiveRun) -> None:
+    """Write a checkpoint of the current step; raises RunError where the disk is full."""
+    started = time.perf_counter()
+    with run.timed("checkpoint"):
+        run.count_wall_time()
+        save_checkpoint(run.folder.checkpoints, run.parts, run.state, keep=run.parts.config.run.keep_checkpoints)
+        if run.parts.ranks.is_main:
+            note_checksums(run.folder.path)
+    run.time_limit.count_save(time.perf_counter() - started)
 
 
 def samples(groups: tuple[Group, ...], count: int) -> Iterator[dict[str, Any]]:
@@ -154,3 +182,94 @@ def samples(groups: tuple[Group, ...], count: int) -> Iterator[dict[str, Any]]:
                 "num_tokens": len(member.rollout.token_ids),
                 "experiential": group.is_experiential,
             }
+
+
+def finish(run: ActiveRun) -> dict[str, Any]:
+    """Held-out score after training, exported model, plots, summary."""
+    folder, parts, state = run.folder, run.parts, run.state
+    try:
+        with run.stopper.immediate():
+            after = run.validated.get(state.step, {})
+            if run.heldout and not after:
+                after = ask_heldout(run, f"after {state.step} steps")
+            if run.heldout:
+                ask_trained(run, f"after {state.step} steps")
+            with run.timed("export"), writing(folder.model):
+                export_run_model(run, after)
+            run.count_wall_time()
+            with run.watchdog.phase("closing"):
+                summary = summarise(run, after)
+                if parts.ranks.is_main:
+                    write_final_files(run, summary)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"stopped after the last step, state saved; go on with: exgrpo train --resume --output {folder.path}"
+        ) from None
+    return summary
+
+
+def write_final_files(run: ActiveRun, summary: dict[str, Any]) -> None:
+    """`result.json`, the figures and `summary.json`, the last of all: a run with a summary counts as finished."""
+    folder, parts, state = run.folder, run.parts, run.state
+    write_result(folder.path / RESULT_FILE, measure(folder.path, parts.config, summary, state.visits))
+    if parts.config.run.plots:
+        drawn = save_all(folder.path, heldout=summary["heldout"])
+        figures = {path.stem: path for path in drawn if path.suffix == ".png"}
+        for tracker in run.trackers:
+            tracker.show_figures(state.step, figures)
+    write_json(folder.summary, summary)
+    note_checksums(folder.path, at_the_end=True)
+
+
+def export_run_model(run: ActiveRun, after: dict[str, Any]) -> None:
+    """The final weights as `model/`, with a card that says what made them."""
+    config, parts = run.parts.config, run.parts
+    example = next(iter(parts.questions.values())).prompt[-1].content
+    score = ""
+    if after:
+        interval = f"{after['pass_at_1']:.3f} [{after['low']:.3f}, {after['high']:.3f}]"
+        asked = f"{after['questions']} questions of {config.data.heldout_name}"
+        score = f" Held-out pass@1 on {asked}: {interval}{remarks(after)}."
+    card = model_card(
+        title=f"{config.backbone.name} trained with {config.run.method}",
+        description=(
+            f"Backbone {shown_name(config.backbone.source)}, {run.state.step} steps of {config.run.method} on "
+            f"{shown_name(config.data.train)} (arXiv 2510.02245), seed {config.run.seed}.{score}"
+        ),
+        folder="model",
+        example=example,
+        max_new_tokens=config.rollout.max_response_tokens,
+    )
+    export_weights(parts, run.folder.model, card=card)
+
+
+def shown_name(source: str) -> str:
+    """A source as others may read it: a path of this machine by its last part alone."""
+    return Path(source).name if Path(source).is_absolute() else source
+
+
+def summarise(run: ActiveRun, after: dict[str, Any]) -> dict[str, Any]:
+    """The final figures (`summary.json`)."""
+    parts, state = run.parts, run.state
+    counts, replay = parts.ranks.from_main(lambda: parts.main_store.counts), parts.config.replay
+    return {
+        "steps": state.step,
+        "finished": state.finished,
+        "method": parts.config.run.method,
+        "backbone": parts.config.backbone.name,
+        "seed": parts.config.run.seed,
+        "heldout": {"set": parts.config.data.heldout_name, "before": state.heldout_before, "after": after},
+        "tokens": {"generated": state.tokens_generated, "trained": state.tokens_trained},
+        "updates": {"applied": state.updates_applied, "skipped": state.updates_skipped},
+        "wall_seconds": {name: round(seconds, 3) for name, seconds in sorted(state.seconds.items())},
+        "peak_memory_bytes": max(parts.ranks.gather(peak_memory_bytes())),
+        "mixed_from_step": (
+            state.first_mixed_step(replay.start_threshold, replay.warmup_steps) if replay.enabled else None
+        ),
+        "replay": {
+            "questions": counts.num_questions,
+            "trajectories": counts.num_trajectories,
+            "retired": counts.num_retired,
+            "used": state.replayed,
+        },
+    }

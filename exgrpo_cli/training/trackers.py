@@ -10,7 +10,6 @@ import dataclasses
 import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -39,13 +38,6 @@ class Tracker(Protocol):
 
     def close(self) -> None:
         """Write what is still held back."""
-
-
-def require_trackers(names: Sequence[str]) -> None:
-    """Raise InputError for the first tracker whose package is not installed."""
-    for name in names:
-        if find_spec(name) is None:
-            raise InputError(f"--log {name} needs the {name} package: pip install 'exgrpo[trackers]', or leave it out.")
 
 
 @contextlib.contextmanager

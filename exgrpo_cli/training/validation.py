@@ -19,8 +19,7 @@ from exgrpo_cli.grading.valid_traces import sum_asked, valid_trace
 from exgrpo_cli.questions.choices import options_of
 from exgrpo_cli.runs.folder import HELDOUT, TRAINED
 from exgrpo_cli.runs.result import remarks
-from exgrpo_cli.training.active_run import ActiveRun
-from exgrpo_cli.training.parts import Parts
+from exgrpo_cli.training.parts import ActiveRun, Parts
 
 
 def validate(

@@ -11,7 +11,7 @@ import pytest
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason
 from exgrpo_cli.engines.ranked_generator import RankedGenerator, deal
 from exgrpo_cli.ranks import Ranks
-from exgrpo_cli.training.resuming.state import RunState
+from exgrpo_cli.training.state import RunState
 
 PARAMS = SamplingParams(temperature=1.0, top_p=1.0, max_new_tokens=1000)
 

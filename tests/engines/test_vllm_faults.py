@@ -21,7 +21,7 @@ from exgrpo_cli.engines.policy.adamw import torch_policy
 from exgrpo_cli.engines.policy.policy import SteppedPolicy
 from exgrpo_cli.models.load import load_folder
 from exgrpo_cli.training.step.groups import Group
-from exgrpo_cli.training.step.staleness import require_current_weights
+from exgrpo_cli.training.step.guards import require_current_weights
 
 pytestmark = [
     pytest.mark.engines,

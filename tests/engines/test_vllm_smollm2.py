@@ -15,7 +15,7 @@ from exgrpo_cli.engines.policy.adamw import torch_policy
 from exgrpo_cli.models.load import load_folder
 from exgrpo_cli.questions.made.word_problems import make_word_problems
 from exgrpo_cli.questions.prompts import choose_template, encode
-from exgrpo_cli.training.step.staleness import MAX_MEAN_GAPS
+from exgrpo_cli.training.step.guards import MAX_MEAN_GAPS
 
 pytestmark = [
     pytest.mark.engines,

@@ -216,10 +216,10 @@ def install() -> torch.device:
 def main(arguments: list[str]) -> int:
     """The command line on this device."""
     from exgrpo_cli.commands import run
-    from exgrpo_cli.training.starting import assemble
+    from exgrpo_cli.training import setup
 
     device = install()
-    assemble.choose_device = lambda requested, local_rank=0: device
+    setup.choose_device = lambda requested, local_rank=0: device
     return run(arguments)
 
 

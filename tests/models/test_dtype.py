@@ -14,7 +14,7 @@ from exgrpo_cli.machine.settle import settle
 from exgrpo_cli.machine.survey import Gpu, Machine
 from exgrpo_cli.models.load import pin_dtype
 from exgrpo_cli.training.run import train
-from exgrpo_cli.training.starting.assemble import take_device
+from exgrpo_cli.training.setup import take_device
 
 ONE_GPU = Machine(cores=16, memory_bytes=2**37, gpus=(Gpu(name="H200", memory_bytes=2**37),))
 
@@ -93,7 +93,7 @@ def test_each_rank_makes_the_gpu_of_its_number_the_current_one(monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     cudnn: list[bool] = []
     monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", cudnn.append)
-    assert take_device("auto", 3) == torch.device("cuda", 3)
+    assert take_device("cuda", 3) == torch.device("cuda", 3)
     assert taken == [torch.device("cuda", 3)]
     assert take_device("cpu", 3) == torch.device("cpu")
     assert len(taken) == 1

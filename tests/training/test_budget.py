@@ -8,8 +8,8 @@ import pytest
 from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.sections.run import RunSettings
-from exgrpo_cli.training.resuming.resume import is_finished
 from exgrpo_cli.training.run import train
+from exgrpo_cli.training.start import is_finished
 
 PEAK = 1e-4
 

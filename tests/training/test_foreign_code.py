@@ -11,7 +11,7 @@ from exgrpo_cli.commands import run
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.settings import to_toml
 from exgrpo_cli.engines.policy.storage import reading_file
-from exgrpo_cli.training.resuming.resume import remember_run
+from exgrpo_cli.training.start import remember_run
 
 EVIL = 'from pathlib import Path\n\nPath("was-here").touch()\n\n\ndef score(*given):\n    return given\n'
 

@@ -15,8 +15,8 @@ from exgrpo_cli.commands import run
 from exgrpo_cli.config.settings import Config, to_toml
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.training.importing import PoolReport, prepare_pool
+from exgrpo_cli.training.questions import load_questions
 from exgrpo_cli.training.run import train
-from exgrpo_cli.training.starting.run_questions import load_questions
 
 K = 4
 SMALL = (

@@ -16,9 +16,9 @@ from exgrpo_cli.base.console.reporter import SilentReporter, make_reporter
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.config.settings import Config, resolve
 from exgrpo_cli.ledger.reader import LedgerReader
-from exgrpo_cli.training.resuming.resume import is_finished, resumed_config
-from exgrpo_cli.training.resuming.state import RunState
 from exgrpo_cli.training.run import train
+from exgrpo_cli.training.start import is_finished, resumed_config
+from exgrpo_cli.training.state import RunState
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from exgrpo_cli.commands import run
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.questions.prepare import split_questions
 from exgrpo_cli.questions.question_file import read_metadata, read_questions
-from exgrpo_cli.training.starting.run_questions import load_questions, store_questions
+from exgrpo_cli.training.questions import load_questions, store_questions
 
 
 def question(text: str, answer: str) -> Question:

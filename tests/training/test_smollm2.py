@@ -25,7 +25,7 @@ from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.questions.made.word_problems import make_word_problems
 from exgrpo_cli.questions.prompts import THOUGHT_SOLUTION_SYSTEM, choose_template, encode, seen_text
-from exgrpo_cli.training.starting.assemble import choose_run_template
+from exgrpo_cli.training.setup import choose_run_template
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1200)]
 

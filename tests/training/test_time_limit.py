@@ -13,7 +13,7 @@ from exgrpo_cli.config.settings import to_toml
 from exgrpo_cli.ranks import Ranks
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.runs.watchdog import TimeLimit, Watchdog
-from exgrpo_cli.training import closing
+from exgrpo_cli.training import run as run_module
 from exgrpo_cli.training.run import train
 
 
@@ -95,7 +95,7 @@ def test_no_exchange_between_ranks_and_no_file_of_a_step_is_outside_a_phase(smal
     for owner, names in (
         (Ranks, ("any", "gather", "from_main")),
         (RunFolder, ("append_metrics", "append_samples", "append_validation")),
-        (closing, ("write_result", "write_json", "note_checksums")),
+        (run_module, ("write_result", "write_json", "note_checksums")),
     ):
         for name in names:
             tell(owner, name)

@@ -1,6 +1,5 @@
 """Trackers beside the journal; those that are installed are asked to write and are read back."""
 
-import importlib.util
 import json
 import os
 import struct
@@ -15,7 +14,9 @@ import pytest
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.training.trackers import numbers, open_trackers, require_trackers
+from exgrpo_cli.machine.settle import require_runnable, settle
+from exgrpo_cli.machine.survey import survey_machine
+from exgrpo_cli.training.trackers import numbers, open_trackers
 
 
 def line(step: int, reward: float) -> dict[str, float | int | str]:
@@ -53,12 +54,11 @@ def test_numbers_alone_are_tracked_and_nothing_by_default(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio"])
-def test_a_package_that_is_missing_is_named(name: str) -> None:
-    if importlib.util.find_spec(name) is not None:
-        require_trackers((name,))
-        return
-    with pytest.raises(InputError, match=rf"--log {name} needs the {name} package: pip install 'exgrpo\[trackers\]'"):
-        require_trackers((name,))
+def test_a_package_that_is_missing_is_named_with_its_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    _, plan = settle(build_config(assignments=[f'run.log=["{name}"]']), survey_machine())
+    with pytest.raises(InputError, match=rf"cannot run tiny: {name} is not installed \(pip install .*\[trackers\]'\)"):
+        require_runnable(plan)
 
 
 @pytest.mark.engines

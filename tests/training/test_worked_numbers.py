@@ -25,8 +25,8 @@ from exgrpo_cli.engines.protocols import UpdateReport
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.show.statistics import report_runs
 from exgrpo_cli.training.importing import prepare_pool
+from exgrpo_cli.training.questions import load_questions
 from exgrpo_cli.training.run import train
-from exgrpo_cli.training.starting.run_questions import load_questions
 
 ONE_UPDATE = (
     "data.heldout=", "optim.minibatches=1", "objective.entropy_coefficient=0", "replay.start_threshold=0",

@@ -1,7 +1,7 @@
-"""Guards: what a person would want to be told while a run goes wrong without an error.
+"""Guards: notes for a person while a run goes wrong without an error, and the end of one that trains on stale rollouts.
 
 Each guard looks at the journal lines of a run, fires once when its condition has held for so many steps in a row, and
-is armed again when the condition ends. Nothing here changes a run.
+is armed again when the condition ends; it changes nothing. Rollouts that another policy sampled stop the run.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.training.step.groups import Group
 
@@ -23,6 +24,11 @@ CUT_OFF = 0.5
 """Share of responses at the length limit that is worth a word."""
 SKIPPED = 0.25
 """Share of skipped updates, over a guard's steps, that is worth a word."""
+MAX_MEAN_GAPS = {"float32": 1e-3, "bfloat16": 0.05}
+"""Largest mean |log pi_trainer - log pi_engine| over the fresh tokens of a step.
+
+Rounding alone gave 1e-6 in float32, and in bfloat16 0.005, or 0.017 of a model with large key biases; a missed sync of
+the tiny backbone 0.125."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,3 +167,33 @@ def _sample(groups: Sequence[Group]) -> str:
                     f"{group.question.prompt[-1].content[:SAMPLE_CHARS]!r}: {text!r}"
                 )
     return "Every response was right"
+
+
+def require_current_weights(groups: Sequence[Group], weight_version: int) -> None:
+    """Raise RunError for a rollout that was sampled with other weights than version `weight_version`."""
+    for group in groups:
+        for member in group.fresh:
+            if member.rollout.weight_version != weight_version:
+                raise RunError(
+                    f"a rollout of question {group.question.id} was sampled with version "
+                    f"{member.rollout.weight_version} of the weights, the policy has version {weight_version}: the "
+                    "rollout engine missed a sync. Go on with --resume, which hands it the weights again."
+                )
+
+
+def require_small_gap(metrics: Mapping[str, float | int], dtype: str, *, num_checked: int) -> None:
+    """Raise RunError where log-probs or entropies of engine and trainer differ by more than rounding in `dtype`.
+
+    `num_checked` rollouts were scored by both: none where all that a step asks for is replayed. Entropies are there
+    where the engine tells them.
+    """
+    measured = "policy/logprob_gap_mean" in metrics
+    assert measured or not num_checked, f"{num_checked} rollouts were scored twice, and no gap was measured"
+    bound = MAX_MEAN_GAPS[dtype]
+    for name, what in (("policy/logprob_gap_mean", "log-probs"), ("policy/entropy_gap_mean", "entropies")):
+        if name in metrics and not metrics[name] <= bound:
+            raise RunError(
+                f"the rollout engine's {what} differ from the trainer's by {metrics[name]:.3g} a token, bound "
+                f"{bound:g} in {dtype}: it sampled with other weights, or computes the model otherwise. Go on with "
+                "--resume, which hands it the weights again; if it comes back, use another rollout.engine."
+            )

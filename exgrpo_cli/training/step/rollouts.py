@@ -27,9 +27,9 @@ from exgrpo_cli.questions.choices import options_of
 from exgrpo_cli.replay.place import Experience
 from exgrpo_cli.training.metrics import Clock, score_gaps
 from exgrpo_cli.training.parts import Parts
-from exgrpo_cli.training.resuming.state import RunState
+from exgrpo_cli.training.state import RunState
 from exgrpo_cli.training.step.groups import Group
-from exgrpo_cli.training.step.staleness import require_current_weights, require_small_gap
+from exgrpo_cli.training.step.guards import require_current_weights, require_small_gap
 
 CHECKED_ONE_IN = 16
 """With `rollout.logprobs = "sampler"` the trainer scores one rollout in so many, to see that both agree."""

@@ -19,7 +19,7 @@ from exgrpo_cli.models.warm_start import RECIPES, draw_example
 from exgrpo_cli.questions.made import countdown, make_split
 from exgrpo_cli.questions.made.pools import Pool
 from exgrpo_cli.questions.made.sums import TraceMix, make_modular, write_trace
-from exgrpo_cli.training.starting.run_questions import load_questions
+from exgrpo_cli.training.questions import load_questions
 
 SMALL = {
     "countdown": CountdownSettings(num_train=60, num_heldout=20),

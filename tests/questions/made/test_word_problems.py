@@ -87,7 +87,7 @@ def test_prepare_writes_both_parts(tmp_path, monkeypatch, capsys):
 def test_a_run_trains_on_them_and_validates_on_the_held_out_ones():
     from exgrpo_cli.base.console.reporter import SilentReporter
     from exgrpo_cli.config.layers import build_config
-    from exgrpo_cli.training.starting.run_questions import load_questions
+    from exgrpo_cli.training.questions import load_questions
 
     sources = ["data.train=word-problems", "data.heldout=word-problems"]
     config = build_config(assignments=[*sources, "word_problems.num_train=30", "word_problems.num_heldout=10"])

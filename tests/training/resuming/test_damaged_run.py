@@ -17,9 +17,9 @@ from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.runs.manifest import note_checksums, require_model, write_manifest
 from exgrpo_cli.runs.result import read_result
-from exgrpo_cli.training.resuming.checkpoint import find_resume_point
-from exgrpo_cli.training.resuming.resume import is_finished, resumed_config
+from exgrpo_cli.training.checkpoint import find_resume_point
 from exgrpo_cli.training.run import train
+from exgrpo_cli.training.start import is_finished, resumed_config
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,9 @@ from exgrpo_cli.base import files
 from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.runs.folder import RunFolder
-from exgrpo_cli.training import run
-from exgrpo_cli.training.resuming import checkpoint
-from exgrpo_cli.training.resuming.resume import resumed_config
+from exgrpo_cli.training import checkpoint, questions, run, setup
 from exgrpo_cli.training.run import train
-from exgrpo_cli.training.starting import run_questions, setup
+from exgrpo_cli.training.start import resumed_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 
@@ -44,7 +42,7 @@ def killed(owner: Any, name: str, *, of: str = "") -> Callable[[], None]:
 NEW = {
     "before it is locked": killed(RunFolder, "locked"),
     "before its questions": killed(setup, "load_questions"),
-    "among its questions": killed(run_questions, "write_manifest"),
+    "among its questions": killed(questions, "write_manifest"),
     "with all its parts": killed(setup, "sync"),
     "with its ledger": killed(setup, "warm_start"),
     "while config.toml is written": killed(files, "publish", of="config.toml"),

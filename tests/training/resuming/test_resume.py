@@ -8,7 +8,7 @@ import pytest
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.settings import to_toml
-from exgrpo_cli.training.resuming.resume import is_finished, newest_unfinished, resumed_config
+from exgrpo_cli.training.start import is_finished, newest_unfinished, resumed_config
 
 
 @pytest.fixture

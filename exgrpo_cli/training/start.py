@@ -1,31 +1,39 @@
-"""One configuration and folder from what was asked for; this process among the ranks; the ranks of this host."""
+"""Which run begins or goes on, with which configuration, in which folder, by how many processes of this host.
 
+A resumed run has its own configuration, with more steps where asked. Runs that were started here with functions of the
+user go on without a question about their code.
+"""
+
+import json
 import os
+import tomllib
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from exgrpo_cli.base.console.output import give_stdout_to_children
 from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import InputError, ToolkitWarning
-from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.config.layers import build_config, read_config
 from exgrpo_cli.config.names import TINY_TASKS, check_functions, named_functions, origin
 from exgrpo_cli.config.sections import require_known
-from exgrpo_cli.config.sections.run import RolloutSettings
-from exgrpo_cli.config.settings import Config, Layer, to_toml
+from exgrpo_cli.config.sections.run import BUDGET_STEPS, RolloutSettings
+from exgrpo_cli.config.settings import RESUMABLE, Config, Layer, to_toml
+from exgrpo_cli.models.cache import cache_root
 from exgrpo_cli.questions.prompts import TEMPLATES
-from exgrpo_cli.training.resuming.resume import newest_unfinished, resumed_config
+from exgrpo_cli.runs.result import has_ended
 
 if TYPE_CHECKING:
-    from exgrpo_cli.machine.settle import Plan
     from exgrpo_cli.ranks import Ranks
 
 RUNS = Path("runs")
+OWN_RUNS = "own-runs.jsonl"
+"""In the cache, outside the run folder: whoever sends a folder cannot send this along."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,12 +98,9 @@ def plan_start(request: RunRequest) -> RunStart:
         folder = folder or newest_unfinished(RUNS)
         if folder is None:
             raise InputError(f"--resume found no unfinished run in {RUNS}/: name one with --output.")
-        for option, given in (
-            (f"--config {request.config_file}", request.config_file is not None),
-            ("--as-published", request.as_published),
-        ):
-            if given:
-                raise InputError(f"--resume goes on with {folder}'s own configuration: leave {option} out.")
+        given = f"--config {request.config_file}" if request.config_file else "--as-published" * request.as_published
+        if given:
+            raise InputError(f"--resume goes on with {folder}'s own configuration: leave {given} out.")
         config = resumed_config(folder, **asked)
     else:
         config = build_config(config_file=request.config_file, as_published=request.as_published, **asked)
@@ -123,8 +128,8 @@ def check_start(start: RunStart) -> tuple[str, ...]:
     Raises InputError for what the run itself would refuse.
     """
     from exgrpo_cli.runs.folder import RunFolder
-    from exgrpo_cli.training.resuming.checkpoint import find_resume_point
-    from exgrpo_cli.training.starting.run_questions import check_questions, stored_questions
+    from exgrpo_cli.training.checkpoint import find_resume_point
+    from exgrpo_cli.training.questions import check_questions, stored_questions
 
     config = start.config
     check_functions(config)
@@ -139,10 +144,76 @@ def check_start(start: RunStart) -> tuple[str, ...]:
     model = Path(config.backbone.source).expanduser()
     if config.backbone.source != "tiny" and model.is_dir():
         from exgrpo_cli.models.load import read_tokenizer
-        from exgrpo_cli.training.starting.assemble import choose_prompts
+        from exgrpo_cli.training.setup import choose_prompts
 
         choose_prompts(config, questions, read_tokenizer(model))
     return ()
+
+
+def resumed_config(run_folder: Path, *, allow_code: bool = False, **asked: Any) -> Config:
+    """The run's own configuration; what is `asked` of `build_config` may repeat it, raise `run.steps`, and change how
+    many ranks there are and how long they wait for one another. More ranks share the threads of fewer.
+
+    A run's config.toml holds the horizon its schedule began with, so more steps do not stretch a decay unless
+    `optim.horizon` is set as well. Raises InputError when `run_folder` holds no run, and naming any other setting that
+    would change; and for functions of the user in the configuration of a run that was not started here, unless
+    `allow_code` is on.
+    """
+    file = run_folder / "config.toml"
+    if not file.is_file():
+        raise InputError(f"{run_folder} is not a run folder: it has no config.toml; start without --resume.")
+    own = build_config(config_file=file, allow_code=True)
+    allow_code = allow_code or is_own_run(run_folder, named_functions(own))
+    wanted = build_config(config_file=file, allow_code=allow_code, **asked)
+    before, after = (tomllib.loads(to_toml(config)) for config in (own, wanted))
+    for section, values in after.items():
+        for key, value in values.items():
+            if value != before[section][key] and f"{section}.{key}" not in RESUMABLE:
+                raise InputError(
+                    f"--resume keeps the run's own {section}.{key} = {before[section][key]!r}, not {value!r}: "
+                    "only --steps may be raised, and --nproc changed. Leave it out, or start a new run."
+                )
+    if wanted.run.steps < own.run.steps:
+        raise InputError(
+            f"--steps {wanted.run.steps} is below the run's own {own.run.steps}: a resumed run may only be lengthened."
+        )
+    if wanted.run.nproc > own.run.nproc > 0:
+        threads = max(1, own.run.threads * own.run.nproc // wanted.run.nproc)
+        wanted = replace(wanted, run=replace(wanted.run, threads=threads))
+    return wanted
+
+
+def newest_unfinished(runs: Path) -> Path | None:
+    """The run folder under `runs` that was written to last among those that have not reached their last step."""
+
+    def last_written(run_folder: Path) -> float:
+        journal = run_folder / "metrics.jsonl"
+        return (journal if journal.is_file() else run_folder / "config.toml").stat().st_mtime
+
+    folders = [file.parent for file in runs.glob("*/config.toml") if not is_finished(file.parent)]
+    return max(folders, key=last_written, default=None)
+
+
+def is_finished(run_folder: Path) -> bool:
+    """Whether the run ended normally: its summary is there, and its configuration asks for no further step."""
+    run = read_config(run_folder / "config.toml").get("run", {})
+    factor = 1 if run.get("budget", "steps") == "steps" else BUDGET_STEPS
+    return has_ended(run_folder, factor * run.get("steps", 0))
+
+
+def remember_run(folder: Path, config: Config) -> None:
+    """Note that this user started the run in `folder`, where its configuration names functions of the user."""
+    if functions := named_functions(config):
+        cache_root().mkdir(parents=True, exist_ok=True)
+        with (cache_root() / OWN_RUNS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"folder": str(folder.resolve()), "functions": functions}) + "\n")
+
+
+def is_own_run(folder: Path, functions: dict[str, str]) -> bool:
+    """Whether this user started the run in `folder` with exactly these functions."""
+    file = cache_root() / OWN_RUNS
+    wanted = {"folder": str(folder.resolve()), "functions": functions}
+    return file.is_file() and any(json.loads(line) == wanted for line in file.read_text(encoding="utf-8").splitlines())
 
 
 def is_main_process() -> bool:
@@ -158,14 +229,6 @@ def this_rank() -> Iterator["Ranks"]:
     ranks = Ranks.of_environment()
     with ranks.together():
         yield ranks
-
-
-def settle_here(config: Config, ranks: "Ranks", *, fetch: bool) -> tuple[Config, "Plan"]:
-    """`config` settled on this machine."""
-    from exgrpo_cli.machine.settle import settle
-    from exgrpo_cli.machine.survey import survey_machine
-
-    return settle(config, survey_machine(), ranks, fetch=fetch)
 
 
 def train_in_ranks(start: RunStart, config: Config, flags: Sequence[str]) -> int:

@@ -22,7 +22,7 @@ from exgrpo_cli.runs.folder import RunFolder, writing
 from exgrpo_cli.runs.manifest import CHECKSUMS_FILE, RESUMED_FROM, find_changes, find_damage, write_manifest
 from exgrpo_cli.runs.result import has_ended
 from exgrpo_cli.training.parts import Parts
-from exgrpo_cli.training.resuming.state import RunState
+from exgrpo_cli.training.state import RunState
 
 _NAME = re.compile(r"step-(\d{6,})")
 

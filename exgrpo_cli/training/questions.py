@@ -79,37 +79,46 @@ def check_questions(config: Config, reporter: Reporter) -> RunQuestions | None:
 
     Returns those that could be read so.
     """
-    data = config.data
-    for split, source in (("train", data.train), ("heldout", data.heldout)):
-        named = split == "train" or (data.has_heldout and data.heldout != "auto" and data.heldout_share is None)
-        if named and not is_made(source):
+    data, heldout = config.data, heldout_source(config.data)
+    for split, source in (("train", data.train), ("heldout", heldout)):
+        if source and not is_made(source):
             require_source(source, split)
             if is_local(source) and not is_question_file(Path(source)):
                 read_source(source, NamedFields(), Tally(), reporter.progress)
-    if is_made(data.train) or is_question_file(Path(data.train)):
-        heldout = data.heldout == "auto" or data.heldout_share is not None or is_question_file(Path(data.heldout))
-        return load_questions(config if heldout else replace(config, data=replace(data, heldout="none")), reporter)
-    return None
+    if not is_made(data.train) and not is_question_file(Path(data.train)):
+        return None
+    if heldout and not is_made(heldout) and not is_question_file(Path(heldout)):
+        config = replace(config, data=replace(data, heldout="none"))
+    return load_questions(config, reporter)
+
+
+def heldout_source(data: DataSettings) -> str | None:
+    """Where the held-out questions come from: empty for none, None where they are taken out of the training ones.
+
+    Raises InputError where `prepare --split` put them beside the training questions and they are gone.
+    """
+    train = Path(data.train)
+    if not data.has_heldout:
+        return ""
+    if data.heldout != "auto":
+        return data.heldout if data.heldout_share is None else None
+    if is_made(data.train):
+        return data.train
+    if not train.is_file() or "heldout" not in read_metadata(train):
+        return None
+    beside = heldout_beside(train)
+    if not beside.is_file():
+        raise InputError(f"{beside} is missing: `prepare --split` put the held-out questions of {data.train} there.")
+    return str(beside)
 
 
 def with_heldout(
     config: Config, train: list[Question], reporter: Reporter
 ) -> tuple[list[Question], Sequence[Question]]:
     """The questions to train on and the held-out ones: none, a set of their own, or a part taken from the first."""
-    data = config.data
-    beside = heldout_beside(Path(data.train))
-    if not data.has_heldout:
-        return train, []
-    if data.heldout == "auto" and is_made(data.train):
-        return train, source_questions(config, data.train, "heldout", reporter)
-    if data.heldout == "auto" and is_split(Path(data.train)):
-        if not beside.is_file():
-            raise InputError(
-                f"{beside} is missing: `prepare --split` put the held-out questions of {data.train} there."
-            )
-        return train, source_questions(config, str(beside), "heldout", reporter)
-    if data.heldout != "auto" and data.heldout_share is None:
-        return train, source_questions(config, data.heldout, "heldout", reporter)
+    data, source = config.data, heldout_source(config.data)
+    if source is not None:
+        return train, source_questions(config, source, "heldout", reporter) if source else []
     share, most = (OWN_SHARE, OWN_MOST) if data.heldout_share is None else (data.heldout_share, None)
     kept, heldout = split_questions(train, share, most=most)
     reporter.note(
@@ -180,7 +189,7 @@ def store_questions(folder: Path, config: Config, questions: RunQuestions) -> No
         if not kept:
             continue
         path = Path(source)
-        whole = name == "heldout" or not takes_part(config.data)
+        whole = name == "heldout" or heldout_source(config.data) is not None
         if whole and is_question_file(path) and path.stat().st_size > LINK_ABOVE_BYTES:
             (folder / f"{name}.parquet").symlink_to(path.resolve())
             digest = {"source": str(path.resolve()), "sha256": file_digest(path)}
@@ -188,17 +197,6 @@ def store_questions(folder: Path, config: Config, questions: RunQuestions) -> No
         else:
             write_questions(folder / f"{name}.parquet", kept, {"made_by": "train", "data": source})
     write_manifest(folder)
-
-
-def takes_part(data: DataSettings) -> bool:
-    """Whether the held-out questions are taken out of the training ones."""
-    own = data.heldout == "auto" and not is_made(data.train) and not is_split(Path(data.train))
-    return own or data.heldout_share is not None
-
-
-def is_split(file: Path) -> bool:
-    """Whether `prepare --split` has put the held-out part of this question file beside it."""
-    return file.is_file() and "heldout" in read_metadata(file)
 
 
 def stored_questions(folder: Path, config: Config) -> RunQuestions:

@@ -1,1 +1,0 @@
-"""What a run saves and how it goes on from it."""

@@ -1,0 +1,339 @@
+"""From a settled configuration to the first step: parts assembled, state restored, the folder opened for writing."""
+
+import copy
+import hashlib
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from exgrpo_cli.base.console.reporter import Reporter
+from exgrpo_cli.base.errors import DamageWarning, InputError
+from exgrpo_cli.base.files import write_json, write_text
+from exgrpo_cli.base.types import Question
+from exgrpo_cli.config.contradictions import setting
+from exgrpo_cli.config.settings import Config, to_toml
+from exgrpo_cli.engines.policy.adamw import torch_policy
+from exgrpo_cli.engines.protocols import Generator, Policy
+from exgrpo_cli.engines.ranked_generator import RankedGenerator
+from exgrpo_cli.grading import GradingPool
+from exgrpo_cli.ledger.schemas import LedgerIdentity
+from exgrpo_cli.ledger.writer import IDENTITY_FILE
+from exgrpo_cli.machine.settle import Plan, replay_notes, require_runnable
+from exgrpo_cli.machine.survey import describe_environment
+from exgrpo_cli.models.load import Backbone, load_folder, load_tokenizer, locate
+from exgrpo_cli.questions.prompts import Template, answer_format, check_prompt_lengths, choose_template, encode
+from exgrpo_cli.questions.stream import QuestionStream
+from exgrpo_cli.ranks import Ranks
+from exgrpo_cli.replay.by_unit import UnitPlace
+from exgrpo_cli.replay.replace import Replace
+from exgrpo_cli.replay.store import Store
+from exgrpo_cli.replay.warm_start import WarmStartReport
+from exgrpo_cli.runs.folder import RunFolder
+from exgrpo_cli.runs.manifest import forget_checksums, note_checksums, require_model
+from exgrpo_cli.training.checkpoint import ResumePoint, find_resume_point, load_checkpoint, set_aside
+from exgrpo_cli.training.checkpoint import folder_name as checkpoint_name
+from exgrpo_cli.training.loop import sync
+from exgrpo_cli.training.parts import Parts, Prompts
+from exgrpo_cli.training.questions import RunQuestions, check_answers, load_questions, store_questions, stored_questions
+from exgrpo_cli.training.start import remember_run
+from exgrpo_cli.training.state import RunState, make_generators
+from exgrpo_cli.training.trackers import Tracker, open_trackers
+
+
+def setup_run(
+    plan: Plan, folder: RunFolder, reporter: Reporter, stack: ExitStack, ranks: Ranks, *, is_new: bool
+) -> tuple[Parts, RunState, tuple[Question, ...], list[Tracker]]:
+    """Parts, state, held-out questions and trackers of a run, ready for its next step; `stack` closes what is opened.
+
+    A new run's folder gets its `config.toml` last, when all else is in place.
+    """
+    config = plan.config
+    point = ResumePoint() if is_new else ranks.from_main(lambda: find_resume_point(folder, config))
+    for note in point.notes if ranks.is_main else ():
+        warnings.warn(note, DamageWarning, stacklevel=2)
+    questions = ranks.from_main(
+        lambda: load_questions(config, reporter) if is_new else stored_questions(folder.data, config)
+    )
+    pool = stack.enter_context(GradingPool(config.grading))
+    if is_new:
+        ranks.from_main(lambda: check_answers(config, pool, questions.train))
+    parts = assemble(plan, questions, pool, reporter, stack, ranks)
+    for note in replay_notes(config, len(questions.train)):
+        reporter.note(note)
+    if is_new:
+        ranks.from_main(lambda: describe_run(config, folder, questions, ranks))
+    state = RunState()
+    if point.step is not None:
+        state = load_checkpoint(folder.checkpoints / checkpoint_name(point.step), parts)
+    sync(parts)
+    names = config.run.log if ranks.is_main else ()
+    trackers = stack.enter_context(open_trackers(names, config, folder.path, step=state.step))
+    # Everything has been checked: from here on the folder changes.
+    if ranks.is_main:
+        store = open_store(parts, folder, questions, point.step or 0)
+        parts = replace(parts, store=stack.enter_context(store))
+    warm_start(config, parts, reporter, is_new=is_new)
+    # At the start, and after the last step, a run asks the held-out questions whatever was asked before.
+    validates = point.step is None or state.finished.is_final or state.step >= config.run.last_step
+    ranks.from_main(lambda: begin_writing(config, folder, point, validates_again=validates))
+    return parts, state, questions.heldout, trackers
+
+
+def describe_run(config: Config, folder: RunFolder, questions: RunQuestions, ranks: Ranks) -> None:
+    """Put on disk what a new run is made of."""
+    store_questions(folder.data, config, questions)
+    environment = describe_environment(config, questions.train_hash) | {"ranks": ranks.world_size}
+    write_json(folder.path / "environment.json", environment)
+    remember_run(folder.path, config)
+
+
+def begin_writing(config: Config, folder: RunFolder, point: ResumePoint, *, validates_again: bool) -> None:
+    """Bring the folder to the step the run goes on from."""
+    forget_checksums(folder.path)
+    set_aside(folder, point)
+    folder.remove_partials()
+    folder.cut_back(point.step or 0, validates_again=validates_again)
+    write_text(folder.config, to_toml(config))
+    note_checksums(folder.path)
+
+
+def warm_start(config: Config, parts: Parts, reporter: Reporter, *, is_new: bool) -> None:
+    """Fill the buffer from another run's ledger, where the settings name one."""
+    if not (config.replay.warm_start and config.replay.keeps_buffer and is_new):
+        return
+    report = parts.ranks.from_main(
+        lambda: parts.main_store.warm_start(
+            Path(config.replay.warm_start) / "replay",
+            max_response_tokens=config.rollout.max_response_tokens,
+            with_retired=config.replay.warm_start_retired,
+        )
+    )
+    require_noted(config, report)
+    left_out = {
+        "too long": report.num_too_long,
+        "failures": report.num_failures,
+        "of groups that were not kept whole": report.num_incomplete,
+        "by replay.max_per_question": report.num_over_limit,
+    }
+    reporter.note(
+        f"experience from {config.replay.warm_start}: {report.num_trajectories} trajectories of "
+        f"{report.num_questions} questions, {report.num_retired} retired; left out: "
+        f"{', '.join(f'{num} {what}' for what, num in left_out.items() if num) or 'none'}"
+    )
+
+
+def require_noted(config: Config, report: WarmStartReport) -> None:
+    """Raise InputError where the settings need log-probs or advantages of birth that trajectories came without."""
+    replay, objective = config.replay, config.objective
+    imitates = objective.surrogate == "likelihood"
+    priority = replay.priority if isinstance(replay, UnitPlace) else ""
+    by_logprobs = {
+        "replay.max_drift": isinstance(replay, UnitPlace) and replay.max_drift > 0,
+        "replay.ess_bound": isinstance(replay, Replace) and replay.ess_bound > 0,
+        "replay.priority": priority == "headroom",
+        "objective.importance": objective.importance == "behaviour" and not imitates,
+    }
+    by_advantage = {
+        "replay.priority": priority in ("advantage", "signal", "headroom"),
+        "replay.composition": replay.draws_units and not imitates,
+    }
+    for num, what, needs, instead in (
+        (report.num_without_logprobs, "log-probs", by_logprobs, "use objective.importance = 'old' or "),
+        (report.num_without_advantage, "an advantage", by_advantage, "use composition = 'join' or 'replace', or "),
+    ):
+        name = next((name for name, holds in needs.items() if holds), "")
+        if num and name:
+            raise InputError(
+                f"{replay.warm_start}: {num} of its {report.num_trajectories} trajectories came without {what}, which "
+                f"{name} = {setting(config, name)!r} reads: {instead}objective.replay_surrogate = 'likelihood' "
+                "without a priority or bound that reads them, or take another pool."
+            )
+
+
+def choose_device(requested: str, local_rank: int = 0) -> torch.device:
+    """The device of the policy, by the settled `run.device`: each rank of a host takes the GPU of its number."""
+    return torch.device("cuda", local_rank) if requested == "cuda" else torch.device("cpu")
+
+
+def take_device(requested: str, local_rank: int) -> torch.device:
+    """`choose_device`, made the one that unnamed allocations and collectives of this process use.
+
+    Attention on a GPU leaves cuDNN out, which builds a plan for every new shape, and the shapes of packed rows are new
+    at every micro-batch.
+    """
+    device = choose_device(requested, local_rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    return device
+
+
+def choose_run_template(config: Config, tokenizer: PreTrainedTokenizerBase) -> Template:
+    """The settings' prompt template for this tokenizer."""
+    require_box = {"auto": None, "always": True, "never": False}[config.data.require_box]
+    return choose_template(config.data.template, tokenizer, requires_box=require_box)
+
+
+def choose_prompts(config: Config, questions: RunQuestions | None, tokenizer: PreTrainedTokenizerBase) -> Template:
+    """The run's prompt template, with which every prompt is within the limit; the model need not be there.
+
+    Raises InputError for a template that the tokenizer cannot fill, and for a prompt over the limit.
+    """
+    template = choose_run_template(config, tokenizer)
+    if questions is not None:
+        everything = (*questions.train, *questions.heldout)
+        check_prompt_lengths(template, everything, tokenizer, max_tokens=config.data.max_prompt_tokens)
+    return template
+
+
+def assemble(
+    plan: Plan, questions: RunQuestions, pool: GradingPool, reporter: Reporter, stack: ExitStack, ranks: Ranks
+) -> Parts:
+    """Load the backbone and build engines and stream; `stack` closes them.
+
+    The store comes last, by `open_store`: opening an old one cuts its ledger. Raises InputError for a prompt
+    over the limit, a template the backbone cannot fill, or an engine that is not there.
+    """
+    config = plan.config
+    device = choose_device(config.run.device, ranks.local_rank)
+    with ranks.first_on_host():
+        tokenizer = load_tokenizer(config.backbone, config.tiny, reporter.progress)
+    template = choose_prompts(config, questions, tokenizer)
+    with ranks.first_on_host():
+        folder = locate(config.backbone, config.tiny, reporter.progress)
+        require_model(folder)
+    backbone = load_folder(folder, device, config.backbone)
+    everything = [*questions.train, *questions.heldout]
+    check_window(config, backbone)
+    prompts = {question.id: encode(template, question, backbone.tokenizer) for question in everything}
+    require_runnable(plan, max(map(len, prompts.values())))
+    sampled = sampling_backbone(config, backbone)
+    policy = make_policy(config, backbone, ranks)
+    generator = make_generator(plan, sampled, prompts, device, ranks)
+    stack.callback(generator.close)
+    rngs = make_generators(config.run.seed)
+    return Parts(
+        config=config,
+        questions={question.id: question for question in everything},
+        prompts=prompts,
+        answer_format=answer_format(template, require_eos=config.rollout.require_eos),
+        backbone=backbone,
+        generator=generator,
+        policy=policy,
+        pool=pool,
+        stream=QuestionStream([question.id for question in questions.train], rngs["stream"]),
+        rngs=rngs,
+        ranks=ranks,
+    )
+
+
+def check_window(config: Config, backbone: Backbone, longest_prompt: int = 1) -> int:
+    """Tokens of the longest row: such a prompt and the longest response. Raises InputError over the model's window."""
+    limit = config.rollout.max_response_tokens
+    window = getattr(backbone.model.config, "max_position_embeddings", None)
+    if window is not None and longest_prompt + limit > window:
+        raise InputError(
+            f"a prompt of {longest_prompt} tokens and rollout.max_response_tokens = {limit} exceed the backbone's "
+            f"window of {window}: lower rollout.max_response_tokens to {window - longest_prompt}, or raise "
+            "backbone.max_position_embeddings."
+        )
+    return longest_prompt + limit
+
+
+def sampling_backbone(config: Config, backbone: Backbone) -> Backbone:
+    """What the `hf` generator samples with: the policy's own module, or a copy where ZeRO stage 3 will empty that."""
+    emptied = config.optim.engine == "deepspeed" and config.optim.zero_stage == 3 and config.rollout.engine == "hf"
+    return replace(backbone, model=copy.deepcopy(backbone.model)) if emptied else backbone
+
+
+def make_policy(config: Config, backbone: Backbone, ranks: Ranks) -> Policy:
+    """The training engine with this run's objective and optimizer. Raises InputError where it is not installed."""
+    make: Callable[..., Policy] = torch_policy
+    if config.optim.engine == "deepspeed":
+        from exgrpo_cli.engines.policy.deepspeed import deepspeed_policy
+
+        make = deepspeed_policy
+    return make(
+        backbone.model,
+        temperature=config.rollout.temperature,
+        objective=config.objective,
+        optim=config.optim,
+        gradient_checkpointing=config.backbone.gradient_checkpointing,
+        ranks=ranks,
+    )
+
+
+def make_generator(plan: Plan, backbone: Backbone, prompts: Prompts, device: torch.device, ranks: Ranks) -> Generator:
+    """A Generator for `prompts`; `hf` shares the policy's module, `vllm` holds weights of its own.
+
+    Raises InputError when the engine is not installed, or a prompt and its response exceed the backbone's window.
+    """
+    local = _local_generator(plan, backbone, prompts, device)
+    if ranks.world_size == 1:
+        return local
+    return RankedGenerator(local, ranks, tensor_parallel=plan.config.rollout.tensor_parallel)
+
+
+def _local_generator(plan: Plan, backbone: Backbone, prompts: Prompts, device: torch.device) -> Generator:
+    config = plan.config
+    if config.rollout.engine == "hf":
+        from exgrpo_cli.engines.hf.generator import HFGenerator
+
+        return HFGenerator(backbone.model, max_rows=config.rollout.max_rows, eos_ids=backbone.eos_ids)
+    from exgrpo_cli.engines.vllm.generator import VLLMGenerator
+    from exgrpo_cli.engines.vllm.proof import Canary
+    from exgrpo_cli.engines.vllm.start import VLLMSettings, config_overrides
+
+    folder = locate(config.backbone, config.tiny)
+    settings = VLLMSettings(
+        folder=folder,
+        dtype=config.backbone.dtype,
+        device=device.type,
+        max_tokens=check_window(config, backbone, max(map(len, prompts.values()))),
+        max_rows=config.rollout.max_rows,
+        gpu_memory_fraction=plan.gpu_share,
+        tensor_parallel=config.rollout.tensor_parallel,
+        hf_overrides=config_overrides(
+            folder,
+            rope_theta=config.backbone.rope_theta,
+            max_position_embeddings=config.backbone.max_position_embeddings,
+        ),
+    )
+    canary = Canary.of_prompt(next(iter(prompts.values())), config.rollout.temperature)
+    return VLLMGenerator(settings, eos_ids=backbone.eos_ids, canary=canary)
+
+
+def open_store(parts: Parts, folder: RunFolder, questions: RunQuestions, step: int) -> Store:
+    """The experience store, new or as it stood after `step`; what its ledger holds of later steps is deleted.
+
+    Where nothing is stored its ledger has the visits alone.
+    """
+    config = parts.config
+    is_there = (folder.replay / IDENTITY_FILE).exists()
+    make = partial(Store.open, at_step=step) if is_there else Store.create
+    return make(
+        folder.replay,
+        identity=identity_of(config, parts.backbone.tokenizer, questions, config.rollout.logprobs),
+        rules=config.replay,
+        question_ids=[question.id for question in questions.train],
+    )
+
+
+def identity_of(
+    config: Config, tokenizer: PreTrainedTokenizerBase, questions: RunQuestions, logprob_source: str
+) -> LedgerIdentity:
+    """The identity of a ledger; equal sha256 over vocabulary and special tokens mean equal token ids."""
+    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    return LedgerIdentity(
+        tokenizer_hash=hashlib.sha256(repr((vocabulary, sorted(tokenizer.all_special_ids))).encode()).hexdigest(),
+        template=choose_run_template(config, tokenizer).name,
+        group_size=config.rollout.group_size,
+        questions_hash=questions.train_hash,
+        logprob_source=logprob_source,
+    )

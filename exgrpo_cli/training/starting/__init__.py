@@ -1,1 +1,0 @@
-"""From what was asked for to the first step."""
