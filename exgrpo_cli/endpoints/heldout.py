@@ -3,27 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 from jaxtyping import Int64
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.files import Shape, read_json_lines, require_shape
+from exgrpo_cli.base.files import read_json_lines
 from exgrpo_cli.base.statistics import avg_at_k, compare_paired
 from exgrpo_cli.runs.folder import HELDOUT, RunFolder
 from exgrpo_cli.runs.result import CurvePoint
 
-LINE: Shape = {
-    "step": int,
-    "asked": str,
-    "generated": int,
-    "trained?": int,
-    "samples": int,
-    "correct": str,
-    "valid?": str,
-    "ids": list,
-}
-"""Of `validations.jsonl`."""
 COLLAPSED_BELOW = 0.5
 """Share of its best held-out pass@1 below which a run has collapsed: no noise of a validation loses half."""
 
@@ -35,13 +26,15 @@ FALL_LEVEL = 0.01
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Validation:
-    """One validation: the same questions, in the same order, as every other of its run."""
+    """One line of `validations.jsonl`: the same questions, in the same order, as every other of its run."""
 
     step: int
+    asked: str = HELDOUT
+    """Which questions: held-out ones, or of the training set."""
     generated: int
     """Tokens generated until then."""
     trained: int | None = None
-    """Tokens trained until then; None in runs of earlier versions."""
+    """Tokens trained until then."""
     samples: int
     """Responses to each question."""
     correct: Int64[np.ndarray, " questions"]
@@ -62,27 +55,17 @@ def read_validations(run: Path, asked: str = HELDOUT) -> tuple[Validation, ...]:
     Of a step validated twice the last one counts. Raises InputError for a damaged file; a run without one has none.
     """
     path = RunFolder(run).validations
-    by_step = {}
-    for number, row in enumerate(read_json_lines(path) if path.is_file() else (), start=1):
-        require_shape(row, LINE, f"{path}, line {number}")
-        if row["asked"] == asked:
-            by_step[row["step"]] = Validation(
-                step=row["step"],
-                generated=row["generated"],
-                trained=row.get("trained"),
-                samples=row["samples"],
-                correct=_counts(row["correct"], path),
-                valid=_counts(row["valid"], path) if "valid" in row else None,
-                ids=tuple(row["ids"]),
-            )
+    lines = enumerate(read_json_lines(path) if path.is_file() else (), start=1)
+    found = [_validation(line, f"{path}, line {number}") for number, line in lines]
+    by_step = {each.step: each for each in found if each.asked == asked}
     return tuple(by_step[step] for step in sorted(by_step))
 
 
-def _counts(text: str, path: Path) -> Int64[np.ndarray, " questions"]:
+def _validation(line: dict[str, Any], where: str) -> Validation:
     try:
-        return np.array(text.split(), dtype=np.int64)
-    except ValueError as error:
-        raise InputError(f"{path} is damaged ({error}): restore it from a copy.") from error
+        return msgspec.convert(line, Validation, dec_hook=lambda _, text: np.array(text.split(), dtype=np.int64))
+    except (ValueError, AttributeError) as error:
+        raise InputError(f"{where} is damaged ({error}): restore it from a copy.") from error
 
 
 def curve_of(validations: Sequence[Validation]) -> tuple[CurvePoint, ...]:

@@ -27,7 +27,6 @@ from exgrpo_cli.studies.endpoints import (
     effect_from,
     paired_effect,
     seeds_needed,
-    threshold_of,
     verdict,
 )
 from exgrpo_cli.studies.planning import StudyBase, plan_study
@@ -75,7 +74,7 @@ class Contrast:
     @property
     def threshold(self) -> float:
         """The effect that must be exceeded."""
-        return threshold_of(self.smallest_effect, self.direction)
+        return self.smallest_effect if self.direction == "greater" else -self.smallest_effect
 
     def effect(self, results: Mapping[str, Results]) -> Effect | None:
         """The effect that the contrast is judged by; None where no run of it has finished."""

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float64
@@ -26,13 +26,9 @@ MOST_SEEDS = 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Effect:
-    """A mean difference over seeds with its interval."""
+class Effect(Interval):
+    """A mean difference over seeds with its 95 % interval; the mean itself with one seed."""
 
-    mean: float
-    low: float
-    high: float
-    """Ends of the 95 % interval; the mean itself with one seed."""
     p_value: float | None
     """Two-sided, of the hypothesis that there is no difference; None where nothing varies."""
     seeds: int
@@ -40,11 +36,6 @@ class Effect:
     """Standard error of the mean over seeds and questions; 0 with one seed."""
     spread: float
     """Standard deviation over seeds of the difference, of which `seeds_needed` makes a number; 0 with one seed."""
-
-    @property
-    def interval(self) -> Interval:
-        """The effect with its 95 % interval."""
-        return Interval(mean=self.mean, low=self.low, high=self.high)
 
 
 def effect_over_questions(
@@ -137,11 +128,6 @@ class Verdict(StrEnum):
 Direction = Literal["greater", "no less"]
 
 
-def threshold_of(smallest_effect: float, direction: Direction) -> float:
-    """The effect that separates holding from not holding: "no less" allows a loss smaller than the smallest effect."""
-    return smallest_effect if direction == "greater" else -smallest_effect
-
-
 def verdict(effects: list[Effect], thresholds: list[float], *, needed: int = SEEDS_FOR_A_VERDICT) -> Verdict:
     """Whether each of the effects exceeds its threshold, judged by their intervals.
 
@@ -160,28 +146,24 @@ def verdict(effects: list[Effect], thresholds: list[float], *, needed: int = SEE
     return Verdict.UNDECIDED
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Something that runs are compared by; larger is better. One of the three functions says what it is."""
+    """Something that runs are compared by; larger is better."""
 
     title: str
+    value: Callable[..., Any]
+    """Of a run, an array by held-out question where it is a mean over them; None or empty where it does not tell."""
     bounds: tuple[float, float] = (0.0, 1.0)
     """Where one run's value can lie."""
-    value: Callable[[RunResult], float | None] | None = None
-    """Value of a run; None where the run or its task does not tell."""
-    by_question: Callable[[RunResult], Float64[np.ndarray, " questions"]] | None = None
-    """Values by held-out question, whose mean is the run's value; empty where the run or its task does not tell."""
-    against: Callable[[RunResult, RunResult], float | None] | None = None
-    """Value of a run beside the one with the same seed that it is compared with."""
+    is_paired: bool = False
+    """Whether `value` takes the run of the same seed, which this one is compared with, as well."""
 
-    def of(self, result: RunResult, other: RunResult | None = None) -> float | None:
+    def of(self, result: RunResult, other: RunResult | None) -> float | None:
         """One run's value, compared with `other`; None where the run or its task does not tell."""
-        if self.against is not None:
-            return None if other is None else self.against(result, other)
-        if self.by_question is not None:
-            by_question = self.by_question(result)
-            return float(by_question.mean()) if len(by_question) else None
-        return None if self.value is None else self.value(result)
+        if self.is_paired and other is None:
+            return None
+        value = self.value(result, other) if self.is_paired else self.value(result)
+        return None if value is None or np.size(value) == 0 else float(np.mean(value))
 
 
 def pass_at_1(result: RunResult) -> Float64[np.ndarray, " questions"]:
@@ -199,21 +181,31 @@ def valid_pass_at_1(result: RunResult) -> Float64[np.ndarray, " questions"]:
     return np.array([]) if result.after_valid is None else result.after_valid / result.samples
 
 
+def beyond_pass_at_1(result: RunResult) -> Float64[np.ndarray, " questions"]:
+    """Pass@n less pass@1 of each held-out question."""
+    return pass_at_n(result) - pass_at_1(result)
+
+
 def newly_solved_at_end(result: RunResult) -> float | None:
     """Share of the held-out questions without a correct response before training that have one after it."""
     unsolved = result.before == 0
     return float((result.after[unsolved] > 0).mean()) if unsolved.any() else None
 
 
-def valid_gap(result: RunResult) -> float | None:
-    """Share valid in the third of lowest entropy less that in the third of highest."""
-    traces = result.valid_traces
-    return None if traces is None or traces.low_entropy is None else traces.low_entropy - (traces.high_entropy or 0.0)
+def intact(result: RunResult) -> float | None:
+    """1 where the run did not collapse."""
+    return None if result.collapsed is None else 1.0 - result.collapsed
 
 
 def of_traces(name: str) -> Callable[[RunResult], float | None]:
     """A figure of the run's valid traces."""
     return lambda result: getattr(result.valid_traces, name) if result.valid_traces else None
+
+
+def valid_gap(result: RunResult) -> float | None:
+    """Share valid in the third of lowest entropy less that in the third of highest."""
+    traces = result.valid_traces
+    return None if traces is None or traces.low_entropy is None else traces.low_entropy - (traces.high_entropy or 0.0)
 
 
 def memorised(result: RunResult) -> float | None:
@@ -241,31 +233,25 @@ def at_equal(spent: str) -> Callable[[RunResult, RunResult], float | None]:
     return value
 
 
+SIGNED = (-1.0, 1.0)
 ENDPOINTS: Mapping[str, Endpoint] = {
-    "pass_at_1": Endpoint(title="held-out pass@1", by_question=pass_at_1),
-    "pass_at_n": Endpoint(title="held-out pass@n", by_question=pass_at_n),
-    "valid_pass_at_1": Endpoint(title="held-out pass@1, right in every step", by_question=valid_pass_at_1),
-    "pass_at_1_oat": Endpoint(title="held-out pass@1 by oat", value=lambda result: result.second_graders.get("oat")),
-    "beyond_pass_at_1": Endpoint(
-        title="pass@n less pass@1", by_question=lambda result: pass_at_n(result) - pass_at_1(result)
-    ),
-    "area": Endpoint(title="area under the curve", value=lambda result: result.area),
-    "newly_solved": Endpoint(title="unsolved questions ever solved", value=lambda result: result.newly_solved),
-    "newly_solved_at_end": Endpoint(title="unsolved questions solved at the end", value=newly_solved_at_end),
-    "intact": Endpoint(
-        title="share of runs not collapsed",
-        value=lambda result: None if result.collapsed is None else 1.0 - result.collapsed,
-    ),
-    "valid": Endpoint(title="valid traces", value=of_traces("valid")),
-    "valid_auc": Endpoint(title="AUC of low entropy for valid traces", value=of_traces("auc")),
-    "valid_auc_within": Endpoint(
-        title="AUC of low entropy for valid traces of a question", value=of_traces("auc_within")
-    ),
-    "valid_gap": Endpoint(title="valid, lowest less highest entropy", bounds=(-1.0, 1.0), value=valid_gap),
-    "memorised": Endpoint(title="gain on replayed less on new questions", bounds=(-1.0, 1.0), value=memorised),
+    "pass_at_1": Endpoint("held-out pass@1", pass_at_1),
+    "pass_at_n": Endpoint("held-out pass@n", pass_at_n),
+    "valid_pass_at_1": Endpoint("held-out pass@1, right in every step", valid_pass_at_1),
+    "pass_at_1_oat": Endpoint("held-out pass@1 by oat", lambda result: result.second_graders.get("oat")),
+    "beyond_pass_at_1": Endpoint("pass@n less pass@1", beyond_pass_at_1),
+    "area": Endpoint("area under the curve", lambda result: result.area),
+    "newly_solved": Endpoint("unsolved questions ever solved", lambda result: result.newly_solved),
+    "newly_solved_at_end": Endpoint("unsolved questions solved at the end", newly_solved_at_end),
+    "intact": Endpoint("share of runs not collapsed", intact),
+    "valid": Endpoint("valid traces", of_traces("valid")),
+    "valid_auc": Endpoint("AUC of low entropy for valid traces", of_traces("auc")),
+    "valid_auc_within": Endpoint("AUC of low entropy for valid traces of a question", of_traces("auc_within")),
+    "valid_gap": Endpoint("valid, lowest less highest entropy", valid_gap, SIGNED),
+    "memorised": Endpoint("gain on replayed less on new questions", memorised, SIGNED),
 }
 AT_EQUAL: Mapping[str, Endpoint] = {
-    f"at_equal_{spent}": Endpoint(title=f"pass@1 at equal tokens {spent}", against=at_equal(spent))
+    f"at_equal_{spent}": Endpoint(f"pass@1 at equal tokens {spent}", at_equal(spent), is_paired=True)
     for spent in ("generated", "trained")
 }
 """Endpoints that only a comparison with the baseline has."""
@@ -274,13 +260,11 @@ AT_EQUAL: Mapping[str, Endpoint] = {
 def coverage_endpoints(results: Results) -> dict[str, Endpoint]:
     """pass@k at k = 2, 4, ... up to the fewest responses that a question was given in any of the runs."""
 
-    def endpoint(k: int) -> Endpoint:
-        return Endpoint(
-            title=f"held-out pass@{k}",
-            by_question=lambda result: pass_at_k_by_question(result.after, result.samples, k),
-        )
+    def pass_at(k: int) -> Callable[[RunResult], Float64[np.ndarray, " questions"]]:
+        return lambda result: pass_at_k_by_question(result.after, result.samples, k)
 
-    return {f"pass@{k}": endpoint(k) for k in pass_at_ks(min(run.samples for run in results.values())) if k > 1}
+    ks = pass_at_ks(min(run.samples for run in results.values()))
+    return {f"pass@{k}": Endpoint(f"held-out pass@{k}", pass_at(k)) for k in ks if k > 1}
 
 
 def values_of(endpoint: Endpoint, own: Results, control: Results | None = None) -> dict[int, float]:
@@ -302,8 +286,8 @@ def paired_effect(endpoint: Endpoint, own: Results, control: Results) -> Effect 
         return None
     width = endpoint.bounds[1] - endpoint.bounds[0]
     sizes = {(len(arm[seed].after), arm[seed].samples) for arm in (own, control) for seed in seeds}
-    if endpoint.by_question and len(sizes) == 1:
-        matrix = np.stack([endpoint.by_question(own[seed]) - endpoint.by_question(control[seed]) for seed in seeds])
+    if len(sizes) == 1 and not endpoint.is_paired and np.ndim(endpoint.value(own[seeds[0]])) == 1:
+        matrix = np.stack([endpoint.value(own[seed]) - endpoint.value(control[seed]) for seed in seeds])
         return effect_over_questions(matrix, np.random.default_rng(0), bounds=(-width, width))
     return effect_over_seeds(np.array([mine[seed] - other[seed] for seed in seeds]), bounds=(-width, width))
 
@@ -317,15 +301,12 @@ def effect_from(endpoint: Endpoint, own: Results, reference: float) -> Effect | 
 
 def tokens_to(result: RunResult, target: float) -> float | None:
     """Tokens generated until held-out pass@1 first reached `target`, between validations by a straight line."""
-    last = None
-    for point in result.curve:
-        if point.pass_at_1 >= target:
-            if last is None or point.pass_at_1 == last.pass_at_1:
-                return float(point.generated)
-            share = (target - last.pass_at_1) / (point.pass_at_1 - last.pass_at_1)
-            return last.generated + share * (point.generated - last.generated)
-        last = point
-    return None
+    reached = next((at for at, point in enumerate(result.curve) if point.pass_at_1 >= target), None)
+    if reached is None:
+        return None
+    last, point = result.curve[max(0, reached - 1)], result.curve[reached]
+    share = (target - last.pass_at_1) / (point.pass_at_1 - last.pass_at_1) if reached else 0.0
+    return last.generated + share * (point.generated - last.generated)
 
 
 def tokens_to_match(own: RunResult, control: RunResult) -> float | None:

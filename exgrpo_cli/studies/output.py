@@ -1,6 +1,6 @@
 """A study's report as tables, figures and files: `results.json`, `report.md`, `table.tex` and the figures."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -80,40 +80,34 @@ def study_json(study: Study, report: StudyReport) -> dict[str, Any]:
 def score_rows(report: StudyReport) -> Rows:
     """Held-out pass@1 of every arm and its difference from the baseline; pass@k at the largest k stands last."""
     against = f"minus {report.baselines[0]}" if len(report.baselines) == 1 else "minus its baseline"
-    columns: dict[str, Callable[[ArmReport], str]] = {
-        "arm": lambda arm: arm.name,
-        "seeds": lambda arm: str(len(arm.seeds)),
-        "before": lambda arm: "" if arm.before is None else f"{arm.before:.3f}",
-        "after": lambda arm: f"{arm.main.score.mean:.3f}",
-        "95 %": lambda arm: span(arm.main.score) if len(arm.seeds) > 1 else "one seed",
-        against: lambda arm: _difference(arm.main),
-        "p (Holm)": lambda arm: _p_value(arm.main),
-        "s/run": lambda arm: f"{arm.totals['seconds']:.0f}",
-    }
-    rows = _rows(columns, report.arms)
+    header = ["arm", "seeds", "before", "after", "95 %", against, "p (Holm)", "s/run"]
+    rows = []
+    for arm in report.arms:
+        after, *compared = _cells(arm.main)
+        within = span(arm.main) if len(arm.seeds) > 1 else "one seed"
+        seconds = f"{arm.totals['seconds']:.0f}"
+        rows.append([arm.name, str(len(arm.seeds)), f"{arm.before:.3f}", after, within, *compared, seconds])
     if ks := [arm.coverage[0] for arm in report.arms if arm.coverage]:
-        rows[0] += [ks[0], against, "p (Holm)"]
-        for row, arm in zip(rows[1:], report.arms, strict=True):
-            found = arm.coverage[1] if arm.coverage else None
-            row += [f"{found.score.mean:.3f}", _difference(found), _p_value(found)] if found else ["", "", ""]
-    return rows
+        header += [ks[0], against, "p (Holm)"]
+        for row, arm in zip(rows, report.arms, strict=True):
+            row += _cells(arm.coverage[1] if arm.coverage else None)
+    return [header, *rows]
 
 
 def endpoint_rows(report: StudyReport) -> Rows:
     """The other endpoints that the runs tell, one column each, with the difference from the baseline."""
     names = [name for name in OTHERS if any(name in arm.endpoints for arm in report.arms)]
-    header = ["arm", *(OTHERS[name] for name in names), "tokens to the baseline's score"]
-    return [header] + [
-        [arm.name, *(_value(arm.endpoints.get(name)) for name in names), _match(arm)] for arm in report.arms
-    ]
+    rows = [["arm", *(OTHERS[name] for name in names), "tokens to the baseline's score"]]
+    for arm in report.arms:
+        cells = [_cells(arm.endpoints.get(name)) for name in names]
+        rows.append([arm.name, *(f"{mean} ({by})" if by else mean for mean, by, _ in cells), _match(arm)])
+    return rows
 
 
 def spending_rows(report: StudyReport) -> Rows:
     """Means over seeds of what the arms spent, and the steps at which their fresh questions leave the baseline's."""
-    rows = [
-        ["arm", *SPENT],
-        *([arm.name, *(f"{arm.totals[name]:,.0f}" for name in SPENT.values())] for arm in report.arms),
-    ]
+    rows = [["arm", *SPENT]]
+    rows += [[arm.name, *(f"{arm.totals[name]:,.0f}" for name in SPENT.values())] for arm in report.arms]
     if any(arm.divergence for arm in report.arms):
         cells = ["fresh questions part at step", *(_divergence(arm.divergence) for arm in report.arms)]
         rows = [[*row, cell] for row, cell in zip(rows, cells, strict=True)]
@@ -122,40 +116,34 @@ def spending_rows(report: StudyReport) -> Rows:
 
 def claim_rows(outcomes: Sequence[Outcome]) -> Rows:
     """The table of claims: the effect is that of the contrast furthest from holding."""
-    columns: dict[str, Callable[[Outcome], str]] = {
-        "claim": lambda found: found.claim.title,
-        "regime": lambda found: found.claim.regime,
-        "contrast": lambda found: str(found.weakest[0]),
-        "effect": lambda found: f"{effect.mean:+.3f}" if (effect := found.weakest[1]) else "",
-        "95 %": lambda found: span(effect.interval) if (effect := found.weakest[1]) and effect.seeds > 1 else "",
-        "verdict": lambda found: found.verdict.value,
-        "seeds": lambda found: f"{found.seeds} of {len(found.claim.seeds)}",
-        "tokens": lambda found: f"{found.generated / 1e6:.1f} M",
-        "time": lambda found: duration(found.seconds),
-    }
-    return _rows(columns, outcomes)
+    rows = [["claim", "regime", "contrast", "effect", "95 %", "verdict", "seeds", "tokens", "time"]]
+    for found in outcomes:
+        contrast, effect = found.weakest
+        rows.append(
+            [
+                found.claim.title,
+                found.claim.regime,
+                str(contrast),
+                f"{effect.mean:+.3f}" if effect else "",
+                span(effect) if effect and effect.seeds > 1 else "",
+                found.verdict.value,
+                f"{found.seeds} of {len(found.claim.seeds)}",
+                f"{found.generated / 1e6:.1f} M",
+                duration(found.seconds),
+            ]
+        )
+    return rows
 
 
-def _rows(columns: Mapping[str, Callable[[Any], str]], things: Iterable[Any]) -> Rows:
-    return [list(columns), *([cell(thing) for cell in columns.values()] for thing in things)]
-
-
-def _value(found: Compared | None) -> str:
+def _cells(found: Compared | None) -> list[str]:
+    """Mean, difference from the baseline with its interval, and p-value; empty where there is none."""
     if found is None:
-        return ""
-    difference = _difference(found)
-    return f"{found.score.mean:.3f}" + (f" ({difference})" if difference else "")
-
-
-def _difference(found: Compared) -> str:
-    effect = found.difference
+        return ["", "", ""]
+    effect, mean = found.difference, f"{found.mean:.3f}"
     if effect is None:
-        return ""
-    return f"{effect.mean:+.3f}" + (f" {span(effect.interval)}" if effect.seeds > 1 else "")
-
-
-def _p_value(found: Compared) -> str:
-    return "" if found.difference is None or found.p_holm is None else f"{found.p_holm:.3f}"
+        return [mean, "", ""]
+    difference = f"{effect.mean:+.3f}" + (f" {span(effect)}" if effect.seeds > 1 else "")
+    return [mean, difference, "" if found.p_holm is None else f"{found.p_holm:.3f}"]
 
 
 def _divergence(by_seed: Mapping[int, int | None]) -> str:
@@ -203,45 +191,42 @@ def markdown(rows: Rows) -> str:
 
 def latex(rows: Rows) -> str:
     """Rows as a complete LaTeX tabular (booktabs)."""
-    lines = [latex_row([escape(cell) for cell in row]) for row in rows]
-    layout = "l" + "r" * (len(rows[0]) - 1)
-    parts = [rf"\begin{{tabular}}{{{layout}}}", r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"]
-    return "\n".join([*parts, r"\end{tabular}"]) + "\n"
+    header, *lines = [latex_row([escape(cell) for cell in row]) for row in rows]
+    begin = rf"\begin{{tabular}}{{l{'r' * (len(rows[0]) - 1)}}}"
+    return "\n".join([begin, r"\toprule", header, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
 def study_figures(study: Study, report: StudyReport) -> "dict[str, Figure]":
     """The figures by name; all of held-out questions, since arms do not share the questions that they train on."""
-    results, regimes, baselines = study.results(), regimes_by_arm(study.arms), report.baselines
+    results, regimes = study.results(), regimes_by_arm(study.arms)
+    own = {arm.name: arm.main.seeds for arm in report.arms}
+
+    def score(arm: ArmReport, found: Interval, seeds: Sequence[float]) -> ArmScore:
+        name, regime = arm.name, regimes[arm.name]
+        return ArmScore(name=name, regime=regime, mean=found.mean, low=found.low, high=found.high, seeds=seeds)
+
+    def by_seed(arm: ArmReport) -> list[float]:
+        other = own.get(arm.baseline, {})
+        return [value - other[seed] for seed, value in own[arm.name].items() if seed in other]
+
+    scores = [score(arm, arm.main, list(own[arm.name].values())) for arm in report.arms]
+    differences = [score(arm, effect, by_seed(arm)) for arm in report.arms if (effect := arm.main.difference)]
     curves = [arm_curve(arm.name, results[arm.name], regimes[arm.name]) for arm in report.arms]
-    scores = [_score(arm.name, regimes[arm.name], arm.main.score, list(arm.main.seeds.values())) for arm in report.arms]
-    differences = [
-        _score(arm.name, regimes[arm.name], effect.interval, _differences_by_seed(arm, report))
-        for arm in report.arms
-        if (effect := arm.main.difference) is not None
-    ]
     memorised = {
         arm.name: [found for each in results[arm.name].values() if (found := each.memorising)]
         for arms in by_regime(scores).values()
         for arm in arms
     }
+    said: dict[str, Any] = {"baselines": report.baselines, "measure": TITLE}
     figures = {
-        "ablation": arm_comparison(scores, baselines=baselines, measure=TITLE),
-        "differences": paired_differences(differences, baselines=baselines, measure=TITLE),
-        "curves": arm_curves(curves, baselines=baselines, measure=TITLE),
-        "curves-tokens": arm_curves(curves, baselines=baselines, measure=TITLE, tokens=True),
+        "ablation": arm_comparison(scores, **said),
+        "differences": paired_differences(differences, **said),
+        "curves": arm_curves(curves, **said),
+        "curves-tokens": arm_curves(curves, **said, tokens=True),
         "memorising": memorising_figure(memorised),
         "claims": claims_figure(_claim_effects(study)),
     }
     return {name: drawn for name, drawn in figures.items() if drawn is not None}
-
-
-def _score(name: str, regime: str, score: Interval, seeds: list[float]) -> ArmScore:
-    return ArmScore(name=name, regime=regime, mean=score.mean, low=score.low, high=score.high, seeds=seeds)
-
-
-def _differences_by_seed(arm: ArmReport, report: StudyReport) -> list[float]:
-    baseline = next((other.main.seeds for other in report.arms if other.name == arm.baseline), {})
-    return [value - baseline[seed] for seed, value in arm.main.seeds.items() if seed in baseline]
 
 
 def _claim_effects(study: Study) -> list[ClaimEffect]:

@@ -7,8 +7,8 @@ that share a baseline.
 
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,29 +39,19 @@ MAIN = "pass_at_1"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Compared:
-    """One endpoint of one arm."""
+class Compared(Interval):
+    """One endpoint of one arm: its mean over seeds with Student's interval."""
 
     seeds: dict[int, float]
     """Value by seed."""
-    score: Interval
     difference: Effect | None = None
     """To the baseline; None for the baseline itself and where no seed is common."""
     p_holm: float | None = None
     """The difference's p-value, adjusted for the arms that share the baseline."""
 
     def to_json(self) -> dict[str, Any]:
-        """The figure as `results.json` has it."""
-        found = self.difference
-        return {
-            "mean": self.score.mean,
-            "low": self.score.low,
-            "high": self.score.high,
-            "seeds": {str(seed): value for seed, value in self.seeds.items()},
-            "difference": found and {name: getattr(found, name) for name in ("mean", "low", "high", "seeds", "spread")},
-            "p_value": found.p_value if found else None,
-            "p_holm": self.p_holm,
-        }
+        """The figures as `results.json` has them."""
+        return {**asdict(self), "p_value": self.difference.p_value if self.difference else None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +61,7 @@ class ArmReport:
     name: str
     baseline: str
     seeds: tuple[int, ...]
-    before: float | None
+    before: float
     """Held-out pass@1 before training, mean over seeds."""
     endpoints: dict[str, Compared]
     """By name of the endpoint, those that the runs tell; pass@k as `pass@<k>`; of AT_EQUAL all but the baseline's."""
@@ -103,20 +93,20 @@ class ArmReport:
 
     def to_json(self) -> dict[str, Any]:
         """The arm as `results.json` has it."""
-        coverage = [name for name in self.endpoints if name.startswith("pass@")]
-        others = [name for name in self.endpoints if name not in (MAIN, *coverage)]
+        endpoints = {name: each.to_json() for name, each in self.endpoints.items()}
+        coverage = [name for name in endpoints if name.startswith("pass@")]
         return {
-            **self.main.to_json(),
+            **endpoints.pop(MAIN),
             "baseline": self.baseline,
             "before": self.before,
-            "pass_at_k": {name.removeprefix("pass@"): self.endpoints[name].to_json() for name in coverage},
-            "endpoints": {name: self.endpoints[name].to_json() for name in others},
+            "pass_at_k": {name.removeprefix("pass@"): endpoints.pop(name) for name in coverage},
+            "endpoints": endpoints,
             "tokens_to_match": {"mean": self.match, "reached": self.matched[0], "seeds": self.matched[1]},
             "wall_seconds": self.totals["seconds"],
             "tokens": {name: self.totals[name] for name in ("generated", "trained", "scored")},
             "steps": self.totals["steps"],
             "updates": self.totals["updates"],
-            "fresh_questions_part": {str(seed): step for seed, step in self.divergence.items()},
+            "fresh_questions_part": self.divergence,
         }
 
 
@@ -130,43 +120,38 @@ class StudyReport:
     arms: tuple[ArmReport, ...]
 
     @property
-    def warnings(self) -> tuple[str, ...]:
+    def warnings(self) -> list[str]:
         """Remarks that a reader of the intervals must know."""
-        return tuple(self._warnings())
-
-    def _warnings(self) -> Iterator[str]:
+        found = []
         if few := [arm.name for arm in self.arms if len(arm.seeds) < FEW_SEEDS]:
-            yield (
+            found.append(
                 f"fewer than {FEW_SEEDS} seeds in {', '.join(few)}: these intervals say next to nothing; add seeds "
                 "(--seeds) before reading a difference."
             )
-        for arm in self.arms:
-            if arm.is_baseline_again:
-                yield (
-                    f"{arm.name} produced exactly {arm.baseline}'s results, question by question: its setting never "
-                    "took effect in these runs. Give it more of the budget, or look at what it waits for (exgrpo train "
-                    "--dry-run)."
-                )
-        for arm in self.arms:
-            if arm.unlike_starts:
-                yield (
-                    f"{arm.name} did not start as {arm.baseline} did (seeds {', '.join(map(str, arm.unlike_starts))}): "
-                    "their held-out answers differ before training. Other settings made the model, or a machine of "
-                    "another kind, and the differences have that in them."
-                )
+        found += [
+            f"{arm.name} produced exactly {arm.baseline}'s results, question by question: its setting never took "
+            "effect in these runs. Give it more of the budget, or look at what it waits for (exgrpo train --dry-run)."
+            for arm in self.arms
+            if arm.is_baseline_again
+        ]
+        found += [
+            f"{arm.name} did not start as {arm.baseline} did (seeds {', '.join(map(str, arm.unlike_starts))}): their "
+            "held-out answers differ before training. Other settings made the model, or a machine of another kind, "
+            "and the differences have that in them."
+            for arm in self.arms
+            if arm.unlike_starts
+        ]
         updates = {arm.name: arm.totals["updates"] for arm in self.arms}
         for name in self.baselines:
             usual = updates.get(name, 0.0)
-            unlike = [
-                f"{arm.name} {updates[arm.name]:.0f}"
-                for arm in self.arms
-                if arm.baseline == name and not usual / UNLIKE <= updates[arm.name] <= usual * UNLIKE
-            ]
+            of_arms = {arm.name: updates[arm.name] for arm in self.arms if arm.baseline == name}
+            unlike = [f"{arm} {n:.0f}" for arm, n in of_arms.items() if not usual / UNLIKE <= n <= usual * UNLIKE]
             if usual and unlike:
-                yield (
-                    f"updates differ: {name} {usual:.0f}, {', '.join(unlike)}. More of them act like a higher learning "
-                    "rate; --vary optim.learning_rate=... tells the two apart."
+                found.append(
+                    f"updates differ: {name} {usual:.0f}, {', '.join(unlike)}. More of them act like a higher "
+                    "learning rate; --vary optim.learning_rate=... tells the two apart."
                 )
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """The study as `results.json` has it."""
@@ -174,7 +159,7 @@ class StudyReport:
             "arms": {arm.name: arm.to_json() for arm in self.arms},
             "baseline": ", ".join(self.baselines),
             "equal": self.equal,
-            "warnings": list(self.warnings),
+            "warnings": self.warnings,
         }
 
 
@@ -199,11 +184,8 @@ def report_arm(arm: Arm, results: Mapping[str, Results]) -> ArmReport:
     compared = {}
     for name, endpoint in {**ENDPOINTS, **coverage_endpoints(own), **AT_EQUAL}.items():
         if values := values_of(endpoint, own, control):
-            compared[name] = Compared(
-                seeds=values,
-                score=t_interval(list(values.values()), bounds=endpoint.bounds),
-                difference=paired_effect(endpoint, own, control),
-            )
+            score = t_interval(list(values.values()), bounds=endpoint.bounds)
+            compared[name] = Compared(**asdict(score), seeds=values, difference=paired_effect(endpoint, own, control))
     matched = sorted(own.keys() & control.keys())
     shares = [share for seed in matched if (share := tokens_to_match(own[seed], control[seed])) is not None]
     spent = [result.totals for result in own.values()]
@@ -238,20 +220,13 @@ def with_holm(arms: Sequence[ArmReport]) -> tuple[ArmReport, ...]:
         for name, found in arm.endpoints.items():
             if found.difference is not None and found.difference.p_value is not None:
                 families[arm.baseline, name][arm.name] = found.difference.p_value
-    adjusted = {
-        (arm, name): p_value
-        for (_, name), family in families.items()
-        for arm, p_value in zip(family, holm(list(family.values())), strict=True)
-    }
-    return tuple(
-        replace(
-            arm,
-            endpoints={
-                name: replace(each, p_holm=adjusted.get((arm.name, name))) for name, each in arm.endpoints.items()
-            },
-        )
-        for arm in arms
-    )
+    adjusted = {key: dict(zip(family, holm(list(family.values())), strict=True)) for key, family in families.items()}
+
+    def with_own(arm: ArmReport) -> dict[str, Compared]:
+        p_values = {name: adjusted.get((arm.baseline, name), {}).get(arm.name) for name in arm.endpoints}
+        return {name: replace(each, p_holm=p_values[name]) for name, each in arm.endpoints.items()}
+
+    return tuple(replace(arm, endpoints=with_own(arm)) for arm in arms)
 
 
 def divergence_by_arm(study: Study) -> dict[str, dict[int, int | None]]:

@@ -19,8 +19,7 @@ from exgrpo_cli.endpoints.heldout import (
     newly_solved,
     read_validations,
 )
-from exgrpo_cli.endpoints.memorising import rates, same_level_weights, weighted
-from exgrpo_cli.endpoints.traces import auc
+from exgrpo_cli.endpoints.measure import auc, pass_rates, same_level_weights
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.runs.manifest import values_digest
 from exgrpo_cli.runs.result import Memorising, PassRates, config_hash, find_results, read_result, write_result
@@ -54,15 +53,6 @@ def test_newly_solved_at_the_end_asks_each_run_once() -> None:
     assert newly_solved_at_end(result_of([0, 1], before=[1, 2])) is None
 
 
-def test_a_result_whose_counts_are_of_other_questions_is_refused(tmp_path: Path) -> None:
-    for before in ([1, 2], None):
-        values = result_of([1, 2, 3]).to_json() | {"before": before and "1 2"}
-        del values["checksum"]
-        (tmp_path / "x.result.json").write_text(json.dumps(values | {"checksum": values_digest(values)}))
-        with pytest.raises(InputError, match="not the result of a run"):
-            read_result(tmp_path / "x.result.json")
-
-
 def test_a_fall_is_told_when_it_is_clear_and_once() -> None:
     """Of 4 responses each: 3 right before training and at first, then 1, then none; half of them recover."""
     before, same = validation(0, *[3] * 40), validation(5, *[3] * 40)
@@ -88,6 +78,9 @@ def test_validations_are_read_by_step_and_the_last_of_a_step_counts(tmp_path: Pa
     assert read_validations(tmp_path, "train")[0].ids == ("a",)
     folder.cut_back(3, validates_again=False)
     assert [each.step for each in read_validations(tmp_path)] == [0, 3]
+    folder.append_validation({"step": 4, "asked": "heldout", "generated": 7, "samples": 4, "correct": "4 x", "ids": []})
+    with pytest.raises(InputError, match=r"validations\.jsonl, line 5 is damaged .*restore it from a copy"):
+        read_validations(tmp_path)
 
 
 def test_never_seen_questions_get_the_levels_of_the_replayed_ones() -> None:
@@ -95,44 +88,38 @@ def test_never_seen_questions_get_the_levels_of_the_replayed_ones() -> None:
     weights = same_level_weights(["2", "2", "9"], {"9": 3, "2": 1})
     before, after = validation(0, 4, 4, 0), validation(5, 4, 4, 2)
     # Easy 1.0, hard 0 then 0.5: 1/4 + 3/4 * 0 and 1/4 + 3/4 * 0.5.
-    assert weighted([before, after], weights) == PassRates(questions=3, before=0.25, after=0.625)
+    assert pass_rates([before, after], weights) == PassRates(questions=3, before=0.25, after=0.625)
     assert same_level_weights(["2", "2"], {"9": 3}).tolist() == [1.0, 1.0]
-    none = rates([before, after], np.array([False, False, False]))
-    assert none == PassRates(questions=0, before=None, after=None)
-    assert rates([before, after], np.array([False, False, True])) == PassRates(questions=1, before=0.0, after=0.5)
+    none, last = np.array([False, False, False]), np.array([False, False, True])
+    assert pass_rates([before, after], none) == PassRates(questions=0, before=None, after=None)
+    assert pass_rates([before, after], last) == PassRates(questions=1, before=0.0, after=0.5)
 
 
-def test_the_auc_counts_pairs() -> None:
+def test_the_auc_counts_pairs_over_all_or_within_a_question() -> None:
     """Valid 0.1, 0.4; invalid 0.3, 0.4: pairs below 1, 1, 0 and a tie of one half: 2.5 of 4."""
-    entropy, valid = np.array([0.1, 0.4, 0.3, 0.4]), np.array([True, True, False, False])
-    assert auc(entropy, valid, np.zeros(len(valid), dtype=np.int64)) == 2.5 / 4
-    assert auc(entropy[:2], valid[:2], np.zeros(2, dtype=np.int64)) is None
-
-
-def test_pairs_of_one_question_alone_leave_its_difficulty_out() -> None:
+    entropy, valid, one = np.array([0.1, 0.4, 0.3, 0.4]), np.array([True, True, False, False]), np.zeros(4, dtype=int)
+    assert auc(entropy, valid, one) == 2.5 / 4
+    assert auc(entropy[:2], valid[:2], one[:2]) is None
     # Responses to the second, harder question are less certain: over all entropy tells, within a question it does not.
     entropy, valid = np.array([0.1, 0.2, 0.3, 1.1, 1.2, 1.3]), np.array([True, False, True, False, True, False])
-    question = np.array([4, 4, 4, 9, 9, 9])
-    assert auc(entropy, valid, np.zeros(6, dtype=np.int64)) == 6 / 9
-    assert auc(entropy, valid, question) == (1 + 1) / (2 + 2)
+    assert auc(entropy, valid, np.zeros(6, dtype=int)) == 6 / 9
+    assert auc(entropy, valid, np.array([4, 4, 4, 9, 9, 9])) == (1 + 1) / (2 + 2)
     assert auc(entropy, valid, np.arange(6)) is None
 
 
 def test_the_hash_tells_settings_apart_and_forgets_seed_and_machine() -> None:
     plain = build_config()
-    assert config_hash(build_config(options={"run": {"seed": 7, "threads": 3, "plots": False}})) == config_hash(plain)
-    assert config_hash(build_config(method="grpo")) != config_hash(plain)
-    assert config_hash(build_config(regime="sparse")) != config_hash(plain)
-    assert config_hash(build_config(options={"optim": {"learning_rate": 1e-4}})) != config_hash(plain)
+
+    def hashed(*assignments: str, **presets: str) -> str:
+        return config_hash(build_config(assignments=assignments, **presets))
+
+    same = hashed("run.seed=7", "run.threads=3", "run.plots=false")
+    assert same == config_hash(plain) == hashed("backbone.dtype=bfloat16", "rollout.logprobs=trainer")
     started = replace(plain, optim=replace(plain.optim, horizon=plain.run.steps))
-    assert config_hash(started) == config_hash(plain)
-    hashes = {
-        name: config_hash(build_config(assignments=[f"rollout.logprobs={name}"]))
-        for name in ("trainer", "sampler", "engine")
-    }
-    assert hashes["sampler"] == config_hash(plain) and len(set(hashes.values())) == 3
-    in_bfloat16 = ["backbone.dtype=bfloat16", "rollout.logprobs=trainer"]
-    assert config_hash(build_config(assignments=in_bfloat16)) == config_hash(plain)
+    assert config_hash(started) == config_hash(plain) == hashed("rollout.logprobs=sampler")
+    others = [hashed(method="grpo"), hashed(regime="sparse"), hashed("optim.learning_rate=1e-4")]
+    others += [hashed(f"rollout.logprobs={name}") for name in ("trainer", "engine")]
+    assert len({config_hash(plain), *others}) == 6
 
 
 def test_a_result_is_read_as_it_was_written_and_a_damaged_one_is_named(tmp_path: Path) -> None:
@@ -151,10 +138,10 @@ def test_a_result_is_read_as_it_was_written_and_a_damaged_one_is_named(tmp_path:
     with pytest.raises(InputError, match=r"arm-3\.result\.json has changed since its run wrote it: restore it"):
         read_result(path)
     del values["checksum"]
-    for damage in ({"format": 9}, {"totals": None}, {"after": "4 x"}):
+    for damage in ({"format": 9}, {"totals": None}, {"after": "4 x"}, {"before": "1 2"}, {"before": None}):
         damaged = values | damage
         path.write_text(json.dumps(damaged | {"checksum": values_digest(damaged)}))
-        with pytest.raises(InputError, match=r"arm-3\.result\.json is"):
+        with pytest.raises(InputError, match=r"arm-3\.result\.json is (not the result of a run|of another format)"):
             read_result(path)
     figure = memorising_figure({"a": [memorising], "b": []})
     assert figure is not None and len(figure.axes[0].lines) == 4

@@ -1,5 +1,7 @@
 """Endpoints read from a ledger: valid traces of sums modulo m against guesses, and which questions were replayed."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +14,7 @@ from exgrpo_cli.base.types import Question
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.sections.data import ModularSettings
 from exgrpo_cli.config.settings import to_toml
-from exgrpo_cli.endpoints.memorising import replayed_questions
-from exgrpo_cli.endpoints.traces import valid_traces
+from exgrpo_cli.endpoints.measure import replayed_questions, valid_traces
 from exgrpo_cli.models.tokenizer import make_tokenizer
 from exgrpo_cli.questions.made.sums import make_modular
 from exgrpo_cli.questions.question_file import write_questions
@@ -27,11 +28,9 @@ SURE, UNSURE = 0.1, 0.9
 
 def worked_out(question: Question) -> str:
     """Left to right: (7+5+8)%5=? as 7+5=2, 2+8=0."""
-    text = question.prompt[-1].content
-    terms = [int(term) for term in text[1 : text.index(")")].split("+")]
-    modulus = int(text[text.index("%") + 1 : text.index("=")])
-    lines, value = [], terms[0]
-    for term in terms[1:]:
+    first, *terms, modulus = map(int, re.findall(r"\d+", question.prompt[-1].content))
+    lines, value = [], first
+    for term in terms:
         lines.append(f"{value}+{term}={(value + term) % modulus}")
         value = (value + term) % modulus
     return "\n".join(lines) + f"\n</think>\n\\boxed{{{value}}}"
@@ -52,9 +51,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_text(folder / "config.toml", to_toml(build_config(options={"data": {"train": "modular"}})))
     write_json_lines(folder / "metrics.jsonl", [{"step": 1, "phase": "mixed"}])
     ids = [question.id for question in QUESTIONS]
-    buffer = Store.create(
-        folder / "replay", identity=IDENTITY, rules=Replace(), question_ids=ids
-    )  # fmt: skip
+    buffer = Store.create(folder / "replay", identity=IDENTITY, rules=Replace(), question_ids=ids)
     for question in QUESTIONS:
         answers = {worked_out(question): SURE, guessed(question): SURE if question is QUESTIONS[-1] else UNSURE}
         rows = []
@@ -62,16 +59,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             tokens = np.array(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
             logprobs = np.full(len(tokens), -0.5, dtype=np.float32)
             rows.append(FreshRow(token_ids=tokens, behaviour_logprobs=logprobs, entropy=entropy, nll=0.5))
-        record(buffer, 
-            Visit(
-                question_id=question.id, step=1, weight_version=1, success_count=2, num_fresh_successes=2,
-                num_replayed=0, verifier_failed=False, rows=rows,
-            )
+        visit = Visit(
+            question_id=question.id, step=1, weight_version=1, success_count=2, num_fresh_successes=2,
+            num_replayed=0, verifier_failed=False, rows=rows,
         )  # fmt: skip
+        record(buffer, visit)
     buffer.flush(1)
-    drawn = draw(buffer, 1, 2, np.random.default_rng(0))
-    candidates = candidates_of(buffer, drawn[0])
-    replay(buffer, 2, candidates, 0)
+    replay(buffer, 2, candidates_of(buffer, draw(buffer, 1, 2, np.random.default_rng(0))[0]), 0)
     buffer.flush(2)
     return folder
 
@@ -82,15 +76,12 @@ def test_lucky_guesses_are_told_from_working_that_holds(run: Path) -> None:
     assert found is not None and found.trajectories == 12 and found.valid == 0.5
     assert found.auc == pytest.approx(5.5 / 6)
     assert found.low_entropy == 1.0 and found.high_entropy == 0.0
-
-
-def test_a_task_that_cannot_tell_has_none(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    plain = [Question(id=q.id, prompt=q.prompt, answer=q.answer, source="s", level="2") for q in QUESTIONS]
-    write_questions(tmp_path / "data" / "train.parquet", plain, {})
-    assert valid_traces(tmp_path) is None
-
-
-def test_the_replayed_question_is_known(run: Path) -> None:
     assert len(replayed_questions(run)) == 1 and replayed_questions(run) <= {question.id for question in QUESTIONS}
     assert replayed_questions(run / "data") == frozenset()
+
+
+def test_a_task_that_cannot_tell_has_none(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    plain = [replace(question, source="s") for question in QUESTIONS]
+    write_questions(tmp_path / "data" / "train.parquet", plain, {})
+    assert valid_traces(tmp_path) is None

@@ -38,7 +38,7 @@ def test_arms_of_like_pass_at_1_are_told_apart_by_what_they_reach() -> None:
     assert baseline.endpoints["pass@4"].difference is None
     # pass@2 of 2 right in 4: 1 - C(2,2) / C(4,2) = 5/6; seed 0 has three such questions of four.
     assert replay.endpoints["pass@2"].seeds[0] == pytest.approx(3 / 4 * 5 / 6)
-    assert replay.to_json()["pass_at_k"]["4"]["seeds"] == {"0": 0.75, "1": 1.0}
+    assert replay.to_json()["pass_at_k"]["4"]["seeds"] == {0: 0.75, 1: 1.0}
     lines = markdown(score_rows(report())).splitlines()
     assert lines[0].endswith("| pass@4 | minus on-policy | p (Holm) |")
     assert "| 0.875 | +0.375 " in lines[2]
@@ -96,8 +96,8 @@ def test_arms_that_did_not_start_alike_are_named() -> None:
 
 def test_intervals_of_few_seeds_stay_where_rates_live() -> None:
     replay = report().arms[0]
-    assert replay.main.score.low == 0.0 and replay.main.score.high == 1.0
-    assert replay.endpoints["pass@4"].score.high == 1.0
+    assert replay.main.low == 0.0 and replay.main.high == 1.0
+    assert replay.endpoints["pass@4"].high == 1.0
 
 
 def test_p_values_are_adjusted_for_the_arms_that_share_a_baseline() -> None:

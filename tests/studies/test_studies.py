@@ -206,7 +206,7 @@ def test_a_study_runs_compares_and_is_not_run_again(
     }
     for name in after:
         assert report["arms"][name]["mean"] == after[name]["pass_at_1"]
-        assert report["arms"][name]["seeds"] == {"0": after[name]["pass_at_1"]}
+        assert report["arms"][name]["seeds"] == {0: after[name]["pass_at_1"]}
     difference = after["ent:min"]["pass_at_1"] - after["on-policy"]["pass_at_1"]
     assert report["arms"]["ent:min"]["difference"]["mean"] == pytest.approx(difference)
     row = next(
@@ -216,7 +216,7 @@ def test_a_study_runs_compares_and_is_not_run_again(
     # Two samples a question in these runs: coverage is pass@2, compared as pass@1 is.
     coverage = {name: found["pass_at_k"]["2"]["value"] for name, found in after.items()}
     compared = report["arms"]["ent:min"]["pass_at_k"]
-    assert set(compared) == {"2"} and compared["2"]["seeds"] == {"0": coverage["ent:min"]}
+    assert set(compared) == {"2"} and compared["2"]["seeds"] == {0: coverage["ent:min"]}
     assert compared["2"]["difference"]["mean"] == pytest.approx(coverage["ent:min"] - coverage["on-policy"])
     assert report["warnings"] and "fewer than 3 seeds" in report["warnings"][0]
     assert coverage["ent:min"] >= after["ent:min"]["pass_at_1"]
