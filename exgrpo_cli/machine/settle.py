@@ -1,7 +1,6 @@
 """A configuration settled on a machine, once, before anything starts; what the run needs there, and what is missing."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from typing import Any
@@ -62,7 +61,11 @@ def settle(config: Config, machine: Machine, ranks: Ranks = ALONE, *, fetch: boo
     if not world:
         world = (shape and fewest_gpus(shape, config, gpu_memory_bytes=REFERENCE_GPU_BYTES)) or 1
     plan = Plan(config=config, machine=machine, ranks=world, shape=shape, notes=tuple(notes))
-    return config, replace(plan, notes=(*notes, *plan.share_note()))
+    asked = config.rollout.gpu_memory_fraction
+    if on_gpu and plan.gpu_share != asked:
+        share = f"rollout.gpu_memory_fraction = {plan.gpu_share:.2f} instead of {asked:g}"
+        plan = replace(plan, notes=(*notes, f"{share}: what the trainer leaves of the GPU"))
+    return config, plan
 
 
 def needs_gpu(config: Config) -> bool:
@@ -117,26 +120,16 @@ class Plan:
         asked = self.config.rollout.gpu_memory_fraction
         return (self.memory.gpu_memory_fraction if self.memory else 0) or asked
 
-    def memory_of(self, longest_prompt: int | None, config: Config | None = None, times: int = 1) -> MemoryPlan:
-        """Memory with prompts of so many tokens, also of another `config`, on so many `times` the ranks."""
+    def memory_of(self, longest_prompt: int | None) -> MemoryPlan:
+        """Memory with prompts of so many tokens."""
         assert self.shape is not None, "without a shape there is no plan of memory"
         return memory_plan(
             self.shape,
-            config or self.config,
-            gpus=times * self.ranks,
+            self.config,
+            gpus=self.ranks,
             on_gpu=self.on_gpu,
             gpu_bytes=self.gpu_bytes,
             longest_prompt=longest_prompt,
-        )
-
-    def share_note(self) -> tuple[str, ...]:
-        """A lowered share of the GPU, as the run says it."""
-        asked = self.config.rollout.gpu_memory_fraction
-        if not (self.on_gpu and self.machine.gpus) or self.gpu_share == asked:
-            return ()
-        return (
-            f"rollout.gpu_memory_fraction = {self.gpu_share:.2f} instead of {asked:g}: what the trainer leaves of the "
-            "GPU",
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -190,29 +183,20 @@ class Plan:
         return {"rollouts": rollouts, "generated": generated, "trained": trained}
 
     def _memory_lines(self, plan: MemoryPlan) -> list[str]:
-        parts = {
-            "weights": plan.weights,
-            "gradients": plan.gradients,
-            "optimizer": plan.optimizer,
-            "activations": plan.activations,
-            "log-prob tiles": plan.logprobs,
-            "rollout engine weights": plan.rollout_weights,
-            "key-value cache": plan.kv_cache,
+        share, asked = plan.gpu_memory_fraction, self.config.rollout.gpu_memory_fraction
+        lowered = "" if share == asked else f", {asked:g} asked for"
+        of_gpu = f": {share:.2f} of the GPU (rollout.gpu_memory_fraction{lowered})" if share else ""
+        parts = {name: getattr(plan, name) for name in ("weights", "gradients", "optimizer", "activations", "logits")}
+        parts |= {
+            f"rollout engine while awake{of_gpu}": plan.rollout_engine,
             "driver and framework": plan.context,
+            "peak during the update": plan.update_peak,
+            "peak during rollouts": plan.rollout_peak,
+            "optimizer and what is offloaded with it, in main memory, per rank": plan.optimizer_on_host,
         }
         shown = [(size(taken), name) for name, taken in parts.items() if taken]
-        if plan.gpu_memory_fraction:
-            asked = self.config.rollout.gpu_memory_fraction
-            note = "" if plan.gpu_memory_fraction == asked else f", {asked:g} asked for"
-            share = f"{plan.gpu_memory_fraction:.2f} of the GPU (rollout.gpu_memory_fraction{note})"
-            shown.append((size(plan.rollout_engine), f"rollout engine while awake: {share}"))
-        shown += [(size(plan.update_peak), "peak during the update"), (size(plan.rollout_peak), "peak during rollouts")]
         if not self.on_gpu:
             shown.append(("a third", "more may stay in the heap of a process (docs/engines.md)"))
-        if plan.optimizer_on_host:
-            rests = self.config.optim.offload_during_rollouts
-            what = "optimizer, between updates," if rests else "optimizer and gradients"
-            shown.append((size(plan.optimizer_on_host), f"{what} in main memory, per rank"))
         device = f"per GPU of {plan.gpus}" if self.on_gpu else "per process on the CPU"
         return [f"memory     {device}, at most:", *(f"           {taken:>9}  {name}" for taken, name in shown)]
 
@@ -248,70 +232,37 @@ def _missing_packages(plan: Plan) -> list[str]:
     ]
 
 
-Needed = Callable[[MemoryPlan, int], Sequence[int]]
-"""Bytes that each phase needs by a plan of memory, on so many times the ranks."""
-
-
 def _missing_memory(plan: Plan, longest_prompt: int) -> tuple[str, ...]:
-    """What does not fit with prompts of so many tokens; main memory is for the ranks of this host."""
-    ranks = max(1, plan.config.run.nproc)
-
-    def on_card(memory: MemoryPlan, times: int) -> Sequence[int]:
-        return memory.update_peak, memory.rollout_peak
-
-    def on_host(memory: MemoryPlan, times: int) -> Sequence[int]:
-        return (times * ranks * memory.optimizer_on_host,)
-
-    def in_main_memory(memory: MemoryPlan, times: int) -> Sequence[int]:
-        return [times * ranks * (peak + memory.optimizer_on_host) for peak in on_card(memory, times)]
-
-    room = plan.machine.memory_bytes
-    limits: list[tuple[Needed, int, str]] = [(in_main_memory, room, "main memory")]
-    if plan.on_gpu:
-        limits = [
-            (on_card, plan.gpu_bytes, "memory on each GPU"),
-            (on_host, room, "main memory for what is offloaded"),
+    """Memory that does not suffice with prompts of so many tokens; main memory is for the ranks of this host."""
+    config, memory = plan.config, plan.memory_of(longest_prompt)
+    ranks, room = max(1, config.run.nproc), plan.machine.memory_bytes
+    if not plan.on_gpu:
+        most = ranks * (memory.peak + memory.optimizer_on_host)
+        needs = [(most, room, "main memory", _fixes(config, memory, room // ranks))]
+    else:
+        kept = f"leave optim.{'offload' if config.optim.offload else 'offload_during_rollouts'} out"
+        needs = [
+            (memory.peak, plan.gpu_bytes, "memory on each GPU", _fixes(config, memory, plan.gpu_bytes)),
+            (ranks * memory.optimizer_on_host, room, "main memory for what is offloaded", kept),
         ]
-    missing = []
-    for needed, available, what in limits:
-        most = max(needed(plan.memory_of(longest_prompt), 1))
-        if most > available:
-            *fixes, last = suggest_fixes(plan, longest_prompt, available, needed)
-            advice = f"{', '.join(fixes)}, or {last}" if fixes else last
-            missing.append(f"{size(most)} of {what}, there are {size(available)}: {advice}")
-    return tuple(missing)
+    return tuple(
+        f"{size(most)} of {what}, there are {size(available)}: {fixes}"
+        for most, available, what, fixes in needs
+        if most > available
+    )
 
 
-def suggest_fixes(plan: Plan, longest_prompt: int, room: int, needed: Needed) -> list[str]:
-    """Changes not yet made that lower a phase which needs more than `room`; something smaller where none does."""
-    now = needed(plan.memory_of(longest_prompt), 1)
-    large = [phase for phase, taken in enumerate(now) if taken > room]
+def _fixes(config: Config, memory: MemoryPlan, room: int) -> str:
+    """Settings that lower a phase which needs more than `room`."""
     fixes = []
-    for words, section, changes, times in _changes(plan.config):
-        changed = replace(plan.config, **{section: replace(getattr(plan.config, section), **changes)})
-        then = needed(plan.memory_of(longest_prompt, changed, times), times)
-        if any(then[phase] < now[phase] for phase in large):
-            fixes.append(words)
-    return fixes or ["lower rollout.max_response_tokens", "use a smaller backbone"]
-
-
-def _changes(config: Config) -> Iterator[tuple[str, str, dict[str, Any], int]]:
-    """Words, a section with its changes, and how many times the ranks: what costs the least first."""
-    optim, rows = config.optim, config.rollout.max_rows
-    yield "lower optim.microbatch_tokens", "optim", {"microbatch_tokens": max(1, optim.microbatch_tokens // 2)}, 1
-    yield "lower rollout.max_rows", "rollout", {"max_rows": max(1, rows // 2)}, 1
-    yield "set backbone.gradient_checkpointing=true", "backbone", {"gradient_checkpointing": True}, 1
-    # What is moved to main memory may be too large for that.
-    kept = {"offload": False, "offload_during_rollouts": False}
-    yield f"leave optim.{'offload' if optim.offload else 'offload_during_rollouts'} out", "optim", kept, 1
-    sharded: dict[str, Any] = {}
-    also = ""
-    if optim.engine == "torch":
-        sharded, also = {**kept, "engine": "deepspeed"}, " optim.engine=deepspeed with"
-        yield "set optim.offload_during_rollouts=true", "optim", {"offload_during_rollouts": True}, 1
-    yield "use more ranks" + (" with optim.engine=deepspeed" if sharded else ""), "optim", sharded, 2
-    yield f"set{also} optim.zero_stage=3", "optim", {**sharded, "zero_stage": 3}, 1
-    yield f"set{also} optim.offload=true", "optim", {**sharded, "offload": True}, 1
+    if memory.update_peak > room:
+        also = "" if config.backbone.gradient_checkpointing else " or set backbone.gradient_checkpointing=true"
+        fixes.append(f"lower optim.microbatch_tokens{also}")
+    if memory.rollout_peak > room:
+        fixes.append("lower rollout.max_rows")
+    if config.run.device != "cpu":
+        fixes.append("use more GPUs with optim.engine=deepspeed")
+    return ", ".join([*fixes, "or use a smaller backbone"])
 
 
 def first_replay_step(config: Config, num_questions: int) -> int:

@@ -1,4 +1,4 @@
-"""What this machine has, what of it a process takes, and what is installed: cores, memory, GPUs, threads, versions."""
+"""Cores, memory, GPUs, threads and installed versions of this machine."""
 
 import importlib.metadata
 import os
