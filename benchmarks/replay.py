@@ -29,7 +29,7 @@ from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.replay.append import Append
 from exgrpo_cli.replay.by_unit import UnitDraw
 from exgrpo_cli.replay.replace import Replace
-from exgrpo_cli.replay.rows import ROW, StoredRows
+from exgrpo_cli.replay.rows import ROW, Rows
 from exgrpo_cli.replay.store import FreshRow, Store, Visit
 
 GROUP_SIZE = 8
@@ -212,19 +212,20 @@ DRAWN_BY = {
 def measure_units(size: int, drawn: tuple[int, ...] = (64, 512), repeats: int = 15) -> list[dict[str, float | str]]:
     """A store of `size` rows born PER_STEP a step, 40 in 100 of them right, drawn from by each priority."""
     rng = np.random.default_rng(0)
-    rows = np.zeros(size, dtype=ROW)
+    rows = {name: np.zeros(size, dtype=kind) for name, kind in ROW.items()}
     rows["question"] = rng.integers(0, NUM_QUESTIONS, size)
     rows["step_born"] = 1 + np.arange(size) // PER_STEP
-    rows["group"] = np.arange(size)
+    rows["group_id"] = np.arange(size)
     rows["reward"] = rng.random(size) < 0.4
     retired = np.zeros(NUM_QUESTIONS, dtype=bool)
     retired[:100] = True
     found = []
     for name, settings in DRAWN_BY.items():
-        own = rows.copy()
+        own = dict(rows)
         by_reward, by_advantage = rows["reward"] + 1e-6, rng.random(size)
-        own["priority"] = {"reward": by_reward, "latest": rows["step_born"]}.get(settings["priority"], by_advantage)
-        stored = StoredRows(own, NUM_QUESTIONS)
+        by_name = {"reward": by_reward, "latest": rows["step_born"]}
+        own["priority"] = by_name.get(settings["priority"], by_advantage).astype(float)
+        stored = Rows(own, NUM_QUESTIONS)
         rules = Append(store="all", **settings)
         result: dict[str, float | str] = {"drawn by": name, "rows": size}
         result["bytes_per_row"] = stored.nbytes / size
@@ -233,7 +234,7 @@ def measure_units(size: int, drawn: tuple[int, ...] = (64, 512), repeats: int = 
             for _ in range(repeats):
                 with watch.time("draw"):
                     units = stored.units(retired, groups=False)
-                    UnitDraw(rules, stored.all, units, QUESTION_IDS, size // PER_STEP + 1, rng).choose(num)
+                    UnitDraw(rules, stored, units, np.array([]), size // PER_STEP + 1, rng).choose(num)
             result[f"draw_{num}_cpu_ms"] = watch.medians()["draw_cpu_ms"]
         found.append(result)
     return found

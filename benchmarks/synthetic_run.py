@@ -6,7 +6,7 @@ their difference, and entropies fall as the policy grows surer. Everything that 
 
 import json
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -142,15 +142,14 @@ class _Simulation:
 
     def _fresh(self, num: int, buffer: Store, replayed: dict[str, int]) -> list[str]:
         taken: list[str] = []
+        retired = buffer.retired
         while len(taken) < num:
             if not self.queue:
-                self.queue = [
-                    self.ids[i] for i in self.rng.permutation(len(self.ids)) if self.ids[i] not in buffer.retired
-                ]
+                self.queue = [self.ids[i] for i in self.rng.permutation(len(self.ids)) if self.ids[i] not in retired]
                 if len(self.queue) <= num:
                     return taken
             question_id = self.queue.pop()
-            if question_id not in buffer.retired and question_id not in replayed:
+            if question_id not in retired and question_id not in replayed:
                 taken.append(question_id)
         return taken
 
@@ -173,21 +172,19 @@ class _Simulation:
         for question_id in drawn:
             [candidates] = buffer.candidates([question_id])
             if rules.needs_scores:
-                stale = candidates.stale(step, rules.max_score_staleness)
-                drift = self.rng.lognormal(-0.02, 0.05, int(stale.sum()))
-                candidates = candidates.measured(
-                    stale,
-                    entropy=candidates.entropy[stale] * drift,
-                    nll=candidates.nll[stale] * drift,
-                    weight_version=step,
-                )
+                stale = candidates.trajectory_ids[step - candidates.measured_version > rules.max_score_staleness]
+                drift = self.rng.lognormal(-0.02, 0.05, len(stale))
+                buffer.rows["entropy"][stale] *= drift
+                buffer.rows["nll"][stale] *= drift
+                buffer.rows["measured_version"][stale] = step
+                [candidates] = buffer.candidates([question_id])
             [at] = choose(candidates, resolve_metric(rules.metric), rules.direction, self.rng)
-            offered.append(replace(candidates, chosen=(at,)))
+            offered.append(candidates)
             replayed[question_id] = int(candidates.trajectory_ids[at])
             sizes.append(len(candidates))
             selected.append(float(candidates.entropy[at]))
             available.append(float(candidates.entropy.mean()))
-        buffer.record_choice(step, offered)
+        buffer.record_choice(step, offered, [[trajectory_id] for trajectory_id in replayed.values()])
         if not replayed:
             return {}, {}
         progress = step / self.spec.steps

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.replay.append import Append
-from exgrpo_cli.replay.refill import Refill
+from exgrpo_cli.replay.append import Append, Refill
 from exgrpo_cli.replay.replace import Replace
 
 if TYPE_CHECKING:

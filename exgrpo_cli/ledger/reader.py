@@ -35,7 +35,6 @@ from exgrpo_cli.ledger.schemas import (
     VISITS,
     LedgerIdentity,
 )
-from exgrpo_cli.ledger.writer import IDENTITY_FILE
 
 _REPETITIVE = ("question_id", "event", "logprob_source")
 
@@ -46,14 +45,6 @@ class LedgerWarning(DamageWarning):
     """Something in a ledger was left out."""
 
 
-def read_identity(folder: Path) -> LedgerIdentity:
-    """Raises InputError where the folder holds no ledger."""
-    path = folder / IDENTITY_FILE
-    if not path.is_file():
-        raise InputError(f"{folder} holds no ledger (no {IDENTITY_FILE}); name a run that keeps experience")
-    return LedgerIdentity.from_json(path.read_text(), str(path))
-
-
 class LedgerReader:
     """The steps that were complete when it was made; later ones need a new reader.
 
@@ -62,7 +53,7 @@ class LedgerReader:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.identity = read_identity(folder)
+        self.identity = LedgerIdentity.read(folder)
         self._catalogue = read_catalogue(folder)
         self.last_step = self._catalogue.last_step
         self.dropped = self._catalogue.dropped

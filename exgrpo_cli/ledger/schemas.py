@@ -7,6 +7,7 @@ Rows never change: what is current (a question's bucket, a trajectory's last ent
 import json
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -14,6 +15,7 @@ from exgrpo_cli.base.errors import InputError
 
 LEDGER_FORMAT = 2
 """Number in `ledger.json`; a ledger with another one is refused."""
+IDENTITY_FILE = "ledger.json"
 METADATA_KEY = b"exgrpo"
 
 BODIES = "bodies"
@@ -103,23 +105,24 @@ class LedgerIdentity:
         return json.dumps({"format": LEDGER_FORMAT, **asdict(self)}, indent=2)
 
     @classmethod
-    def from_json(cls, text: str, where: str) -> "LedgerIdentity":
-        """Raises InputError where the text is not an identity of this ledger format."""
+    def read(cls, folder: Path) -> "LedgerIdentity":
+        """That of the ledger in a folder. Raises InputError where there is none of this ledger format."""
+        path = folder / IDENTITY_FILE
+        if not path.is_file():
+            raise InputError(f"{folder} holds no ledger (no {IDENTITY_FILE}); name a run that keeps experience")
         try:
-            values = dict(json.loads(text))
+            values = dict(json.loads(path.read_text()))
             stored = values.pop("format")
         except (ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                f"{where} does not say whose ledger this is ({error}); restore the file from a copy"
-            ) from error
+            raise InputError(f"{path} does not say whose ledger this is ({error}); restore it from a copy") from error
         if stored != LEDGER_FORMAT:
             raise InputError(
-                f"{where}: ledger format {stored}, this version reads {LEDGER_FORMAT}; "
+                f"{path}: ledger format {stored}, this version reads {LEDGER_FORMAT}; "
                 "use the toolkit version that wrote it"
             )
         names = {field.name for field in fields(cls)}
         if set(values) != names:
-            raise InputError(f"{where}: fields {sorted(values)} instead of {sorted(names)}; the file was edited")
+            raise InputError(f"{path}: fields {sorted(values)} instead of {sorted(names)}; the file was edited")
         return cls(**values)
 
     def require_match(self, stored: "LedgerIdentity", where: str, names: tuple[str, ...]) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,45 +13,37 @@ import pyarrow as pa
 from filelock import FileLock, Timeout
 
 from exgrpo_cli.base.errors import InputError, RunError
-from exgrpo_cli.base.files import partial_path, stage
+from exgrpo_cli.base.files import partial_path, stage, write_text
 from exgrpo_cli.ledger.parts import (
     Body,
     PartInfo,
     batch_checksums,
+    check_cut,
     close_live,
+    cut_after,
     inspect_part,
     part_path,
+    read_catalogue,
     schema_with_metadata,
     write_bodies,
     write_parquet,
 )
-from exgrpo_cli.ledger.schemas import BODIES, EVENTS, SCHEMAS, TABLES, TRAJECTORIES, LedgerIdentity
+from exgrpo_cli.ledger.schemas import (
+    BODIES,
+    EVENTS,
+    IDENTITY_FILE,
+    RESUME_FIELDS,
+    SCHEMAS,
+    TABLES,
+    TRAJECTORIES,
+    LedgerIdentity,
+)
 
-IDENTITY_FILE = "ledger.json"
 _LOCK_FILE = "writer.lock"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _LIVE_ROWS, _LIVE_BYTES = 1 << 15, 8 << 20
 """Live parts of so many rows in all, or of bodies of that size, are closed without a checkpoint, for they are kept in
 memory and written anew at every step: some milliseconds at half of that."""
-
-
-def lock_ledger(folder: Path) -> FileLock:
-    """Become the one writer of a ledger. Raises InputError where another process is; a dead one's lock is free."""
-    lock = FileLock(folder / _LOCK_FILE)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise InputError(
-            f"{folder}: another process is writing this ledger; wait for it or stop it, "
-            "or give this run another --output (reading needs no lock)"
-        ) from error
-    return lock
-
-
-def create_folders(folder: Path) -> None:
-    """Make the folder of every table."""
-    for table in TABLES:
-        (folder / table).mkdir(parents=True, exist_ok=True)
 
 
 def bodies_batch(first_id: int, bodies: Sequence[Body]) -> pa.RecordBatch:
@@ -66,33 +59,62 @@ def bodies_batch(first_id: int, bodies: Sequence[Body]) -> pa.RecordBatch:
 class LedgerWriter:
     """Appends steps to the live part of each table, commit record last, and closes it. Holds the lock until `close`."""
 
-    def __init__(
-        self, folder: Path, identity: LedgerIdentity, lock: FileLock, last_step: int, totals: Mapping[str, int]
-    ) -> None:
-        """`totals` are the rows of the parts up to `last_step`, all of them closed."""
-        self.folder = folder
-        self.identity = identity
-        self.last_step = last_step
-        self.totals = dict(totals)
-        """Rows of every table, of the steps flushed."""
-        self._lock = lock
-        self._rows: dict[str, list[dict[str, Any]]] = {table: [] for table in TABLES if table != BODIES}
-        # Of the live part of each table: its first step, the rows before it, and what it holds.
-        self._first_steps = dict.fromkeys(TABLES, last_step + 1)
-        self._closed = dict(totals)
-        self._tables = {table: SCHEMAS[table].empty_table() for table in self._rows}
+    def __init__(self, folder: Path, identity: LedgerIdentity, at_step: int | None = None) -> None:
+        """Become the one writer of a new ledger, or with `at_step` of one that is cut back to there.
+
+        The folder stays as it is until `begin`. Raises InputError where it holds a ledger, or another run's, or one
+        that is being written (a dead process's lock is free) or is not whole up to that step.
+        """
+        self.folder, self.identity, self._is_new = folder, identity, at_step is None
+        if at_step is not None:
+            identity.require_match(LedgerIdentity.read(folder), str(folder), RESUME_FIELDS)
+        elif (folder / IDENTITY_FILE).exists():
+            raise InputError(f"{folder} holds a ledger already; resume that run, or give another --output")
+        for table in TABLES:
+            (folder / table).mkdir(parents=True, exist_ok=True)
+        self._lock = FileLock(folder / _LOCK_FILE)
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout as error:
+            raise InputError(
+                f"{folder}: another process is writing this ledger; wait for it or stop it, "
+                "or give this run another --output (reading needs no lock)"
+            ) from error
+        self.last_step = at_step or 0
+        try:
+            self.catalogue = check_cut(folder, self.last_step) if at_step is not None else read_catalogue(folder)
+        except BaseException:
+            self.close()
+            raise
+        # Rows of every table, of the steps flushed; of the live part of each its first step, the rows before it, and
+        # what it holds.
+        self.totals = dict(self.catalogue.totals)
+        self._closed, self._first_steps = dict(self.totals), dict.fromkeys(TABLES, self.last_step + 1)
+        self._tables = {table: SCHEMAS[table].empty_table() for table in TABLES if table != BODIES}
+        self._rows: dict[str, dict[str, list[Any]]] = {table: defaultdict(list) for table in self._tables}
         self._batches: list[tuple[pa.RecordBatch, bytes]] = []
         self._bodies: list[Body] = []
 
-    def append(self, table: str, row: dict[str, Any]) -> None:
-        """Add a row, all columns given, to what the next flush writes."""
-        self._rows[table].append(row)
+    def begin(self) -> None:
+        """Make the folder this run's ledger, without what it holds of later steps."""
+        if self._is_new:
+            write_text(self.folder / IDENTITY_FILE, self.identity.to_json())
+        else:
+            cut_after(self.folder, self.last_step)
 
-    def append_trajectory(self, body: Body, row: dict[str, Any]) -> None:
+    def append(self, table: str, **columns: Any) -> None:
+        """Add a row, or as many as there are values in the columns that are arrays or lists, to the next flush."""
+        sizes = {len(values) for values in columns.values() if isinstance(values, np.ndarray | list)}
+        num = sizes.pop() if sizes else 1
+        for name, values in columns.items():
+            many = values.tolist() if isinstance(values, np.ndarray) else values
+            self._rows[table][name] += many if isinstance(many, list) else [values] * num
+
+    def append_trajectory(self, body: Body, **row: Any) -> None:
         """Add a row of `trajectories` and its body; its id must be the next one."""
         token_ids, logprobs = body
         assert row["trajectory_id"] == self._closed[BODIES] + len(self._bodies) and len(token_ids) == len(logprobs)
-        self.append(TRAJECTORIES, row)
+        self.append(TRAJECTORIES, **row)
         self._bodies.append((token_ids.copy(), logprobs.copy()))
 
     def is_pending(self, trajectory_id: int) -> bool:
@@ -111,8 +133,9 @@ class LedgerWriter:
         """
         tables, batches = {}, self._batches
         for table, rows in self._rows.items():
-            columns = {name: [row[name] for row in rows] for name in SCHEMAS[table].names}
-            tables[table] = pa.concat_tables([self._tables[table], pa.table(columns, schema=SCHEMAS[table])])
+            # What may be null is where it is NaN.
+            new = [pa.array(rows[own.name], own.type, from_pandas=own.nullable) for own in SCHEMAS[table]]
+            tables[table] = pa.concat_tables([self._tables[table], pa.table(new, schema=SCHEMAS[table])])
         if bodies := self._bodies[self.totals[BODIES] - self._closed[BODIES] :]:
             batch = bodies_batch(self.totals[BODIES], bodies)
             batches = [*batches, (batch, batch_checksums(batch))]
@@ -169,7 +192,7 @@ class LedgerWriter:
     ) -> None:
         """Replace the live parts that have new rows, and that of events, which commits, by ones up to `step`."""
         counts = {BODIES: num_bodies} | {table: len(rows) for table, rows in tables.items()}
-        totals = {table: self._closed[table] + counts[table] for table in TABLES}
+        totals = {table: self._closed[table] + counts.get(table, 0) for table in TABLES}
         jobs: dict[Path, Callable[[BinaryIO], None]] = {}
         for table in TABLES:
             if totals[table] == self.totals[table] and table != EVENTS:

@@ -22,8 +22,7 @@ from exgrpo_cli.config.settings import Config
 from exgrpo_cli.evaluation.comparison import results_in
 from exgrpo_cli.ledger.parts import list_parts, part_path, schema_with_metadata, steps_of, write_parquet
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
-from exgrpo_cli.ledger.schemas import BODIES, EVENTS, SCHEMAS, TABLES, TRAJECTORIES
-from exgrpo_cli.ledger.writer import IDENTITY_FILE
+from exgrpo_cli.ledger.schemas import BODIES, EVENTS, IDENTITY_FILE, SCHEMAS, TABLES, TRAJECTORIES
 from exgrpo_cli.publishing.hub import BATCH, ROWS, check_name
 from exgrpo_cli.publishing.package import TOLD, Package, Private
 from exgrpo_cli.publishing.study import study_package

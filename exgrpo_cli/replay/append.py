@@ -1,12 +1,13 @@
-"""Stored units of any question beside the batch (headroom-drift, adv-per and their kin)."""
+"""Stored units of any question beside the batch (headroom-drift, adv-per and their kin), or in the places of groups
+that are not mixed (TRL's replay buffer, BAPO's third part)."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from exgrpo_cli.config.sections import refuse_together, require_fraction, require_non_negative
+from exgrpo_cli.config.sections import require_fraction, require_non_negative
 from exgrpo_cli.replay.by_unit import UnitPlace
-from exgrpo_cli.replay.place import Asked, Experience, FreshGroup
+from exgrpo_cli.replay.place import Asked, Clash, Experience, FreshGroup
 from exgrpo_cli.replay.replace import whole_share
 
 
@@ -27,20 +28,19 @@ class Append(UnitPlace):
         UnitPlace.__post_init__(self)
         require_fraction("replay", self, "ratio")
         require_non_negative("replay", self, "max_per_question")
-        if self.enabled and self.unit == "group":
-            self._require_whole_groups()
-        if self.enabled and self.unit == "row" and self.priority == "signal":
-            instead = "use unit = 'group', or priority = 'advantage'"
-            refuse_together("replay", self, "priority", "unit", "one row has no spread of rewards", instead)
 
-    def _require_whole_groups(self) -> None:
-        if self.store == "successes":
+    def clashes(self) -> Iterator[Clash]:
+        """Keys that have no use for each other."""
+        yield from UnitPlace.clashes(self)
+        if self.enabled and self.draws_groups and self.store == "successes":
             reason = "a group is replayed with all its rows, failures included"
-            refuse_together("replay", self, "unit", "store", reason, "use store = 'all', or unit = 'row'")
-        if self.max_per_question:
+            yield "unit", "store", reason, "use store = 'all', or unit = 'row'"
+        if self.enabled and self.draws_groups and self.max_per_question:
             instead = "use replay.capacity, which counts groups, or unit = 'row'"
-            reason = "it would take single rows out of a group"
-            refuse_together("replay", self, "unit", "max_per_question", reason, instead)
+            yield "unit", "max_per_question", "it would take single rows out of a group", instead
+        if self.enabled and not self.draws_groups and self.priority == "signal":
+            instead = "use unit = 'group', or priority = 'advantage'"
+            yield "priority", "unit", "one row has no spread of rewards", instead
 
     @property
     def draws_groups(self) -> bool:
@@ -53,3 +53,25 @@ class Append(UnitPlace):
             return self.replay(asked, whole_share(self.ratio, asked.questions_per_step))
         rows = sum(len(group.fresh) for group in groups if group.is_mixed)
         return self.replay(asked, round(round(self.ratio * rows, 9)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refill(UnitPlace):
+    """Every fresh group that is not mixed leaves a mixed step's N; stored groups take as many places as they can.
+
+    A group is replayed with all its rows, so all rows of a visit are stored.
+    """
+
+    composition: Literal["refill"] = "refill"
+    store: Literal["all", "none"] = "all"
+
+    @property
+    def draws_groups(self) -> bool:
+        """A unit is the K rows of one visit."""
+        return True
+
+    def beside(self, asked: Asked, groups: Sequence[FreshGroup], experience: Experience) -> Experience:
+        """As many stored groups as fresh ones are not mixed."""
+        drawn = self.replay(asked, sum(not group.is_mixed for group in groups))
+        metrics = {**drawn.metrics, "replay/refilled": len(drawn.units)}
+        return replace(drawn, metrics=metrics, drops_unmixed=True)

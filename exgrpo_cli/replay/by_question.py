@@ -6,121 +6,19 @@ same at K = 8. Bucket sizes play no part in the weight, except for `uniform`. Of
 with the lowest H(o; pi_theta), the mean token entropy under the current policy; ties go to the lowest trajectory id.
 """
 
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Literal, NamedTuple, overload
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64, Int32, Int64
+from jaxtyping import Float32, Float64, Int32, Int64
 
-from exgrpo_cli.base.errors import InputError, RunError, nearest
-from exgrpo_cli.base.types import Trajectory
+from exgrpo_cli.base.errors import RunError
+from exgrpo_cli.base.types import TokenScores, Trajectory
 from exgrpo_cli.config.names import METRICS as METRIC_NAMES
-from exgrpo_cli.config.names import PREFIX, SAMPLERS, UNSCORED_METRICS, replay_function
-from exgrpo_cli.config.sections import refuse_together, require_known, require_non_negative, require_positive
-from exgrpo_cli.replay.place import Asked, Metrics, Place, Replayed
-
-NO_BUCKET = -1
-AWAKE = -1
-
-
-class NamedQuestions(Sequence[str]):
-    """Question numbers seen as their ids, in ascending order; an id is looked up as it is indexed."""
-
-    def __init__(self, ids: Sequence[str], numbers: Int64[np.ndarray, " some"]) -> None:
-        """`ids` are all of them, in ascending order, and so are the `numbers` of those that are meant."""
-        self._ids = ids
-        self._numbers = numbers
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __contains__(self, question_id: object) -> bool:
-        if not isinstance(question_id, str):
-            return False
-        rank = bisect_left(self, question_id)
-        return rank < len(self) and self[rank] == question_id
-
-    @overload
-    def __getitem__(self, rank: int) -> str: ...
-    @overload
-    def __getitem__(self, rank: slice) -> list[str]: ...
-    def __getitem__(self, rank: int | slice) -> str | list[str]:
-        if isinstance(rank, slice):
-            return [self._ids[number] for number in self._numbers[rank].tolist()]
-        return self._ids[int(self._numbers[rank])]
-
-
-class BucketKey(NamedTuple):
-    """Latest success count, and out of how many members."""
-
-    success_count: int
-    num_members: int
-
-
-class QuestionStates:
-    """Bucket, rest and retirement of every question, in flat arrays by its number: the rank of its id among all.
-
-    A question has a bucket exactly while it is in the buffer: it has live rows and is not retired. Drawable are those
-    that do not rest after a replay.
-    """
-
-    def __init__(self, question_ids: Sequence[str]) -> None:
-        self.ids = sorted(question_ids)
-        self._number = dict(zip(self.ids, range(len(self.ids)), strict=True))
-        if len(self._number) != len(self.ids):
-            raise ValueError(f"{len(self.ids) - len(self._number)} question ids occur twice")
-        size = len(self.ids)
-        self.success_counts: Int32[np.ndarray, " questions"] = np.full(size, NO_BUCKET, dtype=np.int32)
-        """Latest success count; NO_BUCKET outside the buffer."""
-        self.num_members: Int32[np.ndarray, " questions"] = np.zeros(size, dtype=np.int32)
-        self.retired: Bool[np.ndarray, " questions"] = np.zeros(size, dtype=bool)
-        self.rests_until: Int32[np.ndarray, " questions"] = np.full(size, AWAKE, dtype=np.int32)
-        """Last step at which a question may not be drawn."""
-
-    @property
-    def nbytes(self) -> int:
-        """Memory in bytes, ids apart."""
-        columns = (self.success_counts, self.num_members, self.retired, self.rests_until)
-        return sum(column.nbytes for column in columns)
-
-    def number(self, question_id: str) -> int:
-        """Number of a question. Raises InputError for one that is not of the run's question file."""
-        if question_id not in self._number:
-            raise InputError(f"question {question_id} is not in the question file of this run")
-        return self._number[question_id]
-
-    def named(self, numbers: Int64[np.ndarray, " some"]) -> NamedQuestions:
-        """Questions by their ids."""
-        return NamedQuestions(self.ids, numbers)
-
-    def bucket(self, question: int) -> BucketKey | None:
-        """The bucket of a question; None where it is in none."""
-        count = int(self.success_counts[question])
-        return None if count == NO_BUCKET else BucketKey(count, int(self.num_members[question]))
-
-    def place(self, question: int, key: BucketKey | None) -> None:
-        """Put a question into a bucket, or take it out of the buffer (None)."""
-        self.success_counts[question], self.num_members[question] = key or (NO_BUCKET, 0)
-
-    def can_draw(self, step: int) -> Bool[np.ndarray, " questions"]:
-        """Which questions are in a bucket and do not rest at `step`."""
-        return (self.success_counts != NO_BUCKET) & (self.rests_until < step)
-
-    def drawable(self, step: int) -> list["Bucket"]:
-        """Non-empty buckets in ascending order, each with its drawable questions."""
-        questions = np.flatnonzero(self.can_draw(step))
-        if not len(questions):
-            return []
-        members = self.num_members[questions]
-        most = int(members.max()) + 1
-        keys = self.success_counts[questions] * most + members
-        return [
-            Bucket(success_count=key // most, num_members=key % most, question_ids=self.named(questions[keys == key]))
-            for key in np.flatnonzero(np.bincount(keys)).tolist()
-        ]
+from exgrpo_cli.config.names import PREFIX, UNSCORED_METRICS, replay_function
+from exgrpo_cli.config.sections import require_known, require_non_negative, require_positive
+from exgrpo_cli.replay.place import Asked, Clash, Experience, Metrics, Place
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,7 +29,7 @@ class Bucket:
     num_members: int
     """Members that count was out of: K, or K-1 for experiential groups where only fresh members count."""
     question_ids: Sequence[str]
-    """In ascending order; looked up as they are indexed."""
+    """In ascending order."""
 
     def __len__(self) -> int:
         return len(self.question_ids)
@@ -155,30 +53,22 @@ class QuestionDraw:
 Sampler = Callable[[Sequence[Bucket], int, np.random.Generator], QuestionDraw]
 """Non-empty buckets in ascending order, number of questions wanted and the run's generator in, a draw out."""
 
-Weigher = Callable[[Bucket], float]
-WEIGHERS: dict[str, Weigher] = {
-    "linear": lambda bucket: bucket.pass_rate,
-    "linear-clip": lambda bucket: min(bucket.pass_rate, 0.5),
-    "sqrt": lambda bucket: bucket.pass_rate**0.5,
-    # Every question is equally likely.
-    "uniform": lambda bucket: float(len(bucket)),
-}
-"""Weight of a bucket by the name of its sampler; `normal` depends on two settings besides."""
-
-
-def normal_weight(bucket: Bucket, *, mu: float, sigma: float) -> float:
-    """N(k/K; mu, sigma) up to a factor."""
-    return float(np.exp(-0.5 * ((bucket.pass_rate - mu) / sigma) ** 2))
-
 
 def resolve_sampler(name: str, mu: float, sigma: float) -> Sampler:
     """The sampler of a setting: one of SAMPLERS, or the user's `python:module:function`. Raises InputError."""
+    weighers: dict[str, Callable[[Bucket], float]] = {
+        # N(k/K; mu, sigma) up to a factor.
+        "normal": lambda bucket: float(np.exp(-0.5 * ((bucket.pass_rate - mu) / sigma) ** 2)),
+        "linear": lambda bucket: bucket.pass_rate,
+        "linear-clip": lambda bucket: min(bucket.pass_rate, 0.5),
+        "sqrt": lambda bucket: bucket.pass_rate**0.5,
+        # Every question is equally likely.
+        "uniform": lambda bucket: float(len(bucket)),
+    }
     if name.startswith(PREFIX):
-        return replay_function("replay.sampler", name)
-    if name not in SAMPLERS:
-        raise InputError(f"replay.sampler = {name!r} is not known.{nearest(name, SAMPLERS)}")
-    weigher = partial(normal_weight, mu=mu, sigma=sigma) if name == "normal" else WEIGHERS[name]
-    return lambda buckets, num, rng: draw_by_weights(buckets, [weigher(bucket) for bucket in buckets], num, rng)
+        own = replay_function("replay.sampler", name)
+        return lambda buckets, num, rng: check_draw(own(buckets, num, rng), buckets, num, name)
+    return lambda buckets, num, rng: draw_by_weights(buckets, [weighers[name](each) for each in buckets], num, rng)
 
 
 def draw_by_weights(
@@ -199,7 +89,13 @@ def draw_by_weights(
     # Divided by the largest first, so that a sum of tiny weights keeps its digits.
     shares = shares / shares.max()
     probabilities = shares / shares.sum()
-    counts = _counts(np.array([len(bucket) for bucket in buckets]), probabilities, num, rng)
+    sizes = np.array([len(bucket) for bucket in buckets])
+    counts = np.minimum(rng.multinomial(num, probabilities), sizes)
+    for _ in range(int(num - counts.sum())):
+        room = np.where(counts < sizes, probabilities, 0.0)
+        if room.sum() == 0:
+            break
+        counts[rng.choice(len(room), p=room / room.sum())] += 1
     drawn = [
         bucket.question_ids[int(rank)]
         for bucket, count in zip(buckets, counts.tolist(), strict=True)
@@ -218,9 +114,8 @@ def check_draw(drawn: object, buckets: Sequence[Bucket], num: int, name: str) ->
     ids, probabilities = drawn.question_ids, np.asarray(drawn.probabilities, dtype=np.float64)
     if len(set(ids)) != len(ids) or len(ids) > num:
         raise RunError(f"replay.sampler {name} drew {len(ids)} questions, {len(set(ids))} distinct, of {num} wanted")
-    for question_id in ids:
-        if not any(question_id in bucket.question_ids for bucket in buckets):
-            raise RunError(f"replay.sampler {name} drew question {question_id}, which was not offered")
+    if strange := set(ids) - {question_id for bucket in buckets for question_id in bucket.question_ids}:
+        raise RunError(f"replay.sampler {name} drew question {min(strange)}, which was not offered")
     if probabilities.shape != (len(buckets),) or not (probabilities >= 0).all():
         raise RunError(
             f"replay.sampler {name} gave probabilities {probabilities.tolist()} for {len(buckets)} buckets; "
@@ -229,23 +124,6 @@ def check_draw(drawn: object, buckets: Sequence[Bucket], num: int, name: str) ->
     if ids and not np.isclose(probabilities.sum(), 1.0):
         raise RunError(f"replay.sampler {name} gave probabilities that add up to {probabilities.sum():.6g}, not 1")
     return QuestionDraw(question_ids=tuple(ids), probabilities=probabilities)
-
-
-def _counts(
-    sizes: Int64[np.ndarray, " buckets"],
-    probabilities: Float64[np.ndarray, " buckets"],
-    num: int,
-    rng: np.random.Generator,
-) -> Int64[np.ndarray, " buckets"]:
-    """How many questions each bucket gives."""
-    wanted = rng.multinomial(num, probabilities)
-    counts = np.minimum(wanted, sizes)
-    for _ in range(int(num - counts.sum())):
-        room = np.where(counts < sizes, probabilities, 0.0)
-        if room.sum() == 0:
-            break
-        counts[rng.choice(len(room), p=room / room.sum())] += 1
-    return counts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -266,34 +144,9 @@ class Candidates:
     measured_version: Int32[np.ndarray, " candidates"]
     """Weight version of that measurement."""
     reward: Float32[np.ndarray, " candidates"]
-    chosen: tuple[int, ...] = ()
-    """Positions of those that are replayed, best first."""
 
     def __len__(self) -> int:
         return len(self.trajectory_ids)
-
-    def measured(
-        self,
-        where: Bool[np.ndarray, " candidates"],
-        *,
-        entropy: Float64[np.ndarray, " measured"],
-        nll: Float64[np.ndarray, " measured"],
-        weight_version: int,
-    ) -> "Candidates":
-        """A copy in which the candidates at `where` carry new measurements, given in their order."""
-        entropies, nlls, versions = self.entropy.copy(), self.nll.copy(), self.measured_version.copy()
-        entropies[where], nlls[where], versions[where] = entropy, nll, weight_version
-        return replace(self, entropy=entropies, nll=nlls, measured_version=versions)
-
-    @property
-    def chosen_ids(self) -> list[int]:
-        """Trajectories that are replayed, best first."""
-        return self.trajectory_ids[list(self.chosen)].tolist()
-
-    def stale(self, weight_version: int, max_staleness: int) -> Bool[np.ndarray, " candidates"]:
-        """Which measurements are more than `max_staleness` weight versions old, missing, or another run's."""
-        age = weight_version - self.measured_version
-        return (age > max_staleness) | (self.measured_version < 0) | ~np.isfinite(self.entropy + self.nll)
 
 
 Metric = Callable[[Candidates, np.random.Generator], Float64[np.ndarray, " candidates"]]
@@ -317,11 +170,7 @@ METRICS: dict[str, Metric] = {
 
 def resolve_metric(name: str) -> Metric:
     """The metric of a setting: one of METRICS, or the user's `python:module:function`. Raises InputError."""
-    if name.startswith(PREFIX):
-        return replay_function("replay.metric", name)
-    if name not in METRICS:
-        raise InputError(f"replay.metric = {name!r} is not known.{nearest(name, tuple(METRICS))}")
-    return METRICS[name]
+    return replay_function("replay.metric", name) if name.startswith(PREFIX) else METRICS[name]
 
 
 def choose(
@@ -372,62 +221,90 @@ class QuestionPlace(Place):
         require_positive("replay", self, "per_question")
         require_non_negative("replay", self, "max_per_question", "cooldown", "max_score_staleness")
         require_known("replay.metric", self.metric, METRIC_NAMES, python=True)
+
+    def clashes(self) -> Iterator[Clash]:
+        """Keys that have no use for each other."""
+        yield from Place.clashes(self)
         if self.enabled and self.advantage_over == "own" and self.per_question < 2:
             instead = "use per_question of at least 2, or advantage_over = 'group'"
-            reason = "the advantage of one row over itself is 0"
-            refuse_together("replay", self, "advantage_over", "per_question", reason, instead)
+            yield "advantage_over", "per_question", "the advantage of one row over itself is 0", instead
         if self.enabled and self.metric == "reward" and self.store == "successes":
             instead = "use another metric, or composition = 'join' with store = 'all'"
-            refuse_together("replay", self, "metric", "store", "all stored rewards are equal", instead)
+            yield "metric", "store", "all stored rewards are equal", instead
 
     @property
     def needs_scores(self) -> bool:
         """Whether selection looks at entropies or likelihoods, which take a forward pass."""
         return self.metric not in UNSCORED_METRICS
 
-    def choose(self, asked: Asked, offered: Sequence[Candidates]) -> list[Candidates]:
-        """The candidates of each question, measured where the metric looks at it, with those chosen to be replayed."""
+    def replay(self, asked: Asked, question_ids: Sequence[str], *, ess_bound: float = 0.0) -> Experience:
+        """The chosen rows of questions that have some.
+
+        Rows whose effective sample size, as a share of their tokens, is below `ess_bound` stay in the store.
+        """
+        store, step = asked.store, asked.step
         if self.needs_scores:
-            offered = self._measured(asked, offered)
-        metric, rng = resolve_metric(self.metric), asked.rngs["choice"]
-        return [
-            replace(each, chosen=tuple(choose(each, metric, self.direction, rng, num=self.per_question)))
+            self._measure(asked, question_ids)
+        metric, rng, offered = resolve_metric(self.metric), asked.rngs["choice"], store.candidates(question_ids)
+        chosen = [
+            each.trajectory_ids[choose(each, metric, self.direction, rng, num=self.per_question)].tolist()
             for each in offered
         ]
-
-    def _measured(self, asked: Asked, offered: Sequence[Candidates]) -> list[Candidates]:
-        """The candidates, those whose measurements are too old measured under the current policy: all in one pass."""
-        version = asked.weight_version
-        stale = [each.stale(version, self.max_score_staleness) for each in offered]
-        ids = [each.trajectory_ids[where].tolist() for each, where in zip(offered, stale, strict=True)]
-        scores = asked.scored(asked.store.load([trajectory_id for own in ids for trajectory_id in own]))
-        return [
-            each.measured(
-                where,
-                entropy=np.array([scores[trajectory_id].mean_entropy for trajectory_id in own], dtype=np.float64),
-                nll=np.array([scores[trajectory_id].mean_nll for trajectory_id in own], dtype=np.float64),
-                weight_version=version,
-            )
-            for each, where, own in zip(offered, stale, ids, strict=True)
-        ]
-
-    def metrics(self, offered: Sequence[Candidates], chosen: Sequence[Trajectory], step: int) -> Metrics:
-        """`replay/*` keys of a draw; entropies only where they were measured for it."""
+        rows = {each.question_id: store.load(own) for each, own in zip(offered, chosen, strict=True)}
+        flat = [row for own in rows.values() for row in own]
         metrics: Metrics = {
-            "replay/used": len(chosen),
+            "replay/used": len(flat),
             "replay/candidates_mean": float(np.mean([len(each) for each in offered])),
-            "replay/age_mean": float(np.mean([step - trajectory.step_born for trajectory in chosen])),
+            "replay/age_mean": float(np.mean([step - row.step_born for row in flat])),
         }
         if self.needs_scores:
-            selected = [each.entropy[at] for each in offered for at in each.chosen]
+            selected = store.rows["entropy"][[row.trajectory_id for row in flat]]
             metrics["replay/entropy_selected"] = float(np.mean(selected))
             metrics["replay/entropy_available"] = float(np.mean(np.concatenate([each.entropy for each in offered])))
-        return metrics
+        if asked.from_old or ess_bound:
+            asked.scored(flat)
+        if ess_bound:
+            ess = effective_sample_share(flat, [asked.scores[row.trajectory_id] for row in flat])
+            metrics["replay/ess_before"] = ess
+            if ess < ess_bound:
+                store.record_choice(step, offered, [[]] * len(offered))
+                note = (
+                    f"step {step}: the draw's effective sample size {ess:.3f} is below replay.ess_bound = {ess_bound}; "
+                    "its questions stay in the buffer and the step takes fresh ones"
+                )
+                return Experience(metrics={"replay/used": 0, "replay/ess_before": ess}, notes=(note,))
+        store.record_choice(step, offered, chosen)
+        return Experience(
+            by_question={question_id: tuple(map(asked.replayed, own)) for question_id, own in rows.items()},
+            own_advantages=self.advantage_over == "own",
+            metrics=metrics,
+            tokens_scored=asked.tokens_scored,
+        )
+
+    def _measure(self, asked: Asked, question_ids: Sequence[str]) -> None:
+        """Measure rows of questions under the current policy, all in one pass: those whose last measurement is missing,
+        another run's, or more than `max_score_staleness` weight versions old."""
+        rows, version = asked.store.rows, asked.weight_version
+        ids = np.concatenate(asked.store.held_by(question_ids))
+        measured = rows["measured_version"][ids]
+        fresh = (measured >= 0) & (version - measured <= self.max_score_staleness)
+        stale = ids[~(fresh & np.isfinite(rows["entropy"][ids] + rows["nll"][ids]))]
+        scores = asked.scored(asked.store.load(stale.tolist()))
+        rows["entropy"][stale] = [scores[trajectory_id].mean_entropy for trajectory_id in stale.tolist()]
+        rows["nll"][stale] = [scores[trajectory_id].mean_nll for trajectory_id in stale.tolist()]
+        rows["measured_version"][stale] = version
 
 
-def rows_by_question(asked: Asked, trajectories: Sequence[Trajectory]) -> dict[str, tuple[Replayed, ...]]:
-    """The rows to replay of each question, in their order."""
-    chosen: dict[str, tuple[Replayed, ...]] = {}
-    for each in trajectories:
-        chosen[each.question_id] = (*chosen.get(each.question_id, ()), asked.replayed(each))
-    return chosen
+def effective_sample_share(chosen: Sequence[Trajectory], current: Sequence[TokenScores]) -> float:
+    """(sum w)^2 / (n sum w^2) over the replayed tokens, w = pi_now / pi_behaviour; 1 when nothing has moved.
+
+    Taken from log w less its maximum, which cancels, so that no ratio overflows.
+    """
+    log_w = np.concatenate(
+        [
+            scores.logprobs.astype(np.float64) - trajectory.behaviour_logprobs
+            for trajectory, scores in zip(chosen, current, strict=True)
+        ]
+    )
+    w = np.exp(log_w - log_w.max())
+    return float(w.sum() ** 2 / (len(w) * (w**2).sum()))

@@ -6,10 +6,10 @@ Axes: rows = the rows of one unit; tokens = all response tokens of the unit, row
 some = any of these.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int32, Int64
@@ -18,8 +18,11 @@ from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.base.types import Trajectory
 from exgrpo_cli.config.names import PREFIX, replay_function
 from exgrpo_cli.config.names import PRIORITIES as PRIORITY_NAMES
-from exgrpo_cli.config.sections import refuse_together, require_known, require_non_negative, require_positive
-from exgrpo_cli.replay.place import Asked, Experience, Metrics, Place
+from exgrpo_cli.config.sections import require_known, require_non_negative, require_positive
+from exgrpo_cli.replay.place import Asked, Clash, Experience, Metrics, Place
+
+if TYPE_CHECKING:
+    from exgrpo_cli.replay.rows import Rows
 
 SMALLEST = 1e-6
 """Added to advantages and rewards, so that what has none can still be drawn."""
@@ -28,62 +31,51 @@ LOWEST_KEY = -1e300
 """Stands for the logarithm of a priority of 0, which comes last but is there."""
 
 Units = Int64[np.ndarray, " units"]
-Rows = Float64[np.ndarray, " rows"]
+Values = Float64[np.ndarray, " rows"]
 TokenRows = Sequence[Float32[np.ndarray, "..."]]
 """Log-probs of the tokens of each row."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BornUnit:
-    """A unit at its birth."""
-
-    step: int
-    rewards: Rows
-    advantages: Rows
-    logprobs: TokenRows
-    """Under the policy that counts as the sampler."""
-
-
-PRIORITIES: dict[str, Callable[[BornUnit], float]] = {
-    "uniform": lambda unit: 1.0,
-    "latest": lambda unit: float(unit.step),
+PRIORITIES: dict[str, Callable[[int, Values, Values, TokenRows], float]] = {
+    "uniform": lambda step, rewards, advantages, logprobs: 1.0,
+    "latest": lambda step, rewards, advantages, logprobs: float(step),
     # Of a group the mean over its rows.
-    "advantage": lambda unit: float(np.mean(np.abs(unit.advantages) + SMALLEST)),
-    "reward": lambda unit: float(np.mean(unit.rewards + SMALLEST)),
-    "headroom": lambda unit: token_headroom(unit.logprobs, unit.advantages),
+    "advantage": lambda step, rewards, advantages, logprobs: float(np.mean(np.abs(advantages) + SMALLEST)),
+    "reward": lambda step, rewards, advantages, logprobs: float(np.mean(rewards + SMALLEST)),
+    "headroom": lambda step, rewards, advantages, logprobs: token_headroom(logprobs, advantages),
     # sum |A| * sd(r), sd over K - 1.
-    "signal": lambda unit: float(np.abs(unit.advantages).sum() * unit.rewards.std(ddof=1)),
+    "signal": lambda step, rewards, advantages, logprobs: float(np.abs(advantages).sum() * rewards.std(ddof=1)),
 }
-"""What a unit weighs at its birth, by the name of the priority."""
+"""What a unit weighs at its birth, by the name of the priority: from its step, and of its rows the rewards, advantages
+and log-probs under the policy that counts as the sampler."""
 
 
 def priorities_at_birth(
-    name: str,
-    ids: Int64[np.ndarray, " rows"],
+    rules: Place,
+    groups: Int64[np.ndarray, " rows"],
     *,
     steps: Int64[np.ndarray, " rows"],
-    rewards: Rows,
-    advantages: Rows,
+    rewards: Values,
+    advantages: Values,
     logprobs: Callable[[int, int], TokenRows],
-) -> Rows:
-    """What a built-in priority gives each row: that of its unit, the neighbours with the same of `ids`.
+) -> Values:
+    """What a place's priority gives each row at its birth: that of its unit, the row or the neighbours of its group.
 
-    `logprobs(begin, end)` reads those of some rows, and is called for the priority that looks at them alone.
+    NaN where units are not drawn, or by a priority of the user's own. `logprobs(begin, end)` reads those of some rows,
+    and is called for the priority that looks at them alone.
     """
-    values = np.full(len(ids), np.nan)
-    bounds = [*np.flatnonzero(np.diff(ids, prepend=-1)).tolist(), len(ids)]
-    for begin, end in pairwise(bounds):
-        unit = BornUnit(
-            step=int(steps[begin]),
-            rewards=rewards[begin:end],
-            advantages=advantages[begin:end],
-            logprobs=logprobs(begin, end) if name == "headroom" else [],
-        )
-        values[begin:end] = PRIORITIES[name](unit)
+    values = np.full(len(groups), np.nan)
+    if not isinstance(rules, UnitPlace) or rules.priority not in PRIORITIES:
+        return values
+    ids = groups if rules.draws_groups else np.arange(len(groups))
+    for begin, end in pairwise([*np.flatnonzero(np.diff(ids, prepend=-1)).tolist(), len(ids)]):
+        own = logprobs(begin, end) if rules.priority == "headroom" else ()
+        weigh = PRIORITIES[rules.priority]
+        values[begin:end] = weigh(int(steps[begin]), rewards[begin:end], advantages[begin:end], own)
     return values
 
 
-def token_headroom(logprobs: TokenRows, advantages: Rows) -> float:
+def token_headroom(logprobs: TokenRows, advantages: Values) -> float:
     """H: mean over tokens of how far each can still move: 1 - pi where A > 0, pi where A < 0, 0 where A = 0."""
     parts = []
     for row, own in zip(logprobs, advantages.tolist(), strict=True):
@@ -127,26 +119,20 @@ class StoredUnits:
         return len(self.ids)
 
     @classmethod
-    def of_rows(cls, rows: np.ndarray, units: Units, question_ids: Sequence[str], *, groups: bool) -> "StoredUnits":
-        """The units among a store's rows, sums and means taken over theirs; a group's rows stand together."""
-        first, members = rows[units], members_of(rows, units, groups=groups)
+    def of_rows(cls, rows: "Rows", units: Units, question_ids: np.ndarray, *, groups: bool) -> "StoredUnits":
+        """The units among a store's rows, sums and means taken over theirs."""
+        members = rows.members(units, groups=groups)
         return cls(
             ids=units,
-            question_ids=tuple(question_ids[number] for number in first["question"].tolist()),
-            step=first["step_born"].astype(np.int64),
-            version=first["born_version"].astype(np.int64),
-            uses=first["uses"].astype(np.int64),
-            k=first["success_count"].astype(np.int64),
-            reward=np.array([own["reward"].mean(dtype=np.float64) for own in members]),
-            advantage=np.array([np.abs(own["advantage"]).mean() for own in members]),
-            tokens=np.array([own["num_tokens"].sum() for own in members], dtype=np.int64),
+            question_ids=tuple(question_ids[rows["question"][units]].tolist()),
+            step=rows["step_born"][units].astype(np.int64),
+            version=rows["weight_version"][units].astype(np.int64),
+            uses=rows["uses"][units].astype(np.int64),
+            k=rows["k"][units].astype(np.int64),
+            reward=np.array([rows["reward"][own].mean(dtype=np.float64) for own in members]),
+            advantage=np.array([np.abs(rows["advantage"][own]).mean() for own in members]),
+            tokens=np.array([rows["num_tokens"][own].sum() for own in members], dtype=np.int64),
         )
-
-
-def members_of(rows: np.ndarray, units: Units, *, groups: bool) -> list[np.ndarray]:
-    """The rows of each unit; those of a group, which its first row gives the number, stand together."""
-    ends = np.searchsorted(rows["group"], units, side="right") if groups else units + 1
-    return [rows[begin:end] for begin, end in zip(units.tolist(), ends.tolist(), strict=True)]
 
 
 def checked_priorities(
@@ -223,43 +209,45 @@ class UnitPlace(Place):
         require_positive("replay", self, "exponent")
         require_non_negative("replay", self, "age_decay", "bias_correction", "max_drift")
         require_known("replay.priority", self.priority, PRIORITY_NAMES, python=True)
-        if self.enabled:
-            self._require_drawable()
 
-    def _require_drawable(self) -> None:
-        """Raise InputError where the way of drawing has no use for what else is set."""
+    def clashes(self) -> Iterator[Clash]:
+        """Keys that have no use for each other."""
+        yield from Place.clashes(self)
+        if not self.enabled:
+            return
         own = self.priority.startswith(PREFIX)
-        if self.draw == "top" and self.exponent != 1:
-            instead, reason = "leave it at 1, or use draw = 'proportional'", "a power does not change which are highest"
-            refuse_together("replay", self, "exponent", "draw", reason, instead)
-        if self.draw == "top" and self.bias_correction:
-            instead, reason = "leave it at 0, or use draw = 'proportional'", "what is taken from the top has no chance"
-            refuse_together("replay", self, "bias_correction", "draw", reason, instead)
-        if self.draw == "top" and own and self.age_decay:
-            reason = "what your own function orders by need not be above 0, and would not fade"
-            instead = "let the function look at units.step, or use draw = 'proportional'"
-            refuse_together("replay", self, "age_decay", "priority", reason, instead)
-        if self.draw == "proportional" and self.priority == "latest":
+        if self.draw == "top":
+            instead = "leave it as it is by default, or use draw = 'proportional'"
+            if self.exponent != 1:
+                yield "exponent", "draw", "a power does not change which are highest", instead
+            if self.bias_correction:
+                yield "bias_correction", "draw", "what is taken from the top has no chance", instead
+            if own and self.age_decay:
+                reason = "what your own function orders by need not be above 0, and would not fade"
+                instead = "let the function look at units.step, or use draw = 'proportional'"
+                yield "age_decay", "priority", reason, instead
+        elif self.priority == "latest":
             instead = "use draw = 'top', or priority = 'uniform' with replay.age_decay"
-            refuse_together("replay", self, "priority", "draw", "a step number is an order, not a weight", instead)
-        if not (self.capacity or self.max_age):
-            limit = "set replay.capacity or replay.max_age"
-            if own:
-                reason = "your own function is asked about the whole store in every step"
-                refuse_together("replay", self, "priority", "capacity", reason, limit)
-            if self.max_drift:
-                reason = "a step may score the whole store before it finds what it wants"
-                refuse_together("replay", self, "max_drift", "capacity", reason, limit)
+            yield "priority", "draw", "a step number is an order, not a weight", instead
+        limit = "set replay.capacity or replay.max_age"
+        if own and not (self.capacity or self.max_age):
+            yield "priority", "capacity", "your own function is asked about the whole store in every step", limit
+        if self.max_drift and not (self.capacity or self.max_age):
+            yield "max_drift", "capacity", "a step may score the whole store before it finds what it wants", limit
         if own and self.eviction == "lowest-priority":
             reason = "what your own function said of the store is not in the ledger to resume from"
-            instead = "use another eviction, or a built-in priority"
-            refuse_together("replay", self, "eviction", "priority", reason, instead)
+            yield "eviction", "priority", reason, "use another eviction, or a built-in priority"
+
+    @property
+    def keeps_headroom(self) -> bool:
+        """Whether a unit's priority is its headroom as last measured."""
+        return self.priority == "headroom"
 
     def keys(
         self, priority: Float64[np.ndarray, " some"], born: Int32[np.ndarray, " some"]
     ) -> Float64[np.ndarray, " some"]:
         """What orders units as priorities do at any one step: log priority + born / age_decay where age counts."""
-        priority = np.nan_to_num(priority, nan=-np.inf)
+        priority = np.where(np.isnan(priority), -np.inf, priority)
         if not self.age_decay or self.priority.startswith(PREFIX):
             return priority
         with np.errstate(divide="ignore"):
@@ -267,49 +255,38 @@ class UnitPlace(Place):
 
     def replay(self, asked: Asked, wanted: int) -> Experience:
         """Scan units in the order drawn, and take those whose drift is in bounds, until there are enough or no more."""
+        store, step = asked.store, asked.step
         scanned: list[DrawnUnit] = []
         taken: list[DrawnUnit] = []
-        draw = asked.store.draw_units(self, asked.step, asked.rngs["draw"]) if wanted else None
-        while draw is not None and len(taken) < wanted:
-            wave = asked.store.load_units(draw.take(wanted - len(taken)))
+        draw = store.draw_units(self, step, asked.rngs["draw"]) if wanted else None
+        while draw and (wave := store.load_units(draw.take(wanted - len(taken)))):
             if self.max_drift:
-                asked.scored([trajectory for unit in wave for trajectory in unit.trajectories])
+                asked.scored([row for unit in wave for row in unit.trajectories])
                 wave = [self._judged(asked, unit) for unit in wave]
             scanned += wave
             taken += [unit for unit in wave if unit.accepted]
-            if not wave or not self.max_drift:
-                break
-        asked.store.record_scan(asked.step, scanned)
+        store.record_scan(step, scanned)
+        rows = [row for unit in taken for row in unit.trajectories]
         if asked.from_old:
-            asked.scored([each for unit in taken for each in unit.trajectories])
+            asked.scored(rows)
+        metrics: Metrics = {"replay/used": len(rows), "replay/scanned": len(scanned), "replay/accepted": len(taken)}
+        if rows:
+            metrics["replay/age_mean"] = float(np.mean([step - row.step_born for row in rows]))
+        if scanned and self.max_drift:
+            metrics["replay/drift"] = float(np.mean([unit.drift for unit in scanned]))
         return Experience(
             units=tuple(tuple(asked.replayed(each, unit.weight) for each in unit.trajectories) for unit in taken),
             order=self.order,
-            metrics=self._metrics(taken, scanned, asked.step),
+            metrics=metrics,
             tokens_scored=asked.tokens_scored,
         )
 
     def _judged(self, asked: Asked, unit: DrawnUnit) -> DrawnUnit:
         """The unit with its drift and its headroom of now, refused where it has drifted too far."""
-        now = [asked.scores[trajectory.trajectory_id].logprobs for trajectory in unit.trajectories]
-        drift = token_drift(now, [trajectory.behaviour_logprobs for trajectory in unit.trajectories])
-        headroom = token_headroom(now, np.array([trajectory.advantage for trajectory in unit.trajectories]))
+        now = [asked.scores[row.trajectory_id].logprobs for row in unit.trajectories]
+        drift = token_drift(now, [row.behaviour_logprobs for row in unit.trajectories])
+        headroom = token_headroom(now, np.array([row.advantage for row in unit.trajectories]))
         return replace(unit, accepted=drift <= self.max_drift, drift=drift, headroom=headroom)
-
-    def _metrics(self, taken: Sequence[DrawnUnit], scanned: Sequence[DrawnUnit], step: int) -> Metrics:
-        """`replay/*` keys of a scan."""
-        ages = [step - trajectory.step_born for unit in taken for trajectory in unit.trajectories]
-        drifts = [unit.drift for unit in scanned if unit.drift is not None]
-        metrics: Metrics = {
-            "replay/used": len(ages),
-            "replay/scanned": len(scanned),
-            "replay/accepted": len(taken),
-        }
-        if ages:
-            metrics["replay/age_mean"] = float(np.mean(ages))
-        if drifts:
-            metrics["replay/drift"] = float(np.mean(drifts))
-        return metrics
 
 
 class UnitDraw:
@@ -322,40 +299,37 @@ class UnitDraw:
     def __init__(
         self,
         place: UnitPlace,
-        rows: np.ndarray,
+        rows: "Rows",
         units: Units,
-        question_ids: Sequence[str],
+        question_ids: np.ndarray,
         step: int,
         rng: np.random.Generator,
     ) -> None:
         """`rows` are all of a store, `units` those to draw from. Raises RunError where the user's function breaks its
         promises."""
-        self._place, self._rng = place, rng
-        self._units = units
-        priority, born = rows["priority"][units], rows["step_born"][units]
+        self._place, self._rng, self._units = place, rng, units
+        priority, self._born = rows["priority"][units], rows["step_born"][units]
+        proportional = place.draw == "proportional"
         if place.priority.startswith(PREFIX) and len(units):
             described = StoredUnits.of_rows(rows, units, question_ids, groups=place.draws_groups)
             given = replay_function("replay.priority", place.priority)(described, rng)
-            priority = checked_priorities(given, described, place.priority, proportional=place.draw == "proportional")
-        self._priorities = priority * np.exp(-(step - born) / place.age_decay) if place.age_decay else priority
-        if place.draw == "proportional":
-            self._weights = self._first_weights = _weights(place, priority, born)
-            self._total = float(self._weights.sum())
-        else:
-            self._keys, self._born = place.keys(priority, born), born
-            self._left = np.flatnonzero(self._keys > -np.inf)
+            priority = checked_priorities(given, described, place.priority, proportional=proportional)
+        self._priorities = priority * np.exp(-(step - self._born) / place.age_decay) if place.age_decay else priority
+        # What is left to draw: a weight of 0, or a key of -inf, is never drawn again.
+        self._left = _weights(place, priority, self._born) if proportional else place.keys(priority, self._born)
+        self._weights = self._left.copy() if proportional else None
 
     def take(self, num: int) -> list[DrawnUnit]:
         """The next units, at most `num`; fewer where they end."""
         found = self.choose(num)
         chances: list[float | None] = [None] * len(found)
         weights = np.ones(len(found))
-        if self._place.draw == "proportional" and len(found):
-            own = self._first_weights[found]
-            chances = (own / self._total).tolist()
+        if self._weights is not None and len(found):
+            own = self._weights[found]
+            chances = (own / float(self._weights.sum())).tolist()
             if self._place.bias_correction:
                 # (N P)^-b over its maximum in the store, N and the sum cancelling (arXiv 1511.05952, 3.4).
-                least = self._first_weights[self._first_weights > 0].min()
+                least = self._weights[self._weights > 0].min()
                 weights = (least / own) ** self._place.bias_correction
         return [
             DrawnUnit(unit_id=unit, priority=priority, probability=chance, weight=weight)
@@ -366,29 +340,22 @@ class UnitDraw:
 
     def choose(self, num: int) -> Int64[np.ndarray, " some"]:
         """Positions of the next units, at most `num`."""
-        if num <= 0 or not len(self._units):
-            return np.zeros(0, dtype=np.int64)
-        return self._take_proportionally(num) if self._place.draw == "proportional" else self._take_first(num)
-
-    def _take_proportionally(self, num: int) -> Int64[np.ndarray, " some"]:
-        """Positions of the units drawn: with replacement, passing over repeats, which is without replacement."""
+        if self._weights is None:
+            found = foremost((self._left, self._born), num)
+            found = found[self._left[found] > -np.inf]
+            self._left[found] = -np.inf
+            return found
+        # With replacement, passing over repeats, which is without replacement.
         drawn: list[int] = []
-        while len(drawn) < num and (self._weights > 0).any():
-            sums = np.cumsum(self._weights)
+        while len(drawn) < num and self._left.any():
+            sums = np.cumsum(self._left)
             targets = self._rng.random(num - len(drawn)) * sums[-1]
             # A target that rounds up to the sum falls to the last unit with a weight.
-            last = int(np.flatnonzero(self._weights)[-1])
-            found = list(dict.fromkeys(np.minimum(np.searchsorted(sums, targets, side="right"), last).tolist()))
-            self._weights = self._weights.copy()
-            self._weights[found] = 0.0
-            drawn += found
+            last = int(np.searchsorted(sums, sums[-1]))
+            found = np.minimum(np.searchsorted(sums, targets, side="right"), last)
+            self._left[found] = 0.0
+            drawn += dict.fromkeys(found.tolist())
         return np.array(drawn, dtype=np.int64)
-
-    def _take_first(self, num: int) -> Int64[np.ndarray, " some"]:
-        positions = self._left
-        first = foremost((self._keys[positions], self._born[positions], -positions), num)
-        self._left = np.delete(positions, first)
-        return positions[first]
 
 
 def _weights(
@@ -403,7 +370,7 @@ def _weights(
 
 
 def foremost(ranks: Sequence[np.ndarray], num: int) -> Int64[np.ndarray, " first"]:
-    """Positions of the `num` highest by the first rank, ties by the next, in order; the last rank has no ties.
+    """Positions of the `num` highest by the first rank, ties by the next, at last the lowest position; in that order.
 
     Partitions, which cost a fraction of a sort of everything.
     """
@@ -412,22 +379,20 @@ def foremost(ranks: Sequence[np.ndarray], num: int) -> Int64[np.ndarray, " first
         wanted = num - len(sure)
         if len(left) <= wanted or wanted <= 0:
             break
-        own = values[left]
+        own = values[left] if len(left) < len(values) else values
         bound = np.partition(own, len(own) - wanted)[len(own) - wanted]
         sure, left = np.append(sure, left[own > bound]), left[own == bound]
     first = np.append(sure, left[: max(0, num - len(sure))])
-    return first[np.lexsort([-values[first] for values in reversed(ranks)])]
+    return first[np.lexsort([first, *(-values[first] for values in reversed(ranks))])]
 
 
-def leaving(
-    rule: str, rows: np.ndarray, units: Units, keys: Float64[np.ndarray, " units"], num: int, *, groups: bool
-) -> Int64[np.ndarray, " leaving"]:
+def leaving(rules: Place, rows: "Rows", units: Units, num: int, *, groups: bool) -> Int64[np.ndarray, " leaving"]:
     """The `num` units that leave a store or question that is too full, in the order they go; of equals the oldest."""
-    match rule:
+    match rules.eviction:
         case "lowest-priority":
-            rank = -keys
+            rank = -rules.keys(rows["priority"][units], rows["step_born"][units])
         case "longest":
-            rank = np.array([own["num_tokens"].sum() for own in members_of(rows, units, groups=groups)])
+            rank = np.array([rows["num_tokens"][own].sum() for own in rows.members(units, groups=groups)])
         case "highest-entropy":
             # As last measured, perhaps under other weights than the next; what was not measured goes first.
             rank = np.nan_to_num(rows["entropy"][units], nan=np.inf)
@@ -437,4 +402,4 @@ def leaving(
             rank = ~rows["token_hash"][units]
         case _:
             rank = np.zeros(len(units))
-    return units[foremost((rank, -units), num)]
+    return units[foremost((rank,), num)]

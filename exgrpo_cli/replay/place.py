@@ -5,7 +5,7 @@ reads and no other. `before` draws what stands in for rollouts, ahead of them; `
 groups. Rank 0 asks the place; all ranks score what it wants scored.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from exgrpo_cli.replay.store import Store
 
 Metrics = dict[str, float | int]
+Clash = tuple[str, str, str, str]
+"""Two keys of `replay` that contradict each other, why, and what to use instead."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,40 +172,31 @@ class Place:
         require_non_negative("replay", self, "max_age", "warmup_steps", "capacity", "max_uses", "retire_at")
         require(self.lower_bound >= -1, "replay.lower_bound", self.lower_bound, "a count, or -1 to admit k = 0")
         require(self.upper_bound >= -1, "replay.upper_bound", self.upper_bound, "-1 (K - 1) or a count")
-        if self.retire_at and not self.retirement:
-            instead = "set replay.retirement = true, or leave retire_at at 0"
-            refuse_together("replay", self, "retire_at", "retirement", "no question retires", instead)
-        if self.enabled:
-            self._require_stored()
+        for clash in self.clashes():
+            refuse_together("replay", self, *clash)
 
-    def _require_stored(self) -> None:
-        """Raise InputError where the bounds, or the time of collecting, leave nothing to store."""
-        if self.store == "none" and not self.warm_start:
-            instead = "name a run to take experience from (--replay-from RUN), or use store = 'successes' or 'all'"
-            refuse_together("replay", self, "store", "warm_start", "nothing would ever be stored", instead)
-        if self.store == "none" and self.collect_before_start:
-            instead = "leave collect_before_start off, or use store = 'successes' or 'all'"
-            refuse_together(
-                "replay", self, "store", "collect_before_start", "nothing is collected at any time", instead
-            )
-        if self.warmup_steps and not self.collect_before_start and self.store != "none":
-            reason = "nothing would be stored while the run warms up"
-            instead = "set collect_before_start = true, or use replay.start_threshold"
-            refuse_together("replay", self, "warmup_steps", "collect_before_start", reason, instead)
-        if self.lower_bound < 0 and self.store != "all":
-            reason = "a visit without a success has nothing to store"
-            refuse_together(
-                "replay",
-                self,
-                "lower_bound",
-                "store",
-                reason,
-                "use lower_bound = 0, or store = 'all' where it is known",
-            )
-        if 0 < self.retire_at <= self.upper_bound:
+    def clashes(self) -> Iterator[Clash]:
+        """Keys that have no use for each other."""
+        if self.retire_at and not self.retirement:
+            yield "retire_at", "retirement", "no question retires", "set replay.retirement = true, or leave it at 0"
+        if 0 < self.retire_at <= self.upper_bound and self.enabled:
             reason = "a question with so many successes retires before it stores"
-            instead = "use an upper_bound below retire_at, or -1"
-            refuse_together("replay", self, "upper_bound", "retire_at", reason, instead)
+            yield "upper_bound", "retire_at", reason, "use an upper_bound below retire_at, or -1"
+        if not self.enabled:
+            return
+        stores = "use store = 'successes' or 'all'"
+        if self.store == "none" and not self.warm_start:
+            instead = f"name a run to take experience from (--replay-from RUN), or {stores}"
+            yield "store", "warm_start", "nothing would ever be stored", instead
+        if self.store == "none" and self.collect_before_start:
+            instead = f"leave collect_before_start off, or {stores}"
+            yield "store", "collect_before_start", "nothing is collected at any time", instead
+        if self.warmup_steps and not self.collect_before_start and self.store != "none":
+            instead = "set collect_before_start = true, or use replay.start_threshold"
+            yield "warmup_steps", "collect_before_start", "nothing would be stored while the run warms up", instead
+        if self.lower_bound < 0 and self.store != "all":
+            instead = "use lower_bound = 0, or store = 'all' where it is known"
+            yield "lower_bound", "store", "a visit without a success has nothing to store", instead
 
     def before(self, asked: Asked) -> Experience:
         """What stands in for a mixed step's rollouts."""
@@ -242,6 +235,11 @@ class Place:
         return False
 
     @property
+    def keeps_headroom(self) -> bool:
+        """Whether a unit's priority is its headroom as last measured."""
+        return False
+
+    @property
     def replays_failures(self) -> bool:
         """Whether rows without reward are replayed: as such, or as members of a group."""
         return self.store == "all" or self.draws_groups
@@ -254,6 +252,6 @@ class Place:
         """Largest success count whose trajectories are stored, in groups of K = `group_size`."""
         return group_size - 1 if self.upper_bound < 0 else min(self.upper_bound, group_size)
 
-    def readmits_at(self, step: int) -> bool:
-        """Whether retired questions return at the beginning of `step`."""
-        return self.readmit_fraction > 0 and step % self.readmit_every == 0
+    def keys(self, priority: np.ndarray, born: np.ndarray) -> np.ndarray:
+        """What orders units as their priorities do at any one step; equal where none are drawn."""
+        return np.zeros(len(priority))

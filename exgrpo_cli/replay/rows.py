@@ -1,19 +1,19 @@
-"""Rows of a store in one flat structured array, and their state rebuilt from a ledger's tables.
+"""Rows and questions of a store in flat arrays, and both rebuilt from a ledger's tables.
 
 The state is a function of the tables alone: a question's bucket is that of its last event, a row is live unless it was
 evicted, its current entropy is that of its last score.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Bool, Int32, Int64
 
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.ledger.columns import (
     EVICTED,
+    NO_BUCKET,
     READMITTED,
     RETIRED,
     SELECTED,
@@ -24,89 +24,79 @@ from exgrpo_cli.ledger.columns import (
     stored_names,
 )
 from exgrpo_cli.ledger.schemas import EVENTS, REPLAYS, SCORES, TRAJECTORIES
-from exgrpo_cli.replay.by_question import AWAKE, NO_BUCKET, Candidates, QuestionStates
+from exgrpo_cli.replay.by_question import Bucket
 
 GONE = -1
 """Stands for the question of a row that was evicted."""
+AWAKE = -1
 GROWTH = 1.2
-"""Factor by which a full array grows: at most a fifth of it is spare."""
-ROW = np.dtype(
-    [
-        ("entropy", np.float64),
-        ("nll", np.float64),
-        ("token_hash", np.int64),
-        ("step_born", np.int32),
-        ("born_version", np.int32),
-        ("measured_version", np.int32),
-        ("num_tokens", np.int32),
-        ("advantage", np.float64),
-        ("priority", np.float64),
-        ("reward", np.float32),
-        ("group", np.int32),
-        ("success_count", np.int16),
-        ("uses", np.int16),
-        ("question", np.int32),
-    ]
-)
-"""`question` is GONE once evicted; `group` is the first row of the visit that stored it, so the column never falls;
-`priority` is that of its unit, NaN where none has one."""
-_RENAMED = {
-    "born_version": "weight_version",
-    "measured_version": "weight_version",
-    "success_count": "k",
-    "group": "group_id",
+"""Factor by which full arrays grow: at most a fifth of them is spare."""
+BORN = {
+    **dict.fromkeys(("entropy", "nll", "advantage", "priority"), np.float64),
+    **dict.fromkeys(("step_born", "weight_version", "num_tokens", "group_id"), np.int32),
+    **{"token_hash": np.int64, "reward": np.float32, "k": np.int16},
 }
-BORN = {name: _RENAMED.get(name, name) for name in (ROW.names or ())[:-2]}
-"""Fields of ROW that a birth fills -> columns of the ledger's trajectories; a null there is NaN here."""
-_born = itemgetter(*BORN.values())
+"""Columns that a birth fills, named as in the ledger's trajectories, whose nulls are NaN here. `group_id` is the first
+row of the visit that stored it, so it never falls; `priority` is that of its unit."""
+ROW = BORN | {"measured_version": np.int32, "question": np.int32, "uses": np.int16}
+"""All columns: with the weight version of its last measurement, its question (GONE once evicted) and its replays."""
 
 ReadTable = Callable[[str, Sequence[str]], pa.Table]
 """Table and columns in, rows out, with question ids and event words dictionary-encoded."""
 
 
-class StoredRows:
-    """All rows ever stored, by trajectory id; live are those that were not evicted."""
+class Rows:
+    """All rows ever stored, by trajectory id, in one array a column; live are those that were not evicted."""
 
-    def __init__(self, rows: np.ndarray, num_questions: int) -> None:
-        """`rows` (dtype ROW) are the trajectories 0, 1, 2, ... of a ledger."""
-        self._rows = rows
-        self._size = len(rows)
-        self._live = np.flatnonzero(rows["question"] != GONE)
+    def __init__(self, columns: Mapping[str, np.ndarray], num_questions: int) -> None:
+        """`columns` (of ROW) are of the trajectories 0, 1, 2, ... of a ledger."""
+        self._columns, self._size = columns, len(columns["question"])
+        self._live = np.flatnonzero(columns["question"] != GONE)
         self._seen, self._evicted = self._size, False
-        owners = rows["question"][self._live]
-        self.held: Int32[np.ndarray, " questions"] = np.bincount(owners, minlength=num_questions).astype(np.int32)
+        self.held: Int64[np.ndarray, " questions"] = np.bincount(
+            columns["question"][self._live], minlength=num_questions
+        )
         """Live rows of each question."""
 
     def __len__(self) -> int:
         """Rows ever stored, evicted ones included: the next id."""
         return self._size
 
-    @property
-    def all(self) -> np.ndarray:
-        """Every row, to be read and written."""
-        return self._rows[: self._size]
+    def __getitem__(self, name: str) -> np.ndarray:
+        """A column, to be read and written."""
+        return self._columns[name][: self._size]
 
     @property
     def nbytes(self) -> int:
         """Memory in bytes."""
-        return self._rows.nbytes + self._live.nbytes + self.held.nbytes
+        return sum(own.nbytes for own in (*self._columns.values(), self._live, self.held))
 
-    def add(self, question: int, born: Mapping[str, Any]) -> None:
-        """Append a row of a question as the ledger tells its birth, measured by the weights that sampled it."""
-        if self._size == len(self._rows):
-            grown = np.zeros(max(1024, int(GROWTH * self._size)), dtype=ROW)
-            grown[: self._size] = self._rows
-            self._rows = grown
-        self._rows[self._size] = (*_born(born), 0, question)
+    def add(self, question: int, born: Mapping[str, float]) -> int:
+        """Append a row of a question, measured by the weights that sampled it; returns its id."""
+        if self._size == len(self._columns["question"]):
+            spare = max(1024, int((GROWTH - 1) * self._size))
+            self._columns = {name: np.append(own, np.zeros(spare, own.dtype)) for name, own in self._columns.items()}
+        row = {**born, "measured_version": born["weight_version"], "question": question, "uses": 0}
+        for name, value in row.items():
+            self._columns[name][self._size] = value
         self.held[question] += 1
         self._size += 1
+        return self._size - 1
+
+    def evict(self, trajectory_id: int) -> int:
+        """Drop a live row; returns its question."""
+        question = int(self["question"][trajectory_id])
+        self.held[question] -= 1
+        self["question"][trajectory_id] = GONE
+        self._evicted = True
+        return question
 
     def live(self) -> Int64[np.ndarray, " live"]:
         """Rows that were not evicted, in ascending order; costs what lived at the last call and came since."""
         if self._seen < self._size:
             self._live = np.concatenate([self._live, np.arange(self._seen, self._size)])
         if self._evicted:
-            self._live = self._live[self._rows["question"][self._live] != GONE]
+            self._live = self._live[self["question"][self._live] != GONE]
         self._seen, self._evicted = self._size, False
         return self._live
 
@@ -114,129 +104,113 @@ class StoredRows:
         """Numbers of the units (rows, or groups) of questions that are not retired, in ascending order."""
         live = self.live()
         if retired.any():
-            live = live[~retired[self._rows["question"][live]]]
-        return live[self._rows["group"][live] == live] if groups else live
+            live = live[~retired[self["question"][live]]]
+        return live[self["group_id"][live] == live] if groups else live
 
-    def by_question(self, questions: Sequence[int]) -> dict[int, Int64[np.ndarray, " own"]]:
+    def members(self, units: Int64[np.ndarray, " units"], *, groups: bool) -> list[range]:
+        """The rows of each unit; those of a group, which its first row gives the number, stand together."""
+        ends = np.searchsorted(self["group_id"], units.astype(np.int32), side="right") if groups else units + 1
+        return [range(begin, end) for begin, end in zip(units.tolist(), ends.tolist(), strict=True)]
+
+    def of_questions(self, questions: Sequence[int]) -> list[Int64[np.ndarray, " own"]]:
         """The live rows of each of the questions, in ascending order: one pass for all of them."""
-        wanted = np.zeros(len(self.held), dtype=bool)
-        wanted[questions] = True
-        live = self.live()
-        ids = live[wanted[self._rows["question"][live]]]
-        owners = self._rows["question"][ids]
-        order = np.argsort(owners, kind="stable")
-        numbers = np.unique(np.asarray(questions, dtype=np.int64))
-        parts = np.split(ids[order], np.searchsorted(owners[order], numbers[1:]))
-        return dict(zip(numbers.tolist(), parts, strict=False))
+        wanted, live = np.zeros(len(self.held), dtype=bool), self.live()
+        wanted[list(questions)] = True
+        some = live[wanted[self["question"][live]]]
+        owners = self["question"][some]
+        return [some[owners == question] for question in questions]
 
-    def born_before(self, step: int) -> Int64[np.ndarray, " old"]:
-        """Live rows born before `step`, oldest first."""
-        # Ids are in order of birth.
-        live = self.live()
-        return live[: int(np.searchsorted(self._rows["step_born"][live], step))]
 
-    def question_of(self, trajectory_id: int) -> int:
-        """The question of a row, GONE once it is evicted."""
-        return int(self._rows["question"][trajectory_id])
+class Questions:
+    """Bucket, rest and retirement of every question, in flat arrays by its number: the rank of its id among all.
 
-    def of_group(self, group: int) -> list[int]:
-        """The live rows of a visit, which stand together."""
-        end = int(np.searchsorted(self.all["group"], group, side="right"))
-        return (group + np.flatnonzero(self._rows["question"][group:end] != GONE)).tolist()
+    A question has a bucket exactly while it is in the buffer: it has live rows and is not retired. Drawable are those
+    that do not rest after a replay.
+    """
 
-    def evict(self, trajectory_id: int) -> int:
-        """Drop a live row; returns its question."""
-        question = self.question_of(trajectory_id)
-        self.held[question] -= 1
-        self._rows["question"][trajectory_id] = GONE
-        self._evicted = True
-        return question
+    def __init__(self, question_ids: Collection[str]) -> None:
+        self.ids = np.array(sorted(question_ids), dtype=object)
+        self._numbers = dict(zip(self.ids.tolist(), range(len(self.ids)), strict=True))
+        size = len(self.ids)
+        self.success_counts: Int32[np.ndarray, " questions"] = np.full(size, NO_BUCKET, dtype=np.int32)
+        """Latest success count; NO_BUCKET outside the buffer."""
+        self.num_members: Int32[np.ndarray, " questions"] = np.zeros(size, dtype=np.int32)
+        self.retired: Bool[np.ndarray, " questions"] = np.zeros(size, dtype=bool)
+        self.rests_until: Int32[np.ndarray, " questions"] = np.full(size, AWAKE, dtype=np.int32)
+        """Last step at which a question may not be drawn."""
 
-    def measure(self, candidates: Candidates) -> None:
-        """Keep the latest measurements of a question's rows."""
-        for name in ("entropy", "nll", "measured_version"):
-            self._rows[name][candidates.trajectory_ids] = getattr(candidates, name)
+    @property
+    def nbytes(self) -> int:
+        """Memory in bytes, ids apart."""
+        return sum(own.nbytes for own in (self.success_counts, self.num_members, self.retired, self.rests_until))
 
-    def use(self, trajectory_id: int) -> int:
-        """Count a replay; returns how many there have been."""
-        uses = min(int(self._rows["uses"][trajectory_id]) + 1, np.iinfo(np.int16).max)
-        self._rows["uses"][trajectory_id] = uses
-        return uses
+    def number(self, question_id: str) -> int:
+        """Number of a question. Raises InputError for one that is not of the run's question file."""
+        if question_id not in self._numbers:
+            raise InputError(f"question {question_id} is not in the question file of this run")
+        return self._numbers[question_id]
+
+    def bucket(self, question: int) -> tuple[int, int] | None:
+        """Latest success count of a question, and out of how many members; None where it is in no bucket."""
+        count = int(self.success_counts[question])
+        return None if count == NO_BUCKET else (count, int(self.num_members[question]))
+
+    def place(self, question: int, bucket: tuple[int, int] | None) -> None:
+        """Put a question into a bucket, or take it out of the buffer (None)."""
+        self.success_counts[question], self.num_members[question] = bucket or (NO_BUCKET, 0)
+
+    def can_draw(self, step: int) -> Bool[np.ndarray, " questions"]:
+        """Which questions are in a bucket and do not rest at `step`."""
+        return (self.success_counts != NO_BUCKET) & (self.rests_until < step)
+
+    def drawable(self, step: int) -> list[Bucket]:
+        """Non-empty buckets in ascending order, each with its drawable questions in the order of their ids."""
+        questions = np.flatnonzero(self.can_draw(step))
+        most = int(self.num_members.max(initial=0)) + 1
+        keys = self.success_counts[questions] * most + self.num_members[questions]
+        return [
+            Bucket(
+                success_count=key // most,
+                num_members=key % most,
+                question_ids=self.ids[questions[keys == key]].tolist(),
+            )
+            for key in np.flatnonzero(np.bincount(keys)).tolist()
+        ]
 
 
 def rebuild(
-    read: ReadTable, question_ids: Sequence[str], *, cooldown: int = 0, remeasured: bool = False
-) -> tuple[np.ndarray, QuestionStates]:
-    """Rows and question states after all that `read` gives.
+    read: ReadTable, question_ids: Collection[str], *, cooldown: int = 0, keeps_headroom: bool = False
+) -> tuple[Rows, Questions]:
+    """Rows and questions after all that `read` gives.
 
-    Questions rest for `cooldown` steps after a replay; with `remeasured` a unit's priority is its last headroom, where
-    it was measured. Raises InputError for a question that is not among `question_ids`.
+    Questions rest for `cooldown` steps after a replay; with `keeps_headroom` a unit's priority is its last headroom.
+    Raises InputError for a question that is not among `question_ids`.
     """
-    states = QuestionStates(question_ids)
-    known = pa.array(states.ids, type=pa.string())
+    questions = Questions(question_ids)
+    known = pa.array(questions.ids, type=pa.string())
     events = decode_events(read(EVENTS, stored_names(EventColumns)), known)
-    rows = _born_rows(read, known)
+    born = read(TRAJECTORIES, ("question_id", *BORN))
+    rows = {name: column(born, name).astype(kind) for name, kind in BORN.items()}
+    rows["question"] = question_numbers(born, known).astype(np.int32)
     rows["question"][events.trajectory_id[events.kind == EVICTED]] = GONE
 
+    # Of several values for one place the last is assigned last, and stays.
+    rows["measured_version"] = rows["weight_version"].copy()
     scores = read(SCORES, ("trajectory_id", "weight_version", "entropy", "nll"))
-    _keep_last(rows, column(scores, "trajectory_id"), {name: column(scores, BORN[name]) for name in _MEASURED})
+    for name, measured in (("entropy", "entropy"), ("nll", "nll"), ("measured_version", "weight_version")):
+        rows[name][column(scores, "trajectory_id")] = column(scores, measured)
     replays = read(REPLAYS, ("unit_id", "headroom", "accepted"))
     units, headroom, accepted = (column(replays, name) for name in replays.column_names)
-    if remeasured:
-        measured = ~np.isnan(headroom)
-        _keep_last(rows, units[measured], {"priority": headroom[measured]})
-    used = np.concatenate([events.trajectory_id[events.kind == SELECTED], units[accepted]])
-    rows["uses"] = np.minimum(np.bincount(used, minlength=len(rows)), np.iinfo(np.int16).max)
+    renewed = np.isfinite(headroom) & keeps_headroom
+    rows["priority"][units[renewed]] = headroom[renewed]
+    selected = events.of(SELECTED)
+    used = np.concatenate([selected.trajectory_id, units[accepted]])
+    rows["uses"] = np.bincount(used, minlength=len(born)).astype(np.int16)
 
-    size = len(states.ids)
-    selected, retired, readmitted = (
-        last_positions(events.question, size, events.kind == kind) for kind in (SELECTED, RETIRED, READMITTED)
-    )
-    last = last_positions(events.question, size)
-    states.success_counts[:] = _at(events.bucket, last, NO_BUCKET)
-    states.num_members[:] = np.where(states.success_counts == NO_BUCKET, 0, _at(events.num_members, last, 0))
-    states.retired[:] = retired > readmitted
+    questions.success_counts[events.question] = events.bucket
+    questions.num_members[events.question] = np.maximum(events.num_members, 0)
+    turned = np.isin(events.kind, (RETIRED, READMITTED))
+    questions.retired[events.question[turned]] = events.kind[turned] == RETIRED
     if cooldown:
-        states.rests_until[:] = _at(events.step + cooldown, selected, AWAKE)
-    return rows, states
-
-
-_MEASURED = ("entropy", "nll", "measured_version")
-
-
-def last_positions(
-    keys: Int64[np.ndarray, " rows"],
-    size: int,
-    where: Bool[np.ndarray, " rows"] | None = None,
-) -> Int64[np.ndarray, " keys"]:
-    """Row of the last occurrence (among rows `where`) of each key in range(size); -1 where there is none."""
-    rows = np.arange(len(keys)) if where is None else np.flatnonzero(where)
-    last = np.full(size, -1, dtype=np.int64)
-    np.maximum.at(last, keys[rows], rows)
-    return last
-
-
-def _born_rows(read: ReadTable, known: pa.Array) -> np.ndarray:
-    """Rows as they were at birth."""
-    table = read(TRAJECTORIES, ("question_id", *dict.fromkeys(BORN.values())))
-    rows = np.zeros(len(table), dtype=ROW)
-    for name, own in BORN.items():
-        rows[name] = column(table, own)
-    rows["question"] = question_numbers(table, known)
-    return rows
-
-
-def _keep_last(rows: np.ndarray, ids: Int64[np.ndarray, " some"], values: Mapping[str, np.ndarray]) -> None:
-    """Set columns of the rows `ids` to the last of the values given for each."""
-    last = last_positions(ids, len(rows))
-    found = np.flatnonzero(last >= 0)
-    for name, own in values.items():
-        rows[name][found] = own[last[found]]
-
-
-def _at(
-    values: Int64[np.ndarray, " rows"], positions: Int64[np.ndarray, " questions"], missing: int
-) -> Int64[np.ndarray, " questions"]:
-    found = np.full(len(positions), missing, dtype=np.int64)
-    found[positions >= 0] = values[positions[positions >= 0]]
-    return found
+        questions.rests_until[selected.question] = selected.step + cooldown
+    return Rows(rows, len(questions.ids)), questions

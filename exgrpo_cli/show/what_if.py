@@ -13,15 +13,13 @@ import pyarrow.compute as pc
 from jaxtyping import Bool, Float64, Int64
 
 from exgrpo_cli.base.errors import InputError, nearest
-from exgrpo_cli.config.names import DIRECTIONS, PREFIX
+from exgrpo_cli.config.names import DIRECTIONS
 from exgrpo_cli.config.settings import SECTIONS, parse_assignments, read_section
 from exgrpo_cli.ledger.columns import COLLECTED, EVICTED, MISSING, READMITTED, RETIRED, SELECTED
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.replay.by_question import (
     Candidates,
     QuestionPlace,
-    QuestionStates,
-    check_draw,
     choose,
     resolve_metric,
     resolve_sampler,
@@ -29,7 +27,7 @@ from exgrpo_cli.replay.by_question import (
 from exgrpo_cli.replay.by_unit import PRIORITIES, UnitDraw, UnitPlace, priorities_at_birth
 from exgrpo_cli.replay.place import Place
 from exgrpo_cli.replay.replace import Replace
-from exgrpo_cli.replay.rows import ROW
+from exgrpo_cli.replay.rows import ROW, Questions, Rows
 from exgrpo_cli.show.queries import Numbers, draw_numbers, mean_by_step, rows_of_units
 from exgrpo_cli.show.record import LEDGER_FOLDER, RunRecord
 
@@ -111,7 +109,7 @@ def ask(record: RunRecord, other: OtherPolicy, rng: np.random.Generator) -> Numb
     return {kind: askers[kind](record, other.rules, rng) for kind in other.asked}
 
 
-def stock_before(record: RunRecord, steps: Steps) -> Iterator[tuple[QuestionStates, Bool[np.ndarray, " trajectories"]]]:
+def stock_before(record: RunRecord, steps: Steps) -> Iterator[tuple[Questions, Bool[np.ndarray, " trajectories"]]]:
     """Question states and the rows held, as the draw of each of `steps` found them, in rising order; changed in place
     from one to the next."""
     events, born, rules = record.events, record.trajectories, record.config.replay
@@ -123,7 +121,7 @@ def stock_before(record: RunRecord, steps: Steps) -> Iterator[tuple[QuestionStat
     moments = 2 * events.step + ~early
     order = np.argsort(moments, kind="stable")
     question = question_ranks(record)[events.question]
-    states = QuestionStates(record.question_ids.to_pylist())
+    states = Questions(record.question_ids.to_pylist())
     held = np.zeros(len(born.trajectory_id), dtype=bool)
     # Of the events of one question or row the last one is assigned last, and stays.
     for new in np.split(order, np.searchsorted(moments[order], 2 * steps + 1))[:-1]:
@@ -140,7 +138,7 @@ def stock_before(record: RunRecord, steps: Steps) -> Iterator[tuple[QuestionStat
 
 
 def question_ranks(record: RunRecord) -> Int64[np.ndarray, " questions"]:
-    """Of each question, the rank of its id: its number among QuestionStates."""
+    """Of each question, the rank of its id: its number among Questions."""
     return np.argsort(pc.sort_indices(record.question_ids).to_numpy())
 
 
@@ -161,8 +159,6 @@ def other_sampler(record: RunRecord, rules: Replace, rng: np.random.Generator) -
     for place, (states, _) in enumerate(stock_before(record, steps)):
         buckets, num = states.drawable(int(steps[place])), int(wanted[place])
         found = [sampler(buckets, num, rng) for _ in range(REPETITIONS)]
-        if rules.sampler.startswith(PREFIX):
-            found = [check_draw(each, buckets, num, rules.sampler) for each in found]
         chosen = np.array([states.number(name) for each in found for name in each.question_ids], dtype=np.int64)
         np.add.at(counts["expected"][place], states.success_counts[chosen], 1 / REPETITIONS)
         if len(chosen):
@@ -284,25 +280,23 @@ def other_priority(record: RunRecord, rules: UnitPlace, rng: np.random.Generator
     }
 
 
-def _stored_rows(record: RunRecord, rules: UnitPlace) -> np.ndarray:
-    """All trajectories as the store's rows at their birth (dtype ROW), weighed by the other priority."""
+def _stored_rows(record: RunRecord, rules: UnitPlace) -> Rows:
+    """All trajectories as the store's rows at their birth, weighed by the other priority."""
     born = record.trajectories
-    rows = np.zeros(len(born.trajectory_id), dtype=ROW)
-    for name in ROW.names or ():
-        if hasattr(born, name):
-            rows[name] = getattr(born, name)
-    rows["born_version"], rows["question"] = born.weight_version, question_ranks(record)[born.question]
+    named = {"group_id": born.group, "k": born.success_count, "question": question_ranks(record)[born.question]}
+    zeros = np.zeros(len(born.trajectory_id))
+    columns = {name: named.get(name, getattr(born, name, zeros)).astype(kind) for name, kind in ROW.items()}
     if rules.priority in PRIORITIES and rules.priority != getattr(record.config.replay, "priority", ""):
         reader = LedgerReader(record.run / LEDGER_FOLDER)
-        rows["priority"] = priorities_at_birth(
-            rules.priority,
-            born.group if rules.draws_groups else born.trajectory_id,
+        columns["priority"] = priorities_at_birth(
+            rules,
+            born.group,
             steps=born.step_born,
             rewards=born.reward,
             advantages=born.advantage,
             logprobs=lambda begin, end: [each for _, each in reader.bodies(born.trajectory_id[begin:end].tolist())],
         )
-    return rows
+    return Rows(columns, len(record.question_ids))
 
 
 def _means_of_units(record: RunRecord, units: Int64[np.ndarray, " units"], at: Steps, steps: Steps) -> Means:

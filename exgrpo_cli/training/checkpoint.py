@@ -16,7 +16,7 @@ from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.files import begin_folder, finish_folder, read_json, remove_partials, write_text
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.ledger.reader import whole_until
-from exgrpo_cli.ledger.writer import IDENTITY_FILE
+from exgrpo_cli.ledger.schemas import IDENTITY_FILE
 from exgrpo_cli.models.export import export_model
 from exgrpo_cli.runs.folder import RunFolder, writing
 from exgrpo_cli.runs.manifest import CHECKSUMS_FILE, RESUMED_FROM, find_changes, find_damage, write_manifest

@@ -22,8 +22,7 @@ from exgrpo_cli.engines.policy.adamw import torch_policy
 from exgrpo_cli.engines.protocols import Generator, Policy
 from exgrpo_cli.engines.ranked_generator import RankedGenerator
 from exgrpo_cli.grading import GradingPool
-from exgrpo_cli.ledger.schemas import LedgerIdentity
-from exgrpo_cli.ledger.writer import IDENTITY_FILE
+from exgrpo_cli.ledger.schemas import IDENTITY_FILE, LedgerIdentity
 from exgrpo_cli.machine.settle import Plan, replay_notes, require_runnable
 from exgrpo_cli.machine.survey import describe_environment
 from exgrpo_cli.models.load import Backbone, load_folder, load_tokenizer, locate
@@ -115,16 +114,10 @@ def warm_start(config: Config, parts: Parts, reporter: Reporter, *, is_new: bool
         )
     )
     require_noted(config, report)
-    left_out = {
-        "too long": report.num_too_long,
-        "failures": report.num_failures,
-        "of groups that were not kept whole": report.num_incomplete,
-        "by replay.max_per_question": report.num_over_limit,
-    }
     reporter.note(
         f"experience from {config.replay.warm_start}: {report.num_trajectories} trajectories of "
         f"{report.num_questions} questions, {report.num_retired} retired; left out: "
-        f"{', '.join(f'{num} {what}' for what, num in left_out.items() if num) or 'none'}"
+        f"{', '.join(f'{num} {what}' for what, num in report.left_out.items() if num) or 'none'}"
     )
 
 

@@ -1,6 +1,6 @@
 """Calls to a store as tests make them: one visit, one draw, one choice at a time."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -35,7 +35,7 @@ def record(store: Store, visit: Visit, *, collecting: bool = True) -> Outcome:
     key = store.questions.bucket(store.questions.number(visit.question_id))
     return Outcome(
         retired=visit.question_id in store.retired,
-        bucket=None if key is None else key.success_count,
+        bucket=None if key is None else key[0],
         collected=collected,
         num_evicted=live + len(collected) - len(store.rows.live()),
     )
@@ -64,4 +64,4 @@ def chosen_of(store: Store, candidates: Candidates, rng: np.random.Generator) ->
 
 def replay(store: Store, step: int, candidates: Candidates, *positions: int) -> None:
     """Record that these candidates of a question are replayed."""
-    store.record_choice(step, [replace(candidates, chosen=positions)])
+    store.record_choice(step, [candidates], [candidates.trajectory_ids[list(positions)].tolist()])

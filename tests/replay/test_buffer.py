@@ -5,9 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from small_buffer import asked_of
 from store_calls import available, candidates_of, chosen_of, draw, place_of, record, replay
 
 from exgrpo_cli.base.errors import InputError, RunError
+from exgrpo_cli.base.types import TokenScores, Trajectory
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.replay.replace import Replace
@@ -145,7 +147,7 @@ def test_all_correct_retires_at_once_also_before_the_delayed_start(worlds: World
     record(buffer, visit("q1", 2))
     assert record(buffer, visit("q1", K, 2)).retired
     assert record(buffer, visit("q2", K, 2), collecting=False).retired
-    assert list(buffer.retired) == ["q1", "q2"] and "q1" in buffer.retired and "q0" not in buffer.retired
+    assert buffer.retired == {"q1", "q2"}
     assert buffer.counts.num_questions == buffer.counts.num_trajectories == available(buffer, 3) == 0
     assert record(buffer, visit("q4", 2, 2), collecting=False).collected == ()
 
@@ -323,11 +325,9 @@ def test_scores_and_selections_are_recorded_and_survive(worlds: Worlds) -> None:
     buffer = worlds.create(max_score_staleness=1)
     record(buffer, visit("q1", 3))
     buffer.flush(1)
-    found = candidates_of(buffer, "q1")
-    assert found.stale(1, 1).tolist() == [False] * 3 and found.stale(2, 1).all()
-    measured = found.measured(
-        np.array([True, True, False]), entropy=np.array([0.4, 0.1]), nll=np.array([0.7, 0.8]), weight_version=2
-    )
+    for name, values in (("entropy", [0.4, 0.1]), ("nll", [0.7, 0.8]), ("measured_version", [2, 2])):
+        buffer.rows[name][[0, 1]] = values
+    measured = candidates_of(buffer, "q1")
     [chosen] = chosen_of(buffer, measured, np.random.default_rng(0))
     assert chosen == 1
     replay(buffer, 2, measured, chosen)
@@ -341,6 +341,23 @@ def test_scores_and_selections_are_recorded_and_survive(worlds: Worlds) -> None:
     assert events(buffer)[-1] == (2, "selected", "q1", 1, 3)
     again = candidates_of(worlds.reopen(buffer, 2), "q1")
     assert again.entropy.tolist() == [0.4, 0.1, 0.5] and again.measured_version.tolist() == [2, 2, 0]
+
+
+@pytest.mark.parametrize(("staleness", "measured"), [(0, [1, 2, 3]), (1, [1, 2, 3]), (2, [2, 3]), (10**6, [2, 3])])
+def test_what_is_stale_is_measured_again(worlds: Worlds, staleness: int, measured: list[int]) -> None:
+    """Of version 6, 4, another run's whatever is allowed, and never; at version 6."""
+    buffer = worlds.create(max_score_staleness=staleness, ratio=1.0, upper_bound=K, retirement=False)
+    record(buffer, visit("q1", K))
+    buffer.rows["measured_version"][:], buffer.rows["entropy"][3] = [6, 4, -1, 6], np.nan
+    seen = []
+
+    def score(rows: Sequence[Trajectory]) -> list[TokenScores]:
+        seen.extend(row.trajectory_id for row in rows)
+        return [TokenScores(logprobs=-np.ones(2, np.float32), entropies=np.ones(2, np.float32)) for _ in rows]
+
+    buffer.rules.before(asked_of(buffer, 6, score))
+    assert seen == measured
+    assert candidates_of(buffer, "q1").entropy.tolist() == [1.0 if row in measured else 0.5 for row in range(K)]
 
 
 def test_what_the_sampler_promised_is_recorded(worlds: Worlds) -> None:
@@ -369,7 +386,8 @@ def test_a_draw_of_more_than_there_is_gives_what_there_is(worlds: Worlds) -> Non
         ({"max_age": -1}, "replay.max_age = -1"),
         ({"readmit_fraction": 1.5}, "replay.readmit_fraction = 1.5"),
         ({"sigma": 0.0}, "replay.sigma = 0.0"),
-        ({"metric": "entropy"}, "Did you mean 'ent'"),
+        ({"metric": "entropy"}, r"replay.metric = 'entropy' is not known.* Did you mean 'ent'"),
+        ({"sampler": "lineer"}, r"replay.sampler = 'lineer' is not known.* Did you mean 'linear'"),
     ],
 )
 def test_rules_that_cannot_work(worlds: Worlds, rules: dict[str, object], message: str) -> None:

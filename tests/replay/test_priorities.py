@@ -11,7 +11,6 @@ from exgrpo_cli.config import names
 from exgrpo_cli.config.names import replay_function
 from exgrpo_cli.replay.by_unit import (
     PRIORITIES,
-    BornUnit,
     StoredUnits,
     checked_priorities,
     foremost,
@@ -24,14 +23,9 @@ def logs(*probabilities: float) -> np.ndarray:
     return np.log(np.array(probabilities)).astype(np.float32)
 
 
-def group(rewards: list[float], logprobs: list[np.ndarray] | None = None, step: int = 3) -> BornUnit:
+def weight(name: str, rewards: list[float], step: int = 3) -> float:
     own = np.array(rewards, dtype=np.float64)
-    return BornUnit(
-        step=step,
-        rewards=own,
-        advantages=own - own.mean(),
-        logprobs=logprobs if logprobs is not None else [logs(0.5)] * len(rewards),
-    )
+    return PRIORITIES[name](step, own, own - own.mean(), [logs(0.5)] * len(rewards))
 
 
 def test_the_names_of_the_settings_are_those_implemented() -> None:
@@ -80,7 +74,7 @@ def test_headroom_moves_by_no_more_than_the_root_of_the_drift() -> None:
     ],
 )
 def test_priorities_by_hand(name: str, rewards: list[float], expected: float) -> None:
-    assert PRIORITIES[name](group(rewards)) == pytest.approx(expected, rel=1e-12)
+    assert weight(name, rewards) == pytest.approx(expected, rel=1e-12)
 
 
 def units(num: int) -> StoredUnits:
@@ -130,6 +124,6 @@ def test_what_a_function_of_ones_own_raises_is_named(tmp_path: Path, monkeypatch
 def test_the_foremost_are_those_of_a_plain_sort(num: int) -> None:
     """Few different keys and births, so that ties go on to the last rank."""
     rng = np.random.default_rng(num)
-    keys, born, ids = rng.integers(0, 3, 50).astype(float), rng.integers(0, 3, 50), rng.permutation(50)
-    expected = sorted(range(50), key=lambda i: (-keys[i], -born[i], -ids[i]))[:num]
-    assert foremost((keys, born, ids), num).tolist() == expected
+    keys, born = rng.integers(0, 3, 50).astype(float), rng.integers(0, 3, 50)
+    expected = sorted(range(50), key=lambda i: (-keys[i], -born[i], i))[:num]
+    assert foremost((keys, born), num).tolist() == expected

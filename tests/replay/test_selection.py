@@ -69,25 +69,6 @@ def test_random_is_uniform_and_comes_from_the_generator() -> None:
     assert again[0] == again[1]
 
 
-def test_staleness_in_weight_versions() -> None:
-    measured = UNEQUAL.measured(
-        np.array([True, False, False]), entropy=np.array([0.1]), nll=np.array([0.2]), weight_version=6
-    )
-    assert measured.entropy.tolist() == [0.1, 0.5, 0.4]
-    assert measured.measured_version.tolist() == [6, 4, 4]
-    assert UNEQUAL.entropy.tolist() == [0.3, 0.5, 0.4]
-    assert measured.stale(6, 0).tolist() == [False, True, True]
-    assert measured.stale(6, 1).tolist() == [False, True, True]
-    assert measured.stale(6, 2).tolist() == [False, False, False]
-
-
-def test_measurements_of_another_run_or_none_at_all_are_stale_whatever_the_bound() -> None:
-    foreign = UNEQUAL.measured(
-        np.array([True, False, True]), entropy=np.array([0.1, np.nan]), nll=np.array([0.1, 0.1]), weight_version=-1
-    )
-    assert foreign.stale(4, 10**6).tolist() == [True, False, True]
-
-
 def test_metric_must_give_one_finite_score_per_candidate() -> None:
     rng = np.random.default_rng(0)
     with pytest.raises(RunError, match=r"shape \(1,\) for the 3 candidates of question q"):
@@ -108,7 +89,6 @@ def test_function_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("entropy", "'entropy' is not known. Did you mean 'ent'?"),
         ("python:nowhere_to_be_found:f", "cannot import nowhere_to_be_found"),
         ("python:json", "write python:module:function"),
     ],
