@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from exgrpo_cli.base.console.reporter import Reporter
 from exgrpo_cli.base.errors import InputError, Interrupted
 
 if TYPE_CHECKING:
@@ -198,7 +199,7 @@ def evaluate(
     return ask(plan_evaluation(request), lambda text: None, quiet=True).to_json()
 
 
-class _Callbacks:
+class _Callbacks(Reporter):
     """A reporter that tells functions."""
 
     def __init__(self, on_step: Callable[[Line], object] | None, on_note: Callable[[str], object] | None) -> None:
@@ -210,9 +211,6 @@ class _Callbacks:
         if self._on_note is not None:
             self._on_note(text)
 
-    def progress(self, done: int, total: int, what: str) -> None:
-        """Nothing: what takes long within a step is not told."""
-
     def step(self, line: Line, total: int) -> None:
         """Pass a step's line on, and ask the run to stop where the answer is True."""
         if self._on_step is not None and self._on_step(line) is True:
@@ -220,9 +218,6 @@ class _Callbacks:
                 raise InputError("on_step can stop a run in the main thread only: raise an error of your own instead.")
             # The run takes it as a stop signal from outside: this step is saved, then it ends.
             signal.raise_signal(signal.SIGTERM)
-
-    def close(self) -> None:
-        """Nothing is held back."""
 
 
 def _layer(settings: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -23,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from exgrpo_cli.base.console.output import data_stream
-from exgrpo_cli.base.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_STOPPED, ExgrpoError, RunError
+from exgrpo_cli.base.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_STOPPED, ExgrpoError, RunError, first_line
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -38,8 +39,6 @@ WATCH_SECONDS = 1.0
 """How often a rank looks whether another one has ended with an error."""
 GRACE_SECONDS = 10.0
 """What a rank gets to end by itself after another has: a GPU collective never returns once a member is gone."""
-BUCKET_ELEMENTS = 2**24
-"""Gradients summed in one call: 64 MiB in float32."""
 POLL_SECONDS = 0.2
 """How often the process that started the ranks looks for signals to pass on."""
 ENDED_KEY = "exgrpo/ended"
@@ -50,20 +49,20 @@ def started_as_rank() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+@dataclass(kw_only=True, eq=False)
 class Ranks:
     """This process among the ranks of its run; without a launcher the only one, for which everything is immediate."""
 
-    def __init__(self, *, rank: int = 0, world_size: int = 1, local_rank: int = 0, local_world_size: int = 1) -> None:
-        self.launched = started_as_rank()
-        """Whether a launcher has started this process."""
-        self.rank = rank
-        self.world_size = world_size
-        self.local_rank = local_rank
-        """Position among the ranks of this host: the number of its GPU."""
-        self.local_world_size = local_world_size
-        self._timeout = RANK_TIMEOUT
-        self._store: Any = None
-        self._objects: dist.ProcessGroup | None = None
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    """Position among the ranks of this host: the number of its GPU."""
+    local_world_size: int = 1
+    launched: bool = field(default_factory=started_as_rank)
+    """Whether a launcher has started this process."""
+    _timeout: timedelta = RANK_TIMEOUT
+    _store: Any = None
+    _objects: dist.ProcessGroup | None = None
 
     @classmethod
     def of_environment(cls) -> "Ranks":
@@ -161,11 +160,8 @@ class Ranks:
         if self.world_size == 1:
             return
         with _naming_the_cause("sum gradients"):
-            for bucket in _buckets(tensors):
-                flat = torch.cat([tensor.flatten() for tensor in bucket])
-                dist.all_reduce(flat)
-                for tensor, summed in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
-                    tensor.copy_(summed.view_as(tensor))
+            for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
+                work.wait()
 
     def barrier(self) -> None:
         """Wait until every rank is here; raises RunError naming one that does not come."""
@@ -239,25 +235,11 @@ def _naming_the_cause(work: str) -> Iterator[None]:
     except RuntimeError as error:
         if isinstance(error, ExgrpoError):
             raise
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise RunError(
-            f"rank {os.environ.get('RANK', 0)} could not {work}: one of them has ended or hangs ({first[:200]}). If it "
+            f"rank {os.environ.get('RANK', 0)} could not {work}: one of them has ended or hangs "
+            f"({first_line(error)[:200]}). If it "
             "left no error of its own it was killed, most often for want of memory; go on with --resume."
         ) from error
-
-
-def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Neighbouring tensors of one dtype, up to BUCKET_ELEMENTS together."""
-    bucket: list[Tensor] = []
-    filled = 0
-    for tensor in tensors:
-        if bucket and (filled + tensor.numel() > BUCKET_ELEMENTS or tensor.dtype != bucket[0].dtype):
-            yield bucket
-            bucket, filled = [], 0
-        bucket.append(tensor)
-        filled += tensor.numel()
-    if bucket:
-        yield bucket
 
 
 def _leave(code: int) -> None:
@@ -319,48 +301,38 @@ def run_ranks(arguments: Sequence[str], num_ranks: int, rendezvous: Rendezvous |
 
     Raises RunError where a rank was killed, or the ranks could not be started.
     """
-    waiting: list[int] = []
-    outcome: list[BaseException] = []
-    signalled = False
-    handlers = {
-        number: signal.signal(number, lambda number, frame: waiting.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    launch = (arguments, num_ranks, rendezvous or Rendezvous(), outcome)
-    agent = threading.Thread(target=_launch, args=launch, daemon=True)
-    agent.start()
-    try:
-        while agent.is_alive():
-            agent.join(POLL_SECONDS)
-            while waiting:
-                number, signalled = waiting.pop(0), True
-                for process in child_processes():
-                    os.kill(process, number)
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    return _exit_code_of(outcome[0], signalled=signalled) if outcome else EXIT_DONE
-
-
-def _launch(arguments: Sequence[str], num_ranks: int, rendezvous: Rendezvous, outcome: list[BaseException]) -> None:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     # What a rank has to say it says itself; the agent would add a page on how torchrun ended.
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    hosts = rendezvous or Rendezvous()
     config = LaunchConfig(
-        min_nodes=rendezvous.num_hosts,
-        max_nodes=rendezvous.num_hosts,
+        min_nodes=hosts.num_hosts,
+        max_nodes=hosts.num_hosts,
         nproc_per_node=num_ranks,
         rdzv_backend="c10d",
-        rdzv_endpoint=rendezvous.endpoint,
-        run_id=rendezvous.run_id,
-        local_addr=rendezvous.own_name,
+        rdzv_endpoint=hosts.endpoint,
+        run_id=hosts.run_id,
+        local_addr=hosts.own_name,
         max_restarts=0,
     )
+    waiting: list[int] = []
+    signalled = False
+    stops = (signal.SIGINT, signal.SIGTERM)
+    handlers = {number: signal.signal(number, lambda number, frame: waiting.append(number)) for number in stops}
     try:
-        elastic_launch(config, sys.executable)(*arguments)
-    except BaseException as error:  # noqa: BLE001 - carried to the main thread, which raises it
-        outcome.append(error)
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            agent = pool.submit(elastic_launch(config, sys.executable), *arguments)
+            while not wait([agent], POLL_SECONDS).done:
+                while waiting:
+                    number, signalled = waiting.pop(0), True
+                    for process in child_processes():
+                        os.kill(process, number)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    outcome = agent.exception()
+    return EXIT_DONE if outcome is None else _exit_code_of(outcome, signalled=signalled)
 
 
 def _exit_code_of(outcome: BaseException, *, signalled: bool) -> int:

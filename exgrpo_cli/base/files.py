@@ -4,18 +4,18 @@ Whatever is written goes to a hidden name beside its place (`.NAME.partial-PID`)
 renamed; the folder that holds the name is flushed last, so a power cut leaves the old content or the new.
 """
 
-import contextlib
 import glob
 import json
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from types import UnionType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NotRequired, TypedDict
+
+import msgspec
 
 from exgrpo_cli.base.errors import InputError, RunError
 
@@ -61,7 +61,11 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _clear_abandoned(path)
+        for partial in partials(path.parent, path.name):
+            # A younger one may be another process's, which may finish, so that it vanishes, at any moment.
+            with suppress(FileNotFoundError):
+                if time.time() - partial.stat().st_mtime > _ABANDONED_SECONDS:
+                    partial.unlink()
         publish(stage(path, write), path)
     except OSError as error:
         raise _cannot_write(path, error) from error
@@ -91,7 +95,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Replace `path` by one line per row. Raises RunError as `write_whole` does."""
-    write_text(path, "".join(_json_line(row) for row in rows))
+    write_text(path, _json_lines(rows))
 
 
 def append_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -99,7 +103,7 @@ def append_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
     Raises ValueError for NaN or infinity, and RunError where the disk refuses; earlier lines stay readable.
     """
-    lines = "".join(_json_line(row) for row in rows).encode()
+    lines = _json_lines(rows).encode()
     try:
         with path.open("ab") as file:
             file.write(lines)
@@ -131,12 +135,9 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def drop_torn_line(path: Path) -> None:
     """Cut off a last line without its end, so that the next one can be appended; a whole file is left untouched."""
-    with path.open("r+b") as file:
-        size = end = file.seek(0, os.SEEK_END)
-        while end and _byte_before(file, end) != b"\n":
-            end -= 1
-        if end < size:
-            file.truncate(end)
+    content = path.read_bytes()
+    if not content.endswith(b"\n"):
+        os.truncate(path, content.rfind(b"\n") + 1)
 
 
 def last_json_line(path: Path) -> dict[str, Any] | None:
@@ -160,7 +161,9 @@ def begin_folder(folder: Path) -> Path:
 
 def finish_folder(partial: Path, folder: Path) -> None:
     """Put a filled folder in place, every file of it on the disk first; an older one is replaced."""
-    sync_tree(partial)
+    # A rename must never name lost data.
+    for path in [partial, *partial.rglob("*")]:
+        sync_folder(path)
     if folder.exists():
         shutil.rmtree(folder)
     publish(partial, folder)
@@ -194,14 +197,8 @@ def partials(folder: Path, name: str = "") -> list[Path]:
     return list(folder.glob(f".{glob.escape(name) or '*'}{_PARTIAL}*"))
 
 
-def sync_tree(folder: Path) -> None:
-    """Flush every file and folder below `folder` to the disk, so that a rename never names lost data."""
-    for path in [folder, *sorted(folder.rglob("*"))]:
-        sync_folder(path)
-
-
 def sync_folder(folder: Path) -> None:
-    """Make renames in a folder survive a power cut."""
+    """Make renames in a folder, or the bytes of a file, survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -223,27 +220,13 @@ def partial_path(path: Path) -> Path:
     return path.with_name(f".{path.name}{_PARTIAL}-{os.getpid()}")
 
 
-def _clear_abandoned(path: Path) -> None:
-    """Remove what a killed write of `path` left behind; a younger partial may be another process's."""
-    for partial in partials(path.parent, path.name):
-        # The other process may finish, and its partial vanish, at any moment.
-        with contextlib.suppress(FileNotFoundError):
-            if time.time() - partial.stat().st_mtime > _ABANDONED_SECONDS:
-                partial.unlink()
-
-
-def _json_line(row: Mapping[str, Any]) -> str:
-    return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def _byte_before(file: BinaryIO, position: int) -> bytes:
-    file.seek(position - 1)
-    return file.read(1)
+def _json_lines(rows: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
 
 
 NUMBER = int | float
-Shape = type | UnionType | Mapping[str, Any]
-"""A type, or the shapes of an object's keys; a key that ends in "?" may be missing."""
+Shape = Any
+"""A type, or the shapes of an object's keys: one that ends in "?" may be missing, and `str` stands for any."""
 
 
 def read_json(path: Path, shape: Shape = dict) -> Any:
@@ -260,20 +243,19 @@ def read_json(path: Path, shape: Shape = dict) -> Any:
 
 def require_shape(value: Any, shape: Shape, where: str) -> None:
     """Raise InputError naming the first key of a value, read from `where`, that is missing or of another type."""
-    if problem := _misfit(value, shape, ""):
-        raise InputError(f"{where} is damaged ({problem}): restore it from a copy.")
+    try:
+        msgspec.convert(value, _type_of(shape))
+    except msgspec.ValidationError as error:
+        raise InputError(f"{where} is damaged ({error}): restore it from a copy.") from error
 
 
-def _misfit(value: Any, shape: Shape, name: str) -> str:
+def _type_of(shape: Shape) -> Any:
     if not isinstance(shape, Mapping):
-        return "" if isinstance(value, shape) else f"{name or 'it'} is {value!r:.40}"
-    if not isinstance(value, dict):
-        return f"{name or 'it'} is {value!r:.40}"
-    for key, wanted in shape.items():
-        own = key.removesuffix("?")
-        inner = f"{name}.{own}" if name else own
-        if own not in value and own == key:
-            return f"{inner} is missing"
-        if own in value and (problem := _misfit(value[own], wanted, inner)):
-            return problem
-    return ""
+        return shape
+    if str in shape:
+        return dict[str, _type_of(shape[str])]  # type: ignore[misc]
+    keys = {
+        name.removesuffix("?"): NotRequired[_type_of(own)] if name.endswith("?") else _type_of(own)  # type: ignore[valid-type]
+        for name, own in shape.items()
+    }
+    return TypedDict("Shape", keys)  # type: ignore[operator]

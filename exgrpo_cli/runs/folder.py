@@ -75,16 +75,8 @@ class RunFolder:
         What a set-up fills carries its lock; without one, only empty folders are taken for its own.
         """
         folders = (self.data, self.replay, self.checkpoints, self.samples, self.plots)
-        known = {
-            ".lock",
-            "environment.json",
-            "stacks",
-            "tensorboard",
-            "wandb",
-            "trackio",
-            *(folder.name for folder in folders),
-        }
-        known |= {partial.name for partial in partials(self.path)}
+        known = {".lock", "environment.json", "stacks", "tensorboard", "wandb", "trackio"}
+        known |= {path.name for path in (*folders, *partials(self.path))}
         if not self.path.is_dir() or not {path.name for path in self.path.iterdir()} <= known:
             return False
         locked = (self.path / ".lock").is_file()
@@ -211,12 +203,11 @@ class RunMetrics:
     @classmethod
     def empty(cls) -> "RunMetrics":
         """Of what took no step."""
-        return _columns([])
+        return _columns({})
 
     def series(self, name: str) -> Float64[np.ndarray, " rows"]:
         """The key's values, all NaN for a key that was never logged."""
-        missing = np.full(len(self.steps), np.nan)
-        return self.columns.get(name, missing)
+        return self.columns.get(name, np.full(len(self.steps), np.nan))
 
     def has(self, name: str) -> bool:
         """Whether any step logged a finite value."""
@@ -249,12 +240,7 @@ def read_metrics(run: Path) -> RunMetrics:
     path = run / METRICS_FILE
     if not path.is_file():
         raise InputError(f"{run} is not a run folder: it has no {METRICS_FILE}. Name the --output folder of a run.")
-    return _columns(_rows(path))
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    by_step = {row["step"]: row for row in journal_lines(path)}
-    return [by_step[step] for step in sorted(by_step)]
+    return _columns({row["step"]: row for row in journal_lines(path)})
 
 
 def journal_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -263,27 +249,18 @@ def journal_lines(path: Path) -> Iterator[dict[str, Any]]:
     Raises InputError naming the first line that is no step.
     """
     for number, row in enumerate(read_json_lines(path), start=1):
-        step = row.get("step")
-        if not isinstance(step, int):
-            raise InputError(f"{path}, line {number} has no step but {step!r}. Remove the line or restore it.")
-        for name, value in row.items():
-            if not isinstance(value, str if name in TEXTS else NUMBER):
+        for name, value in {"step": None, **row}.items():
+            if not isinstance(value, int if name == "step" else str if name in TEXTS else NUMBER):
                 raise InputError(f"{path}, line {number}: {name} is {value!r:.40}. Remove the line or restore it.")
         yield row
 
 
-def _columns(rows: list[dict[str, Any]]) -> RunMetrics:
-    columns: dict[str, np.ndarray] = {}
-    for index, row in enumerate(rows):
-        for name, value in row.items():
-            if name == "step" or isinstance(value, bool) or not isinstance(value, int | float):
-                continue
-            column = columns.get(name)
-            if column is None:
-                column = columns[name] = np.full(len(rows), np.nan)
-            column[index] = value
+def _columns(by_step: Mapping[int, Mapping[str, Any]]) -> RunMetrics:
+    steps = sorted(by_step)
+    rows = [by_step[step] for step in steps]
+    names = {name for row in rows for name in row} - {"step", *TEXTS}
     return RunMetrics(
-        steps=np.array([row["step"] for row in rows], dtype=np.int64),
+        steps=np.array(steps, dtype=np.int64),
         mixed=np.array([row.get("phase") == "mixed" for row in rows], dtype=bool),
-        columns=columns,
+        columns={name: np.array([row.get(name, np.nan) for row in rows], dtype=np.float64) for name in names},
     )

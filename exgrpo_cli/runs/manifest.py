@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.files import Shape, read_json, require_shape, write_json
+from exgrpo_cli.base.files import read_json, write_json
 
 MANIFEST = "manifest.json"
 Files = Mapping[str, Mapping[str, Any]]
 """{name below the folder: {"bytes": size, "sha256": digest}}."""
-_ENTRY: Shape = {"bytes": int, "sha256": str}
 _GROWING = ".jsonl"
 
 
@@ -35,9 +34,7 @@ def write_manifest(folder: Path, names: Iterable[str] | None = None, *, file: st
 
 def read_manifest(path: Path) -> Files:
     """The files that a manifest describes. Raises InputError where it is missing or damaged."""
-    files: Files = read_json(path, {"files": dict})["files"]
-    for entry in files.values():
-        require_shape(entry, _ENTRY, str(path))
+    files: Files = read_json(path, {"files": {str: {"bytes": int, "sha256": str}}})["files"]
     return files
 
 

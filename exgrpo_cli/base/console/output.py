@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import FrameType, TracebackType
-from typing import Any, TextIO
+from typing import Any
 
 from exgrpo_cli.base.errors import DamageWarning, ToolkitWarning
 
@@ -89,18 +88,11 @@ def tell_warnings(say: Callable[[str, bool], None], *, others: bool) -> None:
     """
     show = warnings.showwarning
 
-    def show_line(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
+    def show_line(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
         if issubclass(category, ToolkitWarning):
             say(" ".join(str(message).split()), issubclass(category, DamageWarning))
         elif others:
-            show(message, category, filename, lineno, file, line)
+            show(message, category, *where, **more)
 
     warnings.simplefilter("always", ToolkitWarning)
     warnings.showwarning = show_line
@@ -126,11 +118,11 @@ class Stopper:
             self._previous = {number: signal.signal(number, self._handle) for number in SIGNALS}
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, *signalled: object) -> None:
         if self.requested or self._immediate:
             raise KeyboardInterrupt
         self.requested = True

@@ -3,9 +3,10 @@
 Everything of it goes to stderr; stdout belongs to the command's data, of which tables keep whole numbers at any width.
 """
 
+import math
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
@@ -16,22 +17,41 @@ from rich.text import Text
 
 from exgrpo_cli.base.console.output import data_stream
 
+_FIGURES = {
+    "phase": ("phase", "{}"),
+    "pass@1": ("batch/pass_at_1", "{:.3f}"),
+    "reward": ("reward/mean", "{:.3f}"),
+    "replayed pass@1": ("replay/pass_at_1", "{:.3f}"),
+    "entropy": ("policy/entropy", "{:.3f}"),
+    "buffered": ("replay/questions", "{}"),
+    "trajectories": ("replay/trajectories", "{}"),
+    "retired": ("replay/retired", "{}"),
+    "length": ("length/mean", "{:.0f}"),
+    "s/step": ("time/step", "{:.2f}"),
+}
+"""Name of a figure of a step, its key in the journal and how it is written."""
+_BRIEF = ("pass@1", "reward", "entropy", "buffered", "retired")
+"""Figures of a plain line."""
 
-@runtime_checkable
-class Reporter(Protocol):
-    """Hears what happens and decides what is shown."""
+
+class Reporter:
+    """Hears what happens and decides what is shown; by itself it shows nothing."""
 
     def note(self, text: str) -> None:
-        """One line that stays."""
+        """Show one line that stays."""
 
     def progress(self, done: int, total: int, what: str) -> None:
-        """Work outside the training steps: building the backbone, validation."""
+        """Show work outside the training steps: building the backbone, validation."""
 
     def step(self, line: Mapping[str, Any], total: int) -> None:
-        """A training step ended with this journal line; `total` is the run's budget of steps, tokens or seconds."""
+        """Show a training step by its journal line; `total` is the run's budget of steps, tokens or seconds."""
 
     def close(self) -> None:
         """Take what is live off the terminal."""
+
+
+class SilentReporter(Reporter):
+    """Shows nothing."""
 
 
 def make_reporter(*, quiet: bool) -> Reporter:
@@ -42,30 +62,14 @@ def make_reporter(*, quiet: bool) -> Reporter:
     return LiveReporter(console) if console.is_terminal else PlainReporter(console)
 
 
-class SilentReporter:
-    """Shows nothing."""
-
-    def note(self, text: str) -> None:
-        """See `Reporter.note`."""
-
-    def progress(self, done: int, total: int, what: str) -> None:
-        """See `Reporter.progress`."""
-
-    def step(self, line: Mapping[str, Any], total: int) -> None:
-        """See `Reporter.step`."""
-
-    def close(self) -> None:
-        """See `Reporter.close`."""
-
-
-class PlainReporter:
+class PlainReporter(Reporter):
     """A line for each note, and at most one every `interval` seconds for progress."""
 
     def __init__(self, console: Console, interval: float = 10.0) -> None:
         self._console = console
         self._interval = interval
-        self._last: dict[str, tuple[float, int]] = {}
         self._started: dict[str, tuple[float, int]] = {}
+        self._shown: dict[str, tuple[float, int]] = {}
 
     def note(self, text: str) -> None:
         """See `Reporter.note`."""
@@ -73,35 +77,23 @@ class PlainReporter:
 
     def progress(self, done: int, total: int, what: str) -> None:
         """See `Reporter.progress`."""
-        if self._due(what, done, total):
-            self.note(f"{what}: {done}/{total}{self._remaining(what, done, total)}")
+        self._note_now_and_then(f"{what}: {done}/{total}", what, done, total)
 
     def step(self, line: Mapping[str, Any], total: int) -> None:
         """See `Reporter.step`."""
-        done = spent(line)
-        if self._due("step", done, total):
-            self.note(f"{describe_step(line, total)}{self._remaining('step', done, total)}")
+        self._note_now_and_then(describe_step(line, total), "step", spent(line), total)
 
-    def close(self) -> None:
-        """See `Reporter.close`."""
-
-    def _due(self, what: str, done: int, total: int) -> bool:
+    def _note_now_and_then(self, text: str, what: str, done: int, total: int) -> None:
+        """Show a line of some work, with the seconds left, unless another one has been shown just now."""
         now = time.monotonic()
-        if what not in self._last:
-            self._started[what] = (now, done)
-        else:
-            shown_at, shown = self._last[what]
-            if done == shown or (done < total and now - shown_at < self._interval):
-                return False
-        self._last[what] = (now, done)
-        return True
-
-    def _remaining(self, what: str, done: int, total: int) -> str:
-        started, first = self._started[what]
-        if done == first or done >= total:
-            return ""
-        seconds = (time.monotonic() - started) / (done - first) * (total - done)
-        return f", {seconds:.0f} s left"
+        shown_at, shown = self._shown.get(what, (-math.inf, -1))
+        if done == shown or (done < total and now - shown_at < self._interval):
+            return
+        self._shown[what] = now, done
+        began, first = self._started.setdefault(what, (now, done))
+        if first < done < total:
+            text += f", {(now - began) / (done - first) * (total - done):.0f} s left"
+        self.note(text)
 
 
 def spent(line: Mapping[str, Any]) -> int:
@@ -112,21 +104,11 @@ def spent(line: Mapping[str, Any]) -> int:
 def describe_step(line: Mapping[str, Any], total: int) -> str:
     """One plain line of a step: phase, success, reward, buffer and entropy."""
     budget = f" ({spent(line):,}/{total:,})" if "budget/spent" in line else f"/{total}"
-    parts = [f"step {line['step']}{budget}", line["phase"]]
-    for key, name in (
-        ("batch/pass_at_1", "pass@1"),
-        ("reward/mean", "reward"),
-        ("replay/questions", "buffered"),
-        ("replay/retired", "retired"),
-        ("policy/entropy", "entropy"),
-    ):
-        if key in line:
-            value = line[key]
-            parts.append(f"{name} {value:.3f}" if isinstance(value, float) else f"{name} {value}")
-    return "  ".join(parts)
+    brief = [f"{name} {shown}" for name, shown in _figures(line).items() if name in _BRIEF]
+    return "  ".join([f"step {line['step']}{budget}", line["phase"], *brief])
 
 
-class LiveReporter:
+class LiveReporter(Reporter):
     """Progress with remaining time above the figures of the step."""
 
     def __init__(self, console: Console) -> None:
@@ -175,20 +157,12 @@ class LiveReporter:
 
 def step_figures(line: Mapping[str, Any]) -> Columns:
     """The step's figures a person watches, in as many columns as the terminal has room for."""
-    shown = (
-        ("phase", "phase", "{}"),
-        ("pass@1", "batch/pass_at_1", "{:.3f}"),
-        ("reward", "reward/mean", "{:.3f}"),
-        ("replayed pass@1", "replay/pass_at_1", "{:.3f}"),
-        ("entropy", "policy/entropy", "{:.3f}"),
-        ("buffered", "replay/questions", "{}"),
-        ("trajectories", "replay/trajectories", "{}"),
-        ("retired", "replay/retired", "{}"),
-        ("length", "length/mean", "{:.0f}"),
-        ("s/step", "time/step", "{:.2f}"),
-    )
-    figures = [Text.assemble((f"{name} ", "dim"), form.format(line[key])) for name, key, form in shown if key in line]
+    figures = [Text.assemble((f"{name} ", "dim"), shown) for name, shown in _figures(line).items()]
     return Columns(figures, padding=(0, 2))
+
+
+def _figures(line: Mapping[str, Any]) -> dict[str, str]:
+    return {name: form.format(line[key]) for name, (key, form) in _FIGURES.items() if key in line}
 
 
 def bucket_bars(line: Mapping[str, Any]) -> Text:
@@ -205,17 +179,17 @@ def bucket_bars(line: Mapping[str, Any]) -> Text:
     return text
 
 
-PIPE_WIDTH = 120
+_PIPE_WIDTH = 120
 """Columns of a table that does not go to a terminal."""
-FEW_WORDS = 18
+_FEW_WORDS = 18
 """Least columns of text that may wrap."""
 _AMPLE = 10_000
 
 
 def stdout_console() -> Console:
-    """A console for data: nothing in it is markup; as wide as the terminal, or PIPE_WIDTH in a pipe."""
+    """A console for data: nothing in it is markup; as wide as the terminal, or _PIPE_WIDTH in a pipe."""
     out = data_stream()
-    return Console(file=out, markup=False, highlight=False, width=None if out.isatty() else PIPE_WIDTH)
+    return Console(file=out, markup=False, highlight=False, width=None if out.isatty() else _PIPE_WIDTH)
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
@@ -228,7 +202,7 @@ def print_table(table: Table, console: Console | None = None) -> None:
     for column in table.columns:
         column.no_wrap = column.no_wrap or column.justify == "right"
         longest = max((len(_plain(cell)) for cell in (column.header, *column.cells)), default=0)
-        column.min_width = longest if column.no_wrap else min(longest, FEW_WORDS)
+        column.min_width = longest if column.no_wrap else min(longest, _FEW_WORDS)
     # Measured with room to spare: in a narrow console no minimum is above its width.
     least = console.measure(table, options=console.options.update(width=_AMPLE)).minimum
     console.print(table if least <= console.width else as_lists(table))
