@@ -1,23 +1,58 @@
-"""A pool of killable graders: responses in, verdicts out, from any thread, each pair of gold and answer once."""
+"""A pool of killable graders: responses in, verdicts out, from any thread, each pair of gold and answer once.
 
+The work is done by the workers of one supervisor process, started on first need, restarted should it die, left behind
+by a fork. One thread reads verdicts and completes their futures; any thread may send. The reader never waits for a
+sender, or both processes could end up waiting for each other with full pipes.
+"""
+
+import json
 import os
+import subprocess
+import sys
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
+from multiprocessing.connection import Connection, Pipe
+from typing import NamedTuple
 
-from exgrpo_cli.base.errors import RunError
+from exgrpo_cli.base.errors import ExgrpoError, InputError, RunError
 from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.config.names import PREFIX
 from exgrpo_cli.config.sections.run import GradingSettings
-from exgrpo_cli.grading.remote import RemoteGrader
 from exgrpo_cli.grading.routes import MOST_CHARS_HERE, GradingItem, Task, route_item, routes_of
+from exgrpo_cli.grading.supervisor import READY, STOP
 
 _MAX_CACHED_VERDICTS = 65_536
 _PATIENCE = 4
 _MOST_FAILURES = 32
+_MAX_DEATHS_IN_A_ROW = 3
+_STOP_SECONDS = 5.0
+# -c with -P: -m and a plain -c would search the working directory ahead of the path that this process has.
+_BOOT = (
+    "import json, sys; arguments = json.loads(sys.argv[1]); sys.path[:] = arguments.pop('path'); "
+    "from exgrpo_cli.grading.supervisor import main; main(**arguments)"
+)
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    # sympy orders terms by hash in places: the same answer must get the same verdict in every worker.
+    "PYTHONHASHSEED": "0",
+}
+
+
+class _Line(NamedTuple):
+    """One supervisor process and the parent's end of its connection."""
+
+    process: "subprocess.Popen[bytes]"
+    connection: Connection
+    ready: "Future[None]"
+    """Done once everything is imported; holds the reason why grading cannot start."""
 
 
 class GradingPool:
@@ -37,16 +72,28 @@ class GradingPool:
         Raises:
             InputError: a function that cannot be imported.
         """
+        self._settings = settings
         self._routes = routes_of(settings.grader, settings.max_answer_chars)
         self._route = self._routes[settings.grader]
-        self._remote = RemoteGrader(settings)
-        self._lock = threading.Lock()
-        self._closed = False
         self._verdicts: OrderedDict[Task, Verdict] = OrderedDict()
-        self._in_flight: dict[Task, Future[Verdict]] = {}
+        self._closed = False
+        self._begin()
         _POOLS.add(self)
         if settings.grader.startswith(PREFIX):
-            self._remote.start()
+            with self._lock:
+                ready = self._connected().ready
+            ready.result()
+
+    def _begin(self) -> None:
+        """In a forked child once more: the parent's locks may be held by threads that do not exist there."""
+        self._lock = threading.Lock()
+        self._send_lock = threading.Lock()
+        self._line: _Line | None = None
+        self._reader: threading.Thread | None = None
+        self._in_flight: dict[Task, Future[Verdict]] = {}
+        self._sent: dict[int, Task] = {}
+        self._next_number = 0
+        self._num_deaths_in_a_row = 0
 
     def submit(self, item: GradingItem) -> Future[Verdict]:
         """Start grading one response. The future is done at once where no worker is needed; it cannot be cancelled.
@@ -118,9 +165,19 @@ class GradingPool:
         return [verdict is Verdict.CORRECT for verdict in verdicts]
 
     def close(self) -> None:
-        """End the workers; what is still pending raises RunError."""
-        self._closed = True
-        self._remote.close()
+        """End supervisor and workers, and wait for them; what is still pending raises RunError."""
+        with self._lock:
+            self._closed = True
+            line, reader, self._line = self._line, self._reader, None
+            abandoned = self._abandon()
+        if line is not None and reader is not None:
+            self._send(line, STOP)
+            try:
+                line.process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                line.process.kill()
+            reader.join()
+        _fail(abandoned, RunError("the grading pool was closed before this answer was graded."))
 
     def __enter__(self) -> "GradingPool":
         return self
@@ -133,40 +190,128 @@ class GradingPool:
         return [each if isinstance(each, Verdict) else each.result() for each in waited_for]
 
     def _future(self, decided: Verdict | Task) -> Future[Verdict]:
-        if self._closed:
-            raise RunError("the grading pool is closed and grades no more answers; open another one.")
-        future: Future[Verdict] = Future()
         with self._lock:
+            if self._closed:
+                raise RunError("the grading pool is closed and grades no more answers; open another one.")
             verdict = decided if isinstance(decided, Verdict) else self._verdicts.get(decided)
             if verdict is not None:
-                future.set_result(verdict)
-                return future
+                known: Future[Verdict] = Future()
+                known.set_result(verdict)
+                return known
             task: Task = decided  # type: ignore[assignment]
             if task in self._in_flight:
                 return self._in_flight[task]
+            future = self._in_flight[task] = Future()
             # Others may wait for the same pair, so nobody may cancel it.
             future.set_running_or_notify_cancel()
-            self._in_flight[task] = future
-        future.add_done_callback(lambda done: self._remember(task, done))
-        self._remote.submit(task, future)
+            line = self._connected()
+            number = self._next_number
+            self._next_number += 1
+            self._sent[number] = task
+        self._send(line, (number, task))
         return future
 
-    def _remember(self, task: Task, done: "Future[Verdict]") -> None:
+    def _connected(self) -> _Line:
+        """The line to a running supervisor, started where there is none. Needs the lock."""
+        if self._line is None:
+            ours, theirs = Pipe()
+            arguments = {"settings": asdict(self._settings), "connection_fd": theirs.fileno(), "path": sys.path}
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _BOOT, json.dumps(arguments)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                # A user's own grader may print why it failed; math-verify's complaints about answers help nobody.
+                stderr=None if self._settings.grader.startswith(PREFIX) else subprocess.DEVNULL,
+                env={**os.environ, **_ENVIRONMENT},
+                pass_fds=[theirs.fileno()],
+                # Ctrl-C and Ctrl-Z on the terminal are for the parent alone.
+                start_new_session=True,
+            )
+            theirs.close()
+            self._line = _Line(process, ours, Future())
+            self._reader = threading.Thread(target=self._read, args=(self._line,), name="grading-reader", daemon=True)
+            self._reader.start()
+        return self._line
+
+    def _send(self, line: _Line, message: object) -> None:
+        # Should the supervisor be gone, the reader notices too, and sends what is pending to the next one.
+        with self._send_lock, suppress(OSError):
+            line.connection.send(message)
+
+    def _read(self, line: _Line) -> None:
+        """Complete futures until the supervisor is gone."""
+        refusal: InputError | None = None
+        try:
+            greeting = line.connection.recv()
+            if greeting == READY:
+                line.ready.set_result(None)
+                while True:
+                    number, verdict = line.connection.recv()
+                    self._complete(number, Verdict(verdict))
+            refusal = InputError(greeting)
+        except (EOFError, ConnectionError):
+            pass
+        exit_code = line.process.wait()
+        with self._send_lock:
+            line.connection.close()
+        death = refusal or RunError(
+            f"the grading supervisor died with exit code {exit_code}. Is the machine out of memory? "
+            "Lower grading.workers or grading.memory_mb."
+        )
+        if not line.ready.done():
+            line.ready.set_exception(death)
+        self._after_death(line, death)
+
+    def _complete(self, number: int, verdict: Verdict) -> None:
         with self._lock:
-            self._in_flight.pop(task, None)
+            self._num_deaths_in_a_row = 0
+            task = self._sent.pop(number, None)
+            if task is None:
+                return
+            future = self._in_flight.pop(task)
             # A failure may be the machine's: the same pair gets another chance when it comes again. Whole responses are
             # too long to be kept.
-            is_kept = task.find is None and done.exception() is None
-            if is_kept and not done.result().is_verifier_failure:
-                self._verdicts[task] = done.result()
+            if task.find is None and not verdict.is_verifier_failure:
+                self._verdicts[task] = verdict
                 if len(self._verdicts) > _MAX_CACHED_VERDICTS:
                     self._verdicts.popitem(last=False)
+        future.set_result(verdict)
+
+    def _after_death(self, line: _Line, death: ExgrpoError) -> None:
+        """Send what is pending to a new supervisor, unless the pool is closed or this one was the last to be tried."""
+        with self._lock:
+            if self._line is not line:
+                return
+            self._line = None
+            self._num_deaths_in_a_row += 1
+            gives_up = isinstance(death, InputError) or self._num_deaths_in_a_row >= _MAX_DEATHS_IN_A_ROW
+            abandoned = self._abandon() if gives_up else []
+            unanswered = list(self._sent.items())
+            successor = self._connected() if unanswered else line
+        _fail(abandoned, death)
+        for job in unanswered:
+            self._send(successor, job)
+
+    def _abandon(self) -> "list[Future[Verdict]]":
+        """The futures of all that is pending, which is forgotten. Needs the lock."""
+        futures = list(self._in_flight.values())
+        self._in_flight.clear()
+        self._sent.clear()
+        return futures
 
     def _after_fork(self) -> None:
-        """In the child: the parent's locks may be held by threads that do not exist here."""
-        self._lock = threading.Lock()
-        self._in_flight = {}
-        self._remote.forget()
+        """In a child: leave supervisor and pending tasks to the parent; the child starts its own when needed."""
+        if self._line is not None:
+            # The parent's death must close the last copy of this end.
+            self._line.connection.close()
+            # Not this process's child: nothing to wait for, nothing to warn about.
+            self._line.process.returncode = 0
+        self._begin()
+
+
+def _fail(futures: "list[Future[Verdict]]", error: ExgrpoError) -> None:
+    for future in futures:
+        future.set_exception(error)
 
 
 _POOLS: "weakref.WeakSet[GradingPool]" = weakref.WeakSet()

@@ -14,8 +14,8 @@ import resource
 import signal
 import sys
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Collection
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
@@ -44,82 +44,12 @@ _TASKS_PER_WORKER = 20_000
 """A worker is then replaced, before what sympy caches for good is charged to an innocent answer."""
 _SUSPECT_DIVISOR = 32
 _LEAST_SUSPECT_SECONDS = 0.1
-_COMPLETIONS_TO_CLEAR = 3
 _MAX_SUSPECTS = 4096
-_LONG_ANSWER_CHARS = 300
-_MANY_POWERS = 3
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 Job = tuple[int, Task]
 """A task behind the number under which the parent waits for it."""
-
-
-class JobQueue:
-    """Jobs in order of arrival, with exceptions for answers that look slow, which only save time.
-
-    They go first: an answer that takes its whole deadline should run beside the others, not after them. The same one to
-    another question waits until the first is back, since a deadline that one of them reached cuts the time of all the
-    others; once it was reached they go last.
-    """
-
-    def __init__(self) -> None:
-        self._slow: dict[str, deque[Job]] = {}
-        self._others: deque[Job] = deque()
-        self._last: deque[Job] = deque()
-
-    def push(self, job: Job, *, is_suspect: bool = False) -> None:
-        """Add a job."""
-        judged = job[1].judged
-        if is_suspect:
-            self._last.append(job)
-        elif len(judged) > _LONG_ANSWER_CHARS or judged.count("^") >= _MANY_POWERS:
-            # A guess: long, or with powers enough for a tower.
-            self._slow.setdefault(judged, deque()).append(job)
-        else:
-            self._others.append(job)
-
-    def put_last(self, judged: str) -> None:
-        """Have what is queued of a slow answer wait for everything else."""
-        self._last.extend(self._slow.pop(judged, ()))
-
-    def pop(self, *, judged_elsewhere: Collection[str | None]) -> Job | None:
-        """The next job, None when empty; `judged_elsewhere` are the answers that other workers hold."""
-        free = next((jobs for judged, jobs in self._slow.items() if judged not in judged_elsewhere), None)
-        jobs = free or self._others or self._last or next(iter(self._slow.values()), None)
-        if not jobs:
-            return None
-        job = jobs.popleft()
-        if self._slow.get(job[1].judged) == deque():
-            del self._slow[job[1].judged]
-        return job
-
-
-class Suspects(OrderedDict[str, int]):
-    """Answers that reached a deadline or died, with the completions that clear them: they get a fraction of a deadline.
-
-    A power tower sampled for twenty questions would otherwise cost twenty deadlines. The fraction is of CPU time, so
-    that an answer whose worker only had to wait, on a machine that is too busy, is not charged again. Completing clears
-    an answer, but only after a few times: against a word or a set even a power tower is compared in no time.
-    """
-
-    def cpu_seconds(self, judged: str, deadline_seconds: float) -> float:
-        """CPU time that an answer gets; infinite for one that nothing is held against."""
-        return max(deadline_seconds / _SUSPECT_DIVISOR, _LEAST_SUSPECT_SECONDS) if judged in self else math.inf
-
-    def failed(self, judged: str) -> None:
-        """Hold a deadline that was reached, or a death, against an answer."""
-        self[judged] = _COMPLETIONS_TO_CLEAR
-        self.move_to_end(judged)
-        if len(self) > _MAX_SUSPECTS:
-            self.popitem(last=False)
-
-    def completed(self, judged: str) -> None:
-        """Count a completion towards clearing an answer."""
-        if judged in self:
-            self[judged] -= 1
-            if not self[judged]:
-                del self[judged]
 
 
 class Use(NamedTuple):
@@ -154,11 +84,6 @@ class Worker:
     """CPU time of its own, in seconds, at which it is killed if still busy."""
     num_tasks: int = 0
 
-    @property
-    def judged(self) -> str | None:
-        """The answer that it holds."""
-        return None if self.job is None else self.job[1].judged
-
     def kill(self) -> None:
         """End the process, whatever it does."""
         os.kill(self.pid, signal.SIGKILL)
@@ -167,7 +92,13 @@ class Worker:
 
 
 class Supervisor:
-    """Serves one parent until its connection closes."""
+    """Serves one parent until its connection closes.
+
+    Jobs go out in order of arrival, but for suspects, answers that reached a deadline or died: they go last and get a
+    fraction of a deadline, since a power tower sampled for twenty questions would otherwise cost twenty deadlines. The
+    fraction is of CPU time, so that an answer whose worker only had to wait, on a machine that is too busy, is not
+    charged again.
+    """
 
     def __init__(self, parent: Connection, run_task: Callable[[Task], Verdict], settings: GradingSettings) -> None:
         self._parent = parent
@@ -175,8 +106,9 @@ class Supervisor:
         self._run_task = run_task
         self._deadline_seconds = settings.deadline_seconds
         self._memory_bytes = settings.memory_mb << 20
-        self._queue = JobQueue()
-        self._suspects = Suspects()
+        self._queue: deque[Job] = deque()
+        self._last: deque[Job] = deque()
+        self._suspects: dict[str, None] = {}
         self._stopped = False
         self._next_watch = 0.0
         self._workers: list[Worker] = []
@@ -203,22 +135,29 @@ class Supervisor:
                 worker.kill()
 
     def _seconds_to_wait(self) -> float:
-        deadlines = [worker.deadline for worker in self._workers if worker.job is not None]
-        return min(_WATCH_SECONDS, max(0.0, min(deadlines) - time.monotonic())) if deadlines else _IDLE_SECONDS
+        return _WATCH_SECONDS if any(worker.job for worker in self._workers) else _IDLE_SECONDS
 
     def _receive_jobs(self) -> None:
-        while self._parent.poll():
+        while not self._stopped and self._parent.poll():
             job = self._parent.recv()
             if job is STOP:
                 self._stopped = True
-                return
-            self._queue.push(job, is_suspect=job[1].judged in self._suspects)
+            else:
+                self._queue.append(job)
+
+    def _next_job(self) -> Job | None:
+        while self._queue:
+            job = self._queue.popleft()
+            if job[1].judged not in self._suspects:
+                return job
+            self._last.append(job)
+        return self._last.popleft() if self._last else None
 
     def _send_out(self) -> None:
         for worker in list(self._workers):
             if worker.job is not None:
                 continue
-            job = self._queue.pop(judged_elsewhere={other.judged for other in self._workers})
+            job = self._next_job()
             if job is None:
                 return
             if worker.num_tasks >= _TASKS_PER_WORKER:
@@ -230,7 +169,7 @@ class Supervisor:
                 worker.connection.send(job[1])
             except ConnectionError:
                 # It died while idle, before it held this answer; the answer goes to its replacement.
-                self._queue.push(job)
+                self._queue.append(job)
                 self._replace(worker)
 
     def _limit_time(self, worker: Worker, task: Task) -> None:
@@ -238,8 +177,8 @@ class Supervisor:
         deadline = self._deadline_seconds * task.patience
         use = use_of(worker.pid)
         worker.deadline = time.monotonic() + deadline * (1 if use is None else _MOST_WALL_PER_DEADLINE)
-        if task.patience == 1:
-            deadline = min(deadline, self._suspects.cpu_seconds(task.judged, deadline))
+        if task.patience == 1 and task.judged in self._suspects:
+            deadline = min(deadline, max(deadline / _SUSPECT_DIVISOR, _LEAST_SUSPECT_SECONDS))
         worker.cpu_limit = (use.cpu_seconds if use else 0.0) + deadline
 
     def _receive_verdict(self, worker: Worker) -> None:
@@ -249,20 +188,18 @@ class Supervisor:
             self._give_up_on(worker, Verdict.CRASHED)
             return
         if worker.job is not None:
-            number, task = worker.job
-            self._suspects.completed(task.judged)
-            self._parent.send((number, verdict))
+            self._parent.send((worker.job[0], verdict))
             worker.job = None
 
     def _enforce_limits(self) -> None:
         now = time.monotonic()
-        watches = now >= self._next_watch
-        if watches:
-            self._next_watch = now + _WATCH_SECONDS
+        if now < self._next_watch:
+            return
+        self._next_watch = now + _WATCH_SECONDS
         for worker in list(self._workers):
             if worker.job is None or worker.connection.poll():
                 continue
-            use = use_of(worker.pid) if watches else None
+            use = use_of(worker.pid)
             if now >= worker.deadline or (use and use.cpu_seconds >= worker.cpu_limit):
                 self._give_up_on(worker, Verdict.TIMEOUT)
             elif use and use.resident > self._memory_bytes:
@@ -274,10 +211,11 @@ class Supervisor:
         if worker.job is None:
             return
         number, task = worker.job
-        self._suspects.failed(task.judged)
-        self._queue.put_last(task.judged)
+        self._suspects[task.judged] = None
+        if len(self._suspects) > _MAX_SUSPECTS:
+            del self._suspects[next(iter(self._suspects))]
         for other in self._workers:
-            if other.job is not None and other.judged == task.judged:
+            if other.job is not None and other.job[1].judged == task.judged:
                 self._limit_time(other, other.job[1])
         self._parent.send((number, verdict.value))
 

@@ -9,7 +9,7 @@ import pytest
 
 from exgrpo_cli.base.types import AnswerFormat, Verdict
 from exgrpo_cli.config.sections.run import GradingSettings
-from exgrpo_cli.grading import GradingItem, GradingPool, choice, extract, plain, remote
+from exgrpo_cli.grading import GradingItem, GradingPool, choice, extract, plain, pool
 from exgrpo_cli.grading.routes import MOST_CHARS_HERE, route_item, routes_of
 
 FORMAT = AnswerFormat(opens_think=False, requires_box=True, require_eos=False)
@@ -124,9 +124,9 @@ def test_an_answer_that_hangs_its_reader_costs_a_deadline(monkeypatch: pytest.Mo
     """A pattern that takes forever, as one for units once did on a hundred characters, in the worker alone."""
     slow = "import re; from exgrpo_cli.grading import comparison; "
     slow += "comparison.split_unit = lambda text: (re.fullmatch('(a|a)*', 'a' * 60 + 'b'), None)"
-    monkeypatch.setattr(remote, "_BOOT", remote._BOOT.replace("; main(", f"; {slow}; main("))
-    with GradingPool(GradingSettings(deadline_seconds=0.5)) as pool:
-        [late, fine] = pool.grade(
+    monkeypatch.setattr(pool, "_BOOT", pool._BOOT.replace("; main(", f"; {slow}; main("))
+    with GradingPool(GradingSettings(deadline_seconds=0.5)) as opened:
+        [late, fine] = opened.grade(
             [
                 GradingItem(gold=gold, response=rf"\boxed{{{answer}}}", finished=True, answer_format=FORMAT)
                 for gold, answer in ((r"x^2", r"5\text{ m}"), ("7", "7"))

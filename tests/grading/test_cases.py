@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from concurrent.futures import Future
+from typing import Any
 
 import pytest
 from grading_pools import pool_of
@@ -11,7 +11,6 @@ from grading_table import VERDICTS
 from exgrpo_cli.base.types import AnswerFormat, Verdict
 from exgrpo_cli.grading import GradingItem, GradingPool
 from exgrpo_cli.grading.notation import plain_notation
-from exgrpo_cli.grading.routes import Task
 
 CORRECT, WRONG, NO_ANSWER, UNPARSABLE = Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER, Verdict.UNPARSABLE_GOLD
 ANYWHERE = AnswerFormat(opens_think=False, requires_box=False, require_eos=False)
@@ -116,12 +115,13 @@ def test_audit_of_golds(math_pool: GradingPool) -> None:
 
 def test_identical_pairs_are_graded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with pool_of("math") as pool:
-        held: list[tuple[Task, Future[Verdict]]] = []
-        send = pool._remote.submit
-        monkeypatch.setattr(pool._remote, "submit", lambda task, future: held.append((task, future)))
+        held: list[Any] = []
+        send = pool._send
+        monkeypatch.setattr(pool, "_send", lambda line, job: held.append((line, job)))
         same = [pool.submit(item("x+y+z", r"\boxed{z+y+x}")) for _ in range(3)]
         # All three wait for one answer of the worker, which gets its task only now.
         assert len(held) == 1 and same[0] is same[1] is same[2]
+        monkeypatch.undo()
         send(*held[0])
         assert same[0].result() is CORRECT
         # Known by now: no waiting at all.

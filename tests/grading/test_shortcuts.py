@@ -3,7 +3,6 @@
 import inspect
 import itertools
 import logging
-import math
 import random
 import re
 import sys
@@ -19,8 +18,6 @@ from math_verify import parse, parser, verify
 from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.grading.mathematics import PATCHES_HOLD_FOR, parse_in_two_stages, surely_differ
 from exgrpo_cli.grading.plain import plain_number, same_plain_number
-from exgrpo_cli.grading.routes import Task
-from exgrpo_cli.grading.supervisor import JobQueue, Suspects
 
 NUMBERS = [
     "7", "+7", "-7", "−7", "007", "7.0", "7.", "0", "-0", "0.0", "0.5", ".5", "00.5", "-0.5", "1000", "1,000", "+1,000",
@@ -156,51 +153,3 @@ def test_the_documented_defaults_are_those_of_the_settings() -> None:
     written = dict(re.findall(r"^\| `grading\.(\w+)` \| `?([^`|]+?)`? \|", text, re.MULTILINE))
     settings = GradingSettings()
     assert {name: str(getattr(settings, name)).removesuffix(".0") for name in written} == written
-
-
-TOWER, BRACKETS = "9^{9^{9^9}}", "(" * 400
-
-
-def queue_of(answers: list[str]) -> JobQueue:
-    queue = JobQueue()
-    for number, answer in enumerate(answers):
-        queue.push((number, Task(gold="a", answer=answer)))
-    return queue
-
-
-def order_of(queue: JobQueue, *, judged_elsewhere: set[str]) -> list[int]:
-    """Numbers of the jobs as a worker would get them, until there are none."""
-    order = []
-    while (job := queue.pop(judged_elsewhere=judged_elsewhere)) is not None:
-        order.append(job[0])
-    return order
-
-
-def test_what_looks_slow_is_handed_out_first() -> None:
-    assert order_of(queue_of(["x^2", TOWER, "7", BRACKETS]), judged_elsewhere=set()) == [1, 3, 0, 2]
-
-
-def test_a_slow_answer_that_another_worker_holds_waits_for_everything_else() -> None:
-    assert order_of(queue_of([TOWER, "x^2", BRACKETS, TOWER]), judged_elsewhere={TOWER}) == [2, 1, 0, 3]
-
-
-def test_an_answer_that_reached_its_deadline_goes_last() -> None:
-    queue = queue_of([TOWER, "x^2", BRACKETS, TOWER])
-    queue.put_last(TOWER)
-    queue.push((4, Task(gold="b", answer=TOWER)), is_suspect=True)
-    assert order_of(queue, judged_elsewhere=set()) == [2, 1, 0, 3, 4]
-
-
-def test_suspects_get_a_thirty_second_of_the_deadline_until_they_complete_three_times() -> None:
-    suspects = Suspects()
-    assert suspects.cpu_seconds("tower", 6.4) == math.inf
-    suspects.failed("tower")
-    assert suspects.cpu_seconds("tower", 6.4) == pytest.approx(0.2)
-    # Never under 100 ms.
-    assert suspects.cpu_seconds("tower", 0.64) == 0.1
-    assert suspects.cpu_seconds("another", 6.4) == math.inf
-    suspects.completed("tower")
-    suspects.completed("tower")
-    assert suspects.cpu_seconds("tower", 6.4) == pytest.approx(0.2)
-    suspects.completed("tower")
-    assert suspects.cpu_seconds("tower", 6.4) == math.inf
