@@ -1,6 +1,7 @@
 """One step's replay and one question's history: parts of the object that `--json` prints, with the words."""
 
 import itertools
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow.compute as pc
@@ -8,6 +9,7 @@ from jaxtyping import Int64
 
 from exgrpo_cli.base.errors import InputError, nearest
 from exgrpo_cli.ledger.columns import KINDS, MISSING, NO_BUCKET, SELECTED
+from exgrpo_cli.ledger.schemas import Event
 from exgrpo_cli.show.queries import Numbers, rows_of_units, state_of
 from exgrpo_cli.show.record import QuestionText, RunRecord, question_texts, response_texts, table_rows, take
 
@@ -20,6 +22,10 @@ NOTHING_DRAWN = {
     "refill": "nothing could be drawn, or every fresh group was mixed",
 }
 """By `replay.composition`: why a step that could have replayed did not."""
+
+
+MOMENTS = {"scored": 0, "refused": 1, "selected": 1}
+"""Events of a draw, in the order in which a history has those of a step."""
 
 
 def step_replay(record: RunRecord, step: int) -> Numbers:
@@ -60,7 +66,7 @@ def _drawn_questions(record: RunRecord, step: int) -> list[Numbers]:
             **take(scores, own, "chosen", "entropy", "nll"),
         )
         bucket, num_members = _bucket_at_draw(record, number, step)
-        chance = record.draws.probability_of_question(step, bucket, num_members)
+        chance = record.chance(step, bucket, num_members)
         place = {"bucket": bucket, "num_members": num_members, "probability": chance}
         questions.append({"question_id": question_id, "question": text, "candidates": candidates, **place})
     return questions
@@ -136,15 +142,15 @@ def question_history(record: RunRecord, question_id: str) -> Numbers:
     question = _find(record, question_id)
     [(_, full_id, text)] = _questions(record, np.array([question]))
     rows = [*_event_rows(record, question), *_score_rows(record, question), *_unit_rows(record, question)]
-    own = np.flatnonzero(record.trajectories.question == question)
     return {
         "question_id": full_id,
         "text": text.text,
         "answer": text.answer,
         "level": text.level,
         "state": state_of(record, question),
-        "events": [row for _, row in sorted(rows, key=lambda placed: placed[0])],
-        "responses": _responses(record, own),
+        # In a step what was replayed comes before what the rollouts caused.
+        "events": sorted(rows, key=lambda row: (row["step"], MOMENTS.get(row["event"], len(MOMENTS)))),
+        "responses": _responses(record, np.flatnonzero(record.trajectories.question == question)),
     }
 
 
@@ -162,60 +168,46 @@ def _find(record: RunRecord, question_id: str) -> int:
     raise InputError(f"question {question_id!r} is not in {record.run}.{hint}")
 
 
-Placed = tuple[tuple[int, int], Numbers]
-"""A row of a history with what orders it: the step, and in it draws before what the rollouts caused."""
-
-
 def _history_row(record: RunRecord, step: int, event: str, at: int | None, **known: float | None) -> Numbers:
-    """A row of a history; of the trajectory in row `at` where one is given."""
+    """A row of a history; of the trajectory in row `at` where one is given, and with its age where it was drawn."""
     born = record.trajectories
     names = ("trajectory_id", "bucket", "probability", "age", "num_tokens", "entropy", "nll")
     row: Numbers = {"step": step, "event": event, **dict.fromkeys(names)}
     if at is not None:
         row |= {name: int(getattr(born, name)[at]) for name in ("trajectory_id", "num_tokens")}
+        row["age"] = step - int(born.step_born[at]) if event in MOMENTS else None
     return row | known
 
 
-def _event_rows(record: RunRecord, question: int) -> list[Placed]:
-    events, born, scores = record.events, record.trajectories, record.scores
-    measured = {
-        (int(scores.step[i]), int(scores.row[i])): {"entropy": float(scores.entropy[i]), "nll": float(scores.nll[i])}
-        for i in np.flatnonzero(born.question[scores.row] == question)
-    }
-    placed = []
-    for index in np.flatnonzero(events.question == question).tolist():
-        step, event, bucket = int(events.step[index]), str(KINDS[events.kind[index]]), int(events.bucket[index])
-        own = events.trajectory_id[index : index + 1]
-        at = None if own[0] == MISSING else int(born.rows_of(own)[0])
+def _event_rows(record: RunRecord, question: int) -> Iterator[Numbers]:
+    """All but the draws, which are told by the scores of their candidates."""
+    events, born = record.events, record.trajectories
+    for index in np.flatnonzero((events.question == question) & (events.kind != SELECTED)).tolist():
+        event, bucket, own = KINDS[events.kind[index]], int(events.bucket[index]), events.trajectory_id[index]
+        at = None if own == MISSING else int(record.rows_of(np.array([own]))[0])
         known: Numbers = {"bucket": None if bucket == NO_BUCKET else bucket}
-        if at is not None and event == "collected":
+        if at is not None and event == Event.COLLECTED:
             known |= {"entropy": float(born.entropy[at]), "nll": float(born.nll[at])}
-        elif at is not None and event == "selected":
-            chance = record.draws.probability_of_question(step, bucket, int(events.num_members[index]))
-            known |= {"age": step - int(born.step_born[at]), "probability": chance, **measured.get((step, at), {})}
-        placed.append(((step, 2 + index), _history_row(record, step, event, at, **known)))
-    return placed
+        yield _history_row(record, int(events.step[index]), str(event), at, **known)
 
 
-def _score_rows(record: RunRecord, question: int) -> list[Placed]:
-    scores, born = record.scores, record.trajectories
-    placed = []
-    for index in np.flatnonzero((born.question[scores.row] == question) & ~scores.chosen).tolist():
-        step, at = int(scores.step[index]), int(scores.row[index])
-        known = {"entropy": float(scores.entropy[index]), "nll": float(scores.nll[index])}
-        age = step - int(born.step_born[at])
-        placed.append(((step, 1), _history_row(record, step, "scored", at, age=age, **known)))
-    return placed
+def _score_rows(record: RunRecord, question: int) -> Iterator[Numbers]:
+    scores = record.scores
+    for index in np.flatnonzero(record.trajectories.question[scores.row] == question).tolist():
+        step, known = int(scores.step[index]), {"entropy": scores.entropy[index], "nll": scores.nll[index]}
+        if scores.chosen[index]:
+            bucket, num_members = _bucket_at_draw(record, question, step)
+            chance = record.chance(step, bucket, num_members)
+            known |= {"bucket": bucket, "probability": chance}
+        event = "selected" if scores.chosen[index] else "scored"
+        yield _history_row(record, step, event, int(scores.row[index]), **known)
 
 
-def _unit_rows(record: RunRecord, question: int) -> list[Placed]:
-    units, born = record.units, record.trajectories
+def _unit_rows(record: RunRecord, question: int) -> Iterator[Numbers]:
+    units = record.units
     which, rows = rows_of_units(record, units.unit)
-    placed = []
-    for member in np.flatnonzero(born.question[rows] == question).tolist():
-        unit, at = which[member], int(rows[member])
-        step, chance = int(units.step[unit]), float(units.probability[unit])
-        event, age = "selected" if units.accepted[unit] else "refused", step - int(born.step_born[at])
-        known = {"age": age, "probability": None if np.isnan(chance) else chance}
-        placed.append(((step, 1), _history_row(record, step, event, at, **known)))
-    return placed
+    for member in np.flatnonzero(record.trajectories.question[rows] == question).tolist():
+        unit = which[member]
+        event, chance = "selected" if units.accepted[unit] else "refused", float(units.probability[unit])
+        known = {"probability": None if np.isnan(chance) else chance}
+        yield _history_row(record, int(units.step[unit]), event, int(rows[member]), **known)

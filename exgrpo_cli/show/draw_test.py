@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from scipy.special import chdtrc
 
-from exgrpo_cli.show.record import DrawColumns, table_rows
+from exgrpo_cli.show.record import Columns, table_rows
 
 SMALLEST_EXPECTED = 5.0
 """Cells with fewer expected questions are pooled: the usual bound of the chi-square approximation."""
@@ -23,7 +23,7 @@ REPETITIONS = 200
 """Simulated draws per step that can overflow; they add 1/REPETITIONS to the variance, which is accounted for."""
 
 
-def draw_test(draws: DrawColumns) -> dict[str, Any]:
+def draw_test(draws: Columns) -> dict[str, Any]:
     """Compare all draws of a run with their promise.
 
     Returns `chi_square`, `degrees_of_freedom`, `p_value` (None where the draws left nothing to chance, or without any)

@@ -58,7 +58,7 @@ class FigureBlock:
     caption: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Response:
     """A response of the policy with what is known about it."""
 

@@ -25,7 +25,7 @@ from exgrpo_cli.replay.by_question import QuestionPlace
 from exgrpo_cli.replay.by_unit import UnitPlace
 from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.show.draw_test import draw_test
-from exgrpo_cli.show.record import QuestionText, RunRecord, ScoreColumns, question_texts, table_rows
+from exgrpo_cli.show.record import Columns, QuestionText, RunRecord, question_texts, table_rows
 
 Numbers = dict[str, Any]
 
@@ -48,7 +48,7 @@ def series(told: Mapping[str, Any], path: str) -> Any:
     """
     values: Any = told
     for name in path.split("."):
-        values = values[name]
+        values = None if values is None else values[name]
     if path.startswith("ratios."):
         logged, values = values, np.full(told["steps"] + 1, np.nan)
         values[told["ratios"]["steps"]] = logged
@@ -157,7 +157,7 @@ def replays(record: RunRecord) -> Numbers:
     steps, rows = _replayed_rows(record)
     age, reuse = steps - born.step_born[rows], np.bincount(rows, minlength=len(born.trajectory_id))
     evicted = record.events.of(EVICTED).trajectory_id
-    born.rows_of(evicted[evicted >= 0])  # raises where the ledger lost one
+    record.rows_of(evicted[evicted >= 0])  # raises where the ledger lost one
     num_replays = np.bincount(steps, minlength=last + 1)
     tokens = np.bincount(steps, weights=born.num_tokens[rows], minlength=last + 1)
     trained = record.metrics.series("tokens/trained")
@@ -182,7 +182,7 @@ def _replayed_rows(record: RunRecord) -> tuple[Int64[np.ndarray, " replays"], In
     selected, taken = record.events.of(SELECTED), record.units.accepted
     which, unit_rows = rows_of_units(record, record.units.unit[taken])
     steps = np.concatenate([selected.step, record.units.step[taken][which]])
-    return steps, np.concatenate([record.trajectories.rows_of(selected.trajectory_id), unit_rows])
+    return steps, np.concatenate([record.rows_of(selected.trajectory_id), unit_rows])
 
 
 def rows_of_units(
@@ -190,7 +190,7 @@ def rows_of_units(
 ) -> tuple[Int64[np.ndarray, " members"], Int64[np.ndarray, " members"]]:
     """Position among `units` and trajectory row of each of their members, unit by unit."""
     if not record.config.replay.draws_groups:
-        return np.arange(len(units)), record.trajectories.rows_of(units)
+        return np.arange(len(units)), record.rows_of(units)
     # The rows of a visit stand together, in the order of their ids.
     begins = np.searchsorted(record.trajectories.group, units)
     lengths = np.searchsorted(record.trajectories.group, units, side="right") - begins
@@ -271,7 +271,7 @@ def entropy_of_choice(record: RunRecord) -> Numbers:
     }
 
 
-def draw_numbers(scores: ScoreColumns, question: Int64[np.ndarray, " scores"]) -> Int64[np.ndarray, " scores"]:
+def draw_numbers(scores: Columns, question: Int64[np.ndarray, " scores"]) -> Int64[np.ndarray, " scores"]:
     """Number of the (step, question) draw each score belongs to, in order of step, then question."""
     span = int(question.max(initial=0)) + 1
     _, numbers = np.unique(scores.step * span + question, return_inverse=True)

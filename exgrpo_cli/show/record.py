@@ -10,23 +10,24 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Int64
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.settings import Config, resolve
 from exgrpo_cli.ledger.columns import (
+    STORED_NAMES,
     EventColumns,
     column,
     decode_events,
     encoded_words,
     flat,
     question_numbers,
-    read_columns,
     stored_names,
 )
 from exgrpo_cli.ledger.parts import DamagedBytes, reading
@@ -41,86 +42,18 @@ QUESTIONS_FILE = Path("data") / "train.parquet"
 TOKENIZER_FILE = "tokenizer.json"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrajectoryColumns:
-    """Every trajectory ever stored, in order of birth."""
-
-    trajectory_id: Int64[np.ndarray, " trajectories"]
-    question: Int64[np.ndarray, " trajectories"]
-    step_born: Int64[np.ndarray, " trajectories"]
-    weight_version: Int64[np.ndarray, " trajectories"]
-    success_count: Int64[np.ndarray, " trajectories"]
-    num_tokens: Int64[np.ndarray, " trajectories"]
-    entropy: Float64[np.ndarray, " trajectories"]
-    """Mean token entropy under the policy that sampled it, in nats."""
-    nll: Float64[np.ndarray, " trajectories"]
-    reward: Float64[np.ndarray, " trajectories"]
-    advantage: Float64[np.ndarray, " trajectories"]
-    """At birth; NaN where it was not recorded."""
-    priority: Float64[np.ndarray, " trajectories"]
-    """At birth, of its unit; NaN where units are not drawn by a built-in one."""
-    group: Int64[np.ndarray, " trajectories"]
-    """First trajectory of the visit that stored it."""
-
-    def rows_of(self, trajectory_ids: Int64[np.ndarray, " ids"]) -> Int64[np.ndarray, " ids"]:
-        """Row of each id; ids rise with the row. Raises InputError for an id that no row has."""
-        rows = np.searchsorted(self.trajectory_id, trajectory_ids)
-        found = np.append(self.trajectory_id, -1)[rows] == trajectory_ids
-        if not found.all():
-            unknown = int(trajectory_ids[~found][0])
-            raise InputError(
-                f"the ledger names trajectory {unknown}, which its trajectories table lacks: parts of it are missing. "
-                "Restore the replay folder from a copy."
-            )
-        return rows
+COLUMNS = {
+    TRAJECTORIES: "trajectory_id group step_born weight_version success_count num_tokens entropy nll reward advantage "
+    "priority",
+    SCORES: "step weight_version entropy nll chosen",
+    DRAWS: "step bucket num_members num_questions probability num_drawn",
+    REPLAYS: "step unit priority probability weight drift headroom accepted",
+}
+"""Columns of each table that are read, as STORED_NAMES calls them."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScoreColumns:
-    """Every candidate that was measured for a replay draw."""
-
-    step: Int64[np.ndarray, " scores"]
-    row: Int64[np.ndarray, " scores"]
-    """The candidate's row in the trajectory columns."""
-    weight_version: Int64[np.ndarray, " scores"]
-    entropy: Float64[np.ndarray, " scores"]
-    nll: Float64[np.ndarray, " scores"]
-    chosen: Bool[np.ndarray, " scores"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DrawColumns:
-    """Promises and draws of the question sampler: one row per drawable bucket of a draw."""
-
-    step: Int64[np.ndarray, " draws"]
-    bucket: Int64[np.ndarray, " draws"]
-    num_members: Int64[np.ndarray, " draws"]
-    num_questions: Int64[np.ndarray, " draws"]
-    probability: Float64[np.ndarray, " draws"]
-    num_drawn: Int64[np.ndarray, " draws"]
-
-    def probability_of_question(self, step: int, bucket: int | None, num_members: int | None) -> float | None:
-        """Probability of one question of a bucket at each single draw of a step; None where it was not offered.
-
-        The bucket's probability over its questions: inside a bucket they are equally likely.
-        """
-        rows = np.flatnonzero((self.step == step) & (self.bucket == bucket) & (self.num_members == num_members))
-        return float(self.probability[rows[0]] / self.num_questions[rows[0]]) if len(rows) else None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UnitColumns:
-    """Every unit scanned, in the order drawn; what was not measured is NaN."""
-
-    step: Int64[np.ndarray, " scanned"]
-    unit: Int64[np.ndarray, " scanned"]
-    """A trajectory, or the first of a group."""
-    priority: Float64[np.ndarray, " scanned"]
-    probability: Float64[np.ndarray, " scanned"]
-    weight: Float64[np.ndarray, " scanned"]
-    drift: Float64[np.ndarray, " scanned"]
-    headroom: Float64[np.ndarray, " scanned"]
-    accepted: Bool[np.ndarray, " scanned"]
+class Columns(SimpleNamespace):
+    """A table of the ledger as arrays by name: int64 (-1 for null), float64 (NaN for null) or bool."""
 
 
 def table_rows(**columns: Sequence[Any] | np.ndarray) -> list[dict[str, Any]]:
@@ -134,15 +67,6 @@ def take(columns: Any, rows: np.ndarray, *names: str) -> dict[str, np.ndarray]:
     return {name: getattr(columns, name)[rows] for name in names}
 
 
-_COLUMNS = {
-    TRAJECTORIES: TrajectoryColumns,
-    SCORES: ScoreColumns,
-    EVENTS: EventColumns,
-    REPLAYS: UnitColumns,
-    DRAWS: DrawColumns,
-}
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord:
     """A run folder, read."""
@@ -154,15 +78,45 @@ class RunRecord:
     """Text id of question 0, 1, ...: those of the training set first, in its order."""
     num_training_questions: int
     """Questions of the training set, 0 when the run folder no longer holds it."""
-    trajectories: TrajectoryColumns
-    scores: ScoreColumns
+    trajectories: Columns
+    """Every trajectory ever stored, in order of birth, with its `question`; `group` is the first trajectory of the
+    visit that stored it, `priority` that of its unit at birth."""
+    scores: Columns
+    """Every candidate that was measured for a replay draw, with its `row` in the trajectories."""
     events: EventColumns
-    draws: DrawColumns
-    units: UnitColumns
+    draws: Columns
+    """Promises and draws of the question sampler: one row per drawable bucket of a draw."""
+    units: Columns
+    """Every unit scanned, in the order drawn; `unit` is a trajectory, or the first of a group."""
     last_step: int
     """Newest step that metrics or ledger know of; where the ledger is damaged, its last whole one."""
     incomplete: str
     """Parts of the ledger that could not be read and why, and files that the run did not write so; else empty."""
+
+    def rows_of(self, trajectory_ids: Int64[np.ndarray, " ids"]) -> Int64[np.ndarray, " ids"]:
+        """Row of each trajectory. Raises InputError for an id that no row has."""
+        return rows_of(self.trajectories.trajectory_id, trajectory_ids)
+
+    def chance(self, step: int, bucket: int | None, num_members: int | None) -> float | None:
+        """Probability of one question of a bucket at each single draw of a step; None where it was not offered.
+
+        The bucket's probability over its questions: inside a bucket they are equally likely.
+        """
+        draws = self.draws
+        rows = np.flatnonzero((draws.step == step) & (draws.bucket == bucket) & (draws.num_members == num_members))
+        return float(draws.probability[rows[0]] / draws.num_questions[rows[0]]) if len(rows) else None
+
+
+def rows_of(known: Int64[np.ndarray, " rows"], ids: Int64[np.ndarray, " ids"]) -> Int64[np.ndarray, " ids"]:
+    """Row of each id; ids rise with the row. Raises InputError for an id that no row has."""
+    rows = np.searchsorted(known, ids)
+    found = np.append(known, -1)[rows] == ids
+    if not found.all():
+        raise InputError(
+            f"the ledger names trajectory {ids[~found][0]}, which its trajectories table lacks: parts of it are "
+            "missing. Restore the replay folder from a copy."
+        )
+    return rows
 
 
 def read_config(run: Path) -> Config:
@@ -202,13 +156,24 @@ def read_run(run: Path) -> RunRecord:
     if reader.dropped:
         # Steps whose replays are not known would count as steps without any.
         metrics = metrics.up_to(reader.last_step)
-    tables = {name: reader.table(name, stored_names(kind), dictionary=True) for name, kind in _COLUMNS.items()}
+    text = {TRAJECTORIES: ["question_id"], SCORES: ["trajectory_id"]}
+    tables = {
+        name: reader.table(name, [*map(_stored, columns.split()), *text.get(name, ())], dictionary=True)
+        for name, columns in COLUMNS.items()
+    }
+    tables[EVENTS] = reader.table(EVENTS, stored_names(EventColumns), dictionary=True)
     training_ids = _training_ids(run)
     named = [encoded_words(tables[name].column("question_id"))[0] for name in (EVENTS, TRAJECTORIES)]
     question_ids = pc.unique(pa.concat_arrays([training_ids.cast(pa.string()), *named]))
-    trajectories = _trajectories(tables[TRAJECTORIES], question_ids)
+    born = tables[TRAJECTORIES]
+    tables[TRAJECTORIES] = born = born.take(np.argsort(born.column("trajectory_id").to_numpy(), kind="stable"))
+    found = {
+        name: Columns(**{each: column(tables[name], _stored(each)) for each in columns.split()})
+        for name, columns in COLUMNS.items()
+    }
+    found[TRAJECTORIES].question = question_numbers(born, question_ids)
     # A score's question is that of its trajectory, so that the longest table needs no text column.
-    rows = trajectories.rows_of(column(tables[SCORES], "trajectory_id"))
+    found[SCORES].row = rows_of(found[TRAJECTORIES].trajectory_id, column(tables[SCORES], "trajectory_id"))
     events = decode_events(tables[EVENTS], question_ids)
     problems = [f"ledger read up to step {reader.last_step}; {reader.dropped}"] if reader.dropped else []
     problems += find_changes(run, (CONFIG_FILE, METRICS_FILE))
@@ -219,11 +184,11 @@ def read_run(run: Path) -> RunRecord:
         metrics=metrics,
         question_ids=question_ids,
         num_training_questions=len(training_ids),
-        trajectories=trajectories,
-        scores=read_columns(ScoreColumns, tables[SCORES], row=rows),
+        trajectories=found[TRAJECTORIES],
+        scores=found[SCORES],
         events=events,
-        draws=read_columns(DrawColumns, tables[DRAWS]),
-        units=read_columns(UnitColumns, tables[REPLAYS]),
+        draws=found[DRAWS],
+        units=found[REPLAYS],
         last_step=max(logged, int(events.step.max(initial=0))),
         incomplete="; ".join(problems),
     )
@@ -264,9 +229,8 @@ def _training_ids(run: Path) -> pa.Array:
     return pa.array([], pa.string()) if table is None else flat(table.column("id"))
 
 
-def _trajectories(table: pa.Table, question_ids: pa.Array) -> TrajectoryColumns:
-    table = table.take(np.argsort(table.column("trajectory_id").to_numpy(), kind="stable"))
-    return read_columns(TrajectoryColumns, table, question=question_numbers(table, question_ids))
+def _stored(name: str) -> str:
+    return STORED_NAMES.get(name, name)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

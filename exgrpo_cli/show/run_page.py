@@ -25,7 +25,6 @@ from exgrpo_cli.show.page import (
     Page,
     Paragraph,
     Response,
-    Section,
     TableBlock,
     figure_block,
     section,
@@ -33,7 +32,6 @@ from exgrpo_cli.show.page import (
     warning,
 )
 from exgrpo_cli.show.record import RunRecord, keeps_experience, read_config, read_run
-from exgrpo_cli.show.tables import drawn_by
 from exgrpo_cli.training.step.guards import Guards
 
 SAMPLE: Shape = {
@@ -52,6 +50,8 @@ SAMPLE_FILES = 20
 """Files of the newest steps, in which responses are looked for."""
 LATEST = ("batch/pass_at_1", "replay/pass_at_1", "policy/entropy", "replay/questions", "replay/retired", "time/step")
 """Metrics of the last step that stand for a result until there is one."""
+REPLAYED = ("age", "entropy", "reward", "advantage", "priority")
+"""Numbers that stand below a replayed response."""
 NO_TEXT = "(no tokenizer yet to decode it with)"
 
 
@@ -64,85 +64,71 @@ def run_page(run: Path) -> Page:
     """The page of a run folder, each section as far as its files allow."""
     folder, name = RunFolder(run), run.resolve().name
     record = cache(lambda: read_run(run))
-    sections = {
-        "Result": lambda: _result(folder),
-        "Warnings": lambda: _warnings(folder),
-        "Learning": lambda: _learning(run),
-        "Verdicts and responses": lambda: _responses(folder),
-    }
-    try:
-        replays = read_config(run).replay.enabled
-    except InputError as error:
-        broken = [Section(title="Replay", blocks=[warning(f"Not shown: {error}")])]
-    else:
-        broken = []
-        if replays:
-            sections |= {"Replay": lambda: _replay(record()), "Replayed trajectories": lambda: _replayed(record())}
-    last = {"How to repeat it": lambda: _repeat(run), "Versions": lambda: _versions(run)}
+    sections = [
+        section("Result", lambda: _result(folder)),
+        section("Warnings", lambda: _warnings(folder)),
+        section("Learning", lambda: _learning(run)),
+        section("Verdicts and responses", lambda: _responses(folder)),
+        section("Replay", lambda: _replay(record()) if read_config(run).replay.enabled else iter(())),
+        section("Replayed trajectories", lambda: _replayed(record()) if read_config(run).replay.enabled else iter(())),
+        section("How to repeat it", lambda: _repeat(run)),
+        section("Versions", lambda: _versions(run)),
+    ]
     return Page(
         title=f"Run {name}",
         subtitle=_subtitle(folder),
-        sections=[*_made(sections), *broken, *_made(last)],
+        sections=[each for each in sections if each.blocks],
         footer=f"Made by exgrpo report from {name}/: everything on this page is in that folder.",
     )
 
 
-def _made(sections: dict[str, Any]) -> list[Section]:
-    return [section(title, make) for title, make in sections.items()]
-
-
 def _subtitle(folder: RunFolder) -> str:
-    state = _state(folder)
+    try:
+        if folder.summary.is_file():
+            summary = read_summary(folder.summary)
+            state = f"Finished after {summary['steps']} steps: {summary['finished']}."
+        else:
+            state = f"Not finished: {max(read_metrics(folder.path).steps, default=0)} steps on record."
+    except InputError:
+        state = "How far it came is not known."
     try:
         config = read_config(folder.path)
     except InputError:
         return state
-    chosen = f"replay {drawn_by(config.replay)}" if config.replay.enabled else "no replay"
+    chosen = f"replay {tables.drawn_by(config.replay)}" if config.replay.enabled else "no replay"
     asked = f"questions {Path(config.data.train).name}, seed {config.run.seed}"
     return f"{config.run.method} on {config.backbone.name}, {asked}, {chosen}. {state}"
-
-
-def _state(folder: RunFolder) -> str:
-    try:
-        steps = read_metrics(folder.path).steps
-        last = int(steps[-1]) if len(steps) else 0
-    except InputError:
-        return "No step is on record."
-    if not folder.summary.is_file():
-        return f"Not finished: {last} steps on record."
-    try:
-        return f"Finished after {last} steps: {read_summary(folder.summary)['finished']}."
-    except InputError:
-        return f"{last} steps on record."
 
 
 def _result(folder: RunFolder) -> Iterator[Block]:
     if not folder.summary.is_file():
         yield Paragraph("The run has not finished: its final figures are not known yet.")
         metrics = read_metrics(folder.path)
-        if len(metrics.steps):
-            rows = [[name, f"{metrics.series(name)[-1]:.4g}"] for name in LATEST if metrics.has(name)]
-            yield TableBlock(header=["metric", f"step {metrics.steps[-1]}"], rows=rows)
+        rows = [[name, f"{metrics.series(name)[-1]:.4g}"] for name in LATEST if metrics.has(name)]
+        yield TableBlock(header=["metric", "last step"], rows=rows)
         return
     summary = read_summary(folder.summary)
     heldout, tokens, replay = summary["heldout"], summary["tokens"], summary["replay"]
-    scores = []
-    for when in ("before", "after"):
-        if score := heldout[when]:
-            interval = f"{score['low']:.3f} to {score['high']:.3f}"
-            asked = [str(score["questions"]), str(score["samples"])]
-            beside = remarks(score).removeprefix("; ") or "-"
-            scores.append([f"{when} training", f"{score['pass_at_1']:.3f}", interval, *asked, beside])
+    scores = [
+        [
+            f"{when} training",
+            f"{score['pass_at_1']:.3f}",
+            f"{score['low']:.3f} to {score['high']:.3f}",
+            str(score["questions"]),
+            str(score["samples"]),
+            remarks(score).removeprefix("; ") or "-",
+        ]
+        for when in ("before", "after")
+        if (score := heldout[when])
+    ]
     if scores:
         header = ["", "pass@1", "95 % interval", "questions", "samples each", "beside it"]
         yield TableBlock(header=header, rows=scores, caption=f"Held-out questions: {heldout['set']}")
     else:
         yield Paragraph("No held-out questions: the run was not validated.")
     seconds = dict(sorted(summary["wall_seconds"].items(), key=lambda phase: -phase[1]))
-    total = seconds.pop("total")
     costs = {
         "steps": f"{summary['steps']:,}",
-        "wall clock": f"{total:,.0f} s",
         "tokens generated": f"{tokens['generated']:,}",
         "tokens trained on": f"{tokens['trained']:,}",
         "peak memory": f"{summary['peak_memory_bytes'] / 2**30:.2f} GiB",
@@ -150,17 +136,13 @@ def _result(folder: RunFolder) -> Iterator[Block]:
         "questions in the buffer, retired": f"{replay['questions']:,}, {replay['retired']:,}",
     }
     yield TableBlock(header=["", ""], rows=list(costs.items()), caption="Cost and replay")
-    times = [[name, f"{value:,.1f}", f"{value / max(total, 1e-9):.0%}"] for name, value in seconds.items()]
+    total = max(seconds["total"], 1e-9)
+    times = [[name, f"{value:,.1f}", f"{value / total:.0%}"] for name, value in seconds.items()]
     yield TableBlock(header=["phase", "seconds", "share"], rows=times, caption="Where the time went")
 
 
 def _warnings(folder: RunFolder) -> Iterator[Block]:
-    none = True
-    for text in _remarks(folder):
-        none = False
-        yield warning(text)
-    if none:
-        yield Paragraph("None.")
+    yield from [warning(text) for text in _remarks(folder)] or [Paragraph("None.")]
 
 
 def _remarks(folder: RunFolder) -> Iterator[str]:
@@ -197,8 +179,7 @@ def _responses(folder: RunFolder) -> Iterator[Block]:
             if shown[good] <= RESPONSES_SHOWN:
                 replayed = ", replayed question" if row["experiential"] else ""
                 facts = f"{row['verdict']}, {row['num_tokens']} tokens, {path.stem}{replayed}"
-                asked = {"question": row["prompt"], "answer": row["answer"], "text": row["text"]}
-                yield Response(facts=facts, good=good, **asked)
+                yield Response(row["prompt"], row["answer"], row["text"], facts, good)
 
 
 def _verdicts(metrics: RunMetrics) -> list[list[str]]:
@@ -230,25 +211,18 @@ def _replayed(record: RunRecord) -> Iterator[Block]:
     yield Paragraph(f"Of step {step}, the last that replayed. exgrpo replay-stats RUN --step N shows any other.")
     replayed = step_replay(record, step)
     for unit in [unit for unit in replayed["units"] if unit["accepted"]][:RESPONSES_SHOWN]:
-        row = unit["rows"][0]
-        facts = (
-            "age {age} steps, reward {reward:g}, advantage {advantage:.3f}, priority {priority:.3g}, first of {num} "
-        )
-        facts += "rows of a unit, {success_count} right when sampled"
-        yield _response(unit, row, facts.format(num=len(unit["rows"]), **unit | row), good=row["reward"] > 0)
+        yield _response(unit, unit["rows"][0], f"first of {len(unit['rows'])} rows of a unit")
     for drawn in replayed["questions"][:RESPONSES_SHOWN]:
         for row in [one for one in drawn["candidates"] if one["chosen"]][:1]:
-            facts = f"age {row['age']} steps, entropy {row['entropy']:.3f} nats, one of {len(drawn['candidates'])} "
-            place = "{bucket} of {num_members} right at the last visit".format(**drawn)
-            facts += "candidates" if drawn["bucket"] is None else f"candidates, {place}"
-            yield _response(drawn, row, facts, good=True)
+            yield _response(drawn, row, f"one of {len(drawn['candidates'])} candidates")
 
 
-def _response(drawn: dict[str, Any], row: dict[str, Any], facts: str, *, good: bool) -> Response:
+def _response(drawn: dict[str, Any], row: dict[str, Any], among: str) -> Response:
     """A replayed row of a drawn question or unit."""
-    question = drawn["question"]
-    asked = {"question": question.text or drawn["question_id"], "answer": question.answer}
-    return Response(text=row["text"] or NO_TEXT, facts=facts, good=good, **asked)
+    question, known = drawn["question"], drawn | row
+    numbers = [f"{name} {known[name]:.3g}" for name in REPLAYED if known.get(name) is not None]
+    text, facts = row["text"] or NO_TEXT, ", ".join([*numbers, among])
+    return Response(question.text or drawn["question_id"], question.answer, text, facts, row.get("reward", 1) > 0)
 
 
 def _repeat(run: Path) -> Iterator[Block]:

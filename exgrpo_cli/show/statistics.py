@@ -4,10 +4,11 @@
 torch, and works while the run goes on.
 """
 
+import itertools
 import math
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,103 +55,47 @@ class RunReport:
         return own, other
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Statistic:
-    """One statistic of a run."""
+    """One statistic of a run; a table or a figure that the run has no data for is left out."""
 
     query: Callable[[RunRecord], Numbers]
     """Its part of the object of `--json`."""
-    tables: Sequence[Callable[[RunReport], Table]] = ()
+    tables: "Sequence[Callable[[RunReport], Table | None]]" = ()
     figures: "Mapping[str, tuple[Callable[[RunReport], Figure | None], str]]" = field(default_factory=dict)
     """By the name of its file, the maker of a figure and how to read it."""
-    shown: Callable[[Place], bool] = lambda rules: True
-    """Whether a run by these rules has its tables and figures."""
 
+
+OCCUPANCY = "Questions in the buffer by their latest success count."
+STATES = "All training questions by what has become of them."
+PROMISE = "Questions drawn against what the sampler promised; a small p-value means that they disagree."
+SCANS = "Units drawn by priority, and those replayed: the others have drifted beyond the bound."
+CHOICE = "Entropy of replayed against available trajectories: where the lines meet, selection has no choice."
+BIRTH = "Entropy at birth by difficulty. Compare within stretches of steps: it falls in time."
+FLOW = "Replay visits: rows where questions came from, columns where they were afterwards."
+USE = "Age of replayed trajectories, and how often each was replayed."
 
 STATISTICS = (
-    Statistic(query=queries.run_facts),
-    Statistic(query=queries.importance_ratios),
+    Statistic(queries.run_facts),
+    Statistic(queries.importance_ratios),
     Statistic(
-        query=queries.question_states,
-        tables=(tables.buckets_over_time, tables.dynamics),
-        figures={
-            "replay-buckets": (buffer.bucket_occupancy, "Questions in the buffer by their latest success count."),
-            "replay-questions": (buffer.question_states, "All training questions by what has become of them."),
+        queries.question_states,
+        (tables.buckets_over_time, tables.dynamics),
+        {
+            "replay-buckets": (buffer.bucket_occupancy, OCCUPANCY),
+            "replay-questions": (buffer.question_states, STATES),
         },
     ),
+    Statistic(queries.draws_and_promise, (tables.draws,), {"replay-draws": (buffer.draws_against_promise, PROMISE)}),
+    Statistic(queries.scanned_units, (tables.units,), {"replay-units": (buffer.units_scanned, SCANS)}),
+    Statistic(queries.entropy_of_choice, (), {"replay-entropy": (buffer.entropy_of_choice, CHOICE)}),
     Statistic(
-        query=queries.draws_and_promise,
-        tables=(tables.draws,),
-        figures={
-            "replay-draws": (
-                buffer.draws_against_promise,
-                "Questions drawn against what the sampler promised; a small p-value means that they disagree.",
-            )
-        },
-        shown=lambda rules: rules.composition == "replace",
+        queries.entropy_at_birth,
+        (tables.entropies,),
+        {"replay-entropy-by-bucket": (buffer.entropy_by_bucket, BIRTH)},
     ),
-    Statistic(
-        query=queries.scanned_units,
-        tables=(tables.units,),
-        figures={
-            "replay-units": (
-                buffer.over_time(
-                    {
-                        "units": {"replayed": "over_time.units.taken", "scanned": "over_time.units.scanned"},
-                        "priority of the replayed": {"": "over_time.units.priority"},
-                        "drift of the scanned": {"": "over_time.units.drift"},
-                    }
-                ),
-                "Units drawn by priority, and those replayed: the others have drifted beyond the bound.",
-            )
-        },
-        shown=lambda rules: rules.draws_units,
-    ),
-    Statistic(
-        query=queries.entropy_of_choice,
-        figures={
-            "replay-entropy": (
-                buffer.over_time(
-                    {
-                        "mean token entropy (nats)": {
-                            "replayed": "over_time.entropy_selected",
-                            "available (mean of candidates)": "over_time.entropy_available",
-                        },
-                        "candidates per question": {"": "over_time.candidates"},
-                    }
-                ),
-                "Entropy of replayed against available trajectories: where the lines meet, selection has no choice.",
-            )
-        },
-        shown=lambda rules: not rules.draws_units,
-    ),
-    Statistic(
-        query=queries.entropy_at_birth,
-        tables=(tables.entropies,),
-        figures={
-            "replay-entropy-by-bucket": (
-                buffer.entropy_by_bucket,
-                "Entropy at birth by difficulty. Compare within stretches of steps: it falls in time.",
-            )
-        },
-    ),
-    Statistic(
-        query=queries.bucket_flow,
-        figures={
-            "replay-flow": (
-                buffer.bucket_flow,
-                "Replay visits: rows where questions came from, columns where they were afterwards.",
-            )
-        },
-        shown=lambda rules: not rules.draws_units,
-    ),
-    Statistic(
-        query=queries.replays,
-        tables=(tables.replayed_questions,),
-        figures={
-            "replay-age-reuse": (buffer.age_and_reuse, "Age of replayed trajectories, and how often each was replayed.")
-        },
-    ),
+    Statistic(queries.bucket_flow, (), {"replay-flow": (buffer.bucket_flow, FLOW)}),
+    Statistic(queries.replays, (tables.replayed_questions,), {"replay-age-reuse": (buffer.age_and_reuse, USE)}),
 )
 CAPTIONS = {name: caption for statistic in STATISTICS for name, (_, caption) in statistic.figures.items()}
 """How to read each figure of the buffer, by its name."""
@@ -201,14 +146,11 @@ def _labels(runs: Sequence[Path]) -> list[str]:
     Raises InputError for a run that is named twice.
     """
     parts = [run.resolve().parts for run in runs]
-    for position, run in enumerate(runs):
-        if parts[position] in parts[:position]:
-            raise InputError(f"{run} is named twice. Name each run once.")
-    for length in range(1, max(map(len, parts), default=0) + 1):
-        shortened = ["/".join(path[-length:]) for path in parts]
-        if len(set(shortened)) == len(shortened):
-            return shortened
-    return [str(run) for run in runs]
+    twice = [run for position, run in enumerate(runs) if parts[position] in parts[:position]]
+    if twice:
+        raise InputError(f"{twice[0]} is named twice. Name each run once.")
+    lengths = range(1, max(map(len, parts)) + 1)
+    return next(labels for n in lengths if len(set(labels := ["/".join(own[-n:]) for own in parts])) == len(runs))
 
 
 def report_json(reports: Sequence[RunReport]) -> dict[str, Any]:
@@ -239,33 +181,33 @@ def report_tables(reports: Sequence[RunReport]) -> Iterator[Table]:
     if len(reports) > 1:
         return
     for statistic in STATISTICS:
-        if statistic.shown(reports[0].rules):
-            yield from (table(reports[0]) for table in statistic.tables)
+        yield from filter(None, (table(reports[0]) for table in statistic.tables))
 
 
 def replay_figures(report: RunReport) -> "Iterator[tuple[str, Figure]]":
     """Name and figure of everything about the experience buffer that has data, and of how its run draws from it."""
     for statistic in STATISTICS:
         for name, (draw, _) in statistic.figures.items():
-            if statistic.shown(report.rules) and (figure := draw(report)):
+            if figure := draw(report):
                 yield name, figure
+    if "what_if" in report.numbers and (asked := buffer.what_if_figure(report)):
+        yield "replay-what-if", asked
 
 
-def save_all(run: Path, output: Path | None = None, *, heldout: Mapping[str, Any] | None = None) -> list[Path]:
-    """Draw every figure that the run has data for, as PNG and SVG in `output` (RUN/plots); return their paths.
+def save_all(run: Path, *, heldout: Mapping[str, Any] | None = None) -> list[Path]:
+    """Draw every figure that the run has data for, as PNG and SVG in RUN/plots; return their paths.
 
     `heldout` are the scores before and after training, where summary.json does not have them yet. A run without replay
     gets its learning curve and diagnostics only. Raises InputError for a folder that is no run, RunError where a
     figure cannot be written.
     """
-    folder = output or run / PLOTS_FOLDER
-    paths = _saved(training_figures(run, heldout), folder)
+    drawn = [training_figures(run, heldout)]
     if read_config(run).replay.enabled and (run / LEDGER_FOLDER).is_dir():
-        paths += _saved(replay_figures(report_record(read_run(run))), folder)
-    return paths
+        drawn.append(replay_figures(report_record(read_run(run))))
+    return _saved(itertools.chain(*drawn), run / PLOTS_FOLDER)
 
 
-def _saved(figures: "Iterator[tuple[str, Figure]]", folder: Path) -> list[Path]:
+def _saved(figures: "Iterable[tuple[str, Figure]]", folder: Path) -> list[Path]:
     return [path for name, figure in figures for path in save(figure, folder, name)]
 
 
@@ -274,10 +216,10 @@ def plot_folders(reports: Sequence[RunReport], output: Path | None) -> list[Path
 
     Raises InputError for one that cannot be written, before anything is drawn.
     """
-    if output is None:
-        folders = [report.record.run / PLOTS_FOLDER for report in reports]
-    else:
-        folders = [output] if len(reports) == 1 else [output / report.label for report in reports]
+    many = len(reports) > 1
+    folders = [
+        (output / (each.label if many else "")) if output else each.record.run / PLOTS_FOLDER for each in reports
+    ]
     for folder in folders:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -295,9 +237,7 @@ def save_reports(reports: Sequence[RunReport], folders: Sequence[Path]) -> list[
     """All figures of every run into its folder, and of several runs one that compares them into the first."""
     paths: list[Path] = []
     for report, folder in zip(reports, folders, strict=True):
-        paths += _saved(training_figures(report.record.run), folder) + _saved(replay_figures(report), folder)
-        if "what_if" in report.numbers and (asked := buffer.what_if_figure(report)):
-            paths += save(asked, folder, "replay-what-if")
+        paths += _saved(itertools.chain(training_figures(report.record.run), replay_figures(report)), folder)
     if len(reports) > 1 and (compared := buffer.buffers_compared(reports)):
         paths += save(compared, folders[0], "replay-comparison")
     return paths

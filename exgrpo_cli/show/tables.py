@@ -133,20 +133,10 @@ Since = tuple[str, Callable[[np.ndarray], str]]
 """Path of values, and how those of the steps since the row above are put together."""
 
 
-def over_time(title: str, now: Mapping[str, str], since: Mapping[str, Since]) -> "Callable[[RunReport], Table]":
-    """Maker of a table of a few steps, evenly spaced, the last one among them: `now` has the paths of counts after each
-    step, by heading."""
-
-    def table(report: "RunReport") -> Table:
-        told = report.numbers
-        return _at_steps(title, report, {heading: series(told, path) for heading, path in now.items()}, since)
-
-    return table
-
-
-def _at_steps(
+def over_time(
     title: str, report: "RunReport", now: Mapping[str, np.ndarray | None], since: Mapping[str, Since]
 ) -> Table:
+    """A few steps, evenly spaced, the last one among them; `now` are counts after each step, by heading."""
     last, parts = report.record.last_step, [(series(report.numbers, path), text) for path, text in since.values()]
     times = sorted({round(step) for step in np.linspace(min(1, last), last, TIMES_SHOWN)})
     rows = [
@@ -160,29 +150,21 @@ def _at_steps(
     return table_of(title, by_place(["step", *now, *since]), rows)
 
 
-dynamics = over_time(
-    "Over time (from entropy on: means since the row above)",
-    {name: f"over_time.{name}" for name in ("retired", "tried", "unseen")},
-    {
-        "entropy": ("over_time.entropy_selected", average),
-        "avail.": ("over_time.entropy_available", average),
-        "cand.": ("over_time.candidates", average),
-        "age": ("over_time.age", average),
-        "ratio": ("ratios.mean", average),
-        "ESS": ("ratios.ess", average),
-    },
-)
-units = over_time(
-    "Units scanned (since the row above)",
-    {},
-    {
-        "scanned": ("over_time.units.scanned", lambda values: count(values.sum())),
-        "taken": ("over_time.units.taken", lambda values: count(values.sum())),
-        "priority": ("over_time.units.priority", lambda values: significant(finite_mean(values))),
-        "weight": ("over_time.units.weight", lambda values: significant(finite_mean(values))),
-        "drift of the scanned": ("over_time.units.drift", lambda values: significant(finite_mean(values))),
-    },
-)
+DYNAMICS: dict[str, Since] = {
+    "entropy": ("over_time.entropy_selected", average),
+    "avail.": ("over_time.entropy_available", average),
+    "cand.": ("over_time.candidates", average),
+    "age": ("over_time.age", average),
+    "ratio": ("ratios.mean", average),
+    "ESS": ("ratios.ess", average),
+}
+UNITS: dict[str, Since] = {
+    "scanned": ("over_time.units.scanned", lambda values: count(values.sum())),
+    "taken": ("over_time.units.taken", lambda values: count(values.sum())),
+    "priority": ("over_time.units.priority", lambda values: significant(finite_mean(values))),
+    "weight": ("over_time.units.weight", lambda values: significant(finite_mean(values))),
+    "drift of the scanned": ("over_time.units.drift", lambda values: significant(finite_mean(values))),
+}
 
 
 def buckets_over_time(report: "RunReport") -> Table:
@@ -190,12 +172,26 @@ def buckets_over_time(report: "RunReport") -> Table:
     told = report.numbers["over_time"]
     states = {str(bucket): values for bucket, values in told["buckets"].items()}
     title = f"Questions by successes of {report.numbers['group_size']}"
-    return _at_steps(title, report, states | {"buffered": told["questions"]}, {})
+    return over_time(title, report, states | {"buffered": told["questions"]}, {})
 
 
-def draws(report: "RunReport") -> Table:
-    """Questions that the sampler promised and drew."""
+def dynamics(report: "RunReport") -> Table:
+    """Questions by state, entropies, ages and ratios at a few steps."""
+    states = {name: report.numbers["over_time"][name] for name in ("retired", "tried", "unseen")}
+    return over_time("Over time (from entropy on: means since the row above)", report, states, DYNAMICS)
+
+
+def units(report: "RunReport") -> Table | None:
+    """Units scanned and taken at a few steps; None where units are not drawn."""
+    scans = report.numbers["over_time"]["units"] is not None
+    return over_time("Units scanned (since the row above)", report, {}, UNITS) if scans else None
+
+
+def draws(report: "RunReport") -> Table | None:
+    """Questions that the sampler promised and drew; None without a draw."""
     found = report.numbers["draws"]
+    if not found["buckets"]:
+        return None
     outcome = "" if found["p_value"] is None else f", p = {found['p_value']:.3f}"
     title = f"Drawn against promised ({report.numbers['sampler']}{outcome})"
     return table_of(title, PROMISE, found["buckets"])

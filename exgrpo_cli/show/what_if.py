@@ -116,7 +116,7 @@ def stock_before(record: RunRecord, steps: Steps) -> Iterator[tuple[Questions, B
     early = events.kind == READMITTED
     if rules.max_age:
         evicted = np.flatnonzero((events.kind == EVICTED) & (events.trajectory_id != MISSING))
-        step_born = born.step_born[born.rows_of(events.trajectory_id[evicted])]
+        step_born = born.step_born[record.rows_of(events.trajectory_id[evicted])]
         early[evicted] = step_born < events.step[evicted] - rules.max_age
     moments = 2 * events.step + ~early
     order = np.argsort(moments, kind="stable")
@@ -133,7 +133,7 @@ def stock_before(record: RunRecord, steps: Steps) -> Iterator[tuple[Questions, B
         moved = new[np.isin(events.kind[new], (RETIRED, READMITTED))]
         states.retired[question[moved]] = events.kind[moved] == RETIRED
         moved = new[np.isin(events.kind[new], (COLLECTED, EVICTED))]
-        held[born.rows_of(events.trajectory_id[moved])] = events.kind[moved] == COLLECTED
+        held[record.rows_of(events.trajectory_id[moved])] = events.kind[moved] == COLLECTED
         yield states, held
 
 
@@ -256,7 +256,7 @@ def other_priority(record: RunRecord, rules: UnitPlace, rng: np.random.Generator
     for step, (states, held) in zip(steps.tolist(), stock_before(record, steps), strict=True):
         if rules.priority == "headroom":
             measured = np.flatnonzero((units.step < step) & np.isfinite(units.headroom))
-            rows["priority"][born.rows_of(units.unit[measured])] = units.headroom[measured]
+            rows["priority"][record.rows_of(units.unit[measured])] = units.headroom[measured]
         live, mine = np.flatnonzero(held & ~states.retired[rows["question"]]), own[at == step]
         if rules.draws_groups:
             live = live[born.group[live] == born.trajectory_id[live]]

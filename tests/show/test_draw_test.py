@@ -6,13 +6,13 @@ from scipy import stats
 
 from exgrpo_cli.replay.by_question import Bucket, draw_by_weights
 from exgrpo_cli.show.draw_test import draw_test
-from exgrpo_cli.show.record import DrawColumns
+from exgrpo_cli.show.record import Columns
 
 
-def columns(rows: list[tuple[int, int, int, float, int]]) -> DrawColumns:
+def columns(rows: list[tuple[int, int, int, float, int]]) -> Columns:
     """(step, bucket, num_questions, probability, num_drawn) rows of a run with K = 8."""
     step, bucket, num_questions, probability, num_drawn = (np.array(column) for column in zip(*rows, strict=True))
-    return DrawColumns(
+    return Columns(
         step=step.astype(np.int64),
         bucket=bucket.astype(np.int64),
         num_members=np.full(len(rows), 8),

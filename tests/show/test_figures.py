@@ -117,7 +117,7 @@ def test_runs_without_replay_or_steps_get_the_training_figures_only(tmp_path: Pa
     assert "replayed" not in (tmp_path / "grpo" / "plots" / "diagnostics.svg").read_text()
     (tmp_path / "new" / "metrics.jsonl").write_text("")
     assert save_all(tmp_path / "new") == []
-    with pytest.raises(InputError, match=r"has no metrics\.jsonl"):
+    with pytest.raises(InputError, match=r"it has no config\.toml"):
         save_all(tmp_path)
 
 
@@ -237,7 +237,7 @@ def test_diagnostics_leave_out_what_was_not_logged() -> None:
 def test_drawn_and_promised_are_both_there(report: RunReport) -> None:
     (axes,) = draws_against_promise(report).axes
     buckets = report.numbers["draws"]["buckets"]
-    heights = [[bar.get_height() for bar in bars] for bars in axes.containers]
+    heights = [bars.lines[0].get_ydata() for bars in axes.containers]
     np.testing.assert_allclose(heights, [[row[name] for row in buckets] for name in ("drawn", "expected")])
 
 
@@ -280,22 +280,21 @@ sys.meta_path.insert(0, Blocker())
 from pathlib import Path
 from exgrpo_cli.show.figures.comparisons import accuracy_by_level
 from exgrpo_cli.show.statistics import save_all
-print(len(save_all(Path(sys.argv[1]), Path(sys.argv[2]))))
+print(len(save_all(Path(sys.argv[1]))))
 """
 
 
-def test_figures_need_no_torch_and_no_writable_home(run: Path, tmp_path: Path) -> None:
+def test_figures_need_no_torch_and_no_writable_home(run: Path) -> None:
     # A home that is no folder refuses even the superuser.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "MPL"))}
     result = subprocess.run(
-        [sys.executable, "-c", BLOCKED, str(run), str(tmp_path / "plots")],
+        [sys.executable, "-c", BLOCKED, str(run)],
         env=environment | {"HOME": "/dev/null"},
         capture_output=True,
         text=True,
         check=False,
     )
     assert (result.returncode, result.stdout, result.stderr) == (0, f"{2 * len(TRAINING | REPLAY)}\n", "")
-    assert (tmp_path / "plots" / "learning.png").is_file()
 
 
 def test_levels_come_in_the_order_of_their_numbers() -> None:

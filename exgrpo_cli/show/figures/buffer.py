@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from exgrpo_cli.show.figures import style
-from exgrpo_cli.show.figures.style import BLUE, FULL_WIDTH, GREY, Line, Panel, new_figure
+from exgrpo_cli.show.figures.style import BLUE, FULL_WIDTH, GREY, Panel, new_figure
 from exgrpo_cli.show.queries import GROUPS, Numbers, series, span_of
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 COLOUR_MAP = "viridis"
 HISTOGRAM_BINS = 30
 PANEL_HEIGHT = 2.4
-LAST_VISIT = "successes at the last visit"
 
 
 def over_time(titles: Mapping[str, Mapping[str, str]]) -> "Callable[[RunReport], Figure | None]":
@@ -31,15 +30,29 @@ def over_time(titles: Mapping[str, Mapping[str, str]]) -> "Callable[[RunReport],
 
     def draw(report: "RunReport") -> "Figure | None":
         told = report.numbers
-        panels = [
-            Panel(title, [Line(series(told, path), label) for label, path in paths.items()])
-            for title, paths in titles.items()
-        ]
+        lines = {title: {name: series(told, path) for name, path in paths.items()} for title, paths in titles.items()}
+        panels = [Panel(title, own) for title, own in lines.items() if not any(each is None for each in own.values())]
         return style.series_figure(panels, len(panels), PANEL_HEIGHT, told["steps"], told["first_mixed_step"])
 
     return draw
 
 
+units_scanned = over_time(
+    {
+        "units": {"replayed": "over_time.units.taken", "scanned": "over_time.units.scanned"},
+        "priority of the replayed": {"": "over_time.units.priority"},
+        "drift of the scanned": {"": "over_time.units.drift"},
+    }
+)
+entropy_of_choice = over_time(
+    {
+        "mean token entropy (nats)": {
+            "replayed": "over_time.entropy_selected",
+            "available (mean of candidates)": "over_time.entropy_available",
+        },
+        "candidates per question": {"": "over_time.candidates"},
+    }
+)
 COMPARED = {
     "questions buffered": "over_time.questions",
     "questions retired": "over_time.retired",
@@ -53,16 +66,11 @@ COMPARED = {
 
 def buffers_compared(reports: "Sequence[RunReport]") -> "Figure | None":
     """Contents of each buffer and draws from it, one line per run in every panel."""
-    labels = [report.label for report in reports]
     panels = [
-        Panel(title, [Line(series(each.numbers, path), each.label) for each in reports], legend=False)
-        for title, path in COMPARED.items()
+        Panel(title, {each.label: series(each.numbers, path) for each in reports}) for title, path in COMPARED.items()
     ]
-    figure = style.series_figure(panels, 3, 2.0, max(report.numbers["steps"] for report in reports))
-    if figure:
-        with style.styled():
-            style.legend_of_all(figure, figure.axes, labels, ncols=min(len(labels), 4))
-    return figure
+    last_step = max(report.numbers["steps"] for report in reports)
+    return style.series_figure(panels, 3, 2.0, last_step, one_legend=True)
 
 
 def bucket_occupancy(report: "RunReport") -> "Figure | None":
@@ -227,8 +235,9 @@ def draws_against_promise(report: "RunReport") -> "Figure | None":
         figure, (axes,) = new_figure(width=style.SINGLE_COLUMN, height=2.5)
         names = [f"{row['bucket']}/{row['num_members']}" for row in rows]
         heights = {"drawn": [row["drawn"] for row in rows], "promised": [row["expected"] for row in rows]}
-        style.draw_bars(axes, names, heights)
-        axes.set(xlabel=LAST_VISIT, ylabel="questions drawn")
+        points = {name: {place: [num] * 3 for place, num in enumerate(own)} for name, own in heights.items()}
+        style.draw_categories(axes, names, points, linestyle="none")
+        axes.set(xlabel="successes at the last visit", ylabel="questions drawn", ylim=(0, None))
         if found["p_value"] is not None:
             axes.set_title(f"chi-square p = {found['p_value']:.2g}", loc="right", fontsize=7)
         figure.legend(loc="outside upper left", ncols=2)
@@ -255,8 +264,6 @@ def what_if_figure(report: "RunReport") -> "Figure | None":
     for kind, outcome in report.numbers["what_if"].items():
         names = [f"{who}: {title}" for who, title in zip(("run", "what if"), report.titles(kind), strict=True)]
         for title, paths in WHAT_IF[kind].items():
-            lines = [
-                Line(series(outcome, path), name, outcome["steps"]) for path, name in zip(paths, names, strict=True)
-            ]
-            panels.append(Panel(title, lines))
-    return style.series_figure(panels, 2, PANEL_HEIGHT, report.numbers["steps"])
+            lines = {name: series(outcome, path) for path, name in zip(paths, names, strict=True)}
+            panels.append(Panel(title, lines, outcome["steps"]))
+    return style.series_figure(panels, 3, PANEL_HEIGHT, report.numbers["steps"])

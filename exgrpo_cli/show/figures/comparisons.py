@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import fill, wrap
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -35,27 +35,13 @@ PANEL_HEIGHT = 1.5
 BELOW_CURVES = 0.6
 
 
-class NamedArm(Protocol):
-    """Name of what is drawn, and the panel that it belongs to."""
-
-    @property
-    def name(self) -> str:
-        """The arm's name in its study."""
-
-    @property
-    def regime(self) -> str:
-        """The arm's regime where the study has several, else empty: arms of one share a panel."""
-
-
-ArmT = TypeVar("ArmT", bound=NamedArm)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArmScore:
     """One arm's final score, or what it is less the baseline's, paired by seed."""
 
     name: str
     regime: str = ""
+    """Where the study has several, that of the arm: arms of one share a panel."""
     mean: float
     low: float
     high: float
@@ -79,6 +65,9 @@ class ArmCurve:
     """Band over the seeds."""
 
 
+ArmT = TypeVar("ArmT", ArmScore, ArmCurve)
+
+
 def by_regime(arms: Sequence[ArmT]) -> dict[str, list[ArmT]]:
     """The arms of each regime; regimes in the order in which they first come up."""
     panels: dict[str, list[ArmT]] = {}
@@ -87,7 +76,7 @@ def by_regime(arms: Sequence[ArmT]) -> dict[str, list[ArmT]]:
     return panels
 
 
-def _label_of(arm: NamedArm, more: str = "") -> str:
+def _label_of(arm: ArmScore | ArmCurve, more: str = "") -> str:
     """The arm's name as its panel shows it, wrapped: the regime is the panel's title."""
     return "\n".join(wrap(arm.name.removeprefix(f"{arm.regime}: ") + more, LABEL_COLUMNS))
 
@@ -233,11 +222,8 @@ Scores = Sequence[tuple[str, str, Mapping[str, Any]]]
 def accuracy_by_benchmark(scores: Scores) -> "Figure":
     """A row with its interval per model, in a panel per benchmark, on one scale; of one model a row per benchmark.
 
-    A score has `value`, `low` and `high`. Both in the order in which they first come up. Raises ValueError without
-    scores.
+    A score has `value`, `low` and `high`. Both in the order in which they first come up.
     """
-    if not scores:
-        raise ValueError("There are no scores to draw.")
     looks = looks_of(list(dict.fromkeys(model for model, _, _ in scores)))
     panels: dict[str, list[Row]] = {}
     for model, benchmark, score in scores:
@@ -286,28 +272,29 @@ def _numbers_first(level: str) -> tuple[float, str]:
 
 
 def pass_at_k_curves(curves: Scores) -> "Figure":
-    """A panel per benchmark, a line with its band per model, both in the order they first come up; k is logarithmic.
+    """A panel per benchmark, a line with its intervals per model, both in the order they first come up.
 
-    A score maps k, as text, to `value`, `low` and `high`. Raises ValueError without curves.
+    A score maps k, as text, to `value`, `low` and `high`.
     """
-    if not curves:
-        raise ValueError("There are no curves to draw.")
-    benchmarks = list(dict.fromkeys(benchmark for _, benchmark, _ in curves))
-    looks = looks_of(list(dict.fromkeys(model for model, _, _ in curves)))
+    benchmarks, models = (
+        list(dict.fromkeys(names)) for names in ([row[1] for row in curves], [row[0] for row in curves])
+    )
     columns = min(3, len(benchmarks))
     width = FULL_WIDTH if columns > 1 else style.SINGLE_COLUMN
     with style.styled():
         figure, panels = style.panel_grid(len(benchmarks), columns, width=width, row_height=1.9)
         for place, (axes, benchmark) in enumerate(zip(panels, benchmarks, strict=True)):
-            ks: set[int] = set()
-            for model, found in ((model, found) for model, own, found in curves if own == benchmark):
-                points = {int(k): [100 * score[end] for end in ("value", "low", "high")] for k, score in found.items()}
-                ks |= points.keys()
-                style.draw_curve(axes, list(points), *np.array(list(points.values())).T, label=model, **looks[model])
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(sorted(ks), [str(k) for k in sorted(ks)])
-            axes.minorticks_off()
+            own = {model: found for model, name, found in curves if name == benchmark}
+            ks = sorted({int(k) for found in own.values() for k in found})
+            points = {
+                model: {
+                    ks.index(int(k)): [100 * score[end] for end in ("value", "low", "high")]
+                    for k, score in own.get(model, {}).items()
+                }
+                for model in models
+            }
+            style.draw_categories(axes, [str(k) for k in ks], points)
             axes.set(title=benchmark, xlabel="k", ylabel="" if place % columns else "pass@k (%)")
         title: dict[str, Any] = {"title": "95 % intervals over questions", "title_fontsize": 6.5}
-        style.legend_of_all(figure, panels, list(looks), ncols=min(len(looks), 2 * columns), **title)
+        style.legend_of_all(figure, panels, models, ncols=min(len(models), 2 * columns), **title)
         return figure

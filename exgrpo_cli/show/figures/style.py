@@ -102,38 +102,30 @@ def legend_of_all(figure: "Figure", panels: "Sequence[Axes]", names: Sequence[st
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """Values over the steps; those that are not finite are left out."""
-
-    y: np.ndarray
-    label: str = ""
-    x: Int64[np.ndarray, " values"] | None = None
-    """The steps; 0, 1, 2, ... without them."""
-
-    @property
-    def points(self) -> tuple[np.ndarray, Values]:
-        """Steps and values of what is finite."""
-        y = np.asarray(self.y, dtype=np.float64)
-        known = np.isfinite(y)
-        return (np.arange(len(y)) if self.x is None else self.x)[known], y[known]
-
-
-@dataclass(frozen=True, slots=True)
 class Panel:
     """Lines over the steps on one pair of axes."""
 
     title: str
-    lines: Sequence[Line]
+    lines: Mapping[str, np.ndarray]
+    """Values by label; those that are not finite are left out."""
+    steps: Int64[np.ndarray, " values"] | None = None
+    """Of each value; 0, 1, 2, ... without them."""
     logarithmic: bool = False
     """Allowed, and used once the values span more than LOGARITHMIC_SPAN; the axis of another panel begins at 0."""
-    legend: bool = True
 
 
 def series_figure(
-    panels: Sequence[Panel], columns: int, row_height: float, last_step: int, mixed_from: int | None = None
+    panels: Sequence[Panel],
+    columns: int,
+    row_height: float,
+    last_step: int,
+    mixed_from: int | None = None,
+    *,
+    one_legend: bool = False,
 ) -> "Figure | None":
-    """The panels that have a value, `columns` in a row, each with the legend of its own lines; None without any."""
-    shown = [panel for panel in panels if any(len(line.points[1]) for line in panel.lines)]
+    """The panels that have a value, `columns` in a row, each with the legend of its lines or all with `one_legend`;
+    None without any."""
+    shown = [panel for panel in panels if any(np.isfinite(values).any() for values in panel.lines.values())]
     if not shown:
         return None
     with styled():
@@ -145,39 +137,47 @@ def series_figure(
         for axes in places[:-columns]:
             axes.set_xlabel("")
         explain_smoothing(figure, max(windows))
+        if one_legend:
+            legend_of_all(figure, places, list(shown[0].lines), ncols=4)
+            return figure
+        for axes, panel in zip(places, shown, strict=True):
+            if any(panel.lines):
+                legend_above(axes, ncols=3)
+                axes.set_title(panel.title, loc="left", pad=LEGEND_LINE)
         return figure
 
 
 def _draw_panel(axes: "Axes", panel: Panel) -> int:
     """Draw a panel; returns the steps that its averages are over, 0 without any."""
     axes.set_title(panel.title, loc="left")
-    known = np.concatenate([line.points[1] for line in panel.lines])
-    looks = looks_of([line.label for line in panel.lines]).values()
-    window = max(draw_line(axes, line, **look) for line, look in zip(panel.lines, looks, strict=True))
+    values = np.concatenate(list(panel.lines.values()))
+    known = values[np.isfinite(values)]
+    looks = looks_of(list(panel.lines))
+    window = max(draw_line(axes, panel.steps, own, label, **looks[label]) for label, own in panel.lines.items())
     if panel.logarithmic and known.min() > 0 and known.max() > LOGARITHMIC_SPAN * known.min():
         logarithmic_axis(axes)
     else:
         axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 5))
         if not panel.logarithmic:
             axes.set_ylim(0, None)
-    if panel.legend and axes.get_legend_handles_labels()[1]:
-        legend_above(axes, ncols=3)
-        axes.set_title(panel.title, loc="left", pad=LEGEND_LINE)
     return window
 
 
-def draw_line(axes: "Axes", line: Line, *, color: str, linestyle: str = "-", marker: str = "") -> int:
+def draw_line(
+    axes: "Axes", steps: np.ndarray | None, values: np.ndarray, label: str, *, color: str, linestyle: str, marker: str
+) -> int:
     """Draw the finite values; many of them thin, with a centred moving average over 1/20 of the run as a thick line.
 
     Returns the steps that the average is over, 0 where there is none: of few values, and of maxima, since the average
     of a spike is a rectangle that was not measured.
     """
-    x, y = line.points
-    look: dict[str, Any] = {"color": color, "label": line.label or None, "linestyle": linestyle}
+    known = np.isfinite(values)
+    x, y = (np.arange(len(values)) if steps is None else steps)[known], values[known].astype(np.float64)
+    look: dict[str, Any] = {"color": color, "label": label or None, "linestyle": linestyle}
     if len(x) < FEW:
         axes.plot(x, y, **look | {"linestyle": "none"}, marker="o", clip_on=False)
         return 0
-    if len(x) < SMOOTHED_FROM or line.label == MAXIMA:
+    if len(x) < SMOOTHED_FROM or label == MAXIMA:
         axes.plot(x, y, **look, linewidth=1.3 if len(x) < SMOOTHED_FROM else 0.7)
         return 0
     window = max(3, len(x) // WINDOWS_PER_RUN) // 2 * 2 + 1
@@ -198,25 +198,18 @@ def explain_smoothing(figure: "Figure", window: int) -> None:
         figure.supxlabel(f"thin: each step; thick: mean over {window} steps", fontsize=6.5, color=SOFT)
 
 
+Points = Sequence[float] | np.ndarray
+
+
 def draw_curve(
-    axes: "Axes",
-    x: Sequence[float] | np.ndarray,
-    mean: Sequence[float] | np.ndarray,
-    low: Sequence[float] | np.ndarray,
-    high: Sequence[float] | np.ndarray,
-    *,
-    band: bool = True,
-    **look: Any,
+    axes: "Axes", x: Points, mean: Points, low: Points, high: Points, *, band: bool = True, **look: Any
 ) -> None:
     """Values with the ends of their intervals, as a band around the line or as bars on it; what is NaN is left out.
 
     Fewer than FEW are dots with bars. `look` goes to matplotlib: `color`, `marker`, `linestyle`, `label`.
     """
-    values = np.asarray(mean, dtype=np.float64)
-    ends = [np.asarray(end, dtype=np.float64) for end in (low, high)]
-    known = np.isfinite(values)
-    places = np.asarray(x, dtype=np.float64)[known]
-    values, ends = values[known], [end[known] for end in ends]
+    points = np.array([x, mean, low, high], dtype=np.float64)
+    places, values, *ends = points[:, np.isfinite(points[1])]
     few = len(values) < FEW
     if few or not band:
         spread = np.nan_to_num(np.abs(np.stack(ends) - values))
@@ -224,9 +217,10 @@ def draw_curve(
         return
     # On a line the first of the markers is a mere point.
     axes.plot(places, values, **look | {"marker": "." if look.get("marker") == MARKERS[0] else look.get("marker")})
-    banded = np.isfinite(ends[0]) & np.isfinite(ends[1])
-    lower, upper = ends[0][banded], ends[1][banded]
-    axes.fill_between(places[banded], lower, upper, color=look.get("color"), alpha=0.15, linewidth=0)
+    banded = np.isfinite(ends).all(axis=0)
+    axes.fill_between(
+        places[banded], ends[0][banded], ends[1][banded], color=look.get("color"), alpha=0.15, linewidth=0
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,17 +269,6 @@ def draw_rows(axes: "Axes", rows: Sequence[Row], *, reference: float | None = No
 def row_height(label: str) -> float:
     """Of a row, where that of a label of one line is 1."""
     return 1.0 + 0.45 * label.count("\n")
-
-
-def draw_bars(axes: "Axes", labels: Sequence[str], heights: Mapping[str, Sequence[float]]) -> None:
-    """Bars side by side at each label, one a name in `heights`, which the legend has."""
-    places, width = np.arange(len(labels)), 0.76 / len(heights)
-    for number, (name, values) in enumerate(heights.items()):
-        aside = width * (number - (len(heights) - 1) / 2)
-        axes.bar(places + aside, values, width=width, color=CYCLE[number], label=name)
-    axes.set_xticks(places, labels)
-    axes.tick_params(axis="x", length=0)
-    axes.grid(visible=False, axis="x")
 
 
 def draw_categories(

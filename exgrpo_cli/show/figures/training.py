@@ -11,7 +11,7 @@ from jaxtyping import Float64
 from exgrpo_cli.runs.folder import RunMetrics, read_metrics
 from exgrpo_cli.runs.result import RESULT_FILE, Memorising, read_result, read_summary
 from exgrpo_cli.show.figures import style
-from exgrpo_cli.show.figures.style import BLACK, BLUE, GREY, MAXIMA, ORANGE, Line, Panel
+from exgrpo_cli.show.figures.style import BLACK, MAXIMA, Panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -105,20 +105,20 @@ def learning_curve(metrics: RunMetrics, heldout: Mapping[str, Scores]) -> "Figur
     None before the first step.
     """
     logged = {"fresh questions": "batch/pass_at_1", "replayed questions (fresh rollouts)": "replay/pass_at_1"}
-    drawn = [Line(metrics.series(key), label, metrics.steps) for label, key in logged.items() if metrics.has(key)]
+    drawn = {label: metrics.series(key) for label, key in logged.items() if metrics.has(key)}
     if not drawn and not heldout:
         return None
     with style.styled():
         figure, (axes,) = style.new_figure(width=5.0, height=3.0)
         looks = style.looks_of(list(logged))
-        window = max((style.draw_line(axes, line, **looks[line.label]) for line in drawn), default=0)
+        windows = [style.draw_line(axes, metrics.steps, own, name, **looks[name]) for name, own in drawn.items()]
         _draw_heldout(axes, heldout, lambda steps: steps)
         last_step = int(metrics.steps[-1]) if len(metrics.steps) else 0
         style.step_axis(axes, last_step)
         axes.set(ylabel="pass@1", ylim=(0, 1), xlim=(-0.02 * max(last_step, 1), 1.02 * max(last_step, 1)))
         style.mark_phase_start(axes, metrics.first_mixed_step, label=True)
         figure.legend(loc="outside upper center", ncols=3)
-        style.explain_smoothing(figure, window)
+        style.explain_smoothing(figure, max(windows, default=0))
         return figure
 
 
@@ -149,19 +149,19 @@ def policy_diagnostics(metrics: RunMetrics) -> "Figure | None":
     for title, keys in DIAGNOSTICS.items():
         values = {label: metrics.series(key) for label, key in keys.items()}
         if any(np.nan_to_num(own).any() and np.isfinite(own).mean() >= LEAST_LOGGED for own in values.values()):
-            lines = [Line(own, label, metrics.steps) for label, own in values.items() if np.isfinite(own).any()]
-            panels.append(Panel(title, lines, logarithmic=title.startswith(LOGARITHMIC)))
+            lines = {label: own for label, own in values.items() if np.isfinite(own).any()}
+            panels.append(Panel(title, lines, metrics.steps, logarithmic=title.startswith(LOGARITHMIC)))
     last_step = int(metrics.steps[-1]) if len(metrics.steps) else 0
     return style.series_figure(panels, 3, 1.75, last_step, metrics.first_mixed_step)
 
 
 KINDS = {
-    "replayed": ("replayed", ORANGE),
-    "rolled_out": ("rolled out, never replayed", BLUE),
-    "never_seen": ("never seen, same levels", BLACK),
-    "heldout": ("held-out, all", GREY),
+    "replayed": "replayed",
+    "rolled_out": "rolled out, never replayed",
+    "never_seen": "never seen, same levels",
+    "heldout": "held-out, all",
 }
-"""Field of Memorising to its label and colour."""
+"""Field of Memorising to its label."""
 TITLE_COLUMNS = 87
 """Characters of titles beside each other across the figure."""
 
@@ -175,12 +175,12 @@ def memorising_figure(runs: Mapping[str, Sequence[Memorising]]) -> "Figure | Non
     columns = 2 if len(asked) == 4 else min(3, len(asked))
     with style.styled():
         figure, panels = style.panel_grid(len(asked), columns, width=style.FULL_WIDTH, row_height=2.0, sharey=True)
+        looks = style.looks_of(list(KINDS.values()))
         for axes, (name, found) in zip(panels, asked.items(), strict=True):
-            for kind, (label, colour) in KINDS.items():
-                rates = [getattr(each, kind) for each in found]
-                known = [(rate.before, rate.after) for rate in rates if None not in (rate.before, rate.after)]
-                if known:
-                    axes.plot([0, 1], np.mean(known, axis=0), color=colour, marker="o", label=label)
+            for kind, label in KINDS.items():
+                rates = [(rate.before, rate.after) for rate in (getattr(each, kind) for each in found)]
+                if known := [pair for pair in rates if None not in pair]:
+                    axes.plot([0, 1], np.mean(known, axis=0), label=label, **looks[label])
             axes.set_xticks([0, 1], ["before", "after"])
             axes.set_xlim(-0.2, 1.2)
             axes.tick_params(labelleft=True)
@@ -188,5 +188,5 @@ def memorising_figure(runs: Mapping[str, Sequence[Memorising]]) -> "Figure | Non
             wide, line = TITLE_COLUMNS // columns, f"{name} {questions}"
             axes.set_title(line if len(line) <= wide else f"{fill(name, wide)}\n{questions}")
         panels[0].set_ylabel("pass@1")
-        style.legend_of_all(figure, panels, [label for label, _ in KINDS.values()], ncols=2)
+        style.legend_of_all(figure, panels, list(KINDS.values()), ncols=2)
         return figure
