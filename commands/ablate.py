@@ -28,8 +28,8 @@ from exgrpo_cli.commands.options import (
 from exgrpo_cli.commands.report import write_page
 
 if TYPE_CHECKING:
+    from exgrpo_cli.studies.planning import StudyRequest
     from exgrpo_cli.studies.report import StudyReport
-    from exgrpo_cli.studies.request import StudyRequest
     from exgrpo_cli.studies.study import Study
 
 
@@ -101,7 +101,7 @@ class StudyOptions:
 
     def request(self) -> "StudyRequest":
         """The options as the core takes them."""
-        from exgrpo_cli.studies.request import StudyRequest
+        from exgrpo_cli.studies.planning import StudyRequest
 
         layer = {"run.steps": self.steps, "data.train": whole_path(self.data), "data.heldout": whole_path(self.heldout)}
         own = {

@@ -108,6 +108,7 @@ def read_study(folder: Path) -> tuple[Study, list[tuple[Path, str]]]:
     """
     runs, broken = [], []
     plan = read_plan(folder)
+    by_folder = {arm.folder_name: arm for arm in plan.arms}
     for path in sorted(folder.glob("*/seed-*")):
         if not path.is_dir():
             continue
@@ -117,12 +118,12 @@ def read_study(folder: Path) -> tuple[Study, list[tuple[Path, str]]]:
         except (InputError, ValueError) as error:
             broken.append((path, str(error)))
             continue
-        arm = plan.arms.get(path.parent.name) or Arm(name=path.parent.name, method=config.run.method)
+        arm = by_folder.get(path.parent.name) or Arm(name=path.parent.name, method=config.run.method)
         runs.append(StudyRun(arm=arm, seed=seed, folder=path, config=config))
     if not plan.arms and any(run.arm.name == BASELINE.name for run in runs):
         runs = [replace(run, arm=replace(run.arm, baseline=BASELINE.name)) for run in runs]
-    arms = tuple(plan.arms.values()) or tuple(dict.fromkeys(run.arm for run in runs))
-    others = kept_results(folder, plan.arms.values())
+    arms = plan.arms or tuple(dict.fromkeys(run.arm for run in runs))
+    others = kept_results(folder, plan.arms)
     study = Study(
         name=folder.resolve().name,
         folder=folder,
@@ -131,7 +132,7 @@ def read_study(folder: Path) -> tuple[Study, list[tuple[Path, str]]]:
         equal=plan.equal,
         claims=plan.claims,
         others=others,
-        planned=plan.runs,
+        planned=frozenset((arm, seed) for arm, seeds in plan.seeds.items() for seed in seeds),
     )
     return study, broken
 

@@ -1,22 +1,18 @@
-"""Claims: what a file states (regime, arms, endpoint, direction, smallest effect, seeds), its runs, and its verdict.
+"""Claims: what a file states (arms, endpoint, direction, smallest effect, seeds), and the verdict of its runs."""
 
-The runs of several claims are one study, each run once however many claims share it.
-"""
-
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from exgrpo_cli.base.errors import InputError, nearest
+import msgspec
+
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.layers import read_config
-from exgrpo_cli.config.sections import require_known
-from exgrpo_cli.config.settings import convert
+from exgrpo_cli.config.sections import require_known, require_positive
 from exgrpo_cli.presets import load_preset, preset_names
-from exgrpo_cli.runs.result import config_hash
-from exgrpo_cli.studies.arms import BASELINE, Arm, require_own_folders, split_list
+from exgrpo_cli.studies.arms import Arm, split_list
 from exgrpo_cli.studies.endpoints import (
     ENDPOINTS,
     MOST_SEEDS,
@@ -29,16 +25,13 @@ from exgrpo_cli.studies.endpoints import (
     seeds_needed,
     verdict,
 )
-from exgrpo_cli.studies.planning import StudyBase, plan_study
-from exgrpo_cli.studies.study import Results, Study, read_plan
+from exgrpo_cli.studies.study import Results, Study
 
 FIRST_SEED = 200
 """Of the runs that are reported: regimes, lengths and learning rates are searched on seeds below."""
-GROUPS = ("all", "quick")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Contrast:
+class Contrast(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One comparison that a claim stands or falls by."""
 
     arm: str
@@ -56,8 +49,7 @@ class Contrast:
 
     def __post_init__(self) -> None:
         require_known("endpoint", self.endpoint, tuple(ENDPOINTS))
-        if not (0 < self.smallest_effect < math.inf and 0 < self.spread < math.inf):
-            raise InputError("smallest_effect and spread must be above 0, and finite.")
+        require_positive("contrast", self, "smallest_effect", "spread")
         if self.arm == self.control:
             raise InputError(f"contrast of {self.arm!r} with itself: name another control, or a reference.")
         if self.seeds >= MOST_SEEDS:
@@ -89,26 +81,45 @@ class Contrast:
         return f"{self.endpoint}: {self.arm} minus {other} > {self.threshold:g}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Claim:
-    """A statement and how it is put to the test."""
+class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The statement: the `[about]` table of its file."""
 
-    name: str
     title: str
     source: str
     """Who says so, and where."""
-    quick: bool
+    quick: bool = False
     """Whether it is part of `--claim quick`."""
-    regime: str
-    """Regime preset; empty leaves the task to `settings`."""
-    settings: tuple[str, ...]
-    """`section.key=value` of all of its arms."""
+
+
+class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How it is tested: the `[claim]` table."""
+
     run_minutes: float
     """Measured time of a run on two cores: the estimate before any run of one's own has been measured."""
-    arms: Mapping[str, Arm]
-    contrasts: tuple[Contrast, ...]
-    first_seed: int
+    regime: str = ""
+    """Regime preset; empty leaves the task to `settings`."""
+    settings: tuple[str, ...] = ()
+    """`section.key=value` of all of its arms."""
+    first_seed: Annotated[int, msgspec.Meta(ge=FIRST_SEED)] = FIRST_SEED
     """First of its seeds: above those of the runs that suggested it, which cannot test it as well."""
+
+
+class ArmTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An arm that is no method preset by its own name: an `[arms.NAME]` table."""
+
+    method: str = ""
+    settings: tuple[str, ...] = ()
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A statement and how it is put to the test."""
+
+    name: str
+    about: About
+    terms: Terms = msgspec.field(name="claim")
+    contrasts: Annotated[tuple[Contrast, ...], msgspec.Meta(min_length=1)] = msgspec.field(name="contrast")
+    """Comparisons, all of which must hold."""
+    own_arms: Mapping[str, ArmTerms] = msgspec.field(name="arms", default_factory=dict)
     stated: Mapping[str, Any]
     """Content of the file, which a study keeps: it is judged by what was stated when it ran."""
 
@@ -116,29 +127,43 @@ class Claim:
     def seeds(self) -> tuple[int, ...]:
         """Seeds of every arm: as many as the power calculation asks for, and no verdict with fewer than eight."""
         count = max(SEEDS_FOR_A_VERDICT, *(contrast.seeds for contrast in self.contrasts))
-        return tuple(range(self.first_seed, self.first_seed + count))
+        return tuple(range(self.terms.first_seed, self.terms.first_seed + count))
+
+    @property
+    def arms(self) -> dict[str, Arm]:
+        """The arms by their names in the claim, each control before what it is compared with."""
+        named = dict.fromkeys(arm for each in self.contrasts for arm in (each.control, each.arm) if arm)
+        return {name: self.arm(name) for name in named}
+
+    def arm(self, name: str) -> Arm:
+        """An arm of the claim: a method preset by its own name, or what `[arms]` says of it."""
+        own, terms = self.own_arms.get(name, ArmTerms()), self.terms
+        return Arm(
+            name=f"{terms.regime}: {name}" if terms.regime else name,
+            method=own.method or name,
+            assignments=(*terms.settings, *own.settings),
+            regime=terms.regime or None,
+        )
 
 
 def chosen_claims(text: str) -> list[Claim]:
-    """The claims of `--claim`: `all`, `quick`, or names and files. Raises InputError for an unknown name."""
-    names = preset_names("claims") if text in GROUPS else split_list("--claim", text)
+    """The claims of `--claim`: `all`, `quick`, or names and files.
+
+    Raises InputError for an unknown name, two claims of one name, and a file that is no claim.
+    """
+    names = preset_names("claims") if text in ("all", "quick") else split_list("--claim", text)
     claims = [read_claim(name) for name in dict.fromkeys(names)]
     if twice := [name for name, times in Counter(claim.name for claim in claims).items() if times > 1]:
         raise InputError(f"--claim names two claims {twice[0]!r}: give one of the files another name.")
-    return [claim for claim in claims if claim.quick] if text == "quick" else claims
+    return [claim for claim in claims if claim.about.quick] if text == "quick" else claims
 
 
 def read_claim(name: str) -> Claim:
     """A shipped claim, or that of a file. Raises InputError naming the claim and the key that is wrong."""
-    known = preset_names("claims")
     if not name.endswith(".toml"):
-        if name in GROUPS:
-            raise InputError(f"--claim {name} stands alone: leave the other claims out, or name each.")
-        if name not in known:
-            raise InputError(f"--claim: no claim {name!r}.{nearest(name, (*GROUPS, *known))}")
         return claim_of(name, load_preset("claims", name))
     own = Path(name).stem
-    if own in known:
+    if own in preset_names("claims"):
         raise InputError(f"--claim {name}: a shipped claim is called {own} too: give the file another name.")
     return claim_of(own, read_config(Path(name)))
 
@@ -146,119 +171,18 @@ def read_claim(name: str) -> Claim:
 def claim_of(name: str, content: Mapping[str, Any]) -> Claim:
     """A claim from the content of its file. Raises InputError naming the claim and the key that is wrong."""
     try:
-        about, stated = content["about"], content["claim"]
-        settings = convert(stated.get("settings", []), tuple[str, ...], "settings")
-        contrasts = tuple(Contrast(**each) for each in content["contrast"])
-        named = dict.fromkeys(arm for each in contrasts for arm in (each.control, each.arm) if arm)
-        regime = stated.get("regime", "")
-        if regime:
-            load_preset("regimes", regime)
-        first_seed = convert(stated.get("first_seed", FIRST_SEED), int, "first_seed")
-        if first_seed < FIRST_SEED:
-            raise InputError(f"first_seed = {first_seed} must be {FIRST_SEED} or more: those below are for searching.")
-        return Claim(
-            name=name,
-            title=about["title"],
-            source=about["source"],
-            quick=about.get("quick", False),
-            regime=regime,
-            settings=settings,
-            run_minutes=float(stated["run_minutes"]),
-            arms={arm: claim_arm(arm, content.get("arms", {}).get(arm, {}), regime, settings) for arm in named},
-            contrasts=contrasts,
-            first_seed=first_seed,
-            stated=content,
-        )
-    except KeyError as error:
-        raise InputError(f"claim {name} has no {error.args[0]}.") from error
-    except (TypeError, InputError) as error:
+        return msgspec.convert({**content, "name": name, "stated": content}, Claim)
+    except msgspec.ValidationError as error:
         raise InputError(f"claim {name}: {error}") from error
-
-
-def claim_arm(name: str, stated: Mapping[str, Any], regime: str, settings: tuple[str, ...]) -> Arm:
-    """An arm of a claim: a method preset by its own name, or what `[arms]` says of it."""
-    method = stated.get("method", name)
-    if not method.endswith(".toml") and method not in preset_names("methods"):
-        raise InputError(f"arm {name!r}: no method preset {method!r}.{nearest(method, preset_names('methods'))}")
-    own = convert(stated.get("settings", []), tuple[str, ...], f"arms.{name}.settings")
-    return Arm(
-        name=f"{regime}: {name}" if regime else name,
-        method=method,
-        assignments=(*settings, *own),
-        regime=regime or None,
-    )
-
-
-def plan_claims(
-    claims: Sequence[Claim], *, name: str, root: Path, base: StudyBase | None = None, results: Sequence[Path] = ()
-) -> Study:
-    """The study in `root/name` of all arms of the claims, each with the seeds of all claims that it is in.
-
-    Raises InputError as `plan_study` does, where `base` has settings that would change what a claim says, and where the
-    study was begun with a claim that has changed since.
-    """
-    base = base or StudyBase()
-    plain = StudyBase(allow_code=base.allow_code)
-    told_apart = _named_apart(claims, root / name)
-    arms: dict[str, Arm] = {}
-    on_policy: dict[str, Arm] = {}
-    seeds: dict[str, list[int]] = {}
-    run_seconds: dict[str, float] = {}
-    for claim in claims:
-        for arm in arms_of(claim, told_apart).values():
-            _require_settings(claim, arm, base, plain)
-            arms[arm.name] = arm
-            on_policy.setdefault(arm.name, claim_arm(BASELINE.method, {}, claim.regime, claim.settings))
-            seeds[arm.name] = sorted({*seeds.get(arm.name, ()), *claim.seeds})
-            run_seconds.setdefault(arm.name, 60 * claim.run_minutes)
-    # The on-policy arm of the same settings; where no claim has one, an arm is compared with what its claim names.
-    named = {_settings(arm): arm.name for arm in arms.values()}
-    every = [replace(arm, baseline=named.get(_settings(on_policy[arm.name]), "")) for arm in arms.values()]
-    require_own_folders(every)
-    study = plan_study(name=name, root=root, arms=every, seeds=seeds, base=base, results=results)
-    return replace(study, claims={claim.name: claim.stated for claim in claims}, run_seconds=run_seconds)
 
 
 def arms_of(claim: Claim, arms: Iterable[Arm]) -> dict[str, Arm]:
     """The claim's arms by their names in it, each as it is called among `arms`, a study's."""
-    called = {_settings(arm): arm.name for arm in arms}
-    return {name: replace(arm, name=called.get(_settings(arm), arm.name)) for name, arm in claim.arms.items()}
+    called = {identity(arm): arm.name for arm in arms}
+    return {name: replace(arm, name=called.get(identity(arm), arm.name)) for name, arm in claim.arms.items()}
 
 
-def _require_settings(claim: Claim, arm: Arm, base: StudyBase, plain: StudyBase) -> None:
-    """Raise InputError where an arm has a bad setting, or `base` has some that change what the claim says."""
-    try:
-        stated = plain.config(arm, FIRST_SEED)
-    except InputError as error:
-        raise InputError(f"claim {claim.name}, arm {arm.name!r}: {error}") from error
-    if config_hash(base.config(arm, FIRST_SEED)) != config_hash(stated):
-        raise InputError(
-            "--claim brings its own settings: leave --set and other options out that change more than what the "
-            "machine does (run.threads, run.plots and the like)."
-        )
-
-
-def _named_apart(claims: Sequence[Claim], folder: Path) -> list[Arm]:
-    """The arms of the claims, unlike ones by unlike names. A study's arms keep those that an earlier call gave them.
-
-    Of unlike arms of one name the first keeps it; another is called after the first claim that has it.
-    """
-    arms = list(read_plan(folder).arms.values())
-    names, told = {arm.name for arm in arms}, {_settings(arm) for arm in arms}
-    for claim in claims:
-        for arm in claim.arms.values():
-            if _settings(arm) in told:
-                continue
-            name = f"{arm.name} ({claim.name})" if arm.name in names else arm.name
-            if name in names:
-                raise InputError(f"{folder} was begun with another claim {claim.name}: choose another --name.")
-            arms.append(replace(arm, name=name))
-            names.add(name)
-            told.add(_settings(arm))
-    return arms
-
-
-def _settings(arm: Arm) -> tuple[str, tuple[str, ...], str | None]:
+def identity(arm: Arm) -> tuple[str, tuple[str, ...], str | None]:
     """Identity of an arm, whatever it is called."""
     return arm.method, arm.assignments, arm.regime
 
@@ -289,11 +213,11 @@ class Outcome:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The outcome as `claims.json` has it."""
+        """The outcome as `results.json` has it."""
         return {
-            "title": self.claim.title,
-            "source": self.claim.source,
-            "regime": self.claim.regime,
+            "title": self.claim.about.title,
+            "source": self.claim.about.source,
+            "regime": self.claim.terms.regime,
             "verdict": self.verdict.value,
             "seeds": self.seeds,
             "seeds_needed": len(self.claim.seeds),
@@ -304,7 +228,7 @@ class Outcome:
                     "contrast": str(contrast),
                     "endpoint": contrast.endpoint,
                     "threshold": contrast.threshold,
-                    "effect": effect and {"mean": effect.mean, "low": effect.low, "high": effect.high},
+                    "effect": effect and asdict(effect),
                 }
                 for contrast, effect in zip(self.claim.contrasts, self.effects, strict=True)
             ],
@@ -319,8 +243,9 @@ def claim_outcomes(study: Study) -> list[Outcome]:
 
 def claim_results(claim: Claim, arms: Sequence[Arm], results: Mapping[str, Results]) -> dict[str, Results]:
     """Results of the claim's arms by their names in it, of its own seeds; `arms` are the study's."""
+    seeds = set(claim.seeds)
     return {
-        name: {seed: found for seed, found in results.get(arm.name, {}).items() if seed in claim.seeds}
+        name: {seed: found for seed, found in results.get(arm.name, {}).items() if seed in seeds}
         for name, arm in arms_of(claim, arms).items()
     }
 

@@ -25,7 +25,7 @@ from exgrpo_cli.show.figures.training import memorising_figure
 from exgrpo_cli.studies.claims import Outcome, claim_outcomes
 from exgrpo_cli.studies.endpoints import AT_EQUAL, ENDPOINTS, Verdict
 from exgrpo_cli.studies.report import MAIN, ArmReport, Compared, StudyReport, compare_runs
-from exgrpo_cli.studies.study import Results, Study, regimes_by_arm
+from exgrpo_cli.studies.study import Results, Study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -121,8 +121,8 @@ def claim_rows(outcomes: Sequence[Outcome]) -> Rows:
         contrast, effect = found.weakest
         rows.append(
             [
-                found.claim.title,
-                found.claim.regime,
+                found.claim.about.title,
+                found.claim.terms.regime,
                 str(contrast),
                 f"{effect.mean:+.3f}" if effect else "",
                 span(effect) if effect and effect.seeds > 1 else "",
@@ -198,7 +198,8 @@ def latex(rows: Rows) -> str:
 
 def study_figures(study: Study, report: StudyReport) -> "dict[str, Figure]":
     """The figures by name; all of held-out questions, since arms do not share the questions that they train on."""
-    results, regimes = study.results(), regimes_by_arm(study.arms)
+    results, several = study.results(), len({arm.regime for arm in study.arms}) > 1
+    regimes = {arm.name: (arm.regime or "no regime") if several else "" for arm in study.arms}
     own = {arm.name: arm.main.seeds for arm in report.arms}
 
     def score(arm: ArmReport, found: Interval, seeds: Sequence[float]) -> ArmScore:
@@ -233,8 +234,8 @@ def _claim_effects(study: Study) -> list[ClaimEffect]:
     """The contrasts of each claim that has been run."""
     return [
         ClaimEffect(
-            title=found.claim.title if contrast is found.claim.contrasts[0] else "",
-            contrast=", ".join(filter(None, (str(contrast), found.claim.regime, f"{found.seeds} seeds"))),
+            title=found.claim.about.title if contrast is found.claim.contrasts[0] else "",
+            contrast=", ".join(filter(None, (str(contrast), found.claim.terms.regime, f"{found.seeds} seeds"))),
             mean=effect.mean,
             low=effect.low,
             high=effect.high,

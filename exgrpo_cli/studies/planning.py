@@ -1,5 +1,6 @@
-"""A study on paper: every run resolved, with the result that is known of it."""
+"""From what was asked for to a study: arms, seeds, place, every run resolved, with the result that is known of it."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,15 +9,16 @@ from pathlib import Path
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.layers import build_config, read_config, read_method
 from exgrpo_cli.config.names import BUILT_IN, GYM, check_functions, section_of_made
-from exgrpo_cli.config.settings import Config, Layer, resolve
+from exgrpo_cli.config.sections import require_known
+from exgrpo_cli.config.settings import NOT_HASHED, PINNED, Config, Layer, resolve
 from exgrpo_cli.runs.result import RunResult, config_hash, find_results
-from exgrpo_cli.studies.arms import Arm
-from exgrpo_cli.studies.study import RESULTS_FOLDER, Study, StudyRun, budgeted, differing_keys
+from exgrpo_cli.studies.arms import BASELINE, Arm, axis_arms, cross, method_name, split_list
+from exgrpo_cli.studies.claims import FIRST_SEED, Claim, arms_of, chosen_claims, identity
+from exgrpo_cli.studies.study import EQUAL, RESULTS_FOLDER, Study, StudyRun, differing_keys, read_plan
 
+STUDIES, CLAIMS = Path("studies"), "claims"
 SEED_PLACE = "{seed}"
 """In a setting of a study, the seed of each run: `tiny.seed={seed}` gives every seed a warm start of its own."""
-BUDGET = frozenset({"run.budget", "run.budget_amount"})
-"""Settings that `--equal` gives a run by its seed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,10 +37,8 @@ class StudyBase:
     def config(self, arm: Arm, seed: int) -> Config:
         """The configuration of one run. Raises InputError for a bad setting."""
         options = {**self.options, "run": {**self.options.get("run", {}), "seed": seed}}
-        if (
-            self.replay_from is not None
-            and read_method(arm.method, allow_code=True).settings.get("replay", {}).get("store") == "none"
-        ):
+        own = read_method(arm.method, allow_code=True).settings if self.replay_from is not None else {}
+        if self.replay_from is not None and own.get("replay", {}).get("store") == "none":
             options["replay"] = {"warm_start": str(self.replay_from.resolve())}
         config = build_config(
             backbone=self.backbone,
@@ -56,6 +56,11 @@ class StudyBase:
         check_functions(config)
         return config
 
+    def run(self, arm: Arm, seed: int, folder: Path) -> StudyRun:
+        """A run of the study in `folder`. Raises InputError for a bad setting."""
+        place = folder / arm.folder_name / f"seed-{seed}"
+        return StudyRun(arm=arm, seed=seed, folder=place, config=self.config(arm, seed))
+
 
 def _of_seed(assignment: str, seed: int) -> str:
     """The assignment with the run's seed for `{seed}`.
@@ -71,6 +76,92 @@ def _of_seed(assignment: str, seed: int) -> str:
     return key + equals + value.replace(SEED_PLACE, str(seed))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyRequest(StudyBase):
+    """What was asked for; None leaves the choice to presets and defaults.
+
+    Without an axis: the metric `ent`, or in regimes ExGRPO and on-policy training.
+    """
+
+    claim: str | None = None
+    """`all`, `quick`, or names of claims, which bring their own arms, regimes and seeds."""
+    metric: str | None = None
+    sampler: str | None = None
+    methods: str | None = None
+    regimes: str | None = None
+    """Regime presets; each arm is run in each of them."""
+    vary: Sequence[str] = ()
+    seeds: str | None = None
+    """How many, or which: "3" or "0,1,5"; three without one."""
+    name: str | None = None
+    equal: str | None = None
+    """What every arm spends as the baseline does; without one `generated` with methods or regimes, else `steps`."""
+    results: Sequence[Path] = ()
+    """Folders of results that count as finished runs."""
+    output: Path | None = None
+    """Folder of the study; its last part is the study's name."""
+
+    def plan(self) -> Study:
+        """Every run of the study, resolved. Raises InputError naming what is unknown or contradictory."""
+        if self.claim is not None:
+            self._refuse_axes_of_claims()
+            root, name = self._place([CLAIMS])
+            return plan_claims(chosen_claims(self.claim), name=name, root=root, base=self, results=self.results)
+        given = {"metric": self.metric, "sampler": self.sampler, "methods": self.methods}
+        axes = [(axis, text) for axis, text in given.items() if text is not None]
+        axes += [("vary", text) for text in self.vary]
+        if not axes:
+            axes = [("methods", "exgrpo,grpo") if self.regimes is not None else ("metric", "ent")]
+        regimes = [None] if self.regimes is None else split_list("--regimes", self.regimes)
+        # Methods differ in what a step costs, values of one setting hardly do.
+        usual = "generated" if self.methods is not None or self.regimes is not None else "steps"
+        equal = usual if self.equal is None else self.equal
+        require_known("--equal", equal, EQUAL)
+        seeds = parse_seeds("3" if self.seeds is None else self.seeds)
+        arms = cross([axis_arms(axis, text) for axis, text in axes], regimes)
+        parts = [_part_of_name(axis, text) for axis, text in axes]
+        root, name = self._place([*parts, *([f"regimes-{self.regimes}"] if self.regimes else [])])
+        return plan_study(
+            name=name, root=root, arms=arms, seeds=seeds, base=self, equal=equal, results=self.results
+        )  # fmt: skip
+
+    def _place(self, parts: Sequence[str]) -> tuple[Path, str]:
+        """Folder of studies and name of this one, made of `parts` where it has none of its own."""
+        if self.output is None:
+            return STUDIES, self.name or re.sub(r"[^A-Za-z0-9._=-]+", "-", "-".join(parts))
+        if self.name not in (None, self.output.name):
+            raise InputError(
+                f"--output {self.output} names the study {self.output.name!r}, --name {self.name!r}: leave one of them "
+                "out."
+            )
+        return self.output.parent, self.output.name
+
+    def _refuse_axes_of_claims(self) -> None:
+        """Raise InputError for an option that would change what a claim says."""
+        for name in ("metric", "sampler", "methods", "regimes", "vary", "seeds", "equal", "replay_from"):
+            if getattr(self, name) not in (None, (), []):
+                option = f"--{name.replace('_', '-')}"
+                raise InputError(f"--claim brings its own arms, regimes, seeds and budgets: leave {option} out.")
+
+
+def _part_of_name(axis: str, text: str) -> str:
+    """Part of an axis in the name of a study: of methods' files their names alone."""
+    if axis == "methods":
+        text = ",".join(method_name(each) for each in split_list("--methods", text))
+    return text if axis == "vary" else f"{axis}-{text}"
+
+
+def parse_seeds(text: str) -> list[int]:
+    """`3` as 0, 1, 2; `0,1,5` as it is. Raises InputError for anything else."""
+    try:
+        seeds = [int(part) for part in text.split(",") if part.strip()] if "," in text else list(range(int(text)))
+    except ValueError as error:
+        raise InputError(f"--seeds {text!r} is neither a number of seeds nor a list such as 0,1,5.") from error
+    if not seeds:
+        raise InputError(f"--seeds {text!r} asks for no seed: give a number from 1 on, or a list such as 0,1,5.")
+    return seeds
+
+
 def plan_study(
     *,
     name: str,
@@ -84,78 +175,135 @@ def plan_study(
     """Resolve every run of the study in `root/name`; `seeds` are those of all arms, or of each arm by its name.
 
     Runs whose result lies in one of the folders `results`, or in the study's own `results/`, count as finished. Raises
-    InputError for no seeds, a bad setting, a folder that holds the run of another configuration, or a damaged result.
+    InputError for a bad setting, arms whose folders have one name, a folder that holds the run of another
+    configuration, or a damaged result.
     """
-    of_arm = seeds if isinstance(seeds, Mapping) else dict.fromkeys((arm.name for arm in arms), seeds)
-    for each in of_arm.values():
-        if not each or len(set(each)) != len(each):
-            raise InputError(f"seeds {list(each)} must be at least one, each once.")
     folder, base = root / name, base or StudyBase()
+    folders: dict[str, str] = {}
+    for arm in arms:
+        other = folders.setdefault(arm.folder_name, arm.name)
+        if other != arm.name:
+            raise InputError(f"arms {other!r} and {arm.name!r} would both be in the folder {arm.folder_name}/.")
+    of_arm = seeds if isinstance(seeds, Mapping) else {arm.name: seeds for arm in arms}
     runs = [
-        StudyRun(arm=arm, seed=seed, folder=folder / arm.folder_name / f"seed-{seed}", config=base.config(arm, seed))
+        base.run(arm, seed, folder)
         for seed in sorted({seed for each in of_arm.values() for seed in each})
         for arm in arms
         if seed in of_arm[arm.name]
     ]
-    own_results = folder / RESULTS_FOLDER
-    found = [
-        each for place in (*([own_results] if own_results.is_dir() else []), *results) for each in find_results(place)
-    ]
+    own = folder / RESULTS_FOLDER
+    found = [result for place in (*([own] if own.is_dir() else []), *results) for result in find_results(place)]
     study = Study(name=name, folder=folder, arms=tuple(arms), runs=with_results(runs, found, equal), equal=equal)
     _require_same_settings(study, base)
     return study
 
 
 def with_results(runs: Sequence[StudyRun], found: Sequence[RunResult], equal: str) -> tuple[StudyRun, ...]:
-    """The runs, each with the result found of it: a run is the hash of its settings, with the kind of budget that it
-    will have, and its seed.
+    """The runs, each with the result found of it: a run is the hash of its settings, its seed, and where it has a
+    budget of its own the amount.
 
     Arms that differ in nothing that a hash tells, precision say, have none: of them run folders count.
     """
-    by_key = {(result.config_hash, result.seed): result for result in found}
-    keys = []
-    for run in runs:
-        by_steps = equal == "steps" or run.arm.name == run.arm.baseline
-        keys.append((config_hash((run if by_steps else run.given(budget=equal, budget_amount=1.0)).config), run.seed))
+    by_key: dict[tuple[str, int, float | None], RunResult] = {}
+    for result in found:
+        for amount in (result.budget_amount, None):
+            by_key[result.config_hash, result.seed, amount] = result
+    keys = [
+        (config_hash(expected(run, equal)), run.seed, run.config.run.budget_amount if equal == "steps" else None)
+        for run in runs
+    ]
     times = Counter(keys)
-    matched = []
-    for key, run in zip(keys, runs, strict=True):
-        result = by_key.get(key) if times[key] == 1 else None
-        if result is not None and equal == "steps" and result.budget_amount != run.config.run.budget_amount:
-            result = None
-        matched.append(replace(run, result=result))
-    return tuple(matched)
+    return tuple(
+        replace(run, result=by_key.get(key)) if times[key] == 1 else run for key, run in zip(keys, runs, strict=True)
+    )
+
+
+def expected(run: StudyRun, equal: str) -> Config:
+    """Settings of a run with the kind of budget that it will have; the amount comes from the baseline's run."""
+    if equal == "steps" or run.arm.name == run.arm.baseline:
+        return run.config
+    return run.given(budget=equal, budget_amount=1.0).config
 
 
 def _require_same_settings(study: Study, base: StudyBase) -> None:
     """Raise InputError where the folder holds runs of other settings, of seeds that are planned now or before.
 
-    Of an arm's earlier seeds one is looked at, whatever its budget is.
+    Of an arm's earlier seeds one is looked at.
     """
-    for run in study.runs:
-        _require_same(budgeted(study, run), frozenset())
-    planned = {run.folder for run in study.runs}
+    runs, planned = list(study.runs), {run.folder for run in study.runs}
     for arm in study.arms:
-        for path in sorted((study.folder / arm.folder_name).glob("seed-*/config.toml")):
-            number = path.parent.name.removeprefix("seed-")
-            if path.parent not in planned and number.isdecimal():
-                config = base.config(arm, int(number))
-                _require_same(StudyRun(arm=arm, seed=int(number), folder=path.parent, config=config), BUDGET)
-                break
+        begun = [path.parent for path in (study.folder / arm.folder_name).glob("seed-[0-9]*/config.toml")]
+        earlier = sorted(path for path in begun if path not in planned)
+        runs += [base.run(arm, int(path.name.removeprefix("seed-")), study.folder) for path in earlier[:1]]
+    for run in runs:
+        path = run.folder / "config.toml"
+        if not path.is_file():
+            continue
+        stored, planned_config = resolve([(str(path), read_config(path))]), expected(run, study.equal)
+        if config_hash(stored) != config_hash(planned_config):
+            changed = differing_keys(stored, planned_config) - NOT_HASHED - PINNED
+            raise InputError(
+                f"{run.folder} holds a run with another {', '.join(sorted(changed))}: choose another --name, or remove "
+                "it."
+            )
 
 
-def _require_same(run: StudyRun, aside: frozenset[str]) -> None:
-    """Compare with the settings that the run was asked to have, `aside` and its threads, which the study gives, left
-    out; where that file is gone, with those that it has."""
-    path = run.folder / "config.toml"
-    if not path.is_file():
-        return
-    asked = run.asked_file.is_file()
-    path = run.asked_file if asked else path
-    stored = resolve([(str(path), read_config(path))])
-    if not asked and config_hash(stored) == config_hash(run.config):
-        return
-    if changed := differing_keys(stored, run.config) - aside - {"run.threads"}:
+def plan_claims(
+    claims: Sequence[Claim], *, name: str, root: Path, base: StudyBase | None = None, results: Sequence[Path] = ()
+) -> Study:
+    """The study in `root/name` of all arms of the claims, each with the seeds of all claims that it is in.
+
+    Raises InputError as `plan_study` does, where `base` has settings that would change what a claim says, and where the
+    study was begun with a claim that has changed since.
+    """
+    base = base or StudyBase()
+    told_apart = _named_apart(claims, root / name)
+    arms: dict[str, Arm] = {}
+    on_policy: dict[str, Arm] = {}
+    seeds: dict[str, list[int]] = {}
+    run_seconds: dict[str, float] = {}
+    for claim in claims:
+        for arm in arms_of(claim, told_apart).values():
+            _require_settings(claim, arm, base)
+            arms[arm.name] = arm
+            on_policy.setdefault(arm.name, claim.arm(BASELINE.method))
+            seeds[arm.name] = sorted({*seeds.get(arm.name, ()), *claim.seeds})
+            run_seconds.setdefault(arm.name, 60 * claim.terms.run_minutes)
+    # The on-policy arm of the same settings; where no claim has one, an arm is compared with what its claim names.
+    named = {identity(arm): arm.name for arm in arms.values()}
+    every = [replace(arm, baseline=named.get(identity(on_policy[arm.name]), "")) for arm in arms.values()]
+    study = plan_study(name=name, root=root, arms=every, seeds=seeds, base=base, results=results)
+    return replace(study, claims={claim.name: claim.stated for claim in claims}, run_seconds=run_seconds)
+
+
+def _require_settings(claim: Claim, arm: Arm, base: StudyBase) -> None:
+    """Raise InputError where an arm has a bad setting, or `base` has some that change what the claim says."""
+    try:
+        stated = StudyBase(allow_code=base.allow_code).config(arm, FIRST_SEED)
+    except InputError as error:
+        raise InputError(f"claim {claim.name}, arm {arm.name!r}: {error}") from error
+    if config_hash(base.config(arm, FIRST_SEED)) != config_hash(stated):
         raise InputError(
-            f"{run.folder} holds a run with another {', '.join(sorted(changed))}: choose another --name, or remove it."
+            "--claim brings its own settings: leave --set and other options out that change more than what the "
+            "machine does (run.threads, run.plots and the like)."
         )
+
+
+def _named_apart(claims: Sequence[Claim], folder: Path) -> list[Arm]:
+    """The arms of the claims, unlike ones by unlike names. A study's arms keep those that an earlier call gave them.
+
+    Of unlike arms of one name the first keeps it; another is called after the first claim that has it.
+    """
+    arms = list(read_plan(folder).arms)
+    names, told = {arm.name for arm in arms}, {identity(arm) for arm in arms}
+    for claim in claims:
+        for arm in claim.arms.values():
+            if identity(arm) in told:
+                continue
+            name = f"{arm.name} ({claim.name})" if arm.name in names else arm.name
+            if name in names:
+                raise InputError(f"{folder} was begun with another claim {claim.name}: choose another --name.")
+            arms.append(replace(arm, name=name))
+            names.add(name)
+            told.add(identity(arm))
+    return arms

@@ -31,7 +31,7 @@ from exgrpo_cli.machine.survey import survey_machine, visible_gpus
 from exgrpo_cli.runs.folder import METRICS_FILE, RunFolder
 from exgrpo_cli.studies.output import duration, report_study
 from exgrpo_cli.studies.report import StudyReport
-from exgrpo_cli.studies.study import Study, StudyRun, budgeted, is_ready
+from exgrpo_cli.studies.study import Study, StudyRun, budgeted
 from exgrpo_cli.studies.task import last_line
 from exgrpo_cli.studies.worker import DAMAGE
 
@@ -181,7 +181,7 @@ def run_all(
     with Stopper() as stopper:
         try:
             while waiting or started:
-                ready = [budgeted(study, run) for run in waiting if is_ready(study, run)]
+                ready = [ready for run in waiting if (ready := budgeted(study, run)) is not None]
                 ready = ready[: launcher.at_once - len(started)]
                 begun = {run.label for run in ready}
                 waiting = [run for run in waiting if run.label not in begun]

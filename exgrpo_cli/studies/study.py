@@ -1,11 +1,12 @@
 """A study: its runs with their states and results, the budgets it gives them, and what it keeps in its folder."""
 
-import glob
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args
+
+import msgspec
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.files import write_json
@@ -140,12 +141,8 @@ class Study:
 
         Raises RunError where the disk refuses, InputError for a damaged result of a finished run.
         """
-        plan = {
-            "equal": self.equal,
-            "claims": dict(self.claims),
-            "arms": [asdict(arm) for arm in self.arms],
-            "seeds": {arm.name: [run.seed for run in self.runs if run.arm == arm] for arm in self.arms},
-        }
+        seeds = {arm.name: tuple(run.seed for run in self.runs if run.arm == arm) for arm in self.arms}
+        plan = asdict(StudyPlan(equal=self.equal, claims=self.claims, arms=self.arms, seeds=seeds))
         write_json(self.folder / PLAN_FILE, plan | {"checksum": values_digest(plan)})
         self.keep_results()
 
@@ -159,24 +156,16 @@ class Study:
                     write_result(path, result)
 
 
-def budget_source(study: Study, run: StudyRun) -> StudyRun | None:
-    """The baseline's run of the same seed, whose spending is the budget of `run`; None without one."""
+def budgeted(study: Study, run: StudyRun) -> StudyRun | None:
+    """The run with the budget that the baseline spent with the same seed; None before that run has finished.
+
+    Itself for a baseline and with equal steps. Raises InputError where the baseline's run has lost its result.
+    """
     if study.equal == "steps" or run.arm.name == run.arm.baseline:
-        return None
-    return next(other for other in study.runs if other.arm.name == run.arm.baseline and other.seed == run.seed)
-
-
-def is_ready(study: Study, run: StudyRun) -> bool:
-    """Whether the run's budget is known: with equal steps from the start, else once the baseline's run has finished."""
-    source = budget_source(study, run)
-    return source is None or source.state == "finished"
-
-
-def budgeted(study: Study, run: StudyRun) -> StudyRun:
-    """The run with the budget that the baseline spent; itself for the baseline, with equal steps, or not ready."""
-    source = budget_source(study, run)
-    if source is None or source.state != "finished":
         return run
+    source = next(other for other in study.runs if other.arm.name == run.arm.baseline and other.seed == run.seed)
+    if source.state != "finished":
+        return None
     result = source.read_result()
     if result is None:
         raise InputError(f"{source.folder} has no {RESULT_FILE}: remove the folder to run it again.")
@@ -187,14 +176,13 @@ def budgeted(study: Study, run: StudyRun) -> StudyRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudyPlan:
-    """What a study's folder says of its runs."""
+    """What `study.json` says of a study's runs."""
 
-    arms: dict[str, Arm] = field(default_factory=dict)
-    """By the name of their folder."""
     equal: str = "steps"
     claims: Mapping[str, Layer] = field(default_factory=dict)
-    runs: frozenset[tuple[str, int]] = frozenset()
-    """Arm and seed of each that was asked for."""
+    arms: tuple[Arm, ...] = ()
+    seeds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """By arm, those that were asked for."""
 
 
 def read_plan(folder: Path) -> StudyPlan:
@@ -206,26 +194,18 @@ def read_plan(folder: Path) -> StudyPlan:
         plan = json.loads(path.read_text(encoding="utf-8"))
         if plan.pop("checksum") != values_digest(plan):
             raise ValueError("other values than were written")
-        arms = [Arm(**{**arm, "assignments": tuple(arm["assignments"])}) for arm in plan["arms"]]
-        return StudyPlan(
-            arms={arm.folder_name: arm for arm in arms},
-            equal=plan["equal"],
-            claims=plan["claims"],
-            runs=frozenset((arm, seed) for arm, seeds in plan["seeds"].items() for seed in seeds),
-        )
+        return msgspec.convert(plan, StudyPlan)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is damaged ({error!r}): remove it, `exgrpo ablate` writes it again.") from error
 
 
 def kept_results(folder: Path, arms: Iterable[Arm]) -> dict[tuple[str, int], RunResult]:
     """The results that a study has kept, by arm and seed. Raises InputError for a damaged one."""
-    found = {}
-    for arm in arms:
-        start = f"{arm.folder_name}-"
-        for path in (folder / RESULTS_FOLDER).glob(f"{glob.escape(start)}*{SUFFIX}"):
-            seed = path.name.removeprefix(start).removesuffix(SUFFIX)
-            if seed.isdecimal():
-                found[arm.name, int(seed)] = read_result(path)
+    by_folder, found = {arm.folder_name: arm.name for arm in arms}, {}
+    for path in (folder / RESULTS_FOLDER).glob(f"*{SUFFIX}"):
+        name, _, seed = path.name.removesuffix(SUFFIX).rpartition("-")
+        if name in by_folder and seed.isdecimal():
+            found[by_folder[name], int(seed)] = read_result(path)
     return found
 
 
@@ -237,9 +217,3 @@ def differing_keys(first: Config, second: Config) -> set[str]:
         for setting in fields(getattr(first, section.name))
         if getattr(getattr(first, section.name), setting.name) != getattr(getattr(second, section.name), setting.name)
     }
-
-
-def regimes_by_arm(arms: Sequence[Arm]) -> dict[str, str]:
-    """The regime of each arm by its name; empty where all arms are of one."""
-    several = len({arm.regime for arm in arms}) > 1
-    return {arm.name: (arm.regime or "no regime") if several else "" for arm in arms}

@@ -142,10 +142,10 @@ def test_an_interrupted_study_remembers_the_results_of_other_machines(capsys, tm
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--metric", "entropy"], "--metric 'entropy' is not known."),
+        (["--metric", "entropy"], "replay.metric = 'entropy' is not known."),
         (["--metric", "python:not_there:score"], "cannot import not_there (No module named 'not_there')"),
         (["--sampler", "normal,python:math:draw"], "'python:math:draw': math has no function draw; it has"),
-        (["--claim", "replay-beats"], "--claim: no claim 'replay-beats'. Did you mean 'replay-beats-on-policy'"),
+        (["--claim", "replay-beats"], "unknown claim preset 'replay-beats'. Did you mean 'replay-beats-on-policy'"),
         (
             ["--claim", "all", "--metric", "ent"],
             "--claim brings its own arms, regimes, seeds and budgets: leave --metric out.",
@@ -161,7 +161,7 @@ def test_an_interrupted_study_remembers_the_results_of_other_machines(capsys, tm
         (["--equal", ""], "--equal = '' is not known."),
         (["--claim", "shaping", "--methods", ""], "leave --methods out."),
         (["--methods", ""], "--methods '' names nothing."),
-        (["--claim", "all,quick"], "--claim all stands alone: leave the other claims out, or name each."),
+        (["--claim", "all,quick"], "unknown claim preset 'all'."),
         (["--output", "studies/a", "--name", "b"], "--output studies/a names the study 'a', --name 'b'"),
         (["--backbone", "qwen-math-7b"], "this machine cannot run qwen-math-7b: no GPU is visible"),
     ],

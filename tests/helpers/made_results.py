@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from exgrpo_cli.runs.result import CurvePoint, RunResult, Totals, config_hash, write_result
-from exgrpo_cli.studies.claims import chosen_claims, plan_claims
+from exgrpo_cli.studies.claims import chosen_claims
+from exgrpo_cli.studies.planning import plan_claims
 
 TOTALS = Totals(steps=3, updates=6, generated=1000, trained=2000, scored=1500, seconds=60.0, training_seconds=50.0)
 

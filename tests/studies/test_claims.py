@@ -8,7 +8,8 @@ import pytest
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.presets import preset_names
 from exgrpo_cli.runs.result import config_hash
-from exgrpo_cli.studies.claims import FIRST_SEED, chosen_claims, plan_claims, read_claim
+from exgrpo_cli.studies.claims import FIRST_SEED, chosen_claims, read_claim
+from exgrpo_cli.studies.planning import plan_claims
 from exgrpo_cli.studies.schedule import estimate
 from exgrpo_cli.studies.study import Study
 
@@ -24,7 +25,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Study:
 def test_a_claim_can_fail(name: str) -> None:
     """It names what it is tested by, and has seeds enough that both verdicts are within reach."""
     claim = read_claim(name)
-    assert claim.source.startswith("arXiv") and claim.seeds[0] >= FIRST_SEED
+    assert claim.about.source.startswith("arXiv") and claim.seeds[0] >= FIRST_SEED
     assert len(claim.seeds) == max(8, *(contrast.seeds for contrast in claim.contrasts)) <= 16
     # The same order at every start, whatever Python's hashes are: each control before what it is compared with.
     stated = [arm for each in claim.contrasts for arm in (each.control, each.arm) if arm]
@@ -103,28 +104,27 @@ def test_files_of_claims_that_cannot_be_told_apart_or_are_no_claims_are_one_line
     assert len(chosen_claims(f"{mine[0]},{mine[0]}")) == 1
     with pytest.raises(InputError, match="two claims 'mine': give one of the files another name"):
         chosen_claims(",".join(mine))
-    for settings in ("[1]", '[["a"]]', '"replay.ratio=0.5"'):
-        Path(mine[0]).write_text(CLAIM.format(settings=settings, control="grpo"))
-        with pytest.raises(InputError, match=r"claim mine: .*settings"):
-            chosen_claims(mine[0])
+    fine = CLAIM.format(settings="[]", control="grpo")
     for wrong, said in (
+        (CLAIM.format(settings="[1]", control="grpo"), r"Expected `str`, got `int` - at `\$\.arms\[\.\.\.\]\.settings"),
+        (CLAIM.format(settings='"replay.ratio=0.5"', control="grpo"), "Expected `array`, got `str`"),
         (CLAIM.format(settings="[]", control="x:y"), "contrast of 'x:y' with itself: name another control"),
-        (
-            CLAIM.replace("spread = 0.1", "spread = 100"),
-            "spread = 100 beside smallest_effect = 0.1 would take 1000 seeds or",
-        ),
-        (CLAIM.replace('"search"', '"serach"'), "unknown regime preset 'serach'. Did you mean 'search'"),
+        (fine.replace("spread = 0.1", "spread = 100"), "spread = 100.0 beside smallest_effect = 0.1 would take 1000"),
+        (fine.replace("spread = 0.1", "spred = 0.1"), "Object contains unknown field `spred`"),
     ):
-        Path(mine[0]).write_text(wrong.format(settings="[]", control="grpo"))
+        Path(mine[0]).write_text(wrong)
         with pytest.raises(InputError, match=f"claim mine: {said}"):
             chosen_claims(mine[0])
-    Path(mine[0]).write_text(CLAIM.format(settings='["optim.learning_rat=1.0"]', control="grpo"))
-    with pytest.raises(InputError, match=r"claim mine, arm 'search: x:y': .*unknown key optim\.learning_rat\. Did you"):
-        plan_claims(chosen_claims(mine[0]), name="claims", root=tmp_path)
     two_arms = CLAIM.format(settings="[]", control="x y").replace("[[c", '[arms."x y"]\nmethod = "su01"\n[[c')
-    Path(mine[0]).write_text(two_arms)
-    with pytest.raises(InputError, match="would both be in the folder search-x-y/"):
-        plan_claims(chosen_claims(mine[0]), name="claims", root=tmp_path)
+    for wrong, said in (
+        (fine.replace('"search"', '"serach"'), "claim mine, arm 'serach: .*: unknown regime preset 'serach'. Did you"),
+        (fine.replace('"exgrpo"', '"exgrpos"'), "claim mine, arm 'search: x:y': unknown method preset 'exgrpos'. Did"),
+        (fine.replace("[]", '["optim.learning_rat=1"]'), r"claim mine, arm 'search: x:y': .*unknown key optim\.learn"),
+        (two_arms, "would both be in the folder search-x-y/"),
+    ):
+        Path(mine[0]).write_text(wrong)
+        with pytest.raises(InputError, match=said):
+            plan_claims(chosen_claims(mine[0]), name="claims", root=tmp_path)
 
 
 def test_claims_of_one_regime_share_their_arms(tmp_path: Path) -> None:

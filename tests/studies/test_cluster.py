@@ -23,7 +23,7 @@ from exgrpo_cli.config.settings import Config, to_toml
 from exgrpo_cli.studies import cluster as tasks
 from exgrpo_cli.studies import schedule
 from exgrpo_cli.studies.cluster import mount_of, require_shared
-from exgrpo_cli.studies.request import StudyRequest
+from exgrpo_cli.studies.planning import StudyRequest
 from exgrpo_cli.studies.study import Study
 
 WORKER = """

@@ -14,7 +14,7 @@ from exgrpo_cli.studies.arms import axis_arms, cross
 from exgrpo_cli.studies.output import report_study
 from exgrpo_cli.studies.planning import StudyBase, plan_study
 from exgrpo_cli.studies.schedule import Processes, run_study
-from exgrpo_cli.studies.study import Study, budgeted, is_ready
+from exgrpo_cli.studies.study import Study, budgeted
 
 
 def study_of(small_backbone: Path, root: Path, equal: str) -> Study:
@@ -39,10 +39,12 @@ def test_a_budget_is_the_baselines_total_of_the_same_seed(
     (baseline.folder / "summary.json").write_text(json.dumps({"steps": 2, "finished": "steps reached"}))
     write_result(baseline.folder / "result.json", result_of([4, 2], generated=700, trained=300, training_seconds=6.5))
     for run in study.runs:
-        settings = budgeted(study, run).config.run
-        own = run.seed == 1 and run.arm.name != "on-policy"
-        assert (settings.budget, settings.budget_amount) == ((equal, amount) if own else ("steps", 0.0))
-        assert is_ready(study, run) == (run.seed == 1 or run.arm.name == "on-policy")
+        ready = budgeted(study, run)
+        if run.seed == 0 and run.arm.name != "on-policy":
+            assert ready is None
+        else:
+            expected = ("steps", 0.0) if run.arm.name == "on-policy" else (equal, amount)
+            assert ready and (ready.config.run.budget, ready.config.run.budget_amount) == expected
 
 
 @pytest.mark.slow

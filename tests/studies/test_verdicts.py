@@ -7,7 +7,8 @@ import pytest
 from made_results import result_of
 from scipy.special import stdtrit
 
-from exgrpo_cli.studies.claims import FIRST_SEED, claim_of, claim_results, outcome, plan_claims
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.studies.claims import FIRST_SEED, claim_of, claim_results, outcome
 from exgrpo_cli.studies.endpoints import (
     Verdict,
     effect,
@@ -17,6 +18,7 @@ from exgrpo_cli.studies.endpoints import (
     verdict,
 )
 from exgrpo_cli.studies.output import claim_rows
+from exgrpo_cli.studies.planning import plan_claims
 
 SMALLEST = 0.03
 
@@ -189,17 +191,18 @@ def test_an_arm_is_compared_with_the_on_policy_arm_of_its_own_questions(tmp_path
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"claim": {**CLAIM["claim"], "first_seed": "x"}}, "claim more: first_seed = 'x' must be"),
-        ({"claim": {**CLAIM["claim"], "first_seed": 100}}, "first_seed = 100 must be 200 or more"),
-        ({"contrast": [{"arm": "exgrpos", "smallest_effect": 1, "spread": 1}]}, "no method preset 'exgrpos'"),
-        ({"contrast": [{"arm": "exgrpo", "endpoint": "luck", "smallest_effect": 1, "spread": 1}]}, "endpoint"),
-        ({"contrast": [{"arm": "exgrpo", "smallest_effect": 0, "spread": 1}]}, "must be above 0"),
-        ({"contrast": [{"arm": "exgrpo", "smallest_effect": float("nan"), "spread": 1}]}, "and finite"),
-        ({"claim": {"regime": "sparse"}}, "claim more has no run_minutes"),
+        (
+            {"claim": {**CLAIM["claim"], "first_seed": "x"}},
+            r"more: Expected `int`, got `str` - at `\$.claim.first",
+        ),
+        ({"claim": {**CLAIM["claim"], "first_seed": 100}}, r"Expected `int` >= 200 - at `\$.claim.first_seed"),
+        ({"contrast": [{"arm": "exgrpo", "endpoint": "luck", "smallest_effect": 1, "spread": 1}]}, "endpoint = 'luck'"),
+        ({"contrast": [{"arm": "exgrpo", "smallest_effect": 0, "spread": 1}]}, "smallest_effect = 0.* above 0"),
+        ({"contrast": [{"arm": "exgrpo", "smallest_effect": float("nan"), "spread": 1}]}, "a finite number"),
+        ({"contrast": []}, r"Expected `array` of length >= 1 - at `\$.contrast`"),
+        ({"claim": {"regime": "sparse"}}, "claim more: Object missing required field `run_minutes`"),
     ],
 )
 def test_a_claim_that_cannot_be_tested_is_refused(change: dict, message: str) -> None:
-    from exgrpo_cli.base.errors import InputError
-
     with pytest.raises(InputError, match=message):
         claim_of("more", CLAIM | change)
