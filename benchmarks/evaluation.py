@@ -70,8 +70,7 @@ def measure_refill(rows: int, repeats: int) -> dict[str, Any]:
 
     from exgrpo_cli.config.sections.run import TinySettings
     from exgrpo_cli.engines.hf.generator import HFGenerator
-    from exgrpo_cli.models.tiny import make_model
-    from exgrpo_cli.models.tokenizer import make_tokenizer
+    from exgrpo_cli.models.tiny import make_model, make_tokenizer
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -20,7 +20,7 @@ from exgrpo_cli.base.types import RolloutRequest, SamplingParams, TokenScores, T
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.engines.policy.adamw import torch_policy
-from exgrpo_cli.models.load import load_backbone
+from exgrpo_cli.models.load import load_folder, locate
 from exgrpo_cli.questions.made.sums import make_arithmetic
 from exgrpo_cli.questions.prompts import choose_template, encode
 
@@ -56,7 +56,7 @@ def main() -> None:
     arguments = parser.parse_args()
     config = build_config(backbone=arguments.backbone, assignments=arguments.assignments)
     torch.set_num_threads(1)
-    backbone = load_backbone(config.backbone, config.tiny, torch.device("cpu"))
+    backbone = load_folder(locate(config.backbone, config.tiny), torch.device("cpu"), config.backbone)
     template = choose_template(config.data.template, backbone.tokenizer)
     rollout = config.rollout
     requests = [

@@ -108,7 +108,7 @@ def vllm_backbone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """SmolLM2-135M-Instruct as a Hugging Face folder, converted once and kept in the user's cache."""
-    from exgrpo_cli.models.gguf import converted
+    from exgrpo_cli.models.cache import converted
 
     page = (Path(__file__).parents[1] / "docs" / "real-model.md").read_text()
     (script,) = re.findall(r"backbone\.source=\"\$\(python -c '(.*)'\)\"", page)
@@ -134,8 +134,7 @@ def export_small_backbone(folder: Path, *, num_heads: int, num_kv_heads: int) ->
 
     from exgrpo_cli.config.sections.run import TinySettings
     from exgrpo_cli.models.export import export_model
-    from exgrpo_cli.models.tiny import MAX_TOKENS, make_model
-    from exgrpo_cli.models.tokenizer import make_tokenizer
+    from exgrpo_cli.models.tiny import MAX_TOKENS, make_model, make_tokenizer
     from exgrpo_cli.models.warm_start import WarmStartRecipe, warm_start
 
     tokenizer = make_tokenizer(max_tokens=MAX_TOKENS)

@@ -10,8 +10,6 @@ from jaxtyping import Float32, Float64, Int
 
 from exgrpo_cli.base.types import TokenSequence
 
-MAX_PADDING = 0.05
-"""Largest share of pad tokens in a micro-batch."""
 SMALL_MICRO_BATCH = 512
 """Tokens below which a micro-batch costs its fixed overhead: it takes rows of other lengths rather than end early."""
 SHORTEST_PREFIX = 32
@@ -90,36 +88,32 @@ def split_minibatches(
     mini-batches of their own, as many as hold no more rows than the largest of groups.
     """
 
-    def batches(dealt: Sequence[Sequence[TrainingRow]], num: int) -> list[MiniBatch]:
-        return _dealt(dealt, num, max_response_tokens=max_response_tokens, clip=clip, rng=rng)
+    def dealt(groups: Sequence[Sequence[TrainingRow]], most: int) -> list[MiniBatch]:
+        is_fresh = [not any(row.replayed for row in group) for group in groups]
+        # Dealt one after the other, fresh groups go on where the experiential ones ended: both counts stay within one.
+        turns = [rng.permutation([i for i, fresh in enumerate(is_fresh) if fresh == kind]) for kind in (False, True)]
+        indices = np.concatenate(turns).astype(int).tolist()
+        num_batches = min(most, len(groups))
+        # The first batches hold the odd groups: which update gets them is drawn too.
+        parts = (indices[first::num_batches] for first in rng.permutation(num_batches))
+        return [minibatch([row for index in part for row in groups[index]]) for part in parts]
+
+    def minibatch(rows: Sequence[TrainingRow]) -> MiniBatch:
+        return MiniBatch(rows=tuple(rows), num_rollouts=len(rows), max_response_tokens=max_response_tokens, clip=clip)
 
     if order == "mixed" or not units or not groups:
-        return batches([*groups, *units], num_minibatches)
-    fresh = batches(groups, num_minibatches)
-    largest = max(len(batch.rows) for batch in fresh)
-    replayed = batches(units, math.ceil(sum(map(len, units)) / largest))
+        return dealt([*groups, *units], num_minibatches)
+    fresh = dealt(groups, num_minibatches)
+    replayed = dealt(units, math.ceil(sum(map(len, units)) / max(len(batch.rows) for batch in fresh)))
     return [*replayed, *fresh] if order == "first" else [*fresh, *replayed]
 
 
-def _dealt(
-    groups: Sequence[Sequence[TrainingRow]],
-    num_minibatches: int,
-    *,
-    max_response_tokens: int,
-    clip: bool,
-    rng: np.random.Generator,
-) -> list[MiniBatch]:
-    experiential = [index for index, group in enumerate(groups) if any(row.replayed for row in group)]
-    fresh = [index for index, group in enumerate(groups) if not any(row.replayed for row in group)]
-    # Dealt one after the other, fresh groups go on where the experiential ones ended: both counts stay within one.
-    dealt = [*rng.permutation(experiential).astype(int).tolist(), *rng.permutation(fresh).astype(int).tolist()]
-    num_batches = min(num_minibatches, len(groups))
-    batches = [
-        _minibatch([groups[index] for index in dealt[first::num_batches]], max_response_tokens, clip)
-        for first in range(num_batches)
-    ]
-    # The first batches hold the odd groups: which update gets them is drawn too.
-    return [batches[index] for index in rng.permutation(num_batches)]
+def by_prompt(sequences: Sequence[TokenSequence]) -> list[list[int]]:
+    """Row indices of each prompt, in the order of the prompts' first appearance."""
+    rows: dict[bytes, list[int]] = {}
+    for index, sequence in enumerate(sequences):
+        rows.setdefault(sequence.prompt_ids.tobytes(), []).append(index)
+    return list(rows.values())
 
 
 def rank_shares(sequences: Sequence[TokenSequence], num_ranks: int) -> list[list[int]]:
@@ -129,10 +123,7 @@ def rank_shares(sequences: Sequence[TokenSequence], num_ranks: int) -> list[list
     """
     if num_ranks == 1:
         return [list(range(len(sequences)))]
-    by_prompt: dict[bytes, list[int]] = {}
-    for index, sequence in enumerate(sequences):
-        by_prompt.setdefault(sequence.prompt_ids.tobytes(), []).append(index)
-    order = [index for rows in by_prompt.values() for index in rows]
+    order = [index for rows in by_prompt(sequences) for index in rows]
     tokens = np.array([len(sequences[row].prompt_ids) + len(sequences[row].response_ids) for row in order], dtype=int)
     shares: list[list[int]] = [[] for _ in range(num_ranks)]
     for row, middle in zip(order, (2 * tokens.cumsum() - tokens).tolist(), strict=True):
@@ -160,27 +151,24 @@ def packed_batches(sequences: Sequence[TokenSequence], token_budget: int) -> lis
     response token but the last; the `shared_prefix` of all prompts counts once. A row longer than the budget is a
     micro-batch of its own. Returns row indices.
     """
-    by_prompt: dict[bytes, list[int]] = {}
-    for index, sequence in enumerate(sequences):
-        by_prompt.setdefault(sequence.prompt_ids.tobytes(), []).append(index)
     prefix = shared_prefix(sequence.prompt_ids for sequence in sequences)
     batches: list[list[int]] = []
-    filled = token_budget
-    for rows in by_prompt.values():
+    filled = 0
+    for rows in by_prompt(sequences):
         prompt_stored = False
         for row in rows:
             prompt, response = len(sequences[row].prompt_ids) - prefix, len(sequences[row].response_ids) - 1
-            if filled + response + (0 if prompt_stored else prompt) > token_budget:
+            if not batches or filled + response + prompt * (not prompt_stored) > token_budget:
                 batches.append([])
                 filled, prompt_stored = prefix, False
             batches[-1].append(row)
-            filled += response + (0 if prompt_stored else prompt)
+            filled += response + prompt * (not prompt_stored)
             prompt_stored = True
-    return [batch for batch in batches if batch]
+    return batches
 
 
 def micro_batches(
-    lengths: Sequence[int], token_budget: int, *, max_padding: float = MAX_PADDING, small: int = SMALL_MICRO_BATCH
+    lengths: Sequence[int], token_budget: int, *, max_padding: float, small: int = SMALL_MICRO_BATCH
 ) -> list[list[int]]:
     """Cut rows, longest first, into micro-batches of at most `token_budget` tokens, padding included.
 
@@ -201,8 +189,3 @@ def micro_batches(
         batches.append([row])
         filled = lengths[row]
     return batches
-
-
-def _minibatch(groups: Sequence[Sequence[TrainingRow]], max_response_tokens: int, clip: bool) -> MiniBatch:
-    rows = tuple(row for group in groups for row in group)
-    return MiniBatch(rows=rows, num_rollouts=len(rows), max_response_tokens=max_response_tokens, clip=clip)

@@ -39,20 +39,15 @@ def token_logprobs(
     `hidden`, everything after them in float32 (float64 for float64 input); on a GPU their sums too. `tile_elements` are
     as many as suit the device where they are None.
     """
-    tile_elements = tile_elements or device_tile_elements(hidden.device)
+    tile_elements = tile_elements or (GPU_TILE_ELEMENTS if hidden.device.type == "cuda" else TILE_ELEMENTS)
     block = max(1, tile_elements // min(MIN_TILE_COLUMNS, head_weight.shape[0]))
-    if hidden.shape[0] <= block:
-        return _TiledSoftmax.apply(hidden, head_weight, token_ids, temperature, tile_elements)
     parts = [
         _TiledSoftmax.apply(part, head_weight, ids, temperature, tile_elements)
         for part, ids in zip(hidden.split(block), token_ids.split(block), strict=True)
     ]
+    if len(parts) == 1:
+        return parts[0]
     return torch.cat([logprobs for logprobs, _ in parts]), torch.cat([entropies for _, entropies in parts])
-
-
-def device_tile_elements(device: torch.device) -> int:
-    """Logits in one tile on this device."""
-    return GPU_TILE_ELEMENTS if device.type == "cuda" else TILE_ELEMENTS
 
 
 class _TiledSoftmax(torch.autograd.Function):
@@ -62,8 +57,8 @@ class _TiledSoftmax(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, head_weight: Tensor, token_ids: Tensor, temperature: float, tile_elements: int
     ) -> tuple[Tensor, Tensor]:
-        wide = _accumulation_dtype(hidden)
-        columns = _tile_columns(hidden, tile_elements)
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        columns = max(1, tile_elements // max(1, hidden.shape[0]))
         maximum = hidden.new_full(hidden.shape[:1], -torch.inf, dtype=wide)
         exp_sum = torch.zeros_like(maximum)
         weighted_sum = torch.zeros_like(maximum)
@@ -112,14 +107,6 @@ class _TiledSoftmax(torch.autograd.Function):
             if grad_weight is not None:
                 grad_weight[start : start + ctx.columns] = transposed_matmul(narrow, hidden)
         return None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight, None, None, None
-
-
-def _accumulation_dtype(hidden: Tensor) -> torch.dtype:
-    return torch.promote_types(hidden.dtype, torch.float32)
-
-
-def _tile_columns(hidden: Tensor, tile_elements: int) -> int:
-    return max(1, tile_elements // max(1, hidden.shape[0]))
 
 
 def _scaled_logits(hidden: Tensor, tile: Tensor, temperature: float, wide: torch.dtype) -> Tensor:

@@ -29,7 +29,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from exgrpo_cli.algo.diagnostics import ObjectiveSums
+from exgrpo_cli.algo.batching import MiniBatch
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 
 
@@ -57,29 +57,22 @@ class TokenTargets:
     replayed: Bool[Tensor, " tokens"]
 
 
-def denominators(
-    settings: ObjectiveSettings,
-    *,
-    num_rollouts: int,
-    num_replayed: int,
-    max_response_tokens: int,
-    num_tokens: int,
-    num_fresh_tokens: int,
-) -> Denominators:
-    """The denominators of one mini-batch of `num_rollouts` rows, `num_replayed` of them replayed.
+def denominators(settings: ObjectiveSettings, batch: MiniBatch) -> Denominators:
+    """The denominators of a whole mini-batch, whichever rank and micro-batch a row goes to.
 
     What has no rows or tokens divides its zero sum by one.
     """
 
     def of(rows: int, tokens: int) -> float:
-        return max(1.0, float(rows * max_response_tokens if settings.aggregation == "constant" else tokens))
+        return max(1.0, float(rows * batch.max_response_tokens if settings.aggregation == "constant" else tokens))
 
-    joint = of(num_rollouts, num_tokens)
+    num_fresh_tokens = sum(row.num_tokens for row in batch.rows if not row.replayed)
+    joint = of(batch.num_rollouts, batch.num_tokens)
     own = settings.replay_denominator == "own"
     return Denominators(
-        policy=of(num_rollouts - num_replayed, num_fresh_tokens) if own else joint,
-        replayed=of(num_replayed, num_tokens - num_fresh_tokens) if own else joint,
-        num_tokens=max(1, num_tokens),
+        policy=of(batch.num_rollouts - batch.num_replayed, num_fresh_tokens) if own else joint,
+        replayed=of(batch.num_replayed, batch.num_tokens - num_fresh_tokens) if own else joint,
+        num_tokens=max(1, batch.num_tokens),
         num_fresh_tokens=max(1, num_fresh_tokens),
     )
 
@@ -175,25 +168,3 @@ def micro_batch_loss(
         divergence = k3_divergence(logprobs, torch.where(targets.replayed, logprobs.detach(), reference_logprobs))
         loss = loss + settings.kl_coefficient * divergence.sum() / denominators.num_fresh_tokens
     return loss
-
-
-def objective_sums(
-    logprobs: Float[Tensor, " tokens"],
-    entropies: Float[Tensor, " tokens"],
-    reference_logprobs: Float[Tensor, " tokens"] | None,
-    targets: TokenTargets,
-    *,
-    clip: bool,
-    settings: ObjectiveSettings,
-) -> ObjectiveSums:
-    """The diagnostics of one micro-batch, to be added to those of the others."""
-    bounds = (1 - settings.clip_low, 1 + settings.clip_high, settings.dual_clip or math.inf)
-    return ObjectiveSums.of_tokens(
-        log_ratio=(logprobs - targets.behaviour_logprobs).detach(),
-        entropies=entropies.detach(),
-        advantages=targets.advantages,
-        replayed=targets.replayed,
-        clip_bounds=bounds if clip else None,
-        replay_clip_bounds=bounds if settings.surrogate == "clipped" else None,
-        divergence=None if reference_logprobs is None else k3_divergence(logprobs.detach(), reference_logprobs),
-    )

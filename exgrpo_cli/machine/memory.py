@@ -18,7 +18,7 @@ from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.names import is_gguf
 from exgrpo_cli.config.sections.run import BackboneSettings, TinySettings
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.models.gguf import gguf_config, require_model_folder
+from exgrpo_cli.models.cache import gguf_config, require_model_folder
 from exgrpo_cli.presets import load_preset, preset_names
 
 CONTEXT_BYTES = 2 * 2**30
@@ -98,8 +98,7 @@ def architecture(backbone: BackboneSettings, tiny: TinySettings) -> Any:
     Raises InputError when a local folder's config.json cannot be read.
     """
     if backbone.source == "tiny":
-        from exgrpo_cli.models.tiny import MAX_TOKENS, make_model
-        from exgrpo_cli.models.tokenizer import make_tokenizer
+        from exgrpo_cli.models.tiny import MAX_TOKENS, make_model, make_tokenizer
 
         return make_model(tiny, make_tokenizer(max_tokens=MAX_TOKENS)).config
     for name in preset_names("backbones"):

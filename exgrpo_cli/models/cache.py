@@ -1,18 +1,24 @@
-"""Folders built once per configuration under the user's cache folder, complete and checked or not there at all."""
+"""Folders built once under the user's cache folder, complete and checked or not there at all; GGUF files among them.
+
+transformers reads a GGUF file, but a model read that way carries its quantisation along and cannot be saved; its
+tensors are copied into a plain model of the same configuration.
+"""
 
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 from filelock import FileLock
 
-from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.errors import InputError, first_line
 from exgrpo_cli.base.files import whole_folder
-from exgrpo_cli.runs.manifest import find_damage, write_manifest
+from exgrpo_cli.runs.manifest import file_digest, find_damage, write_manifest
 
 Notice = Callable[[str], None]
 """Receives the reason for which a folder that exists is built again."""
@@ -43,7 +49,14 @@ def cached_folder(
     root = cache_root() if cache_dir is None else cache_dir
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     folder = root / f"{name}-{digest}"
-    with _lock(root, folder.name):
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(root / f"{folder.name}.lock").acquire()
+    except OSError as error:
+        raise InputError(
+            f"The cache folder {root} cannot be written ({error.strerror}): set EXGRPO_CACHE to one that can."
+        ) from error
+    with lock:
         if folder.exists():
             damage = find_damage(folder)
             if not damage:
@@ -56,13 +69,69 @@ def cached_folder(
     return folder
 
 
-def _lock(root: Path, name: str) -> FileLock:
+def require_model_folder(folder: Path) -> None:
+    """Raise InputError for a folder without config.json; one that holds GGUF files is told to name a file."""
+    if (folder / "config.json").is_file():
+        return
+    file = min(folder.glob("*.gguf"), default=None)
+    instead = f"; the GGUF file in it is a backbone by its own name: {file}" if file else ""
+    raise InputError(f"{folder} is not a model folder: no config.json{instead}.")
+
+
+def gguf_config(file: Path) -> Any:
+    """The transformers config of a GGUF file, without its weights.
+
+    Raises InputError when there is no such file, the packages it takes are missing or transformers cannot read it.
+    """
+    from transformers import AutoConfig
+
+    return _read(AutoConfig, file)
+
+
+def converted(file: Path, notice: Notice) -> Path:
+    """The Hugging Face folder of a GGUF file: float32 weights, tokenizer, chat template.
+
+    Built when it is first asked for, then taken from the cache by the content of `file`; `notice` hears of a damaged
+    copy that is built again. Raises InputError as `gguf_config`.
+    """
+    _require_file(file)
+    return cached_folder(
+        name=file.stem.lower(),
+        key={"format": 1, "sha256": file_digest(file)},
+        build=lambda folder: _convert(file, folder),
+        notice=notice,
+    )
+
+
+def _convert(file: Path, folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    quantised = _read(AutoModelForCausalLM, file, dtype=torch.float32)
+    config = gguf_config(file)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    config.dtype = "float32"
+    config.name_or_path = file.stem
+    with torch.random.fork_rng(devices=[]):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.load_state_dict(quantised.state_dict())
+    model.generation_config = quantised.generation_config
+    model.save_pretrained(folder)
+    _read(AutoTokenizer, file).save_pretrained(folder)
+
+
+def _require_file(file: Path) -> None:
+    if not file.is_file():
+        raise InputError(f"the GGUF file {file} is not there.")
+
+
+def _read(kind: Any, file: Path, **options: Any) -> Any:
+    _require_file(file)
+    missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
+    if missing:
+        raise InputError(f"{file} is a GGUF file, which takes {' and '.join(missing)}: pip install 'exgrpo[gguf]'.")
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(root / f"{name}.lock")
-        lock.acquire()
-    except OSError as error:
-        raise InputError(
-            f"The cache folder {root} cannot be written ({error.strerror}): set EXGRPO_CACHE to one that can."
-        ) from error
-    return lock
+        return kind.from_pretrained(file.parent, gguf_file=file.name, **options)
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"{file} is no GGUF file that transformers can load: {first_line(error)}") from error

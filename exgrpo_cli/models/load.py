@@ -1,6 +1,5 @@
 """From backbone settings to a loaded model and tokenizer: the built-in tiny one, a local folder, or a hub id."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,8 +18,8 @@ from transformers.utils import logging as transformers_logging
 from exgrpo_cli.base.errors import InputError, first_line
 from exgrpo_cli.config.names import is_gguf
 from exgrpo_cli.config.sections.run import BackboneSettings, TinySettings
-from exgrpo_cli.models.gguf import converted, require_model_folder
-from exgrpo_cli.models.tiny import build_tiny
+from exgrpo_cli.models.cache import converted, require_model_folder
+from exgrpo_cli.models.tiny import Progress, build_tiny
 from exgrpo_cli.presets import load_preset, preset_names
 
 # The toolkit shows one progress of its own; transformers' bars would tear the live view.
@@ -30,9 +29,6 @@ OTHER_FORMATS = ("*.bin", "*.pth", "*.gguf", "*.msgpack", "*.h5", "original/*")
 """Copies of the weights that are not read: safetensors alone is."""
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
-
-Progress = Callable[[int, int, str], None]
-"""(done, total, what) while something is built."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,13 +84,8 @@ def _download(settings: BackboneSettings, weights: bool) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(
-            snapshot_download(
-                settings.source,
-                revision=settings.revision,
-                ignore_patterns=[*OTHER_FORMATS, *([] if weights else ["*.safetensors"])],
-            )
-        )
+        ignored = [*OTHER_FORMATS, *([] if weights else ["*.safetensors"])]
+        return Path(snapshot_download(settings.source, revision=settings.revision, ignore_patterns=ignored))
     except LocalEntryNotFoundError as error:
         elsewhere = f"; {about['elsewhere']}" if "elsewhere" in (about := _about(settings.source)) else ""
         raise InputError(
@@ -123,35 +114,18 @@ def load_tokenizer(
 
 def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a local folder. Raises InputError where transformers cannot load one."""
+    tokenizer = None
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-            raise _no_tokenizer_files(folder) from error
-        raise InputError(
-            f"{folder} has no tokenizer that transformers can load: {type(error).__name__}, {first_line(error)}"
-        ) from error
-    # Of a folder without tokenizer files transformers makes an empty one, which encodes every text as nothing.
-    if not tokenizer.encode("1 + 1", add_special_tokens=False):
-        raise _no_tokenizer_files(folder)
+        if any((folder / name).is_file() for name in TOKENIZER_FILES):
+            raise InputError(
+                f"{folder} has no tokenizer that transformers can load: {type(error).__name__}, {first_line(error)}"
+            ) from error
+    # Of a folder without tokenizer files transformers may make an empty one, which encodes every text as nothing.
+    if tokenizer is None or not tokenizer.encode("1 + 1", add_special_tokens=False):
+        raise InputError(f"{folder} has no tokenizer files (tokenizer.json): copy those of the model it was made from.")
     return tokenizer
-
-
-def _no_tokenizer_files(folder: Path) -> InputError:
-    return InputError(f"{folder} has no tokenizer files (tokenizer.json): copy those of the model it was made from.")
-
-
-def load_backbone(
-    settings: BackboneSettings,
-    tiny: TinySettings,
-    device: torch.device,
-    progress: Progress | None = None,
-) -> Backbone:
-    """Load model and tokenizer with the settings' precision, rope base and context window, in eval mode.
-
-    Raises InputError naming what cannot be loaded.
-    """
-    return load_folder(locate(settings, tiny, progress), device, settings)
 
 
 def pin_dtype(settings: BackboneSettings, tiny: TinySettings, *, on_gpu: bool) -> BackboneSettings:
@@ -211,26 +185,22 @@ def load_folder(folder: Path, device: torch.device, settings: BackboneSettings |
     except (OSError, ValueError) as error:
         raise InputError(f"{folder} has no model that transformers can load: {first_line(error)}") from error
     torch.nn.Module.to(model, device)
-    return Backbone(model=model.eval(), tokenizer=tokenizer, eos_ids=response_ends(model, tokenizer))
-
-
-def response_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Every token id that ends a response: the generation config's and the tokenizer's, ascending."""
-    return _ends(model.generation_config, tokenizer, model.config.name_or_path or "the model")
+    return Backbone(model=model.eval(), tokenizer=tokenizer, eos_ids=_ends(model.generation_config, tokenizer, folder))
 
 
 def declared_ends(folder: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """`response_ends` of a local folder's model, without loading it."""
+    """Every token id that ends a response, of a local folder's model that is not loaded."""
     try:
         config = GenerationConfig.from_pretrained(folder)
     except OSError:
         config = GenerationConfig.from_model_config(AutoConfig.from_pretrained(folder))
-    return _ends(config, tokenizer, str(folder))
+    return _ends(config, tokenizer, folder)
 
 
-def _ends(config: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase, name: str) -> tuple[int, ...]:
+def _ends(config: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase, folder: Path) -> tuple[int, ...]:
+    """Those of the generation config and of the tokenizer, ascending."""
     declared = config.eos_token_id if config is not None else None
     ids = {*(declared if isinstance(declared, list) else [declared]), tokenizer.eos_token_id} - {None}
     if not ids:
-        raise InputError(f"{name} declares no EOS token: set eos_token_id.")
+        raise InputError(f"{folder} declares no EOS token: set eos_token_id.")
     return tuple(sorted(ids))

@@ -1,4 +1,9 @@
-"""The tiny backbone: a Qwen2-architecture model of about half a million parameters, warm-started on this machine."""
+"""The tiny backbone: a Qwen2-architecture model of about half a million parameters, warm-started on this machine.
+
+Its tokenizer has one token a byte, and one for each piece of markup. It is a Qwen2 tokenizer without merges, because
+loading a folder with a Qwen2 model always makes a Qwen2 tokenizer of what is in it. `<think>`, `</think>` and
+`\\boxed{` are ordinary tokens: decoding without special tokens keeps them.
+"""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -7,17 +12,32 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import save_file
+from tokenizers import AddedToken, pre_tokenizers
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from exgrpo_cli.config.sections.run import TinySettings
 from exgrpo_cli.models.cache import cached_folder
-from exgrpo_cli.models.tokenizer import CHAT_TEMPLATE, make_tokenizer
 from exgrpo_cli.models.warm_start import RECIPES, WarmStartRecipe, warm_start
 
 MAX_TOKENS = 8192
 """Context window: its own task needs a hundred tokens, the benchmarks of the field need thousands."""
 # Part of the cache key: raise it when a change of code makes another model of the same settings.
 _FORMAT = 3
+
+PAD, EOS = "<|pad|>", "<|endoftext|>"
+SYSTEM, USER, ASSISTANT = "<|system|>", "<|user|>", "<|assistant|>"
+MARKUP = ("<think>", "</think>", "\\boxed{")
+
+CHAT_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{%- if message.role not in ['system', 'user', 'assistant'] -%}"
+    "{{- raise_exception('The tiny chat template knows the roles system, user and assistant, not ' + message.role) -}}"
+    "{%- endif -%}"
+    "{{- '<|' + message.role + '|>' + message.content -}}"
+    "{%- if message.role == 'assistant' -%}{{- eos_token -}}{%- endif -%}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|assistant|><think>\n' -}}{%- endif -%}"
+)
 
 Progress = Callable[[int, int, str], None]
 """Called with (done, total, what is being done)."""
@@ -39,6 +59,25 @@ def build_tiny(*, settings: TinySettings, cache_dir: Path | None = None, progres
         notice=lambda text: report(0, settings.warm_start_steps, text),
         cache_dir=cache_dir,
     )
+
+
+def make_tokenizer(*, max_tokens: int) -> Qwen2Tokenizer:
+    """Build it; `max_tokens` is the context window that it reports."""
+    special = [PAD, EOS, SYSTEM, USER, ASSISTANT]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Qwen2Tokenizer(
+        vocab={token: index for index, token in enumerate([*special, *MARKUP, *alphabet])},
+        merges=[],
+        pad_token=PAD,
+        eos_token=EOS,
+        extra_special_tokens=[SYSTEM, USER, ASSISTANT],
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+        model_max_length=max_tokens,
+        chat_template=CHAT_TEMPLATE,
+    )
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in MARKUP])
+    return tokenizer
 
 
 def make_model(settings: TinySettings, tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
@@ -91,15 +130,11 @@ def _build(folder: Path, settings: TinySettings, recipe: WarmStartRecipe, report
         )
     finally:
         torch.set_num_threads(threads)
-    _save(model, folder)
-    tokenizer.save_pretrained(folder)
-
-
-def _save(model: Qwen2ForCausalLM, folder: Path) -> None:
-    """What save_pretrained writes, without its own progress bar."""
-    # The tied output matrix is the embedding: the format refuses one tensor under two names.
+    # What save_pretrained writes, without its own progress bar. The tied output matrix is the embedding: the format
+    # refuses one tensor under two names.
     weights = {name: weight for name, weight in model.state_dict().items() if name != "lm_head.weight"}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

@@ -35,8 +35,8 @@ from exgrpo_cli.machine.memory import MemoryPlan, architecture, size
 from exgrpo_cli.machine.settle import Plan, require_runnable, settle
 from exgrpo_cli.machine.survey import package_versions, survey_machine
 from exgrpo_cli.models.export import export_model
-from exgrpo_cli.models.load import load_backbone
-from exgrpo_cli.models.tokenizer import make_tokenizer
+from exgrpo_cli.models.load import load_folder, locate
+from exgrpo_cli.models.tiny import make_tokenizer
 from exgrpo_cli.ranks import ALONE, Ranks
 from exgrpo_cli.training.metrics import score_gaps
 from exgrpo_cli.training.setup import make_generator, make_policy, sampling_backbone, take_device
@@ -325,7 +325,7 @@ def check_run(config: Config, *, reporter: Reporter, ranks: Ranks = ALONE, plan:
         meter = Meter(device)
         # No token ends a response; vllm knows its own vocabulary and takes none for that.
         endless = () if local.rollout.engine == "vllm" else (NO_TOKEN,)
-        backbone = replace(load_backbone(local.backbone, local.tiny, device), eos_ids=endless)
+        backbone = replace(load_folder(locate(local.backbone, local.tiny), device, local.backbone), eos_ids=endless)
         sampled = sampling_backbone(local, backbone)
         policy = make_policy(local, backbone, ranks)
         generator = make_generator(local_plan, sampled, prompts, device, ranks)

@@ -9,9 +9,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from exgrpo_cli.algo.advantages import centred_advantages, normalised_advantages
+from exgrpo_cli.algo.advantages import (
+    SuccessHistory,
+    centred_advantages,
+    history_advantages,
+    normalised_advantages,
+    normalised_history_advantages,
+)
 from exgrpo_cli.algo.batching import TrainingRow, split_minibatches
-from exgrpo_cli.algo.history import SuccessHistory, history_advantages, normalised_history_advantages
 from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.engines.protocols import UpdateReport

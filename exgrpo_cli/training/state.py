@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from exgrpo_cli.algo.history import SuccessHistory
+from exgrpo_cli.algo.advantages import SuccessHistory
 from exgrpo_cli.base.types import Rollout
 from exgrpo_cli.runs.folder import PHASES
 from exgrpo_cli.runs.result import Ending

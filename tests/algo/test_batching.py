@@ -70,17 +70,17 @@ def test_fewer_groups_than_minibatches_leaves_none_empty() -> None:
 
 def test_micro_batches_by_hand() -> None:
     # Sorted 10 10 9 4 4: three rows of 10 fit 30 tokens with one pad in 30 (3 %); a 4 would waste 7 of 40.
-    assert micro_batches([4, 10, 9, 10, 4], 40, small=0) == [[1, 3, 2], [0, 4]]
+    assert micro_batches([4, 10, 9, 10, 4], 40, max_padding=0.05, small=0) == [[1, 3, 2], [0, 4]]
     # A budget of 20 holds two rows of 10.
-    assert micro_batches([4, 10, 9, 10, 4], 20, small=0) == [[1, 3], [2], [0, 4]]
+    assert micro_batches([4, 10, 9, 10, 4], 20, max_padding=0.05, small=0) == [[1, 3], [2], [0, 4]]
     # Rows beyond the budget stand alone.
-    assert micro_batches([50, 60, 5], 20, small=0) == [[1], [0], [2]]
-    assert micro_batches([], 20) == []
+    assert micro_batches([50, 60, 5], 20, max_padding=0.05, small=0) == [[1], [0], [2]]
+    assert micro_batches([], 20, max_padding=0.05) == []
 
 
 def test_padding_of_a_step_is_below_five_percent() -> None:
     lengths = np.random.default_rng(0).integers(30, 76, size=256).tolist()
-    batches = micro_batches(lengths, 16_384)
+    batches = micro_batches(lengths, 16_384, max_padding=0.05)
     assert sorted(index for batch in batches for index in batch) == list(range(256))
     padded = sum(len(batch) * max(lengths[index] for index in batch) for batch in batches)
     assert (padded - sum(lengths)) / padded < 0.05
@@ -90,7 +90,7 @@ def test_padding_of_a_step_is_below_five_percent() -> None:
 
 def test_a_small_micro_batch_takes_rows_of_other_lengths() -> None:
     # 20 + 10 tokens: 25 % padding, but a second pass over the model would cost more than 10 pad tokens.
-    assert micro_batches([20, 10], 1000, small=512) == [[0, 1]]
+    assert micro_batches([20, 10], 1000, max_padding=0.05, small=512) == [[0, 1]]
 
 
 def sequence(prompt: int, num_tokens: int) -> TokenSequence:

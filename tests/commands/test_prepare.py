@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from exgrpo_cli.commands import run
-from exgrpo_cli.models.tokenizer import make_tokenizer
+from exgrpo_cli.models.tiny import make_tokenizer
 from exgrpo_cli.questions.question_file import read_questions
 
 

@@ -15,7 +15,7 @@ from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.sections.data import ModularSettings
 from exgrpo_cli.config.settings import to_toml
 from exgrpo_cli.endpoints.measure import replayed_questions, valid_traces
-from exgrpo_cli.models.tokenizer import make_tokenizer
+from exgrpo_cli.models.tiny import make_tokenizer
 from exgrpo_cli.questions.made.sums import make_modular
 from exgrpo_cli.questions.question_file import write_questions
 from exgrpo_cli.replay.replace import Replace

@@ -17,8 +17,7 @@ from benchmark_layouts import verl
 from exgrpo_cli.config.sections.run import TinySettings
 from exgrpo_cli.evaluation.sampling import sample_seeds
 from exgrpo_cli.models.export import export_model
-from exgrpo_cli.models.tiny import make_model
-from exgrpo_cli.models.tokenizer import make_tokenizer
+from exgrpo_cli.models.tiny import make_model, make_tokenizer
 
 COPIES = 8
 # For every sum; what does not end would otherwise fill the window.

@@ -21,8 +21,7 @@ from exgrpo_cli.config.sections.run import TinySettings
 from exgrpo_cli.evaluation.endpoint import Endpoint
 from exgrpo_cli.evaluation.service import EvaluationRequest
 from exgrpo_cli.models.export import export_model
-from exgrpo_cli.models.tiny import make_model
-from exgrpo_cli.models.tokenizer import make_tokenizer
+from exgrpo_cli.models.tiny import make_model, make_tokenizer
 
 pytestmark = pytest.mark.engines
 WINDOW = 512

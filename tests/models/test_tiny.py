@@ -20,10 +20,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Tokenizer
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.sections.run import TinySettings
 from exgrpo_cli.models.cache import cached_folder
-from exgrpo_cli.models.muon import Muon, orthogonalise
-from exgrpo_cli.models.tiny import MAX_TOKENS, build_tiny, make_model
-from exgrpo_cli.models.tokenizer import EOS, MARKUP, PAD, make_tokenizer
-from exgrpo_cli.models.warm_start import WarmStartRecipe, accumulate_gradient, draw_rows
+from exgrpo_cli.models.tiny import EOS, MARKUP, MAX_TOKENS, PAD, build_tiny, make_model, make_tokenizer
+from exgrpo_cli.models.warm_start import Muon, WarmStartRecipe, accumulate_gradient, draw_rows, orthogonalise
 
 SMALL = TinySettings(hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, ffn_size=48, warm_start_steps=3)
 QUESTION = [{"role": "user", "content": "9+3-2=?"}]

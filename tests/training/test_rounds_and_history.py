@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from given_verdicts import give_verdicts
 
+from exgrpo_cli.algo.advantages import SuccessHistory, normalised_history_advantages
 from exgrpo_cli.algo.batching import MiniBatch
-from exgrpo_cli.algo.history import SuccessHistory, normalised_history_advantages
 from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.engines.policy.policy import SteppedPolicy
 from exgrpo_cli.engines.protocols import UpdateReport

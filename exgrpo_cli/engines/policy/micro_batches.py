@@ -8,6 +8,8 @@ Axes: tokens = response tokens of a micro-batch, one row after the other.
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 import numpy as np
 import torch
@@ -16,8 +18,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from exgrpo_cli.algo.batching import MiniBatch, TrainingRow, packed_batches, rank_shares
-from exgrpo_cli.algo.diagnostics import ObjectiveSums
-from exgrpo_cli.algo.objective import Denominators, TokenTargets, denominators, micro_batch_loss, objective_sums
+from exgrpo_cli.algo.diagnostics import ObjectiveSums, objective_sums
+from exgrpo_cli.algo.objective import Denominators, TokenTargets, denominators, micro_batch_loss
 from exgrpo_cli.base.types import TokenScores, TokenSequence
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.engines.causal_lm import CausalLM, split_causal_lm, to_device, use_attention
@@ -31,7 +33,7 @@ Forward = Callable[[PackedBatch], tuple[Float[Tensor, " tokens"], Float[Tensor, 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Accumulated:
-    """The gradient of a mini-batch is in place; this is what else came of it, over all ranks."""
+    """What came of a mini-batch beside its gradient, over all ranks."""
 
     loss: float
     sums: ObjectiveSums | None
@@ -61,23 +63,21 @@ class MicroBatches:
     @torch.no_grad()
     def score(self, sequences: Sequence[TokenSequence]) -> list[TokenScores]:
         """Log-probs and entropies of all rows in their order, on every rank."""
-        shares = rank_shares(sequences, self.ranks.world_size)
-        own = [sequences[index] for index in shares[self.ranks.rank]]
-        scores: dict[int, TokenScores] = {}
-        for batch in self._passes(own):
-            rows = [own[index] for index in batch] or [sequences[0]]
-            logprobs, entropies = self.forward(self._pack(rows))
-            if batch:
-                counts = [len(row.response_ids) for row in rows]
-                scores.update(zip(batch, split_scores(logprobs, entropies, counts), strict=True))
-        return gather_scores(self.ranks, shares, [scores[index] for index in range(len(own))])
+        share = rank_shares(sequences, self.ranks.world_size)[self.ranks.rank]
+        own: dict[int, TokenScores] = {}
+        for batch in self._passes([sequences[index] for index in share]):
+            rows = [sequences[share[index]] for index in batch] or [sequences[0]]
+            scores = split_scores(*self.forward(self._pack(rows)), [len(row.response_ids) for row in rows])
+            own.update(zip((share[index] for index in batch), scores, strict=False))
+        whole = {index: score for part in self.ranks.gather(own) for index, score in part.items()}
+        return [whole[index] for index in range(len(sequences))]
 
     def accumulate(self, batch: MiniBatch) -> Accumulated:
         """Add up the gradient of this rank's share of `batch`; the rest of the result is of all ranks."""
         rows = rows_with_gradient(batch, self.objective)
         share = rank_shares([row.sequence for row in rows], self.ranks.world_size)[self.ranks.rank]
         own = [rows[index] for index in share]
-        totals = batch_denominators(batch, self.objective)
+        totals = denominators(self.objective, batch)
         loss, sums = torch.zeros((), device=self.parts.device), None
         # With no gradient in any row Adam's momentum still moves the weights: one empty pass makes its zeros.
         for micro in self._passes([row.sequence for row in own], at_least=1):
@@ -90,8 +90,10 @@ class MicroBatches:
             # Gradient checkpointing runs the layers once more in here, with whatever attention is set.
             with use_attention(self.parts.body, PACKED_CAUSAL):
                 self.backward(part)
-        total, whole = gather_sums(self.ranks, float(loss), sums)
-        return Accumulated(loss=total, sums=whole, num_tokens=sum(row.num_tokens for row in rows))
+        losses, parts = zip(*self.ranks.gather((float(loss), None if sums is None else sums.on_host())), strict=True)
+        found = [part for part in parts if part is not None]
+        num_tokens = sum(row.num_tokens for row in rows)
+        return Accumulated(loss=reduce(add, losses), sums=reduce(add, found) if found else None, num_tokens=num_tokens)
 
     def _passes(self, own: Sequence[TokenSequence], at_least: int = 0) -> list[list[int]]:
         """The micro-batches of this rank's rows; in lockstep with empty ones behind, as many on every rank."""
@@ -135,18 +137,6 @@ def rows_with_gradient(batch: MiniBatch, objective: ObjectiveSettings) -> list[T
     return [row for row in batch.rows if row.advantage != 0 or (row.replayed and imitated)]
 
 
-def batch_denominators(batch: MiniBatch, objective: ObjectiveSettings) -> Denominators:
-    """Denominators over the whole mini-batch, whichever rank and micro-batch a row goes to."""
-    return denominators(
-        objective,
-        num_rollouts=batch.num_rollouts,
-        num_replayed=batch.num_replayed,
-        max_response_tokens=batch.max_response_tokens,
-        num_tokens=batch.num_tokens,
-        num_fresh_tokens=sum(row.num_tokens for row in batch.rows if not row.replayed),
-    )
-
-
 def token_targets(rows: Sequence[TrainingRow], logprobs: Float[Tensor, " tokens"]) -> TokenTargets:
     """Advantage, behaviour log-prob and kind of every token, where and as precise as `logprobs`."""
     counts = [row.num_tokens for row in rows]
@@ -166,26 +156,6 @@ def split_scores(
     # Both in one copy: each copy to the host waits for the device.
     parts = (np.split(values, ends) for values in torch.stack([logprobs.float(), entropies.float()]).cpu().numpy())
     return [TokenScores(logprobs=own.copy(), entropies=entropy.copy()) for own, entropy in zip(*parts, strict=True)]
-
-
-def gather_scores(ranks: Ranks, shares: Sequence[Sequence[int]], own: Sequence[TokenScores]) -> list[TokenScores]:
-    """Scores of all rows in their order, from each rank's scores of its share."""
-    scores: dict[int, TokenScores] = {}
-    for share, part in zip(shares, ranks.gather(list(own)), strict=True):
-        scores.update(zip(share, part, strict=True))
-    return [scores[index] for index in range(len(scores))]
-
-
-def gather_sums(ranks: Ranks, loss: float, sums: ObjectiveSums | None) -> tuple[float, ObjectiveSums | None]:
-    """Loss and diagnostics of the whole mini-batch, added in the order of ranks."""
-    if ranks.world_size == 1:
-        return loss, sums
-    total, whole = 0.0, None
-    for part, own in ranks.gather((loss, sums.on_host() if sums is not None else None)):
-        total += part
-        if own is not None:
-            whole = own if whole is None else whole + own
-    return total, whole
 
 
 def frozen_copy(model: PreTrainedModel) -> CausalLM:

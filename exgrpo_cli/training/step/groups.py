@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float32, Float64, Int32
 
+from exgrpo_cli.algo.advantages import SuccessHistory
 from exgrpo_cli.algo.batching import TrainingRow
-from exgrpo_cli.algo.history import SuccessHistory
 from exgrpo_cli.base.types import GradedRollout, Question, TokenScores, TokenSequence, Verdict
 from exgrpo_cli.replay.place import Replayed
 from exgrpo_cli.replay.store import FreshRow, Visit
