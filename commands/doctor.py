@@ -61,7 +61,7 @@ def doctor(
 
 
 def _require_device(backbone: str, report: "Report") -> None:
-    """What a check says of a missing GPU names an option that `doctor` does not have."""
+    """Refuse a missing GPU here: the message of a check names an option that `doctor` does not have."""
     from exgrpo_cli.config.layers import build_config
     from exgrpo_cli.machine.settle import needs_gpu
 

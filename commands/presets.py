@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from exgrpo_cli.presets import PresetKind
 
 GROUPS = {"baseline": "baselines", "exgrpo": "ExGRPO and its arms", "replay": "other replay methods"}
-"""What a method's `about.group` says, and what it is called in the list."""
+"""Values of a method's `about.group`, and their headings in the list."""
 DEFAULT_GROUP = "exgrpo"
 
 

@@ -19,7 +19,6 @@ LAYERS = {
     "engines": 2,
     # A section of the settings belongs to the place of replay that it describes.
     "config.settings": 3,
-    "config.contradictions": 3,
     "config.layers": 3,
     "runs": 4,
     "questions": 5,

@@ -1,4 +1,4 @@
-"""Which layers make a run's configuration: presets, a file, options and assignments, in that order of strength."""
+"""Layers that make a run's configuration: presets, a file, options and assignments, in that order of strength."""
 
 import re
 import tomllib
@@ -51,23 +51,27 @@ def build_config(
     file_layer = {name: part for name, part in (read_config(config_file) if config_file else {}).items() if name != JOB}
     given = [("options", options or {}), ("--set", _checked_assignments(assignments))]
     chosen = read_method(method, allow_code=allow_code) if method is not None else None
-    name = (
-        _agreed("--method", chosen.name if chosen else None, _text(file_layer, "run.method"), config_file)
-        or DEFAULT_METHOD
-    )
-    chosen = chosen or _method_of_file(name, file_layer)
-    if regime is not None:
-        load_preset("regimes", regime)
+    own_name = chosen.name if chosen else None
+    name = _agreed("--method", own_name, _text(file_layer, "run.method"), config_file) or DEFAULT_METHOD
+    if chosen is None and name not in preset_names("methods") and {"replay", "objective"} <= set(file_layer):
+        # A configuration made of a method's file holds all of its settings.
+        chosen = Method(name=name, settings={}, published={})
+    chosen = chosen or read_method(name)
     regime = _agreed("--regime", regime, _text(file_layer, "run.regime"), config_file) or ""
     layers = [
         ("backbone", _backbone_layer(backbone, file_layer, config_file)),
         (f"regime {regime}", preset_settings("regimes", regime) if regime else {}),
         (f"method {name}", chosen.settings),
-        (f"published base of {name}", chosen.published_base() if as_published else {}),
+        (f"published base of {name}", chosen.published if as_published else {}),
         ("method", {"run": {"method": name, "regime": regime}}),
         (str(config_file), file_layer),
         *given,
     ]
+    if as_published and not chosen.published:
+        raise InputError(
+            f"--as-published: method {name} has no [published] table, which says what a paper changes besides its "
+            "replay, so there is nothing to apply. Leave the option out."
+        )
     config = resolve(_with_derived_defaults(layers))
     if regime and config.backbone.name != TINY:
         raise InputError(
@@ -87,15 +91,6 @@ class Method:
     settings: Layer
     published: Layer
     """Settings by section that its paper changed besides its replay."""
-
-    def published_base(self) -> Layer:
-        """The `[published]` table. Raises InputError where the method has none."""
-        if not self.published:
-            raise InputError(
-                f"--as-published: method {self.name} has no [published] table, which says what a paper changes besides "
-                "its replay, so there is nothing to apply. Leave the option out."
-            )
-        return self.published
 
 
 def read_method(method: str, *, allow_code: bool = False) -> Method:
@@ -120,13 +115,6 @@ def read_method(method: str, *, allow_code: bool = False) -> Method:
     if functions and not allow_code:
         raise InputError(f"--method {method} runs code of yours ({', '.join(functions)}): add --allow-code to let it.")
     return Method(name=name, settings=settings, published=content.get("published", {}))
-
-
-def _method_of_file(name: str, file_layer: Layer) -> Method:
-    """The preset that a configuration names; none where it is of a method's file, and holds all of its settings."""
-    if name not in preset_names("methods") and {"replay", "objective"} <= set(file_layer):
-        return Method(name=name, settings={}, published={})
-    return read_method(name)
 
 
 def read_config(file: Path) -> dict[str, Any]:

@@ -24,15 +24,13 @@ UNSCORED_METRICS = ("length", "random", "reward", "age")
 DIRECTIONS = ("min", "max")
 """Whether the lowest or the highest of a metric is replayed."""
 SAMPLERS = ("normal", "linear", "linear-clip", "sqrt", "uniform")
-"""How the weight of a question depends on its pass rate."""
-EVICTIONS = ("oldest", "highest-entropy", "longest", "random", "lowest-priority")
-"""Rows that leave a question or a store which holds as much as it may."""
+"""Weight of a question by its pass rate."""
 PRIORITIES = ("uniform", "latest", "advantage", "reward", "headroom", "signal")
 """Weights of units that are drawn by priority."""
 DRAWS = ("proportional", "top")
 """Whether units are drawn in proportion to their priority, or the highest taken."""
 GRADERS = ("math", "choice", "exact", "oat")
-"""How an answer is verified."""
+"""Verifiers of an answer."""
 BUILT_IN = ("arithmetic", "word-problems", "countdown", "modular")
 """Question sources that the program makes itself, each with held-out questions."""
 GYM = "gym:"
@@ -127,7 +125,7 @@ def _raised(error: BaseException, module_name: str) -> str:
 
 
 def origin(setting: str, value: str) -> str:
-    """Where `load_function` would import from, without importing it: a file, or what Python says instead of one."""
+    """Origin of what `load_function` would import, without importing it: a file, or what Python says instead of one."""
     module_name, _ = _parts(setting, value)
     _look_here()
     # Of a dotted name the package alone: looking further would import it.

@@ -7,12 +7,11 @@ import functools
 import tomllib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from exgrpo_cli.base.errors import InputError, nearest
-from exgrpo_cli.config.contradictions import require_consistent
 from exgrpo_cli.config.sections.data import (
     ArithmeticSettings,
     CountdownSettings,
@@ -60,7 +59,7 @@ class Config:
 
     @property
     def usual_logprobs(self) -> Literal["sampler", "trainer"]:
-        """What `rollout.logprobs = "auto"` comes to: the sampler's where they were found to be the trainer's."""
+        """Meaning of `rollout.logprobs = "auto"`: the sampler's where they were found to be the trainer's."""
         in_float32_on_a_cpu = self.run.device != "cuda" and self.backbone.dtype != "bfloat16"
         alike = self.rollout.engine == "hf" and self.optim.engine == "torch" and in_float32_on_a_cpu
         return "sampler" if alike else "trainer"
@@ -75,7 +74,74 @@ class Config:
         return {"horizon": steps, "warmup_steps": min(optim.warmup_steps, most)}
 
     def __post_init__(self) -> None:
-        require_consistent(self)
+        for holds, first, second, advice in _contradictions(self):
+            if holds:
+                stated = [f"{name} = {value_of(self, name)!r}" for name in (first, second)]
+                raise InputError(f"{stated[0]} contradicts {stated[1]}: {advice}.")
+
+
+def value_of(config: Config, name: str) -> Any:
+    """The value of `section.key`."""
+    section, key = name.split(".")
+    return getattr(getattr(config, section), key)
+
+
+def _contradictions(config: Config) -> Iterator[tuple[bool, str, str, str]]:
+    """Whether settings of different sections contradict each other, their names, the reason and what to use instead.
+
+    Keys of one section are checked by its own type, which for `replay` depends on the place.
+    """
+    replay, rollout, objective = config.replay, config.rollout, config.objective
+    # What is stored and when a question retires acts without replay too; K and B are of the rollouts.
+    yield (
+        replay.upper_bound >= rollout.group_size and replay.retirement,
+        *("replay.upper_bound", "replay.retirement"),
+        "a question that all K solve retires before it stores; use an upper_bound below K, or replay.retirement = "
+        "false",
+    )
+    yield (
+        replay.lower_bound >= replay.upper(rollout.group_size),
+        *("replay.lower_bound", "replay.upper_bound"),
+        "no success count is between them, and a visit stores when lower_bound < k <= upper_bound; lower the one or "
+        "raise the other (-1 is K - 1)",
+    )
+    yield (
+        config.optim.minibatches > rollout.questions_per_step,
+        *("optim.minibatches", "rollout.questions_per_step"),
+        "a mini-batch holds at least one whole group; use at most as many mini-batches as questions",
+    )
+    if not replay.enabled:
+        return
+    # Both sections are whole without the other: what rewards are compared with, and whether anything is replayed.
+    yield (
+        objective.baseline == "history",
+        *("objective.baseline", "replay.enabled"),
+        "a replayed success is no visit of the current policy; set replay.enabled = false, or use baseline = 'group'",
+    )
+    # Rounds of fresh questions serve every other place.
+    yield (
+        isinstance(replay, Refill) and rollout.max_rounds > 1,
+        *("replay.composition", "rollout.max_rounds"),
+        "both fill the places of groups that are not mixed; leave rollout.max_rounds at 1, or use another composition",
+    )
+    yield (
+        isinstance(replay, Replace) and replay.per_question >= rollout.group_size,
+        *("replay.per_question", "rollout.group_size"),
+        "a replaced question needs at least one fresh rollout; use fewer than K, or composition = 'join'",
+    )
+    # The loss of a replayed token is the objective's, so that one study can hold it equal over all places.
+    imitates = objective.replay_surrogate == "likelihood"
+    yield (
+        imitates and replay.replays_failures,
+        *("objective.replay_surrogate", "replay.store"),
+        "failures would be imitated; use store = 'successes' and rows, not groups, or another surrogate",
+    )
+    yield (
+        imitates and isinstance(replay, Append | Refill) and replay.bias_correction != 0,
+        *("objective.replay_surrogate", "replay.bias_correction"),
+        "the correction weighs advantages, which -log pi does not have; leave bias_correction at 0, or use another "
+        "surrogate",
+    )
 
 
 def resolve(layers: Sequence[tuple[str, Layer]]) -> Config:
@@ -112,13 +178,24 @@ def read_section(section: str, kinds: tuple[type, ...], tables: Sequence[tuple[s
         for key, value in table.items():
             others = [other for other in kinds if key in _hints(other)]
             if not others or not (enabled is False or key in hints or key in _hints(own)):
-                known = nearest(f"{section}.{key}", [f"{section}.{name}" for name in hints])
-                instead = f" It belongs to {_names(others)}, not to {_names([kind])}." if others else known
-                raise InputError(f"{where}: unknown key {section}.{key}.{instead}")
+                raise InputError(f"{where}: unknown key {section}.{key}.{_instead(section, key, kind, kinds)}")
             _taken(others, key, value, f"{where}: {section}.{key}")
             given[key] = (value, f"{where}: {section}.{key}")
     values = {key: _taken([kind], key, value, where, kinds) for key, (value, where) in given.items() if key in hints}
     return kind(**values)
+
+
+def _instead(section: str, key: str, kind: type, kinds: Sequence[type]) -> str:
+    """The nearest key that any of `kinds` has, and which of them where this `kind` has not."""
+    from difflib import get_close_matches
+
+    known = list(dict.fromkeys(name for each in (kind, *kinds) for name in _hints(each)))
+    close = get_close_matches(key, known, n=1, cutoff=0.5)
+    having = [each for each in kinds if close and close[0] in _hints(each)]
+    if having and kind not in having:
+        named = "" if key in known else f" Did you mean {section + '.' + close[0]!r}?"
+        return f"{named} It belongs to {_names(having)}, not to {_names([kind])}."
+    return nearest(f"{section}.{key}", [f"{section}.{name}" for name in _hints(kind)])
 
 
 def _taken(kinds: Sequence[type], key: str, value: Any, where: str, others: Sequence[type] = ()) -> Any:
@@ -156,7 +233,7 @@ def _options(hint: Any) -> tuple[Any, ...]:
 
 
 def _names(kinds: Sequence[type]) -> str:
-    """How tables pick these kinds."""
+    """The key and values by which tables pick these kinds."""
     selector = _selector(kinds[0])
     return f"{selector} = " + " or ".join(repr(_options(_hints(kind)[selector])[0]) for kind in kinds)
 

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchmarkSource:
-    """Where a benchmark's questions are and what its columns mean."""
+    """Place of a benchmark's questions and meaning of its columns."""
 
     dataset: str
     """`arithmetic` (built in) or a hub data set id; empty for questions that come from a file alone."""
@@ -36,7 +36,7 @@ class BenchmarkSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Protocol:
-    """How a benchmark is asked and graded."""
+    """Sampling and grading of a benchmark."""
 
     template: str = "auto"
     """Prompt template; "auto" is the run's own for a run folder, else the model's chat template."""

@@ -88,7 +88,7 @@ class ResultsFolder:
 
     @property
     def stamp(self) -> Stamp:
-        """What the score depends on; raises InputError where `protocol.json` is damaged."""
+        """Everything the score depends on; raises InputError where `protocol.json` is damaged."""
         try:
             stamp: Stamp = json.loads(self._protocol.read_text(encoding="utf-8"))
         except ValueError as error:

@@ -34,7 +34,7 @@ from exgrpo_cli.questions.question_file import FileLayout, question_text
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrepareRequest:
-    """What was asked for; None leaves the choice to presets and defaults."""
+    """Request of a user; None leaves the choice to presets and defaults."""
 
     source: str
     output: Path | None = None
@@ -91,7 +91,7 @@ class PrepareRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """What was written, and the first prompts as the backbone sees them."""
+    """Reports of what was written, and the first prompts as the backbone sees them."""
 
     reports: Sequence[PrepareReport]
     shown: list[dict[str, Any]]
@@ -114,7 +114,7 @@ class PreparePlan:
     output: Path
 
     def to_json(self) -> dict[str, Any]:
-        """What `--dry-run` prints."""
+        """The object that `--dry-run` prints."""
         request, options, data = self.request, self.options, self.settings.data
         return {
             "source": request.source,

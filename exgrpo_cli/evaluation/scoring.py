@@ -111,7 +111,7 @@ def rescore(folder: ResultsFolder, pool: GradingPool) -> None:
 
 
 def ungraded(result: Mapping[str, Any]) -> str:
-    """What the verifier failed on, to stand beside the score, in which it counts as wrong; empty where it never did."""
+    """Failures of the verifier, to stand beside the score, in which it counts as wrong; empty where it never did."""
     verdicts = result["verdicts"]
     counts = [f"{verdicts[verdict]} {text}" for verdict, text in _FAILURES.items() if verdicts.get(verdict)]
     return f"counted as wrong: {', '.join(counts)}" if counts else ""

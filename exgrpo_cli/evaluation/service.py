@@ -38,7 +38,7 @@ RESULTS = Path("results")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationRequest:
-    """What was asked for; None stands for the preset's choice."""
+    """Request of a user; None stands for the preset's choice."""
 
     benchmarks: tuple[str, ...]
     model: str | None = None
@@ -70,10 +70,10 @@ class EvaluationPlan:
     folders: Mapping[str, Path]
     """Results folder of each benchmark."""
     summary_folder: Path
-    """Where the table over all benchmarks goes; the benchmark's own folder when there is one."""
+    """Folder of the table over all benchmarks; the benchmark's own folder when there is one."""
 
     def to_json(self) -> dict[str, Any]:
-        """What `--dry-run --json` prints: the model, and the protocol and folder of each benchmark."""
+        """The object that `--dry-run --json` prints: the model, and the protocol and folder of each benchmark."""
         source = self.request.endpoint or (self.choice.config.backbone.source if self.choice else "")
         return {
             "model": {"name": self.model, "source": source},

@@ -49,12 +49,12 @@ _FORMAT = {"opens_think": "opens_think", "requires_box": "requires_box", "requir
 
 
 def stamp_of_format(answer_format: AnswerFormat) -> dict[str, bool]:
-    """Where answers are looked for, as the section `prompt` has it."""
+    """Places where answers are looked for, as the section `prompt` has it."""
     return {key: getattr(answer_format, name) for key, name in _FORMAT.items()}
 
 
 def stamped_format(stamp: Stamp) -> AnswerFormat:
-    """Where the protocol says answers are to be looked for."""
+    """Places where the protocol says answers are to be looked for."""
     return AnswerFormat(**{name: stamp["prompt"][key] for key, name in _FORMAT.items()})
 
 

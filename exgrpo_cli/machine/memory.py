@@ -340,7 +340,7 @@ class DiskPlan:
 
 
 def disk_plan(config: Config, shape: Shape) -> DiskPlan:
-    """What a run of `config` with a model of `shape` will write."""
+    """Bytes that a run of `config` with a model of `shape` will write."""
     run, rollout = config.run, config.rollout
     model = shape.num_parameters * _width(config)
     saved = math.ceil(run.steps / run.save_every)

@@ -77,12 +77,12 @@ def needs_gpu(config: Config) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What a settled configuration needs on one machine."""
+    """Needs of a settled configuration on one machine."""
 
     config: Config
     machine: Machine
     ranks: int
-    """Of all hosts; where the GPUs are missing as many as are asked for, or the fewest of 80 GB that are enough."""
+    """Ranks of all hosts; where the GPUs are missing as many as are asked for, or the fewest of 80 GB that are enough."""
     shape: Shape | None
     """None for a hub id whose config is not in the local cache: its memory cannot be planned."""
     notes: tuple[str, ...]
@@ -105,12 +105,12 @@ class Plan:
 
     @property
     def disk(self) -> DiskPlan | None:
-        """What the run writes; None where the shape is."""
+        """Bytes that the run writes; None where the shape is."""
         return None if self.shape is None else disk_plan(self.config, self.shape)
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """What this machine lacks, one line each; of memory what it lacks even for the shortest prompts."""
+        """Shortcomings of this machine, one line each; of memory those that are there even for the shortest prompts."""
         memory = () if self.shape is None else _missing_memory(self, 1)
         return (*(_missing_devices(self) or memory), *_missing_packages(self))
 
@@ -286,7 +286,7 @@ def first_replay_step(config: Config, num_questions: int) -> int:
 
 
 def replay_notes(config: Config, num_questions: int | None = None) -> list[str]:
-    """What the user should know of the run's replay before it starts.
+    """Notes on the run's replay for the user before it starts.
 
     Where the number of questions is not known yet, as few as a step asks are assumed.
     """

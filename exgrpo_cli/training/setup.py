@@ -16,8 +16,7 @@ from exgrpo_cli.base.console.reporter import Reporter
 from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.base.files import write_json, write_text
 from exgrpo_cli.base.types import Question
-from exgrpo_cli.config.contradictions import setting
-from exgrpo_cli.config.settings import Config, to_toml
+from exgrpo_cli.config.settings import Config, to_toml, value_of
 from exgrpo_cli.engines.policy.adamw import torch_policy
 from exgrpo_cli.engines.protocols import Generator, Policy
 from exgrpo_cli.engines.ranked_generator import RankedGenerator
@@ -144,7 +143,7 @@ def require_noted(config: Config, report: WarmStartReport) -> None:
         if num and name:
             raise InputError(
                 f"{replay.warm_start}: {num} of its {report.num_trajectories} trajectories came without {what}, which "
-                f"{name} = {setting(config, name)!r} reads: {instead}objective.replay_surrogate = 'likelihood' "
+                f"{name} = {value_of(config, name)!r} reads: {instead}objective.replay_surrogate = 'likelihood' "
                 "without a priority or bound that reads them, or take another pool."
             )
 

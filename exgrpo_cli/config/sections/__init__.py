@@ -4,7 +4,9 @@ A refusal names the setting, its value and what to use.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import field
+from functools import partial
 from typing import Any, Literal, NoReturn
 
 from exgrpo_cli.base.errors import InputError, nearest
@@ -29,25 +31,16 @@ def require(condition: bool, key: str, value: object, bound: str) -> None:
         raise InputError(f"{key} = {value!r} is out of range: use {bound}.")
 
 
-def require_positive(section: str, settings: object, *names: str) -> None:
-    """Raise InputError for the first of the named fields that is not a finite number above 0."""
+def require_each(valid: Callable[[float], bool], bound: str, section: str, settings: object, *names: str) -> None:
+    """Raise InputError for the first of the named fields that is not a finite number within the bound."""
     for name in names:
         value = getattr(settings, name)
-        require(math.isfinite(value) and value > 0, f"{section}.{name}", value, "a finite number above 0")
+        require(math.isfinite(value) and valid(value), f"{section}.{name}", value, bound)
 
 
-def require_fraction(section: str, settings: object, *names: str) -> None:
-    """Raise InputError for the first of the named fields that is not a number from 0 to 1."""
-    for name in names:
-        value = getattr(settings, name)
-        require(math.isfinite(value) and 0 <= value <= 1, f"{section}.{name}", value, "a number from 0 to 1")
-
-
-def require_non_negative(section: str, settings: object, *names: str) -> None:
-    """Raise InputError for the first of the named fields that is negative or not finite."""
-    for name in names:
-        value = getattr(settings, name)
-        require(math.isfinite(value) and value >= 0, f"{section}.{name}", value, "a finite number of at least 0")
+require_positive = partial(require_each, lambda value: value > 0, "a finite number above 0")
+require_fraction = partial(require_each, lambda value: 0 <= value <= 1, "a number from 0 to 1")
+require_non_negative = partial(require_each, lambda value: value >= 0, "a finite number of at least 0")
 
 
 def require_known(key: str, value: str, known: tuple[str, ...], *, python: bool = False) -> None:

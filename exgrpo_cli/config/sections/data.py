@@ -48,7 +48,7 @@ class DataSettings:
 
     @property
     def heldout_name(self) -> str:
-        """What the held-out questions are called wherever a score of theirs is shown."""
+        """Name of the held-out questions wherever a score of theirs is shown."""
         if not self.has_heldout:
             return "none"
         if self.heldout == "auto" and is_made(self.train):
@@ -69,7 +69,7 @@ class ArithmeticSettings:
     levels: tuple[int, ...] = (2, 3, 4, 5, 6, 7)
     """Operations per question."""
     shares: tuple[float, ...] = ()
-    """How many questions each level has beside the others, level by level; empty is equal shares."""
+    """Questions of each level beside the others, level by level; empty is equal shares."""
     seed: int = 0
     """Seed of the question set; independent of run.seed, so that runs of several seeds share their questions."""
 

@@ -17,7 +17,7 @@ class ObjectiveSettings:
     advantage: Literal["mean", "normalised"] = "mean"
     """`mean`: r - mean(r) (Dr.GRPO); `normalised`: divided by the group's standard deviation as well (GRPO)."""
     baseline: Literal["group", "history"] = "group"
-    """What rewards are compared with: the group's mean, or the question's own discounted pass rate over its visits."""
+    """Baseline of the rewards: the group's mean, or the question's own discounted pass rate over its visits."""
     history_discount: float = 0.5
     """d of the baseline `history`: what an older visit counts, beside the next one."""
     clip_low: float = 0.2
@@ -34,7 +34,7 @@ class ObjectiveSettings:
     replay_weight: float = 1.0
     """c: factor of the replayed tokens' part of the loss."""
     replay_denominator: Literal["joint", "own"] = "joint"
-    """What fresh and replayed sums are divided by: all rows of the mini-batch, or each kind by its own rows."""
+    """Denominator of fresh and replayed sums: all rows of the mini-batch, or each kind by its own rows."""
     importance: Literal["behaviour", "old"] = "behaviour"
     """Denominator of a replayed token's ratio: the policy that generated it, or this step's pi_old (an ablation)."""
     tis_cap: float = 2.0

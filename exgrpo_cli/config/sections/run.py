@@ -37,13 +37,13 @@ class RunSettings:
     steps: int = setting(150, resumable=True)
     """Rollout batches to train on."""
     budget: Budget = "steps"
-    """What the run may spend: `steps`, or tokens generated, tokens trained or seconds of training up to
+    """Kind of budget: `steps`, or tokens generated, tokens trained or seconds of training up to
     `budget_amount`. The run ends with the step that reaches it, after 4 x steps at the latest, and the learning rate
     follows the share that is spent."""
     budget_amount: float = setting(0.0, role="run")
     """Tokens or seconds of the budget; 0 with `steps`."""
     device: Literal["auto", "cpu", "cuda"] = setting("auto", role="machine", pinned=True)
-    """Where the policy lives; "auto" takes a GPU when one is visible."""
+    """Device of the policy; "auto" takes a GPU when one is visible."""
     threads: int = setting(0, role="machine", pinned=True)
     """CPU threads of torch; 0 takes half the cores and records the choice."""
     nproc: int = setting(1, role="machine", pinned=True, resumable=True)
@@ -239,7 +239,7 @@ class OptimSettings:
     schedule: Literal["constant", "linear"] = "constant"
     """`linear` decays to `final_fraction` of the learning rate over `horizon` steps."""
     final_fraction: float = 0.05
-    """Of the learning rate, at the end of a linear schedule."""
+    """Share of the learning rate that is left at the end of a linear schedule."""
     horizon: int = setting(0, pinned=True, resumable=True)
     """Steps of the decay; 0 is run.steps at the start of the run."""
     warmup_steps: int = setting(0, pinned=True)
@@ -310,15 +310,15 @@ class ValidationSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlurmSettings:
-    """What a job asks Slurm for: the `[slurm]` table of a configuration file, which no run's own settings hold.
+    """Resources that a job asks of Slurm: the `[slurm]` table of a configuration file, which no run's own settings hold.
 
     What is empty or 0 is left to the cluster's defaults.
     """
 
     partition: str = ""
-    """Where the jobs go."""
+    """Partition of the jobs."""
     account: str = ""
-    """Who pays."""
+    """Account that pays."""
     qos: str = ""
     """Quality of service."""
     constraint: str = ""
