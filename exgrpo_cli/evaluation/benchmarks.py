@@ -3,16 +3,13 @@
 A preset holds a `[source]` and a `[protocol]` table, or a `[suite]` of other benchmarks with the averages over them.
 """
 
-import typing
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from exgrpo_cli.base.errors import InputError, nearest
-from exgrpo_cli.config.settings import convert
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.config.settings import read_section
 from exgrpo_cli.presets import load_preset, preset_names
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,8 +92,8 @@ def load_benchmark(name: str) -> Benchmark:
     return Benchmark(
         name=name,
         title=preset["about"]["title"],
-        source=_read(BenchmarkSource, preset.get("source", {}), f"{where}: source"),
-        protocol=_read(Protocol, preset.get("protocol", {}), f"{where}: protocol"),
+        source=read_section("source", (BenchmarkSource,), [(where, preset.get("source", {}))]),
+        protocol=read_section("protocol", (Protocol,), [(where, preset.get("protocol", {}))]),
     )
 
 
@@ -152,11 +149,3 @@ def _suites() -> list[dict[str, list[str]]]:
 
 def _members(preset: Mapping[str, Any]) -> list[str]:
     return [name for members in preset["suite"]["averages"].values() for name in members]
-
-
-def _read(kind: type[T], table: Mapping[str, Any], where: str) -> T:
-    hints = typing.get_type_hints(kind)
-    for key in table:
-        if key not in hints:
-            raise InputError(f"{where}: unknown key {key!r}.{nearest(key, list(hints))}")
-    return kind(**{key: convert(value, hints[key], f"{where}.{key}") for key, value in table.items()})

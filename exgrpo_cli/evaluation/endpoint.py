@@ -2,19 +2,19 @@
 
 Each response is a request of its own with its own seed, so an interrupted evaluation samples what is left with the
 seeds it would have had. What may pass (a refused connection, a time-out, an overloaded or restarting server, an answer
-that is no completion) is tried again with growing pauses, and the user is told; what will not (a wrong model name, a
-host that does not exist) ends the work at once.
+that is no completion) is tried again with growing pauses, and the user is told; what will not (a wrong model name)
+ends the work at once.
 """
 
 import json
 import queue
-import socket
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from http.client import HTTPException
 from typing import Any, TypeVar
@@ -33,15 +33,10 @@ Prompt = str | tuple[Message, ...]
 _PASSING_CLIENT_ERRORS = (408, 409, 425, 429)
 _LONGEST_PAUSE_SECONDS = 60.0
 # Whatever ended a response but the limit ended it for good: a filter that cut it off would do so again.
-_STOP_REASONS = {
-    "stop": StopReason.EOS,
-    "content_filter": StopReason.EOS,
-    "tool_calls": StopReason.EOS,
-    "function_call": StopReason.EOS,
-    "length": StopReason.LENGTH,
-}
-_REFUSED_AT_FIRST = 3
-"""Attempts to connect to a server that has not answered yet: a mistyped port is refused for ever."""
+_STOP_REASONS = dict.fromkeys(("stop", "content_filter", "tool_calls", "function_call"), StopReason.EOS)
+_STOP_REASONS["length"] = StopReason.LENGTH
+_FIRST_ATTEMPTS = 3
+"""Attempts to reach a server that has not answered yet: a mistyped port is refused for ever."""
 _NOTE_EVERY_SECONDS = 30.0
 """Many requests fail together when a server does: one line tells of all."""
 
@@ -51,29 +46,24 @@ T = TypeVar("T")
 class _Passing(Exception):
     """An attempt failed in a way that may pass."""
 
-    def __init__(self, what: str, *, pause_seconds: float = 0.0, first_attempts: int | None = None) -> None:
+    def __init__(self, what: str, pause_seconds: float = 0.0) -> None:
         super().__init__(what)
         self.pause_seconds = pause_seconds
         """Pause that the server asked for."""
-        self.first_attempts = first_attempts
-        """Attempts worth making where the server has not answered yet; None for as many as ever."""
 
 
-class ThrottledLog:
-    """Passes a line on unless another one went out shortly before; called from any thread."""
+def throttled(note: Callable[[str], None]) -> Callable[[str], None]:
+    """`note`, called from any thread, but for lines that come shortly after another one."""
+    lock, last = threading.Lock(), -_NOTE_EVERY_SECONDS
 
-    def __init__(self, note: Callable[[str], None], every_seconds: float = _NOTE_EVERY_SECONDS) -> None:
-        self._note = note
-        self._every_seconds = every_seconds
-        self._lock = threading.Lock()
-        self._last = -every_seconds
+    def tell(text: str) -> None:
+        nonlocal last
+        with lock:
+            if time.monotonic() - last >= _NOTE_EVERY_SECONDS:
+                last = time.monotonic()
+                note(text)
 
-    def __call__(self, text: str) -> None:
-        with self._lock:
-            now = time.monotonic()
-            if now - self._last >= self._every_seconds:
-                self._last = now
-                self._note(text)
+    return tell
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,9 +105,8 @@ class Endpoint:
         self, name: str, protocol: Protocol, asked: tuple[QuestionRecord, ...], *, fits_window: bool
     ) -> Prepared:
         """See `LocalModel.prepare`; only the server knows its window: it refuses what exceeds it."""
-        template = "chat" if protocol.template == "auto" else protocol.template
+        template, requires_box = "chat" if protocol.template == "auto" else protocol.template, protocol.requires_box
         prompts = {record.question.id: endpoint_prompt(template, record.question) for record in asked}
-        requires_box = protocol.requires_box
         return Prepared(
             asked=tuple(replace(record, prompt_text=_prompt_text(prompts[record.question.id])) for record in asked),
             template=template,
@@ -162,17 +151,18 @@ class Endpoint:
         arrived: queue.SimpleQueue[tuple[int, int, Response | RunError | None]] = queue.SimpleQueue()
 
         def work() -> None:
-            while (job := _next(wanted)) is not None:
-                index, member, prompt, seed = job
-                outcome: Response | RunError | None = None
-                try:
-                    outcome = self.respond(prompt, seed, params)
-                except RunError as error:
-                    wanted.clear()
-                    outcome = error
-                finally:
-                    # Whatever happened: the other side waits for one outcome per request.
-                    arrived.put((index, member, outcome))
+            with suppress(IndexError):
+                while True:
+                    index, member, prompt, seed = wanted.popleft()
+                    outcome: Response | RunError | None = None
+                    try:
+                        outcome = self.respond(prompt, seed, params)
+                    except RunError as error:
+                        wanted.clear()
+                        outcome = error
+                    finally:
+                        # Whatever happened: the other side waits for one outcome per request.
+                        arrived.put((index, member, outcome))
 
         # Daemon threads: a Ctrl-C must not wait for a server that takes minutes to answer.
         for _ in range(min(self.parallel, total)):
@@ -190,13 +180,8 @@ class Endpoint:
 
     def respond(self, prompt: Prompt, seed: int, params: SamplingParams) -> Response:
         """One response. Raises RunError when the attempts are used up, or the server refuses the request."""
-        body: dict[str, Any] = {
-            "model": self.model,
-            "seed": seed,
-            "temperature": params.temperature,
-            "top_p": params.top_p,
-            "max_tokens": params.max_new_tokens,
-        }
+        body: dict[str, Any] = {"model": self.model, "seed": seed, "max_tokens": params.max_new_tokens}
+        body |= {"temperature": params.temperature, "top_p": params.top_p}
         if isinstance(prompt, str):
             path, body["prompt"] = "/completions", prompt
         else:
@@ -205,22 +190,19 @@ class Endpoint:
 
     def _with_patience(self, attempt: Callable[[], T], *, first: bool = False) -> T:
         """`attempt` until it succeeds; `first` is less patient with an address where nobody has answered yet."""
-        pause, number = self.backoff_seconds, 1
-        while True:
+        most = min(self.attempts, _FIRST_ATTEMPTS) if first else self.attempts
+        for number in range(1, most + 1):
             try:
                 return attempt()
             except _Passing as error:
-                most = min(self.attempts, (error.first_attempts if first else None) or self.attempts)
-                if number >= most:
-                    advice = "Finished questions are kept: run the same command again once it answers."
-                    advice = "Is the server up, and --endpoint its address?" if first else advice
-                    times = "once" if number == 1 else f"{number} times, last"
-                    raise RunError(f"{self.base} failed {times} with: {error}. {advice}") from error
-                number += 1
-                wait = min(max(pause, error.pause_seconds), _LONGEST_PAUSE_SECONDS)
-                self.note(f"{self.base}: {error}; attempt {number} of {most} in {wait:.0f} s")
-            time.sleep(wait)
-            pause *= 2
+                said, cause, asked = str(error), error, error.pause_seconds
+            if number < most:
+                wait = min(max(self.backoff_seconds * 2 ** (number - 1), asked), _LONGEST_PAUSE_SECONDS)
+                self.note(f"{self.base}: {said}; attempt {number + 1} of {most} in {wait:.0f} s")
+                time.sleep(wait)
+        advice = "Finished questions are kept: run the same command again once it answers."
+        advice = "Is the server up, and --endpoint its address?" if first else advice
+        raise RunError(f"{self.base} failed {most} times, last with: {said}. {advice}") from cause
 
     def _call(self, path: str, body: Mapping[str, Any] | None, timeout: float | None = None) -> Any:
         try:
@@ -232,9 +214,10 @@ class Endpoint:
             pause = error.headers.get("Retry-After") or ""
             # Seconds; a date is not read.
             seconds = float(pause) if pause.replace(".", "", 1).isdecimal() else 0.0
-            raise _Passing(f"status {error.code} {text}", pause_seconds=seconds) from error
+            raise _Passing(f"status {error.code} {text}", seconds) from error
         except (OSError, HTTPException) as error:
-            raise _unreachable(error) from error
+            reason = getattr(error, "reason", None) or error
+            raise _Passing(getattr(reason, "strerror", None) or str(reason) or type(reason).__name__) from error
         except ValueError as error:
             raise _Passing(f"an answer that is not JSON ({error})") from error
 
@@ -269,23 +252,6 @@ def _prompt_text(prompt: Prompt) -> str:
     return prompt if isinstance(prompt, str) else json.dumps([asdict(turn) for turn in prompt], ensure_ascii=False)
 
 
-def _next(wanted: "deque[T]") -> T | None:
-    try:
-        return wanted.popleft()
-    except IndexError:
-        return None
-
-
-def _unreachable(error: OSError | HTTPException) -> _Passing:
-    """No answer came: it may pass, but hardly for a host of no such name or a port where nobody has listened yet."""
-    reason = getattr(error, "reason", None) or error
-    if isinstance(reason, socket.gaierror):
-        return _Passing(f"the host is not known ({reason.strerror})", first_attempts=1)
-    refused = _REFUSED_AT_FIRST if isinstance(reason, ConnectionRefusedError) else None
-    said = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
-    return _Passing(said, first_attempts=refused)
-
-
 def _model_names(reply: Any) -> list[str]:
     try:
         return [str(entry["id"]) for entry in reply["data"]]
@@ -294,21 +260,16 @@ def _model_names(reply: Any) -> list[str]:
 
 
 def _response(reply: Any) -> Response:
-    missing = ""
     try:
         choice = reply["choices"][0]
-        text = choice["message"]["content"] if "message" in choice else choice["text"]
-        num_tokens = reply["usage"]["completion_tokens"]
-        reason = _STOP_REASONS[choice["finish_reason"]]
-        # Python counts True as a number.
-        counted = isinstance(num_tokens, int) and not isinstance(num_tokens, bool) and num_tokens >= 0
-        if counted and (text is None or isinstance(text, str)):
-            # A thinking model cut off before its answer has no content. JSON may hold half a surrogate pair, a file
-            # may not.
-            whole = (text or "").encode("utf-8", "replace").decode("utf-8")
+        # A thinking model cut off before its answer has no content.
+        text = (choice["message"]["content"] if "message" in choice else choice["text"]) or ""
+        num_tokens, reason = reply["usage"]["completion_tokens"], _STOP_REASONS[choice["finish_reason"]]
+        if type(num_tokens) is int and num_tokens >= 0 and isinstance(text, str):
+            # JSON may hold half a surrogate pair, a file may not.
+            whole = text.encode("utf-8", "replace").decode("utf-8")
             return Response(text=whole, num_tokens=num_tokens, stop_reason=reason, logprob=None)
-    except KeyError as error:
-        missing = f", {error} is missing or unknown"
-    except (IndexError, TypeError):
-        pass
+        missing = ""
+    except (KeyError, IndexError, TypeError) as error:
+        missing = f", {error} is missing or unknown" if isinstance(error, KeyError) else ""
     raise _Passing(f"an answer that is no completion{missing} ({str(reply)[:200]})")

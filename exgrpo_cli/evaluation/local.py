@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from jaxtyping import Int32
 
-from exgrpo_cli.base.errors import InputError, nearest
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import Message, Question, Rollout, RolloutRequest, SamplingParams
 from exgrpo_cli.engines.protocols import Generator
 from exgrpo_cli.engines.vllm.start import VLLMSettings, config_overrides, require_vllm
@@ -18,7 +18,7 @@ from exgrpo_cli.evaluation.models import ModelChoice, choose_model
 from exgrpo_cli.evaluation.records import QuestionRecord
 from exgrpo_cli.evaluation.sampling import OnResponse, Prepared, Respond, Response, sample_seeds
 from exgrpo_cli.evaluation.stamp import model_hash, package_version
-from exgrpo_cli.models.load import declared_ends, decode_response, load_folder, load_tokenizer, locate, read_tokenizer
+from exgrpo_cli.models.load import declared_ends, decode_response, load_folder, load_tokenizer, locate
 from exgrpo_cli.questions.prompts import answer_format, choose_template, encode, render
 from exgrpo_cli.runs.manifest import require_model
 
@@ -53,24 +53,23 @@ class LocalModel:
     """A model that is loaded when the first answer is wanted."""
 
     def __init__(
-        self,
-        choice: ModelChoice,
-        *,
-        engine: str,
-        device: str,
-        threads: int,
-        tensor_parallel: int = 1,
+        self, choice: ModelChoice, *, engine: str, device: str, threads: int, tensor_parallel: int = 1
     ) -> None:
-        """Raises InputError for an engine that is unknown, not installed, or cannot do what is asked."""
-        if device == "cuda" and not torch.cuda.is_available():
+        """Raises InputError for an engine that is not installed, or cannot do what is asked."""
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if device == "cuda" and not gpus:
             raise InputError("--device cuda, but no GPU is visible: use --device cpu, or check CUDA_VISIBLE_DEVICES.")
-        self._device = torch.device(device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
-        self._engine = engine
-        self._tensor_parallel = tensor_parallel
-        self._check_engine()
+        self._device = torch.device(device if device != "auto" else "cuda" if gpus else "cpu")
+        self._engine, self._tensor_parallel = engine, tensor_parallel
+        if engine == "vllm":
+            require_vllm(self._device.type)
+        elif tensor_parallel > 1:
+            raise InputError(f"--tensor-parallel {tensor_parallel} needs --engine vllm: the hf engine has one process.")
+        if self._device.type == "cuda" and tensor_parallel > gpus:
+            raise InputError(f"--tensor-parallel {tensor_parallel} needs as many GPUs, and {gpus} are visible.")
         # A run's own number of threads adds up in the order of its validation.
         torch.set_num_threads(choice.config.run.threads if choice.run is not None else threads)
-        self._choice = choice
+        self._choice, self._max_rows = choice, choice.config.rollout.max_rows
         own = choice.config.backbone.dtype
         if choice.run is None or own == "auto":
             own = "bfloat16" if self._device.type == "cuda" else "float32"
@@ -81,19 +80,6 @@ class LocalModel:
         self._max_tokens = 0
         """Longest prompt and response of all benchmarks prepared so far."""
         self._opened: tuple[Generator, Decode] | None = None
-
-    def _check_engine(self) -> None:
-        if self._engine not in ("hf", "vllm"):
-            raise InputError(f"--engine {self._engine!r} is not known.{nearest(self._engine, ['hf', 'vllm'])}")
-        ranks = self._tensor_parallel
-        if self._engine == "vllm":
-            require_vllm(self._device.type)
-        elif ranks > 1:
-            raise InputError(f"--tensor-parallel {ranks} needs --engine vllm: the hf engine has one process.")
-        if self._device.type == "cuda" and ranks > torch.cuda.device_count():
-            raise InputError(
-                f"--tensor-parallel {ranks} needs as many GPUs, and {torch.cuda.device_count()} are visible."
-            )
 
     def prepare(
         self, name: str, protocol: Protocol, asked: tuple[QuestionRecord, ...], *, fits_window: bool
@@ -140,10 +126,6 @@ class LocalModel:
         if self._opened is not None:
             self._opened[0].close()
 
-    @property
-    def _max_rows(self) -> int:
-        return self._choice.config.rollout.max_rows
-
     def _room(self, name: str, longest: str, prompt_tokens: int, max_tokens: int, *, fits_window: bool) -> int:
         """New tokens that each question may have; the same for all, so that a limit is part of the protocol."""
         config = json.loads((self._folder / "config.json").read_text(encoding="utf-8"))
@@ -173,7 +155,7 @@ class LocalModel:
     def _open_vllm(self) -> tuple[Generator, Decode]:
         from exgrpo_cli.engines.vllm.generator import VLLMGenerator
 
-        backbone, tokenizer = self._backbone, read_tokenizer(self._folder)
+        backbone, tokenizer = self._backbone, self._tokenizer
         ends = declared_ends(self._folder, tokenizer)
         settings = VLLMSettings(
             folder=self._folder,
@@ -213,18 +195,15 @@ def sample(
         raise InputError("the question is empty: write it in quotes after the model.")
     choice = choose_model(model)
     limit = max_tokens or (choice.config.rollout.max_response_tokens if choice.run is not None else 512)
-    asked = QuestionRecord(
-        question=Question(
-            id="question", prompt=(Message(role="user", content=question),), answer="", source="command line"
-        )
-    )
+    prompt = (Message(role="user", content=question),)
+    asked = QuestionRecord(question=Question(id="question", prompt=prompt, answer="", source="command line"))
     responses: dict[int, Response] = {}
     local = LocalModel(choice, engine=engine, device=device, threads=threads)
     try:
         protocol = Protocol(temperature=temperature, max_tokens=limit)
         prepared = local.prepare("question", protocol, (asked,), fits_window=True)
         params = SamplingParams(temperature=temperature, top_p=1.0, max_new_tokens=prepared.max_tokens)
-        requests = [(asked.question.id, sample_seeds(seed, asked.question.id, samples))]
+        requests = [("question", sample_seeds(seed, "question", samples))]
         prepared.open()(requests, params, lambda _, member, response: responses.update({member: response}))
     finally:
         local.close()

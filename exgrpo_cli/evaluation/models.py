@@ -1,4 +1,4 @@
-"""The model that a name means: a run and its checkpoint, a model folder, a GGUF file, a backbone preset, or a hub id."""
+"""The model that a name means: a run or its checkpoint, a model folder, a GGUF file, a backbone preset, a hub id."""
 
 import re
 from dataclasses import dataclass

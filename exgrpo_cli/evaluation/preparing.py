@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from exgrpo_cli.base.console.reporter import Reporter, make_reporter
 from exgrpo_cli.base.errors import InputError, Interrupted
@@ -57,21 +57,14 @@ class PrepareRequest:
 
     def plan(self) -> "PreparePlan":
         """Everything that is known before a row is read; raises InputError for what cannot be read or written."""
-        options = dict(self.options)
-        if self.max_prompt_tokens is not None:
-            options["data"] = {"max_prompt_tokens": self.max_prompt_tokens}
-        if self.backbone is None and (self.show or self.max_prompt_tokens is not None):
+        limit = {} if self.max_prompt_tokens is None else {"data": {"max_prompt_tokens": self.max_prompt_tokens}}
+        if self.backbone is None and (self.show or limit):
             option = "--show" if self.show else "--max-prompt-tokens"
             raise InputError(
                 f"{option} counts tokens: name the tokenizer with --backbone, for example --backbone tiny."
             )
-        settings = build_config(
-            backbone=self.backbone,
-            config_file=self.config_file,
-            options=options,
-            assignments=self.assignments,
-            allow_code=self.allow_code,
-        )
+        names = ("backbone", "config_file", "assignments", "allow_code")
+        settings = build_config(options={**self.options, **limit}, **{name: getattr(self, name) for name in names})
         check_functions(settings)
         audit = PrepareOptions(
             layout=self.layout,
@@ -89,8 +82,7 @@ class PrepareRequest:
         return PreparePlan(request=self, settings=settings, options=audit, output=output)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
+class Prepared(NamedTuple):
     """Reports of what was written, and the first prompts as the backbone sees them."""
 
     reports: Sequence[PrepareReport]
@@ -139,7 +131,12 @@ class PreparePlan:
         """Read, audit and write. Raises InputError and RunError as `prepare` does, Interrupted after Ctrl-C."""
         request, reporter = self.request, make_reporter(quiet=quiet)
         try:
-            limit = None if request.backbone is None else _prompt_limit(self.settings, reporter)
+            limit = None
+            if request.backbone is not None:
+                data, tiny = self.settings.data, self.settings.tiny
+                tokenizer = load_tokenizer(self.settings.backbone, tiny, reporter.progress)
+                template = choose_template(data.template, tokenizer)
+                limit = PromptLimit(template=template, tokenizer=tokenizer, max_tokens=data.max_prompt_tokens)
             benchmarks = _benchmarks(request.decontaminate, reporter)
             options = replace(self.options, prompt_limit=limit, benchmarks=benchmarks)
             reports = prepare(request.source, self.output, options, reporter.progress)
@@ -150,19 +147,12 @@ class PreparePlan:
             ) from None
         finally:
             reporter.close()
-        return Prepared(reports=reports, shown=_rendered(reports[0].questions[: request.show], limit))
-
-
-def _prompt_limit(settings: Config, reporter: Reporter) -> PromptLimit:
-
-    tokenizer = load_tokenizer(settings.backbone, settings.tiny, reporter.progress)
-    template = choose_template(settings.data.template, tokenizer)
-    return PromptLimit(template=template, tokenizer=tokenizer, max_tokens=settings.data.max_prompt_tokens)
+        shown = [] if limit is None else [_seen(question, limit) for question in reports[0].questions[: request.show]]
+        return Prepared(reports, shown)
 
 
 def _benchmarks(decontaminate: str | None, reporter: Reporter) -> dict[str, list[str]]:
     """Question texts of each benchmark, by name or from a file or folder of any layout."""
-
     texts: dict[str, list[str]] = {}
     for name in filter(None, (part.strip() for part in (decontaminate or "").split(","))):
         if Path(name).exists():
@@ -179,16 +169,7 @@ def _benchmarks(decontaminate: str | None, reporter: Reporter) -> dict[str, list
     return texts
 
 
-def _rendered(questions: Sequence[Question], limit: PromptLimit | None) -> list[dict[str, Any]]:
-    """The first prompts as the backbone sees them."""
-
-    if limit is None:
-        return []
-    return [
-        {
-            "id": question.id,
-            "tokens": len(encode(limit.template, question, limit.tokenizer)),
-            "text": seen_text(limit.template, question, limit.tokenizer),
-        }
-        for question in questions
-    ]
+def _seen(question: Question, limit: PromptLimit) -> dict[str, Any]:
+    """A prompt as the backbone sees it."""
+    seen = limit.template, question, limit.tokenizer
+    return {"id": question.id, "tokens": len(encode(*seen)), "text": seen_text(*seen)}

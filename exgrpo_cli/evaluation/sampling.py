@@ -71,55 +71,39 @@ def sample_and_grade(
     `on_record` gets each question's finished record once, in the order in which questions finish.
     """
     requests = [(asked.question.id, sample_seeds(seed, asked.question.id, samples)) for asked in questions]
-    collector = _Collector(questions, [seeds for _, seeds in requests], pool, answer_format, on_record)
-    try:
-        respond(requests, params, collector.take)
-    finally:
-        # When the source fails or the user stops it, what has been sampled to the end is still worth its verdicts.
-        collector.hand_over(wait=True)
-    missing = len(questions) - len(collector.finished)
-    assert not missing, f"{missing} questions were not sampled to the end"
-    return Evaluation(records=tuple(collector.finished[index] for index in range(len(questions))))
+    graded: list[dict[int, tuple[Response, Future[Verdict]]]] = [{} for _ in questions]
+    sampled: list[int] = []
+    finished: dict[int, QuestionRecord] = {}
 
+    def take(index: int, member: int, response: Response) -> None:
+        # A finished response goes to the grader at once.
+        item = questions[index].grading_item(response.text, response.stop_reason, answer_format)
+        graded[index][member] = (response, pool.submit(item))
+        if len(graded[index]) == samples:
+            sampled.append(index)
+        hand_over(wait=False)
 
-class _Collector:
-    """Brings responses and their verdicts together, question by question."""
-
-    def __init__(
-        self,
-        questions: Sequence[QuestionRecord],
-        seeds: Sequence[tuple[int, ...]],
-        pool: GradingPool,
-        answer_format: AnswerFormat,
-        on_record: Callable[[QuestionRecord], None],
-    ) -> None:
-        self._questions = questions
-        self._seeds = seeds
-        self._pool = pool
-        self._answer_format = answer_format
-        self._on_record = on_record
-        self._graded: list[dict[int, tuple[Response, Future[Verdict]]]] = [{} for _ in questions]
-        self._sampled: list[int] = []
-        self.finished: dict[int, QuestionRecord] = {}
-
-    def take(self, index: int, member: int, response: Response) -> None:
-        """A finished response: it goes to the grader at once."""
-        item = self._questions[index].grading_item(response.text, response.stop_reason, self._answer_format)
-        self._graded[index][member] = (response, self._pool.submit(item))
-        if len(self._graded[index]) == len(self._seeds[index]):
-            self._sampled.append(index)
-        self.hand_over(wait=False)
-
-    def hand_over(self, *, wait: bool) -> None:
+    def hand_over(*, wait: bool) -> None:
         """Pass on the sampled questions whose verdicts are in; with `wait`, all sampled ones."""
-        ready = [i for i in self._sampled if wait or all(verdict.done() for _, verdict in self._graded[i].values())]
+        ready = [i for i in sampled if wait or all(verdict.done() for _, verdict in graded[i].values())]
         for index in ready:
             # Out of the list first: `on_record` may raise, and this is then called again for what is left.
-            self._sampled.remove(index)
-            graded, self._graded[index] = self._graded[index], {}
-            samples = tuple(
-                Sample(member=member, seed=seed, verdict=graded[member][1].result(), **asdict(graded[member][0]))
-                for member, seed in enumerate(self._seeds[index])
+            sampled.remove(index)
+            own, graded[index] = graded[index], {}
+            finished[index] = replace(
+                questions[index],
+                samples=tuple(
+                    Sample(member=member, seed=seed, verdict=own[member][1].result(), **asdict(own[member][0]))
+                    for member, seed in enumerate(requests[index][1])
+                ),
             )
-            self.finished[index] = replace(self._questions[index], samples=samples)
-            self._on_record(self.finished[index])
+            on_record(finished[index])
+
+    try:
+        respond(requests, params, take)
+    finally:
+        # When the source fails or the user stops it, what has been sampled to the end is still worth its verdicts.
+        hand_over(wait=True)
+    missing = len(questions) - len(finished)
+    assert not missing, f"{missing} questions were not sampled to the end"
+    return Evaluation(records=tuple(finished[index] for index in range(len(questions))))

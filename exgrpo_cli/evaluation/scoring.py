@@ -84,18 +84,20 @@ def score_folder(folder: ResultsFolder, pool: GradingPool, second_graders: Seque
         result["maj_at_k"] = majority_at_k(evaluation.records, answer_format, pool)
     beside = graders_beside(own, (record.question for record in evaluation.records))
     by_second: dict[str, list[Verdict]] = {}
+    apart: list[dict[str, Any]] = []
     for grader in dict.fromkeys((*beside, *second_graders)):
         with nullcontext(pool) if pool.has(grader) else open_pool(grader) as second_pool:
             by_second[grader] = regrade(evaluation, answer_format, second_pool, grader=grader)
+        figures = evaluation.with_verdicts(by_second[grader]).figures()
+        kept = {key: figures[key] for key in ("avg_at_k", "low", "high", "verdicts")}
+        rows = _disagreements(evaluation, own, grader, by_second[grader])
+        result.setdefault("second_graders", {})[grader] = kept | {
+            "version": grader_version(grader),
+            "disagreements": len(rows),
+        }
+        apart += rows
     if by_second:
-        apart = {name: _disagreements(evaluation, own, name, verdicts) for name, verdicts in by_second.items()}
-        result["second_graders"] = {}
-        for name, verdicts in by_second.items():
-            figures = evaluation.with_verdicts(verdicts).figures()
-            kept = {key: figures[key] for key in ("avg_at_k", "low", "high", "verdicts")}
-            more = {"version": grader_version(name), "disagreements": len(apart[name])}
-            result["second_graders"][name] = kept | more
-        write_json_lines(folder.path / DISAGREEMENTS_FILE, (row for rows in apart.values() for row in rows))
+        write_json_lines(folder.path / DISAGREEMENTS_FILE, apart)
     result["protocol"] = stamp
     write_samples(folder.path / "samples.parquet", evaluation, by_second)
     write_json(folder.path / "results.json", result)
@@ -168,23 +170,13 @@ def write_samples(path: Path, evaluation: Evaluation, by_second: Mapping[str, Se
     import pyarrow.parquet as pq
 
     numbers = {"member": pa.int32(), "seed": pa.int64(), "tokens": pa.int32(), "logprob": pa.float64()}
-    rows = [
-        {
-            "question_id": record.question.id,
-            "member": sample.member,
-            "seed": sample.seed,
-            "prompt": record.prompt_text,
-            "text": sample.text,
-            "gold": record.question.answer,
-            "verdict": sample.verdict.value,
-            "tokens": sample.num_tokens,
-            "stop_reason": sample.stop_reason.value,
-            "logprob": sample.logprob,
-            "level": record.question.level,
-        }
-        for record in evaluation.records
-        for sample in record.samples
-    ]
+    rows = []
+    for record in evaluation.records:
+        of_question = {"question_id": record.question.id, "prompt": record.prompt_text, "gold": record.question.answer}
+        for sample in record.samples:
+            own = {name: getattr(sample, name) for name in ("member", "seed", "text", "logprob")}
+            ended = {"stop_reason": sample.stop_reason.value, "tokens": sample.num_tokens}
+            rows.append(of_question | own | ended | {"verdict": sample.verdict.value, "level": record.question.level})
     columns = {name: pa.array([row[name] for row in rows], numbers.get(name, pa.string())) for name in rows[0]}
     for name, verdicts in by_second.items():
         columns[f"verdict_{name}"] = pa.array([verdict.value for verdict in verdicts], pa.string())

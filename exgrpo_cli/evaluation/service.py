@@ -15,7 +15,7 @@ from exgrpo_cli.base.types import SamplingParams
 from exgrpo_cli.config.names import PREFIX
 from exgrpo_cli.evaluation.benchmarks import Benchmark, benchmark_title, load_benchmarks, own_benchmark
 from exgrpo_cli.evaluation.comparison import results_in
-from exgrpo_cli.evaluation.endpoint import Endpoint, ThrottledLog
+from exgrpo_cli.evaluation.endpoint import Endpoint, throttled
 from exgrpo_cli.evaluation.folder import ResultsFolder
 from exgrpo_cli.evaluation.models import ModelChoice, choose_model
 from exgrpo_cli.evaluation.progress import EvaluationProgress
@@ -74,18 +74,13 @@ class EvaluationPlan:
 
     def to_json(self) -> dict[str, Any]:
         """The object that `--dry-run --json` prints: the model, and the protocol and folder of each benchmark."""
-        source = self.request.endpoint or (self.choice.config.backbone.source if self.choice else "")
-        return {
-            "model": {"name": self.model, "source": source},
-            "benchmarks": {
-                benchmark.name: {
-                    "source": str(self.request.data) if self.request.data else benchmark.source.dataset,
-                    "folder": str(self.folders[benchmark.name]),
-                    **asdict(benchmark.protocol),
-                }
-                for benchmark in self.benchmarks
-            },
-        }
+        request, benchmarks = self.request, {}
+        for each in self.benchmarks:
+            source = str(request.data) if request.data else each.source.dataset
+            own = {"source": source, "folder": str(self.folders[each.name])}
+            benchmarks[each.name] = own | asdict(each.protocol)
+        source = request.endpoint or (self.choice.config.backbone.source if self.choice else "")
+        return {"model": {"name": self.model, "source": source}, "benchmarks": benchmarks}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,7 +161,7 @@ def _open_asker(plan: EvaluationPlan, note: Callable[[str], None]) -> "Asker":
     request = plan.request
     if plan.choice is None:
         key, url = os.environ.get("OPENAI_API_KEY"), str(request.endpoint)
-        endpoint = Endpoint(url=url, model=plan.model, api_key=key, note=ThrottledLog(note))
+        endpoint = Endpoint(url=url, model=plan.model, api_key=key, note=throttled(note))
         endpoint.check()
         return endpoint
     from exgrpo_cli.evaluation.local import LocalModel
@@ -310,7 +305,6 @@ def rescore_folders(paths: Sequence[Path], second_graders: Sequence[str], summar
     user as its grader: no evaluation of ours writes that, and whoever sent the folder would choose what runs here.
     """
     results: dict[str, dict[str, Any]] = {}
-    models = []
     for path in paths:
         with ResultsFolder.open(path) as folder:
             grader = folder.stamp["grader"]["name"]
@@ -321,9 +315,9 @@ def rescore_folders(paths: Sequence[Path], second_graders: Sequence[str], summar
                 )
             with open_pool(grader) as pool:
                 rescore(folder, pool)
-                results[folder.stamp["benchmark"]["name"]] = score_folder(folder, pool, second_graders)
-            models.append(folder.stamp["model"]["name"])
-    return _report(models[0], results, summary_folder)
+                results[folder.benchmark] = score_folder(folder, pool, second_graders)
+    first = next(iter(results.values()))
+    return _report(first["protocol"]["model"]["name"], results, summary_folder)
 
 
 def _override(benchmark: Benchmark, values: Mapping[str, Any]) -> Benchmark:

