@@ -15,7 +15,6 @@ from exgrpo_cli.config.settings import Config, Layer
 from exgrpo_cli.evaluation.benchmarks import load_benchmarks
 from exgrpo_cli.evaluation.questions import benchmark_questions
 from exgrpo_cli.models.load import load_tokenizer
-from exgrpo_cli.questions.audit import Tally
 from exgrpo_cli.questions.files import stem_of, suffix_of
 from exgrpo_cli.questions.layouts import NamedFields
 from exgrpo_cli.questions.prepare import (
@@ -156,7 +155,7 @@ def _benchmarks(decontaminate: str | None, reporter: Reporter) -> dict[str, list
     texts: dict[str, list[str]] = {}
     for name in filter(None, (part.strip() for part in (decontaminate or "").split(","))):
         if Path(name).exists():
-            read = read_source(name, NamedFields(), Tally(), reporter.progress)
+            read = read_source(name, NamedFields(), reporter.progress)
             # Files of one name in different folders count as one benchmark.
             texts.setdefault(stem_of(Path(name)), []).extend(question_text(question) for question in read.questions)
             continue

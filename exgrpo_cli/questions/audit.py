@@ -12,7 +12,7 @@ import re
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -54,12 +54,12 @@ _MAX_COMPARED = 4
 _MAX_CHARS = 100_000
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class Finding:
     """Count of one reason, with examples."""
 
     count: int = 0
-    examples: tuple[str, ...] = ()
+    examples: list[str] = field(default_factory=list)
     """At most three, each on one line."""
 
 
@@ -68,11 +68,10 @@ class Tally(dict[str, Finding]):
 
     def add(self, reason: str, example: str) -> None:
         """Count `reason` once more; keep `example`, cut to a line, while there are few."""
-        found = self.get(reason, Finding())
-        examples = found.examples
-        if len(examples) < _MAX_EXAMPLES:
-            examples = (*examples, one_line(example))
-        self[reason] = Finding(count=found.count + 1, examples=examples)
+        found = self.setdefault(reason, Finding())
+        found.count += 1
+        if len(found.examples) < _MAX_EXAMPLES:
+            found.examples.append(one_line(example))
 
     @property
     def total(self) -> int:
@@ -110,12 +109,14 @@ def gold_reasons(questions: Sequence[Question], pool: GradingPool) -> list[Reaso
     """The reason why the gold of a question does not verify against itself; None where it does."""
     golds = [question.answer for question in questions]
     verdicts = pool.verify_gold(golds, [question.metadata for question in questions])
-    reasons = [_GOLD_REASONS.get(verdict) for verdict in verdicts]
-    unparsable = [place for place, verdict in enumerate(verdicts) if verdict is Verdict.UNPARSABLE_GOLD]
-    parts = pool.reads_in_part([golds[place] for place in unparsable])
-    for place, is_part in zip(unparsable, parts, strict=True):
-        if is_part:
-            reasons[place] = "gold is read only in part"
+    unparsable = [gold for gold, verdict in zip(golds, verdicts, strict=True) if verdict is Verdict.UNPARSABLE_GOLD]
+    in_part = dict(zip(unparsable, pool.reads_in_part(unparsable), strict=True))
+    reasons = [
+        "gold is read only in part"
+        if verdict is Verdict.UNPARSABLE_GOLD and in_part[gold]
+        else _GOLD_REASONS.get(verdict)
+        for gold, verdict in zip(golds, verdicts, strict=True)
+    ]
     return [
         None if reason is None else (reason, f"{question.id}: {question.answer}")
         for question, reason in zip(questions, reasons, strict=True)

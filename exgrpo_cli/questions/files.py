@@ -1,14 +1,13 @@
-"""Rows of one local file, streamed: parquet, jsonl, json, csv and tsv, each row a mapping of column names to values.
+"""Rows of one local file: parquet, jsonl, json, csv and tsv, each row a mapping of column names to values.
 
-Only the columns asked for are decoded where the format allows it, so that reasoning traces beside the questions cost
-neither time nor memory. Rows and lines are counted from 1 in messages.
+All but json are streamed, and only the columns asked for are decoded where the format allows it, so that reasoning
+traces beside the questions cost neither time nor memory. Rows and lines are counted from 1 in messages.
 """
 
 import csv
 import gzip
 import io
 import json
-import re
 import zlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -34,14 +33,11 @@ PlacedRow = tuple[int, Row]
 
 _BATCH_ROWS = 256
 _CHUNK_CHARS = 1 << 20
-# A row longer than this is no row of questions, and looking for its end must not fill the memory.
-_MAX_ROW_CHARS = 1 << 26
+# A field longer than this is none of a question, and looking for its end must not fill the memory.
+_MAX_FIELD_CHARS = 1 << 26
 _MAX_DIGITS = 4000
-_BETWEEN_ROWS = re.compile(r"[\s,]*")
-# Rows as one member of an object, after members that are plain values.
-_ROWS_IN_OBJECT = re.compile(
-    r"""\{\s*(?:"[^"]*"\s*:\s*(?:"(?:[^"\\]|\\.)*"|[\w.+-]+)\s*,\s*)*"(?:data|examples|questions|rows)"\s*:\s*\["""
-)
+_NAMES_OF_ROWS = ("data", "examples", "questions", "rows")
+"""Members of a JSON object that may hold its rows."""
 
 
 def suffix_of(name: str) -> str:
@@ -165,44 +161,26 @@ def _iter_jsonl(file: Path) -> Iterator[PlacedRow]:
 
 
 def _iter_json(file: Path) -> Iterator[PlacedRow]:
-    """An array of rows, an object with such an array (`{"data": [...]}`), or rows one after another (JSON lines)."""
-    number = 0
-    decoder = json.JSONDecoder(parse_int=_integer)
-    with _open_text(file) as text:
-        buffer = text.read(_CHUNK_CHARS).lstrip()
-        opening = _ROWS_IN_OBJECT.match(buffer)
-        is_array = opening is not None or buffer.startswith("[")
-        place = opening.end() if opening is not None else int(is_array)
-        while True:
-            place = _BETWEEN_ROWS.match(buffer, place).end()  # type: ignore[union-attr]
-            where = f"{file}: row {number + 1}"
-            try:
-                row, place = decoder.raw_decode(buffer, place)
-            except json.JSONDecodeError as error:
-                # Either the row goes on in the next chunk, or the file ends, or the text is malformed.
-                buffer, place = buffer[place:], 0
-                more = text.read(max(_CHUNK_CHARS, len(buffer))) if len(buffer) < _MAX_ROW_CHARS else ""
-                if more:
-                    buffer += more
-                    continue
-                if _is_end(buffer.rstrip(), is_array=is_array, in_object=opening is not None):
-                    return
-                raise InputError(f"{where} is not JSON: {error.msg}.") from error
-            except RecursionError as error:
-                raise _too_deep(where) from error
-            number += 1
-            yield number, _object(row, where)
-
-
-def _is_end(rest: str, *, is_array: bool, in_object: bool) -> bool:
-    """Whether what stands behind the last row closes what was opened; in an object other members may follow."""
-    if in_object:
-        return rest.startswith("]") and rest.endswith("}")
-    return rest == ("]" if is_array else "")
+    """An array of rows, an object with such an array (`{"data": [...]}`), or objects one a line (JSON lines)."""
+    try:
+        with _open_text(file) as text:
+            content = json.load(text, parse_int=_integer)
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data":
+            yield from _iter_jsonl(file)
+            return
+        raise InputError(f"{file} is not JSON: {error.msg}, line {error.lineno}, column {error.colno}.") from error
+    except RecursionError as error:
+        raise _too_deep(str(file)) from error
+    inner = [content[name] for name in _NAMES_OF_ROWS if isinstance(content, dict) and name in content]
+    found = (value for value in inner if isinstance(value, list) and value and isinstance(value[0], dict | list))
+    rows = content if isinstance(content, list) else next(found, [content])
+    for number, row in enumerate(rows, start=1):
+        yield number, _object(row, f"{file}: row {number}")
 
 
 def _iter_csv(file: Path, delimiter: str) -> Iterator[PlacedRow]:
-    csv.field_size_limit(_MAX_ROW_CHARS)
+    csv.field_size_limit(_MAX_FIELD_CHARS)
     with _open_text(file) as text:
         # Spaces after a comma are no part of the field, and quotes after them are quotes.
         reader = csv.DictReader(text, strict=True, skipinitialspace=delimiter == ",", delimiter=delimiter)

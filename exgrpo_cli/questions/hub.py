@@ -55,58 +55,36 @@ def fetch(hub: HubId, choose: Choose, progress: FetchProgress) -> Fetched:
     """
     from huggingface_hub import constants
 
-    if constants.HF_HUB_OFFLINE:
-        return _from_cache(hub, choose)
     with explained(hub.repo, hub.revision):
-        return _from_hub(hub, choose, progress)
+        offline = constants.HF_HUB_OFFLINE
+        commit, sizes = _cached_listing(hub) if offline else _listing(hub)
+        card = read_card(_download(hub, _CARD, commit, lambda done: None)) if _CARD in sizes else {}
+        split, paths = choose(f"the cached {hub.repo}" if offline else hub.repo, list(sizes), card, hub.selectors)
+        total, before, files = sum(sizes[path] for path in paths), 0, []
+        for path in paths:
 
+            def arrived(num_bytes: int, before: int = before) -> None:
+                progress(before + num_bytes, total)
 
-def _from_hub(hub: HubId, choose: Choose, progress: FetchProgress) -> Fetched:
-    from huggingface_hub import HfApi
-
-    info = HfApi().dataset_info(hub.repo, revision=hub.revision, files_metadata=True)
-    commit = str(info.sha)
-    sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
-    # A cache that others keep and that cannot be written to was filled by them.
-    with suppress(RunError):
-        write_text(_cached(hub) / _LISTING.format(commit), json.dumps(list(sizes)))
-    card = read_card(_download(hub, _CARD, commit, lambda done, total: None)) if _CARD in sizes else {}
-    split, paths = choose(hub.repo, list(sizes), card, hub.selectors)
-    total, files = sum(sizes[path] for path in paths), []
-    for place, path in enumerate(paths):
-        before = sum(sizes[earlier] for earlier in paths[:place])
-        files.append(_download(hub, path, commit, progress, before, total))
+            files.append(_download(hub, path, commit, arrived))
+            before += sizes[path]
     progress(total, total)
     return commit, split, tuple(files)
 
 
-def _download(hub: HubId, path: str, commit: str, progress: FetchProgress, before: int = 0, total: int = 0) -> Path:
-    """Fetch one file into the cache; `before` of the `total` bytes were there earlier."""
-    from huggingface_hub import hf_hub_download
-    from tqdm import tqdm
+def _listing(hub: HubId) -> tuple[str, dict[str, int]]:
+    """The commit that the revision names, and all paths with their sizes in bytes; noted for when we are offline."""
+    from huggingface_hub import HfApi
 
-    class QuietBar(tqdm):
-        """Progress bar that draws nothing and passes on how many bytes are there."""
-
-        def __init__(self, *values: Any, **options: Any) -> None:
-            self._num_bytes = before + int(options.get("initial") or 0)
-            # An option of the hub's own bars that tqdm does not know.
-            options.pop("name", None)
-            super().__init__(*values, **{**options, "disable": True})
-
-        def update(self, n: float | None = 1) -> bool | None:
-            self._num_bytes += int(n or 0)
-            progress(self._num_bytes, total)
-            return None
-
-    # By the revision's own name, so that the cache remembers what it means when the next run is offline.
-    local = Path(hf_hub_download(hub.repo, path, repo_type="dataset", revision=hub.revision, tqdm_class=QuietBar))
-    if commit not in local.parts:
-        raise RunError(f"{hub.repo}@{hub.revision} was changed on the hub while it was fetched: run the command again.")
-    return local
+    info = HfApi().dataset_info(hub.repo, revision=hub.revision, files_metadata=True)
+    sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
+    # A cache that others keep and that cannot be written to was filled by them.
+    with suppress(RunError):
+        write_text(_cached(hub) / _LISTING.format(info.sha), json.dumps(list(sizes)))
+    return str(info.sha), sizes
 
 
-def _from_cache(hub: HubId, choose: Choose) -> Fetched:
+def _cached_listing(hub: HubId) -> tuple[str, dict[str, int]]:
     from huggingface_hub import constants
 
     cached = _cached(hub)
@@ -118,18 +96,43 @@ def _from_cache(hub: HubId, choose: Choose) -> Fetched:
             f"{hub.repo}@{hub.revision} is not in the cache {constants.HF_HUB_CACHE} and HF_HUB_OFFLINE is set: "
             f"unset it, or fetch the data set first."
         )
-    paths = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
-    card = read_card(snapshot / _CARD) if _CARD in paths else {}
     # Fetched by another program, the data set is what it left in the cache.
-    all_paths = json.loads(listing.read_text(encoding="utf-8")) if listing.is_file() else paths
-    split, chosen = choose(f"the cached {hub.repo}", all_paths, card, hub.selectors)
-    missing = [path for path in chosen if path not in paths]
-    if missing:
+    own = (path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file())
+    return commit, dict.fromkeys(json.loads(listing.read_text(encoding="utf-8")) if listing.is_file() else own, 0)
+
+
+def _download(hub: HubId, path: str, commit: str, progress: Callable[[int], None]) -> Path:
+    """Fetch one file into the cache; `progress` is told how many of its bytes are there."""
+    from huggingface_hub import constants, errors, hf_hub_download
+    from tqdm import tqdm
+
+    class QuietBar(tqdm):
+        """Progress bar that draws nothing and passes on how many bytes are there."""
+
+        def __init__(self, *values: Any, **options: Any) -> None:
+            self._num_bytes = int(options.get("initial") or 0)
+            # An option of the hub's own bars that tqdm does not know.
+            options.pop("name", None)
+            super().__init__(*values, **{**options, "disable": True})
+
+        def update(self, n: float | None = 1) -> bool | None:
+            self._num_bytes += int(n or 0)
+            progress(self._num_bytes)
+            return None
+
+    try:
+        # By the revision's own name, so that the cache remembers what it means when the next run is offline.
+        local = Path(hf_hub_download(hub.repo, path, repo_type="dataset", revision=hub.revision, tqdm_class=QuietBar))
+    except errors.LocalEntryNotFoundError:
+        if not constants.HF_HUB_OFFLINE:
+            raise
         raise InputError(
-            f"{hub.repo}@{hub.revision} is in the cache {constants.HF_HUB_CACHE} without {missing[0]} "
-            f"({len(missing)} of {len(chosen)} files) and HF_HUB_OFFLINE is set: unset it."
-        )
-    return commit, split, tuple(snapshot / path for path in chosen)
+            f"{hub.repo}@{hub.revision} is in the cache {constants.HF_HUB_CACHE} without {path} and HF_HUB_OFFLINE is "
+            "set: unset it."
+        ) from None
+    if commit not in local.parts:
+        raise RunError(f"{hub.repo}@{hub.revision} was changed on the hub while it was fetched: run the command again.")
+    return local
 
 
 def _cached(hub: HubId) -> Path:
@@ -161,30 +164,21 @@ def explained(repo: str, revision: str) -> Iterator[None]:
         errors.RevisionNotFoundError: f"{repo} has no revision {revision!r} on {endpoint}: see what follows @.",
         errors.RepositoryNotFoundError: f"{endpoint} has no data set {repo!r}, or it is private: check the id, and "
         "HF_TOKEN for a private one.",
+        errors.RemoteEntryNotFoundError: f"{name} lists a file that is not there.",
         json.JSONDecodeError: f"{endpoint} does not answer as a hub does, its reply is no JSON: check HF_ENDPOINT.",
     }
     try:
         yield
     except tuple(refusals) as error:
         raise InputError(next(refusals[kind] for kind in type(error).__mro__ if kind in refusals)) from error
-    except errors.LocalEntryNotFoundError as error:
-        raise _broke_off(name, error.__cause__ or error) from error
-    except errors.EntryNotFoundError as error:
-        raise InputError(f"{name} lists a file that is not there: {first_line(error)}") from error
     except errors.HFValidationError as error:
         raise InputError(f"{repo!r} is not a valid hub id: {first_line(error)}") from error
-    except errors.HfHubHTTPError as error:
-        status = error.response.status_code
-        hint = "check HF_TOKEN" if status in (401, 403) else "try again later, or check HF_ENDPOINT"
-        raise InputError(f"{endpoint} refused {name} with status {status}: {hint}.") from error
     except (errors.HTTPError, OSError) as error:
-        raise _broke_off(name, error) from error
-
-
-def _broke_off(name: str, reason: BaseException) -> RunError:
-    from huggingface_hub import constants
-
-    return RunError(
-        f"The download of {name} from {constants.ENDPOINT} broke off ({first_line(reason)}): run the command again, "
-        f"files that are whole are kept. Without a network, HF_HUB_OFFLINE=1 uses the cache."
-    )
+        response = getattr(error, "response", None)
+        if response is not None:
+            hint = "check HF_TOKEN" if response.status_code in (401, 403) else "try again later, or check HF_ENDPOINT"
+            raise InputError(f"{endpoint} refused {name} with status {response.status_code}: {hint}.") from error
+        raise RunError(
+            f"The download of {name} from {endpoint} broke off ({first_line(error.__cause__ or error)}): run the "
+            "command again, files that are whole are kept. Without a network, HF_HUB_OFFLINE=1 uses the cache."
+        ) from error

@@ -1,14 +1,14 @@
 """Layouts of public question sets: which columns hold the question, the gold answer and the options.
 
-A recogniser looks at the columns and a few rows and returns a Layout or None; the first that knows the columns wins, so
-the order of `_RECOGNISERS` goes from the particular to the general. Column names are compared without case.
+`_KNOWN` goes from the particular to the general, and the first entry that fits the columns and a few rows wins. Column
+names are compared without case.
 """
 
 import hashlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
@@ -21,7 +21,8 @@ from exgrpo_cli.questions.question_file import is_unicode, own_metadata, prompt_
 
 _QUESTIONS = ("question", "problem", "input")
 _ANSWERS = ("answer", "final_answer", "expected_answer", "ground_truth_answer", "ground_truth", "target")
-_LEVELS = ("level", "difficulty")
+_KEYS = ("answerkey", "answer", "answer_index")
+_LEVEL = {"level": ("level", "difficulty")}
 _TRACES = ("generations", "messages", "correctness_math_verify", "traces", "target")
 _GSM8K_MARK = "####"
 MULTIPLE_CHOICE = "multiple choice"
@@ -73,8 +74,21 @@ class Layout:
         )
 
 
-Recogniser = Callable[[Columns, Sequence[Row]], Layout | None]
-"""From the columns and the first few rows."""
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Columns, in lower case, by which a layout is recognised, and how its rows are read."""
+
+    name: str
+    columns: tuple[tuple[str, ...], ...]
+    """The names that each column may have, of which the first that is there is taken."""
+    read: Callable[..., Asked]
+    """From a row and the names of the columns."""
+    when: Callable[[Columns, Sequence[Row]], bool] = lambda columns, rows: True
+    """What else must hold of the columns and the first few rows."""
+    more: tuple[str, ...] = ()
+    """Columns that are read where they are there."""
+    own: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: _LEVEL)
+    """Dotted columns of what a `Layout` takes from the row itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,8 +119,7 @@ def recognise(where: str, columns: Sequence[str], rows: Sequence[Row], named: Na
     if named.question is not None and named.answer is not None:
         layout: Layout | None = _named_layout(where, columns, lower, named.question, named.answer)
     else:
-        found = (recogniser(lower, rows) for recogniser in _RECOGNISERS)
-        layout = next((each for each in found if each is not None), None)
+        layout = next((each for known in _KNOWN if (each := _layout_of(known, lower, rows)) is not None), None)
     if layout is None:
         raise InputError(
             f"{where} has no known layout: its columns are {list(columns)}. Name the two that hold the question and "
@@ -115,12 +128,27 @@ def recognise(where: str, columns: Sequence[str], rows: Sequence[Row], named: Na
     return layout if named.answer_pattern is None else _with_pattern(layout, named.answer_pattern)
 
 
+def _layout_of(known: _Known, columns: Columns, rows: Sequence[Row]) -> Layout | None:
+    found = [_first_of(columns, names) for names in known.columns]
+    names = [name for name in found if name is not None]
+    if len(names) < len(found) or not known.when(columns, rows):
+        return None
+    names += [columns[name] for name in known.more if name in columns]
+    own = {key: _first_of(columns, dotted) for key, dotted in known.own.items()}
+    return Layout(name=known.name, columns=tuple(names), asked=lambda row: known.read(row, *names), **own)
+
+
 def _named_layout(where: str, columns: Sequence[str], lower: Columns, question: str, answer: str) -> Layout:
-    for option, name in (("--question-field", question), ("--answer-field", answer)):
-        top = name.partition(".")[0]
+    tops = (question.partition(".")[0], answer.partition(".")[0])
+    for option, top in zip(("--question-field", "--answer-field"), tops, strict=True):
         if top not in columns:
             raise InputError(f"{where} has no column {top!r} for {option}.{nearest(top, list(columns))}")
-    return _question_and_gold("named fields", lower, question, answer, gold_text)
+    return Layout(
+        name="named fields",
+        columns=tops,
+        asked=lambda row: _question_answer(row, question, answer),
+        level=_first_of(lower, _LEVEL["level"]),
+    )
 
 
 def _with_pattern(layout: Layout, pattern: str) -> Layout:
@@ -136,158 +164,91 @@ def _with_pattern(layout: Layout, pattern: str) -> Layout:
     return replace(layout, asked=asked)
 
 
-def _question_and_gold(
-    name: str, columns: Columns, question: str, answer: str, gold: Callable[[Any], str], level: bool = True
-) -> Layout:
-    """A layout of two columns, dotted or not; `gold` reads the cell of the second."""
-    return Layout(
-        name=name,
-        columns=(question.partition(".")[0], answer.partition(".")[0]),
-        asked=lambda row: (_user_prompt(reach(row, question)), gold(reach(row, answer))),
-        level=_first_of(columns, _LEVELS) if level else None,
-    )
+def _prompt_answer(row: Row, prompt: str, answer: str) -> Asked:
+    return _messages(row.get(prompt)), gold_text(reach(row, answer))
 
 
-def _canonical(columns: Columns, rows: Sequence[Row]) -> Layout | None:
-    prompt, answer = columns.get("prompt"), _first_of(columns, _ANSWERS)
-    if prompt is None or answer is None:
-        return None
-    return Layout(
-        name="canonical" if "id" in columns else "prompt and answer",
-        columns=(answer, prompt),
-        asked=lambda row: (_messages(row.get(prompt)), gold_text(row.get(answer))),
-        source=columns.get("source"),
-        level=columns.get("level"),
-        metadata=columns.get("metadata"),
-    )
+def _verl(row: Row, prompt: str, reward_model: str) -> Asked:
+    return _prompt_answer(row, prompt, f"{reward_model}.ground_truth")
 
 
-def _verl(columns: Columns, rows: Sequence[Row]) -> Layout | None:
-    prompt, reward_model, extra = (columns.get(name) for name in ("prompt", "reward_model", "extra_info"))
-    if prompt is None or reward_model is None:
-        return None
-    return Layout(
-        name="verl",
-        columns=(prompt, reward_model),
-        asked=lambda row: (_messages(row.get(prompt)), gold_text(reach(row, f"{reward_model}.ground_truth"))),
-        source=columns.get("data_source"),
-        level=extra and f"{extra}.level",
-        metadata=extra and f"{extra}.metadata",
-    )
+def _question_answer(row: Row, question: str, answer: str) -> Asked:
+    return _user_prompt(reach(row, question)), gold_text(reach(row, answer))
 
 
-def _gsm8k(columns: Columns, rows: Sequence[Row]) -> Layout | None:
-    question, answer = _first_of(columns, _QUESTIONS), columns.get("answer")
-    if question is None or answer is None:
-        return None
+def _is_gsm8k(columns: Columns, rows: Sequence[Row]) -> bool:
     # Most of them, not the first: one row without the mark is a broken row, one with it may be a heading.
-    answers = [value for value in (row.get(answer) for row in rows) if isinstance(value, str) and value.strip()]
-    if 2 * sum(_GSM8K_MARK in value for value in answers) <= len(answers):
-        return None
-
-    def gold(cell: Any) -> str:
-        _, mark, final = _filled(cell, "no answer").rpartition(_GSM8K_MARK)
-        if not mark:
-            raise UnusableRow("no #### answer")
-        # 1,200 is a number with a thousands separator, never a list, in this data set.
-        return gold_text(re.sub(r"(?<=\d),(?=\d{3})", "", final))
-
-    return _question_and_gold("gsm8k", columns, question, answer, gold)
+    answers = [value for row in rows if isinstance(value := row.get(columns["answer"]), str) and value.strip()]
+    return 2 * sum(_GSM8K_MARK in value for value in answers) > len(answers)
 
 
-def _math(columns: Columns, rows: Sequence[Row]) -> Layout | None:
-    question, solution = _first_of(columns, _QUESTIONS), columns.get("solution")
-    if question is None or solution is None or _first_of(columns, _ANSWERS) is not None:
-        return None
-
-    def gold(cell: Any) -> str:
-        boxed = last_boxed(_filled(cell, "no solution"))
-        if boxed is None:
-            raise UnusableRow("no boxed answer")
-        return gold_text(boxed)
-
-    return _question_and_gold("math", columns, question, solution, gold)
+def _gsm8k(row: Row, question: str, answer: str) -> Asked:
+    prompt = _user_prompt(row.get(question))
+    _, mark, final = _filled(row.get(answer), "no answer").rpartition(_GSM8K_MARK)
+    if not mark:
+        raise UnusableRow("no #### answer")
+    # 1,200 is a number with a thousands separator, never a list, in this data set.
+    return prompt, gold_text(re.sub(r"(?<=\d),(?=\d{3})", "", final))
 
 
-def _question_answer(columns: Columns, rows: Sequence[Row]) -> Layout | None:
-    question, answer = _first_of(columns, _QUESTIONS), _first_of(columns, _ANSWERS)
-    if question is None or answer is None:
-        return None
-    has_traces = any(trace in columns and columns[trace] != answer for trace in _TRACES)
-    name = "openr1" if has_traces else "question and answer"
-    return _question_and_gold(name, columns, question, answer, gold_text)
+def _math(row: Row, question: str, solution: str) -> Asked:
+    prompt = _user_prompt(row.get(question))
+    boxed = last_boxed(_filled(row.get(solution), "no solution"))
+    if boxed is None:
+        raise UnusableRow("no boxed answer")
+    return prompt, gold_text(boxed)
 
 
-def _turns(columns: Columns, rows: Sequence[Row]) -> Layout | None:
-    """Rows that are two turns, as Open-Reasoner-Zero writes them: `value` of the human's, `ground_truth.value` of the
-    assistant's."""
-    if not {"0", "1"} <= columns.keys() or not all(isinstance(reach(row, "1.ground_truth"), Mapping) for row in rows):
-        return None
-    return _question_and_gold("orz", columns, "0.value", "1.ground_truth.value", gold_text, level=False)
+def _has_traces(columns: Columns, rows: Sequence[Row]) -> bool:
+    return any(trace in columns and columns[trace] != _first_of(columns, _ANSWERS) for trace in _TRACES)
 
 
-def _listed_choices(columns: Columns, rows: Sequence[Row]) -> Layout | None:
-    """`choices` or `options`: a list (MMLU, MMLU-Pro), texts and labels (ARC), or by letter; the answer by any."""
-    question, options = _first_of(columns, _QUESTIONS), _first_of(columns, ("choices", "options"))
-    answer = _first_of(columns, ("answerkey", "answer", "answer_index"))
-    if question is None or options is None or answer is None:
-        return None
-
-    def asked(row: Row) -> Asked:
-        texts, labels = _options(row.get(options))
-        place = _place(row.get(answer), texts, labels)
-        return _choice(row.get(question), texts, place)
-
-    return _choice_layout(columns, (question, options, answer), asked)
+def _listed_choices(row: Row, question: str, options: str, answer: str) -> Asked:
+    """A list (MMLU, MMLU-Pro), texts and labels (ARC), or a table by letter; the answer by any."""
+    texts, labels = _options(row.get(options))
+    return _choice(row.get(question), texts, _place(row.get(answer), texts, labels))
 
 
-def _lettered_choices(columns: Columns, rows: Sequence[Row]) -> Layout | None:
-    """Columns A, B, C, ... beside the question."""
-    question, answer = _first_of(columns, _QUESTIONS), _first_of(columns, _ANSWERS)
-    letters = [columns[letter.lower()] for letter in LETTERS if letter.lower() in columns]
-    if question is None or answer is None or [name.upper() for name in letters[:2]] != ["A", "B"]:
-        return None
-
-    def asked(row: Row) -> Asked:
-        # An option left empty, as the fourth where others have five, does not move the letters behind it.
-        texts, labels = _options({letter.upper(): _optional(row.get(letter)) for letter in letters})
-        return _choice(row.get(question), texts, _place(row.get(answer), texts, labels))
-
-    return _choice_layout(columns, (question, answer, *letters), asked)
+def _lettered_choices(row: Row, question: str, answer: str, *letters: str) -> Asked:
+    # An option left empty, as the fourth where others have five, does not move the letters behind it.
+    texts, labels = _options({letter.upper(): _optional(row.get(letter)) for letter in letters})
+    return _choice(row.get(question), texts, _place(row.get(answer), texts, labels))
 
 
-def _separate_choices(columns: Columns, rows: Sequence[Row]) -> Layout | None:
-    """Correct and incorrect answers in columns of their own: the correct one is placed by a hash of the question."""
-    question, correct = columns.get("question"), columns.get("correct answer")
-    wrong = [columns[f"incorrect answer {number}"] for number in (1, 2, 3) if f"incorrect answer {number}" in columns]
-    if question is None or correct is None or not wrong:
-        return None
-
-    def asked(row: Row) -> Asked:
-        text = _filled(row.get(question), "no question")
-        texts = [_filled(row.get(name), "an option is missing") for name in wrong]
-        place = int(hashlib.sha256(text.encode()).hexdigest(), 16) % (len(texts) + 1)
-        texts.insert(place, _filled(row.get(correct), "no answer"))
-        return _choice(text, texts, place)
-
-    return _choice_layout(columns, (question, correct, *wrong), asked)
+def _separate_choices(row: Row, question: str, correct: str, *wrong: str) -> Asked:
+    """The correct answer, in a column of its own, is placed by a hash of the question."""
+    text = _filled(row.get(question), "no question")
+    texts = [_filled(row.get(name), "an option is missing") for name in wrong]
+    place = int(hashlib.sha256(text.encode()).hexdigest(), 16) % (len(texts) + 1)
+    texts.insert(place, _filled(row.get(correct), "no answer"))
+    return _choice(text, texts, place)
 
 
-_RECOGNISERS: tuple[Recogniser, ...] = (
-    _verl,
-    _canonical,
-    _separate_choices,
-    _listed_choices,
-    _lettered_choices,
-    _gsm8k,
-    _math,
-    _question_answer,
-    _turns,
+def _are_turns(columns: Columns, rows: Sequence[Row]) -> bool:
+    return all(isinstance(reach(row, "1.ground_truth"), Mapping) for row in rows)
+
+
+def _turns(row: Row, human: str, assistant: str) -> Asked:
+    """Rows that are two turns, as Open-Reasoner-Zero writes them."""
+    return _question_answer(row, f"{human}.value", f"{assistant}.ground_truth.value")
+
+
+_OWN = {"source": ("source",), "level": ("level",), "metadata": ("metadata",)}
+_VERL = {"source": ("data_source",), "level": ("extra_info.level",), "metadata": ("extra_info.metadata",)}
+_WRONG = ("incorrect answer 1", "incorrect answer 2", "incorrect answer 3")
+_KNOWN = (
+    _Known("verl", (("prompt",), ("reward_model",)), _verl, own=_VERL),
+    _Known("canonical", (("prompt",), _ANSWERS), _prompt_answer, lambda columns, rows: "id" in columns, own=_OWN),
+    _Known("prompt and answer", (("prompt",), _ANSWERS), _prompt_answer, own=_OWN),
+    _Known(MULTIPLE_CHOICE, (("question",), ("correct answer",), _WRONG[:1]), _separate_choices, more=_WRONG[1:]),
+    _Known(MULTIPLE_CHOICE, (_QUESTIONS, ("choices", "options"), _KEYS), _listed_choices),
+    _Known(MULTIPLE_CHOICE, (_QUESTIONS, _ANSWERS, ("a",), ("b",)), _lettered_choices, more=tuple(LETTERS[2:].lower())),
+    _Known("gsm8k", (_QUESTIONS, ("answer",)), _gsm8k, _is_gsm8k),
+    _Known("math", (_QUESTIONS, ("solution",)), _math, lambda columns, rows: not columns.keys() & set(_ANSWERS)),
+    _Known("openr1", (_QUESTIONS, _ANSWERS), _question_answer, _has_traces),
+    _Known("question and answer", (_QUESTIONS, _ANSWERS), _question_answer),
+    _Known("orz", (("0",), ("1",)), _turns, _are_turns, own={}),
 )
-
-
-def _choice_layout(columns: Columns, used: tuple[str, ...], asked: Callable[[Row], Asked]) -> Layout:
-    return Layout(name=MULTIPLE_CHOICE, columns=used, asked=asked, level=_first_of(columns, _LEVELS))
 
 
 def _choice(question: Any, texts: Sequence[str], place: int) -> Asked:
@@ -377,5 +338,6 @@ def _optional(value: Any) -> str | None:
 
 
 def _first_of(columns: Columns, names: Sequence[str]) -> str | None:
-    """Name, as it is in the file, of the first of `names` that is a column."""
-    return next((columns[name] for name in names if name in columns), None)
+    """Name, as it is in the file, of the first of `names` that is a column, or reaches into one by a dot."""
+    split = (name.partition(".") for name in names)
+    return next((columns[top] + dot + inner for top, dot, inner in split if top in columns), None)

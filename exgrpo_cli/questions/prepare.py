@@ -98,6 +98,8 @@ class Reading:
     split: str | None = None
     num_read: int
     num_folded: int = 0
+    dropped: Tally = field(default_factory=Tally)
+    """Rows and, once they are audited, questions that were left out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,14 +110,13 @@ class PrepareReport:
     output: Path
     questions: Sequence[Question]
     """Those that were kept."""
-    dropped: Tally
     marked: Tally
     """Findings about questions that were kept."""
     seconds: float
 
     def counts(self) -> dict[str, Any]:
         """Counts for the file's metadata: read = kept + folded + dropped."""
-        dropped = {reason: finding.count for reason, finding in self.dropped.items()}
+        dropped = {reason: finding.count for reason, finding in self.reading.dropped.items()}
         read = self.reading
         return {"read": read.num_read, "kept": len(self.questions), "folded": read.num_folded, "dropped": dropped}
 
@@ -130,7 +131,7 @@ class PrepareReport:
             "output": str(self.output),
             "content_hash": content_hash(self.questions),
             "counts": self.counts(),
-            "dropped": self.dropped.to_json(),
+            "dropped": self.reading.dropped.to_json(),
             "marked": self.marked.to_json(),
             "levels": {level: levels[level] for level in sorted(levels)},
             "seconds": round(self.seconds, 3),
@@ -144,8 +145,8 @@ class PrepareReport:
             f"{read.source}{where}: {read.layout} layout, {self.seconds:.1f} s",
             f"  {read.num_read:>8,} read",
             f"  {read.num_folded:>8,} exact duplicates folded",
-            f"  {self.dropped.total:>8,} dropped",
-            *_finding_lines(self.dropped),
+            f"  {self.reading.dropped.total:>8,} dropped",
+            *_finding_lines(self.reading.dropped),
             f"  {len(self.questions):>8,} kept in {self.output}",
             *_finding_lines(self.marked),
         ]
@@ -190,41 +191,33 @@ def prepare(source: str, output: Path, options: PrepareOptions, progress: Progre
     """
     started = time.perf_counter()
     outputs = outputs_of(source, output, options)
-    dropped = Tally()
-    if is_made(source):
-        readings = _made(source, options.made)
-    else:
-        readings = [read_source(source, options.fields, dropped, progress)]
     reports = []
-    for path, reading in zip(outputs, readings, strict=False):
-        questions, marked = _audited(reading, options, dropped, progress)
+    for path, reading in zip(outputs, _readings(source, options, progress), strict=False):
+        questions, marked = _audited(reading, options, progress)
         if not questions:
-            found = [f"{each.count} {reason} ({each.examples[0]})" for reason, each in dropped.items()]
+            found = [f"{each.count} {reason} ({each.examples[0]})" for reason, each in reading.dropped.items()]
             raise InputError(f"{source}: none of the {reading.num_read} rows is left: {'; '.join(found)}.")
         seconds = time.perf_counter() - started
-        report = PrepareReport(
-            reading=reading, output=path, questions=questions, dropped=dropped, marked=marked, seconds=seconds
-        )
-        reports.append(report)
-        dropped = Tally()
+        reports.append(PrepareReport(reading=reading, output=path, questions=questions, marked=marked, seconds=seconds))
+    beside: list[dict[str, str]] = [{}, {}]
     if options.split is not None:
         parts = zip(outputs, split_questions(reports[0].questions, options.split), strict=True)
         reports = [replace(reports[0], output=path, questions=part) for path, part in parts]
-    names = {outputs[-1]: {"heldout_of": output.name}, output: {"heldout": outputs[-1].name}}
+        beside = [{"heldout": outputs[1].name}, {"heldout_of": output.name}]
     # The held-out file first: a training file that names it must find it.
-    for report in reversed(reports):
-        beside = {} if options.split is None else names[report.output]
-        write_questions(report.output, report.questions, {**_metadata(report, options), **beside}, options.layout)
+    for report, names in reversed(list(zip(reports, beside, strict=False))):
+        write_questions(report.output, report.questions, {**_metadata(report, options), **names}, options.layout)
     return reports
 
 
-def _made(source: str, settings: Config) -> list[Reading]:
-    """Training and held-out questions that the program makes of a source."""
-    split = make_split(source, settings)
-    return [
-        Reading(questions=part, layout="built-in", source=source, split=name, num_read=len(part))
-        for name, part in (("train", split.train), ("held-out", split.heldout))
-    ]
+def _readings(source: str, options: PrepareOptions, progress: Progress) -> Iterator[Reading]:
+    """The questions of a source; of a made one training and held-out questions."""
+    if not is_made(source):
+        yield read_source(source, options.fields, progress)
+        return
+    split = make_split(source, options.made)
+    for name, part in (("train", split.train), ("held-out", split.heldout)):
+        yield Reading(questions=part, layout="built-in", source=source, split=name, num_read=len(part))
 
 
 def check_source(source: str) -> None:
@@ -238,14 +231,14 @@ def seed_of(source: str, options: PrepareOptions) -> int | None:
     return int(getattr(options.made, section_of_made(source)).seed) if is_made(source) else None
 
 
-def read_source(text: str, fields: NamedFields, dropped: Tally, progress: Progress) -> Reading:
-    """Read every row of a file, a folder or a hub data set; rows that are no questions go to `dropped`.
+def read_source(text: str, fields: NamedFields, progress: Progress) -> Reading:
+    """Read every row of a file, a folder or a hub data set; rows that are no questions are counted as dropped.
 
     Raises InputError for a source that cannot be read or has no known layout, and for one id with different content.
     """
     source = open_source(text, lambda done, total: progress(done, total, "fetching files"))
-    layouts = _layouts_of(source, fields)
-    total, unusable = sum(count_rows(file) for file in source.files), dropped.total
+    layouts, dropped = _layouts_of(source, fields), Tally()
+    total = sum(count_rows(file) for file in source.files)
     questions, num_folded = fold(_placed_questions(layouts, source.name, total, dropped, progress))
     progress(total, total, "reading rows")
     return Reading(
@@ -254,8 +247,9 @@ def read_source(text: str, fields: NamedFields, dropped: Tally, progress: Progre
         source=source.name,
         revision=source.revision,
         split=source.split,
-        num_read=len(questions) + num_folded + dropped.total - unusable,
+        num_read=len(questions) + num_folded + dropped.total,
         num_folded=num_folded,
+        dropped=dropped,
     )
 
 
@@ -319,11 +313,10 @@ def split_questions(
     return train, heldout
 
 
-def _audited(
-    reading: Reading, options: PrepareOptions, dropped: Tally, progress: Progress
-) -> tuple[list[Question], Tally]:
-    """Questions that pass every check, and findings about them; the others go to `dropped`."""
+def _audited(reading: Reading, options: PrepareOptions, progress: Progress) -> tuple[list[Question], Tally]:
+    """Questions that pass every check, and findings about them; the others are counted as dropped."""
     grading, limit, questions, marked = options.grading, options.prompt_limit, reading.questions, Tally()
+    dropped = reading.dropped
     if reading.layout == MULTIPLE_CHOICE and grading.grader == "math":
         grading = replace(grading, grader="choice")
     with GradingPool(grading) as pool:
@@ -377,6 +370,6 @@ def _metadata(report: PrepareReport, options: PrepareOptions) -> dict[str, Any]:
             "seed": seed_of(read.source, options),
         },
         "counts": report.counts(),
-        "dropped": report.dropped.to_json(),
+        "dropped": report.reading.dropped.to_json(),
         "marked": report.marked.to_json(),
     }

@@ -26,11 +26,11 @@ MADE_BY_PREPARE = "prepare"
 # Rows decoded at once: a whole row group of long prompts need not fit in memory as Python objects.
 _BATCH_ROWS = 1024
 _MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
-_REQUIRED = {"id": pa.string(), "prompt": _MESSAGES, "answer": pa.string(), "source": pa.string()}
+_REQUIRED = ("id", "prompt", "answer", "source")
 _SCHEMAS = {
     "canonical": pa.schema(
-        [pa.field(name, kind, nullable=False) for name, kind in _REQUIRED.items()]
-        + [pa.field("level", pa.string()), pa.field("metadata", pa.string())]
+        [pa.field(name, _MESSAGES if name == "prompt" else pa.string(), nullable=False) for name in _REQUIRED]
+        + [pa.field(name, pa.string()) for name in ("level", "metadata")]
     ),
     "verl": pa.schema(
         [
@@ -43,7 +43,7 @@ _SCHEMAS = {
     ),
 }
 _COLUMNS = {
-    "canonical": {name: name for name in ("id", "prompt", "answer", "source", "level", "metadata")},
+    "canonical": {name: name for name in (*_REQUIRED, "level", "metadata")},
     "verl": {
         "source": "data_source",
         "prompt": "prompt",
@@ -132,13 +132,12 @@ def read_questions(path: Path | str) -> QuestionSet:
     """Read a question file in the canonical or the verl layout; exact duplicates are folded.
 
     Raises InputError, naming the file and where it applies the row, field and value: no such file, not parquet, missing
-    or mistyped columns, null or empty fields, no rows, one id with different content.
+    columns, null, empty or mistyped fields, no rows, one id with different content.
     """
     path = Path(path)
     with _open(path) as file:
         schema = file.schema_arrow
         layout = _layout_of(path, schema)
-        _check_types(path, schema, layout)
         questions, num_folded = fold(_iter_questions(path, file, layout))
     if not questions:
         raise InputError(f"{path} has no questions: the file has the right columns but no rows.")
@@ -220,40 +219,6 @@ def _layout_of(path: Path, schema: pa.Schema) -> FileLayout:
     return "canonical"
 
 
-def _check_types(path: Path, schema: pa.Schema, layout: FileLayout) -> None:
-    """Raises InputError naming the first column that is missing or mistyped."""
-    for field, name in _COLUMNS[layout].items():
-        found = _type_of(schema, name)
-        if field not in _REQUIRED and (layout == "verl" or found is None or pa.types.is_null(found)):
-            continue
-        if found is None:
-            raise InputError(f"{path} ({layout} layout) lacks the column {name!r}: found {schema.names}.")
-        if not (_is_messages(found) if field == "prompt" else _is_text(found)):
-            wanted = "a list of {role, content} messages" if field == "prompt" else "text"
-            raise InputError(f"{path}: column {name!r} has the type {found}, it must be {wanted}.")
-
-
-def _type_of(schema: pa.Schema, dotted: str) -> pa.DataType | None:
-    column, _, inner = dotted.partition(".")
-    found = schema.field(column).type if column in schema.names else None
-    if found is None or not inner:
-        return found
-    return found.field(inner).type if pa.types.is_struct(found) and found.get_field_index(inner) >= 0 else None
-
-
-def _is_text(found: pa.DataType) -> bool:
-    if pa.types.is_dictionary(found):
-        found = found.value_type
-    return pa.types.is_string(found) or pa.types.is_large_string(found) or pa.types.is_string_view(found)
-
-
-def _is_messages(found: pa.DataType) -> bool:
-    if not (pa.types.is_list(found) or pa.types.is_large_list(found)) or not pa.types.is_struct(found.value_type):
-        return False
-    turn = found.value_type
-    return all(turn.get_field_index(name) >= 0 and _is_text(turn.field(name).type) for name in ("role", "content"))
-
-
 def _iter_questions(path: Path, file: pq.ParquetFile, layout: FileLayout) -> Iterator[tuple[str, Question]]:
     wanted = {name.partition(".")[0] for name in _COLUMNS[layout].values()}
     columns = [name for name in file.schema_arrow.names if name in wanted]
@@ -267,10 +232,16 @@ def _iter_questions(path: Path, file: pq.ParquetFile, layout: FileLayout) -> Ite
 def _to_question(row: Mapping[str, Any], layout: FileLayout, where: str) -> Question:
     names = _COLUMNS[layout]
     prompt = prompt_of(row["prompt"], where)
-    filled = {field: _filled(row, names[field], where) for field in ("answer", "id", "source") if field in names}
+    filled = {name: reach(row, names[name]) for name in ("answer", "id", "source") if name in names}
+    for name, value in filled.items():
+        if not isinstance(value, str) or not value.strip():
+            raise InputError(
+                f"{where}, field {names[name]!r} is {value!r}: every question needs a text there. Remove or correct "
+                "the row."
+            )
     level, metadata = reach(row, names["level"]), reach(row, names["metadata"])
     if layout == "canonical" and metadata is not None and own_metadata(metadata) is None:
-        raise InputError(f"{where}, field 'metadata' is {metadata[:60]!r}: it must be a JSON table, or null.")
+        raise InputError(f"{where}, field 'metadata' is {metadata!r:.60}: it must be a JSON table, or null.")
     return Question(
         id=filled.get("id") or question_id(prompt, filled["answer"]),
         prompt=prompt,
@@ -281,25 +252,16 @@ def _to_question(row: Mapping[str, Any], layout: FileLayout, where: str) -> Ques
     )
 
 
-def _filled(row: Mapping[str, Any], name: str, where: str) -> str:
-    value = reach(row, name)
-    if value is None or not value.strip():
-        raise InputError(f"{where}, field {name!r} is {value!r}: every question needs one. Remove or correct the row.")
-    return str(value)
-
-
 def prompt_of(turns: Sequence[Mapping[str, Any]] | None, where: str) -> tuple[Message, ...]:
     """The messages of one row; raises InputError for an empty prompt, a null field or one without a user message."""
-    if not turns:
-        raise InputError(f"{where}, field 'prompt' is {turns!r}: a question needs at least a user message.")
+    if not turns or not isinstance(turns, list):
+        raise InputError(f"{where}, field 'prompt' is {turns!r:.60}: a question needs a list of messages.")
     for number, turn in enumerate(turns, start=1):
         for name in ("role", "content"):
-            value = None if turn is None else turn.get(name)
-            if not isinstance(value, str):
-                raise InputError(f"{where}, field 'prompt', message {number}: {name!r} is {value!r}, it must be text.")
-            if not is_unicode(value):
+            value = turn.get(name) if isinstance(turn, Mapping) else None
+            if not isinstance(value, str) or not is_unicode(value):
                 shown = ascii(value)[:60]
-                raise InputError(f"{where}, field 'prompt', message {number}: {name!r} {shown} is not valid Unicode.")
+                raise InputError(f"{where}, field 'prompt', message {number}: {name!r} is {shown}, it must be text.")
     prompt = tuple(Message(role=turn["role"], content=turn["content"]) for turn in turns)
     if not any(message.role == "user" and message.content.strip() for message in prompt):
         roles = [message.role for message in prompt]

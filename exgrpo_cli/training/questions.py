@@ -17,7 +17,7 @@ from exgrpo_cli.evaluation.benchmarks import load_benchmark
 from exgrpo_cli.evaluation.questions import benchmark_questions
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.presets import preset_names
-from exgrpo_cli.questions.audit import Tally, check_golds
+from exgrpo_cli.questions.audit import check_golds
 from exgrpo_cli.questions.layouts import NamedFields
 from exgrpo_cli.questions.made import make_split
 from exgrpo_cli.questions.prepare import (
@@ -84,7 +84,7 @@ def check_questions(config: Config, reporter: Reporter) -> RunQuestions | None:
         if source and not is_made(source):
             require_source(source, split)
             if is_local(source) and not is_question_file(Path(source)):
-                read_source(source, NamedFields(), Tally(), reporter.progress)
+                read_source(source, NamedFields(), reporter.progress)
     if not is_made(data.train) and not is_question_file(Path(data.train)):
         return None
     if heldout and not is_made(heldout) and not is_question_file(Path(heldout)):

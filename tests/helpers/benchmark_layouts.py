@@ -72,12 +72,12 @@ def verl(source: str, system: bool = False) -> Callable[[str, str], dict[str, An
     return make
 
 
-def asked_in_text(source: str, label: str, request: str, *, labels: str = "ABCD", joint: str = "\n") -> Any:
+def asked_in_text(source: str, label: str, request: str, *, labels: str = "ABCD") -> Any:
     """Options in the prompt itself, as the verl-layout files of multiple-choice benchmarks have them."""
     make = verl(source)
 
     def convert(question: str, options: Sequence[str], place: int) -> dict[str, Any]:
-        lines = joint.join(label.format(name, text) for name, text in zip(labels, options, strict=True))
+        lines = "\n".join(label.format(name, text) for name, text in zip(labels, options, strict=True))
         return make(f"{question}\n\n{lines}{request}", labels[place])
 
     return convert
@@ -207,12 +207,6 @@ LAYOUTS = {
         rows=choice_rows(asked_in_text("arc-c", "{}. {}", "", labels="1234")),
         known=OPTIONS_KNOWN,
         benchmark="arc-c",
-    ),
-    "options in a row": Layout(
-        file="set.jsonl",
-        rows=choice_rows(asked_in_text("gpqa", "{}: {}", "\nAnswer:", joint="; ")),
-        known=OPTIONS_KNOWN,
-        benchmark="gpqa-diamond",
     ),
     "small letters, a list and a request behind it": Layout(
         file="set.jsonl",

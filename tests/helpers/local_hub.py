@@ -3,12 +3,16 @@
 import base64
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+import pytest
 
 TOKEN = "hf_writerwriterwriterwriter"
 READER = "hf_readerreaderreaderreader"
@@ -43,6 +47,10 @@ class LocalHub:
     """Names of the files whose contents were asked for."""
     refuse_after: int | None = None
     """Large files that are taken before all others are refused."""
+    refusals: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """Part of a path to the status and error code with which it is refused; status 200 is a page of somebody else."""
+    cut_after: int | None = None
+    """Bytes of a file, other than a card, after which its download breaks off."""
     hang_after: int | None = None
     """Large files that are taken before one is left hanging."""
     hanging: threading.Event = field(default_factory=threading.Event)
@@ -144,11 +152,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _get(self, *, body: bool) -> None:
         path = unquote(urlsplit(self.path).path)
+        for part, (status, code) in self.hub.refusals.items():
+            if part in path:
+                return self._send(status, b"<html>refused", {"X-Error-Code": code}, body=True)
         if path == "/api/whoami-v2":
             return self._json(200, {"name": "me"}) if self._user() else self._refuse(401, "")
         repository = self._repository(path)
         if repository is None or (repository.private and self._user() is None):
             return self._refuse(401 if self._user() is None else 404, "RepoNotFound")
+        revision = re.search(r"/(?:resolve|revision)/([^/]+)", path)
+        if revision is not None and revision[1] not in ("main", repository.sha):
+            return self._refuse(404, "RevisionNotFound")
         if "/resolve/" in path:
             return self._file(repository, path, body=body)
         if "/tree/" in path:
@@ -166,6 +180,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.hub.downloaded.append(name)
         headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": repository.sha}
         asked = self.headers.get("Range", "")
+        if body and self.hub.cut_after is not None and not name.endswith(".md"):
+            self.close_connection = True
+            headers["Content-Length"] = str(len(content))
+            return self._send(200, content[: self.hub.cut_after], headers, body=True)
         if body and asked.startswith("bytes="):
             first, _, last = asked.removeprefix("bytes=").partition("-")
             end = min(int(last) + 1 if last else len(content), len(content))
@@ -242,7 +260,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for key, value in headers.items():
             self.send_header(key, value)
-        self.send_header("Content-Length", str(len(content)))
+        if "Content-Length" not in headers:
+            self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         if body and self.command != "HEAD":
             self.wfile.write(content)
@@ -264,3 +283,13 @@ def local_hub() -> Iterator[LocalHub]:
         hub.released.set()
         server.shutdown()
         server.server_close()
+
+
+def talk_to(endpoint: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make this process's client ask the hub at `endpoint` and keep what it fetches under `cache`."""
+    from huggingface_hub import constants
+
+    settings = {"ENDPOINT": endpoint, "HF_HUB_DISABLE_XET": True, "HF_HUB_OFFLINE": False, "HF_HUB_CACHE": str(cache)}
+    settings["HUGGINGFACE_CO_URL_TEMPLATE"] = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+    for name, value in settings.items():
+        monkeypatch.setattr(constants, name, value)

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from local_hub import READER, TOKEN, LocalHub, Repository, local_hub
+from local_hub import READER, TOKEN, LocalHub, Repository, local_hub, talk_to
 from made_results import result_of
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -78,15 +78,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
     """A hub that this process's client talks to, with a token that may write, and caches of its own."""
-    from huggingface_hub import constants
-
     with local_hub() as hub:
-        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
-        template = hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+        talk_to(hub.endpoint, tmp_path / "hub", monkeypatch)
         monkeypatch.setenv("HF_TOKEN", TOKEN)
         monkeypatch.setenv("HOSTNAME", HOST)
         monkeypatch.setenv("EXGRPO_CACHE", str(tmp_path / "cache"))

@@ -1,4 +1,4 @@
-"""Files as they are handed round: packed, tab-separated, rows inside an object, rows that are lists of turns."""
+"""Files of every format: packed or not, rows inside an object, damaged, of other systems; each named when wrong."""
 
 import csv
 import gzip
@@ -6,26 +6,16 @@ import io
 import json
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from question_sources import pairs, read
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands import run
-from exgrpo_cli.questions import audit
-from exgrpo_cli.questions.audit import Tally, near_duplicates
 from exgrpo_cli.questions.files import iter_rows
-from exgrpo_cli.questions.layouts import NamedFields
-from exgrpo_cli.questions.prepare import Reading, read_source
 from exgrpo_cli.questions.sources import default_name
 
 ROWS = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(3)]
-
-
-def read(path, dropped=None) -> Reading:
-    return read_source(str(path), NamedFields(), Tally() if dropped is None else dropped, lambda *_: None)
-
-
-def pairs(reading):
-    return [(question.prompt[-1].content, question.answer) for question in reading.questions]
 
 
 def separated(rows, delimiter):
@@ -101,14 +91,6 @@ def test_a_damaged_packed_file_is_one_line(tmp_path, capsys, suffix, harm):
     assert not (tmp_path / "out.parquet").exists()
 
 
-def test_a_parquet_file_is_not_packed_again(tmp_path):
-    (tmp_path / "set.parquet.gz").write_bytes(gzip.compress(b"PAR1"))
-    with pytest.raises(
-        InputError, match=r"the suffix '.gz': questions are read from .parquet, .jsonl, .*\.gz and \.zst"
-    ):
-        read(tmp_path / "set.parquet.gz")
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -122,66 +104,64 @@ def test_rows_inside_an_object(tmp_path, text):
     assert [row for _, row in iter_rows(tmp_path / "set.json")] == ROWS
 
 
-def test_rows_inside_an_object_across_chunks_and_cut_short(tmp_path):
-    # 40,000 rows of about 40 characters are more than one chunk of 2^20.
-    rows = [{"question": f"What is {n}?", "answer": str(n)} for n in range(40_000)]
-    whole = json.dumps({"data": rows, "name": "numbers"})
-    (tmp_path / "set.json").write_text(whole)
-    assert [row for _, row in iter_rows(tmp_path / "set.json")] == rows
-    for end in (len(whole) - 1, whole.index('], "name"') + 1, whole.index('], "name"') - 4):
-        (tmp_path / "set.json").write_text(whole[:end])
-        with pytest.raises(InputError, match=r"set.json: row \d+ is not JSON"):
-            list(iter_rows(tmp_path / "set.json"))
-
-
 def test_a_row_whose_own_columns_hold_lists_is_a_row(tmp_path):
     row = {"prompt": [{"role": "user", "content": "Sum?"}], "answer": "7", "data": [1]}
     (tmp_path / "set.json").write_text(json.dumps(row))
     assert [found for _, found in iter_rows(tmp_path / "set.json")] == [row]
 
 
-TURNS = [{"from": "human", "value": "Sum?"}, {"from": "assistant", "ground_truth": {"value": "7", "pass_at_n": 0.5}}]
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("set.jsonl", '{"question": "1?", "answer": "1"}\n{"question": \n', "line 2 is not JSON"),
+        ("set.jsonl", "[1, 2]\n", r"line 1 is '\[1, 2\]', it must be an object"),
+        ("set.jsonl", b'{"question": "What?"}\n{"question": "Caf\xe9?"}\n', "line 2 is not UTF-8 text"),
+        ("set.jsonl", '{"a": 1}\n' + '{"a":' * 100_000, "line 2 nests more brackets than can be read"),
+        ("set.json", '{"a":' * 100_000, "nests more brackets than can be read"),
+        ("set.json", '[{"question": "1?", "answer": "1"}, {"que', "is not JSON: .*, line 1, column 38"),
+        ("set.json", '{"data": [{"question": "1?"}],\n "name": "x"', "is not JSON: .*, line 2, column 13"),
+        ("set.json", "[1]", "row 1 is '1', it must be an object"),
+        ("set.csv", "question,answer\n1?,1\n2?,2,3\n", "row 2 has more fields than the header"),
+        ("set.csv", "question,answer,question\na,1,b\n", "has several columns named 'question'"),
+        ("set.csv", b"question,answer\n\xff\xfe,1\n", "is not UTF-8 text"),
+        ("set.parquet", "PAR1 no", "cannot be read as parquet"),
+        ("set.jsonl", "", "no rows, so there are no questions"),
+        ("set.jsonl", '{"text": "1?"}\n', r"no known layout: its columns are \['text'\]. Name the two"),
+        ("set.txt", "1?", "the suffix '.txt': questions are read from .parquet, .jsonl"),
+        ("set.parquet.gz", gzip.compress(b"PAR1"), r"the suffix '.gz': questions are read from .*\.gz and \.zst"),
+    ],
+)
+def test_a_wrong_file_names_itself_and_the_row(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InputError, match=message) as raised:
+        read(tmp_path / name)
+    assert str(tmp_path / name) in str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["set.json", "set.jsonl"])
-def test_rows_that_are_lists_of_turns(tmp_path, name):
-    broken = [{"from": "human", "value": "And?"}, {"from": "assistant", "ground_truth": {"value": None}}]
-    rows = [TURNS, broken]
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
-    (tmp_path / name).write_text(json.dumps(rows) if name == "set.json" else lines)
-    dropped = Tally()
-    reading = read(tmp_path / name, dropped)
-    assert (reading.layout, pairs(reading), list(dropped)) == ("orz", [("Sum?", "7")], ["no answer"])
+def test_a_parquet_column_that_stands_twice_is_refused(tmp_path):
+    columns = [pa.array(["a"]), pa.array(["1"]), pa.array(["b"])]
+    pq.write_table(pa.Table.from_arrays(columns, names=["question", "answer", "question"]), tmp_path / "set.parquet")
+    with pytest.raises(InputError, match="has several columns named 'question'"):
+        read(tmp_path / "set.parquet")
 
 
-def test_turns_in_numbered_columns(tmp_path):
-    (tmp_path / "set.jsonl").write_text(json.dumps({"0": TURNS[0], "1": TURNS[1]}) + "\n")
-    assert pairs(read(tmp_path / "set.jsonl")) == [("Sum?", "7")]
+def test_integers_of_any_length_are_read(tmp_path):
+    digits = "9" * 5000
+    for name, text in (("set.jsonl", f'{{"answer": {digits}}}\n'), ("set.json", f'[{{"answer": {digits}}}]')):
+        (tmp_path / name).write_text(text)
+        assert [row for _, row in iter_rows(tmp_path / name)] == [{"answer": digits}]
 
 
-@pytest.mark.parametrize("asked", ["question", "problem", "input", "prompt"])
-@pytest.mark.parametrize("answer", ["expected_answer", "ground_truth", "ground_truth_answer", "target", "final_answer"])
-def test_names_of_the_answer_column(tmp_path, asked, answer):
-    row = {asked: "Sum?", "solution": "Long, so \\boxed{8}.", answer: "7"}
-    (tmp_path / "set.jsonl").write_text(json.dumps(row) + "\n")
-    reading = read(tmp_path / "set.jsonl")
-    assert (pairs(reading), "answer" in reading.layout) == ([("Sum?", "7")], True)
+def test_spaces_after_commas_and_columns_without_a_name_are_left_aside(tmp_path):
+    # The first column as pandas writes its index, the last two as a spreadsheet does.
+    (tmp_path / "set.csv").write_text(',question, answer,,\n0,"What, is it?", "1, 2",,\n')
+    assert pairs(read(tmp_path / "set.csv")) == [("What, is it?", "1, 2")]
 
 
-def test_a_target_that_is_a_trace_is_no_answer(tmp_path):
-    trace = [{"role": "assistant", "content": "long"}]
-    row = {"problem": "Sum?", "target": trace, "answer": "7"}
-    (tmp_path / "set.jsonl").write_text(json.dumps(row) + "\n")
-    reading = read(tmp_path / "set.jsonl")
-    assert (reading.layout, pairs(reading)) == ("openr1", [("Sum?", "7")])
-
-
-def test_a_text_of_many_million_characters_is_compared_by_its_beginning(monkeypatch):
-    seen = []
-    words_of = audit.words_of
-    monkeypatch.setattr(audit, "words_of", lambda text: seen.append(len(text)) or words_of(text))
-    long = " ".join(f"word{n}" for n in range(1_000_000))
-    pairs = near_duplicates([long, f"{long} and more"], threshold=0.8)
-    assert [pair[:2] for pair in pairs] == [(0, 1)]
-    # 11 million characters a text: what is turned into trigrams stays bounded.
-    assert max(seen) <= 100_000
+def test_marks_and_line_ends_of_other_systems(tmp_path):
+    lines = [json.dumps({"question": f"{n}?", "answer": str(n)}) for n in (1, 2)]
+    (tmp_path / "set.jsonl").write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode() + b"\r\n\r\n")
+    (tmp_path / "set.csv").write_bytes(b'\xef\xbb\xbfquestion,answer\r\n"1?",1\r\n"2?",2\r\n')
+    (tmp_path / "set.json").write_bytes(b"\xef\xbb\xbf[" + ",\r\n".join(lines).encode() + b"]\r\n")
+    for name in ("set.jsonl", "set.csv", "set.json"):
+        assert pairs(read(tmp_path / name)) == [("1?", "1"), ("2?", "2")], name

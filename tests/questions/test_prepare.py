@@ -55,7 +55,7 @@ def test_the_audit_counts_what_it_drops_folds_and_marks(tmp_path):
     benchmark = {"walks": [f"{WALK} How fast does the walker go?"]}
     output = tmp_path / "data" / "set.parquet"
     report = run(source, output, benchmarks=benchmark)
-    dropped = {reason: finding.count for reason, finding in report.dropped.items()}
+    dropped = {reason: finding.count for reason, finding in report.reading.dropped.items()}
     assert dropped.pop("no answer") == 1 and dropped.pop("contaminated by walks") == 1
     # The unfinished fraction is dropped as a gold, whatever the verifier calls it.
     assert list(dropped.values()) == [1] and next(iter(dropped)).startswith("gold ")

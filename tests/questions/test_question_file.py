@@ -1,8 +1,6 @@
 """The question file: identity, both layouts there and back, and every way a file can be wrong."""
 
 import hashlib
-import subprocess
-import sys
 from dataclasses import replace
 
 import pyarrow as pa
@@ -68,6 +66,7 @@ def test_what_is_written_is_read_again(tmp_path, layout):
         question(level="3"),
         question("Wie groß ist $\\pi$? 圆周率\n\nzwei Zeilen", "\\frac{22}{7}", system="Denke nach."),
         question("9\u2028-1", "8", source="elsewhere"),
+        replace(question("2=2?"), metadata='{"verifier": "countdown", "numbers": [2], "target": 2}'),
     )
     path = tmp_path / "new folder" / "questions.parquet"
     write_questions(path, asked, {"made_by": MADE_BY_PREPARE, "options": {"seed": 3}}, layout)
@@ -84,6 +83,8 @@ def test_the_content_hash_is_sha256_over_the_rows_in_order():
     lines = f'["{one.id}",[["user","2+2=?"]],"4","here",null]\n["{two.id}",[["user","3+3=?"]],"6","here","1"]\n'
     assert content_hash([one, two]) == hashlib.sha256(lines.encode()).hexdigest()
     assert content_hash([two, one]) != content_hash([one, two])
+    lines = lines.replace('"here",null]', '"here",null,"{}"]')
+    assert content_hash([replace(one, metadata="{}"), two]) == hashlib.sha256(lines.encode()).hexdigest()
 
 
 def test_the_canonical_schema(tmp_path):
@@ -94,34 +95,14 @@ def test_the_canonical_schema(tmp_path):
     assert schema.field("level").nullable and not schema.field("answer").nullable
 
 
-@pytest.mark.parametrize("layout", ["canonical", "verl"])
-def test_metadata_travel_in_both_layouts_and_count_as_content(tmp_path, layout):
-    own = replace(question(), metadata='{"verifier": "countdown", "numbers": [2], "target": 2}')
-    write_questions(tmp_path / "q.parquet", [own], {}, layout)
-    found = read_questions(tmp_path / "q.parquet")
-    assert found.questions[0].metadata == own.metadata
-    assert found.content_hash == content_hash([own])
-    # Without any, the hash is what it was before there were metadata.
-    assert content_hash([own]) != content_hash([question()])
-
-
-def test_metadata_of_others_are_not_ours(tmp_path):
-    row = {
-        "data_source": "aime",
-        "prompt": [{"content": "2+2=?", "role": "user"}],
-        "reward_model": {"ground_truth": "4"},
-        "extra_info": {"metadata": {"url": "x"}},
-    }
-    assert read_questions(write_rows(tmp_path / "verl.parquet", row)).questions[0].metadata is None
-
-
 def test_a_verl_file_as_others_write_it(tmp_path):
     row = {
         "data_source": "aime",
         "prompt": [{"content": "Think.", "role": "system"}, {"content": "2+2=?", "role": "user"}],
         "ability": "math",
         "reward_model": {"ground_truth": "4", "style": "rule"},
-        "extra_info": {"index": 0, "split": "default"},
+        # Metadata of others are not ours.
+        "extra_info": {"index": 0, "split": "default", "metadata": {"url": "x"}},
         "target": [{"role": "assistant", "content": "a long trace"}],
     }
     found = read_questions(write_rows(tmp_path / "verl.parquet", row, row))
@@ -141,10 +122,9 @@ def test_unusual_arrow_types_of_text_are_read(tmp_path):
     ("rows", "message"),
     [
         ([{"question": "2+2=?"}], r"lacks the columns \['id', 'prompt', 'answer', 'source'\] and has \['question'\]"),
-        ([canonical_row(answer=4)], "column 'answer' has the type int64, it must be text"),
-        ([canonical_row(prompt="2+2=?")], "column 'prompt' has the type string, it must be a list of {role, content}"),
-        ([canonical_row(level=2)], "column 'level' has the type int64"),
-        ([canonical_row(metadata=2)], "column 'metadata' has the type int64, it must be text"),
+        ([canonical_row(answer=4)], "row 1, field 'answer' is 4: every question needs a text there"),
+        ([canonical_row(prompt="2+2=?")], r"row 1, field 'prompt' is '2\+2=\?': a question needs a list of messages"),
+        ([canonical_row(metadata=2)], "field 'metadata' is 2: it must be a JSON table"),
         ([canonical_row(metadata="[1]")], r"row 1, field 'metadata' is '\[1\]': it must be a JSON table, or null"),
         ([canonical_row(metadata="{1")], "field 'metadata' is '{1': it must be a JSON table"),
         ([canonical_row(), canonical_row(id="a2", answer=None)], "row 2, field 'answer' is None"),
@@ -162,11 +142,11 @@ def test_unusual_arrow_types_of_text_are_read(tmp_path):
         ([canonical_row(), canonical_row(answer="5")], "row 1 and .*: row 2 have the id 'a1' but different content"),
         (
             [{"data_source": "x", "prompt": canonical_row()["prompt"], "reward_model": {"style": "rule"}}],
-            r"\(verl layout\) lacks the column 'reward_model.ground_truth'",
+            "row 1, field 'reward_model.ground_truth' is None",
         ),
         (
             [{"data_source": "x", "prompt": canonical_row()["prompt"], "reward_model": {"ground_truth": 4}}],
-            "column 'reward_model.ground_truth' has the type int64",
+            "field 'reward_model.ground_truth' is 4",
         ),
     ],
 )
@@ -191,50 +171,12 @@ def test_an_empty_file_a_folder_another_format_and_no_file(tmp_path):
             read_questions(tmp_path / name)
 
 
-FULL_DISK = """
-import resource, signal, sys
-from pathlib import Path
-from exgrpo_cli.questions.question_file import read_questions, write_questions
-from exgrpo_cli.base.errors import RunError
-path = Path(sys.argv[1])
-questions = read_questions(path).questions
-# A file that may not grow stands for a disk that is full: the same errno path, without root.
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
-try:
-    write_questions(path, questions, {})
-except RunError as error:
-    sys.exit(str(error))
-"""
-
-
-def test_a_write_that_fails_leaves_what_was_there_and_is_one_line(tmp_path):
-    path = tmp_path / "q.parquet"
-    write_questions(path, [question()], {})
-    before = path.read_bytes()
-    done = subprocess.run([sys.executable, "-c", FULL_DISK, str(path)], capture_output=True, text=True)
-    assert done.stderr.strip() == (
-        f"{path} cannot be written: File too large. What was there before is unchanged: make room, or choose another "
-        "place."
-    )
-    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
-
-
-def test_a_new_file_takes_the_place_of_the_old_one_which_stays_whole_for_its_readers(tmp_path):
-    path, old = tmp_path / "q.parquet", tmp_path / "old.parquet"
-    write_questions(path, [question()], {})
-    old.hardlink_to(path)
-    write_questions(path, [question("3+3=?", "6")], {})
-    assert read_questions(old).questions == (question(),)
-    assert read_questions(path).questions == (question("3+3=?", "6"),)
-
-
-def test_text_that_is_no_unicode_is_refused():
-    with pytest.raises(InputError, match=r"row 7, field 'prompt', message 1: 'content' .* is not valid Unicode"):
-        prompt_of([{"role": "user", "content": "half of a pair: \ud800"}], "file: row 7")
-
-
 def test_metadata_of_other_files_is_empty(tmp_path):
     assert read_metadata(tmp_path / "nowhere.parquet") == {}
     assert read_metadata(write_rows(tmp_path / "other.parquet", {"x": 1})) == {}
     assert not is_prepared({}) and not is_prepared({"made_by": "train"})
+
+
+def test_text_that_is_no_unicode_is_refused():
+    with pytest.raises(InputError, match=r"row 7, field 'prompt', message 1: 'content' is .*ud800', it must be text"):
+        prompt_of([{"role": "user", "content": "half of a pair: \ud800"}], "file: row 7")

@@ -105,11 +105,15 @@ def distinct(what: str, draw: Draw) -> DrawMany:
             question = draw(level, pool, rng)
             idle = idle + 1 if question.prompt[-1].content in drawn else 0
             drawn.setdefault(question.prompt[-1].content, question)
-        if len(drawn) < count:
-            raise InputError(
-                f"{what} of level {level} run out at {len(drawn)} of the {count} asked for: ask for fewer or use "
-                "higher levels."
-            )
+        require_enough(what, level, len(drawn), count)
         return list(drawn.values())
 
     return draw_many
+
+
+def require_enough(what: str, level: int, supply: int, count: int) -> None:
+    """Raise InputError where a level has fewer questions than are asked for."""
+    if supply < count:
+        raise InputError(
+            f"{what} of level {level} run out at {supply} of the {count} asked for: ask for fewer or use higher levels."
+        )

@@ -21,10 +21,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import Question
 from exgrpo_cli.config.sections.data import ArithmeticSettings, ModularSettings
-from exgrpo_cli.questions.made.pools import Pool, Split, distinct, draw_split, made_question, pool_of_key
+from exgrpo_cli.questions.made.pools import (
+    Pool,
+    Split,
+    distinct,
+    draw_split,
+    made_question,
+    pool_of_key,
+    require_enough,
+)
 
 THINK_END = "</think>"
 
@@ -33,22 +40,33 @@ Terms = tuple[int, ...]
 
 _OPERANDS = range(2, 10)
 _POOL_KEY, _MODULAR_KEY = b"exgrpo-arithmetic", b"exgrpo-modular"
-# Below this many expressions of a level all are listed, so that a request can be met to the last one; above it they
-# are drawn at random, where a pool is too large for any sensible request to come near its end.
-_MAX_LISTED = 5_000
+# The 100 and 1,333 expressions of these levels are listed, so that a request can be met to the last one; the 18,758 of
+# level 3 and more of higher ones are drawn.
+_LISTED_LEVELS = (1, 2)
 
 
 def make_arithmetic(settings: ArithmeticSettings) -> Split:
     """Draw questions without repetition, each level as many as its share of them, up to one.
 
-    Raises InputError, with the number that exist, where a level has fewer expressions than asked for.
+    Raises InputError where a level has fewer expressions than asked for.
     """
+    what = "Arithmetic questions"
+
+    def draw_one(level: int, pool: Pool, rng: np.random.Generator) -> Question:
+        return _question(draw_terms(level, pool, rng), level)
 
     def draw(count: int, level: int, pool: Pool, rng: np.random.Generator) -> list[Question]:
-        drawn = _draw_distinct(count, level, pool, rng)
-        return [made_question("arithmetic", f"{expression(terms)}=?", str(sum(terms)), level=level) for terms in drawn]
+        if level not in _LISTED_LEVELS:
+            return distinct(what, draw_one)(count, level, pool, rng)
+        listed = [terms for terms in _all_terms(level) if pool_of(terms) is pool]
+        require_enough(what, level, len(listed), count)
+        return [_question(listed[index], level) for index in rng.permutation(len(listed))[:count]]
 
     return draw_split(settings, draw, settings.shares)
+
+
+def _question(terms: Terms, level: int) -> Question:
+    return made_question("arithmetic", f"{expression(terms)}=?", str(sum(terms)), level=level)
 
 
 def draw_terms(level: int, pool: Pool, rng: np.random.Generator) -> Terms:
@@ -69,43 +87,6 @@ def expression(terms: Terms) -> str:
 def pool_of(terms: Terms) -> Pool:
     """The only pool an expression may be used in."""
     return pool_of_key(expression(terms), _POOL_KEY)
-
-
-def count_expressions(level: int) -> int:
-    """How many expressions of a level there are, over all pools."""
-    ways = dict.fromkeys(_OPERANDS, 1)
-    for _ in range(level):
-        longer: dict[int, int] = {}
-        for value, count in ways.items():
-            for operand, sign in itertools.product(_OPERANDS, (-1, 1)):
-                if value + sign * operand >= 0:
-                    longer[value + sign * operand] = longer.get(value + sign * operand, 0) + count
-        ways = longer
-    return sum(ways.values())
-
-
-def _draw_distinct(count: int, level: int, pool: Pool, rng: np.random.Generator) -> list[Terms]:
-    existing = count_expressions(level)
-    if existing <= _MAX_LISTED:
-        listed = [terms for terms in _all_terms(level) if pool_of(terms) is pool]
-        _check_supply(count, level, pool, len(listed), "")
-        return [listed[index] for index in rng.permutation(len(listed))[:count]]
-    # Half of the pool can be drawn in fewer than two attempts a question; the rest is left as out of reach. In whole
-    # numbers, since those of high levels are beyond any float.
-    _check_supply(count, level, pool, existing * len(pool.value) // 32, "about ")
-    drawn: dict[Terms, None] = {}
-    while len(drawn) < count:
-        drawn[draw_terms(level, pool, rng)] = None
-    return list(drawn)
-
-
-def _check_supply(count: int, level: int, pool: Pool, supply: int, hedge: str) -> None:
-    if count > supply:
-        name = pool.name.lower().replace("_", "-")
-        raise InputError(
-            f"Arithmetic level {level} has {hedge}{supply} {name} questions, {count} were asked for: "
-            f"ask for fewer or use higher levels."
-        )
 
 
 def _all_terms(level: int) -> Iterator[Terms]:

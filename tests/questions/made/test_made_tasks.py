@@ -28,6 +28,10 @@ SMALL = {
 SOUND = TraceMix(guessed=0.0, slipped=0.0, malformed=0.0, checked=0.0)
 
 
+def split_of(source, settings=None):
+    return make_split(source, SimpleNamespace(**{source: settings or SMALL[source]}))
+
+
 def prompts(questions):
     return {question.prompt[0].content for question in questions}
 
@@ -35,7 +39,7 @@ def prompts(questions):
 @pytest.fixture(scope="module", params=sorted(SMALL))
 def made(request):
     source = request.param
-    return source, make_split(source, SimpleNamespace(**{source: SMALL[source]}))
+    return source, split_of(source)
 
 
 def test_questions_are_different_share_their_levels_and_repeat_themselves(made):
@@ -44,12 +48,12 @@ def test_questions_are_different_share_their_levels_and_repeat_themselves(made):
     assert len(prompts(split.train)) == 60 and len(prompts(split.heldout)) == 20
     counts = {level: sum(question.level == str(level) for question in split.train) for level in levels}
     assert counts == dict.fromkeys(levels, 60 // len(levels))
-    assert make_split(source, SimpleNamespace(**{source: SMALL[source]})) == split
+    assert split_of(source) == split
 
 
 def test_no_seed_brings_a_question_into_another_pool(made):
     source, split = made
-    other = make_split(source, SimpleNamespace(**{source: type(SMALL[source])(num_train=60, num_heldout=60, seed=7)}))
+    other = split_of(source, replace(SMALL[source], num_heldout=60, seed=7))
     rng = np.random.default_rng(0)
     recipe = RECIPES[source]
     started = {draw_example(recipe, level, rng)[0] for level in recipe.levels for _ in range(60)}
@@ -58,12 +62,12 @@ def test_no_seed_brings_a_question_into_another_pool(made):
 
 
 def test_golds_are_right_by_a_plain_reference():
-    for question in make_split("countdown", SimpleNamespace(countdown=SMALL["countdown"])).train:
+    for question in split_of("countdown").train:
         numbers, target = re.fullmatch(r"([\d,]+)=(\d+)\?", question.prompt[0].content).groups()
         # The program's own expressions, checked against the pattern, are safe to evaluate in a test.
         assert re.fullmatch(r"[\d+*()-]+", question.answer) and eval(question.answer) == int(target)
         assert sorted(re.findall(r"\d+", question.answer)) == sorted(numbers.split(","))
-    for question in make_split("modular", SimpleNamespace(modular=SMALL["modular"])).train:
+    for question in split_of("modular").train:
         terms, modulus = re.fullmatch(r"\(([\d+]+)\)%(\d+)=\?", question.prompt[0].content).groups()
         assert int(question.answer) == sum(map(int, terms.split("+"))) % int(modulus) and modulus == "5"
 
@@ -91,6 +95,7 @@ def test_a_search_misses_before_it_meets_the_target():
     [
         ("8*3+4-2", Verdict.CORRECT),
         ("4 + (8*3) - 2", Verdict.CORRECT),
+        ("8/(3-8/3)", Verdict.CORRECT),
         ("(8-2)*4+2", Verdict.WRONG),  # 26 as well, but 2 twice and 3 never
         ("8*3+4-2+0", Verdict.WRONG),
         ("26", Verdict.WRONG),
@@ -106,62 +111,49 @@ def test_a_search_misses_before_it_meets_the_target():
     ],
 )
 def test_countdown_answers(answer, verdict):
-    assert grade_countdown({"numbers": [2, 3, 4, 8], "target": 26}, answer) is verdict
+    # 8/(3-8/3) = 24 by way of 1/3, which no double is.
+    exact = {"numbers": [3, 3, 8, 8], "target": 24}
+    known = exact if answer == "8/(3-8/3)" else {"numbers": [2, 3, 4, 8], "target": 26}
+    assert grade_countdown(known, answer) is verdict
 
 
-def test_fractions_on_the_way_are_exact():
-    # 8/(3-8/3) = 24: the fraction 1/3 has no exact double.
-    assert grade_countdown({"numbers": [3, 3, 8, 8], "target": 24}, "8/(3-8/3)") is Verdict.CORRECT
-
-
-SUM = '{"trace": "sum", "terms": [7, 5, 8], "modulus": 5}'
-
-
-@pytest.mark.parametrize(
-    ("response", "valid"),
-    [
-        ("7+5=2\n2+8=0\n</think>\n\\boxed{0}", True),
-        ("8+7=0\n0+5=0\n</think>\n\\boxed{0}", True),
-        ("7+5+8=0\n</think>\n\\boxed{0}", True),
-        ("</think>\n\\boxed{0}", False),  # a lucky guess
-        ("7+5=3\n3+8=0\n</think>\n\\boxed{0}", False),  # two slips that meet: 12 is 2 modulo 5, 11 is 1
-        ("7+5=2\n2+3=0\n</think>\n\\boxed{0}", False),  # there is no 3, though 8 is 3 modulo 5
-        ("7+5=2\n</think>\n\\boxed{0}", False),  # 8 is left over
-        ("7+5=2\n2+8=0\n0+8=3\n</think>\n\\boxed{3}", False),  # 8 twice
-        ("7+5=2\n2+8=0\n</think>\n\\boxed{1}", False),  # another answer than its own
-        ("7+5=2\n2+8=0\n\\boxed{0}", False),  # never stops thinking
-        ("7+5=2 so\n2+8=0\n</think>\n\\boxed{0}", False),
-    ],
-)
-def test_the_working_of_a_sum_modulo_m(response, valid):
-    assert valid_trace(asked("(7+5+8)%5=?", SUM), response) is valid
-
-
-RUNNING = "9+2-4+7-3=?"
+SUM = ("(7+5+8)%5=?", '{"trace": "sum", "terms": [7, 5, 8], "modulus": 5}')
+RUNNING = ("9+2-4+7-3=?",)
 
 
 @pytest.mark.parametrize(
-    ("response", "valid"),
+    ("question", "response", "valid"),
     [
-        ("9+2=11\n11-4=7\n7+7=14\n14-3=11\n</think>\n\\boxed{11}", True),
-        ("9+2-4=7\n7+7=14\n14-3=11\n11+3=14\n</think>\n\\boxed{11}", True),  # two terms in a line, and a check
-        ("9+2=11\n11+7=18\n4+3=7\n18-7=11\n</think>\n\\boxed{11}", True),  # what is lost added up first
-        ("2-4=-2\n9-2=7\n7+7-3=11\n</think>\n\\boxed{11}", True),  # a loss on the way
-        ("9+2=11\n11-4=7\n7+7=14\n14-3=11\n11+3=15\n</think>\n\\boxed{11}", False),  # a false check
-        ("</think>\n\\boxed{11}", False),
-        ("9+2=11\n</think>\n\\boxed{11}", False),
-        ("9+2=12\n12-4=8\n8+7=14\n14-3=11\n</think>\n\\boxed{11}", False),
-        ("9-2=7\n7+4=11\n11+7=18\n18-7=11\n</think>\n\\boxed{11}", False),  # signs exchanged
-        ("9+2=11\n11+4=15\n15-7=8\n8+3=11\n</think>\n\\boxed{11}", False),
+        (SUM, "7+5=2\n2+8=0\n</think>\n\\boxed{0}", True),
+        (SUM, "8+7=0\n0+5=0\n</think>\n\\boxed{0}", True),
+        (SUM, "7+5+8=0\n</think>\n\\boxed{0}", True),
+        (SUM, "</think>\n\\boxed{0}", False),  # a lucky guess
+        (SUM, "7+5=3\n3+8=0\n</think>\n\\boxed{0}", False),  # two slips that meet: 12 is 2 modulo 5, 11 is 1
+        (SUM, "7+5=2\n2+3=0\n</think>\n\\boxed{0}", False),  # there is no 3, though 8 is 3 modulo 5
+        (SUM, "7+5=2\n</think>\n\\boxed{0}", False),  # 8 is left over
+        (SUM, "7+5=2\n2+8=0\n0+8=3\n</think>\n\\boxed{3}", False),  # 8 twice
+        (SUM, "7+5=2\n2+8=0\n</think>\n\\boxed{1}", False),  # another answer than its own
+        (SUM, "7+5=2\n2+8=0\n\\boxed{0}", False),  # never stops thinking
+        (SUM, "7+5=2 so\n2+8=0\n</think>\n\\boxed{0}", False),
+        (RUNNING, "9+2=11\n11-4=7\n7+7=14\n14-3=11\n</think>\n\\boxed{11}", True),
+        (RUNNING, "9+2-4=7\n7+7=14\n14-3=11\n11+3=14\n</think>\n\\boxed{11}", True),  # two terms in a line, and a check
+        (RUNNING, "9+2=11\n11+7=18\n4+3=7\n18-7=11\n</think>\n\\boxed{11}", True),  # what is lost added up first
+        (RUNNING, "2-4=-2\n9-2=7\n7+7-3=11\n</think>\n\\boxed{11}", True),  # a loss on the way
+        (RUNNING, "9+2=11\n11-4=7\n7+7=14\n14-3=11\n11+3=15\n</think>\n\\boxed{11}", False),  # a false check
+        (RUNNING, "</think>\n\\boxed{11}", False),
+        (RUNNING, "9+2=11\n</think>\n\\boxed{11}", False),
+        (RUNNING, "9+2=12\n12-4=8\n8+7=14\n14-3=11\n</think>\n\\boxed{11}", False),
+        (RUNNING, "9-2=7\n7+4=11\n11+7=18\n18-7=11\n</think>\n\\boxed{11}", False),  # signs exchanged
+        (RUNNING, "9+2=11\n11+4=15\n15-7=8\n8+3=11\n</think>\n\\boxed{11}", False),
     ],
 )
-def test_the_working_of_a_running_sum(response, valid):
-    assert valid_trace(asked(RUNNING), response) is valid
+def test_the_working_of_a_sum(question, response, valid):
+    assert valid_trace(asked(*question), response) is valid
 
 
 def test_traces_that_cannot_be_checked_are_neither():
     assert valid_trace(asked("7+5=?", '{"verifier": "countdown"}'), "") is None
-    assert valid_trace(replace(asked(RUNNING), source="my own"), "9+2=11") is None
+    assert valid_trace(replace(asked(*RUNNING), source="my own"), "9+2=11") is None
     assert valid_trace(asked("How much is 7+5?"), "7+5=12") is None
 
 
@@ -173,14 +165,12 @@ def asked(text, metadata=None):
 
 def test_sound_traces_of_the_warm_start_are_valid_and_faults_are_not():
     rng = np.random.default_rng(0)
-    for question in make_split("modular", SimpleNamespace(modular=SMALL["modular"])).train:
+    for question in split_of("modular").train:
         terms = tuple(read_metadata(question.metadata)["terms"])
         assert valid_trace(question, write_trace(terms, SOUND, rng, 5))
         guessed = write_trace(terms, TraceMix(guessed=1.0, slipped=0.0, malformed=0.0), rng, 5)
         assert guessed.endswith(f"\\boxed{{{question.answer}}}") and not valid_trace(question, guessed)
-    for question in make_split(
-        "arithmetic", SimpleNamespace(arithmetic=ArithmeticSettings(num_train=60, num_heldout=20))
-    ).train:
+    for question in split_of("arithmetic", ArithmeticSettings(num_train=60, num_heldout=20)).train:
         terms = sum_asked(question).terms
         assert valid_trace(question, write_trace(terms, replace(SOUND, checked=0.5, double=0.3, swapped=0.3), rng))
         slipped = write_trace(terms, TraceMix(guessed=0.0, slipped=1.0, malformed=0.0), rng)
@@ -202,7 +192,7 @@ def test_start_and_held_out_questions_follow_the_source(source):
 @pytest.mark.parametrize("source", sorted(SMALL))
 def test_there_are_as_many_as_a_run_asks_for_without_being_told(source):
     settings = type(SMALL[source])()
-    split = make_split(source, SimpleNamespace(**{source: settings}))
+    split = split_of(source, settings)
     assert (len(split.train), len(split.heldout)) == (settings.num_train, settings.num_heldout)
 
 

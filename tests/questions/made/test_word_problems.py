@@ -82,15 +82,3 @@ def test_prepare_writes_both_parts(tmp_path, monkeypatch, capsys):
     assert train.metadata["options"]["seed"] == 3 and train.metadata["counts"]["kept"] == 40
     assert {question.level for question in train.questions} == set("1234")
     assert train.questions[0].source == "word-problems"
-
-
-def test_a_run_trains_on_them_and_validates_on_the_held_out_ones():
-    from exgrpo_cli.base.console.reporter import SilentReporter
-    from exgrpo_cli.config.layers import build_config
-    from exgrpo_cli.training.questions import load_questions
-
-    sources = ["data.train=word-problems", "data.heldout=word-problems"]
-    config = build_config(assignments=[*sources, "word_problems.num_train=30", "word_problems.num_heldout=10"])
-    questions = load_questions(config, SilentReporter())
-    assert (len(questions.train), len(questions.heldout)) == (30, 10)
-    assert {question.source for question in (*questions.train, *questions.heldout)} == {"word-problems"}

@@ -1,0 +1,38 @@
+"""Small sources of questions: written in any format, read as `prepare` reads them."""
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from exgrpo_cli.questions.layouts import NamedFields
+from exgrpo_cli.questions.prepare import Reading, read_source
+
+
+def write(path: Path, *rows: Any) -> Path:
+    """Rows in the format of the suffix."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif path.suffix in (".csv", ".tsv"):
+        with path.open("w", newline="") as text:
+            writer = csv.DictWriter(text, list(rows[0]), delimiter="\t" if path.suffix == ".tsv" else ",")
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        path.write_text(json.dumps(rows, indent=1) if path.suffix == ".json" else lines)
+    return path
+
+
+def read(source: Path | str, **fields: str) -> Reading:
+    return read_source(str(source), NamedFields(**fields), lambda *_: None)
+
+
+def pairs(reading: Reading) -> Sequence[tuple[str, str]]:
+    """Last message and answer of each question."""
+    return [(question.prompt[-1].content, question.answer) for question in reading.questions]
