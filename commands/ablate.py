@@ -120,7 +120,7 @@ def ablate(
     launcher: Annotated[
         Literal["local", "slurm"] | None,
         typer.Option(
-            help="Runs as tasks of submitit: one array job, asked for by [slurm] of --config, or on this host."
+            help="Where runs are started: here, or by Slurm as one array job, which [slurm] of --config asks for."
         ),
     ] = None,
     dry_run: DryRunOption = False,
@@ -139,7 +139,7 @@ def ablate(
       exgrpo ablate --methods exgrpo,latest --launcher slurm --config cluster.toml
       exgrpo ablate --vary replay.ratio=0.25,0.5,0.75 --steps 100 --dry-run
     """
-    from exgrpo_cli.studies.cluster import scripts, slurm_settings
+    from exgrpo_cli.studies.cluster import script, slurm_settings
     from exgrpo_cli.studies.output import study_json
     from exgrpo_cli.studies.schedule import compare, jobs_of, time_to_go
 
@@ -147,12 +147,12 @@ def ablate(
     slurm, to_go = slurm_settings(options.config), time_to_go(study, jobs_of(study, jobs))
     if dry_run:
         print_json(study.describe()) if speech.json else _print_runs(study, to_go)
-        if launcher is not None:
-            talk(scripts(study, launcher, slurm))
+        if launcher == "slurm":
+            talk(script(study, slurm))
         return
     talk(f"exgrpo: {len(study.runs)} runs in {study.folder}", quiet=speech.quiet)
     talk(to_go, quiet=speech.quiet)
-    report = compare(study, jobs=jobs, quiet=speech.quiet, launcher=launcher, slurm=slurm)
+    report = compare(study, jobs=jobs, quiet=speech.quiet, slurm=slurm if launcher == "slurm" else None)
     write_page(study.folder, quiet=speech.quiet)
     print_json(study_json(study, report)) if speech.json else _print_report(study, report)
 

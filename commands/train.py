@@ -133,7 +133,7 @@ def train(
     ] = False,
     launcher: Annotated[
         Literal["local", "slurm"] | None,
-        typer.Option(help="As a task of submitit: on hosts that [slurm] of --config asks for, or on this one."),
+        typer.Option(help="Where the run is started: here, or by Slurm on hosts that [slurm] of --config asks for."),
     ] = None,
 ) -> None:
     """Train a backbone with ExGRPO, or with another method.
@@ -159,8 +159,8 @@ def train(
         raise InputError("--check measures two steps, --dry-run starts nothing: leave one of them out.")
     time_limit = None if options.time_limit is None else TimeLimit.parse(options.time_limit)
     start = core.plan_start(options.request())
-    if launcher is not None:
-        _launch(start, launcher, options, speech, dry_run=dry_run, check=check)
+    if launcher == "slurm":
+        _launch(start, options, speech, dry_run=dry_run, check=check)
         return
     speaks = core.is_main_process()
     talk(start.line(), quiet=speech.quiet or dry_run or check or not speaks)
@@ -207,12 +207,10 @@ def train(
             print_json(summary) if speech.json else _print_result(summary, start.folder)
 
 
-def _launch(
-    start: "RunStart", launcher: str, options: TrainOptions, speech: Speech, *, dry_run: bool, check: bool
-) -> None:
+def _launch(start: "RunStart", options: TrainOptions, speech: Speech, *, dry_run: bool, check: bool) -> None:
     from exgrpo_cli.base.console.reporter import make_reporter
     from exgrpo_cli.base.files import read_json
-    from exgrpo_cli.studies.cluster import launch_run, scripts, slurm_settings, study_of_one
+    from exgrpo_cli.studies.cluster import launch_run, script, slurm_settings, study_of_one
     from exgrpo_cli.training.start import check_start
 
     for name, given in (("--check", check), ("--time-limit", options.time_limit), ("--nproc", options.nproc)):
@@ -221,11 +219,11 @@ def _launch(
     check_start(start)
     study, settings = study_of_one(start.config, start.folder), slurm_settings(options.config)
     if dry_run:
-        write_data(scripts(study, launcher, settings), end="")
+        write_data(script(study, settings), end="")
         return
     talk(start.line(), quiet=speech.quiet)
     with closing(make_reporter(quiet=speech.quiet)) as reporter:
-        launch_run(study, launcher, settings, reporter=reporter)
+        launch_run(study, settings, reporter=reporter)
     summary = read_json(start.folder / "summary.json", {"steps": int})
     print_json(summary) if speech.json else _print_result(summary, start.folder)
 

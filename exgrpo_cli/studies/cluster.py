@@ -1,4 +1,4 @@
-"""Runs as tasks of submitit: on Slurm one array job of arms x seeds, or one run over several hosts; or on this host.
+"""Runs as tasks of submitit on Slurm: one array job of arms x seeds, or one run over several hosts.
 
 A task is the study's worker as a process, saved and requeued when its time is over, submitted again when it was killed.
 """
@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
@@ -20,9 +21,8 @@ from exgrpo_cli.base.errors import InputError, RunError, first_line
 from exgrpo_cli.config.layers import JOB, read_config
 from exgrpo_cli.config.sections.run import SlurmSettings
 from exgrpo_cli.config.settings import Config, read_section
-from exgrpo_cli.studies import schedule
 from exgrpo_cli.studies.arms import Arm
-from exgrpo_cli.studies.schedule import make_writable, run_all, with_threads, worker_command
+from exgrpo_cli.studies.schedule import make_writable, run_all, worker_command
 from exgrpo_cli.studies.study import Study, StudyRun
 from exgrpo_cli.studies.task import RunTask, last_line
 
@@ -35,7 +35,6 @@ QUERY_SECONDS = 30.0
 """Between two queries to Slurm about all tasks."""
 MOST_REQUEUES = 1000
 """A run may need as many stretches of `slurm.hours`."""
-LOCAL_MINUTES = 60 * 24 * 365
 
 MOUNTS = Path("/proc/mounts")
 OF_ONE_HOST = frozenset({"tmpfs", "ramfs", "overlay", "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs"})
@@ -45,59 +44,55 @@ LOCKS_OF_ONE_HOST = frozenset({"nolock", "localflock", "local_lock=all", "local_
 
 
 @dataclass(kw_only=True, slots=True)
-class Tasks:
-    """Runs as tasks of "slurm" or, with submitit's "local" launcher, of this host."""
+class Slurm:
+    """Launcher of runs as tasks of Slurm; a job is submitit's."""
 
     study: Study
-    launcher: str
     settings: SlurmSettings
     at_once: int
-    """Slurm gets all that are ready; on this host as many as said."""
+    """Slurm gets all that are ready."""
     most_kills: int = 3
     _queried: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def of_study(cls, study: Study, launcher: str, settings: SlurmSettings, *, at_once: int) -> "Tasks":
+    def of_study(cls, study: Study, settings: SlurmSettings) -> "Slurm":
         """Raises InputError for several hosts a run, and for a cluster or a folder that cannot be used."""
         if settings.nodes > 1:
             raise InputError(
                 f"slurm.nodes = {settings.nodes}: each run of a study has one host; `exgrpo train --launcher slurm` "
                 "spreads one run over several."
             )
-        return cls.of(study, launcher, settings, at_once=len(study.runs) if launcher == "slurm" else at_once)
+        return cls.of(study, settings)
 
     @classmethod
-    def of(cls, study: Study, launcher: str, settings: SlurmSettings, *, at_once: int = 1) -> "Tasks":
+    def of(cls, study: Study, settings: SlurmSettings) -> "Slurm":
         """Raises InputError for a cluster or a folder that cannot be used."""
-        if launcher == "local" and settings.nodes > 1:
-            raise InputError(f"slurm.nodes = {settings.nodes}, and --launcher local has this host alone: use slurm.")
         make_writable(study.folder)
-        require_launcher(launcher)
-        if launcher == "slurm":
-            require_shared(study.folder, MOUNTS.read_text(), shared=settings.shared)
-        return cls(study=study, launcher=launcher, settings=settings, at_once=at_once)
+        require_slurm()
+        require_shared(study.folder, MOUNTS.read_text(), shared=settings.shared)
+        return cls(study=study, settings=settings, at_once=len(study.runs))
 
     def start(self, runs: Sequence[StudyRun]) -> "list[Job[Any]]":
         """Submit a task for each run. Raises InputError where Slurm refuses them."""
         from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-        if self.launcher == "local":
-            runs = [with_threads(run, self.at_once) for run in runs]
-        tasks = [
-            RunTask(command=worker_command(run), log=run.log.resolve(), num_hosts=self.settings.nodes) for run in runs
-        ]
-        executor = make_executor(self.study, self.launcher, self.settings)
+        hosts = self.settings.nodes
+        tasks = [RunTask(command=worker_command(run), log=run.log.resolve(), num_hosts=hosts) for run in runs]
+        executor = make_executor(self.study, self.settings)
         try:
             with executor.batch():
                 return [executor.submit(task) for task in tasks]
         except (FailedJobError, FailedSubmissionError) as error:
-            raise InputError(
-                f"sbatch refused {self.study.name}: {sbatch_says(error)}. See [slurm] of --config."
-            ) from error
+            # sbatch names the value that is wrong before the kind of mistake.
+            said = [
+                line.split("error:")[-1].strip().rstrip(".") for line in str(error).splitlines() if "error:" in line
+            ]
+            reason = "; ".join(dict.fromkeys(said)) or first_line(error).rstrip(".")
+            raise InputError(f"sbatch refused {self.study.name}: {reason}. See [slurm] of --config.") from error
 
     def has_ended(self, job: "Job[Any]") -> bool:
         """Whether the task is over; now and then Slurm is queried about all of them."""
-        if self.launcher == "slurm" and time.monotonic() - self._queried > QUERY_SECONDS:
+        if time.monotonic() - self._queried > QUERY_SECONDS:
             job.watcher.update()
             self._queried = time.monotonic()
         return bool(job.done())
@@ -120,14 +115,14 @@ class Tasks:
                     pass
 
 
-def launch_run(study: Study, launcher: str, settings: SlurmSettings, *, reporter: Reporter) -> None:
-    """Train the one run of `study` on `settings.nodes` hosts of Slurm, or on this one.
+def launch_run(study: Study, settings: SlurmSettings, *, reporter: Reporter) -> None:
+    """Train the one run of `study` on `settings.nodes` hosts.
 
     Raises InputError, RunError and Interrupted as `run_study` does.
     """
     (run,) = study.runs
-    again = f"exgrpo train --resume --output {run.folder} --launcher {launcher} goes on"
-    for _, reason in run_all(study, [run], Tasks.of(study, launcher, settings), reporter, again):
+    again = f"exgrpo train --resume --output {run.folder} --launcher slurm goes on"
+    for _, reason in run_all(study, [run], Slurm.of(study, settings), reporter, again):
         raise RunError(f"{reason} ({run.log})")
 
 
@@ -138,25 +133,18 @@ def study_of_one(config: Config, folder: Path) -> Study:
     return Study(name=folder.name, folder=folder.parent, arms=(arm,), runs=(run,))
 
 
-def scripts(study: Study, launcher: str, settings: SlurmSettings) -> str:
-    """Text that `--dry-run` shows: the script of the array job, or the command of each task."""
-    if launcher == "local":
-        return "".join(f"{' '.join(schedule.WORKER)} {run.asked_file} {run.folder}\n" for run in study.unfinished)
-    require_launcher(launcher)
-    executor = make_executor(study, launcher, settings)
+def script(study: Study, settings: SlurmSettings) -> str:
+    """Script of the array job, which `--dry-run` shows."""
+    require_slurm()
+    executor = make_executor(study, settings)
     executor.parameters["map_count"] = len(study.unfinished)
     return str(executor._make_submission_file_text(executor._submitit_command_str, "dry-run"))
 
 
-def make_executor(study: Study, launcher: str, settings: SlurmSettings) -> Any:
+def make_executor(study: Study, settings: SlurmSettings) -> Any:
     """submitit's executor for the study's tasks; settings that are empty or 0 are left to the cluster."""
     import submitit
 
-    folder = study.folder.resolve() / JOBS_FOLDER
-    if launcher == "local":
-        local = submitit.LocalExecutor(folder, max_num_timeout=MOST_REQUEUES)
-        local.update_parameters(timeout_min=LOCAL_MINUTES, tasks_per_node=1)
-        return local
     named = {
         "partition": settings.partition,
         "account": settings.account,
@@ -168,7 +156,7 @@ def make_executor(study: Study, launcher: str, settings: SlurmSettings) -> Any:
         "array_parallelism": settings.parallel,
         "setup": list(settings.setup),
     }
-    executor = submitit.SlurmExecutor(folder, max_num_timeout=MOST_REQUEUES)
+    executor = submitit.SlurmExecutor(study.folder.resolve() / JOBS_FOLDER, max_num_timeout=MOST_REQUEUES)
     executor.update_parameters(
         job_name=study.name,
         time=round(60 * settings.hours),
@@ -180,18 +168,13 @@ def make_executor(study: Study, launcher: str, settings: SlurmSettings) -> Any:
     return executor
 
 
-def require_launcher(launcher: str) -> None:
+def require_slurm() -> None:
     """Raise InputError naming what is missing: submitit, or Slurm's own programs."""
-    from importlib.util import find_spec
-
     if find_spec("submitit") is None:
-        raise InputError(f"--launcher {launcher} needs the submitit package: pip install 'exgrpo[slurm]'.")
-    missing = [name for name in ("sbatch", "srun", "sacct") if launcher == "slurm" and shutil.which(name) is None]
-    if missing:
-        raise InputError(
-            f"--launcher slurm finds no {missing[0]} on the path: run it where jobs are submitted, or use "
-            "--launcher local."
-        )
+        raise InputError("--launcher slurm needs the submitit package: pip install 'exgrpo[slurm]'.")
+    for name in ("sbatch", "srun", "sacct"):
+        if shutil.which(name) is None:
+            raise InputError(f"--launcher slurm finds no {name} on the path: run it where jobs are submitted.")
 
 
 def require_shared(folder: Path, mounts: str, *, shared: bool) -> None:
@@ -228,12 +211,6 @@ def mount_of(folder: Path, mounts: str) -> tuple[str, str, str]:
         if folder.resolve().is_relative_to(point) and len(Path(point).parts) >= len(Path(found[0]).parts):
             found = point, row[2], row[3]
     return found
-
-
-def sbatch_says(error: Exception) -> str:
-    """Reason that sbatch gives: it names the value that is wrong before the kind of mistake."""
-    said = [line.split("error:")[-1].strip().rstrip(".") for line in str(error).splitlines() if "error:" in line]
-    return "; ".join(dict.fromkeys(said)) or first_line(error).rstrip(".")
 
 
 def slurm_settings(config_file: Path | None) -> SlurmSettings:

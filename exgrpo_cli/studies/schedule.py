@@ -1,7 +1,7 @@
 """Running a study: each run is a process of its own, so that one that fails or is killed costs no other.
 
 Finished runs are not run again, unfinished ones go on from their newest checkpoint. One loop starts what is ready and
-watches it to its end; a launcher says how: as processes of this one here, as tasks of submitit in `cluster`.
+watches it to its end; a launcher says how: as processes of this one here, as tasks of Slurm in `cluster`.
 """
 
 import os
@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,43 +35,24 @@ from exgrpo_cli.studies.study import Study, StudyRun, budgeted
 from exgrpo_cli.studies.task import last_line
 from exgrpo_cli.studies.worker import DAMAGE
 
+if TYPE_CHECKING:
+    from exgrpo_cli.studies.cluster import Slurm
+
 WORKER = (sys.executable, "-m", "exgrpo_cli.studies.worker")
 POLL_SECONDS = 0.5
 
 
-class Launcher(Protocol):
-    """Way to start runs. A job is whatever it gives back for one."""
-
-    @property
-    def at_once(self) -> int:
-        """Runs under way at a time."""
-
-    @property
-    def most_kills(self) -> int:
-        """Kills of one run after which it counts as failed."""
-
-    def start(self, runs: Sequence[StudyRun]) -> list[Any]:
-        """Start runs whose budgets are known; returns a job for each."""
-
-    def has_ended(self, job: Any) -> bool:
-        """Whether the job is over."""
-
-    def failure(self, run: StudyRun, job: Any) -> str | None:
-        """Reason why an ended run has not finished, empty where it was killed and may go on; None where it has."""
-
-    def stop(self, started: Sequence[tuple[StudyRun, Any]]) -> None:
-        """Have every run save and end, and wait until none is written any more."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Processes:
-    """Runs as processes of this one."""
+    """Launcher of runs as processes of this one; a job is such a process."""
 
     at_once: int
+    """Runs under way at a time."""
     most_kills: int = 0
+    """Kills of one run after which it counts as failed."""
 
     def start(self, runs: Sequence[StudyRun]) -> list[subprocess.Popen[bytes]]:
-        """Start each in a process group of its own, its output in `seed-<n>.log`."""
+        """Start runs whose budgets are known, each in a process group of its own, its output in `seed-<n>.log`."""
         return [self._start(with_threads(run, self.at_once)) for run in runs]
 
     def _start(self, run: StudyRun) -> subprocess.Popen[bytes]:
@@ -82,18 +63,21 @@ class Processes:
             )  # fmt: skip
 
     def has_ended(self, job: subprocess.Popen[bytes]) -> bool:
-        """Whether the process is over."""
+        """Whether the job is over."""
         return job.poll() is not None
 
     def failure(self, run: StudyRun, job: subprocess.Popen[bytes]) -> str | None:
-        """Signal that killed the run, or else the last line of its log: one that was killed had no time to say so."""
+        """Reason why an ended run has not finished; empty where it was killed and may go on, None where it has.
+
+        The signal that killed it, which had no time to say so, or else the last line of its log.
+        """
         code = job.returncode
         if code < 0:
             return f"ended by a signal ({signal.strsignal(-code)})"
         return last_line(run.log) if code else None
 
     def stop(self, started: Sequence[tuple[StudyRun, subprocess.Popen[bytes]]]) -> None:
-        """Ask every run to save and stop, and wait for it."""
+        """Have every run save and end, and wait until none is written any more."""
         for _, job in started:
             if job.poll() is None:
                 job.send_signal(signal.SIGTERM)
@@ -101,54 +85,25 @@ class Processes:
             job.wait()
 
 
-class RunLog:
-    """The log of one run, read while it grows: what stood there before is an earlier process's."""
-
-    def __init__(self, run: StudyRun) -> None:
-        self._run = run
-        self._read = run.log.stat().st_size if run.log.is_file() else 0
-
-    def pass_on_damage(self) -> None:
-        """Warn (DamageWarning) of damage that the run has found since the last call."""
-        if not self._run.log.is_file():
-            return
-        with self._run.log.open("rb") as file:
-            file.seek(self._read)
-            new = file.read()
-        whole = new[: new.rfind(b"\n") + 1]
-        self._read += len(whole)
-        for line in whole.decode(errors="replace").splitlines():
-            if line.startswith(DAMAGE):
-                warnings.warn(f"{self._run.label}: {line.removeprefix(DAMAGE)}", DamageWarning, stacklevel=2)
-
-
-def compare(
-    study: Study, *, jobs: int, quiet: bool, launcher: str | None = None, slurm: SlurmSettings | None = None
-) -> StudyReport:
-    """Run what is not finished and compare the arms: as processes of this one, or by a launcher's tasks.
+def compare(study: Study, *, jobs: int, quiet: bool, slurm: SlurmSettings | None = None) -> StudyReport:
+    """Run what is not finished and compare the arms: `jobs` runs at a time on this machine, or as tasks of Slurm.
 
     Raises as `run_study`, and InputError for a machine too small where the runs are to be on it.
     """
-    if launcher != "slurm":
+    from exgrpo_cli.studies.cluster import Slurm
+
+    if slurm is None:
         require_runnable(settle(study.runs[0].config, survey_machine())[1])
+    launcher = Processes(at_once=jobs_of(study, jobs)) if slurm is None else Slurm.of_study(study, slurm)
     reporter = make_reporter(quiet=quiet)
     try:
-        run_study(study, launcher_of(study, jobs, launcher, slurm), reporter)
+        run_study(study, launcher, reporter)
     finally:
         reporter.close()
     return report_study(study)
 
 
-def launcher_of(study: Study, jobs: int, launcher: str | None, slurm: SlurmSettings | None) -> Launcher:
-    """The launcher of this name, or processes of this one, `jobs` at a time (0: as many as the cores carry)."""
-    if launcher is None:
-        return Processes(at_once=jobs_of(study, jobs))
-    from exgrpo_cli.studies.cluster import Tasks
-
-    return Tasks.of_study(study, launcher, slurm or SlurmSettings(), at_once=jobs_of(study, jobs))
-
-
-def run_study(study: Study, launcher: Launcher, reporter: Reporter) -> None:
+def run_study(study: Study, launcher: "Processes | Slurm", reporter: Reporter) -> None:
     """Run what is not finished and keep the results.
 
     Raises InputError for a folder or a cluster that cannot be used, RunError where runs failed, after the others have
@@ -168,14 +123,14 @@ def run_study(study: Study, launcher: Launcher, reporter: Reporter) -> None:
 
 
 def run_all(
-    study: Study, waiting: Sequence[StudyRun], launcher: Launcher, reporter: Reporter, how_to_go_on: str
+    study: Study, waiting: Sequence[StudyRun], launcher: "Processes | Slurm", reporter: Reporter, how_to_go_on: str
 ) -> list[tuple[StudyRun, str]]:
     """Start each run once its budget is known, watch all to their end; returns those that failed, with the reason.
 
     Warns (DamageWarning) of damage that a run has found and passed over. Raises Interrupted after a stop signal.
     """
     waiting, told = list(waiting), False
-    started: dict[str, tuple[StudyRun, Any, RunLog]] = {}
+    started: dict[str, tuple[StudyRun, Any, int]] = {}
     kills: Counter[str] = Counter()
     failed: list[tuple[StudyRun, str]] = []
     with Stopper() as stopper:
@@ -185,10 +140,11 @@ def run_all(
                 ready = ready[: launcher.at_once - len(started)]
                 begun = {run.label for run in ready}
                 waiting = [run for run in waiting if run.label not in begun]
-                logs = [RunLog(run) for run in ready]
+                # What stands in a log before is an earlier process's.
+                ends = [run.log.stat().st_size if run.log.is_file() else 0 for run in ready]
                 jobs = launcher.start(ready) if ready else []
-                for run, job, log in zip(ready, jobs, logs, strict=True):
-                    started[run.label] = run, job, log
+                for run, job, end in zip(ready, jobs, ends, strict=True):
+                    started[run.label] = run, job, end
                     reporter.progress(*progress(run), run.label)
                 if not started:
                     reporter.note(f"{len(waiting)} runs wait for a baseline that failed")
@@ -196,14 +152,23 @@ def run_all(
                 # Cut short in here alone: a run that was started and not yet listed would go on by itself.
                 with stopper.immediate():
                     time.sleep(POLL_SECONDS)
-                for run, reason in _take_ended(started, launcher, reporter):
-                    if not reason and kills[run.label] < launcher.most_kills:
-                        kills[run.label] += 1
-                        reporter.note(f"{run.label}: its task was killed; submitted again")
+                for label, (run, job, end) in list(started.items()):
+                    if not launcher.has_ended(job):
+                        reporter.progress(*progress(run), label)
+                        continue
+                    del started[label]
+                    pass_on_damage(run, end)
+                    reason = launcher.failure(run, job)
+                    if reason is None:
+                        whole = progress(run)[1]
+                        reporter.progress(whole, whole, label)
+                    elif not reason and kills[label] < launcher.most_kills:
+                        kills[label] += 1
+                        reporter.note(f"{label}: its task was killed; submitted again")
                         waiting.append(run)
                     else:
-                        failed.append((run, reason or f"killed {kills[run.label] + 1} times"))
-                        reporter.note(f"{run.label} failed: {failed[-1][1]}")
+                        failed.append((run, reason or f"killed {kills[label] + 1} times"))
+                        reporter.note(f"{label} failed: {failed[-1][1]}")
                 if not told and (told := estimate(study, launcher.at_once) is not None):
                     reporter.note(time_to_go(study, launcher.at_once))
         except KeyboardInterrupt:
@@ -213,23 +178,12 @@ def run_all(
     return failed
 
 
-def _take_ended(
-    started: dict[str, tuple[StudyRun, Any, RunLog]], launcher: Launcher, reporter: Reporter
-) -> list[tuple[StudyRun, str]]:
-    """Report how far each run is, take the ended ones out of `started`, and return those that have not finished."""
-    unfinished = []
-    for label, (run, job, log) in list(started.items()):
-        has_ended = launcher.has_ended(job)
-        log.pass_on_damage()
-        done, whole = progress(run)
-        if has_ended:
-            del started[label]
-            if (reason := launcher.failure(run, job)) is not None:
-                unfinished.append((run, reason))
-                continue
-            done = whole
-        reporter.progress(done, whole, label)
-    return unfinished
+def pass_on_damage(run: StudyRun, start: int) -> None:
+    """Warn (DamageWarning) of damage that the run has found and passed over, by its log from byte `start` on."""
+    lines = run.log.read_bytes()[start:].decode(errors="replace").splitlines() if run.log.is_file() else []
+    for line in lines:
+        if line.startswith(DAMAGE):
+            warnings.warn(f"{run.label}: {line.removeprefix(DAMAGE)}", DamageWarning, stacklevel=2)
 
 
 def make_writable(folder: Path) -> None:
@@ -285,18 +239,17 @@ def time_to_go(study: Study, jobs: int) -> str:
 def estimate(study: Study, jobs: int) -> float | None:
     """Seconds of the unfinished runs, `jobs` at a time; None while no run has been measured.
 
-    A run takes as long as those of its arm took, else those of its regime, else as the study says, else as any took.
+    A run takes as long as those of its arm took, else as the study says, else as any took.
     """
-    measured = [(run, seconds) for run in study.runs if (seconds := whole_seconds(run)) is not None]
+    measured = [(run.arm, seconds) for run in study.runs if (seconds := whole_seconds(run)) is not None]
+    usual = np.mean([seconds for _, seconds in measured]) if measured else None
     total = 0.0
     for run in study.unfinished:
-        own = [seconds for other, seconds in measured if other.arm == run.arm]
-        alike = [seconds for other, seconds in measured if other.arm.regime == run.arm.regime]
-        assumed = [study.run_seconds[run.arm.name]] if run.arm.name in study.run_seconds else []
-        known = own or alike or assumed or [seconds for _, seconds in measured]
-        if not known:
+        own = [seconds for arm, seconds in measured if arm == run.arm]
+        known = np.mean(own) if own else study.run_seconds.get(run.arm.name, usual)
+        if known is None:
             return None
-        total += float(np.mean(known)) * (1 - done_share(run))
+        total += float(known) * (1 - done_share(run))
     return total / jobs
 
 
@@ -317,7 +270,7 @@ def done_share(run: StudyRun) -> float:
 def progress(run: StudyRun) -> tuple[int, int]:
     """Budget that a run has spent, and the whole of it: steps, tokens or seconds."""
     line, settings = last_json_line(run.folder / METRICS_FILE), run.config.run
-    if settings.budget == "steps":
-        # The baseline of its seed may have given it another budget when it started: steps tell nearly as much.
-        return int(line["step"]) if line else 0, settings.steps
-    return spent(line) if line else 0, settings.whole_budget
+    if line is None:
+        return 0, settings.whole_budget
+    # The baseline of its seed may have given it another budget when it started: steps tell nearly as much.
+    return int(line["step"]) if settings.budget == "steps" else spent(line), settings.whole_budget

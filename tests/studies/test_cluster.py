@@ -1,4 +1,4 @@
-"""Studies through submitit: its own Slurm executor against programs that run tasks as processes, and its local one."""
+"""Studies through submitit: its own Slurm executor against programs that run tasks as processes."""
 
 import json
 import os
@@ -77,8 +77,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 SHARED = SlurmSettings(shared=True, partition="gpu", hours=1.0)
 
 
-def launched(study: Study, launcher: str, settings: SlurmSettings, jobs: int = 0) -> None:
-    schedule.run_study(study, schedule.launcher_of(study, jobs, launcher, settings), SilentReporter())
+def launched(study: Study, settings: SlurmSettings = SHARED) -> None:
+    schedule.run_study(study, tasks.Slurm.of_study(study, settings), SilentReporter())
 
 
 def starts(study: Study) -> dict[str, int]:
@@ -115,7 +115,7 @@ def launch_and_time_out(study: Study, settings: SlurmSettings, signal_running: C
         signal_running()
 
     in_background(time_out)
-    launched(study, "slurm", settings, jobs=0)
+    launched(study, settings)
     for run in study.runs:
         assert run.state == "finished"
         assert [line["step"] for line in read_json_lines(run.folder / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
@@ -123,7 +123,7 @@ def launch_and_time_out(study: Study, settings: SlurmSettings, signal_running: C
 
 
 def test_one_array_job_runs_what_is_not_finished(study: Study, cluster: Path) -> None:
-    launched(study, "slurm", SHARED, jobs=0)
+    launched(study)
     assert all(run.state == "finished" for run in study.runs) and set(starts(study).values()) == {1}
     [script] = cluster.glob("job-*.sh")
     text = script.read_text()
@@ -131,7 +131,7 @@ def test_one_array_job_runs_what_is_not_finished(study: Study, cluster: Path) ->
     assert "#SBATCH --partition=gpu\n" in text and "#SBATCH --time=60\n" in text
     # Finished runs are not submitted.
     (study.runs[0].folder / "summary.json").unlink()
-    launched(study, "slurm", SHARED, jobs=0)
+    launched(study)
     assert sum(starts(study).values()) == len(study.runs) + 1
 
 
@@ -148,8 +148,7 @@ def test_a_task_whose_time_is_over_is_requeued_and_resumes(study: Study, cluster
 
 
 @pytest.mark.engines
-@pytest.mark.parametrize("launcher", ["slurm", "local"])
-def test_a_killed_task_is_submitted_again(study: Study, cluster: Path, launcher: str) -> None:
+def test_a_killed_task_is_submitted_again(study: Study, cluster: Path) -> None:
     run = study.runs[0]
     run.folder.parent.mkdir(parents=True)
     (run.folder.parent / "hold").touch()
@@ -163,7 +162,7 @@ def test_a_killed_task_is_submitted_again(study: Study, cluster: Path, launcher:
             os.kill(int((each.folder / "starts").read_text()), signal.SIGKILL)
 
     in_background(kill)
-    launched(study, launcher, SHARED, jobs=4)
+    launched(study)
     assert all(each.state == "finished" for each in study.runs)
     assert all(starts(study)[each.label] == 2 for each in held)
 
@@ -175,7 +174,7 @@ def test_a_run_that_fails_is_told_by_what_it_said(study: Study, cluster: Path) -
     with pytest.raises(
         RunError, match=r"2 of \d+ runs failed, first .* the third question has no answer \(see .*log\)"
     ):
-        launched(study, "local", SHARED, jobs=4)
+        launched(study)
     others = [each for each in study.runs if each.arm != run.arm]
     assert others and all(each.state == "finished" for each in others)
 
@@ -185,13 +184,13 @@ def test_a_refused_partition_and_a_cluster_that_is_not_there_are_one_line(
 ) -> None:
     refused = SlurmSettings(shared=True, partition="nowhere")
     with pytest.raises(InputError, match=r"sbatch refused \S+: .*See \[slurm\] of --config"):
-        launched(study, "slurm", refused, jobs=0)
+        launched(study, refused)
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(InputError, match="finds no sbatch on the path"):
-        launched(study, "slurm", SHARED, jobs=0)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+        launched(study)
+    monkeypatch.setattr(tasks, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"needs the submitit package: pip install 'exgrpo\[slurm\]'"):
-        launched(study, "local", SHARED, jobs=0)
+        launched(study)
 
 
 MOUNTS = """proc /proc proc rw 0 0
@@ -241,7 +240,6 @@ def test_the_table_of_a_configuration_file_is_read_and_checked(
         file.write_text(f"[slurm]\n{text}\n")
         assert exgrpo(command) == 2
         assert wrong in capsys.readouterr().err
-    assert StudyRequest(config_file=file, seeds="1").plan().runs
 
 
 @pytest.fixture
@@ -273,7 +271,6 @@ def test_one_run_on_two_hosts_is_requeued_and_resumes(two_hosts: Path, cluster: 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--launcher", "local"], "slurm.nodes = 2, and --launcher local has this host alone: use slurm."),
         (["--launcher", "slurm", "--check"], "--check is for this host: leave it out"),
         (["--launcher", "slurm", "--nproc", "2"], "--nproc is for this host"),
     ],
@@ -299,7 +296,7 @@ def one_node(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmSettings]:
 
 @pytest.mark.slow
 def test_an_array_job_of_a_real_slurm(study: Study, one_node: SlurmSettings) -> None:
-    launched(study, "slurm", one_node, jobs=0)
+    launched(study, one_node)
     assert all(run.state == "finished" for run in study.runs) and set(starts(study).values()) == {1}
 
 
@@ -318,4 +315,4 @@ def test_a_real_slurm_requeues_a_task_whose_time_is_over(study: Study, one_node:
 @pytest.mark.slow
 def test_a_partition_that_a_real_slurm_refuses_is_one_line(study: Study, one_node: SlurmSettings) -> None:
     with pytest.raises(InputError, match=r"sbatch refused \S+: .*invalid partition specified: gpu"):
-        launched(study, "slurm", SHARED, jobs=0)
+        launched(study)

@@ -8,7 +8,7 @@ import pytest
 from exgrpo_cli.base.errors import DamageWarning, ToolkitWarning
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.studies.arms import Arm
-from exgrpo_cli.studies.schedule import RunLog
+from exgrpo_cli.studies.schedule import pass_on_damage
 from exgrpo_cli.studies.study import StudyRun
 from exgrpo_cli.studies.worker import warn_in_log
 
@@ -23,14 +23,10 @@ def test_damage_is_told_once_with_the_name_of_the_run(tmp_path: Path, capsys: py
         now = capsys.readouterr().err
     (tmp_path / "seed-0.log").write_text(earlier)
     run = StudyRun(arm=Arm(name="exgrpo"), seed=0, folder=tmp_path / "seed-0", config=build_config())
-    log = RunLog(run)
     with run.log.open("a") as file:
-        file.write(f"step 1\n{now}damaged: a line that is not who")
+        file.write(f"step 1\n{now}")
     with pytest.warns(DamageWarning) as told:
-        log.pass_on_damage()
+        pass_on_damage(run, len(earlier))
     assert [str(warning.message) for warning in told] == [
         "exgrpo, seed 0: a checkpoint is passed over: weights.safetensors"
     ]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        log.pass_on_damage()
