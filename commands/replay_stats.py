@@ -29,8 +29,7 @@ def replay_stats(
         typer.Option(
             "--what-if",
             metavar="KEY=VALUE,...",
-            help="What another policy would have drawn: sampler, metric, direction, mu, sigma; of units "
-            "priority, draw, exponent, age_decay.",
+            help="What another policy would have drawn: sampler, mu, sigma, metric, direction.",
         ),
     ] = "",
     output: Annotated[

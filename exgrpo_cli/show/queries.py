@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Float64, Int64
 
 from exgrpo_cli.ledger.columns import (
     COLLECTED,
@@ -113,7 +113,10 @@ def _buffer_contents(
     follows = np.zeros(len(question), dtype=bool)
     follows[1:] = question[1:] == question[:-1]
     before = np.where(follows, np.roll(after, 1), NO_BUCKET)
-    stored = _running_within((kind == COLLECTED).astype(np.int64) - (kind == EVICTED), follows)
+    change = (kind == COLLECTED).astype(np.int64) - (kind == EVICTED)
+    starts = np.flatnonzero(~follows)
+    carried = np.repeat((change.cumsum() - change)[starts], np.diff(np.append(starts, len(change))))
+    stored = change.cumsum() - carried
     held_after = np.where(after == NO_BUCKET, 0, stored)
     held_before = np.where(follows, np.roll(held_after, 1), 0)
 
@@ -124,16 +127,6 @@ def _buffer_contents(
     trajectories = np.zeros(num_steps, dtype=np.int64)
     np.add.at(trajectories, step, held_after - held_before)
     return questions.cumsum(axis=0), trajectories.cumsum()
-
-
-def _running_within(
-    change: Int64[np.ndarray, " events"], follows: Bool[np.ndarray, " events"]
-) -> Int64[np.ndarray, " events"]:
-    """Running total of `change` that starts anew at every row that does not follow one of its own question."""
-    total = np.cumsum(change)
-    starts = np.flatnonzero(~follows)
-    lengths = np.diff(np.append(starts, len(change)))
-    return total - np.repeat(total[starts] - change[starts], lengths)
 
 
 def _seen(record: RunRecord, num_steps: int) -> Int64[np.ndarray, " steps"]:

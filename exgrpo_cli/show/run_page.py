@@ -1,7 +1,7 @@
 """The page of one run: what it was, how it went, what it replayed, how to repeat it; also if unfinished or broken."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -48,8 +48,6 @@ RESPONSES_SHOWN = 3
 """Right ones, wrong ones, and replayed ones, each."""
 SAMPLE_FILES = 20
 """Files of the newest steps, in which responses are looked for."""
-LATEST = ("batch/pass_at_1", "replay/pass_at_1", "policy/entropy", "replay/questions", "replay/retired", "time/step")
-"""Metrics of the last step that stand for a result until there is one."""
 REPLAYED = ("age", "entropy", "reward", "advantage", "priority")
 """Numbers that stand below a replayed response."""
 NO_TEXT = "(no tokenizer yet to decode it with)"
@@ -100,42 +98,38 @@ def _subtitle(folder: RunFolder) -> str:
     return f"{config.run.method} on {config.backbone.name}, {asked}, {chosen}. {state}"
 
 
+SCORE: tables.Columns = {
+    "": tables.of("when"),
+    "pass@1": tables.of("pass_at_1", tables.number),
+    "95 % interval": lambda score: f"{score['low']:.3f} to {score['high']:.3f}",
+    "questions": tables.of("questions", tables.count),
+    "samples each": tables.of("samples"),
+    "beside it": lambda score: remarks(score).removeprefix("; ") or "-",
+}
+COSTS: tables.Columns = {
+    "steps": tables.of("steps", tables.count),
+    "tokens generated": tables.of("tokens.generated", tables.count),
+    "tokens trained on": tables.of("tokens.trained", tables.count),
+    "peak memory": tables.of("peak_memory_bytes", lambda num: f"{num / 2**30:.2f} GiB"),
+    "trajectories replayed": tables.of("replay.used", tables.count),
+    "questions in the buffer": tables.of("replay.questions", tables.count),
+    "questions retired": tables.of("replay.retired", tables.count),
+}
+
+
 def _result(folder: RunFolder) -> Iterator[Block]:
     if not folder.summary.is_file():
         yield Paragraph("The run has not finished: its final figures are not known yet.")
-        metrics = read_metrics(folder.path)
-        rows = [[name, f"{metrics.series(name)[-1]:.4g}"] for name in LATEST if metrics.has(name)]
-        yield TableBlock(header=["metric", "last step"], rows=rows)
         return
     summary = read_summary(folder.summary)
-    heldout, tokens, replay = summary["heldout"], summary["tokens"], summary["replay"]
-    scores = [
-        [
-            f"{when} training",
-            f"{score['pass_at_1']:.3f}",
-            f"{score['low']:.3f} to {score['high']:.3f}",
-            str(score["questions"]),
-            str(score["samples"]),
-            remarks(score).removeprefix("; ") or "-",
-        ]
-        for when in ("before", "after")
-        if (score := heldout[when])
-    ]
+    heldout = summary["heldout"]
+    scores = [{"when": f"{name} training", **heldout[name]} for name in ("before", "after") if heldout[name]]
     if scores:
-        header = ["", "pass@1", "95 % interval", "questions", "samples each", "beside it"]
-        yield TableBlock(header=header, rows=scores, caption=f"Held-out questions: {heldout['set']}")
+        yield table_block(tables.table_of(f"Held-out questions: {heldout['set']}", SCORE, scores))
     else:
         yield Paragraph("No held-out questions: the run was not validated.")
+    yield table_block(tables.facts_table("Cost and replay", COSTS, {"": summary}))
     seconds = dict(sorted(summary["wall_seconds"].items(), key=lambda phase: -phase[1]))
-    costs = {
-        "steps": f"{summary['steps']:,}",
-        "tokens generated": f"{tokens['generated']:,}",
-        "tokens trained on": f"{tokens['trained']:,}",
-        "peak memory": f"{summary['peak_memory_bytes'] / 2**30:.2f} GiB",
-        "trajectories replayed": f"{replay['used']:,}",
-        "questions in the buffer, retired": f"{replay['questions']:,}, {replay['retired']:,}",
-    }
-    yield TableBlock(header=["", ""], rows=list(costs.items()), caption="Cost and replay")
     total = max(seconds["total"], 1e-9)
     times = [[name, f"{value:,.1f}", f"{value / total:.0%}"] for name, value in seconds.items()]
     yield TableBlock(header=["phase", "seconds", "share"], rows=times, caption="Where the time went")
@@ -185,12 +179,11 @@ def _responses(folder: RunFolder) -> Iterator[Block]:
 def _verdicts(metrics: RunMetrics) -> list[list[str]]:
     """Share of each verdict over all steps, the first tenth of them and the last."""
     names, tenth = metrics.names("verdict/"), max(1, len(metrics.steps) // 10)
-    counts = np.array([metrics.series(name) for name in names]).reshape(len(names), len(metrics.steps))
     rows = [[name.removeprefix("verdict/").replace("_", " ")] for name in names]
     for stretch in (slice(None), slice(None, tenth), slice(-tenth, None)):
-        sums = counts[:, stretch].sum(axis=1)
-        for row, num in zip(rows, sums, strict=True):
-            row.append(f"{num / sums.sum():.1%}" if sums.sum() else tables.NO_VALUE)
+        sums = np.array([metrics.series(name)[stretch].sum() for name in names])
+        for row, share in zip(rows, sums / max(sums.sum(), 1), strict=True):
+            row.append(f"{share:.1%}")
     return rows
 
 
@@ -228,12 +221,16 @@ def _response(drawn: dict[str, Any], row: dict[str, Any], among: str) -> Respons
 def _repeat(run: Path) -> Iterator[Block]:
     config, name = read_config(run), run.resolve().name
     yield Paragraph(f"exgrpo train --config {name}/config.toml --output {name}-again", "code")
-    changed, preset = differing_settings(config), f"backbone {config.backbone.name} with method {config.run.method}"
-    if changed:
-        yield Paragraph(f"Settings that differ from those of {preset}:")
-        yield TableBlock(header=["setting", "here", "preset"], rows=changed, text_columns=3)
-    else:
-        yield Paragraph(f"All settings are those of {preset}.")
+    preset = f"backbone {config.backbone.name} with method {config.run.method}"
+    yield settings_block(differing_settings(config), preset)
+
+
+def settings_block(changed: Sequence[Sequence[str]], preset: str) -> Block:
+    """Settings that differ from those of a preset, of which `preset` are the words."""
+    if not changed:
+        return Paragraph(f"All settings are those of {preset}.")
+    caption = f"Settings that differ from those of {preset}"
+    return TableBlock(header=["setting", "here", "preset"], rows=changed, caption=caption, text_columns=3)
 
 
 def differing_settings(config: Config) -> list[list[str]]:
@@ -258,6 +255,6 @@ def differing_settings(config: Config) -> list[list[str]]:
 
 def _versions(run: Path) -> Iterator[Block]:
     environment = read_json(run / "environment.json", {"packages?": dict})
-    others = {name: value for name, value in environment.items() if name != "packages" and value}
-    rows = [[name, str(value)] for name, value in (environment.get("packages", {}) | others).items()]
+    versions = {**environment.pop("packages", {}), **environment}
+    rows = [[name, str(value)] for name, value in versions.items() if value]
     yield TableBlock(header=["", ""], rows=rows, text_columns=2)

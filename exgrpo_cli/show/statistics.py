@@ -92,7 +92,7 @@ STATISTICS = (
     Statistic(
         queries.entropy_at_birth,
         (tables.entropies,),
-        {"replay-entropy-by-bucket": (buffer.entropy_by_bucket, BIRTH)},
+        {"replay-entropy-by-bucket": (buffer.entropy_at_birth, BIRTH)},
     ),
     Statistic(queries.bucket_flow, (), {"replay-flow": (buffer.bucket_flow, FLOW)}),
     Statistic(queries.replays, (tables.replayed_questions,), {"replay-age-reuse": (buffer.age_and_reuse, USE)}),

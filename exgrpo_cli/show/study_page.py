@@ -24,7 +24,7 @@ from exgrpo_cli.show.page import (
     write_page,
 )
 from exgrpo_cli.show.record import LEDGER_FOLDER, read_config, read_run
-from exgrpo_cli.show.run_page import differing_settings, is_run, run_page
+from exgrpo_cli.show.run_page import differing_settings, is_run, run_page, settings_block
 from exgrpo_cli.studies.arms import BASELINE, Arm
 from exgrpo_cli.studies.claims import claim_outcomes
 from exgrpo_cli.studies.output import (
@@ -216,10 +216,6 @@ def _arms(study: Study) -> Iterator[Block]:
         by_seed = set().union(*(differing_keys(configs[0], config) for config in configs[1:]))
         listed = {row[0]: row for config in configs for row in differing_settings(config) if row[0] != "run.seed"}
         rows = [[name, "by seed", *row[2:]] if name in by_seed else row for name, row in listed.items()]
-        if rows:
-            header = ["setting", "here", "preset"]
-            yield TableBlock(header=header, rows=rows, caption=f"{arm.name}: method {arm.method}", text_columns=3)
-        else:
-            yield Paragraph(f"{arm.name}: method {arm.method} as its preset has it.")
+        yield settings_block(rows, f"{arm.name}'s method {arm.method}")
     if study.runs:
         yield Paragraph(f"exgrpo train --config {study.name}/ARM/seed-N/config.toml --output again", "code")

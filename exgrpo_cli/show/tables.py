@@ -115,8 +115,13 @@ FACTS: Columns = {
 def overview(reports: "Sequence[RunReport]") -> Table:
     """The main numbers, one column per run."""
     told = {report.label: report.numbers | {"drawn_by": drawn_by(report.rules)} for report in reports}
-    rows = [[fact, *(cell(numbers) for numbers in told.values())] for fact, cell in FACTS.items()]
-    return table_of("Experience buffer", by_place(["", *told]), rows)
+    return facts_table("Experience buffer", FACTS, told)
+
+
+def facts_table(title: str, facts: Columns, told: Mapping[str, Any]) -> Table:
+    """A row for each fact, a column for each of what they are `told` of."""
+    rows = [[fact, *(cell(each) for each in told.values())] for fact, cell in facts.items()]
+    return table_of(title, by_place(["fact", *told]), rows)
 
 
 def by_place(headings: Sequence[str]) -> Columns:
@@ -257,7 +262,6 @@ def _question_tables(label: str, history: Numbers) -> Iterator[Table]:
 WHAT_IF = {
     "sampler": "questions drawn, had the sampler been {}",
     "metric": "trajectories replayed, had the metric been {}",
-    "priority": "units replayed, had the priority been {}",
 }
 """Title of the table of each kind of what-if."""
 
@@ -270,10 +274,11 @@ def _what_if_table(report: "RunReport", kind: str, outcome: Numbers) -> Table:
         rows = [[str(k), f"{drawn.get(k, 0):,}", f"{expected.get(k, 0):,.1f}"] for k in sorted({*drawn, *expected})]
         rows.append(["mean pass rate", *(average(outcome[name]) for name in ("pass_rate", "expected_pass_rate"))])
     else:
-        names = ("chosen", "other") if kind == "metric" else ("taken", "expected")
-        rows = [[f"mean {name}", *(number(outcome[whose][name]) for whose in names)] for name in outcome[names[0]]]
-        num, same = ("draws", "of draws with a choice") if kind == "metric" else ("units", "of those the run took")
-        rows += [[num, count(outcome[num]), ""], [f"the same, {same}", "", percent(outcome["share_same"])]]
+        rows = [
+            [f"mean {name}", number(value), number(outcome["other"][name])] for name, value in outcome["chosen"].items()
+        ]
+        rows.append(["draws, with a choice", count(outcome["draws"]), percent(outcome["share_with_choice"])])
+        rows.append(["the same, of draws with a choice", "", percent(outcome["share_same"])])
     title = WHAT_IF[kind].format(other) + ("" if outcome.get("measured", True) else ", values at birth")
     # The two may be called alike.
     return table_of(f"{report.label}: {title}", by_place(["", f"run: {own}", other]), rows)

@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Float64, Int64
 
 from exgrpo_cli.base.errors import InputError, nearest
 from exgrpo_cli.config.names import DIRECTIONS
 from exgrpo_cli.config.settings import SECTIONS, parse_assignments, read_section
-from exgrpo_cli.ledger.columns import COLLECTED, EVICTED, MISSING, READMITTED, RETIRED, SELECTED
-from exgrpo_cli.ledger.reader import LedgerReader
+from exgrpo_cli.ledger.columns import EVICTED, MISSING, READMITTED, SELECTED
 from exgrpo_cli.replay.by_question import (
     Candidates,
     QuestionPlace,
@@ -24,24 +23,20 @@ from exgrpo_cli.replay.by_question import (
     resolve_metric,
     resolve_sampler,
 )
-from exgrpo_cli.replay.by_unit import PRIORITIES, UnitDraw, UnitPlace, priorities_at_birth
+from exgrpo_cli.replay.by_unit import UnitPlace
 from exgrpo_cli.replay.place import Place
 from exgrpo_cli.replay.replace import Replace
-from exgrpo_cli.replay.rows import ROW, Questions, Rows
-from exgrpo_cli.show.queries import Numbers, draw_numbers, mean_by_step, rows_of_units
-from exgrpo_cli.show.record import LEDGER_FOLDER, RunRecord
+from exgrpo_cli.replay.rows import Questions
+from exgrpo_cli.show.queries import Numbers, draw_numbers, mean_by_step
+from exgrpo_cli.show.record import RunRecord
 
 REPETITIONS = 4
-"""Draws by another sampler or priority at each step; their mean is reported."""
+"""Draws by another sampler at each step; their mean is reported."""
 KINDS = {
     "sampler": ("sampler", "mu", "sigma"),
     "metric": ("metric", "direction"),
-    "priority": ("priority", "draw", "exponent", "age_decay"),
 }
 """Kinds of draw, each with the keys of `replay` that change it."""
-
-Steps = Int64[np.ndarray, " _"]
-"""One step a draw, a row or a unit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,16 +62,14 @@ def parse_what_if(text: str, own: Place) -> OtherPolicy:
         if not equals or not value or key in given:
             raise InputError(f"--what-if {text!r}: {item!r} is not a new key=value; write sampler=linear,metric=ppl.")
         if key not in known:
-            drawn = f"composition = {own.composition!r} draws by {', '.join(known)}"
-            raise InputError(f"--what-if {text!r}: unknown key {key!r}: {drawn}.{nearest(key, known)}")
+            asked = f"composition = {own.composition!r} can be asked for {', '.join(known) or 'none'}"
+            raise InputError(f"--what-if {text!r}: unknown key {key!r}: {asked}.{nearest(key, known)}")
         given |= parse_assignments([f"replay.{key}={value}"])["replay"]
     name, _, last = str(given.get("metric", "")).rpartition(":")
     if last in DIRECTIONS:  # `ent:max` is metric `ent` with direction `max`, as in `exgrpo ablate`
         if given.get("direction", last) != last:
             raise InputError(f"--what-if {text!r}: metric says {last} and direction {given['direction']}; give one.")
         given |= {"metric": name, "direction": last}
-    if given.get("priority") == "latest":
-        given.setdefault("draw", "top")  # a step number is an order, not a weight
     # Not a run's own settings: which of them fit together is not asked.
     tables = [("the run", asdict(own)), ("--what-if", given | {"enabled": False})]
     rules = read_section("replay", SECTIONS["replay"], tables)
@@ -105,41 +98,32 @@ def ask(record: RunRecord, other: OtherPolicy, rng: np.random.Generator) -> Numb
     Raises RunError where a function of the user returns what it must not.
     """
     askers: dict[str, Callable[[RunRecord, Any, np.random.Generator], Numbers]]
-    askers = {"sampler": other_sampler, "metric": other_metric, "priority": other_priority}
+    askers = {"sampler": other_sampler, "metric": other_metric}
     return {kind: askers[kind](record, other.rules, rng) for kind in other.asked}
 
 
-def stock_before(record: RunRecord, steps: Steps) -> Iterator[tuple[Questions, Bool[np.ndarray, " trajectories"]]]:
-    """Question states and the rows held, as the draw of each of `steps` found them, in rising order; changed in place
-    from one to the next."""
-    events, born, rules = record.events, record.trajectories, record.config.replay
+def states_before(record: RunRecord, steps: Int64[np.ndarray, " draws"]) -> Iterator[Questions]:
+    """Question states as the draw of each of `steps` found them, in rising order; changed in place from one to the
+    next."""
+    events, rules = record.events, record.config.replay
     early = events.kind == READMITTED
     if rules.max_age:
         evicted = np.flatnonzero((events.kind == EVICTED) & (events.trajectory_id != MISSING))
-        step_born = born.step_born[record.rows_of(events.trajectory_id[evicted])]
+        step_born = record.trajectories.step_born[record.rows_of(events.trajectory_id[evicted])]
         early[evicted] = step_born < events.step[evicted] - rules.max_age
     moments = 2 * events.step + ~early
     order = np.argsort(moments, kind="stable")
-    question = question_ranks(record)[events.question]
+    # Questions are numbered by the ranks of their ids.
+    question = np.argsort(pc.sort_indices(record.question_ids).to_numpy())[events.question]
     states = Questions(record.question_ids.to_pylist())
-    held = np.zeros(len(born.trajectory_id), dtype=bool)
-    # Of the events of one question or row the last one is assigned last, and stays.
+    # Of the events of one question the last one is assigned last, and stays.
     for new in np.split(order, np.searchsorted(moments[order], 2 * steps + 1))[:-1]:
         states.success_counts[question[new]] = events.bucket[new]
         states.num_members[question[new]] = events.num_members[new]
         drawn = new[events.kind[new] == SELECTED]
         if rules.cooldown:
             states.rests_until[question[drawn]] = events.step[drawn] + rules.cooldown
-        moved = new[np.isin(events.kind[new], (RETIRED, READMITTED))]
-        states.retired[question[moved]] = events.kind[moved] == RETIRED
-        moved = new[np.isin(events.kind[new], (COLLECTED, EVICTED))]
-        held[record.rows_of(events.trajectory_id[moved])] = events.kind[moved] == COLLECTED
-        yield states, held
-
-
-def question_ranks(record: RunRecord) -> Int64[np.ndarray, " questions"]:
-    """Of each question, the rank of its id: its number among Questions."""
-    return np.argsort(pc.sort_indices(record.question_ids).to_numpy())
+        yield states
 
 
 def other_sampler(record: RunRecord, rules: Replace, rng: np.random.Generator) -> Numbers:
@@ -156,7 +140,7 @@ def other_sampler(record: RunRecord, rules: Replace, rng: np.random.Generator) -
     counts = {"drawn": np.zeros(shape, dtype=np.int64), "expected": np.zeros(shape)}
     np.add.at(counts["drawn"], (rows, draws.bucket), draws.num_drawn)
     other_rates = np.full(len(steps), np.nan)
-    for place, (states, _) in enumerate(stock_before(record, steps)):
+    for place, states in enumerate(states_before(record, steps)):
         buckets, num = states.drawable(int(steps[place])), int(wanted[place])
         found = [sampler(buckets, num, rng) for _ in range(REPETITIONS)]
         chosen = np.array([states.number(name) for each in found for name in each.question_ids], dtype=np.int64)
@@ -192,7 +176,7 @@ def other_metric(record: RunRecord, rules: QuestionPlace, rng: np.random.Generat
             if len(rows) > len(own):
                 same.append(set(own.tolist()) == set(found.tolist()))
     num, steps = len(taken) - 1, np.unique(scores.step[np.concatenate(taken)])
-    own_means, other_means = (_means_of_scores(record, np.concatenate(rows), steps) for rows in (taken, others))
+    own_means, other_means = (_means(record, np.concatenate(rows), steps) for rows in (taken, others))
     return {
         "metric": rules.metric,
         "direction": rules.direction,
@@ -228,88 +212,14 @@ Means = tuple[dict[str, float], dict[str, Float64[np.ndarray, " steps"]]]
 """By name, over all rows and over those of each step."""
 
 
-def _means(at: Steps, steps: Steps, last_step: int, **columns: np.ndarray) -> Means:
-    totals = {name: float(column.mean()) if len(column) else np.nan for name, column in columns.items()}
-    return totals, {name: mean_by_step(at, column, last_step)[steps] for name, column in columns.items()}
-
-
-def _means_of_scores(record: RunRecord, rows: Int64[np.ndarray, " chosen"], steps: Steps) -> Means:
+def _means(record: RunRecord, rows: Int64[np.ndarray, " chosen"], steps: Int64[np.ndarray, " steps"]) -> Means:
     scores, born = record.scores, record.trajectories
     stored, at = scores.row[rows], scores.step[rows]
-    measured = {"entropy": scores.entropy[rows], "nll": scores.nll[rows]}
-    known = {"num_tokens": born.num_tokens[stored], "age": at - born.step_born[stored]}
-    return _means(at, steps, record.last_step, **measured, **known)
-
-
-def other_priority(record: RunRecord, rules: UnitPlace, rng: np.random.Generator) -> Numbers:
-    """Draw by another priority at every step that took a unit, over the units stored then, REPETITIONS times.
-
-    Returns means over the rows of the units that the run has `taken` and of those `expected` of the other, in all and
-    by step, and the expected share of the latter that the run took in the same step. Raises InputError for a priority
-    of groups where rows are drawn.
-    """
-    if rules.priority == "signal" and not rules.draws_groups:
-        raise InputError("--what-if: priority = 'signal' is of groups, and this run draws rows.")
-    born, units = record.trajectories, record.units
-    at, own, rows = units.step[units.accepted], units.unit[units.accepted], _stored_rows(record, rules)
-    steps, found, found_at, same = np.unique(at), [own[:0]], [at[:0]], 0.0
-    for step, (states, held) in zip(steps.tolist(), stock_before(record, steps), strict=True):
-        if rules.priority == "headroom":
-            measured = np.flatnonzero((units.step < step) & np.isfinite(units.headroom))
-            rows["priority"][record.rows_of(units.unit[measured])] = units.headroom[measured]
-        live, mine = np.flatnonzero(held & ~states.retired[rows["question"]]), own[at == step]
-        if rules.draws_groups:
-            live = live[born.group[live] == born.trajectory_id[live]]
-        for _ in range(REPETITIONS):
-            drawn = UnitDraw(rules, rows, live, states.ids, step, rng).choose(len(mine))
-            found.append(born.trajectory_id[live[drawn]])
-            found_at.append(np.full(len(drawn), step))
-            same += len(np.intersect1d(mine, found[-1])) / REPETITIONS
-    own_means = _means_of_units(record, own, at, steps)
-    other_means = _means_of_units(record, np.concatenate(found), np.concatenate(found_at), steps)
-    return {
-        "own": titles(record.config.replay)["priority"],
-        "other": titles(rules)["priority"],
-        "steps": steps,
-        "units": len(own),
-        "share_same": same / len(own) if len(own) else np.nan,
-        "taken": own_means[0],
-        "expected": other_means[0],
-        "taken_by_step": own_means[1],
-        "expected_by_step": other_means[1],
+    columns = {
+        "entropy": scores.entropy[rows],
+        "nll": scores.nll[rows],
+        "num_tokens": born.num_tokens[stored],
+        "age": at - born.step_born[stored],
     }
-
-
-def _stored_rows(record: RunRecord, rules: UnitPlace) -> Rows:
-    """All trajectories as the store's rows at their birth, weighed by the other priority."""
-    born = record.trajectories
-    named = {"group_id": born.group, "k": born.success_count, "question": question_ranks(record)[born.question]}
-    zeros = np.zeros(len(born.trajectory_id))
-    columns = {name: named.get(name, getattr(born, name, zeros)).astype(kind) for name, kind in ROW.items()}
-    if rules.priority in PRIORITIES and rules.priority != getattr(record.config.replay, "priority", ""):
-        reader = LedgerReader(record.run / LEDGER_FOLDER)
-        columns["priority"] = priorities_at_birth(
-            rules,
-            born.group,
-            steps=born.step_born,
-            rewards=born.reward,
-            advantages=born.advantage,
-            logprobs=lambda begin, end: [each for _, each in reader.bodies(born.trajectory_id[begin:end].tolist())],
-        )
-    return Rows(columns, len(record.question_ids))
-
-
-def _means_of_units(record: RunRecord, units: Int64[np.ndarray, " units"], at: Steps, steps: Steps) -> Means:
-    """Means over the rows of the units, each taken at a step."""
-    born = record.trajectories
-    which, rows = rows_of_units(record, units)
-    return _means(
-        at[which],
-        steps,
-        record.last_step,
-        reward=born.reward[rows],
-        advantage=np.abs(born.advantage[rows]),
-        pass_rate=born.success_count[rows] / record.config.rollout.group_size,
-        age=at[which] - born.step_born[rows],
-        num_tokens=born.num_tokens[rows],
-    )
+    totals = {name: float(column.mean()) if len(column) else np.nan for name, column in columns.items()}
+    return totals, {name: mean_by_step(at, column, record.last_step)[steps] for name, column in columns.items()}

@@ -1,7 +1,6 @@
 """`report.html`: self-contained, complete, honest about what is missing, and safe with hostile text."""
 
 import json
-import os
 import re
 import shutil
 import sys
@@ -10,8 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from headless_browser import headless_browser
-from made_results import result_of, write_claim_results
+from made_results import result_of
 
 from exgrpo_cli.base.errors import InputError, ToolkitWarning
 from exgrpo_cli.commands import run as exgrpo
@@ -236,40 +234,3 @@ def test_what_is_neither_a_run_nor_a_study_is_one_line(
     assert exgrpo(["report", str(run), "--output", "/dev/null/page.html"]) == 1
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and "cannot be written" in err
-
-
-DESKTOP, PHONE = 1280, 390
-"""CSS pixels."""
-
-
-@pytest.mark.slow
-def test_a_browser_asks_for_nothing_and_has_nothing_to_complain_of(
-    run: Path, study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A run, a study and a study of claims in Chromium; set EXGRPO_SCREENSHOTS to a folder to look at them."""
-    carried = write_claim_results(tmp_path / "carried", "replay-beats-on-policy", method="exgrpo")
-    claims = tmp_path / "claims"
-    judged = ["ablate", "--claim", "replay-beats-on-policy", "--results", str(carried), "--output", str(claims)]
-    assert exgrpo([*judged, "--quiet"]) == 0
-    # The study has damage in it, which the command tells.
-    assert exgrpo(["report", str(study)]) == 0
-    pages = {
-        "run": (write_report(run, tmp_path / "run.html"), SECTIONS, 8),
-        "study": (study / "report.html", ["Result", "Runs", "Ledgers", "Arms"], 4),
-        "claims": (claims / "report.html", ["Claims", "Result", "Runs"], 2),
-    }
-    shown = Path(os.environ.get("EXGRPO_SCREENSHOTS", tmp_path))
-    with headless_browser(tmp_path / "profile") as browser:
-        for name, (page, headings, figures) in pages.items():
-            for width in (DESKTOP, PHONE):
-                seen = browser.look(page, width=width, height=844)
-                (shown / f"{name}-{width}.png").write_bytes(seen.picture)
-                assert seen.requests == [page.resolve().as_uri()], "something was asked for"
-                assert seen.errors == []
-                assert seen.content_width <= width, "the page has to be pushed sideways"
-                assert all(heading in seen.text for heading in headings)
-                assert browser.count("figure svg path") > 10 * figures
-        bad = tmp_path / "bad.html"
-        bad.write_text("<script>console.error('x')</script><img src='/x.png'><p style='width: 2000px'>wide</p>")
-        seen = browser.look(bad, width=DESKTOP, height=844)
-        assert seen.requests[1:] == ["file:///x.png"] and len(seen.errors) == 2 and seen.content_width > DESKTOP

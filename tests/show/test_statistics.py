@@ -16,7 +16,6 @@ from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.replay.store import FreshRow, Store, Visit
 from exgrpo_cli.runs.folder import read_metrics
 from exgrpo_cli.show.details import question_history
-from exgrpo_cli.show.figures.buffer import question_states
 from exgrpo_cli.show.record import read_run
 from exgrpo_cli.show.statistics import plain, report_json, report_runs, summarise
 from exgrpo_cli.show.tables import overview
@@ -124,15 +123,6 @@ def test_a_small_run_counted_by_hand(small_run: Path) -> None:
         "1": {"after": {}, "retired": 1, "dropped": 0},
         "2": {"after": {"3": 1}, "retired": 0, "dropped": 0},
     }
-
-
-def test_the_fresh_questions_that_a_step_logged_count_as_seen(small_run: Path) -> None:
-    # A batch that shrank: step 1 drew 1 question instead of B = 2, so that 0, 1, 2, 3 are seen.
-    lines = [json.loads(line) for line in (small_run / "metrics.jsonl").read_text().splitlines()]
-    lines[0]["batch/questions"] = 1
-    (small_run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    now = numbers_of(small_run)["over_time"]
-    assert (now["tried"].tolist(), now["unseen"].tolist()) == ([0, 0, 0, 0], [4, 3, 2, 1])
 
 
 def test_entropies_of_choice_and_of_birth(small_run: Path) -> None:
@@ -246,25 +236,16 @@ def test_a_torn_ledger_is_read_up_to_its_last_whole_step_and_says_so(tmp_path: P
         report_runs([run], step=6)
 
 
-@pytest.mark.parametrize("retirement", [True, False])
-def test_a_run_before_its_first_replay(tmp_path: Path, retirement: bool) -> None:
-    rules = Replace(retirement=retirement)
-    write_run(
-        tmp_path / "run", SyntheticRun(steps=2, num_questions=100, questions_per_step=8, mixed_from=50, rules=rules)
-    )
-    told = plain(numbers_of(tmp_path / "run"))
+def test_a_run_before_its_first_replay_or_without_its_questions(tmp_path: Path) -> None:
+    rules = Replace(retirement=False)
+    run = tmp_path / "run"
+    write_run(run, SyntheticRun(steps=2, num_questions=100, questions_per_step=8, mixed_from=50, rules=rules))
+    told = plain(numbers_of(run))
     assert [told[name] for name in ("questions", "trajectories", "used", "first_mixed_step")] == [0, 0, 0, None]
     assert told["entropy"]["selected"] is told["draws"]["p_value"] is told["age"]["mean"] is None
-    if not retirement:
-        assert told["over_time"]["tried"] == [0, 8, 16]
-
-
-def test_a_run_without_its_questions_still_shows_the_buffer(small_run: Path) -> None:
-    (small_run / "data" / "train.parquet").unlink()
-    told = plain(numbers_of(small_run))
-    assert told["over_time"]["questions"] == [0, 1, 2, 1]
-    assert told["unseen"] is told["over_time"]["tried"] is None
-    assert told["most_replayed"][0]["question"]["text"] == ""
+    assert told["over_time"]["tried"] == [0, 8, 16]
+    (run / "data" / "train.parquet").unlink()
+    assert numbers_of(run)["unseen"] is None
 
 
 def test_after_a_warm_start_nobody_can_tell_the_tried_from_the_unseen(small_run: Path, tmp_path: Path) -> None:
@@ -283,8 +264,6 @@ def test_after_a_warm_start_nobody_can_tell_the_tried_from_the_unseen(small_run:
     assert [told["tried"], told["unseen"], told["questions"], told["stored"]] == [None, None, 1, 3]
     rows = dict(zip(*(column.cells for column in overview([report]).columns), strict=True))
     assert (rows["tried, nothing stored"], rows["unseen"]) == ("–", "–")
-    layers = question_states(report).axes[0].get_legend_handles_labels()[1]
-    assert layers == ["retired", "buffered", "tried or unseen"]
 
 
 def refusal(run: Path) -> str:
@@ -311,11 +290,3 @@ def test_broken_files_are_named(small_run: Path) -> None:
     assert "has no metrics.jsonl" in refusal(small_run)
     (small_run / "config.toml").write_text("[run\n")
     assert "config.toml is not valid TOML" in refusal(small_run)
-
-
-def test_of_a_step_logged_twice_the_last_line_counts(small_run: Path) -> None:
-    with (small_run / "metrics.jsonl").open("a") as lines:
-        lines.write(json.dumps({"step": 2, "phase": "mixed", "policy/ratio_replay": 1.25}) + "\n")
-    metrics = read_metrics(small_run)
-    assert metrics.steps.tolist() == [1, 2, 3]
-    np.testing.assert_array_equal(metrics.series("policy/ratio_replay"), [np.nan, 1.25, 2.0])

@@ -20,7 +20,6 @@ from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.config.settings import Config, to_toml
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.presets import load_preset, preset_names
-from exgrpo_cli.show.figures.buffer import what_if_figure
 from exgrpo_cli.show.page import Response
 from exgrpo_cli.show.run_page import run_page
 from exgrpo_cli.show.statistics import replay_figures, report_json, report_runs
@@ -221,11 +220,10 @@ def test_groups_are_scanned_from_most_headroom_until_enough_have_not_drifted(run
     assert stored.replays.accepted.sum() >= 2
 
 
-def test_replay_stats_count_units_and_ask_another_priority(run_of: Callable[[str], Path]) -> None:
-    """Latest from the top instead: of the units there at each draw the newest, as many as the run took."""
+def test_replay_stats_count_units(run_of: Callable[[str], Path]) -> None:
     run = run_of("headroom-drift")
     stored = Stored(run, groups=True)
-    [report] = report_runs([run], other="priority=latest")
+    [report] = report_runs([run])
     taken = stored.replays[stored.replays.accepted]
     assert {name for name, _ in replay_figures(report)} == {
         "replay-buckets", "replay-questions", "replay-units", "replay-age-reuse", "replay-entropy-by-bucket",
@@ -241,36 +239,8 @@ def test_replay_stats_count_units_and_ask_another_priority(run_of: Callable[[str
     )
     assert report.numbers["used"] == K * len(taken)
     assert report.numbers["share"]["tokens"] > 0
-    born = stored.rows.groupby("group_id").step_born.first()
-    ages, same = [], 0
-    for step, own in taken.groupby("step"):
-        newest = sorted(stored.units_before(step), key=lambda unit: (-born[unit], unit))[: len(own)]
-        ages += [step - born[unit] for unit in newest]
-        same += len(set(newest) & set(own.unit_id))
-    [priority] = report.numbers["what_if"].values()
-    assert priority["expected"]["age"] == pytest.approx(np.mean(ages))
-    assert priority["taken"]["age"] == pytest.approx((taken.step - born[taken.unit_id].to_numpy()).mean())
-    assert priority["share_same"] == pytest.approx(same / len(taken))
-    with pytest.raises(InputError, match="unknown key 'sampler': composition = 'append' draws by priority"):
+    with pytest.raises(InputError, match="unknown key 'sampler': composition = 'append' can be asked for none"):
         report_runs([run], other="sampler=linear")
-
-
-def test_another_priority_has_a_figure(run_of: Callable[[str], Path]) -> None:
-    """Ages and advantages of both, step by step."""
-    run = run_of("headroom-drift")
-    stored = Stored(run, groups=True)
-    [report] = report_runs([run], other="priority=latest")
-    ages, advantages = what_if_figure(report).axes
-    taken = stored.replays[stored.replays.accepted].merge(
-        stored.rows[["group_id", "step_born", "advantage"]], on="group_id"
-    )
-    by_step = taken.assign(age=taken.step - taken.step_born, advantage=taken.advantage.abs()).groupby("step")
-    for axes, name in ((ages, "age"), (advantages, "advantage")):
-        own, other = axes.get_lines()
-        assert own.get_xdata().tolist() == other.get_xdata().tolist() == sorted(set(taken.step))
-        assert own.get_ydata() == pytest.approx(by_step[name].mean())
-        assert axes.get_legend().get_texts()[1].get_text() == "what if: latest, top"
-    assert ages.get_lines()[1].get_ydata().mean() <= ages.get_lines()[0].get_ydata().mean()
 
 
 def test_a_step_shows_the_units_that_it_scanned(

@@ -3,15 +3,14 @@
 Each is None while there is nothing to draw.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from exgrpo_cli.show.figures import style
-from exgrpo_cli.show.figures.style import BLUE, FULL_WIDTH, GREY, Panel, new_figure
-from exgrpo_cli.show.queries import GROUPS, Numbers, series, span_of
+from exgrpo_cli.show.figures.style import FULL_WIDTH, Panel, new_figure
+from exgrpo_cli.show.queries import GROUPS, series, span_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,6 +36,13 @@ def over_time(titles: Mapping[str, Mapping[str, str]]) -> "Callable[[RunReport],
     return draw
 
 
+question_states = over_time(
+    {
+        "questions": {"buffered": "over_time.questions", "retired": "over_time.retired"},
+        "tried, nothing stored": {"": "over_time.tried"},
+        "unseen": {"": "over_time.unseen"},
+    }
+)
 units_scanned = over_time(
     {
         "units": {"replayed": "over_time.units.taken", "scanned": "over_time.units.scanned"},
@@ -126,27 +132,6 @@ def bucket_flow(report: "RunReport") -> "Figure | None":
         return figure
 
 
-def question_states(report: "RunReport") -> "Figure":
-    """Buffered, retired, tried and unseen questions after every step, stacked to the whole training set."""
-    states, total = report.numbers["over_time"], report.record.num_training_questions
-    known = states["retired"] + states["questions"]
-    layers = {"retired": (states["retired"], style.GREEN), "buffered": (states["questions"], BLUE)}
-    if states["tried"] is not None:
-        layers["tried, nothing stored"] = (states["tried"], style.ORANGE)
-        layers["unseen"] = (states["unseen"], "#DDDDDD")
-    elif total:
-        layers["tried or unseen"] = (np.clip(total - known, 0, None), "#DDDDDD")
-    values, colours = zip(*layers.values(), strict=True)
-    with style.styled():
-        figure, (axes,) = new_figure(width=FULL_WIDTH, height=2.6)
-        axes.stackplot(np.arange(len(known)), values, labels=list(layers), colors=colours)
-        axes.set(ylabel="questions", ylim=(0, max(total, int(known.max()), 1)))
-        style.step_axis(axes, report.numbers["steps"])
-        style.mark_phase_start(axes, report.numbers["first_mixed_step"], label=True)
-        axes.legend(reverse=True, loc="center left", bbox_to_anchor=(1.0, 0.5))
-        return figure
-
-
 def age_and_reuse(report: "RunReport") -> "Figure | None":
     """Ages of replayed trajectories, and how often each stored one was replayed.
 
@@ -157,72 +142,43 @@ def age_and_reuse(report: "RunReport") -> "Figure | None":
         return None
     with style.styled():
         figure, (ages, uses) = new_figure(1, 2, width=FULL_WIDTH, height=PANEL_HEIGHT)
-        _histogram(ages, age["histogram"], HISTOGRAM_BINS)
-        ages.set(xlabel=f"age when replayed (steps; median {age['median']:g})", ylabel="replays")
-        _histogram(uses, reuse["histogram"], 10**6)
         never = f"{reuse['never'] / report.numbers['stored']:.0%} never"
+        ages.set(xlabel=f"age when replayed (steps; median {age['median']:g})", ylabel="replays")
         uses.set(xlabel=f"times replayed ({never})", ylabel="trajectories")
+        for axes, counts in ((ages, age["histogram"]), (uses, reuse["histogram"])):
+            width = max(1, max(counts) // HISTOGRAM_BINS)
+            edges = np.arange(-0.5, max(counts) + width + 0.5, width).tolist()
+            axes.hist(list(counts), edges, weights=list(counts.values()), rwidth=0.92)
+            axes.grid(visible=False, axis="x")
+            style.logarithmic_axis(axes)
+            style.whole_ticks(axes)
         return figure
 
 
-def _histogram(axes: "Axes", counts: dict[int, int], most: int) -> None:
-    """Bars of whole numbers on a logarithmic scale, of so many together that at most `most` stand side by side."""
-    width = max(1, -(-(max(counts) + 1) // most))
-    edges = np.arange(-0.5, max(counts) + width + 0.5, width)
-    heights, _ = np.histogram(list(counts), edges, weights=list(counts.values()))
-    axes.bar((edges[:-1] + edges[1:]) / 2, heights, width=0.92 * width, color=BLUE)
-    style.logarithmic_axis(axes)
-    axes.set(ylim=(0.7, 2.2 * heights.max()), xlim=(-0.6, max(max(counts), 1) + 0.6))
-    axes.grid(visible=False, axis="x")
-    style.whole_ticks(axes)
+def entropy_at_birth(report: "RunReport") -> "Figure | None":
+    """Entropy at birth of correct trajectories by difficulty, within stretches of steps.
 
-
-def entropy_by_bucket(report: "RunReport") -> "Figure | None":
-    """Entropy at birth of correct trajectories, within stretches of steps: by success count, and by difficulty.
-
-    Over a whole run hard questions' trajectories are older than easy ones' and entropies fall with the steps: the
-    pooled comparison (dashed) says more of time than of difficulty.
+    Over a whole run hard questions' trajectories are older than easy ones' and entropies fall with the steps: a pooled
+    comparison says more of time than of difficulty.
     """
-    import matplotlib
-
-    whole = report.numbers["entropy"]
-    windows = whole["windows"]
-    if not whole["by_bucket"]:
-        return None
-    with style.styled():
-        figure, (buckets, groups) = new_figure(1, 2, width=FULL_WIDTH, height=2.9)
-        # Dark to light; the last tenth is too pale on white.
-        shades = [*matplotlib.colormaps[COLOUR_MAP](np.linspace(0, 0.92, len(windows))), GREY]
-        for window, shade in zip([*windows, whole] if len(windows) > 1 else windows, shades, strict=False):
-            means = {int(group["name"]): group["mean"] for group in window["by_bucket"]}
-            look: dict[str, Any] = {"linestyle": "--"} if window is whole else {"marker": "o"}
-            label = "whole run" if window is whole else f"steps {span_of(window)}"
-            buckets.plot(list(means), list(means.values()), color=shade, label=label, **look)
-        buckets.set_xlabel(f"successes of {report.numbers['group_size']} when sampled")
-        buckets.set_ylabel("mean token entropy (nats)")
-        style.whole_ticks(buckets)
-        _by_difficulty(groups, windows)
-        for axes in (buckets, groups):
-            axes.set_ylim(0, None)
-            style.legend_above(axes, ncols=3)
-        note = "means, bars 5-95 % of the trajectories; hard: pass rate up to 1/4, easy: from 3/4"
-        figure.supxlabel(note, fontsize=6.5, color=style.SOFT)
-        return figure
-
-
-def _by_difficulty(axes: "Axes", windows: Sequence[Numbers]) -> None:
-    """Hard, medium and easy side by side in each stretch of steps, with the ratio of the means below."""
+    windows = report.numbers["entropy"]["windows"]
     points: dict[str, dict[int, list[float]]] = {name: {} for name in GROUPS}
     for number, window in enumerate(windows):
         for group in window["by_difficulty"]:
             points[group["name"]][number] = [group["mean"], *(group["quantiles"][end] for end in ("5%", "95%"))]
-    ratios = [each["hard_over_easy"] for each in windows]
+    if not any(points.values()):
+        return None
     labels = [
-        span_of(each) + ("" if math.isnan(ratio) else f"\nhard/easy {ratio:.2f}")
-        for each, ratio in zip(windows, ratios, strict=True)
+        f"{span_of(each)}\nhard/easy {each['hard_over_easy']:.2f}".replace("\nhard/easy nan", "") for each in windows
     ]
-    style.draw_categories(axes, labels, points, linestyle="none")
-    axes.set_xlabel("steps")
+    with style.styled():
+        figure, (axes,) = new_figure(width=5.0, height=2.9)
+        style.draw_categories(axes, labels, points, linestyle="none")
+        axes.set(xlabel="steps", ylabel="mean token entropy (nats)", ylim=(0, None))
+        style.legend_above(axes, ncols=3)
+        note = "means, bars 5-95 % of the trajectories; hard: pass rate up to 1/4, easy: from 3/4"
+        figure.supxlabel(note, fontsize=6.5, color=style.SOFT)
+        return figure
 
 
 def draws_against_promise(report: "RunReport") -> "Figure | None":
@@ -249,10 +205,6 @@ WHAT_IF = {
     "metric": {
         "entropy of the chosen (nats)": ("by_step.chosen.entropy", "by_step.other.entropy"),
         "age of the chosen (steps)": ("by_step.chosen.age", "by_step.other.age"),
-    },
-    "priority": {
-        "age of the rows (steps)": ("taken_by_step.age", "expected_by_step.age"),
-        "absolute advantage of the rows": ("taken_by_step.advantage", "expected_by_step.advantage"),
     },
 }
 """Panels of each kind of what-if: title, and where its outcome has the run's values and the other's."""
