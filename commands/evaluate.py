@@ -189,12 +189,11 @@ def refuse_beside_compare(name: str) -> None:
 def _compare(folders: Sequence[Path], output: Path | None, *, json: bool, quiet: bool) -> None:
     """The comparison on stdout; with --output its figures, tables and plots as well.
 
-    Two results of one benchmark are shown as one comparison, anything else as a table.
+    Two results of one benchmark are shown as one comparison with the questions that flipped, others below their table.
     """
-    from exgrpo_cli.base.console.reporter import print_table
     from exgrpo_cli.base.files import write_json
     from exgrpo_cli.evaluation.comparison import compare, comparison_json
-    from exgrpo_cli.evaluation.tables import comparison_table, write_tables
+    from exgrpo_cli.evaluation.tables import markdown, write_tables
 
     if len(folders) < 2 and not (folders and folders[0].is_dir()):
         raise InputError("--compare needs results folders: exgrpo evaluate --compare FOLDER FOLDER...")
@@ -208,10 +207,9 @@ def _compare(folders: Sequence[Path], output: Path | None, *, json: bool, quiet:
         _plot(compared, output)
     if json:
         print_json(shown)
-    elif pair:
-        _print_pair(compared)
     else:
-        print_table(comparison_table(compared))
+        write_data("" if pair else f"{markdown(compared)}\n", end="")
+        _print_differences(compared, pair=pair)
     where = f"figure and tables in {output}" if output else "with --output FOLDER, a figure and tables are written too"
     talk(where, quiet=quiet)
     for note in shown["notes"] if pair else compared.notes:
@@ -241,20 +239,23 @@ def _plot(table: "ResultTable", folder: Path) -> None:
         save(pass_at_k_curves(curves), folder, "pass-at-k", formats=formats)
 
 
-def _print_pair(compared: "ResultTable") -> None:
-    ((key, found),) = compared.comparisons.items()
-    first, second = found["first"], found["second"]
-    write_data(
-        f"{found['benchmark']}: {second} minus {first}: {_difference(found)}, {found['questions']} questions paired"
-    )
-    for k, at_k in found["pass_at_k"].items():
-        write_data(f"  pass@{k}: {_difference(at_k)}")
-    for grader, by_grader in found["second_graders"].items():
-        one, other = (f"{100 * score:.1f}" for score in by_grader["scores"])
-        write_data(f"  by {grader}: {one} and {other}, {_difference(by_grader)}")
-    for flip in compared.flips[key]:
-        text = " ".join(flip.text.split())
-        write_data(f"  {flip.first:.2f} -> {flip.second:.2f}  {flip.question_id}  {text[:80]}")
+def _print_differences(compared: "ResultTable", *, pair: bool) -> None:
+    """A line for every model and benchmark, and one for each further k and grader."""
+    for key, found in compared.comparisons.items():
+        adjusted = "" if pair else f", {found['p_holm']:.4f} adjusted"
+        flipped = "" if pair else f", {len(found['gained'])} won and {len(found['lost'])} lost"
+        paired = f"{found['questions']} questions paired{flipped}"
+        models = f"{found['benchmark']}: {found['second']} minus {found['first']}"
+        write_data(f"{models}: {_difference(found)}{adjusted}, {paired}")
+        for k, at_k in found["pass_at_k"].items():
+            adjusted = "" if pair or k != max(found["pass_at_k"], key=int) else f", {found['pass_p_holm']:.4f} adjusted"
+            write_data(f"  pass@{k}: {_difference(at_k)}{adjusted}")
+        for grader, by_grader in found["second_graders"].items():
+            one, other = (f"{100 * score:.1f}" for score in by_grader["scores"])
+            write_data(f"  by {grader}: {one} and {other}, {_difference(by_grader)}")
+        for flip in compared.flips[key] if pair else ():
+            text = " ".join(flip.text.split())
+            write_data(f"  {flip.first:.2f} -> {flip.second:.2f}  {flip.question_id}  {text[:80]}")
 
 
 def _difference(found: Mapping[str, Any]) -> str:

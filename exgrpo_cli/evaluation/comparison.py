@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.files import read_json_lines
+from exgrpo_cli.base.files import read_json, read_json_lines
 from exgrpo_cli.base.statistics import compare_paired, holm, pass_at_k_by_question, pass_at_ks
 from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.evaluation.benchmarks import benchmark_title, in_suite_order
@@ -240,13 +240,8 @@ def results_in(path: Path) -> list[ResultsFolder]:
 
 def _of_common_table(path: Path) -> list[ResultsFolder]:
     """The folders whose figures a common `results.json` holds; they lie beside it."""
-    try:
-        entries = json.loads((path / "results.json").read_text(encoding="utf-8"))
-        stamps = [entry["protocol"] for entry in entries.values() if isinstance(entry, dict) and "protocol" in entry]
-    except (ValueError, AttributeError) as error:
-        raise InputError(
-            f"{path}/results.json is no table of results ({error}): name the folders beside it."
-        ) from error
+    entries = read_json(path / "results.json")
+    stamps = [entry["protocol"] for entry in entries.values() if isinstance(entry, dict) and "protocol" in entry]
     beside, found = _results_among(path.parent.iterdir()), []
     for stamp in stamps:
         # Scoring again may have been done by a newer grader.

@@ -4,7 +4,6 @@
 finished question; a line that a kill tore off is dropped when the folder is opened again.
 """
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,7 +13,14 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.files import append_json_lines, drop_torn_line, read_json_lines, write_json, write_json_lines
+from exgrpo_cli.base.files import (
+    append_json_lines,
+    drop_torn_line,
+    read_json,
+    read_json_lines,
+    write_json,
+    write_json_lines,
+)
 from exgrpo_cli.evaluation.records import Evaluation, QuestionRecord, Sample
 from exgrpo_cli.evaluation.stamp import MAY_DIFFER_ON_RESUME, Stamp, differences
 
@@ -89,10 +95,7 @@ class ResultsFolder:
     @property
     def stamp(self) -> Stamp:
         """Everything the score depends on; raises InputError where `protocol.json` is damaged."""
-        try:
-            stamp: Stamp = json.loads(self._protocol.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise InputError(f"{self._protocol} is not JSON ({error}): remove the folder.") from error
+        stamp: Stamp = read_json(self._protocol)
         return stamp
 
     @property

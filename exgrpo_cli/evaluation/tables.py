@@ -1,6 +1,6 @@
 """One table of results, models as rows and benchmarks as columns, and how it is read: terminal, Markdown, LaTeX."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +12,6 @@ from exgrpo_cli.base.statistics import mean_of_scores
 from exgrpo_cli.evaluation.benchmarks import averages_over
 
 SCORE_HEADS = ("benchmark", "score", "95 %", "shows from", "pass@k", "95 %", "maj@k", "tokens", "cut off", "questions")
-COMPARISON_HEADS = ("benchmark", "model", "score", "95 %", "difference", "95 %", "p", "Holm", "won/lost", "n")
 LEVEL = 0.05
 MARK = "†"
 
@@ -225,68 +224,17 @@ def score_table(table: ResultTable) -> Table:
         coverage = _scored(found["pass_at_k"][str(max(ks))]) if len(ks) == 1 and ks != {1} else []
         rows.append([f"Avg. {name}", *_scored(found), "", *coverage])
         rows += [[f"  by {grader}", *_scored(second)] for grader, second in found["second_graders"].items()]
-    return _table(model, SCORE_HEADS, ("benchmark",), rows, space=2)
+    shown = Table(title=model, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for head in SCORE_HEADS:
+        shown.add_column(head, justify="left" if head == "benchmark" else "right")
+    for row in rows:
+        shown.add_row(*row)
+    return shown
 
 
 def measure(result: Figures) -> str:
     """Name of the score: avg@k over several samples per question, pass@1 over one."""
     return f"avg@{result['k']}" if result["k"] > 1 else "pass@1"
-
-
-def comparison_table(table: ResultTable) -> Table:
-    """A row per benchmark and model, for avg@k and then for pass@k; "won/lost" counts the questions that flipped."""
-    rows = [row for name in table.titles for row in _compared(table, name)]
-    for model in table.models:
-        for name, found in table.averages(model).items():
-            rows.append([f"Avg. {name}", model, *_scored(found)])
-            rows += [["", f"  by {grader}", *_scored(second)] for grader, second in found["second_graders"].items()]
-            if len(found["pass_at_k"]) > 1:
-                k, coverage = list(found["pass_at_k"].items())[-1]
-                rows.append([f"Avg. {name} pass@{k}", model, *_scored(coverage)])
-    # A head stands above its models once.
-    heads = ["", *(row[0] for row in rows)]
-    rows = [["" if head == last else head, *row] for (head, *row), last in zip(rows, heads, strict=False)]
-    first = next(iter(table.models))
-    shown = _table(f"compared with {first}", COMPARISON_HEADS, ("benchmark", "model"), rows, space=1)
-    for column in shown.columns:
-        column.overflow = "fold"
-    return shown
-
-
-def _compared(table: ResultTable, name: str) -> list[list[str]]:
-    """Every model on one benchmark: avg@k, also by second graders, then pass@k where there are several samples."""
-    means, coverages = [], []
-    for model, result in ((model, results[name]) for model, results in table.models.items() if name in results):
-        k, questions, made = str(result["k"]), str(result["questions"]), table.comparisons.get((model, name))
-        flips = f"{len(made['gained'])}/{len(made['lost'])}" if made else ""
-        head = f"{table.titles[name]} {measure(result)}"
-        means.append([head, model, *_scored(_score(result)), *_change(made), flips, questions])
-        for grader, second in result.get("second_graders", {}).items():
-            found = made["second_graders"].get(grader) if made else None
-            means.append([head, f"  by {grader}", *_scored(_score(second)), *_change(found)])
-        if result["k"] > 1:
-            found = {**made["pass_at_k"][k], "p_holm": made["pass_p_holm"]} if made else None
-            coverage = [*_scored(result["pass_at_k"][k]), *_change(found), "", questions]
-            coverages.append([f"{table.titles[name]} pass@{k}", model, *coverage])
-    return means + coverages
-
-
-def _change(found: Mapping[str, Any] | None) -> list[str]:
-    """Difference, interval, p-value and, where several comparisons were adjusted for, that of Holm."""
-    if found is None:
-        return [""] * 4
-    ends = f"{100 * found['low']:+.1f} to {100 * found['high']:+.1f}"
-    adjusted = f"{found['p_holm']:.4f}" if "p_holm" in found else ""
-    return [f"{100 * found['difference']:+.1f}", ends, f"{found['p_value']:.4f}", adjusted]
-
-
-def _table(title: str, heads: Sequence[str], words: Sequence[str], rows: Iterable[Sequence[str]], space: int) -> Table:
-    table = Table(title=title, title_justify="left", box=None, padding=(0, space, 0, 0))
-    for head in heads:
-        table.add_column(head, justify="left" if head in words else "right")
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 def _scored(score: Mapping[str, float]) -> list[str]:

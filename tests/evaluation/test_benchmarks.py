@@ -104,14 +104,6 @@ def test_what_is_unknown_or_cannot_be_sampled_is_refused():
             replace(load_benchmark("aime24").protocol, **values)
 
 
-def test_arithmetic_is_the_held_out_set():
-    from exgrpo_cli.config.sections.data import ArithmeticSettings
-    from exgrpo_cli.questions.made.sums import make_arithmetic
-
-    split = make_arithmetic(ArithmeticSettings())
-    assert benchmark_questions(load_benchmark("arithmetic")).questions == tuple(split.heldout)
-
-
 def test_file_keeps_own_rows_and_folds_repeated_ones(tmp_path):
     rows = [verl_row("aime", f"Question {n}", str(n)) for n in range(3) for _ in range(8)]
     rows += [verl_row("math", "Another", "1"), verl_row("AIME_2024", "Question 9", "9")]
@@ -120,14 +112,10 @@ def test_file_keeps_own_rows_and_folds_repeated_ones(tmp_path):
     assert loaded.num_folded == 3 * 7
 
 
-def test_file_without_rows_of_the_benchmark_names_its_sources(tmp_path):
+def test_file_without_rows_of_the_benchmark_names_its_sources_and_without_a_benchmark_all_count(tmp_path):
     path = write_rows(tmp_path / "all.parquet", [verl_row("math", "One", "1"), verl_row("gsm8k", "Two", "2")])
     with pytest.raises(InputError, match="no questions of aime24: its sources are 'gsm8k', 'math', and those of"):
         benchmark_questions(load_benchmark("aime24"), path)
-
-
-def test_own_benchmark_takes_every_row(tmp_path):
-    path = write_rows(tmp_path / "mine.parquet", [verl_row("a", "One", "1"), verl_row("b", "Two", "2")])
     assert len(benchmark_questions(own_benchmark("mine"), path).questions) == 2
     with pytest.raises(InputError, match="'aime24' is the name of a shipped benchmark"):
         own_benchmark("aime24")

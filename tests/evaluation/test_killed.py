@@ -19,10 +19,6 @@ from exgrpo_cli.evaluation.sampling import sample_seeds
 from exgrpo_cli.models.export import export_model
 from exgrpo_cli.models.tiny import make_model, make_tokenizer
 
-COPIES = 8
-# For every sum; what does not end would otherwise fill the window.
-LONG_ENOUGH = ("--max-tokens", "128")
-
 
 @pytest.fixture(scope="module")
 def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -91,21 +87,6 @@ def check_stamp(stamp: dict[str, Any], *, questions: int, folded: int, samples: 
     assert stamp["engine"]["name"] == engine and len(stamp["model"]["hash"]) == 32
 
 
-def verl_rows(source: str, count: int) -> list[dict[str, Any]]:
-    return [verl(source)(f"{number}+1=?", str(number + 1)) for number in range(count)]
-
-
-@pytest.mark.engines
-def test_a_file_of_two_benchmarks_killed_and_gone_on_with(tmp_path, small_backbone):
-    data = tmp_path / "mixed.parquet"
-    pq.write_table(pa.Table.from_pylist([*verl_rows("aime", 8) * COPIES, *verl_rows("math", 3)]), data)
-    result, said = killed_and_resumed(data, small_backbone, tmp_path / "results", "aime24", *LONG_ENOUGH)
-    assert (result["questions"], result["k"]) == (8, 32)
-    check_stamp(result["protocol"], questions=8, folded=56)
-    assert "aime24: 56 repeated rows folded into 8 questions" in said
-    assert "aime24: going on after" in said
-
-
 @pytest.mark.engines
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("engine", ["hf", "vllm"])
@@ -127,7 +108,8 @@ def test_the_real_file_killed_and_gone_on_with(
 @pytest.mark.timeout(400)
 def test_two_ranks_hold_one_vllm_engine(tmp_path, untrained):
     data = tmp_path / "sums.parquet"
-    pq.write_table(pa.Table.from_pylist(verl_rows("sums", 6)), data)
+    rows = [verl("sums")(f"{number}+1=?", str(number + 1)) for number in range(6)]
+    pq.write_table(pa.Table.from_pylist(rows), data)
     arguments = ["--data", str(data), "--model", str(untrained), "--device", "cpu", "--engine", "vllm", "--json"]
     arguments += ["--max-tokens", "16", "--output", str(tmp_path / "results")]
     options = ["--tensor-parallel", "2"]

@@ -4,7 +4,6 @@ import json
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from exgrpo_cli.base.errors import InputError
@@ -64,16 +63,13 @@ def test_what_is_not_there_is_named(tmp_path):
         choose_model("tinyy")
 
 
-def test_hub_ids_and_presets():
+def test_hub_ids_presets_and_gguf_files(tmp_path):
     choice = choose_model("Qwen/Qwen2.5-Math-1.5B@c0ffee")
     assert (choice.config.backbone.source, choice.config.backbone.revision) == ("Qwen/Qwen2.5-Math-1.5B", "c0ffee")
     assert choice.file_name == "Qwen--Qwen2.5-Math-1.5B@c0ffee"
     preset = choose_model("qwen-math-1.5b")
     assert preset.config.data.template == load_preset("backbones", "qwen-math-1.5b")["data"]["template"] != "auto"
     assert preset.config.backbone.max_position_embeddings == 16384
-
-
-def test_a_gguf_file(tmp_path):
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     choice = choose_model(str(tmp_path / "model.gguf"))
     assert (choice.name, choice.config.backbone.source) == ("model.gguf", str(tmp_path / "model.gguf"))
@@ -115,21 +111,3 @@ def test_dry_run_names_benchmark_model_and_folder(tmp_path, capsys, monkeypatch)
 def test_what_is_missing_or_out_of_range_is_refused(capsys, arguments, message):
     assert run(["eval", "--model", "tiny", *arguments.split()]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_accuracy_plot_holds_every_model_and_benchmark(tmp_path):
-    from exgrpo_cli.show.figures.comparisons import accuracy_by_benchmark
-    from exgrpo_cli.show.figures.style import save
-
-    scores = [
-        (model, name, {"value": value, "low": value - 0.1, "high": value + 0.05})
-        for name in ("AIME24", "MATH-500")
-        for model, value in (("before", 0.3), ("after", 0.5))
-    ]
-    figure = accuracy_by_benchmark(scores)
-    assert [axes.get_title(loc="left") for axes in figure.axes] == ["AIME24", "MATH-500"]
-    for axes in figure.axes:
-        assert [label.get_text() for label in axes.get_yticklabels()] == ["before", "after"]
-        assert [bars.lines[0].get_xdata()[0] for bars in axes.containers] == [30.0, 50.0]
-        np.testing.assert_allclose(axes.containers[0].lines[2][0].get_segments()[0][:, 0], [20.0, 35.0])
-    assert [path.suffix for path in save(figure, tmp_path, "accuracy")] == [".png", ".svg"]

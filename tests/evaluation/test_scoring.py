@@ -17,7 +17,7 @@ from exgrpo_cli.evaluation.records import Evaluation, QuestionRecord
 from exgrpo_cli.evaluation.scoring import majority_at_k, open_pool, rescore, score_folder, ungraded
 from exgrpo_cli.evaluation.service import rescore_folders
 from exgrpo_cli.evaluation.stamp import differences, grader_version
-from exgrpo_cli.evaluation.tables import ResultTable, comparison_table, latex, markdown, score_table
+from exgrpo_cli.evaluation.tables import ResultTable, latex, markdown, score_table
 from exgrpo_cli.grading import GradingPool
 
 WHOLE = AnswerFormat(opens_think=False, requires_box=False, require_eos=False)
@@ -50,23 +50,17 @@ def said(asked: Question, *texts: tuple[str, Verdict]) -> QuestionRecord:
     return replace(boxed, samples=tuple(samples))
 
 
-@pytest.mark.parametrize(
-    ("wrong", "share"),
+def test_votes_without_a_box_and_for_an_option_are_grouped_too(pool: GradingPool):
     # Two right votes against three for 7, each worded in its own way, and against three that differ.
-    [(("It is 7", "so 7.0", "7"), 0.0), (("It is 7", "so 8", "9"), 1.0)],
-)
-def test_votes_without_a_box_are_grouped_too(pool: GradingPool, wrong, share):
-    asked = said(question(1), ("It is 4", RIGHT), ("so 4", RIGHT), *((text, WRONG) for text in wrong))
-    assert majority_at_k([asked], WHOLE, pool) == share
-
-
-def test_votes_for_an_option_are_grouped_by_its_letter():
+    for wrong, share in ((("It is 7", "so 7.0", "7"), 0.0), (("It is 7", "so 8", "9"), 1.0)):
+        asked = said(question(1), ("It is 4", RIGHT), ("so 4", RIGHT), *((text, WRONG) for text in wrong))
+        assert majority_at_k([asked], WHOLE, pool) == share
     votes = [("ANSWER: A", RIGHT), ("(A)", RIGHT), ("ANSWER: C", WRONG), ("The answer is (C).", WRONG), ("Rome", WRONG)]
     asked = said(question(1, answer="A"), *votes)
-    with open_pool("choice") as pool:
-        assert majority_at_k([replace(asked, options=("Oslo", "Paris", "Rome"))], WHOLE, pool) == 0.0
+    with open_pool("choice") as choices:
+        assert majority_at_k([replace(asked, options=("Oslo", "Paris", "Rome"))], WHOLE, choices) == 0.0
         # Where the options are not known, nobody can tell that Rome is C: two votes each.
-        assert majority_at_k([asked], WHOLE, pool) == 0.5
+        assert majority_at_k([asked], WHOLE, choices) == 0.5
 
 
 def test_time_outs_are_tried_again_before_the_score_and_kept(tmp_path, pool: GradingPool):
@@ -141,9 +135,6 @@ def test_oat_stands_beside_math_unasked(tmp_path, pool: GradingPool):
     found = compared.comparisons["b", "made"]
     assert (found["difference"], found["second_graders"]["oat"]["scores"]) == (0, [1 / 3, 2 / 3])
     assert found["second_graders"]["oat"]["difference"] == pytest.approx(1 / 3)
-    table = comparison_table(compared)
-    rows = list(zip(*(column.cells for column in table.columns), strict=True))
-    assert [row[1:5:3] for row in rows[:4]] == [("a", ""), ("  by oat", ""), ("b", "+0.0"), ("  by oat", "+33.3")]
 
 
 def test_rescoring_needs_no_model_and_updates_the_stamp(tmp_path):
@@ -166,7 +157,7 @@ def test_rescoring_needs_no_model_and_updates_the_stamp(tmp_path):
         rescore_folders([foreign], (), foreign)
 
 
-def test_unfinished_results_are_not_scored(tmp_path, pool: GradingPool):
+def test_unfinished_and_damaged_results_are_not_scored(tmp_path, pool: GradingPool):
     records = [record(question(1), ("4", RIGHT)), record(question(2), ("4", RIGHT))]
     with ResultsFolder.create(tmp_path / "made", stamp(1), records) as folder:
         folder.append(records[:1])
@@ -174,14 +165,10 @@ def test_unfinished_results_are_not_scored(tmp_path, pool: GradingPool):
             score_folder(folder, pool)
         rescore(folder, pool)
         assert len(folder.records()) == 1
-
-
-def test_a_damaged_record_is_named(tmp_path):
-    path = stored(tmp_path / "made", [record(question(1), ("4", RIGHT))])
-    with (path / "records.jsonl").open("a") as file:
-        file.write('{"question_id":"q9","samples":[]}\n')
-    with ResultsFolder.open(path) as folder, pytest.raises(InputError, match=r"records\.jsonl: line 2 is no record"):
-        folder.records()
+        with (tmp_path / "made" / "records.jsonl").open("a") as file:
+            file.write('{"question_id":"q9","samples":[]}\n')
+        with pytest.raises(InputError, match=r"records\.jsonl: line 2 is no record"):
+            folder.records()
 
 
 def test_differences_name_absent_keys():
