@@ -6,7 +6,7 @@ template are in its text already; a plain text gets the tokenizer's own (Llama's
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int32, Int64
@@ -37,19 +37,8 @@ TEMPLATE_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError,
 """What a template's own code may raise beside the errors of Jinja."""
 
 
-@runtime_checkable
-class Tokenizer(Protocol):
-    """What templates need of a transformers tokenizer."""
-
-    chat_template: Any
-
-    def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
-        """A conversation as text or token ids by the tokenizer's own template."""
-
-    def __call__(self, text: Any, **options: Any) -> Any: ...
-
-    def decode(self, token_ids: Any, **options: Any) -> Any:
-        """Token ids as text."""
+Tokenizer = Any
+"""A tokenizer of transformers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,7 @@ folders are the configurations and the file names tell the splits, as the hub it
 import fnmatch
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -120,8 +120,11 @@ def select_files(
     if len(selectors) == 1 and selectors[0] in data:
         return "default/file", (selectors[0],)
     configs = _configs_of_card(where, data, card) or _configs_of_names(data)
-    config, rest = _choose_config(where, configs, selectors)
-    split = _choose_split(where, configs[config], rest)
+    rest = list(selectors)
+    config = _choose(where, "configuration", configs, rest, "default")
+    split = _choose(where, "split", configs[config], rest, "train")
+    if rest:
+        raise InputError(f"{where} has no split {rest[0]!r}.{nearest(rest[0], [*configs[config], *configs])}")
     _check_files(where, configs[config][split])
     return f"{config}/{split}", configs[config][split]
 
@@ -134,27 +137,32 @@ def _is_data(path: str) -> bool:
 
 def _configs_of_card(where: str, data: Sequence[str], card: Mapping[str, Any]) -> dict[str, Splits]:
     configs: dict[str, Splits] = {}
-    entries = card.get("configs") or []
-    if not isinstance(entries, list) or not all(_is_config(entry) for entry in entries):
+    try:
+        for entry in card.get("configs") or []:
+            folder = str(entry.get("data_dir") or "").strip("/")
+            inside = [path for path in data if not folder or path.startswith(f"{folder}/")]
+            listed = [
+                each if isinstance(each, Mapping) else {"split": "train", "path": each}
+                for each in _listed(entry.get("data_files"))
+            ]
+            splits = (
+                _grouped(
+                    (each["split"], path)
+                    for each in listed
+                    for path in inside
+                    if any(fnmatch.fnmatchcase(path, pattern) for pattern in _listed(each["path"]))
+                )
+                if listed
+                else _splits_of_names(inside)
+            )
+            if splits:
+                configs[str(entry.get("config_name", "default"))] = splits
+    except (AttributeError, KeyError, TypeError) as error:
         raise InputError(
             f"{where}: `configs` in the front matter of its README.md is not a list of configurations with "
             f"`data_files`: name one file, for example {where}:{data[0]}."
-        )
-    for entry in entries:
-        folder = str(entry.get("data_dir") or "").strip("/")
-        inside = [path for path in data if not folder or path.startswith(f"{folder}/")]
-        listed = _listed(entry.get("data_files"))
-        splits = _splits_of_entry(inside, listed) if listed else _splits_of_names(inside)
-        if any(splits.values()):
-            configs[str(entry.get("config_name", "default"))] = splits
+        ) from error
     return configs
-
-
-def _is_config(entry: Any) -> bool:
-    return isinstance(entry, Mapping) and all(
-        isinstance(each, str) or (isinstance(each, Mapping) and {"split", "path"} <= each.keys())
-        for each in _listed(entry.get("data_files"))
-    )
 
 
 def _listed(value: Any) -> list[Any]:
@@ -162,13 +170,12 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value] if value else []
 
 
-def _splits_of_entry(data: Sequence[str], data_files: Sequence[Any]) -> Splits:
+def _grouped(pairs: Iterable[tuple[str, str]]) -> Splits:
+    """Files by split, from pairs of both."""
     splits: dict[str, tuple[str, ...]] = {}
-    for entry in data_files:
-        name, patterns = (entry["split"], entry["path"]) if isinstance(entry, dict) else ("train", entry)
-        matched = [path for path in data if any(fnmatch.fnmatchcase(path, each) for each in _listed(patterns))]
-        splits[name] = (*splits.get(name, ()), *matched)
-    return {name: files for name, files in splits.items() if files}
+    for name, path in pairs:
+        splits[name] = (*splits.get(name, ()), path)
+    return splits
 
 
 def _configs_of_names(data: Sequence[str]) -> dict[str, Splits]:
@@ -179,38 +186,26 @@ def _configs_of_names(data: Sequence[str]) -> dict[str, Splits]:
 
 
 def _splits_of_names(data: Sequence[str]) -> Splits:
-    splits: dict[str, tuple[str, ...]] = {}
-    for path in data:
-        words = [word for part in reversed(PurePosixPath(path).parts) for word in re.split(r"[^a-z]+", part.lower())]
-        name = next((_SPLIT_OF_WORD[word] for word in words if word in _SPLIT_OF_WORD), "train")
-        splits[name] = (*splits.get(name, ()), path)
-    return splits
-
-
-def _choose_config(where: str, configs: Mapping[str, Splits], selectors: Sequence[str]) -> tuple[str, Sequence[str]]:
-    for place, selector in enumerate(selectors):
-        if selector in configs:
-            return selector, [*selectors[:place], *selectors[place + 1 :]]
-    if len(configs) == 1 or "default" in configs:
-        return "default" if "default" in configs else next(iter(configs)), selectors
-    named, example = ", ".join(configs), f"{where}:{next(iter(configs))}"
-    if selectors:
-        raise InputError(f"{where} has no configuration {selectors[0]!r}, only {named}: write {example}.")
-    raise InputError(f"{where} has the configurations {named}: say which, for example {example}.")
-
-
-def _choose_split(where: str, splits: Splits, selectors: Sequence[str]) -> str:
-    if len(selectors) > 1:
-        raise InputError(f"{where} is asked for {':'.join(selectors)}: name a configuration and a split at most.")
-    if selectors and selectors[0] not in splits:
-        raise InputError(f"{where} has no split {selectors[0]!r}.{nearest(selectors[0], list(splits))}")
-    if selectors:
-        return selectors[0]
-    if "train" in splits or len(splits) == 1:
-        return "train" if "train" in splits else next(iter(splits))
-    raise InputError(
-        f"{where} has the splits {', '.join(splits)}: say which, for example {where}:{next(iter(splits))}."
+    return _grouped(
+        (next((_SPLIT_OF_WORD[word] for word in _words(path) if word in _SPLIT_OF_WORD), "train"), path)
+        for path in data
     )
+
+
+def _words(path: str) -> list[str]:
+    """Words of a path, those of its name first."""
+    return [word for part in reversed(PurePosixPath(path).parts) for word in re.split(r"[^a-z]+", part.lower())]
+
+
+def _choose(where: str, kind: str, names: Collection[str], selectors: list[str], preferred: str) -> str:
+    """The name that a selector, which is then taken out, the preference or the lack of another chooses."""
+    for selector in selectors:
+        if selector in names:
+            selectors.remove(selector)
+            return selector
+    if preferred in names or len(names) == 1:
+        return preferred if preferred in names else next(iter(names))
+    raise InputError(f"{where} has the {kind}s {', '.join(names)}: say which, for example {where}:{next(iter(names))}.")
 
 
 def _check_files(where: str, files: Sequence[str]) -> None:

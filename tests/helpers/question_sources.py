@@ -1,6 +1,7 @@
 """Small sources of questions: written in any format, read as `prepare` reads them."""
 
 import csv
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,19 +14,26 @@ from exgrpo_cli.questions.layouts import NamedFields
 from exgrpo_cli.questions.prepare import Reading, read_source
 
 
+def text_of(suffix: str, *rows: Any) -> str:
+    """Rows in a text format."""
+    if suffix == ".json":
+        return json.dumps(rows, indent=1)
+    if suffix == ".jsonl":
+        return "".join(json.dumps(row) + "\n" for row in rows)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), delimiter="\t" if suffix == ".tsv" else ",")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
 def write(path: Path, *rows: Any) -> Path:
     """Rows in the format of the suffix."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows), path)
-    elif path.suffix in (".csv", ".tsv"):
-        with path.open("w", newline="") as text:
-            writer = csv.DictWriter(text, list(rows[0]), delimiter="\t" if path.suffix == ".tsv" else ",")
-            writer.writeheader()
-            writer.writerows(rows)
     else:
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        path.write_text(json.dumps(rows, indent=1) if path.suffix == ".json" else lines)
+        path.write_text(text_of(path.suffix, *rows))
     return path
 
 

@@ -1,14 +1,12 @@
 """Files of every format: packed or not, rows inside an object, damaged, of other systems; each named when wrong."""
 
-import csv
 import gzip
-import io
 import json
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from question_sources import pairs, read
+from question_sources import pairs, read, text_of
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands import run
@@ -18,38 +16,22 @@ from exgrpo_cli.questions.sources import default_name
 ROWS = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(3)]
 
 
-def separated(rows, delimiter):
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), delimiter=delimiter)
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-TEXTS = {
-    ".jsonl": "".join(json.dumps(row) + "\n" for row in ROWS),
-    ".json": json.dumps(ROWS),
-    ".csv": separated(ROWS, ","),
-    ".tsv": separated(ROWS, "\t"),
-}
 PACK = {"": bytes, ".gz": gzip.compress, ".zst": lambda data: pa.compress(data, "zstd", asbytes=True)}
 
 
 @pytest.mark.parametrize("packed", PACK)
-@pytest.mark.parametrize("suffix", TEXTS)
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".tsv"])
 def test_text_formats_are_read_packed_or_not_as_a_file_and_in_a_folder(tmp_path, suffix, packed):
     folder = tmp_path / "set"
     folder.mkdir()
     path = folder / f"train-00000-of-00001{suffix}{packed}"
-    path.write_bytes(PACK[packed](TEXTS[suffix].encode()))
+    path.write_bytes(PACK[packed](text_of(suffix, *ROWS).encode()))
     expected = [(row["question"], row["answer"]) for row in ROWS]
     assert pairs(read(path)) == pairs(read(folder)) == expected
     # A second part belongs to the same split, and a missing one is noticed.
-    other = [("And 7?", "7")]
-    lines = separated([{"question": "And 7?", "answer": "7"}], "\t" if suffix == ".tsv" else ",")
-    text = lines if suffix in (".csv", ".tsv") else json.dumps({"question": "And 7?", "answer": "7"})
+    text = text_of(suffix, {"question": "And 7?", "answer": "7"})
     (folder / f"test.en{suffix}{packed}").write_bytes(PACK[packed](text.encode()))
-    assert pairs(read(f"{folder}:test")) == other
+    assert pairs(read(f"{folder}:test")) == [("And 7?", "7")]
     path.rename(folder / f"train-00000-of-00002{suffix}{packed}")
     with pytest.raises(InputError, match="has 1 of the 2 parts of train"):
         read(folder)
@@ -57,7 +39,7 @@ def test_text_formats_are_read_packed_or_not_as_a_file_and_in_a_folder(tmp_path,
 
 def test_a_packed_file_gives_its_name_without_the_endings(tmp_path):
     path = tmp_path / "My.set.JSONL.GZ"
-    path.write_bytes(gzip.compress(TEXTS[".jsonl"].encode()))
+    path.write_bytes(gzip.compress(text_of(".jsonl", *ROWS).encode()))
     assert default_name(str(path)) == "My.set"
     assert read(path).questions[0].source == "My.set"
 
@@ -75,7 +57,7 @@ def test_lines_and_parts_put_together_by_cat_are_one_file(tmp_path):
     [(".gz", "cut"), (".zst", "cut"), (".gz", "other"), (".zst", "other"), (".gz", "flipped")],
 )
 def test_a_damaged_packed_file_is_one_line(tmp_path, capsys, suffix, harm):
-    data = bytearray(PACK[suffix](TEXTS[".jsonl"].encode() * 500))
+    data = bytearray(PACK[suffix](text_of(".jsonl", *ROWS).encode() * 500))
     if harm == "cut":
         data = data[: len(data) // 2]
     elif harm == "other":

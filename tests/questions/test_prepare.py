@@ -10,14 +10,15 @@ import time
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from question_sources import write
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import Message, Question
-from exgrpo_cli.config.sections.data import ArithmeticSettings
+from exgrpo_cli.config.sections.data import ArithmeticSettings, WordProblemSettings
 from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.grading import GradingPool
-from exgrpo_cli.questions.audit import BenchmarkIndex, check_golds, near_duplicates, ngrams, words_of
+from exgrpo_cli.questions.audit import BenchmarkIndex, check_golds, near_duplicates, words_of
 from exgrpo_cli.questions.prepare import PrepareOptions, prepare
 from exgrpo_cli.questions.prompts import THOUGHT_SOLUTION_SYSTEM
 from exgrpo_cli.questions.question_file import content_hash, is_prepared, question_id, read_questions
@@ -25,11 +26,6 @@ from exgrpo_cli.questions.question_file import content_hash, is_prepared, questi
 ALICE = "Alice has 12 red apples and 7 green ones; she gives 5 of them to Bob. How many apples has she left?"
 CAROL = "Carol has 12 red apples and 7 green ones; she gives 5 of them to Bob. How many apples has she left?"
 WALK = "A walker covers nine kilometres in four hours with a pause of t minutes in a coffee shop on the way home."
-
-
-def write(path, *rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def qa(question, answer):
@@ -81,6 +77,9 @@ def test_nothing_left_says_why_and_writes_nothing(tmp_path):
     with pytest.raises(InputError, match=r"none of the 2 rows is left: 1 no answer .*; 1 gold "):
         run(source, tmp_path / "out.parquet")
     assert not (tmp_path / "out.parquet").exists()
+    # Of options the gold is a letter, which is verified as one.
+    rows = [{"question": f"Which {n}?", "choices": ["one", "two"], "answer": n % 2} for n in range(4)]
+    assert len(run(write(tmp_path / "choices.jsonl", *rows), tmp_path / "out.parquet").questions) == 4
 
 
 def test_the_verl_layout_is_written_and_prepared_again(tmp_path):
@@ -91,20 +90,17 @@ def test_the_verl_layout_is_written_and_prepared_again(tmp_path):
     assert again.reading.layout == "verl" and content_hash(again.questions) == content_hash(first.questions)
 
 
-def test_multiple_choice_golds_are_verified_as_letters(tmp_path):
-    rows = [{"question": f"Which {n}?", "choices": ["one", "two"], "answer": n % 2} for n in range(4)]
-    report = run(write(tmp_path / "set.jsonl", *rows), tmp_path / "out.parquet")
-    assert (report.reading.layout, len(report.questions)) == ("multiple choice", 4)
-
-
-def test_arithmetic_training_and_heldout_questions_are_disjoint(tmp_path):
-    settings = Config(arithmetic=ArithmeticSettings(num_train=60, num_heldout=30, seed=5))
+@pytest.mark.parametrize("source", ["arithmetic", "word-problems"])
+def test_a_made_source_writes_training_and_heldout_questions(tmp_path, source):
+    sizes = {"num_train": 60, "num_heldout": 30, "seed": 5}
+    settings = Config(arithmetic=ArithmeticSettings(**sizes), word_problems=WordProblemSettings(**sizes))
     options = PrepareOptions(made=settings)
-    train, heldout = prepare("arithmetic", tmp_path / "train.parquet", options, lambda *_: None)
+    train, heldout = prepare(source, tmp_path / "train.parquet", options, lambda *_: None)
     assert heldout.output == tmp_path / "train-heldout.parquet" and heldout.output.is_file()
     assert (len(train.questions), len(heldout.questions), train.reading.num_folded) == (60, 30, 0)
     assert not {question.id for question in train.questions} & {question.id for question in heldout.questions}
-    assert train.to_json()["levels"] == dict.fromkeys(("2", "3", "4", "5", "6", "7"), 10)
+    levels = "234567" if source == "arithmetic" else "1234"
+    assert train.to_json()["levels"] == dict.fromkeys(levels, 60 // len(levels))
     assert read_questions(tmp_path / "train.parquet").metadata["options"]["seed"] == 5
 
 
@@ -124,19 +120,6 @@ def test_an_output_that_is_not_prepares_own_is_refused(tmp_path):
     assert pq.read_table(other).to_pylist() == [{"x": 1}]
     run(source, tmp_path / "out.parquet")
     assert len(run(source, tmp_path / "out.parquet").questions) == 1
-
-
-def test_a_read_only_folder_is_refused(tmp_path):
-    source = write(tmp_path / "set.jsonl", qa("1 + 1 = ?", "2"))
-    (tmp_path / "locked").mkdir(mode=0o500)
-    # Root may write anywhere, but for this capability.
-    as_owner = ["setpriv", "--bounding-set", "-dac_override"] if os.geteuid() == 0 else []
-    code = "from exgrpo_cli.main import main; main()"
-    arguments = ["prepare", str(source), "--output", str(tmp_path / "locked" / "out.parquet")]
-    done = subprocess.run([*as_owner, sys.executable, "-c", code, *arguments], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "is not a writable folder" in done.stderr
-    assert not list((tmp_path / "locked").iterdir())
 
 
 SLOW = """
@@ -191,14 +174,6 @@ def test_check_golds_names_the_first_bad_one():
             check_golds([question("1"), bad], pool)
 
 
-def test_words_and_ngrams():
-    assert words_of("Let $x+1$ be \\frac{A}{b}, then x-1?") == (
-        "let", "x", "+", "1", "be", "frac", "a", "b", "then", "x", "-", "1"
-    )  # fmt: skip
-    assert ngrams(("a", "b", "a", "b", "a"), 2) == {"a b", "b a"}
-    assert ngrams(("a",), 2) == {"a"} and ngrams((), 2) == set()
-
-
 def test_overlap_is_the_share_of_the_benchmark_questions_ngrams():
     index = BenchmarkIndex({"bench": ["one two three four five six", "seven"]}, size=3)
     # Trigrams of the benchmark question: 123 234 345 456; the text holds 123 and 234: 2 of 4.
@@ -208,6 +183,8 @@ def test_overlap_is_the_share_of_the_benchmark_questions_ngrams():
     # A benchmark question of fewer words than n counts only where it is the whole text.
     assert index.nearest("Seven!") == ("bench", "seven", 1.0)
     assert index.nearest("six seven") is None
+    # Signs are words, without which 1+2 and 1-2 would read alike; mark-up and punctuation are not.
+    assert words_of("Let $x+1$ be \\frac{A}{b}.") == ("let", "x", "+", "1", "be", "frac", "a", "b")
 
 
 def test_near_duplicates_agree_with_comparing_all_pairs():

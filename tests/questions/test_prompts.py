@@ -74,10 +74,7 @@ def test_a_system_message_is_replaced_kept_or_left_out():
     assert render(chat, published, tok) == "[user]2+2=?[assistant]"
     assert render(chat, own, tok) == "[system]Be brief.[user]2+2=?[assistant]"
     assert render(bare, published, tok) == "2+2=?"
-
-
-def test_braces_in_a_question_are_text():
-    tok = tokenizer()
+    # Braces in a question are text.
     asked = question(("user", "What is \\frac{1}{2} of {question}?"))
     assert "What is \\frac{1}{2} of {question}?" in render(choose_template("step-by-step", tok), asked, tok)
 
@@ -98,15 +95,11 @@ def test_what_a_chat_template_asks_for_is_read_off_its_text(chat_template, opens
     assert (form.opens_think, form.requires_box, form.require_eos) == (opens_think, requires_box, True)
 
 
-def test_requires_box_can_be_overridden():
-    tok = tokenizer()
+def test_a_box_can_be_overridden_and_a_think_block_is_not_opened_twice():
+    tok = tokenizer(CHAT.replace("[assistant]", "[assistant]<think>\n"))
     assert choose_template("chat", tok, requires_box=True).requires_box
     assert choose_template("thought-solution", tok).requires_box
     assert not choose_template("thought-solution", tok, requires_box=False).requires_box
-
-
-def test_a_think_block_is_not_opened_twice():
-    tok = tokenizer(CHAT.replace("[assistant]", "[assistant]<think>\n"))
     assert render(choose_template("thought-solution", tok), PLAIN, tok).endswith("[assistant]<think>\n")
 
 

@@ -1,4 +1,4 @@
-"""Sources: the layouts of the field recognised by their columns, gaps and odd values, folders, golds as text."""
+"""Sources: layouts recognised by their columns, gaps and odd values, and which files of a folder are meant."""
 
 from decimal import Decimal
 
@@ -9,56 +9,37 @@ from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.questions.choices import find_choices
 from exgrpo_cli.questions.files import iter_rows
 from exgrpo_cli.questions.layouts import UnusableRow, gold_text
-from exgrpo_cli.questions.sources import default_name
+from exgrpo_cli.questions.sources import default_name, select_files
 
-TRACE = [{"role": "assistant", "content": "long"}]
-CASES = {
-    "gsm8k": (
-        {"question": "How many?", "answer": "48 / 2 = <<48/2=24>>24\n#### 1,272"},
-        [("How many?", "1272")],
-    ),
-    "math": (
-        {
-            "problem": "Area?",
-            "level": "Level 5",
-            "solution": "First we try \\boxed{1}. That is too much for the square. Its half is \\boxed{\\frac{1}{2}}.",
-        },
-        [("Area?", "\\frac{1}{2}")],
-    ),
-    "openr1": (
-        {"problem": "Sum?", "answer": "7", "generations": ["a", "b"], "correctness_math_verify": [True, False]},
-        [("Sum?", "7")],
-    ),
-    "question and answer": ({"Problem": "Sum?", "Solution": "Because.", "Answer": 204}, [("Sum?", "204")]),
-    "verl": (
-        {
-            "data_source": "openr1",
-            "prompt": [{"role": "system", "content": "Think."}, {"role": "user", "content": "Sum?"}],
-            "target": TRACE,
-            "reward_model": {"ground_truth": "7", "style": "rule"},
-        },
-        [("Sum?", "7")],
-    ),
-    "canonical": (
-        {"id": "x", "prompt": [{"role": "user", "content": "Sum?"}], "answer": "7", "source": "s", "level": "2"},
-        [("Sum?", "7")],
-    ),
-    "prompt and answer": ({"prompt": "Sum?", "answer": 7.0}, [("Sum?", "7")]),
-}
+USER, SYSTEM = {"role": "user", "content": "Sum?"}, {"role": "system", "content": "Think."}
+TURNS = [{"from": "human", "value": "Sum?"}, {"from": "assistant", "ground_truth": {"value": "7", "pass_at_n": 0.5}}]
+MATH = {"problem": "Sum?", "level": "Level 5", "solution": "We try \\boxed{1}. That is too little. It is \\boxed{7}."}
+VERL = {"data_source": "openr1", "prompt": [SYSTEM, USER], "reward_model": {"ground_truth": "7", "style": "rule"}}
+CASES = [
+    ("gsm8k", {"question": "Sum?", "answer": "14 / 2 = <<14/2=7>>7\n#### 7"}),
+    ("math", MATH),
+    ("openr1", {"problem": "Sum?", "answer": "7", "generations": ["a", "b"], "correctness_math_verify": [True, False]}),
+    # A target that is a trace is no answer.
+    ("openr1", {"problem": "Sum?", "target": [{"role": "assistant", "content": "long"}], "answer": "7"}),
+    ("question and answer", {"Problem": "Sum?", "Solution": "Because.", "Answer": 7}),
+    ("verl", VERL | {"target": [{"role": "assistant", "content": "long"}]}),
+    ("canonical", {"id": "x", "prompt": [USER], "answer": "7", "source": "s", "level": "2"}),
+    ("prompt and answer", {"prompt": "Sum?", "answer": 7.0}),
+    ("orz", {"0": TURNS[0], "1": TURNS[1]}),
+]
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".json"])
-@pytest.mark.parametrize("layout", CASES)
-def test_a_layout_is_recognised_named_and_read(tmp_path, layout, suffix):
-    row, expected = CASES[layout]
+@pytest.mark.parametrize(("layout", "row"), CASES)
+def test_a_layout_is_recognised_named_and_read(tmp_path, layout, row, suffix):
     reading = read(write(tmp_path / f"set{suffix}", row))
-    assert (reading.layout, pairs(reading)) == (layout, expected)
+    assert (reading.layout, pairs(reading)) == (layout, [("Sum?", "7")])
     assert (reading.num_read, reading.num_folded) == (1, 0)
 
 
 def test_source_and_level_come_from_the_row_or_the_source(tmp_path):
-    math, verl = (read(write(tmp_path / f"{name}.jsonl", CASES[name][0])).questions[0] for name in ("math", "verl"))
-    assert (math.source, math.level) == ("math", "Level 5")
+    math, verl = (read(write(tmp_path / "set.jsonl", row)).questions[0] for row in (MATH, VERL))
+    assert (math.source, math.level) == ("set", "Level 5")
     assert (verl.source, verl.level, verl.prompt[0].role) == ("openr1", None, "system")
 
 
@@ -147,12 +128,8 @@ def test_rows_that_are_no_questions_are_counted_with_their_reason(tmp_path):
     ]
     reading = read(write(tmp_path / "set.jsonl", *rows))
     assert pairs(reading) == [("1?", "1")]
-    assert {reason: finding.count for reason, finding in reading.dropped.items()} == {
-        "no #### answer": 1,
-        "no question": 1,
-        "no answer": 1,
-        "text is not valid Unicode": 1,
-    }
+    assert list(reading.dropped) == ["no #### answer", "no question", "no answer", "text is not valid Unicode"]
+    assert reading.dropped.total == 4
     assert reading.dropped["no #### answer"].examples[0].startswith(f"{tmp_path / 'set.jsonl'}: row 2: ")
 
 
@@ -175,10 +152,7 @@ def test_traces_beside_the_questions_are_not_read(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (
-            {"question": "questoin", "answer": "answer"},
-            "no column 'questoin' for --question-field. Did you mean 'question'",
-        ),
+        ({"question": "questoin", "answer": "answer"}, "no column 'questoin' .* Did you mean 'question'"),
         ({"question": "question"}, "--answer-field is missing"),
         ({"answer_pattern": "("}, r"--answer-pattern '\(' is no regular expression"),
     ],
@@ -233,25 +207,19 @@ def test_default_names(tmp_path):
         (Decimal("3.00"), "3"),
         (["7"], "7"),
         ([1, 2.5], "1, 2.5"),
+        (None, UnusableRow("no answer")),
+        (float("nan"), UnusableRow("no answer")),
+        (float("inf"), UnusableRow("answer is infinite")),
+        ([], UnusableRow("no answer")),
+        ([["7"]], UnusableRow("answer is a list of lists, not text or a number")),
+        ({"a": 1}, UnusableRow("answer is a dict, not text or a number")),
     ],
 )
-def test_a_gold_that_is_no_text_is_written_as_one(value, gold):
-    assert gold_text(value) == gold
-
-
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
-        (None, "no answer"),
-        (float("nan"), "no answer"),
-        (float("inf"), "answer is infinite"),
-        ([], "no answer"),
-        ([["7"]], "answer is a list of lists"),
-        ({"a": 1}, "answer is a dict"),
-    ],
-)
-def test_what_cannot_be_a_gold_says_why(value, reason):
-    with pytest.raises(UnusableRow, match=reason):
+def test_a_gold_that_is_no_text_is_written_as_one_or_says_why_not(value, gold):
+    if isinstance(gold, str):
+        assert gold_text(value) == gold
+        return
+    with pytest.raises(UnusableRow, match=str(gold)):
         gold_text(value)
 
 
@@ -280,9 +248,6 @@ def test_files_of_one_layout_may_name_their_columns_differently(tmp_path):
     assert [question.level for question in reading.questions] == [None, "3"]
 
 
-TURNS = [{"from": "human", "value": "Sum?"}, {"from": "assistant", "ground_truth": {"value": "7", "pass_at_n": 0.5}}]
-
-
 @pytest.mark.parametrize("name", ["set.json", "set.jsonl"])
 def test_rows_that_are_lists_of_turns(tmp_path, name):
     broken = [{"from": "human", "value": "And?"}, {"from": "assistant", "ground_truth": {"value": None}}]
@@ -290,23 +255,54 @@ def test_rows_that_are_lists_of_turns(tmp_path, name):
     assert (reading.layout, pairs(reading), list(reading.dropped)) == ("orz", [("Sum?", "7")], ["no answer"])
 
 
-def test_turns_in_numbered_columns(tmp_path):
-    write(tmp_path / "set.jsonl", {"0": TURNS[0], "1": TURNS[1]})
-    assert pairs(read(tmp_path / "set.jsonl")) == [("Sum?", "7")]
-
-
 @pytest.mark.parametrize("asked", ["question", "problem", "input", "prompt"])
 @pytest.mark.parametrize("answer", ["expected_answer", "ground_truth", "ground_truth_answer", "target", "final_answer"])
 def test_names_of_the_answer_column(tmp_path, asked, answer):
-    row = {asked: "Sum?", "solution": "Long, so \\boxed{8}.", answer: "7"}
-    write(tmp_path / "set.jsonl", row)
-    reading = read(tmp_path / "set.jsonl")
+    reading = read(write(tmp_path / "set.jsonl", {asked: "Sum?", "solution": "Long, so \\boxed{8}.", answer: "7"}))
     assert (pairs(reading), "answer" in reading.layout) == ([("Sum?", "7")], True)
 
 
-def test_a_target_that_is_a_trace_is_no_answer(tmp_path):
-    trace = [{"role": "assistant", "content": "long"}]
-    row = {"problem": "Sum?", "target": trace, "answer": "7"}
-    write(tmp_path / "set.jsonl", row)
-    reading = read(tmp_path / "set.jsonl")
-    assert (reading.layout, pairs(reading)) == ("openr1", [("Sum?", "7")])
+def chosen(paths, *selectors, card=None):
+    split, files = select_files("set", paths, card or {}, selectors)
+    return *split.split("/"), files
+
+
+def test_configurations_and_splits_without_a_card():
+    paths = ["main/train.parquet", "main/test.parquet", "socratic/train.parquet", "README.md", ".cache/train.parquet"]
+    assert chosen(paths, "main") == ("main", "train", ("main/train.parquet",))
+    assert chosen(paths, "main", "test") == ("main", "test", ("main/test.parquet",))
+    with pytest.raises(InputError, match="the configurations main, socratic: say which, for example set:main"):
+        chosen(paths)
+    assert chosen(["questions.csv"]) == ("default", "train", ("questions.csv",))
+    assert chosen(["test.csv"]) == ("default", "test", ("test.csv",))
+    assert chosen(["OE_maths_en/validation-0.csv", "OE_maths_en/dev.csv"])[1:] == (
+        "validation",
+        ("OE_maths_en/dev.csv", "OE_maths_en/validation-0.csv"),
+    )
+    with pytest.raises(InputError, match="has the splits validation, test: say which, for example set:validation"):
+        chosen(["dev.csv", "test.csv"])
+    with pytest.raises(InputError, match=r"mixes .csv and .parquet files"):
+        chosen(["train.csv", "train.parquet"])
+
+
+def test_a_card_decides():
+    card = {
+        "configs": [
+            {"config_name": "default", "data_files": [{"split": "train", "path": ["part/*.jsonl"]}]},
+            {"config_name": "other", "data_dir": "other"},
+        ]
+    }
+    paths = ["part/test-a.jsonl", "part/b.jsonl", "other/test.jsonl", "unused.csv"]
+    assert chosen(paths, card=card) == ("default", "train", ("part/b.jsonl", "part/test-a.jsonl"))
+    assert chosen(paths, "other", card=card) == ("other", "test", ("other/test.jsonl",))
+
+
+@pytest.mark.parametrize(
+    "configs",
+    ["hello", ["main"], [{"config_name": "main", "data_files": [{"path": "a.csv"}]}], [{"data_files": {"train": "a"}}]],
+)
+def test_a_card_of_another_form_is_named_with_what_to_do(configs):
+    with pytest.raises(InputError, match=r"set: `configs` in .* README.md is not a list .* for example set:a.csv"):
+        chosen(["a.csv", "b.csv"], card={"configs": configs})
+    # A file named outright needs no card.
+    assert chosen(["a.csv", "b.csv"], "a.csv", card={"configs": configs})[2] == ("a.csv",)

@@ -39,34 +39,25 @@ def test_a_batch_across_two_passes_has_no_question_twice_and_the_repeated_ones_l
         assert Counter(question for step in steps for question in step) == dict.fromkeys(IDS, 2)
 
 
-def test_an_experiential_question_waits_for_the_head_of_the_next_step():
-    order = take(stream(seed=1), 10)
-    one = stream(seed=1)
-    assert take(one, 3, experiential={order[1]}) == [order[0], order[2], order[3]]
-    assert take(one, 3) == [order[1], order[4], order[5]]
-
-
-def test_a_deferred_question_that_is_experiential_again_waits_again():
-    order = take(stream(seed=1), 10)
-    one = stream(seed=1)
-    take(one, 2, experiential={order[0]})
-    assert take(one, 1, experiential={order[0]}) == [order[3]]
-    assert take(one, 2) == [order[0], order[4]]
-
-
-def test_deferred_questions_a_small_step_does_not_reach_keep_waiting():
-    order = take(stream(seed=1), 10)
-    one = stream(seed=1)
-    assert take(one, 2, experiential=order[:2]) == order[2:4]
-    assert take(one, 1) == [order[0]]
-    assert take(one, 2) == [order[1], order[4]]
-
-
-def test_retired_questions_are_skipped_also_when_deferred():
-    order = take(stream(seed=1), 10)
-    one = stream(seed=1)
-    assert take(one, 2, experiential={order[0]}) == [order[1], order[2]]
-    assert take(one, 2, retired={order[0], order[3]}) == [order[4], order[5]]
+@pytest.mark.parametrize(
+    "steps",
+    [
+        # An experiential question waits for the head of the next step,
+        [(3, (), [1], [0, 2, 3]), (3, (), (), [1, 4, 5])],
+        # and waits again where it is experiential again;
+        [(2, (), [0], [1, 2]), (1, (), [0], [3]), (2, (), (), [0, 4])],
+        # those that a small step does not reach keep waiting;
+        [(2, (), [0, 1], [2, 3]), (1, (), (), [0]), (2, (), (), [1, 4])],
+        # retired ones are skipped, those that wait too.
+        [(2, (), [0], [1, 2]), (2, [0, 3], (), [4, 5])],
+    ],
+)
+def test_questions_wait_and_retire_by_their_places_in_the_pass(steps):
+    """Steps of (number, retired, experiential, drawn), each by its place in the pass."""
+    order, one = take(stream(seed=1), 10), stream(seed=1)
+    for num, retired, experiential, drawn in steps:
+        found = take(one, num, [order[place] for place in retired], [order[place] for place in experiential])
+        assert found == [order[place] for place in drawn]
 
 
 def test_with_few_left_the_batch_shrinks_and_with_none_it_is_empty():

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -77,12 +78,11 @@ def test_no_seed_makes_the_pools_overlap():
 
 
 def test_same_seed_same_questions_and_sizes_do_not_move_the_other_set():
-    one = make_arithmetic(ArithmeticSettings(num_train=60, num_heldout=30, levels=(2, 4), seed=5))
-    assert one == make_arithmetic(ArithmeticSettings(num_train=60, num_heldout=30, levels=(2, 4), seed=5))
-    assert (
-        one.heldout == make_arithmetic(ArithmeticSettings(num_train=10, num_heldout=30, levels=(2, 4), seed=5)).heldout
-    )
-    assert one.train != make_arithmetic(ArithmeticSettings(num_train=60, num_heldout=30, levels=(2, 4), seed=6)).train
+    settings = ArithmeticSettings(num_train=60, num_heldout=30, levels=(2, 4), seed=5)
+    one = make_arithmetic(settings)
+    assert one == make_arithmetic(settings)
+    assert one.heldout == make_arithmetic(replace(settings, num_train=10)).heldout
+    assert one.train != make_arithmetic(replace(settings, seed=6)).train
 
 
 def test_a_level_can_be_used_up_and_says_how_many_there_are():
@@ -160,16 +160,17 @@ def test_one_question_has_many_right_derivations(terms: Terms, least: int):
 
 def test_faults_are_what_they_are_called():
     rng = np.random.default_rng(4)
-    none = {"guessed": 0.0, "slipped": 0.0, "malformed": 0.0}
+    guessing, slipping, malformed = (
+        TraceMix(**dict.fromkeys(("guessed", "slipped", "malformed"), 0.0) | {fault: 1.0})
+        for fault in ("guessed", "slipped", "malformed")
+    )
     for _ in range(100):
         terms = draw_terms(3, Pool.WARM_START, rng)
-        guessed = write_trace(terms, TraceMix(**none | {"guessed": 1.0}), rng)
-        assert guessed == f"</think>\n\\boxed{{{sum(terms)}}}"
-        slipped = write_trace(terms, TraceMix(**none | {"slipped": 1.0}), rng)
+        assert write_trace(terms, guessing, rng) == f"</think>\n\\boxed{{{sum(terms)}}}"
+        slipped = write_trace(terms, slipping, rng)
         assert re.fullmatch(r"[^<]+\n</think>\n\\boxed\{-?\d+\}", slipped)
         assert f"\\boxed{{{sum(terms)}}}" not in slipped
-        _, _, graded = write_trace(terms, TraceMix(**none | {"malformed": 1.0}), rng).partition("</think>")
-        assert "\\boxed{" not in graded
+        assert "\\boxed{" not in write_trace(terms, malformed, rng).partition("</think>")[2]
 
 
 def test_shares_say_how_many_questions_each_level_has():

@@ -57,24 +57,17 @@ def test_questions_are_disjoint_and_golds_score(words):
         assert grade_gym(question.metadata, question.answer) is Verdict.CORRECT
 
 
-def test_part_of_a_point_is_no_success(words):
-    question = words.train[0]
-    nearly = question.answer[:-1] + ("b" if question.answer[-1] == "a" else "a")
-    entry = json.loads(question.metadata)["entry"]
-    # The scorer gives a point for each letter in its place.
-    assert 0 < reasoning_gym.create_dataset("spell_backward", size=1).score_answer(nearly, entry) < 1
-    assert grade_gym(question.metadata, nearly) is Verdict.WRONG
-
-
 @pytest.mark.parametrize("length", [9, 11, 18])
-def test_shares_that_add_up_to_more_than_a_point_are_no_success(length):
+def test_part_of_a_point_and_more_than_one_are_no_success(length):
     """Nine ninths of a point, added one by one, are 1.0000000000000002: so much for the gold with junk behind it."""
     gold = "abcdefghijklmnopqr"[:length]
     entry = {"answer": gold, "metadata": {}}
     metadata = json.dumps({"verifier": "gym:spell_backward", "entry": entry})
-    assert reasoning_gym.create_dataset("spell_backward", size=1).score_answer(f"{gold}x", entry) > 1
-    assert grade_gym(metadata, f"{gold}x") is Verdict.WRONG
-    assert grade_gym(metadata, gold) is Verdict.CORRECT
+    score = reasoning_gym.create_dataset("spell_backward", size=1).score_answer
+    # The scorer gives a point for each letter in its place.
+    assert score(f"{gold}x", entry) > 1 > score(f"{gold[:-1]}x", entry) > 0
+    for answer, verdict in ((gold, Verdict.CORRECT), (f"{gold}x", Verdict.WRONG), (f"{gold[:-1]}x", Verdict.WRONG)):
+        assert grade_gym(metadata, answer) is verdict
 
 
 @pytest.mark.parametrize("task", ALLOWED)

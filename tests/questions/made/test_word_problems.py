@@ -1,4 +1,4 @@
-"""Word problems: true answers, disjoint pools, levels, and the way through `prepare`."""
+"""Word problems: true answers, disjoint pools, levels."""
 
 import re
 
@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.commands import run
 from exgrpo_cli.config.sections.data import WordProblemSettings
 from exgrpo_cli.questions.made.pools import Pool
 from exgrpo_cli.questions.made.word_problems import draw_chain, expression, make_word_problems, pool_of, tell, values_of
-from exgrpo_cli.questions.question_file import read_questions
 
 SMALL = WordProblemSettings(num_train=200, num_heldout=80)
 
@@ -71,14 +69,3 @@ def test_levels_that_are_not_told():
     for levels in ((), (0,), (5,), (2, 2)):
         with pytest.raises(InputError, match=r"word_problems\.levels = .*levels from 1 to 4, each once"):
             WordProblemSettings(levels=levels)
-
-
-def test_prepare_writes_both_parts(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    sizes = ["--set", "word_problems.num_train=40", "--set", "word_problems.num_heldout=12"]
-    assert run(["prepare", "word-problems", *sizes, "--seed", "3"]) == 0
-    train, heldout = (read_questions(f"data/word-problems{part}.parquet") for part in ("", "-heldout"))
-    assert (len(train.questions), len(heldout.questions)) == (40, 12)
-    assert train.metadata["options"]["seed"] == 3 and train.metadata["counts"]["kept"] == 40
-    assert {question.level for question in train.questions} == set("1234")
-    assert train.questions[0].source == "word-problems"
