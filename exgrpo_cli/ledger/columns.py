@@ -16,10 +16,7 @@ from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.ledger.schemas import Event
 
 KINDS = tuple(Event)
-COLLECTED, MOVED, SELECTED, RETIRED, EVICTED, READMITTED = (
-    KINDS.index(kind)
-    for kind in (Event.COLLECTED, Event.MOVED, Event.SELECTED, Event.RETIRED, Event.EVICTED, Event.READMITTED)
-)
+COLLECTED, MOVED, SELECTED, RETIRED, EVICTED, READMITTED = range(len(KINDS))
 """Codes of the events: positions in KINDS."""
 NO_BUCKET = -1
 """Stands for the null bucket of a question that is in none."""

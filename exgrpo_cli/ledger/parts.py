@@ -9,8 +9,10 @@ every table has by then. Whatever is damaged, missing or beyond the last complet
 half-read.
 """
 
+import errno
 import json
 import re
+import shutil
 import warnings
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,14 +27,26 @@ from zlib import crc32
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from filelock import FileLock, Timeout
 from jaxtyping import Float32, Int32
 
-from exgrpo_cli.base.errors import InputError, ToolkitWarning, first_line
+from exgrpo_cli.base.errors import InputError, RunError, ToolkitWarning, first_line
 from exgrpo_cli.base.files import publish, sync_folder
-from exgrpo_cli.ledger.schemas import BODIES, EVENTS, METADATA_KEY, SCHEMAS, TABLES
+from exgrpo_cli.ledger.schemas import (
+    BODIES,
+    EVENTS,
+    IDENTITY_FILE,
+    METADATA_KEY,
+    RESUME_FIELDS,
+    SCHEMAS,
+    TABLES,
+    LedgerIdentity,
+)
 
 CHECKSUMS = b"crc32"
 """Key of a record batch's metadata: the CRC-32 of every body in it, eight hexadecimal digits each."""
+_LOCK_FILE = "writer.lock"
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _LIVE = "live"
 _NAME = re.compile(rf"part-(\d{{8}})-(\d{{8}}|{_LIVE})\.(?:parquet|arrow)")
 _COMMIT_FIRST = (EVENTS, *(table for table in TABLES if table != EVENTS))
@@ -130,8 +144,8 @@ def checksum(token_ids: Int32[np.ndarray, " tokens"], logprobs: Float32[np.ndarr
     return b"%08x" % crc32(logprobs.data, crc32(token_ids.data))
 
 
-Body = tuple[Int32[np.ndarray, " tokens"], Float32[np.ndarray, " tokens"]]
-"""Token ids and behaviour log-probs of one trajectory."""
+Body = tuple[Int32[np.ndarray, "..."], Float32[np.ndarray, "..."]]
+"""Token ids and behaviour log-probs of one trajectory, as many of one as of the other."""
 Columns = tuple[Int32[np.ndarray, " offsets"], Int32[np.ndarray, " values"], Float32[np.ndarray, " values"]]
 """Offsets, token ids and log-probs of the bodies of a record batch."""
 
@@ -148,11 +162,32 @@ def batch_checksums(batch: pa.RecordBatch) -> bytes:
     return b"".join(checksum(token_ids[begin:end], logprobs[begin:end]) for begin, end in pairwise(offsets.tolist()))
 
 
+def bodies_batch(first_id: int, bodies: Sequence[Body]) -> pa.RecordBatch:
+    """Bodies as one record batch, numbered from `first_id`."""
+    offsets = np.cumsum([0, *(len(token_ids) for token_ids, _ in bodies)], dtype=np.int32)
+    token_ids = np.concatenate([np.empty(0, dtype=np.int32), *(token_ids for token_ids, _ in bodies)])
+    logprobs = np.concatenate([np.empty(0, dtype=np.float32), *(logprobs for _, logprobs in bodies)])
+    ids = np.arange(first_id, first_id + len(bodies), dtype=np.int64)
+    lists = [pa.ListArray.from_arrays(pa.array(offsets), pa.array(values)) for values in (token_ids, logprobs)]
+    return pa.record_batch([pa.array(ids), *lists], schema=SCHEMAS[BODIES])
+
+
 def write_bodies(file: BinaryIO, batches: Iterable[tuple[pa.RecordBatch, bytes]], schema: pa.Schema) -> None:
     """Write record batches of bodies, each with its checksums."""
     with pa.ipc.new_file(file, schema) as sink:
         for batch, checksums in batches:
             sink.write_batch(batch, custom_metadata={CHECKSUMS: checksums})
+
+
+def write_failed(folder: Path, step: int, error: OSError) -> RunError:
+    """The error of a step that the disk refused, for the user."""
+    if error.errno in _DISK_FULL:
+        free = shutil.disk_usage(folder).free
+        return RunError(
+            f"{folder}: the disk is full ({free / 2**20:.0f} MiB free) while step {step} was being written; "
+            f"everything before is complete: free some space, then go on with --resume"
+        )
+    return RunError(f"{folder}: cannot write step {step} ({error}); everything before is complete")
 
 
 def close_live(folder: Path, tables: Sequence[str], step: int) -> None:
@@ -186,7 +221,12 @@ def inspect_part(table: str, path: Path) -> PartInfo:
         else:
             with pq.ParquetFile(path) as file:
                 schema, num_rows = file.schema_arrow, file.metadata.num_rows
-        _require_schema(name, schema, SCHEMAS[table])
+        if not schema.equals(SCHEMAS[table]):
+            texts = [each.to_string(show_schema_metadata=False) for each in (schema, SCHEMAS[table])]
+            found, expected = (text.splitlines() for text in texts)
+            wrong = [field for field in found if field not in expected]
+            missing = [field for field in expected if field not in found]
+            raise DamagedBytes(f"{name}: columns {wrong[:2]} instead of {missing[:2]}")
         content: dict[str, Any] = json.loads((schema.metadata or {}).get(METADATA_KEY, b"{}"))
     first_step, last_step = steps_of(path)
     return PartInfo(
@@ -197,22 +237,6 @@ def inspect_part(table: str, path: Path) -> PartInfo:
         totals={name: content.get("totals", {}).get(name, 0) for name in TABLES},
         batch_first_ids=tuple(first_ids),
     )
-
-
-def _require_schema(name: str, schema: pa.Schema, expected: pa.Schema) -> None:
-    """Raise DamagedBytes naming the first column that is not the table's."""
-    if schema.equals(expected):
-        return
-    for field in expected:
-        position = schema.get_field_index(field.name)
-        found = "missing" if position < 0 else str(schema.field(position).type)
-        if found != str(field.type):
-            raise DamagedBytes(f"{name}: column {field.name} is {found} instead of {field.type}")
-        if schema.field(position).nullable != field.nullable:
-            wrong = "may hold no nulls" if field.nullable else "may hold nulls"
-            raise DamagedBytes(f"{name}: column {field.name} {wrong}; another program wrote it")
-    extra = sorted(set(schema.names) - set(expected.names))
-    raise DamagedBytes(f"{name}: columns {extra or schema.names} do not belong to this table")
 
 
 @contextmanager
@@ -250,13 +274,10 @@ def _read_once(folder: Path) -> Catalogue:
     commit, mismatch = _last_whole_commit(listed)
     last_step, totals = (commit.last_step, commit.totals) if commit else (0, dict.fromkeys(TABLES, 0))
     kept = {table: tuple(part for part in listed[table] if commit and part.first_step <= last_step) for table in TABLES}
-    readable = [part for parts in listed.values() for part in parts]
-    if later := [part for part in readable if commit is None or part.last_step > last_step]:
-        first = max(min(part.first_step for part in later), last_step + 1 if commit else 0)
-        rows = sum(part.num_rows for part in readable) - sum(totals.values())
+    if later := [part for parts in listed.values() for part in parts if commit is None or part.last_step > last_step]:
+        rows = sum(part.num_rows for parts in listed.values() for part in parts) - sum(totals.values())
         reason = mismatch or "not complete (still being written, or cut short)"
-        last = max(part.last_step for part in later)
-        problems.append(f"{rows} rows of steps {first} to {last} left out: {reason}")
+        problems.append(f"{rows} rows up to step {max(part.last_step for part in later)} left out: {reason}")
     if unfinished := list_unfinished(folder):
         problems.append(f"{len(unfinished)} unfinished files ignored")
     return Catalogue(parts=kept, totals=totals, last_step=last_step, dropped="; ".join(problems))
@@ -292,6 +313,32 @@ def _last_whole_commit(listed: Mapping[str, Sequence[PartInfo]]) -> tuple[PartIn
                 return last, f"{table} has {rows} rows by step {commit.last_step} instead of {promised}"
         last, reached = commit, commit.last_step
     return last, ""
+
+
+def open_ledger(folder: Path, identity: LedgerIdentity, at_step: int | None) -> tuple[FileLock, Catalogue]:
+    """Become the one writer of a new ledger, or with `at_step` of the one there: its lock, and what it holds by then.
+
+    Raises InputError where the folder holds a ledger, or another run's, or one that is being written (the lock of a
+    dead process is free), or one that is not whole up to that step.
+    """
+    if at_step is not None:
+        identity.require_match(LedgerIdentity.read(folder), str(folder), RESUME_FIELDS)
+    elif (folder / IDENTITY_FILE).exists():
+        raise InputError(f"{folder} holds a ledger already; resume that run, or give another --output")
+    for table in TABLES:
+        (folder / table).mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / _LOCK_FILE)
+    try:
+        lock.acquire(timeout=0)
+        return lock, read_catalogue(folder) if at_step is None else check_cut(folder, at_step)
+    except Timeout as error:
+        raise InputError(
+            f"{folder}: another process is writing this ledger; wait for it or stop it, "
+            "or give this run another --output (reading needs no lock)"
+        ) from error
+    except BaseException:
+        lock.release()
+        raise
 
 
 def check_cut(folder: Path, step: int) -> Catalogue:

@@ -3,11 +3,11 @@ that are not mixed (TRL's replay buffer, BAPO's third part)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from exgrpo_cli.config.sections import require_fraction, require_non_negative
 from exgrpo_cli.replay.by_unit import UnitPlace
-from exgrpo_cli.replay.place import Asked, Clash, Experience, FreshGroup
+from exgrpo_cli.replay.place import Asked, Clash, Experience
 from exgrpo_cli.replay.replace import whole_share
 
 
@@ -47,7 +47,7 @@ class Append(UnitPlace):
         """Whether a unit is the K rows of one visit."""
         return self.unit == "group"
 
-    def beside(self, asked: Asked, groups: Sequence[FreshGroup], experience: Experience) -> Experience:
+    def beside(self, asked: Asked, groups: Sequence[Any], experience: Experience) -> Experience:
         """A share of the step's questions in groups, or of the rows of its mixed groups in rows."""
         if self.draws_groups:
             return self.replay(asked, whole_share(self.ratio, asked.questions_per_step))
@@ -70,7 +70,7 @@ class Refill(UnitPlace):
         """A unit is the K rows of one visit."""
         return True
 
-    def beside(self, asked: Asked, groups: Sequence[FreshGroup], experience: Experience) -> Experience:
+    def beside(self, asked: Asked, groups: Sequence[Any], experience: Experience) -> Experience:
         """As many stored groups as fresh ones are not mixed."""
         drawn = self.replay(asked, sum(not group.is_mixed for group in groups))
         metrics = {**drawn.metrics, "replay/refilled": len(drawn.units)}

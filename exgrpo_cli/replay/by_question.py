@@ -6,19 +6,23 @@ same at K = 8. Bucket sizes play no part in the weight, except for `uniform`. Of
 with the lowest H(o; pi_theta), the mean token entropy under the current policy; ties go to the lowest trajectory id.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int32, Int64
 
 from exgrpo_cli.base.errors import RunError
-from exgrpo_cli.base.types import TokenScores, Trajectory
-from exgrpo_cli.config.names import METRICS as METRIC_NAMES
-from exgrpo_cli.config.names import PREFIX, UNSCORED_METRICS, replay_function
-from exgrpo_cli.config.sections import require_known, require_non_negative, require_positive
-from exgrpo_cli.replay.place import Asked, Clash, Experience, Metrics, Place
+from exgrpo_cli.config.names import PREFIX, replay_function
+from exgrpo_cli.replay.place import (
+    LOWEST,
+    Asked,
+    Experience,
+    Metrics,
+    QuestionKeys,
+    checked_numbers,
+    effective_sample_share,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,62 +184,20 @@ def choose(
 
     All of them, if fewer. Raises RunError where the metric does not give one finite score per candidate.
     """
-    scores = np.asarray(metric(candidates, rng), dtype=np.float64)
-    if scores.shape != (len(candidates),):
-        raise RunError(
-            f"replay.metric gave scores of shape {scores.shape} for the {len(candidates)} candidates "
-            f"of question {candidates.question_id}; it must return one score per candidate"
-        )
-    if not np.isfinite(scores).all():
-        position = int(np.flatnonzero(~np.isfinite(scores))[0])
-        raise RunError(
-            f"replay.metric gave {scores[position]} for trajectory {candidates.trajectory_ids[position]} "
-            f"of question {candidates.question_id}; scores must be finite"
-        )
+    scores = checked_numbers(
+        metric(candidates, rng),
+        "replay.metric",
+        len(candidates),
+        lambda position: f"trajectory {candidates.trajectory_ids[position]} of question {candidates.question_id}",
+        least=LOWEST,
+        bound="finite",
+    )
     return np.argsort(scores if direction == "min" else -scores, kind="stable")[:num].tolist()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class QuestionPlace(Place):
-    """Replay of rows of a question among its own rollouts: the keys of `replace` and `join`."""
-
-    eviction: Literal["oldest", "highest-entropy", "longest", "random"] = "oldest"
-    per_question: int = 1
-    """Stored rows that a question replays at most."""
-    metric: str = "ent"
-    """Which trajectory of a question is replayed: `ent`, `ent-sum`, `ppl`, `length`, `random`, `reward`, `age`, or
-    `python:m:f`."""
-    direction: Literal["min", "max"] = "min"
-    """Whether the lowest or the highest metric is chosen."""
-    advantage_over: Literal["group", "own"] = "group"
-    """Advantages: over fresh and replayed rows together, or over each kind apart."""
-    max_per_question: int = 0
-    """Most trajectories kept per question; 0 is unbounded, as in the paper."""
-    max_score_staleness: int = 0
-    """Weight versions a measured entropy may lag behind before it is measured again; 0 is exact."""
-    cooldown: int = 0
-    """Steps a question rests after a replay; 0 is none."""
-
-    def __post_init__(self) -> None:
-        Place.__post_init__(self)
-        require_positive("replay", self, "per_question")
-        require_non_negative("replay", self, "max_per_question", "cooldown", "max_score_staleness")
-        require_known("replay.metric", self.metric, METRIC_NAMES, python=True)
-
-    def clashes(self) -> Iterator[Clash]:
-        """Keys that have no use for each other."""
-        yield from Place.clashes(self)
-        if self.enabled and self.advantage_over == "own" and self.per_question < 2:
-            instead = "use per_question of at least 2, or advantage_over = 'group'"
-            yield "advantage_over", "per_question", "the advantage of one row over itself is 0", instead
-        if self.enabled and self.metric == "reward" and self.store == "successes":
-            instead = "use another metric, or composition = 'join' with store = 'all'"
-            yield "metric", "store", "all stored rewards are equal", instead
-
-    @property
-    def needs_scores(self) -> bool:
-        """Whether selection looks at entropies or likelihoods, which take a forward pass."""
-        return self.metric not in UNSCORED_METRICS
+class QuestionPlace(QuestionKeys):
+    """Replay of rows of a question among its own rollouts."""
 
     def replay(self, asked: Asked, question_ids: Sequence[str], *, ess_bound: float = 0.0) -> Experience:
         """The chosen rows of questions that have some.
@@ -293,18 +255,3 @@ class QuestionPlace(Place):
         rows["entropy"][stale] = [scores[trajectory_id].mean_entropy for trajectory_id in stale.tolist()]
         rows["nll"][stale] = [scores[trajectory_id].mean_nll for trajectory_id in stale.tolist()]
         rows["measured_version"][stale] = version
-
-
-def effective_sample_share(chosen: Sequence[Trajectory], current: Sequence[TokenScores]) -> float:
-    """(sum w)^2 / (n sum w^2) over the replayed tokens, w = pi_now / pi_behaviour; 1 when nothing has moved.
-
-    Taken from log w less its maximum, which cancels, so that no ratio overflows.
-    """
-    log_w = np.concatenate(
-        [
-            scores.logprobs.astype(np.float64) - trajectory.behaviour_logprobs
-            for trajectory, scores in zip(chosen, current, strict=True)
-        ]
-    )
-    w = np.exp(log_w - log_w.max())
-    return float(w.sum() ** 2 / (len(w) * (w**2).sum()))

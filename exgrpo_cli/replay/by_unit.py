@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from jaxtyping import Float32, Float64, Int32, Int64
 
-from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.base.types import Trajectory
 from exgrpo_cli.config.names import PREFIX, replay_function
 from exgrpo_cli.config.names import PRIORITIES as PRIORITY_NAMES
 from exgrpo_cli.config.sections import require_known, require_non_negative, require_positive
-from exgrpo_cli.replay.place import Asked, Clash, Experience, Metrics, Place
+from exgrpo_cli.replay.place import Asked, Clash, Experience, Metrics, Place, checked_numbers
 
 if TYPE_CHECKING:
     from exgrpo_cli.replay.rows import Rows
@@ -133,33 +132,6 @@ class StoredUnits:
             advantage=np.array([np.abs(rows["advantage"][own]).mean() for own in members]),
             tokens=np.array([rows["num_tokens"][own].sum() for own in members], dtype=np.int64),
         )
-
-
-def checked_priorities(
-    given: object, units: StoredUnits, name: str, *, proportional: bool
-) -> Float64[np.ndarray, " units"]:
-    """Raises RunError unless there is one number per unit, not NaN and, where draws are proportional, none negative or
-    infinite."""
-    try:
-        values = np.asarray(given, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise RunError(f"replay.priority {name} gave no numbers ({error}); it must return one per unit") from None
-    if values.shape != (len(units),):
-        raise RunError(
-            f"replay.priority {name} gave priorities of shape {values.shape} for {len(units)} units; "
-            "it must return one per unit"
-        )
-    wrong = np.isnan(values) | (values == np.inf)
-    if proportional:
-        wrong |= values < 0
-    if wrong.any():
-        position = int(np.flatnonzero(wrong)[0])
-        bound = "finite and at least 0" if proportional else "finite, or -inf for what must not be drawn"
-        raise RunError(
-            f"replay.priority {name} gave {values[position]} for unit {units.ids[position]} of question "
-            f"{units.question_ids[position]}; priorities must be {bound}"
-        )
-    return values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -312,8 +284,14 @@ class UnitDraw:
         proportional = place.draw == "proportional"
         if place.priority.startswith(PREFIX) and len(units):
             described = StoredUnits.of_rows(rows, units, question_ids, groups=place.draws_groups)
-            given = replay_function("replay.priority", place.priority)(described, rng)
-            priority = checked_priorities(given, described, place.priority, proportional=proportional)
+            priority = checked_numbers(
+                replay_function("replay.priority", place.priority)(described, rng),
+                f"replay.priority {place.priority}",
+                len(units),
+                lambda position: f"unit {units[position]} of question {described.question_ids[position]}",
+                least=0.0 if proportional else -np.inf,
+                bound="finite and at least 0" if proportional else "finite, or -inf for what must not be drawn",
+            )
         self._priorities = priority * np.exp(-(step - self._born) / place.age_decay) if place.age_decay else priority
         # What is left to draw: a weight of 0, or a key of -inf, is never drawn again.
         self._left = _weights(place, priority, self._born) if proportional else place.keys(priority, self._born)

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from exgrpo_cli.config.sections import require_positive
 from exgrpo_cli.replay.by_question import QuestionPlace
-from exgrpo_cli.replay.place import NO_EXPERIENCE, Asked, Clash, Experience, FreshGroup
+from exgrpo_cli.replay.place import NO_EXPERIENCE, Asked, Clash, Experience
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +29,7 @@ class Join(QuestionPlace):
             instead = "use a min_stored of at most max_per_question"
             yield "min_stored", "max_per_question", "no question ever holds so many rows", instead
 
-    def beside(self, asked: Asked, groups: Sequence[FreshGroup], experience: Experience) -> Experience:
+    def beside(self, asked: Asked, groups: Sequence[Any], experience: Experience) -> Experience:
         """The rows that join the groups of their questions."""
         store = asked.store
         drawable = store.only_drawable([group.question.id for group in groups], asked.step)

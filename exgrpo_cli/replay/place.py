@@ -7,15 +7,18 @@ groups. Rank 0 asks the place; all ranks score what it wants scored.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from exgrpo_cli.base.types import Question, TokenScores, Trajectory
+from exgrpo_cli.base.errors import RunError
+from exgrpo_cli.base.types import TokenScores, Trajectory
+from exgrpo_cli.config.names import METRICS, UNSCORED_METRICS
 from exgrpo_cli.config.sections import (
     refuse_together,
     require,
     require_fraction,
+    require_known,
     require_non_negative,
     require_positive,
 )
@@ -64,24 +67,10 @@ class Experience:
     """What the user should hear of the draw."""
 
 
+LOWEST = float(np.finfo(np.float64).min)
+"""Of the finite numbers."""
 NO_EXPERIENCE = Experience()
 """A step without replay."""
-
-
-class FreshGroup(Protocol):
-    """A step's group as a place looks at it."""
-
-    @property
-    def question(self) -> Question:
-        """Its question."""
-
-    @property
-    def fresh(self) -> Sequence[object]:
-        """Its fresh rollouts."""
-
-    @property
-    def is_mixed(self) -> bool:
-        """Whether some of these are right and some are not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,10 +191,10 @@ class Place:
         """What stands in for a mixed step's rollouts."""
         return NO_EXPERIENCE
 
-    def beside(self, asked: Asked, groups: Sequence[FreshGroup], experience: Experience) -> Experience:
+    def beside(self, asked: Asked, groups: Sequence[Any], experience: Experience) -> Experience:
         """What a mixed step replays in all, chosen after its log-probs under pi_old and before its rows are stored.
 
-        `groups` are those that train, and `experience` is what `before` gave.
+        `groups` are those that train (`training.step.groups.Group`), and `experience` is what `before` gave.
         """
         return experience
 
@@ -255,3 +244,80 @@ class Place:
     def keys(self, priority: np.ndarray, born: np.ndarray) -> np.ndarray:
         """What orders units as their priorities do at any one step; equal where none are drawn."""
         return np.zeros(len(priority))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuestionKeys(Place):
+    """The keys of `replace` and `join`, which replay rows of a question among its own rollouts."""
+
+    eviction: Literal["oldest", "highest-entropy", "longest", "random"] = "oldest"
+    per_question: int = 1
+    """Stored rows that a question replays at most."""
+    metric: str = "ent"
+    """Which trajectory of a question is replayed: `ent`, `ent-sum`, `ppl`, `length`, `random`, `reward`, `age`, or
+    `python:m:f`."""
+    direction: Literal["min", "max"] = "min"
+    """Whether the lowest or the highest metric is chosen."""
+    advantage_over: Literal["group", "own"] = "group"
+    """Advantages: over fresh and replayed rows together, or over each kind apart."""
+    max_per_question: int = 0
+    """Most trajectories kept per question; 0 is unbounded, as in the paper."""
+    max_score_staleness: int = 0
+    """Weight versions a measured entropy may lag behind before it is measured again; 0 is exact."""
+    cooldown: int = 0
+    """Steps a question rests after a replay; 0 is none."""
+
+    def __post_init__(self) -> None:
+        Place.__post_init__(self)
+        require_positive("replay", self, "per_question")
+        require_non_negative("replay", self, "max_per_question", "cooldown", "max_score_staleness")
+        require_known("replay.metric", self.metric, METRICS, python=True)
+
+    def clashes(self) -> Iterator[Clash]:
+        """Keys that have no use for each other."""
+        yield from Place.clashes(self)
+        if self.enabled and self.advantage_over == "own" and self.per_question < 2:
+            instead = "use per_question of at least 2, or advantage_over = 'group'"
+            yield "advantage_over", "per_question", "the advantage of one row over itself is 0", instead
+        if self.enabled and self.metric == "reward" and self.store == "successes":
+            instead = "use another metric, or composition = 'join' with store = 'all'"
+            yield "metric", "store", "all stored rewards are equal", instead
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether selection looks at entropies or likelihoods, which take a forward pass."""
+        return self.metric not in UNSCORED_METRICS
+
+
+def effective_sample_share(chosen: Sequence[Trajectory], current: Sequence[TokenScores]) -> float:
+    """(sum w)^2 / (n sum w^2) over the replayed tokens, w = pi_now / pi_behaviour; 1 when nothing has moved.
+
+    Taken from log w less its maximum, which cancels, so that no ratio overflows.
+    """
+    log_w = np.concatenate(
+        [
+            scores.logprobs.astype(np.float64) - trajectory.behaviour_logprobs
+            for trajectory, scores in zip(chosen, current, strict=True)
+        ]
+    )
+    w = np.exp(log_w - log_w.max())
+    return float(w.sum() ** 2 / (len(w) * (w**2).sum()))
+
+
+def checked_numbers(
+    given: object, setting: str, num: int, name_of: Callable[[int], str], *, least: float, bound: str
+) -> np.ndarray:
+    """What a function of the user's returned, once it is sure to be `num` numbers that are not NaN and within `least`
+    and infinity. Raises RunError naming the setting, the value, what it was for, and the `bound`."""
+    try:
+        values = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise RunError(f"{setting} gave no numbers ({error}); it must return one for each") from None
+    if values.shape != (num,):
+        raise RunError(
+            f"{setting} gave numbers of shape {values.shape} for {num}, {name_of(0)} first; it must return one for each"
+        )
+    wrong = np.flatnonzero(~((values >= least) & (values < np.inf)))
+    if len(wrong):
+        raise RunError(f"{setting} gave {values[wrong[0]]} for {name_of(int(wrong[0]))}; it must be {bound}")
+    return values

@@ -1,16 +1,20 @@
-"""Rows and questions of a store in flat arrays, and both rebuilt from a ledger's tables.
+"""Rows and questions of a store in flat arrays, what a visit brings, and the state rebuilt from a ledger's tables.
 
 The state is a function of the tables alone: a question's bucket is that of its last event, a row is live unless it was
 evicted, its current entropy is that of its last score.
 """
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Bool, Int32, Int64
+from jaxtyping import Bool, Float32, Int32, Int64
 
 from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.types import Trajectory
 from exgrpo_cli.ledger.columns import (
     EVICTED,
     NO_BUCKET,
@@ -23,8 +27,12 @@ from exgrpo_cli.ledger.columns import (
     question_numbers,
     stored_names,
 )
+from exgrpo_cli.ledger.parts import Catalogue
+from exgrpo_cli.ledger.reader import read_rows
 from exgrpo_cli.ledger.schemas import EVENTS, REPLAYS, SCORES, TRAJECTORIES
+from exgrpo_cli.ledger.writer import LedgerWriter
 from exgrpo_cli.replay.by_question import Bucket
+from exgrpo_cli.replay.place import Place
 
 GONE = -1
 """Stands for the question of a row that was evicted."""
@@ -65,11 +73,6 @@ class Rows:
     def __getitem__(self, name: str) -> np.ndarray:
         """A column, to be read and written."""
         return self._columns[name][: self._size]
-
-    @property
-    def nbytes(self) -> int:
-        """Memory in bytes."""
-        return sum(own.nbytes for own in (*self._columns.values(), self._live, self.held))
 
     def add(self, question: int, born: Mapping[str, float]) -> int:
         """Append a row of a question, measured by the weights that sampled it; returns its id."""
@@ -138,11 +141,6 @@ class Questions:
         self.retired: Bool[np.ndarray, " questions"] = np.zeros(size, dtype=bool)
         self.rests_until: Int32[np.ndarray, " questions"] = np.full(size, AWAKE, dtype=np.int32)
         """Last step at which a question may not be drawn."""
-
-    @property
-    def nbytes(self) -> int:
-        """Memory in bytes, ids apart."""
-        return sum(own.nbytes for own in (self.success_counts, self.num_members, self.retired, self.rests_until))
 
     def number(self, question_id: str) -> int:
         """Number of a question. Raises InputError for one that is not of the run's question file."""
@@ -214,3 +212,129 @@ def rebuild(
     if cooldown:
         questions.rests_until[selected.question] = selected.step + cooldown
     return Rows(rows, len(questions.ids)), questions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FreshRow:
+    """A fresh rollout that its visit may store."""
+
+    token_ids: Int32[np.ndarray, " tokens"]
+    behaviour_logprobs: Float32[np.ndarray, " tokens"]
+    """The very array that serves as pi_old in this step."""
+    entropy: float
+    """Mean token entropy under the policy that sampled it, in nats; NaN where it was not measured."""
+    nll: float
+    """Mean negative log-likelihood under that policy, in nats; NaN where the log-probs are, which were not recorded."""
+    reward: float = 1.0
+    advantage: float = math.nan
+    """As this step trains on it; NaN where it was not recorded."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Visit:
+    """One graded group."""
+
+    question_id: str
+    step: int
+    weight_version: int
+    success_count: int
+    """k over the members that count: all K where replayed rows stand in for some, else the fresh ones."""
+    num_fresh_successes: int
+    """Successes among the fresh members."""
+    num_replayed: int
+    """Members of the group that stored rows stood in for."""
+    verifier_failed: bool
+    """A verdict was a timeout or a crash: k is then a lower bound."""
+    rows: Sequence[FreshRow]
+    """The fresh members; those without a reward may be left out where only successes are stored."""
+    num_members: int | None = None
+    """Members that count, where they are neither K nor what replay left of K: a visit of another program."""
+    alpha: float | None = None
+    beta: float | None = None
+    """Discounted successes and failures of the question after this visit, where a run keeps its history."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoreCounts:
+    """How much a store holds."""
+
+    num_questions: int
+    """Questions in the buffer, resting ones included."""
+    num_trajectories: int
+    """Trajectories of the questions in the buffer."""
+    num_retired: int
+    buckets: dict[int, int]
+    """Buffered questions by latest success count; empty buckets are absent."""
+
+
+class StoredState(AbstractContextManager):
+    """Rows and questions of a run beside the ledger that holds them, whose writer lock is held until `close`."""
+
+    def __init__(self, writer: LedgerWriter, rules: Place, question_ids: Collection[str]) -> None:
+        self.folder, self.rules, self._writer = writer.folder, rules, writer
+        self.group_size = writer.identity.group_size
+        try:
+            self._restore(writer.catalogue, question_ids)
+            writer.begin()
+        except BaseException:
+            self.close()
+            raise
+
+    def _restore(self, catalogue: Catalogue, question_ids: Collection[str]) -> None:
+        """Take the state that the ledger's rows add up to."""
+
+        def read(table: str, columns: Sequence[str]) -> pa.Table:
+            return read_rows(table, catalogue.parts[table], columns, dictionary=True)
+
+        rules = self.rules
+        found = rebuild(read, question_ids, cooldown=rules.cooldown, keeps_headroom=rules.keeps_headroom)
+        self.rows, self.questions = found
+
+    def close(self) -> None:
+        """Release the writer lock. Rows that were not flushed are gone."""
+        self._writer.close()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def flush(self, step: int) -> None:
+        """Let readers see the step, also where nothing happened in it. Raises RunError where the disk refuses."""
+        self._writer.flush(step)
+
+    def seal(self) -> None:
+        """Make the steps flushed durable, so that the ledger can be cut back to here: before each checkpoint."""
+        self._writer.seal()
+
+    @property
+    def retired(self) -> set[str]:
+        """Ids of the retired questions."""
+        return set(self.questions.ids[self.questions.retired].tolist())
+
+    @property
+    def counts(self) -> StoreCounts:
+        """How much the store holds now."""
+        buffered = np.flatnonzero(self.questions.success_counts >= 0)
+        sizes = np.bincount(self.questions.success_counts[buffered])
+        return StoreCounts(
+            num_questions=len(buffered),
+            num_trajectories=int(self.rows.held[buffered].sum()),
+            num_retired=int(self.questions.retired.sum()),
+            buckets={k: int(sizes[k]) for k in np.flatnonzero(sizes).tolist()},
+        )
+
+    def load(self, trajectory_ids: Sequence[int]) -> list[Trajectory]:
+        """Live trajectories with their bodies, bit for bit as they were recorded."""
+        rows = self.rows
+        return [
+            Trajectory(
+                trajectory_id=int(row),
+                question_id=self.questions.ids[rows["question"][row]],
+                token_ids=token_ids,
+                behaviour_logprobs=logprobs,
+                step_born=int(rows["step_born"][row]),
+                weight_version=int(rows["weight_version"][row]),
+                reward=float(rows["reward"][row]),
+                advantage=float(rows["advantage"][row]),
+            )
+            for row, (token_ids, logprobs) in zip(trajectory_ids, self._writer.bodies(trajectory_ids), strict=True)
+        ]

@@ -1,27 +1,22 @@
-"""The experience store of a run: its rows in flat arrays, the state of its questions, and the ledger of both.
+"""The experience store of a run: which rows and questions are drawn, and what every visit stores, moves and retires.
 
-Every change is an event of the ledger, and `open` rebuilds the state from the ledger alone, so a resumed run draws
-exactly as an uninterrupted one (paper, section 3). Bodies live on disk; memory holds 80 bytes a row. A unit that is
-drawn from the whole store is a row, or the rows of one group under the number of the first.
+Every change is an event of the ledger, from which `rows.py` rebuilds the state, so a resumed run draws exactly as an
+uninterrupted one (paper, section 3). A unit that is drawn from the whole store is a row, or the rows of one group under
+the number of the first.
 """
 
 import math
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-from jaxtyping import Float32, Int32, Int64
+from jaxtyping import Int32, Int64
 
-from exgrpo_cli.base.errors import InputError, RunError
-from exgrpo_cli.base.types import Trajectory
-from exgrpo_cli.ledger.parts import Body, Catalogue, DamagedBytes, read_catalogue
-from exgrpo_cli.ledger.reader import BodyStore, read_rows
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.ledger.parts import Catalogue, read_catalogue
 from exgrpo_cli.ledger.schemas import (
-    BODIES,
     DRAWS,
     EVENTS,
     NO_LOGPROBS,
@@ -36,100 +31,21 @@ from exgrpo_cli.ledger.writer import LedgerWriter
 from exgrpo_cli.replay.by_question import Bucket, Candidates, QuestionDraw
 from exgrpo_cli.replay.by_unit import DrawnUnit, UnitDraw, UnitPlace, leaving, priorities_at_birth
 from exgrpo_cli.replay.place import Place
-from exgrpo_cli.replay.rows import rebuild
+from exgrpo_cli.replay.rows import FreshRow, StoredState, Visit
 from exgrpo_cli.replay.warm_start import WarmStartReport, copy_experience
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FreshRow:
-    """A fresh rollout that its visit may store."""
-
-    token_ids: Int32[np.ndarray, " tokens"]
-    behaviour_logprobs: Float32[np.ndarray, " tokens"]
-    """The very array that serves as pi_old in this step."""
-    entropy: float
-    """Mean token entropy under the policy that sampled it, in nats; NaN where it was not measured."""
-    nll: float
-    """Mean negative log-likelihood under that policy, in nats; NaN where the log-probs are, which were not recorded."""
-    reward: float = 1.0
-    advantage: float = math.nan
-    """As this step trains on it; NaN where it was not recorded."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Visit:
-    """One graded group."""
-
-    question_id: str
-    step: int
-    weight_version: int
-    success_count: int
-    """k over the members that count: all K where replayed rows stand in for some, else the fresh ones."""
-    num_fresh_successes: int
-    """Successes among the fresh members."""
-    num_replayed: int
-    """Members of the group that stored rows stood in for."""
-    verifier_failed: bool
-    """A verdict was a timeout or a crash: k is then a lower bound."""
-    rows: Sequence[FreshRow]
-    """The fresh members; those without a reward may be left out where only successes are stored."""
-    num_members: int | None = None
-    """Members that count, where they are neither K nor what replay left of K: a visit of another program."""
-    alpha: float | None = None
-    beta: float | None = None
-    """Discounted successes and failures of the question after this visit, where a run keeps its history."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoreCounts:
-    """How much a store holds."""
-
-    num_questions: int
-    """Questions in the buffer, resting ones included."""
-    num_trajectories: int
-    """Trajectories of the questions in the buffer."""
-    num_retired: int
-    buckets: dict[int, int]
-    """Buffered questions by latest success count; empty buckets are absent."""
-
-
-class Store(AbstractContextManager):
-    """Made by `create` or `open`; holds the ledger's writer lock until `close`."""
-
-    def __init__(self, writer: LedgerWriter, rules: Place, question_ids: Sequence[str]) -> None:
-        self.folder, self.rules, self._writer = writer.folder, rules, writer
-        self.group_size = writer.identity.group_size
-        try:
-            self._restore(writer.catalogue, question_ids)
-            writer.begin()
-        except BaseException:
-            self.close()
-            raise
-
-    def _restore(self, catalogue: Catalogue, question_ids: Sequence[str]) -> None:
-        """Take the state that the ledger's rows add up to."""
-
-        def read(table: str, columns: Sequence[str]) -> pa.Table:
-            return read_rows(table, catalogue.parts[table], columns, dictionary=True)
-
-        self.rows, self.questions = rebuild(
-            read, question_ids, cooldown=self.rules.cooldown, keeps_headroom=self.rules.keeps_headroom
-        )
-        self._bodies = BodyStore(catalogue.parts[BODIES])
-        if self._writer.last_step == WARM_START_STEP:
-            # What another run left may be more than this one's limits allow.
-            for question in np.flatnonzero(self.rows.held).tolist() if self.rules.max_per_question else ():
-                self._trim_question(WARM_START_STEP + 1, question)
-            self._trim_store(WARM_START_STEP + 1)
+class Store(StoredState):
+    """What changes a run's rows and questions: draws and visits."""
 
     @classmethod
-    def create(cls, folder: Path, *, identity: LedgerIdentity, rules: Place, question_ids: Sequence[str]) -> "Store":
+    def create(cls, folder: Path, *, identity: LedgerIdentity, rules: Place, question_ids: Collection[str]) -> "Store":
         """An empty store with a new ledger in `folder`, which must not hold one. Raises InputError."""
         return cls(LedgerWriter(folder, identity), rules, question_ids)
 
     @classmethod
     def open(
-        cls, folder: Path, *, identity: LedgerIdentity, rules: Place, question_ids: Sequence[str], at_step: int
+        cls, folder: Path, *, identity: LedgerIdentity, rules: Place, question_ids: Collection[str], at_step: int
     ) -> "Store":
         """The store as it was at the end of step `at_step`; what the ledger holds of later steps is deleted.
 
@@ -137,6 +53,14 @@ class Store(AbstractContextManager):
         read; nothing is deleted then.
         """
         return cls(LedgerWriter(folder, identity, at_step), rules, question_ids)
+
+    def _restore(self, catalogue: Catalogue, question_ids: Collection[str]) -> None:
+        super()._restore(catalogue, question_ids)
+        if self._writer.last_step == WARM_START_STEP:
+            # What another run left may be more than this one's limits allow.
+            for question in np.flatnonzero(self.rows.held).tolist() if self.rules.max_per_question else ():
+                self._trim_question(WARM_START_STEP + 1, question)
+            self._trim_store(WARM_START_STEP + 1)
 
     def warm_start(self, source: Path, *, max_response_tokens: int, with_retired: bool) -> WarmStartReport:
         """Copy the experience of another run's ledger into this still empty one, durably, as step 0.
@@ -151,70 +75,6 @@ class Store(AbstractContextManager):
         )
         self._restore(read_catalogue(self.folder), ids)
         return report
-
-    def close(self) -> None:
-        """Release the writer lock. Rows that were not flushed are gone."""
-        self._writer.close()
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def flush(self, step: int) -> None:
-        """Let readers see the step, also where nothing happened in it. Raises RunError where the disk refuses."""
-        for part in self._writer.flush(step):
-            self._bodies.add(part)
-
-    def seal(self) -> None:
-        """Make the steps flushed durable, so that the ledger can be cut back to here: before each checkpoint."""
-        for part in self._writer.seal():
-            self._bodies.add(part)
-
-    @property
-    def retired(self) -> set[str]:
-        """Ids of the retired questions."""
-        return set(self.questions.ids[self.questions.retired].tolist())
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of the rows and of what is kept of every question."""
-        return self.rows.nbytes + self.questions.nbytes
-
-    @property
-    def counts(self) -> StoreCounts:
-        """How much the store holds now."""
-        buffered = np.flatnonzero(self.questions.success_counts >= 0)
-        sizes = np.bincount(self.questions.success_counts[buffered])
-        return StoreCounts(
-            num_questions=len(buffered),
-            num_trajectories=int(self.rows.held[buffered].sum()),
-            num_retired=int(self.questions.retired.sum()),
-            buckets={k: int(sizes[k]) for k in np.flatnonzero(sizes).tolist()},
-        )
-
-    def load(self, trajectory_ids: Sequence[int]) -> list[Trajectory]:
-        """Live trajectories with their bodies, bit for bit as they were recorded."""
-        rows = self.rows
-        return [
-            Trajectory(
-                trajectory_id=int(row),
-                question_id=self.questions.ids[rows["question"][row]],
-                token_ids=token_ids,
-                behaviour_logprobs=logprobs,
-                step_born=int(rows["step_born"][row]),
-                weight_version=int(rows["weight_version"][row]),
-                reward=float(rows["reward"][row]),
-                advantage=float(rows["advantage"][row]),
-            )
-            for row, (token_ids, logprobs) in zip(trajectory_ids, self._read_bodies(trajectory_ids), strict=True)
-        ]
-
-    def _read_bodies(self, trajectory_ids: Sequence[int]) -> list[Body]:
-        """Copies of stored bodies, flushed or not. Raises RunError naming the file where one is damaged."""
-        try:
-            stored = iter(self._bodies.read([i for i in trajectory_ids if not self._writer.is_pending(i)]))
-        except DamagedBytes as error:
-            raise RunError(f"{error}; restore the file from a copy, then go on with --resume") from error
-        return [self._writer.pending_body(i) if self._writer.is_pending(i) else next(stored) for i in trajectory_ids]
 
     # By question.
 

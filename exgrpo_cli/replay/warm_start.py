@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from jaxtyping import Float64, Int64
+from jaxtyping import Int64
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.ledger.columns import NO_BUCKET, column
+from exgrpo_cli.ledger.parts import bodies_batch
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ledger.schemas import (
     EVENTS,
@@ -27,7 +28,7 @@ from exgrpo_cli.ledger.schemas import (
     WARM_START_STEP,
     Event,
 )
-from exgrpo_cli.ledger.writer import LedgerWriter, bodies_batch
+from exgrpo_cli.ledger.writer import LedgerWriter
 from exgrpo_cli.replay.by_unit import UnitPlace, priorities_at_birth
 from exgrpo_cli.replay.place import Place
 from exgrpo_cli.replay.rows import GONE, Questions, rebuild
@@ -74,7 +75,11 @@ def copy_experience(
     rows, states = rebuild(partial(reader.table, dictionary=True), ids)
     buffered, retired = states.success_counts != NO_BUCKET, np.flatnonzero(states.retired & with_retired)
     wanted = buffered | (states.retired & with_retired)
-    _require_known(set(states.ids[wanted].tolist()), question_ids, source)
+    if missing := np.setdiff1d(states.ids[wanted], question_ids).tolist():
+        raise InputError(
+            f"{source}: {len(missing)} of its {wanted.sum()} questions are not in this run's question file, "
+            f"{missing[0]} first; use the question file of that run"
+        )
 
     owner, reward = rows["question"], rows["reward"]
     stored = (owner != GONE) & wanted[owner]
@@ -111,42 +116,11 @@ def copy_experience(
     )
 
 
-def _require_known(needed: set[str], known: Sequence[str], source: Path) -> None:
-    if missing := needed.difference(known):
-        raise InputError(
-            f"{source}: {len(missing)} of its {len(needed)} questions are not in this run's question file, "
-            f"{min(missing)} first; use the question file of that run"
-        )
-
-
 def _trajectories(reader: LedgerReader, kept: Int64[np.ndarray, " trajectories"], rules: Place) -> pa.Table:
     """The rows of `trajectories` under their new numbers, as this run's rules weigh them."""
     table = reader.trajectories().take(pa.array(kept))
     first, which = np.unique(column(table, "group_id"), return_index=True, return_inverse=True)[1:]
-    groups = first[which].astype(np.int64)
-    replaced = {
-        "trajectory_id": np.arange(len(kept)),
-        "step_born": np.full(len(kept), WARM_START_STEP),
-        "weight_version": np.full(len(kept), FOREIGN_WEIGHTS),
-        "group_id": groups,
-        "priority": _priorities(reader, kept, groups, table, rules),
-    }
-    for name, values in replaced.items():
-        position = table.schema.get_field_index(name)
-        field = table.schema.field(position)
-        table = table.set_column(position, field, pa.array(values, field.type, from_pandas=True))
-    return table
-
-
-def _priorities(
-    reader: LedgerReader,
-    kept: Int64[np.ndarray, " trajectories"],
-    groups: Int64[np.ndarray, " trajectories"],
-    table: pa.Table,
-    rules: Place,
-) -> Float64[np.ndarray, " trajectories"]:
-    """Weight of each unit by this run's rules. Raises InputError where a draw in proportion to it has no meaning."""
-    rewards = column(table, "reward")
+    groups, rewards = first[which].astype(np.int64), column(table, "reward")
     priorities = priorities_at_birth(
         rules,
         groups,
@@ -164,7 +138,18 @@ def _priorities(
                 f"{priorities[wrong[0]]:g} by replay.priority = {rules.priority!r}, and nothing is drawn in proportion "
                 "to that; use replay.draw = 'top', another priority, or a pool with other rewards"
             )
-    return priorities
+    replaced = {
+        "trajectory_id": np.arange(len(kept)),
+        "step_born": np.full(len(kept), WARM_START_STEP),
+        "weight_version": np.full(len(kept), FOREIGN_WEIGHTS),
+        "group_id": groups,
+        "priority": priorities,
+    }
+    for name, values in replaced.items():
+        field = table.schema.field(name)
+        own = pa.array(values, field.type, from_pandas=True)
+        table = table.set_column(table.schema.get_field_index(name), field, own)
+    return table
 
 
 def _events(states: Questions, owners: np.ndarray, retired: Int64[np.ndarray, " retired"]) -> pa.Table:

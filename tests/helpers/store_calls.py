@@ -1,5 +1,6 @@
 """Calls to a store as tests make them: one visit, one draw, one choice at a time."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +9,23 @@ from exgrpo_cli.config.settings import SECTIONS
 from exgrpo_cli.replay.by_question import Candidates, QuestionPlace, choose, resolve_metric
 from exgrpo_cli.replay.place import Place
 from exgrpo_cli.replay.replace import Replace
-from exgrpo_cli.replay.store import Store, Visit
+from exgrpo_cli.replay.store import FreshRow, Store, Visit
+
+
+def visit_of(question_id: str, step: int, rows: Sequence[FreshRow], **more: object) -> Visit:
+    """A group of fresh rollouts sampled by the weights of its step, k of which are right by their rewards."""
+    k = sum(row.reward > 0 for row in rows)
+    usual = {"weight_version": step, "success_count": k, "num_fresh_successes": k, "num_replayed": 0}
+    return Visit(question_id=question_id, step=step, rows=rows, **{**usual, "verifier_failed": False, **more})
+
+
+def row_of(*token_ids: int, logprob: float = -0.5, **more: object) -> FreshRow:
+    """A rollout of these tokens, each of one log-prob."""
+    return FreshRow(
+        token_ids=np.array(token_ids, dtype=np.int32),
+        behaviour_logprobs=np.full(len(token_ids), logprob, dtype=np.float32),
+        **{"entropy": 0.5, "nll": -float(logprob), **more},
+    )
 
 
 def place_of(**settings: object) -> Place:

@@ -2,18 +2,18 @@
 
 import os
 import signal
-import subprocess
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from small_ledger import IDENTITY, PARQUET, create, in_subprocess, num_rows, one_step, part, reopen
 
-from exgrpo_cli.base.errors import InputError, RunError, ToolkitWarning
+from exgrpo_cli.base.errors import InputError, ToolkitWarning
 from exgrpo_cli.ledger import writer
 from exgrpo_cli.ledger.parts import list_parts
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
-from exgrpo_cli.ledger.schemas import TABLES, LedgerIdentity
+from exgrpo_cli.ledger.schemas import RESUME_FIELDS, TABLES
 
 
 def names(ledger: Path, table: str = "events") -> list[str]:
@@ -116,7 +116,7 @@ def test_a_step_that_was_being_written_is_ignored_and_cleared(ledger: Path) -> N
         one_step(buffer, 11, seal=False)
     part(ledger, "events", 11).unlink()
     (ledger / "trajectories" / ".part-00000011-live.parquet.partial-1").write_bytes(b"half")
-    with pytest.warns(LedgerWarning, match=r"8 rows of steps 11 .* not complete .*; 1 unfinished files ignored"):
+    with pytest.warns(LedgerWarning, match=r"8 rows up to step 11 left out: .*; 1 unfinished files ignored"):
         assert LedgerReader(ledger).last_step == 10
     with pytest.warns(ToolkitWarning, match="1 unfinished files of a stopped run removed"):
         reopen(ledger, 10).close()
@@ -133,13 +133,13 @@ def test_resuming_drops_later_steps_and_goes_on_as_if_they_had_not_been(ledger: 
     assert {path.relative_to(ledger): path.read_bytes() for path in ledger.rglob("part-*")} == before
 
 
-@pytest.mark.parametrize("name", ["tokenizer_hash", "template", "questions_hash", "logprob_source"])
+@pytest.mark.parametrize("name", RESUME_FIELDS)
 def test_another_runs_ledger_is_refused(ledger: Path, name: str) -> None:
-    values = {field: getattr(IDENTITY, field) for field in IDENTITY.__slots__}
-    with pytest.raises(InputError, match=f"{name} is '{values[name]}' in the ledger but 'other' in this run"):
-        reopen(ledger, 10, LedgerIdentity(**{**values, name: "other"}))
-    with pytest.raises(InputError, match="group_size is 4 in the ledger but 8 in this run"):
-        reopen(ledger, 10, LedgerIdentity(**{**values, "group_size": 8}))
+    other = 8 if name == "group_size" else "other"
+    with pytest.raises(
+        InputError, match=f"{name} is {getattr(IDENTITY, name)!r} in the ledger but {other!r} in this run"
+    ):
+        reopen(ledger, 10, replace(IDENTITY, **{name: other}))
 
 
 def test_folders_that_hold_no_ledger_or_hold_one_already(ledger: Path, tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_folders_that_hold_no_ledger_or_hold_one_already(ledger: Path, tmp_path:
     for text, message in (
         ("{}", "does not say whose ledger this is"),
         (IDENTITY.to_json().replace('"format": 2', '"format": 1'), "ledger format 1, this version reads 2;"),
-        (IDENTITY.to_json().replace('"template"', '"templates"'), "the file was edited"),
+        (IDENTITY.to_json().replace('"template"', '"templates"'), "does not say whose ledger this is .*'templates'"),
     ):
         (ledger / "ledger.json").write_text(text)
         with pytest.raises(InputError, match=message):
@@ -199,26 +199,6 @@ def test_a_full_disk_stops_the_step_and_keeps_the_others(ledger: Path, limit_kib
     assert reader.last_step == 11 and not list(ledger.rglob(".part-*"))
     assert len(reader.bodies(range(22))) == 22
     reopen(ledger, 11).close()
-
-
-def test_a_full_file_system_stops_the_step_and_keeps_the_others(tmp_path: Path) -> None:
-    mount = tmp_path / "small"
-    mount.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", mount], capture_output=True, text=True
-    )
-    if mounted.returncode:
-        # Only a file system of its own runs full without filling the machine's, and only root may mount one.
-        pytest.skip(f"a small file system to fill needs root, who may mount one: {mounted.stderr.strip()}")
-    try:
-        with create(mount / "replay") as buffer:
-            one_step(buffer, 1)
-            with pytest.raises(RunError, match=r"the disk is full \(0 MiB free\) while step 2"):
-                one_step(buffer, 2, num_tokens=60_000)
-            assert LedgerReader(mount / "replay").last_step == 1
-        reopen(mount / "replay", 1).close()
-    finally:
-        subprocess.run(["umount", mount], check=True)
 
 
 def test_steps_in_which_nothing_happened(tmp_path: Path) -> None:

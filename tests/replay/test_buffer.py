@@ -1,24 +1,21 @@
-"""The buffer's state machine, sentence by sentence of its definition."""
+"""What test_state_machine.py leaves open of a buffer: what is recorded, bodies, evictions, measurements, refusals."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
 from small_buffer import asked_of
-from store_calls import available, candidates_of, chosen_of, draw, place_of, record, replay
+from small_ledger import IDENTITY, K
+from store_calls import candidates_of, chosen_of, draw, place_of, record, replay, visit_of
 
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.types import TokenScores, Trajectory
 from exgrpo_cli.ledger.reader import LedgerReader
-from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.replay.store import FreshRow, Store, Visit
 
-K = 4
-IDENTITY = LedgerIdentity(
-    tokenizer_hash="t", template="plain", group_size=K, questions_hash="h", logprob_source="trainer"
-)
 QUESTIONS = [f"q{number}" for number in range(12)]
 
 
@@ -44,49 +41,32 @@ def visit(
     fresh = k - 1 if experiential else k
     if successes is None:
         successes = [success(100 * step + int(question[1:]), member) for member in range(fresh)]
-    return Visit(
-        question_id=question,
-        step=step,
-        weight_version=step - 1,
-        success_count=k,
-        num_fresh_successes=fresh,
-        num_replayed=int(experiential),
-        verifier_failed=verifier_failed,
-        rows=successes,
-    )
+    more = {"weight_version": step - 1, "success_count": k, "num_replayed": int(experiential)}
+    return visit_of(question, step, successes, num_fresh_successes=fresh, verifier_failed=verifier_failed, **more)
 
 
 class Worlds:
-    """Makes buffers below one folder and closes them at the end."""
+    """Makes buffers below one folder, closed at the end."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._open: list[Store] = []
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder, self._stack = folder, stack
 
-    def create(self, name: str = "replay", **rules: object) -> Store:
-        buffer = Store.create(self.folder / name, identity=IDENTITY, rules=place_of(**rules), question_ids=QUESTIONS)
-        self._open.append(buffer)
-        return buffer
+    def create(self, **rules: object) -> Store:
+        place = place_of(**rules)
+        made = Store.create(self.folder / "replay", identity=IDENTITY, rules=place, question_ids=QUESTIONS)
+        return self._stack.enter_context(made)
 
     def reopen(self, buffer: Store, at_step: int) -> Store:
         buffer.seal()
         buffer.close()
-        again = Store.open(
-            buffer.folder, identity=IDENTITY, rules=buffer.rules, question_ids=QUESTIONS, at_step=at_step
-        )
-        self._open.append(again)
-        return again
-
-    def close(self) -> None:
-        for buffer in self._open:
-            buffer.close()
+        shared = {"identity": IDENTITY, "rules": buffer.rules, "question_ids": QUESTIONS}
+        return self._stack.enter_context(Store.open(buffer.folder, at_step=at_step, **shared))
 
 
 @pytest.fixture
 def worlds(tmp_path: Path) -> Iterator[Worlds]:
-    made = Worlds(tmp_path)
-    yield made
-    made.close()
+    with ExitStack() as stack:
+        yield Worlds(tmp_path, stack)
 
 
 def events(buffer: Store) -> list[tuple[object, ...]]:
@@ -107,68 +87,6 @@ def test_a_visit_stores_every_success_and_sets_the_bucket(worlds: Worlds) -> Non
     assert events(buffer) == [(1, "collected", "q3", 0, 2), (1, "collected", "q3", 1, 2)]
 
 
-@pytest.mark.parametrize("k", [0, K])
-def test_none_and_all_correct_store_nothing_without_retirement(worlds: Worlds, k: int) -> None:
-    buffer = worlds.create(retirement=False)
-    outcome = record(buffer, visit("q0", k))
-    assert outcome.collected == () and outcome.bucket is None
-    assert buffer.counts.num_questions == 0 and len(buffer.retired) == 0
-
-
-def test_bounds_are_open_below_and_closed_above(worlds: Worlds) -> None:
-    buffer = worlds.create(lower_bound=1, upper_bound=2)
-    stored = {k: len(record(buffer, visit(f"q{k}", k)).collected) for k in range(4)}
-    assert stored == {0: 0, 1: 0, 2: 2, 3: 0}
-
-
-def test_the_bucket_follows_the_latest_count_down_to_0_and_outside_the_bounds(worlds: Worlds) -> None:
-    buffer = worlds.create(upper_bound=2)
-    for step, k in enumerate([2, 0, 3, 1], start=1):
-        assert record(buffer, visit("q5", k, step)).bucket == k
-        assert buffer.counts.buckets == {k: 1}
-        buffer.flush(step)
-    # k = 3 is above the bound: it moves the bucket and stores nothing.
-    assert [row for row in events(buffer) if row[1] == "moved"] == [
-        (2, "moved", "q5", None, 0),
-        (3, "moved", "q5", None, 3),
-        (4, "moved", "q5", None, 1),
-    ]
-    assert len(ids(buffer, "q5")) == 2 + 1
-
-
-def test_bucket_0_exists_only_for_questions_with_trajectories(worlds: Worlds) -> None:
-    buffer = worlds.create()
-    assert record(buffer, visit("q1", 0)).bucket is None
-    assert buffer.counts.buckets == {} and available(buffer, 2) == 0
-
-
-def test_all_correct_retires_at_once_also_before_the_delayed_start(worlds: Worlds) -> None:
-    buffer = worlds.create()
-    record(buffer, visit("q1", 2))
-    assert record(buffer, visit("q1", K, 2)).retired
-    assert record(buffer, visit("q2", K, 2), collecting=False).retired
-    assert buffer.retired == {"q1", "q2"}
-    assert buffer.counts.num_questions == buffer.counts.num_trajectories == available(buffer, 3) == 0
-    assert record(buffer, visit("q4", 2, 2), collecting=False).collected == ()
-
-
-def test_a_failing_verifier_neither_retires_nor_moves_but_stores(worlds: Worlds) -> None:
-    buffer = worlds.create()
-    record(buffer, visit("q1", 1))
-    outcome = record(buffer, visit("q1", 3, 2, verifier_failed=True))
-    assert outcome.bucket == 1 and len(outcome.collected) == 3
-    # An unset bucket becomes k.
-    assert record(buffer, visit("q2", 3, 2, verifier_failed=True)).bucket == 3
-    assert not record(buffer, visit("q3", K, 2, verifier_failed=True)).retired
-
-
-def test_an_experiential_group_counts_the_replayed_success(worlds: Worlds) -> None:
-    buffer = worlds.create()
-    record(buffer, visit("q1", 2))
-    assert record(buffer, visit("q1", 1, 2, experiential=True)).bucket == 1
-    assert record(buffer, visit("q1", K, 3, experiential=True)).retired
-
-
 def test_counting_fresh_members_only(worlds: Worlds) -> None:
     buffer = worlds.create(count_fresh_only=True, sampler="linear")
     record(buffer, visit("q1", 2))
@@ -185,21 +103,6 @@ def test_counting_fresh_members_only(worlds: Worlds) -> None:
         (2, 4, round(3 / 7, 6)),
     ]
     assert record(buffer, visit("q2", K, 4, experiential=True)).retired
-
-
-def test_duplicates_keep_the_first_copy_and_its_logprobs(worlds: Worlds) -> None:
-    buffer = worlds.create()
-    first = success(1, 2, 3)
-    again = FreshRow(
-        token_ids=first.token_ids.copy(), behaviour_logprobs=first.behaviour_logprobs - 1, entropy=0.1, nll=0.1
-    )
-    assert record(buffer, visit("q1", 3, 1, [first, again, success(1, 2)])).collected == (0, 1)
-    buffer.flush(1)
-    outcome = record(buffer, visit("q1", 2, 2, [again, success(3, 2, 1)]))
-    assert outcome.collected == (2,)
-    # The same tokens for another question are no duplicate.
-    assert record(buffer, visit("q2", 1, 2, [again])).collected == (3,)
-    np.testing.assert_array_equal(buffer.load([0])[0].behaviour_logprobs, first.behaviour_logprobs)
 
 
 def test_bodies_come_back_bit_for_bit(worlds: Worlds) -> None:
@@ -264,45 +167,6 @@ def test_random_eviction_leaves_a_uniform_sample_of_all(tmp_path: Path) -> None:
                 survivors[int(trajectory.token_ids[1])] += 1
     # 900 survivors: 225 from each of the four rounds, with a standard deviation of at most sqrt(900 * 3/16) = 13.
     assert sum(survivors) == 900 and all(abs(count - 225) < 4 * 13 for count in survivors)
-
-
-def test_trajectories_over_age_leave_and_with_the_last_one_their_question(worlds: Worlds) -> None:
-    buffer = worlds.create(max_age=2)
-    record(buffer, visit("q1", 1, 1))
-    buffer.flush(1)
-    record(buffer, visit("q1", 2, 2))
-    buffer.flush(2)
-    assert available(buffer, 3) == 1 and ids(buffer, "q1") == [0, 1, 2]
-    # At step 4 the one of step 1 is 3 steps old, at step 5 those of step 2 are.
-    assert available(buffer, 4) == 1 and ids(buffer, "q1") == [1, 2]
-    assert available(buffer, 5) == 0 and buffer.counts.num_questions == buffer.counts.num_trajectories == 0
-    buffer.flush(5)
-    assert events(buffer)[-3:] == [
-        (4, "evicted", "q1", 0, 2),
-        (5, "evicted", "q1", 1, 2),
-        (5, "evicted", "q1", 2, None),
-    ]
-    # Its bucket is unset again.
-    assert record(buffer, visit("q1", 3, 6, verifier_failed=True)).bucket == 3
-
-
-def test_a_replayed_question_rests(worlds: Worlds) -> None:
-    buffer = worlds.create(cooldown=2)
-    record(buffer, visit("q1", 1))
-    buffer.flush(1)
-    assert draw(buffer, 1, 2, np.random.default_rng(0)) == ("q1",)
-    replay(buffer, 2, candidates_of(buffer, "q1"), 0)
-    record(buffer, visit("q1", 3, 2, experiential=True))
-    buffer.flush(2)
-    assert [available(buffer, step) for step in (3, 4)] == [0, 0]
-    assert buffer.counts.buckets == {3: 1} and draw(buffer, 1, 4, np.random.default_rng(0)) == ()
-    again = worlds.reopen(buffer, 2)
-    assert [available(again, step) for step in (3, 4, 5)] == [0, 0, 1]
-    assert draw(again, 1, 5, np.random.default_rng(0)) == ("q1",)
-    again.flush(3)
-    # One step before its rest ends.
-    later = worlds.reopen(again, 3)
-    assert [available(later, step) for step in (4, 5)] == [0, 1]
 
 
 def test_readmission_returns_a_share_with_its_trajectories_to_the_top_bucket(worlds: Worlds) -> None:
@@ -372,19 +236,9 @@ def test_what_the_sampler_promised_is_recorded(worlds: Worlds) -> None:
     assert {row["bucket"]: row["num_drawn"] for row in rows} == {1: 2 - threes, 3: threes}
 
 
-def test_a_draw_of_more_than_there_is_gives_what_there_is(worlds: Worlds) -> None:
-    buffer = worlds.create()
-    assert draw(buffer, 3, 1, np.random.default_rng(0)) == ()
-    record(buffer, visit("q4", 1))
-    record(buffer, visit("q2", 2))
-    assert sorted(draw(buffer, 5, 2, np.random.default_rng(0))) == ["q2", "q4"]
-
-
 @pytest.mark.parametrize(
     ("rules", "message"),
     [
-        ({"max_age": -1}, "replay.max_age = -1"),
-        ({"readmit_fraction": 1.5}, "replay.readmit_fraction = 1.5"),
         ({"sigma": 0.0}, "replay.sigma = 0.0"),
         ({"metric": "entropy"}, r"replay.metric = 'entropy' is not known.* Did you mean 'ent'"),
         ({"sampler": "lineer"}, r"replay.sampler = 'lineer' is not known.* Did you mean 'linear'"),

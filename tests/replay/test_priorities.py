@@ -1,6 +1,7 @@
 """What units weigh, by hand."""
 
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,14 +10,15 @@ import pytest
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.config import names
 from exgrpo_cli.config.names import replay_function
+from exgrpo_cli.replay.append import Append
 from exgrpo_cli.replay.by_unit import (
     PRIORITIES,
-    StoredUnits,
-    checked_priorities,
+    UnitDraw,
     foremost,
     token_drift,
     token_headroom,
 )
+from exgrpo_cli.replay.rows import ROW, Rows
 
 
 def logs(*probabilities: float) -> np.ndarray:
@@ -77,34 +79,40 @@ def test_priorities_by_hand(name: str, rewards: list[float], expected: float) ->
     assert weight(name, rewards) == pytest.approx(expected, rel=1e-12)
 
 
-def units(num: int) -> StoredUnits:
-    numbers = np.arange(num)
-    return StoredUnits(
-        ids=numbers,
-        question_ids=tuple(f"q{number}" for number in numbers),
-        advantage=numbers * 1.0,
-        reward=numbers * 1.0,
-        **dict.fromkeys(("step", "version", "uses", "k", "tokens"), numbers),
-    )
-
-
 @pytest.mark.parametrize(
-    ("given", "proportional", "message"),
+    ("given", "draw", "message"),
     [
-        ([1.0], True, r"gave priorities of shape \(1,\) for 2 units"),
-        ([1.0, np.nan], False, "gave nan for unit 1 of question q1"),
-        ([-1.0, 1.0], True, "gave -1.0 for unit 0 of question q0; priorities must be finite and at least 0"),
-        (["high", "low"], True, "gave no numbers .*; it must return one per unit"),
-        ([np.inf, 1.0], True, "gave inf for unit 0"),
+        (
+            "[1.0]",
+            "proportional",
+            r"gave numbers of shape \(1,\) for 4, unit 0 of question q0 first; it must return one",
+        ),
+        ("[1.0, float('nan'), 1, 1]", "top", "gave nan for unit 1 of question q0; it must be finite, or -inf for what"),
+        ("[-1.0, 1, 1, 1]", "proportional", "gave -1.0 for unit 0 of question q0; it must be finite and at least 0"),
+        ("['high'] * 4", "proportional", "gave no numbers .*; it must return one for each"),
+        ("[1, 1, 1, float('inf')]", "proportional", "gave inf for unit 3"),
+        ("[-1, float('-inf'), -2, -3]", "top", ""),
     ],
 )
-def test_a_priority_of_ones_own_must_keep_its_promises(given: list, proportional: bool, message: str) -> None:
-    with pytest.raises(RunError, match=message):
-        checked_priorities(given, units(2), "python:mine:f", proportional=proportional)
+def test_a_priority_of_ones_own_must_keep_its_promises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, draw: str, message: str
+) -> None:
+    """At the top priorities may be negative, and -inf is never drawn."""
+    (tmp_path / "mine.py").write_text(f"def f(units, rng):\n    return {given}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    rows = {name: np.zeros(4, dtype=kind) for name, kind in ROW.items()}
+    place = Append(store="all", priority="python:mine:f", draw=draw, capacity=9)
 
+    def drawn() -> list[int]:
+        made = UnitDraw(place, Rows(rows, 1), np.arange(4), np.array(["q0"], dtype=object), 1, np.random.default_rng(0))
+        return [unit.unit_id for unit in made.take(9)]
 
-def test_at_the_top_priorities_may_be_negative_and_minus_infinity_stays_out() -> None:
-    assert checked_priorities([-1, -np.inf], units(2), "python:mine:f", proportional=False).tolist() == [-1, -np.inf]
+    if message:
+        with pytest.raises(RunError, match=message):
+            drawn()
+    else:
+        assert drawn() == [0, 2, 3]
 
 
 def test_what_a_function_of_ones_own_raises_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +122,7 @@ def test_what_a_function_of_ones_own_raises_is_named(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     said = "replay.priority = 'python:raises:rare', asked for the priority of 2 units, raised LinAlgError: "
     with pytest.raises(RunError, match=rf"^{re.escape(said)}.*raises.py, line 3\); mend it$"):
-        replay_function("replay.priority", "python:raises:rare")(units(2), np.random.default_rng(0))
+        replay_function("replay.priority", "python:raises:rare")([1, 2], np.random.default_rng(0))
     said = "replay.metric = 'python:broken:rare': importing broken raised ZeroDivisionError: "
     with pytest.raises(InputError, match=rf"^{re.escape(said)}.*broken.py, line 3\); mend it$"):
         replay_function("replay.metric", "python:broken:rare")

@@ -95,13 +95,6 @@ def test_buckets_of_weight_zero_give_nothing() -> None:
     assert nothing.question_ids == () and nothing.probabilities.tolist() == [0.0]
 
 
-def test_fresh_only_buckets_carry_their_own_pass_rate() -> None:
-    # 4 of 7 fresh members is a pass rate of 0.571, not 0.5.
-    buckets = [bucket(4, 5, members=7), bucket(4, 5, members=8)]
-    draw = resolve_sampler("linear", 0.5, 0.125)(buckets, 2, np.random.default_rng(0))
-    np.testing.assert_allclose(draw.probabilities, [8 / 15, 7 / 15])
-
-
 @pytest.mark.parametrize(
     ("ids", "probabilities", "message"),
     [

@@ -71,7 +71,7 @@ def test_random_is_uniform_and_comes_from_the_generator() -> None:
 
 def test_metric_must_give_one_finite_score_per_candidate() -> None:
     rng = np.random.default_rng(0)
-    with pytest.raises(RunError, match=r"shape \(1,\) for the 3 candidates of question q"):
+    with pytest.raises(RunError, match=r"shape \(1,\) for 3, trajectory 10 of question q first"):
         choose(UNEQUAL, lambda group, rng: np.zeros(1), "min", rng)
     with pytest.raises(RunError, match="nan for trajectory 11 of question q"):
         choose(UNEQUAL, lambda group, rng: np.array([0.0, np.nan, 1.0]), "min", rng)

@@ -11,20 +11,14 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from store_calls import available, candidates_of, chosen_of, draw, record, replay
+from small_ledger import IDENTITY, K
+from store_calls import available, candidates_of, chosen_of, draw, record, replay, row_of, visit_of
 
 from exgrpo_cli.ledger.reader import LedgerReader
-from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.replay.replace import Replace
-from exgrpo_cli.replay.store import FreshRow, Store, Visit
+from exgrpo_cli.replay.store import Store, Visit
 
-K = 4
 QUESTIONS = tuple(f"q{number}" for number in range(5))
-IDENTITY = LedgerIdentity(
-    tokenizer_hash="t", template="plain", group_size=K, questions_hash="h", logprob_source="trainer"
-)
-
-
 GroupValues = tuple[str, int, list[int], bool, bool, bool]
 GROUPS = st.tuples(
     st.sampled_from(QUESTIONS),
@@ -42,12 +36,7 @@ GROUPS = st.tuples(
 class Reference:
     """Dictionaries and lists, no index, no ledger."""
 
-    bounds: tuple[int, int]
-    retirement: bool
-    fresh_only: bool
-    most: int
-    max_age: int
-    cooldown: int
+    rules: Replace
     stored: dict[str, list[tuple[int, int, tuple[int, ...]]]] = field(
         default_factory=lambda: {question: [] for question in QUESTIONS}
     )
@@ -58,22 +47,22 @@ class Reference:
     next_id: int = 0
 
     def begin(self, step: int) -> None:
-        if self.max_age:
+        if self.rules.max_age:
             for question, held in self.stored.items():
-                held[:] = [entry for entry in held if step - entry[1] <= self.max_age]
+                held[:] = [entry for entry in held if step - entry[1] <= self.rules.max_age]
                 if not held:
                     self.bucket.pop(question, None)
 
     def visit(self, visit: Visit, *, collecting: bool) -> None:
         question = visit.question_id
         k, members = visit.success_count, K
-        if self.fresh_only and visit.num_replayed:
+        if self.rules.count_fresh_only and visit.num_replayed:
             k, members = visit.num_fresh_successes, K - 1
-        if self.retirement and k == members and not visit.verifier_failed:
+        if self.rules.retirement and k == members and not visit.verifier_failed:
             self.retired.add(question)
             self.bucket.pop(question, None)
             return
-        if collecting and self.bounds[0] < k <= self.bounds[1]:
+        if collecting and self.rules.lower_bound < k <= self.rules.upper_bound:
             for success in visit.rows:
                 tokens = tuple(success.token_ids.tolist())
                 if tokens not in [entry[2] for entry in self.stored[question]]:
@@ -81,15 +70,12 @@ class Reference:
                     self.next_id += 1
         if self.stored[question] and (question not in self.bucket or not visit.verifier_failed):
             self.bucket[question] = (k, members)
-        if self.most:
-            self.stored[question][:] = self.stored[question][-self.most :]
+        if self.rules.max_per_question:
+            self.stored[question][:] = self.stored[question][-self.rules.max_per_question :]
 
     def drawable(self, step: int) -> set[str]:
-        return {
-            question
-            for question in self.bucket
-            if not (self.cooldown and step <= self.last_replay.get(question, -self.cooldown - 1) + self.cooldown)
-        }
+        rest = self.rules.cooldown
+        return {q for q in self.bucket if not rest or step > self.last_replay.get(q, step - rest - 1) + rest}
 
 
 class BufferMachine(RuleBasedStateMachine):
@@ -103,36 +89,23 @@ class BufferMachine(RuleBasedStateMachine):
         self.has_pending = False
 
     @initialize(
-        bounds=st.sampled_from([(0, K - 1), (1, 2), (0, K)]),
-        retirement=st.booleans(),
-        fresh_only=st.booleans(),
-        most=st.sampled_from([0, 0, 2]),
-        max_age=st.sampled_from([0, 0, 2]),
-        cooldown=st.sampled_from([0, 1, 3]),
-    )
-    def start(
-        self,
-        bounds: tuple[int, int],
-        retirement: bool,
-        fresh_only: bool,
-        most: int,
-        max_age: int,
-        cooldown: int,
-    ) -> None:
-        self.rules = Replace(
-            lower_bound=bounds[0],
-            upper_bound=bounds[1],
-            retirement=retirement,
-            count_fresh_only=fresh_only,
-            max_per_question=most,
-            max_age=max_age,
-            cooldown=cooldown,
-            readmit_fraction=0.5,
-            readmit_every=1,
-            sampler="uniform",
+        settings=st.fixed_dictionaries(
+            {
+                "lower_bound": st.sampled_from([0, 0, 1]),
+                "upper_bound": st.sampled_from([2, K - 1, K]),
+                "retirement": st.booleans(),
+                "count_fresh_only": st.booleans(),
+                "max_per_question": st.sampled_from([0, 0, 2]),
+                "max_age": st.sampled_from([0, 0, 2]),
+                "cooldown": st.sampled_from([0, 1, 3]),
+            }
         )
-        self.buffer = Store.create(self.folder, identity=IDENTITY, rules=self.rules, question_ids=QUESTIONS)
-        self.reference = Reference(bounds, retirement, fresh_only, most, max_age, cooldown)
+    )
+    def start(self, settings: dict[str, int]) -> None:
+        self.rules = Replace(readmit_fraction=0.5, readmit_every=1, sampler="uniform", **settings)
+        self.shared = {"identity": IDENTITY, "rules": self.rules, "question_ids": QUESTIONS}
+        self.buffer = Store.create(self.folder, **self.shared)
+        self.reference = Reference(self.rules)
         self.kept = {0: (copy.deepcopy(self.reference), copy.deepcopy(self.rng))}
 
     @rule(groups=st.lists(GROUPS, min_size=2, max_size=8), num=st.integers(0, 4), readmits=st.booleans())
@@ -159,24 +132,9 @@ class BufferMachine(RuleBasedStateMachine):
         # A replayed trajectory exists and is correct, so such a group has k >= 1.
         experiential = experiential and question in self.reference.bucket and k >= 1
         fresh = k - 1 if experiential else k
-        visit = Visit(
-            question_id=question,
-            step=self.step,
-            weight_version=self.step - 1,
-            success_count=k,
-            num_fresh_successes=fresh,
-            num_replayed=int(experiential),
-            verifier_failed=verifier_failed,
-            rows=[
-                FreshRow(
-                    token_ids=np.arange(word + 1, dtype=np.int32),
-                    behaviour_logprobs=np.full(word + 1, -0.1 * self.step, dtype=np.float32),
-                    entropy=float(word),
-                    nll=0.5,
-                )
-                for word in words[:fresh]
-            ],
-        )
+        rows = [row_of(*range(word + 1), logprob=-0.1 * self.step, entropy=float(word)) for word in words[:fresh]]
+        more = {"success_count": k, "num_replayed": int(experiential), "verifier_failed": verifier_failed}
+        visit = visit_of(question, self.step, rows, **more)
         record(self.buffer, visit, collecting=collecting)
         self.reference.visit(visit, collecting=collecting)
 
@@ -210,9 +168,7 @@ class BufferMachine(RuleBasedStateMachine):
     def resume(self, data: st.DataObject) -> None:
         at_step = data.draw(st.sampled_from(sorted(self.kept)), label="at_step")
         self.buffer.close()
-        self.buffer = Store.open(
-            self.folder, identity=IDENTITY, rules=self.rules, question_ids=QUESTIONS, at_step=at_step
-        )
+        self.buffer = Store.open(self.folder, at_step=at_step, **self.shared)
         self.step = at_step + 1
         self.has_pending = False
         self.kept = {step: state for step, state in self.kept.items() if step <= at_step}
@@ -226,9 +182,7 @@ class BufferMachine(RuleBasedStateMachine):
         first = draw(self.buffer, 3, self.step, lived)
         chosen = [chosen_of(self.buffer, candidates_of(self.buffer, question), lived) for question in first]
         self.buffer.close()
-        self.buffer = Store.open(
-            self.folder, identity=IDENTITY, rules=self.rules, question_ids=QUESTIONS, at_step=self.step - 1
-        )
+        self.buffer = Store.open(self.folder, at_step=self.step - 1, **self.shared)
         rebuilt = copy.deepcopy(self.rng)
         assert draw(self.buffer, 3, self.step, rebuilt) == first
         again = [chosen_of(self.buffer, candidates_of(self.buffer, question), rebuilt) for question in first]

@@ -8,20 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import small_ledger
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from store_calls import record
+from store_calls import record, row_of, visit_of
 
-from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.replay.append import Append
-from exgrpo_cli.replay.store import FreshRow, Store, Visit
+from exgrpo_cli.replay.store import Store
 
 K = 3
 QUESTIONS = ("a", "b", "c", "d")
-IDENTITY = LedgerIdentity(
-    tokenizer_hash="t", template="plain", group_size=K, questions_hash="h", logprob_source="trainer"
-)
 LOGPROB = np.float32(np.log(0.3))
 PROBABILITY = float(np.exp(np.float64(LOGPROB)))
 """Of every stored token under the policy that sampled it."""
@@ -108,7 +105,8 @@ class Machine(RuleBasedStateMachine):
         rules = Append(store="all", max_drift=1.0, **drawn)
         self.folder = Path(tempfile.mkdtemp())
         self.reference = Reference(rules)
-        self.shared = {"identity": IDENTITY, "rules": rules, "question_ids": QUESTIONS}
+        identity = replace(small_ledger.IDENTITY, group_size=K)
+        self.shared = {"identity": identity, "rules": rules, "question_ids": QUESTIONS}
         self.buffer = Store.create(self.folder / "replay", **self.shared)
         self.step = 1
 
@@ -178,22 +176,10 @@ class Machine(RuleBasedStateMachine):
     def visit(self, question: str, rewards: list[float]) -> None:
         k = int(sum(rewards))
         rows = [
-            FreshRow(
-                token_ids=np.array([self.step, member], dtype=np.int32),
-                behaviour_logprobs=np.full(2, LOGPROB, dtype=np.float32),
-                entropy=0.5,
-                nll=-float(LOGPROB),
-                reward=reward,
-                advantage=reward - k / K,
-            )
+            row_of(self.step, member, logprob=LOGPROB, reward=reward, advantage=reward - k / K)
             for member, reward in enumerate(rewards)
         ]
-        record(self.buffer, 
-            Visit(
-                question_id=question, step=self.step, weight_version=self.step, success_count=k,
-                num_fresh_successes=k, num_replayed=0, verifier_failed=False, rows=rows,
-            )
-        )  # fmt: skip
+        record(self.buffer, visit_of(question, self.step, rows))
         self.reference.visit(question, rewards, self.step)
 
     @rule()

@@ -1,22 +1,19 @@
-"""The store of units: the worked numbers of each method, limits, and a state machine against a plain reference."""
+"""The store of units: the worked numbers of each method (limits: test_unit_machine.py)."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from store_calls import place_of, record
+from small_ledger import IDENTITY, K
+from store_calls import place_of, record, row_of, visit_of
 
 from exgrpo_cli.ledger.reader import LedgerReader
-from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.replay.by_unit import DrawnUnit
-from exgrpo_cli.replay.store import FreshRow, Store, Visit
+from exgrpo_cli.replay.store import Store, Visit
 
-K = 4
-IDENTITY = LedgerIdentity(
-    tokenizer_hash="t", template="plain", group_size=K, questions_hash="h", logprob_source="trainer"
-)
 QUESTIONS = [f"q{number}" for number in range(8)]
 ROWS = {"composition": "append", "store": "all", "retirement": False}
 GROUPS = {**ROWS, "unit": "group"}
@@ -25,43 +22,20 @@ GROUPS = {**ROWS, "unit": "group"}
 def visit(question: int, rewards: list[float], step: int, logprob: float = -0.5, failed: bool = False) -> Visit:
     """A group with A = r - mean(r) and two tokens a row."""
     own = np.array(rewards)
-    return Visit(
-        question_id=QUESTIONS[question],
-        step=step,
-        weight_version=step,
-        success_count=int(own.sum()),
-        num_fresh_successes=int(own.sum()),
-        num_replayed=0,
-        verifier_failed=failed,
-        rows=[
-            FreshRow(
-                token_ids=np.array([step, member], dtype=np.int32),
-                behaviour_logprobs=np.full(2, logprob, dtype=np.float32),
-                entropy=0.5,
-                nll=-logprob,
-                reward=reward,
-                advantage=reward - float(own.mean()),
-            )
-            for member, reward in enumerate(rewards)
-        ],
-    )
+    rows = [
+        row_of(step, member, logprob=logprob, reward=reward, advantage=reward - float(own.mean()))
+        for member, reward in enumerate(rewards)
+    ]
+    return visit_of(QUESTIONS[question], step, rows, verifier_failed=failed)
 
 
 @pytest.fixture
 def buffer_of(tmp_path: Path):
     """`buffer_of(priority="advantage", ...)`: a new buffer with these settings of `replay`."""
-    opened: list[Store] = []
-
-    def create(**settings: object) -> Store:
-        rules = place_of(**settings)
-        opened.append(
-            Store.create(tmp_path / f"replay-{len(opened)}", identity=IDENTITY, rules=rules, question_ids=QUESTIONS)
+    with ExitStack() as stack:
+        yield lambda **settings: stack.enter_context(
+            Store.create(tmp_path / "replay", identity=IDENTITY, rules=place_of(**settings), question_ids=QUESTIONS)
         )
-        return opened[-1]
-
-    yield create
-    for buffer in opened:
-        buffer.close()
 
 
 def take(store: Store, num: int, step: int, rng: np.random.Generator | None = None) -> list[DrawnUnit]:
@@ -83,13 +57,6 @@ def test_advantages_as_priorities(buffer_of: Callable[..., Store]) -> None:
     replays = LedgerReader(buffer.folder).replays().to_pandas().set_index("unit_id").sort_index()
     assert replays.probability.tolist() == pytest.approx([0.366, 0.211, 0.211, 0.211], abs=5e-4)
     assert replays.accepted.all() and replays.drift.isna().all()
-
-
-def test_an_age_limit_of_ten_draws_at_ten_and_not_at_eleven(buffer_of: Callable[..., Store]) -> None:
-    buffer = buffer_of(**ROWS, priority="advantage", max_age=10)
-    record(buffer, visit(0, [1, 0, 0, 0], 5))
-    assert len(take(buffer, 9, 15)) == 4
-    assert take(buffer, 9, 16) == []
 
 
 def test_rewards_fade_with_age_and_their_bias_is_corrected(buffer_of: Callable[..., Store]) -> None:
@@ -152,32 +119,6 @@ def test_the_newest_first_and_of_equals_the_lowest_number(buffer_of: Callable[..
     for question, step in enumerate((1, 2, 2, 1)):
         record(buffer, visit(question, [1, 0, 0, 0], step))
     assert [unit.unit_id // K for unit in take(buffer, 9, 3)] == [1, 2, 0, 3]
-
-
-@pytest.mark.parametrize(
-    ("settings", "kept"),
-    [
-        # Groups of k = 1, 2, 1, 2 with signals .75, 1.155, .75, 1.155 come one after the other; three may stay.
-        ({"capacity": 3}, [1, 2, 3]),
-        ({"capacity": 3, "eviction": "lowest-priority"}, [1, 2, 3]),
-        ({"capacity": 2, "eviction": "lowest-priority"}, [1, 3]),
-    ],
-)
-def test_what_leaves_a_full_store(
-    buffer_of: Callable[..., Store], settings: dict[str, object], kept: list[int]
-) -> None:
-    buffer = buffer_of(composition="refill", store="all", retirement=False, priority="signal", **settings)
-    for question, successes in enumerate((1, 2, 1, 2)):
-        record(buffer, visit(question, [1.0] * successes + [0.0] * (K - successes), 1))
-    assert sorted(unit.unit_id // K for unit in take(buffer, 9, 2)) == kept
-    assert buffer.counts.num_trajectories == K * len(kept)
-
-
-def test_a_unit_leaves_after_its_last_use(buffer_of: Callable[..., Store]) -> None:
-    buffer = buffer_of(**GROUPS, priority="latest", draw="top", max_uses=2)
-    record(buffer, visit(0, [1, 0, 0, 0], 1))
-    assert [len(take(buffer, 1, step)) for step in (2, 3, 4)] == [1, 1, 0]
-    assert buffer.counts.num_trajectories == 0
 
 
 def test_a_visit_in_which_the_verifier_failed_stores_no_failures(buffer_of: Callable[..., Store]) -> None:

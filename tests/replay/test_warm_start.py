@@ -5,45 +5,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from store_calls import candidates_of, record
+from small_ledger import IDENTITY, K
+from store_calls import candidates_of, record, row_of, visit_of
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
-from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.replay.append import Append
 from exgrpo_cli.replay.join import Join
 from exgrpo_cli.replay.replace import Replace
-from exgrpo_cli.replay.store import FreshRow, Store, StoreCounts, Visit
+from exgrpo_cli.replay.rows import StoreCounts
+from exgrpo_cli.replay.store import Store, Visit
 
-K = 4
-SOURCE = LedgerIdentity(
-    tokenizer_hash="t", template="plain", group_size=K, questions_hash="of the source", logprob_source="engine"
-)
-TARGET = LedgerIdentity(
-    tokenizer_hash="t", template="plain", group_size=K, questions_hash="of the target", logprob_source="trainer"
-)
+SOURCE = replace(IDENTITY, questions_hash="of the source", logprob_source="engine")
+TARGET = replace(IDENTITY, questions_hash="of the target")
 QUESTIONS = ["a", "b", "c", "d"]
 
 
 def visit(question: str, k: int, step: int, lengths: list[int]) -> Visit:
-    return Visit(
-        question_id=question,
-        step=step,
-        weight_version=step,
-        success_count=k,
-        num_fresh_successes=k,
-        num_replayed=0,
-        verifier_failed=False,
-        rows=[
-            FreshRow(
-                token_ids=np.arange(step, step + length, dtype=np.int32),
-                behaviour_logprobs=np.linspace(-3, 0, length, dtype=np.float32),
-                entropy=length / 10,
-                nll=0.5,
-            )
-            for length in lengths
-        ],
-    )
+    rows = [row_of(*range(step, step + length), entropy=length / 10) for length in lengths]
+    return visit_of(question, step, rows, success_count=k, num_fresh_successes=k)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +44,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def create(folder: Path, identity: LedgerIdentity = TARGET, question_ids: list[str] = QUESTIONS) -> Store:
+def create(folder: Path, identity: object = TARGET, question_ids: list[str] = QUESTIONS) -> Store:
     return Store.create(
         folder,
         identity=identity,
@@ -86,7 +66,7 @@ def test_trajectories_and_buckets_come_along(source: Path, tmp_path: Path) -> No
         assert candidates.measured_version.tolist() == [-1, -1]
         [trajectory] = buffer.load(candidates_of(buffer, "b").trajectory_ids.tolist())
         np.testing.assert_array_equal(trajectory.token_ids, np.arange(1, 7))
-        np.testing.assert_array_equal(trajectory.behaviour_logprobs, np.linspace(-3, 0, 6, dtype=np.float32))
+        assert (trajectory.behaviour_logprobs == np.float32(-0.5)).all()
         assert (trajectory.step_born, trajectory.weight_version) == (0, -1)
         record(buffer, visit("z", 1, 1, [2]))
         buffer.flush(1)
@@ -102,14 +82,10 @@ def test_the_limit_of_the_new_run_holds_from_the_start(source: Path, tmp_path: P
     with Store.create(tmp_path / "new", identity=TARGET, rules=rules, question_ids=QUESTIONS) as buffer:
         report = buffer.warm_start(source, max_response_tokens=10, with_retired=True)
         assert (report.num_trajectories, report.left_out["too long"]) == (5, 1)
-        assert {q: candidates_of(buffer, q).num_tokens.tolist() for q in QUESTIONS} == {
-            "a": [3],
-            "b": [6],
-            "c": [4],
-            "d": [],
-        }
-        oldest = buffer.load(candidates_of(buffer, "b").trajectory_ids.tolist())[0]
-        assert oldest.token_ids.tolist() == [1, 2, 3, 4, 5, 6]
+        assert [candidates_of(buffer, q).num_tokens.tolist() for q in QUESTIONS] == [[3], [6], [4], []]
+    # Also where the run dies before it has written of it.
+    with Store.open(tmp_path / "new", identity=TARGET, rules=rules, question_ids=QUESTIONS, at_step=0) as buffer:
+        assert [candidates_of(buffer, q).num_tokens.tolist() for q in QUESTIONS] == [[3], [6], [4], []]
 
 
 def rewarded(folder: Path, rewards: list[float]) -> Path:
@@ -163,7 +139,7 @@ def test_one_that_was_being_written_when_the_process_died_is_not_half_read(sourc
         buffer.warm_start(source, max_response_tokens=10, with_retired=False)
     [commit_record] = (tmp_path / "new" / "events").iterdir()
     commit_record.unlink()
-    with pytest.warns(LedgerWarning, match="rows of steps 0 to 0 left out: not complete"):
+    with pytest.warns(LedgerWarning, match="rows up to step 0 left out: not complete"):
         reader = LedgerReader(tmp_path / "new")
     assert len(reader.trajectories()) == 0
     with pytest.raises(InputError, match="no trajectory 0"):
@@ -197,8 +173,7 @@ def test_more_trajectories_than_one_batch_of_bodies(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("tokenizer_hash", "another"), ("template", "another"), ("group_size", 8)])
 def test_another_tokenizer_template_or_k_is_refused(source: Path, tmp_path: Path, name: str, value: object) -> None:
-    identity = LedgerIdentity(**{**{field: getattr(TARGET, field) for field in TARGET.__slots__}, name: value})
-    with create(tmp_path / "replay", identity) as buffer:
+    with create(tmp_path / "replay", replace(TARGET, **{name: value})) as buffer:
         with pytest.raises(InputError, match=f"{name} is .* in the ledger but {value!r} in this run"):
             buffer.warm_start(source, max_response_tokens=8, with_retired=False)
         assert buffer.counts.num_questions == 0
