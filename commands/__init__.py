@@ -29,33 +29,29 @@ from exgrpo_cli.commands.sample import sample
 from exgrpo_cli.commands.train import train
 
 
-class Command(TyperCommand):
-    """A command whose help puts no type beside an option that is merely given or not."""
+class PlainFlags:
+    """Help that puts no type beside an option that is merely given or not: "<bool>" reads as if a value followed."""
 
     def get_params(self, ctx: Any) -> Any:
         """The parameters, flags without a metavar."""
-        return without_flag_types(super().get_params(ctx))
+        parameters = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+        return parameters
+
+
+class CommandGroup(PlainFlags, TyperGroup):
+    """The program itself."""
+
+
+class Command(PlainFlags, TyperCommand):
+    """One command of it."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; what other packages print meanwhile is talk."""
         with data_alone():
             return super().invoke(ctx)
-
-
-class CommandGroup(TyperGroup):
-    """The same for the program itself."""
-
-    def get_params(self, ctx: Any) -> Any:
-        """The parameters, flags without a metavar."""
-        return without_flag_types(super().get_params(ctx))
-
-
-def without_flag_types(parameters: list[Any]) -> list[Any]:
-    """The same parameters; "<bool>" beside a flag reads as if a value had to follow."""
-    for parameter in parameters:
-        if getattr(parameter, "is_flag", False):
-            parameter.metavar = ""
-    return parameters
 
 
 app = typer.Typer(
@@ -78,17 +74,9 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
         raise typer.Exit()
 
 
-app.command(cls=Command)(prepare)
-app.command(cls=Command)(train)
-app.command("replay-stats", cls=Command)(replay_stats)
-app.command(cls=Command)(report)
-app.command(cls=Command)(publish)
-app.command(cls=Command)(sample)
-app.command(cls=Command)(evaluate)
+for command in (prepare, train, replay_stats, report, publish, sample, evaluate, ablate, doctor, presets):
+    app.command(command.__name__.replace("_", "-"), cls=Command)(command)
 app.command("eval", cls=Command, hidden=True)(evaluate)
-app.command(cls=Command)(ablate)
-app.command(cls=Command)(doctor)
-app.command(cls=Command)(presets)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -159,6 +147,6 @@ def _one_line(text: str) -> str:
 
 
 def _help_line(arguments: Sequence[str]) -> str:
-    names = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    names = {command.name for command in app.registered_commands}
     command = next((argument for argument in arguments if argument in names), None)
     return f"exgrpo {command} --help" if command else "exgrpo --help"

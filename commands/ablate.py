@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import typer
+from typing import TYPE_CHECKING, Annotated
 
 from exgrpo_cli.commands.options import (
     AllowCodeOption,
@@ -12,9 +10,12 @@ from exgrpo_cli.commands.options import (
     ConfigOption,
     DataOption,
     DryRunOption,
+    HeldoutOption,
+    LauncherOption,
     OutputOption,
     SetOption,
     Speech,
+    option,
     option_layer,
     presets_of,
     print_json,
@@ -39,60 +40,40 @@ class StudyOptions:
 
     claim: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Put what a paper says to the test, or a claim of your own in TOML: brings arms and seeds.",
             metavar="NAME|FILE|quick|all",
-            help="Put what a paper says to the test, or a claim of your own in TOML: brings arms and seeds.",
             autocompletion=presets_of("claims", others=("all", "quick")),
         ),
     ] = None
     metric: Annotated[
-        str | None,
-        typer.Option(help="Trajectory metric: one is compared min, max and random; a comma list is exactly those."),
+        str | None, option("Trajectory metric: one is compared min, max and random; a comma list is exactly those.")
     ] = None
-    sampler: Annotated[str | None, typer.Option(help="Question samplers, comma list.")] = None
-    methods: Annotated[
-        str | None,
-        typer.Option(help="Method presets or their files, comma list.", autocompletion=presets_of("methods")),
-    ] = None
-    regimes: Annotated[
-        str | None,
-        typer.Option(
-            help="Regime presets, comma list: every arm in each of them.", autocompletion=presets_of("regimes")
-        ),
-    ] = None
-    vary: Annotated[
-        list[str] | None, typer.Option(metavar="SECTION.KEY=V1,V2", help="Values of one setting; repeatable.")
-    ] = None
-    seeds: Annotated[
-        str | None, typer.Option(metavar="N|LIST", help="How many seeds, or which: 3, or 0,1,5.", show_default="3")
-    ] = None
-    name: Annotated[str | None, typer.Option(help="Name of the study.", show_default="from the arms")] = None
+    sampler: Annotated[str | None, option("Question samplers, comma list.")] = None
+    methods: Annotated[str | None, option("Method presets or their files, comma list.", of="methods")] = None
+    regimes: Annotated[str | None, option("Regime presets, comma list: every arm in each of them.", of="regimes")] = (
+        None
+    )
+    vary: Annotated[list[str] | None, option("Values of one setting; repeatable.", metavar="SECTION.KEY=V1,V2")] = None
+    seeds: Annotated[str | None, option("How many seeds, or which: 3, or 0,1,5.", metavar="N|LIST", default="3")] = None
+    name: Annotated[str | None, option("Name of the study.", default="from the arms")] = None
     equal: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "What every arm spends as the baseline does, seed by seed.",
             metavar="steps|generated|trained|seconds",
-            help="What every arm spends as the baseline does, seed by seed.",
-            show_default="generated with --methods or --regimes, else steps",
+            default="generated with --methods or --regimes, else steps",
         ),
     ] = None
     replay_from: Annotated[
-        str | None,
-        typer.Option(metavar="RUN", help="Experience for the methods that store none: a run, or hf://OWNER/NAME."),
+        str | None, option("Experience for the methods that store none: a run, or hf://OWNER/NAME.", metavar="RUN")
     ] = None
     backbone: BackboneOption = None
     data: DataOption = None
-    heldout: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SET",
-            help="Held-out questions: a file, a benchmark, or a share of the training ones, such as 0.1.",
-            show_default="the backbone's; of your own data a tenth, at most 500",
-        ),
-    ] = None
-    steps: Annotated[int | None, typer.Option(help="Steps of every run.", show_default="the backbone's")] = None
+    heldout: HeldoutOption = None
+    steps: Annotated[int | None, option("Steps of every run.", default="the backbone's")] = None
     results: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="DIR", help="Results of other machines that count as finished runs; repeatable."),
+        list[Path] | None, option("Results of other machines that count as finished runs; repeatable.", metavar="DIR")
     ] = None
     output: OutputOption = None
     config: ConfigOption = None
@@ -104,11 +85,7 @@ class StudyOptions:
         from exgrpo_cli.studies.planning import StudyRequest
 
         layer = {"run.steps": self.steps, "data.train": whole_path(self.data), "data.heldout": whole_path(self.heldout)}
-        own = {
-            "config_file": self.config,
-            "options": option_layer(layer),
-            "replay_from": run_folder(self.replay_from),
-        }
+        own = {"config_file": self.config, "options": option_layer(layer), "replay_from": run_folder(self.replay_from)}
         return StudyRequest(**shared_options(self, StudyRequest) | own)
 
 
@@ -116,13 +93,8 @@ class StudyOptions:
 def ablate(
     options: StudyOptions,
     speech: Speech,
-    jobs: Annotated[int, typer.Option(min=0, help="Runs at a time; 0 is one for each core, or one on a GPU.")] = 0,
-    launcher: Annotated[
-        Literal["local", "slurm"] | None,
-        typer.Option(
-            help="Where runs are started: here, or by Slurm as one array job, which [slurm] of --config asks for."
-        ),
-    ] = None,
+    jobs: Annotated[int, option("Runs at a time; 0 is one for each core, or one on a GPU.", min=0)] = 0,
+    launcher: LauncherOption = None,
     dry_run: DryRunOption = False,
 ) -> None:
     """Compare arms over several seeds with the same question order, each against on-policy training.
@@ -144,15 +116,15 @@ def ablate(
     from exgrpo_cli.studies.schedule import compare, jobs_of, time_to_go
 
     study = options.request().plan()
-    slurm, to_go = slurm_settings(options.config), time_to_go(study, jobs_of(study, jobs))
+    settings, to_go = slurm_settings(options.config), time_to_go(study, jobs_of(study, jobs))
+    slurm = settings if launcher == "slurm" else None
     if dry_run:
         print_json(study.describe()) if speech.json else _print_runs(study, to_go)
-        if launcher == "slurm":
+        if slurm is not None:
             talk(script(study, slurm))
         return
-    talk(f"exgrpo: {len(study.runs)} runs in {study.folder}", quiet=speech.quiet)
-    talk(to_go, quiet=speech.quiet)
-    report = compare(study, jobs=jobs, quiet=speech.quiet, slurm=slurm if launcher == "slurm" else None)
+    talk(f"exgrpo: {len(study.runs)} runs in {study.folder}\n{to_go}", quiet=speech.quiet)
+    report = compare(study, jobs=jobs, quiet=speech.quiet, slurm=slurm)
     write_page(study.folder, quiet=speech.quiet)
     print_json(study_json(study, report)) if speech.json else _print_report(study, report)
 
@@ -160,21 +132,17 @@ def ablate(
 def _print_runs(study: "Study", to_go: str) -> None:
     plan = study.describe()
     against = f", against {plan['baseline']}" if plan["baseline"] else ""
-    talk(f"study {plan['name']} in {plan['folder']}{against}:")
-    talk(to_go)
+    talk(f"study {plan['name']} in {plan['folder']}{against}:\n{to_go}")
     for run in plan["runs"]:
         write_data(f"{run['arm']}\tseed {run['seed']}\t{run['steps']} steps\t{run['state']}\t{run['folder']}")
 
 
 def _print_report(study: "Study", report: "StudyReport") -> None:
     from exgrpo_cli.base.console.reporter import print_table
-    from exgrpo_cli.studies.claims import claim_outcomes
-    from exgrpo_cli.studies.output import TITLE, claim_rows, endpoint_rows, rich_table, score_rows
+    from exgrpo_cli.studies.output import report_tables
 
     for warning in report.warnings:
         talk(f"warning: {warning}")
-    print_table(rich_table(score_rows(report), f"{report.name}: {TITLE}"))
-    print_table(rich_table(endpoint_rows(report), "other endpoints, difference from the baseline in brackets"))
-    if study.claims:
-        print_table(rich_table(claim_rows(claim_outcomes(study)), "claims"))
+    for table in report_tables(study, report):
+        print_table(table)
     write_data(f"report, figures and runs in {study.folder}")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -29,35 +29,49 @@ def presets_of(*kinds: "PresetKind", others: tuple[str, ...] = ()) -> Callable[[
     return complete
 
 
+def option(help: str, *names: str, default: str | None = None, of: "PresetKind | None" = None, **more: Any) -> Any:
+    """An option by its help, with what holds where it is not given, and the presets that complete it in a shell."""
+    if default is not None:
+        more["show_default"] = default
+    if of is not None:
+        more["autocompletion"] = presets_of(of)
+    return typer.Option(*names, help=help, **more)
+
+
 BackboneOption = Annotated[
+    str | None, option("Preset, model folder, GGUF file or hub id (owner/name).", default="tiny", of="backbones")
+]
+DataOption = Annotated[str | None, option("Training questions.", metavar="FILE", default="the backbone's")]
+HeldoutOption = Annotated[
     str | None,
-    typer.Option(
-        help="Preset, model folder, GGUF file or hub id (owner/name).",
-        show_default="tiny",
-        autocompletion=presets_of("backbones"),
+    option(
+        "Held-out questions: a file, a benchmark, none, or a share of the training ones, such as 0.1.",
+        metavar="SET",
+        default="the backbone's; of your own data a tenth, at most 500",
     ),
 ]
-DataOption = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Training questions.", show_default="the backbone's")
-]
-OutputOption = Annotated[Path | None, typer.Option("--output", metavar="PATH", help="Where the results go.")]
-SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of every random stream.", show_default="0")]
+OutputOption = Annotated[Path | None, option("Where the results go.", "--output", metavar="PATH")]
+SeedOption = Annotated[int | None, option("Seed of every random stream.", "--seed", default="0")]
 ConfigOption = Annotated[
-    Path | None, typer.Option("--config", metavar="FILE", help="TOML file of settings, such as a run's config.toml.")
+    Path | None, option("TOML file of settings, such as a run's config.toml.", "--config", metavar="FILE")
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any single setting; repeatable, strongest of all."),
+    option("Any single setting; repeatable, strongest of all.", "--set", metavar="SECTION.KEY=VALUE"),
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the configuration and the plan, then stop.")]
+DryRunOption = Annotated[bool, option("Print the configuration and the plan, then stop.", "--dry-run")]
 AllowCodeOption = Annotated[
-    bool, typer.Option("--allow-code", help="Let files of settings name your own functions (python:module:function).")
+    bool, option("Let files of settings name your own functions (python:module:function).", "--allow-code")
 ]
-
-
-QuietOption = Annotated[bool, typer.Option("--quiet", help="Errors and damage only.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, everything else on stderr.")]
-DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+LauncherOption = Annotated[
+    Literal["local", "slurm"] | None,
+    option(
+        "Where runs are started: here, or by Slurm, whose tasks the slurm table of --config describes.", default="local"
+    ),
+]
+QuietOption = Annotated[bool, option("Errors and damage only.", "--quiet")]
+JsonOption = Annotated[bool, option("One JSON object on stdout, everything else on stderr.", "--json")]
+DebugOption = Annotated[bool, option("Show the traceback of an error.", "--debug")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,15 +89,14 @@ class Speech:
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Let a command take its options in groups: a parameter that is a dataclass becomes one option per field."""
-    hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
-    parameters = []
-    for name, parameter in inspect.signature(command).parameters.items():
-        if name in groups:
-            own = get_type_hints(groups[name], include_extras=True)
-            parameters += [_keyword(field.name, own[field.name], field.default) for field in fields(groups[name])]
-        else:
-            parameters.append(_keyword(name, hints[name], parameter.default))
+    groups: dict[str, Any] = {}
+    given: dict[str, tuple[Any, Any]] = {}
+    for name, kind in get_type_hints(command, include_extras=True).items():
+        if is_dataclass(kind):
+            groups[name], hints = kind, get_type_hints(kind, include_extras=True)
+            given |= {field.name: (hints[field.name], field.default) for field in fields(kind)}
+        elif name != "return":
+            given[name] = kind, inspect.signature(command).parameters[name].default
 
     @wraps(command)
     def call(**values: Any) -> None:
@@ -92,13 +105,14 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
         }
         command(**values, **made)
 
-    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            for name, (annotation, default) in given.items()
+        ]
+    )
+    call.__annotations__ = {name: annotation for name, (annotation, _) in given.items()}
     return call
-
-
-def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def shared_options(options: Any, request: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from exgrpo_cli.commands.options import Speech, print_json, talk, with_groups, write_data
+from exgrpo_cli.commands.options import Speech, option, print_json, talk, with_groups, write_data
 
 
 @with_groups
@@ -18,15 +18,14 @@ def sample(
     question: Annotated[str, typer.Argument(metavar="QUESTION", help="What to ask, in quotes.")],
     *,
     speech: Speech,
-    samples: Annotated[int, typer.Option(min=1, metavar="K", help="Responses.")] = 1,
-    temperature: Annotated[float, typer.Option(min=0.01, help="T.")] = 1.0,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(min=1, help="New tokens at most.", show_default="the run's own limit, else 512"),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the responses.")] = 0,
-    engine: Annotated[Literal["hf", "vllm"], typer.Option(help="Engine.")] = "hf",
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where the model is loaded.")] = "auto",
+    samples: Annotated[int, option("Responses.", min=1, metavar="K")] = 1,
+    temperature: Annotated[float, option("T.", min=0.01)] = 1.0,
+    max_tokens: Annotated[int | None, option("New tokens at most.", min=1, default="the run's own limit, else 512")] = (
+        None
+    ),
+    seed: Annotated[int, option("Seed of the responses.", min=0)] = 0,
+    engine: Annotated[Literal["hf", "vllm"], option("Engine.")] = "hf",
+    device: Annotated[Literal["auto", "cpu", "cuda"], option("Where the model is loaded.")] = "auto",
 ) -> None:
     """Ask a model one question, as an evaluation would, and print what it answers.
 

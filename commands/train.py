@@ -15,12 +15,14 @@ from exgrpo_cli.commands.options import (
     ConfigOption,
     DataOption,
     DryRunOption,
+    HeldoutOption,
+    LauncherOption,
     OutputOption,
     SeedOption,
     SetOption,
     Speech,
+    option,
     option_layer,
-    presets_of,
     print_json,
     run_folder,
     shared_options,
@@ -42,65 +44,37 @@ class TrainOptions:
 
     backbone: BackboneOption = None
     method: Annotated[
-        str | None,
-        typer.Option(
-            help="exgrpo, grpo, another method preset, or a TOML file.",
-            show_default="exgrpo",
-            autocompletion=presets_of("methods"),
-        ),
+        str | None, option("exgrpo, grpo, another method preset, or a TOML file.", default="exgrpo", of="methods")
     ] = None
     regime: Annotated[
-        str | None,
-        typer.Option(
-            help="Task, start and lengths: a preset such as hard-tail.",
-            show_default="none",
-            autocompletion=presets_of("regimes"),
-        ),
+        str | None, option("Task, start and lengths: a preset such as hard-tail.", default="none", of="regimes")
     ] = None
     data: DataOption = None
-    heldout: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SET",
-            help="Held-out questions: a file, a benchmark, none, or a share of the training ones, such as 0.1.",
-            show_default="the backbone's; of your own data a tenth, at most 500",
-        ),
-    ] = None
-    steps: Annotated[int | None, typer.Option(help="Rollout batches.", show_default="the backbone's")] = None
-    rollout: Annotated[
-        Literal["hf", "vllm"] | None, typer.Option(help="Rollout engine.", show_default="the backbone's")
-    ] = None
-    engine: Annotated[
-        Literal["torch", "deepspeed"] | None, typer.Option(help="Training engine.", show_default="the backbone's")
-    ] = None
-    nproc: Annotated[
-        int | None, typer.Option(min=1, help="Ranks on this host.", show_default="one per visible GPU")
-    ] = None
-    device: Annotated[
-        Literal["cpu", "cuda"] | None, typer.Option(help="Where the model lives.", show_default="a GPU if visible")
-    ] = None
+    heldout: HeldoutOption = None
+    steps: Annotated[int | None, option("Rollout batches.", default="the backbone's")] = None
+    rollout: Annotated[Literal["hf", "vllm"] | None, option("Rollout engine.", default="the backbone's")] = None
+    engine: Annotated[Literal["torch", "deepspeed"] | None, option("Training engine.", default="the backbone's")] = None
+    nproc: Annotated[int | None, option("Ranks on this host.", min=1, default="one per visible GPU")] = None
+    device: Annotated[Literal["cpu", "cuda"] | None, option("Where the model lives.", default="a GPU if visible")] = (
+        None
+    )
     time_limit: Annotated[
-        str | None, typer.Option(metavar="3h50m", help="Save and stop, as after Ctrl-C, before so long is over.")
+        str | None, option("Save and stop, as after Ctrl-C, before so long is over.", metavar="3h50m")
     ] = None
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with --output, or the newest unfinished run.")] = False
+    resume: Annotated[bool, option("Go on with --output, or the newest unfinished run.", "--resume")] = False
     output: OutputOption = None
     seed: SeedOption = None
     config: ConfigOption = None
     assignments: SetOption = None
     replay_from: Annotated[
-        str | None,
-        typer.Option(metavar="RUN", help="Fill the buffer from another run's ledger, also hf://OWNER/NAME."),
+        str | None, option("Fill the buffer from another run's ledger, also hf://OWNER/NAME.", metavar="RUN")
     ] = None
     allow_code: AllowCodeOption = False
     as_published: Annotated[
-        bool, typer.Option("--as-published", help="With what the method's paper changed besides its replay.")
+        bool, option("With what the method's paper changed besides its replay.", "--as-published")
     ] = False
-    with_retired: Annotated[
-        bool, typer.Option("--with-retired", help="Take that run's retired questions over as well.")
-    ] = False
-    log: Annotated[
-        list[str] | None, typer.Option(metavar="TRACKER", help="tensorboard, wandb or trackio; repeatable.")
-    ] = None
+    with_retired: Annotated[bool, option("Take that run's retired questions over as well.", "--with-retired")] = False
+    log: Annotated[list[str] | None, option("tensorboard, wandb or trackio; repeatable.", metavar="TRACKER")] = None
 
     def request(self) -> "RunRequest":
         """The options as the core takes them."""
@@ -129,12 +103,9 @@ def train(
     speech: Speech,
     dry_run: DryRunOption = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Two steps with random weights at full lengths, measured, then stop.")
+        bool, option("Two steps with random weights at full lengths, measured, then stop.", "--check")
     ] = False,
-    launcher: Annotated[
-        Literal["local", "slurm"] | None,
-        typer.Option(help="Where the run is started: here, or by Slurm on hosts that [slurm] of --config asks for."),
-    ] = None,
+    launcher: LauncherOption = None,
 ) -> None:
     """Train a backbone with ExGRPO, or with another method.
 

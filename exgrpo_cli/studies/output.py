@@ -77,6 +77,15 @@ def study_json(study: Study, report: StudyReport) -> dict[str, Any]:
     return {**report.to_json(), **({"claims": outcomes} if outcomes else {})}
 
 
+def report_tables(study: Study, report: StudyReport) -> list[Table]:
+    """The tables of a terminal: scores, other endpoints, and verdicts where the study is of claims."""
+    tables = [
+        rich_table(score_rows(report), f"{report.name}: {TITLE}"),
+        rich_table(endpoint_rows(report), "other endpoints, difference from the baseline in brackets"),
+    ]
+    return [*tables, *([rich_table(claim_rows(claim_outcomes(study)), "claims")] if study.claims else [])]
+
+
 def score_rows(report: StudyReport) -> Rows:
     """Held-out pass@1 of every arm and its difference from the baseline; pass@k at the largest k stands last."""
     against = f"minus {report.baselines[0]}" if len(report.baselines) == 1 else "minus its baseline"
