@@ -10,7 +10,6 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.files import begin_folder, finish_folder, read_json, remove_partials, write_text
@@ -46,7 +45,12 @@ def save_checkpoint(checkpoints: Path, parts: Parts, state: RunState, *, keep: i
     name = folder_name(state.step)
 
     def complete() -> None:
-        (partial / "state.json").write_text(json.dumps(snapshot(parts, state)), encoding="utf-8")
+        saved = {
+            "state": state.to_json(),
+            "stream": parts.stream.state(),
+            "generators": {name: rng.bit_generator.state for name, rng in parts.rngs.items()},
+        }
+        (partial / "state.json").write_text(json.dumps(saved), encoding="utf-8")
         write_manifest(partial)
         finish_folder(partial, checkpoints / name)
         write_text(checkpoints / "latest", name + "\n")
@@ -80,22 +84,13 @@ def export_weights(parts: Parts, folder: Path, *, card: str | None = None) -> No
             pass
 
 
-def snapshot(parts: Parts, state: RunState) -> dict[str, Any]:
-    """What `state.json` holds: counts, place in the question stream, states of the random generators."""
-    return {
-        "state": state.to_json(),
-        "stream": parts.stream.state(),
-        "generators": {name: rng.bit_generator.state for name, rng in parts.rngs.items()},
-    }
-
-
 def load_checkpoint(folder: Path, parts: Parts) -> RunState:
     """Restore policy, stream and generators in place and return the loop's state.
 
     Raises InputError when the folder is not a whole checkpoint.
     """
     path = folder / "state.json"
-    saved = parts.ranks.from_main(lambda: read_state(path))
+    saved = parts.ranks.from_main(lambda: read_json(path))
     parts.policy.load(folder / "policy")
     try:
         parts.stream.restore(saved["stream"])
@@ -106,14 +101,6 @@ def load_checkpoint(folder: Path, parts: Parts) -> RunState:
         raise InputError(
             f"{path} does not hold what a checkpoint holds ({error!r}): resume from another checkpoint or start anew."
         ) from error
-
-
-def read_state(path: Path) -> dict[str, Any]:
-    """A checkpoint's `state.json`; raises InputError where it cannot be read."""
-    try:
-        return dict(json.loads(path.read_text()))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read ({error}): resume from another checkpoint or start anew.") from error
 
 
 def latest_step(checkpoints: Path) -> int | None:

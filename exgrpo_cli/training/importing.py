@@ -9,9 +9,11 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from jaxtyping import Float32, Int32
 from transformers import PreTrainedTokenizerBase
@@ -24,7 +26,7 @@ from exgrpo_cli.base.types import Question
 from exgrpo_cli.config.settings import Config, to_toml
 from exgrpo_cli.ledger.schemas import FOREIGN_WEIGHTS, LedgerIdentity
 from exgrpo_cli.models.load import load_tokenizer
-from exgrpo_cli.questions.files import Row, iter_rows, stem_of
+from exgrpo_cli.questions.files import iter_rows, stem_of
 from exgrpo_cli.questions.prepare import DATA_FOLDER
 from exgrpo_cli.questions.question_file import normalised, question_text, write_questions
 from exgrpo_cli.replay.join import Join
@@ -33,14 +35,31 @@ from exgrpo_cli.runs.folder import POOL_FILE, RunFolder
 from exgrpo_cli.training.questions import load_questions
 from exgrpo_cli.training.setup import identity_of
 
-COLUMNS = ("question_id", "question", "token_ids", "text", "logprobs", "reward", "advantage", "group", "step")
-WORDS = ("question_id", "question", "text", "group")
 LARGEST_LOGPROB = 1e-4
 """A log-prob above 0 by more than float32 leaves behind is none."""
 MOST_MEMBERS = 10**6
 """Whatever the number of rows of a visit, all of them are stored."""
 LOGGED_ELSEWHERE = "file"
 """Source of log-probs that a file brought."""
+LoggedRollout = tuple[int, tuple[str, str], FreshRow]
+"""A rollout that somebody else sampled: its step, question and group, and its row.
+
+Rows of a question with one group were sampled together; it is empty where the file has none. Log-probs are NaN, and so
+is the advantage, where the file has none."""
+
+
+class LoggedRow(msgspec.Struct, kw_only=True):
+    """A row of the file, fields that are null or NaN left out."""
+
+    question_id: str = ""
+    question: str = ""
+    token_ids: list[int] | None = None
+    text: str | None = None
+    logprobs: list[float] | None = None
+    reward: float | bool
+    advantage: float = math.nan
+    group: str | float = ""
+    step: float = 0
 
 
 @dataclass(kw_only=True, slots=True)
@@ -74,9 +93,10 @@ class PoolReport:
             f"{self.output}: {self.rows} rollouts, {self.right} of them right, of {self.questions} questions",
             f"{self.visits} visits, {self.whole_groups} of them whole groups of K = {group_size}",
         ]
-        unknown = f"rows left out: their question is not in the question set, {self.first_unknown[:60]!r} first"
         missing = {
-            unknown: self.unknown_questions,
+            f"rows left out: their question is not in the question set, {self.first_unknown[:60]!r} first": (
+                self.unknown_questions
+            ),
             "rows without log-probs: replayed with objective.importance = 'old' or replay_surrogate = 'likelihood'": (
                 self.without_logprobs
             ),
@@ -128,18 +148,6 @@ def prepare_pool(file: Path, output: Path, config: Config, reporter: Reporter) -
     return report
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoggedRollout:
-    """A rollout that somebody else sampled."""
-
-    question_id: str
-    group: str
-    """Rows of a question with one group were sampled together; empty where the file does not say."""
-    step: int
-    row: FreshRow
-    """Its log-probs are NaN, and so is its advantage, where the file has none."""
-
-
 def read_rollouts(
     file: Path, questions: Iterable[Question], tokenizer: PreTrainedTokenizerBase, report: PoolReport
 ) -> Iterator[LoggedRollout]:
@@ -153,32 +161,43 @@ def read_rollouts(
         by_text.setdefault(normalised(question_text(question)), []).append(question.id)
     ids = {question_id for named in by_text.values() for question_id in named}
     last_step = 1
-    for number, row in iter_rows(file):
-        where = f"{file}: row {number}"
-        question_id = row["question_id"] if _has(row, "question_id") else _question_asked(row, by_text, where)
-        if question_id not in ids:
-            report.unknown_questions += 1
-            report.first_unknown = report.first_unknown or str(row.get("question_id") or row.get("question"))
-            continue
-        token_ids = _tokens(row, tokenizer, where)
-        last_step = _step(row, last_step, where)
-        if not _has(row, "reward"):
-            raise InputError(f"{where} has no reward: write 1 for a right answer and 0 for a wrong one in every row.")
-        logprobs = _logprobs(row, len(token_ids), where)
-        rollout = FreshRow(
-            token_ids=token_ids,
-            behaviour_logprobs=logprobs,
-            entropy=np.nan,
-            nll=float(-logprobs.mean(dtype=np.float64)),
-            reward=_number(row, "reward", where),
-            advantage=_number(row, "advantage", where) if _has(row, "advantage") else math.nan,
-        )
+    for number, values in iter_rows(file):
+        try:
+            # A NaN is what pandas makes of a missing value.
+            row = msgspec.convert({name: v for name, v in values.items() if v is not None and v == v}, LoggedRow)
+            question_id = row.question_id or _question_asked(row, by_text)
+            if question_id not in ids:
+                report.unknown_questions += 1
+                report.first_unknown = report.first_unknown or row.question_id or row.question
+                continue
+            token_ids = _tokens(row, tokenizer)
+            logprobs = _logprobs(row, len(token_ids))
+            if not math.isfinite(row.reward) or math.isinf(row.advantage):
+                raise ValueError(f"reward = {row.reward} and advantage = {row.advantage} are to be finite numbers")
+            if row.step % 1 or 0 < row.step < last_step or (row.step == 0 and "step" in values):
+                raise ValueError(f"step = {row.step:g} comes after step {last_step}: sort rows by whole steps from 1")
+        except ValueError as error:
+            raise InputError(
+                f"{file}: row {number}: {str(error).rstrip('.')}. A row has question_id or question, token_ids or "
+                "text, and reward (1 right, 0 wrong); it may have logprobs, advantage, group and step."
+            ) from error
+        last_step = int(row.step) or last_step
         report.rows += 1
-        report.right += rollout.reward > 0
-        report.without_logprobs += not _has(row, "logprobs")
-        report.from_text += not _has(row, "token_ids")
-        group = str(row["group"]) if _has(row, "group") else ""
-        yield LoggedRollout(question_id=question_id, group=group, step=last_step, row=rollout)
+        report.right += row.reward > 0
+        report.without_logprobs += row.logprobs is None
+        report.from_text += row.token_ids is None
+        yield (
+            last_step,
+            (question_id, str(row.group)),
+            FreshRow(
+                token_ids=token_ids,
+                behaviour_logprobs=logprobs,
+                entropy=np.nan,
+                nll=float(-logprobs.mean(dtype=np.float64)),
+                reward=float(row.reward),
+                advantage=row.advantage,
+            ),
+        )
 
 
 def _fill(
@@ -192,10 +211,10 @@ def _fill(
     rules = Join(store="all", lower_bound=-1, upper_bound=MOST_MEMBERS, retirement=False)
     seen: set[str] = set()
     with Store.create(folder, identity=identity, rules=rules, question_ids=question_ids) as buffer:
-        for step, of_step in groupby(rollouts, key=lambda rollout: rollout.step):
+        for step, of_step in groupby(rollouts, key=itemgetter(0)):
             visits: dict[tuple[str, str], list[FreshRow]] = {}
-            for rollout in of_step:
-                visits.setdefault((rollout.question_id, rollout.group), []).append(rollout.row)
+            for _, visited, row in of_step:
+                visits.setdefault(visited, []).append(row)
             for (question_id, _), members in visits.items():
                 visit = _visit(question_id, members, step, identity.group_size)
                 buffer.record_visits([visit])
@@ -227,90 +246,38 @@ def _visit(question_id: str, members: Sequence[FreshRow], step: int, group_size:
     )
 
 
-def _question_asked(row: Row, by_text: dict[str, list[str]], where: str) -> str:
+def _question_asked(row: LoggedRow, by_text: dict[str, list[str]]) -> str:
     """The id of the question by its text; empty where no question has it."""
-    found = by_text.get(normalised(str(_required(row, "question", where))), [])
-    if len(found) > 1:
-        raise InputError(
-            f"{where}: {len(found)} questions ask {row['question'][:60]!r}, with different answers: "
-            "name the one that is meant by question_id."
-        )
+    found = by_text.get(normalised(row.question), [])
+    if not row.question or len(found) > 1:
+        asked = f"{len(found)} questions, with different answers, ask" if found else "no question_id, and"
+        raise ValueError(f"{asked} question = {row.question[:60]!r}: name the one that is meant by question_id")
     return found[0] if found else ""
 
 
-def _tokens(row: Row, tokenizer: PreTrainedTokenizerBase, where: str) -> Int32[np.ndarray, " tokens"]:
-    if _has(row, "token_ids"):
-        token_ids, known = _array(row, "token_ids", np.int64, where), len(tokenizer)
-        strange = token_ids[(token_ids < 0) | (token_ids >= known)]
-        if len(strange):
-            raise InputError(
-                f"{where}: token id {strange[0]} is not one of the {known} of this tokenizer: "
-                "name the backbone whose tokens these are with --backbone."
-            )
-    else:
-        text = _required(row, "text", where)
-        if not isinstance(text, str):
-            raise InputError(f"{where}: text = {str(text)[:60]!r} is not a text.")
-        token_ids = np.array(tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
-    if not len(token_ids):
-        raise InputError(f"{where} is a response without a token: leave it out.")
-    return token_ids.astype(np.int32)
+def _tokens(row: LoggedRow, tokenizer: PreTrainedTokenizerBase) -> Int32[np.ndarray, " tokens"]:
+    ids = row.token_ids
+    if ids is None:
+        ids = tokenizer.encode(row.text or "", add_special_tokens=False)
+    if not ids:
+        raise ValueError("a response without a token: leave it out")
+    if strange := [token for token in ids if not 0 <= token < len(tokenizer)]:
+        raise ValueError(
+            f"token id {strange[0]} is not one of the {len(tokenizer)} of this tokenizer: name the backbone whose "
+            "tokens these are with --backbone"
+        )
+    return np.array(ids, dtype=np.int32)
 
 
-def _step(row: Row, last_step: int, where: str) -> int:
-    step = _number(row, "step", where) if _has(row, "step") else last_step
-    if step % 1:
-        raise InputError(f"{where}: step = {step} is not a whole number.")
-    if step < last_step:
-        raise InputError(f"{where}: step = {step:.0f} comes after step {last_step}: sort the rows by step, from 1.")
-    return int(step)
-
-
-def _logprobs(row: Row, num_tokens: int, where: str) -> Float32[np.ndarray, " tokens"]:
-    if not _has(row, "logprobs"):
+def _logprobs(row: LoggedRow, num_tokens: int) -> Float32[np.ndarray, " tokens"]:
+    if row.logprobs is None:
         return np.full(num_tokens, np.nan, dtype=np.float32)
-    logprobs = _array(row, "logprobs", np.float32, where)
+    logprobs = np.array(row.logprobs, dtype=np.float32)
     if len(logprobs) != num_tokens:
-        raise InputError(
-            f"{where}: {len(logprobs)} logprobs for {num_tokens} tokens: give the token_ids that they belong to, "
-            "or leave logprobs out."
+        raise ValueError(
+            f"{len(logprobs)} logprobs for {num_tokens} tokens: give the token_ids that they belong to, or none"
         )
     wrong = logprobs[~(np.isfinite(logprobs) & (logprobs <= LARGEST_LOGPROB))]
     if len(wrong):
-        raise InputError(f"{where}: {wrong[0]} among the logprobs is no log-probability: they are finite, at most 0.")
+        raise ValueError(f"{wrong[0]} among the logprobs is no log-probability: they are finite, at most 0")
     return logprobs
-
-
-def _has(row: Row, name: str) -> bool:
-    """Whether a field is there; a NaN among words is what pandas makes of a missing one."""
-    value = row.get(name)
-    return value is not None and not (name in WORDS and isinstance(value, float) and math.isnan(value))
-
-
-def _required(row: Row, name: str, where: str) -> Any:
-    if not _has(row, name):
-        other = {"question": "question_id", "text": "token_ids"}[name]
-        raise InputError(
-            f"{where} has neither {other} nor {name}, its fields are {', '.join(row)}: name them {', '.join(COLUMNS)}."
-        )
-    return row[name]
-
-
-def _number(row: Row, name: str, where: str) -> float:
-    value = row[name]
-    if isinstance(value, str) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InputError(f"{where}: {name} = {value!r} is not a finite number.")
-    return float(value)
-
-
-def _array(row: Row, name: str, kind: type, where: str) -> np.ndarray:
-    value = row[name]
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        raise InputError(f"{where}: {name} = {str(value)[:60]!r} is not a list.")
-    try:
-        found = np.array(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise InputError(f"{where}: {name} holds something else than numbers.") from None
-    if found.ndim != 1 or (kind is np.int64 and (found % 1 != 0).any()):
-        raise InputError(f"{where}: {name} is not a flat list of {'whole ' if kind is np.int64 else ''}numbers.")
-    return found.astype(kind)

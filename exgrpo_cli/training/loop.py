@@ -4,7 +4,7 @@ Where we depart from the released code: `docs/algorithm.md`.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -27,13 +27,14 @@ from exgrpo_cli.training.metrics import (
     journal_line,
     pass_at_1,
     policy_entropy,
+    store_metrics,
     truncation,
     update_metrics,
 )
 from exgrpo_cli.training.parts import Parts
 from exgrpo_cli.training.state import RunState
 from exgrpo_cli.training.step.groups import Advantage, Group, replayed_row
-from exgrpo_cli.training.step.rollouts import StepRollouts, roll_out
+from exgrpo_cli.training.step.rollouts import roll_out
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,18 +46,18 @@ class StepResult:
     notes: tuple[str, ...]
 
 
-def run_step(parts: Parts, state: RunState, step: int, clock: Clock | None = None) -> StepResult | None:
+def run_step(parts: Parts, state: RunState, step: int, clock: Clock) -> StepResult | None:
     """Train one step and advance `state`; None when every question is retired and nothing is left to train on.
 
-    `clock` times the phases; a new one where none is given.
-
-    Raises RunError after too many consecutive skipped updates.
+    `clock` times the phases. Raises RunError after too many consecutive skipped updates.
     """
-    config, place, clock = parts.config, parts.config.replay, clock or Clock()
+    config, place = parts.config, parts.config.replay
     mixed = place.enabled and state.is_mixed(step, place.start_threshold, place.warmup_steps)
 
     with clock.phase("replay"):
-        readmit(parts, step)
+        if parts.store is not None:
+            # A share of the retired questions comes back to the stream, in the steps where the settings say so.
+            parts.stream.readmit(parts.store.readmit(step, parts.rngs["readmit"]))
         experience = parts.ask_place(place.before, step) if mixed else NO_EXPERIENCE
     rolled = roll_out(parts, state, step, experience, clock)
     groups: Sequence[Group] = rolled.groups
@@ -75,10 +76,12 @@ def run_step(parts: Parts, state: RunState, step: int, clock: Clock | None = Non
         record_visits(parts, state, groups, step, advantage, collecting=mixed or place.collect_before_start)
     with clock.phase("update"):
         clip = not mixed or config.objective.clip_in_mixed_phase
-        trained = [group for group in groups if trains(group, rolled, experience)]
-        reports = update(
-            parts, state, [group.rows(advantage(group.question.id)) for group in trained], experience, clip=clip
-        )
+        trained = [
+            group.rows(advantage(group.question.id))
+            for group in groups
+            if group.question.id in rolled.trained and (group.is_mixed or not experience.drops_unmixed)
+        ]
+        reports = update(parts, state, trained, experience, clip=clip)
     notes += [f"step {step}: an update was skipped: {report.skip_reason}" for report in reports if not report.applied]
     with clock.phase("sync"):
         sync(parts)
@@ -94,14 +97,14 @@ def run_step(parts: Parts, state: RunState, step: int, clock: Clock | None = Non
         batch_metrics(groups),
         rolled.metrics,
         experience.metrics if place.enabled else {},
-        store_metrics(parts),
+        store_metrics(parts.store) if place.keeps_buffer else {},
         truncation(groups),
         update_metrics(reports),
         policy_entropy(groups),
         {"tokens/scored": experience.tokens_scored + rolled.tokens_scored},
         clock.metrics(),
     )
-    advance(state, step, groups, experience, line, clock)
+    state.count_step(groups, line, clock.seconds)
     if config.run.budget != "steps":
         line["budget/spent"] = state.spent(config.run.budget)
     return StepResult(line=line, groups=tuple(groups), notes=tuple(notes))
@@ -114,12 +117,6 @@ def advantage_of(question_id: str, *, settings: ObjectiveSettings, state: RunSta
         history = state.history.get(question_id, SuccessHistory())
         return partial(normalised_history_advantages if normalised else history_advantages, history=history)
     return normalised_advantages if normalised else centred_advantages
-
-
-def readmit(parts: Parts, step: int) -> None:
-    """Bring a share of the retired questions back to the stream, in the steps where the settings say so."""
-    if parts.store is not None:
-        parts.stream.readmit(parts.store.readmit(step, parts.rngs["readmit"]))
 
 
 def joined(group: Group, experience: Experience) -> Group:
@@ -146,24 +143,6 @@ def record_visits(
         for group in groups
     ]
     parts.store.record_visits(visits, collecting=collecting and parts.config.replay.enabled)
-
-
-def store_metrics(parts: Parts) -> dict[str, int]:
-    """What the store holds after the step, on rank 0."""
-    if parts.store is None or not parts.config.replay.keeps_buffer:
-        return {}
-    counts = parts.store.counts
-    return {
-        "replay/questions": counts.num_questions,
-        "replay/trajectories": counts.num_trajectories,
-        "replay/retired": counts.num_retired,
-        **{f"replay/bucket/{k}": count for k, count in sorted(counts.buckets.items())},
-    }
-
-
-def trains(group: Group, rolled: StepRollouts, experience: Experience) -> bool:
-    """Whether a group is part of the step's N."""
-    return group.question.id in rolled.trained and (group.is_mixed or not experience.drops_unmixed)
 
 
 def unit_row(parts: Parts, replayed: Replayed) -> TrainingRow:
@@ -193,7 +172,7 @@ def update(
         rng=parts.rngs["minibatch"],
         order=experience.order,
     )
-    progress, reports = spent_share(parts, state), []
+    progress, reports = state.spent_share(config.run, parts.ranks), []
     for minibatch in minibatches:
         reports.append(parts.policy.update(replace(minibatch, progress=progress)))
         if parts.policy.consecutive_skips >= config.optim.max_skipped:
@@ -204,35 +183,7 @@ def update(
     return reports
 
 
-def spent_share(parts: Parts, state: RunState) -> float | None:
-    """Share of the run's budget that has been spent, the same on every rank; None where steps are counted."""
-    settings = parts.config.run
-    if settings.budget == "steps":
-        return None
-    return parts.ranks.from_main(lambda: state.spent(settings.budget)) / settings.budget_amount
-
-
 def sync(parts: Parts) -> None:
     """Hand the policy's weights to the generator, which proves that it has them; no update comes before rollouts."""
     parts.policy.rest()
     parts.generator.sync(parts.policy.named_weights(), parts.policy.weight_version, parts.policy.score)
-
-
-def advance(
-    state: RunState,
-    step: int,
-    groups: Sequence[Group],
-    experience: Experience,
-    line: Mapping[str, Any],
-    clock: Clock,
-) -> None:
-    """Count the finished step into the run's state."""
-    state.step = step
-    state.visits.update(group.question.id for group in groups)
-    state.replayed += int(experience.metrics["replay/used"])
-    state.tokens_generated += line["tokens/generated"]
-    state.tokens_trained += line["tokens/trained"]
-    state.updates_applied += line["optim/updates_applied"]
-    state.updates_skipped += line["optim/updates_skipped"]
-    for name, seconds in clock.seconds.items():
-        state.add_seconds(name, seconds)

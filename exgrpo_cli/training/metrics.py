@@ -16,6 +16,7 @@ import numpy as np
 from exgrpo_cli.base.types import Rollout, StopReason, TokenScores, Verdict
 from exgrpo_cli.engines.protocols import UpdateReport
 from exgrpo_cli.grading.valid_traces import sum_asked, valid_trace
+from exgrpo_cli.replay.store import Store
 from exgrpo_cli.runs.folder import PHASES
 from exgrpo_cli.training.step.groups import Group
 
@@ -151,6 +152,19 @@ def update_metrics(reports: Sequence[UpdateReport]) -> dict[str, float | int | s
     if skipped:
         values["optim/skip_reason"] = "; ".join(dict.fromkeys(report.skip_reason for report in skipped))
     return values
+
+
+def store_metrics(store: Store | None) -> dict[str, int]:
+    """What the store holds after the step, on rank 0, which has it."""
+    if store is None:
+        return {}
+    counts = store.counts
+    return {
+        "replay/questions": counts.num_questions,
+        "replay/trajectories": counts.num_trajectories,
+        "replay/retired": counts.num_retired,
+        **{f"replay/bucket/{k}": count for k, count in sorted(counts.buckets.items())},
+    }
 
 
 def journal_line(step: int, phase: str, *parts: Mapping[str, Any]) -> dict[str, Any]:

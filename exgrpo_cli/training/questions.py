@@ -135,32 +135,22 @@ def source_questions(config: Config, source: str, split: str, reporter: Reporter
         return made.train if split == "train" else made.heldout
     if is_question_file(Path(source)):
         return list(read_questions(source).questions)
+    options = PrepareOptions(grading=config.grading)
     if is_local(source):
-        return prepared_questions(config, source, reporter)
+        with TemporaryDirectory(prefix="exgrpo-") as folder:
+            (report,) = prepare(source, Path(folder) / "questions.parquet", options, reporter.progress)
+        counts = report.counts()
+        dropped = "".join(f", {count} {reason}" for reason, count in counts["dropped"].items())
+        reporter.note(f"{source}: {counts['kept']} of {counts['read']} questions kept{dropped}")
+        return list(report.questions)
     if source in preset_names("benchmarks"):
         return list(benchmark_questions(load_benchmark(source)).questions)
-    return list(read_questions(prepared_file(config, source, split, reporter)).questions)
-
-
-def prepared_questions(config: Config, source: str, reporter: Reporter) -> list[Question]:
-    """The questions of a local file or folder that is no question file, as `prepare` reads and audits them."""
-    with TemporaryDirectory(prefix="exgrpo-") as folder:
-        file = Path(folder) / "questions.parquet"
-        (report,) = prepare(source, file, PrepareOptions(grading=config.grading), reporter.progress)
-    counts = report.counts()
-    dropped = "".join(f", {count} {reason}" for reason, count in counts["dropped"].items())
-    reporter.note(f"{source}: {counts['kept']} of {counts['read']} questions kept{dropped}")
-    return list(report.questions)
-
-
-def prepared_file(config: Config, source: str, split: str, reporter: Reporter) -> Path:
-    """The file `prepare` makes of a hub id, made now when it is not there."""
     require_source(source, split)
     output = default_output(source)
     if not output.exists():
         reporter.note(f"preparing {source} as {output}")
-        prepare(source, output, PrepareOptions(grading=config.grading), reporter.progress)
-    return output
+        prepare(source, output, options, reporter.progress)
+    return list(read_questions(output).questions)
 
 
 def require_source(source: str, split: str) -> None:

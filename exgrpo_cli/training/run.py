@@ -28,7 +28,7 @@ from exgrpo_cli.runs.result import RESULT_FILE, Ending, remarks, write_result
 from exgrpo_cli.runs.watchdog import TimeLimit, Watchdog
 from exgrpo_cli.show.statistics import save_all
 from exgrpo_cli.training.checkpoint import export_weights, latest_step, save_checkpoint
-from exgrpo_cli.training.loop import run_step, spent_share
+from exgrpo_cli.training.loop import run_step
 from exgrpo_cli.training.metrics import Clock
 from exgrpo_cli.training.parts import ActiveRun
 from exgrpo_cli.training.setup import setup_run, take_device
@@ -136,7 +136,7 @@ def run_steps(run: ActiveRun) -> None:
             for tracker in run.trackers:
                 tracker.log(line)
             run.reporter.step(line, config.run.whole_budget)
-            share = spent_share(run.parts, state)
+            share = state.spent_share(config.run, run.parts.ranks)
             if share is not None and share >= 1:
                 state.finished = Ending.BUDGET_SPENT
             # Validation counts: the next step may end with one as well.

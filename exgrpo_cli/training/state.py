@@ -1,7 +1,7 @@
 """What a run remembers from step to step, apart from weights and buffer; saved in every checkpoint as JSON."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -9,6 +9,8 @@ import numpy as np
 
 from exgrpo_cli.algo.advantages import SuccessHistory
 from exgrpo_cli.base.types import Rollout
+from exgrpo_cli.config.sections.run import RunSettings
+from exgrpo_cli.ranks import Ranks
 from exgrpo_cli.runs.folder import PHASES
 from exgrpo_cli.runs.result import Ending
 from exgrpo_cli.training.step.groups import Group
@@ -77,6 +79,24 @@ class RunState:
             case "seconds":
                 return sum(self.seconds.get(phase, 0.0) for phase in PHASES)
         return self.step
+
+    def spent_share(self, settings: RunSettings, ranks: Ranks) -> float | None:
+        """Share of the run's budget that has been spent, the same on every rank; None where steps are counted."""
+        if settings.budget == "steps":
+            return None
+        return ranks.from_main(lambda: self.spent(settings.budget)) / settings.budget_amount
+
+    def count_step(self, groups: Sequence[Group], line: Mapping[str, Any], seconds: Mapping[str, float]) -> None:
+        """Count a finished step, by its journal line and the seconds of its phases."""
+        self.step = line["step"]
+        self.visits.update(group.question.id for group in groups)
+        self.replayed += line.get("replay/used", 0)
+        self.tokens_generated += line["tokens/generated"]
+        self.tokens_trained += line["tokens/trained"]
+        self.updates_applied += line["optim/updates_applied"]
+        self.updates_skipped += line["optim/updates_skipped"]
+        for name, taken in seconds.items():
+            self.add_seconds(name, taken)
 
     def add_seconds(self, phase: str, seconds: float) -> None:
         """Count wall time of a phase."""

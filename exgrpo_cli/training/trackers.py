@@ -11,7 +11,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from exgrpo_cli.base.errors import InputError, first_line
 from exgrpo_cli.base.files import write_text
@@ -23,25 +23,8 @@ SAMPLE_COLUMNS = ("prompt", "answer", "text", "reward", "verdict", "num_tokens")
 """Of a stored sample, what a table shows."""
 
 
-@runtime_checkable
-class Tracker(Protocol):
-    """Somewhere metrics of steps are shown."""
-
-    def log(self, line: Mapping[str, Any]) -> None:
-        """One line of the journal, `step` among its keys."""
-
-    def show_samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Samples of a step, as `samples/` has them, as a table."""
-
-    def show_figures(self, step: int, figures: Mapping[str, Path]) -> None:
-        """PNG files by name."""
-
-    def close(self) -> None:
-        """Write what is still held back."""
-
-
 @contextlib.contextmanager
-def open_trackers(names: Sequence[str], config: Config, run_folder: Path, *, step: int) -> Iterator[list[Tracker]]:
+def open_trackers(names: Sequence[str], config: Config, run_folder: Path, *, step: int) -> Iterator[list["Tracker"]]:
     """The trackers `names`, for a run that goes on after `step`; all are closed at the end."""
     makers: dict[str, Callable[..., Tracker]] = {
         "tensorboard": TensorBoardTracker,
@@ -118,6 +101,10 @@ class ChartService:
             self._run.log({"step": step, **values})
         else:
             self._run.log(values, step=step)
+
+
+Tracker = TensorBoardTracker | ChartService
+"""Somewhere metrics of steps, samples and figures are shown."""
 
 
 def start_wandb(config: Config, run_folder: Path, *, step: int) -> ChartService:

@@ -1,7 +1,8 @@
 """Held-out evaluation before, during and after training: the same questions and seeds every time."""
 
+import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,42 +20,7 @@ from exgrpo_cli.grading.valid_traces import sum_asked, valid_trace
 from exgrpo_cli.questions.choices import options_of
 from exgrpo_cli.runs.folder import HELDOUT, TRAINED
 from exgrpo_cli.runs.result import remarks
-from exgrpo_cli.training.parts import ActiveRun, Parts
-
-
-def validate(
-    parts: Parts,
-    questions: Sequence[Question],
-    on_progress: Callable[[int, int, str], None],
-    what: str,
-) -> Evaluation:
-    """The answers of the current weights to `questions`, graded."""
-    settings = parts.config.validation
-    together = parts.config.rollout.tensor_parallel
-    own = parts.ranks.scatter(questions, together=together)
-    done = 0
-
-    def count(record: QuestionRecord) -> None:
-        nonlocal done
-        done += 1
-        on_progress(done, len(own), what)
-
-    evaluation = sample_and_grade(
-        [QuestionRecord(question=question, options=options_of(question)) for question in own],
-        from_generator(local_generator(parts.generator), parts.backbone.decode, parts.prompts),
-        pool=parts.pool,
-        answer_format=parts.answer_format,
-        params=SamplingParams(
-            temperature=settings.temperature,
-            top_p=settings.top_p,
-            max_new_tokens=parts.config.rollout.max_response_tokens,
-        ),
-        samples=settings.samples,
-        seed=settings.seed,
-        on_record=count,
-    )
-    records = parts.ranks.gather_in_order(evaluation.records, together=together)
-    return Evaluation(records=tuple(records))
+from exgrpo_cli.training.parts import ActiveRun
 
 
 def beside(
@@ -131,8 +97,26 @@ def ask_heldout(run: ActiveRun, when: str) -> dict[str, Any]:
 def ask(run: ActiveRun, questions: Sequence[Question], what: str, asked: str) -> Evaluation:
     """Ask the current weights, and keep how often each question was answered correctly."""
     with run.timed("validation"):
-        evaluation = validate(run.parts, questions, run.reporter.progress, what)
-        if run.parts.ranks.is_main:
+        parts, settings = run.parts, run.parts.config.validation
+        together = parts.config.rollout.tensor_parallel
+        own = parts.ranks.scatter(questions, together=together)
+        done = itertools.count(1)
+        evaluation = sample_and_grade(
+            [QuestionRecord(question=question, options=options_of(question)) for question in own],
+            from_generator(local_generator(parts.generator), parts.backbone.decode, parts.prompts),
+            pool=parts.pool,
+            answer_format=parts.answer_format,
+            params=SamplingParams(
+                temperature=settings.temperature,
+                top_p=settings.top_p,
+                max_new_tokens=parts.config.rollout.max_response_tokens,
+            ),
+            samples=settings.samples,
+            seed=settings.seed,
+            on_record=lambda record: run.reporter.progress(next(done), len(own), what),
+        )
+        evaluation = Evaluation(records=tuple(parts.ranks.gather_in_order(evaluation.records, together=together)))
+        if parts.ranks.is_main:
             valid = valid_counts(evaluation)
             run.folder.append_validation(
                 {

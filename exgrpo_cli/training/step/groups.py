@@ -63,13 +63,9 @@ class Group:
         """Whether a fresh rollout's verdict says more of the verifier than of the response."""
         return any(member.verdict.is_verifier_failure for member in self.fresh)
 
-    def rewards(self) -> Float64[np.ndarray, " members"]:
-        """Of all members, fresh ones first."""
-        return np.array([member.reward for member in self.fresh] + [each.trajectory.reward for each in self.replayed])
-
     def advantages(self, advantage: Advantage) -> Float64[np.ndarray, " members"]:
-        """Of all members, over all of them (paper, section 3.3) or over each kind apart."""
-        rewards = self.rewards()
+        """Of all members, fresh ones first: over all of them (paper, section 3.3) or over each kind apart."""
+        rewards = np.array([each.reward for each in self.fresh] + [each.trajectory.reward for each in self.replayed])
         if not (self.own_advantages and self.replayed):
             return advantage(rewards)
         return np.concatenate([advantage(rewards[: len(self.fresh)]), advantage(rewards[len(self.fresh) :])])
@@ -93,31 +89,23 @@ class Group:
 
     def rows(self, advantage: Advantage) -> list[TrainingRow]:
         """The group's training rows, the replayed ones last."""
-        advantages = self.advantages(advantage).tolist()
+        advantages = iter(self.advantages(advantage).tolist())
         fresh = [
             TrainingRow(
                 sequence=TokenSequence(prompt_ids=self.prompt_ids, response_ids=member.rollout.token_ids),
-                advantage=value,
+                advantage=next(advantages),
                 behaviour_logprobs=scores.logprobs,
                 replayed=False,
                 importance_weights=weights,
             )
-            for member, scores, weights, value in zip(
-                self.fresh, self.scores, self.importance_weights(), advantages[: len(self.fresh)], strict=True
-            )
+            for member, scores, weights in zip(self.fresh, self.scores, self.importance_weights(), strict=True)
         ]
-        replayed = [
-            replayed_row(each, self.prompt_ids, value)
-            for each, value in zip(self.replayed, advantages[len(self.fresh) :], strict=True)
-        ]
-        return [*fresh, *replayed]
+        return [*fresh, *(replayed_row(each, self.prompt_ids, next(advantages)) for each in self.replayed)]
 
-    def visit(
-        self, step: int, weight_version: int, advantage: Advantage, history: SuccessHistory | None = None
-    ) -> Visit:
+    def visit(self, step: int, weight_version: int, advantage: Advantage, history: SuccessHistory | None) -> Visit:
         """How the question went, for the store: with its fresh rollouts, the log-probs of the policy that counts as
         their sampler and the advantages that this step trains on."""
-        advantages = self.advantages(advantage)[: len(self.fresh)].tolist()
+        advantages = iter(self.advantages(advantage).tolist())
         return Visit(
             question_id=self.question.id,
             step=step,
@@ -133,11 +121,9 @@ class Group:
                     entropy=scores.mean_entropy,
                     nll=scores.mean_nll,
                     reward=member.reward,
-                    advantage=value,
+                    advantage=next(advantages),
                 )
-                for member, scores, behaviour, value in zip(
-                    self.fresh, self.scores, self.behaviour_logprobs(), advantages, strict=True
-                )
+                for member, scores, behaviour in zip(self.fresh, self.scores, self.behaviour_logprobs(), strict=True)
             ],
             alpha=history.alpha if history else None,
             beta=history.beta if history else None,

@@ -92,7 +92,7 @@ def roll_out(parts: Parts, state: RunState, step: int, experience: Experience, c
     with clock.phase("sync"):
         parts.generator.sleep()
     with clock.phase("logprobs"):
-        scored = score(parts, requests, graded, np.random.default_rng((parts.config.run.seed, step)))
+        scored = score(parts, graded, np.random.default_rng((parts.config.run.seed, step)))
     groups = tuple(groups_of(parts, requests, graded, scored, experience))
     require_current_weights(groups, parts.policy.weight_version)
     require_small_gap(scored.gap, parts.config.backbone.dtype, num_checked=scored.num_checked)
@@ -191,15 +191,6 @@ def grade(
     ]
 
 
-def sequences_of(requests: Sequence[RolloutRequest], graded: Sequence[Sequence[GradedRollout]]) -> list[TokenSequence]:
-    """Every rollout behind its prompt."""
-    return [
-        TokenSequence(prompt_ids=request.prompt_ids, response_ids=member.rollout.token_ids)
-        for request, members in zip(requests, graded, strict=True)
-        for member in members
-    ]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FreshScores:
     """Log-probs and entropies of fresh rollouts under pi_old, before the step's first update."""
@@ -214,35 +205,31 @@ class FreshScores:
     """Response tokens that the trainer has scored."""
 
 
-def score(
-    parts: Parts,
-    requests: Sequence[RolloutRequest],
-    graded: Sequence[Sequence[GradedRollout]],
-    rng: np.random.Generator,
-) -> FreshScores:
+def score(parts: Parts, graded: Sequence[Sequence[GradedRollout]], rng: np.random.Generator) -> FreshScores:
     """What `rollout.logprobs` says: the trainer's scores, or the sampler's, some of which, by `rng`, it checks."""
     rollouts = [member.rollout for members in graded for member in members]
-    sequences = sequences_of(requests, graded)
+    sequences = [
+        TokenSequence(prompt_ids=parts.prompts[each.question_id], response_ids=each.token_ids) for each in rollouts
+    ]
     by_sampler = parts.config.rollout.logprobs == "sampler"
     checked = drawn_to_check(len(rollouts), rng) if by_sampler else range(len(rollouts))
-    scores = parts.policy.score([sequences[index] for index in checked])
+    scores = found = parts.policy.score([sequences[index] for index in checked])
+    if by_sampler:
+        scores = [
+            TokenScores(logprobs=each.engine_logprobs, entropies=each.engine_entropies)  # type: ignore[arg-type]
+            for each in rollouts
+        ]
     return FreshScores(
-        scores=tuple(map(own_scores, rollouts) if by_sampler else scores),
+        scores=tuple(scores),
         num_checked=len(checked),
-        gap=score_gaps([rollouts[index] for index in checked], scores),
-        tokens=sum(len(each.logprobs) for each in scores),
+        gap=score_gaps([rollouts[index] for index in checked], found),
+        tokens=sum(len(each.logprobs) for each in found),
     )
 
 
 def drawn_to_check(count: int, rng: np.random.Generator) -> list[int]:
     """Positions of one rollout in `CHECKED_ONE_IN`, at least one: any member of any group, from any rank."""
     return sorted(rng.choice(count, size=math.ceil(count / CHECKED_ONE_IN), replace=False).tolist())
-
-
-def own_scores(rollout: Rollout) -> TokenScores:
-    """What the sampler computed of a rollout that tells entropies."""
-    assert rollout.engine_entropies is not None
-    return TokenScores(logprobs=rollout.engine_logprobs, entropies=rollout.engine_entropies)
 
 
 def groups_of(
