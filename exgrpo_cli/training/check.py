@@ -236,11 +236,12 @@ class Check:
     def train(self, step: int) -> None:
         """One step: rollouts, scores, updates and a sync; every second rollout is praised."""
         config, meter = self.config, self.meter
+        members = range(config.rollout.group_size)
         requests = [
             RolloutRequest(
                 question_id=name,
                 prompt_ids=prompt,
-                seeds=tuple(rollout_seed(config.run.seed, name, step, k) for k in range(config.rollout.group_size)),
+                seeds=tuple(rollout_seed(config.run.seed, name, step, member) for member in members),
             )
             for name, prompt in self.prompts.items()
         ]
@@ -254,12 +255,9 @@ class Check:
         ]
         with meter.phase("scoring"):
             scores = self.policy.score(sequences)
-        gap, bound = (
-            float(score_gaps(rollouts, scores)["policy/logprob_gap_mean"]),
-            MAX_MEAN_GAPS[config.backbone.dtype],
-        )
+        gap, bound = score_gaps(rollouts, scores)["policy/logprob_gap_mean"], MAX_MEAN_GAPS[config.backbone.dtype]
         self.gaps.append(gap)
-        if not gap <= (bound := MAX_MEAN_GAPS[config.backbone.dtype]):
+        if not gap <= bound:
             self.problems.append(f"step {step}: log-probs of engine and trainer differ by {gap:.3g}, bound {bound:g}")
         rows = [
             TrainingRow(
@@ -268,7 +266,7 @@ class Check:
             for index, (sequence, scored) in enumerate(zip(sequences, scores, strict=True))
         ]
         batches = split_minibatches(
-            [rows[start : start + len(groups[0])] for start in range(0, len(rows), len(groups[0]))],
+            [rows[start : start + len(members)] for start in range(0, len(rows), len(members))],
             num_minibatches=config.optim.minibatches,
             max_response_tokens=config.rollout.max_response_tokens,
             clip=True,

@@ -1,10 +1,29 @@
-"""What runs leave behind, compared."""
+"""What runs leave behind, compared; what they say; and runs that are killed on the way."""
 
 import json
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file
+
+from exgrpo_cli.base.console.reporter import SilentReporter
+from exgrpo_cli.ledger.reader import LedgerReader
+from exgrpo_cli.training import run as training
+from exgrpo_cli.training.start import resumed_config
+
+
+class Listener(SilentReporter):
+    """Keeps what a run says."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
 
 def metrics(run: Path) -> list[dict]:
@@ -28,3 +47,42 @@ def assert_same_weights(first: Path, second: Path) -> None:
     assert ours.keys() == theirs.keys()
     for name in ours:
         np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+
+
+def assert_same_run(first: Path, second: Path) -> None:
+    """Journals (times aside), every table of the ledger and the weights, bit for bit."""
+    assert timeless(metrics(first)) == timeless(metrics(second))
+    ours, theirs = LedgerReader(first / "replay"), LedgerReader(second / "replay")
+    for table in ("trajectories", "scores", "draws", "visits", "replays", "events"):
+        # As text: NaN equals itself there.
+        assert str(ours.table(table).to_pydict()) == str(theirs.table(table).to_pydict()), table
+    assert_same_weights(first, second)
+
+
+def killed(owner: Any, name: str, *, when: Callable[..., bool] = lambda *given: True) -> Callable[[], None]:
+    """Replace a function, in a process that is about to die, by one that kills it at a call of the arguments asked."""
+
+    def install() -> None:
+        original = getattr(owner, name)
+
+        def die(*arguments: Any, **options: Any) -> Any:
+            if when(*arguments):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*arguments, **options)
+
+        setattr(owner, name, die)
+
+    return install
+
+
+def train_and_die(install: Callable[[], None], path: Path, config: Any = None) -> None:
+    """Train until SIGKILL in a fork that `install` has prepared, which costs no imports; without `config` resume."""
+    child = os.fork()
+    if child == 0:
+        try:
+            install()
+            training.train(config or resumed_config(path), path, resume=config is None, reporter=SilentReporter())
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL

@@ -4,16 +4,14 @@ Verdicts are a hash of the answer, so that groups are of all kinds. Every run di
 must end as one that did not, and its ledger and mini-batches must agree on who was stored, drawn, trained and let go.
 """
 
-import json
 import math
 import random
-from collections import Counter
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 
-import pandas as pd
 import pytest
+from run_leaves import assert_same_run, metrics
 
 from exgrpo_cli.algo.batching import MiniBatch
 from exgrpo_cli.base.console.reporter import SilentReporter
@@ -174,85 +172,34 @@ def test_any_method_keeps_its_promises_and_resumes(
             with pytest.raises(Crash):
                 train(config, tmp_path / "cut", reporter=SilentReporter())
         train(config, tmp_path / "cut", resume=True, reporter=SilentReporter())
-        assert left_behind(tmp_path / "cut") == left_behind(tmp_path / "whole"), config
+        assert_same_run(tmp_path / "cut", tmp_path / "whole")
     require_promises(config, tmp_path / "whole", batches)
 
 
-def journal(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def left_behind(run: Path) -> tuple:
-    lines = [{key: value for key, value in line.items() if not key.startswith("time/")} for line in journal(run)]
-    reader = LedgerReader(run / "replay")
-    tables = ("trajectories", "scores", "draws", "visits", "replays", "events")
-    # As text: NaN equals itself there.
-    rows = [str(reader.table(table).to_pydict()) for table in tables]
-    return lines, rows, (run / "model" / "model.safetensors").read_bytes()
-
-
 def require_promises(config: Config, run: Path, batches: list[tuple[int, MiniBatch]]) -> None:
-    """Walk through the ledger step by step, and hold each against the settings, the journal and the mini-batches."""
+    """What the ledger says was replayed is what the journal counts and the mini-batches train, step by step."""
     replay, reader = config.replay, LedgerReader(run / "replay")
     rows = reader.trajectories().to_pandas().set_index("trajectory_id", drop=False)
     replays, events, visits = (reader.table(name).to_pandas() for name in ("replays", "events", "visits"))
     body = dict(zip(rows.trajectory_id, reader.bodies(rows.trajectory_id.tolist()), strict=True))
     unit = rows.group_id if replay.draws_groups else rows.trajectory_id
-    born = rows[rows.step_born > 0]
-    assert replay.store != "none" or born.empty
-    assert replay.store != "successes" or (born.reward > 0).all()
-    assert ((born.k > replay.lower_bound) & (born.k <= replay.upper(K))).all()
-    live: set[int] = set()
-    retired: set[str] = set()
-    uses: Counter[int] = Counter()
-    for line in [{"step": 0, "phase": "on-policy", "replay/used": 0}, *journal(run)]:
+    for line in metrics(run):
         step = line["step"]
         now, scanned = events[events.step == step], replays[replays.step == step]
-        there = set(live)
-        retired -= set(now[now.event == "readmitted"].question_id)
         selected = now[now.event == "selected"].trajectory_id.astype(int).tolist()
-        taken = scanned[scanned.accepted].unit_id.tolist()
-        for number in {*scanned.unit_id, *(unit[i] for i in selected)}:
-            members = [i for i in there if unit[i] == number]
-            assert members, "only what was there before the step"
-            assert rows.question_id[members[0]] not in retired
-            assert not replay.max_age or step - rows.step_born[members[0]] <= replay.max_age
-            assert not replay.max_uses or uses[number] < replay.max_uses
-        assert scanned.unit_id.is_unique and ((scanned.weight > 0) & (scanned.weight <= 1)).all()
-        if replay.max_drift:
-            assert (scanned.accepted == (scanned.drift <= replay.max_drift)).all()
-        uses.update([*taken, *selected])
-        for event in now.itertuples():
-            number = None if pd.isna(event.trajectory_id) else int(event.trajectory_id)
-            if event.event == "collected":
-                live.add(number)
-            elif event.event == "evicted":
-                live.remove(number)
-            elif event.event == "retired":
-                retired.add(event.question_id)
+        taken = scanned[scanned.accepted].unit_id
         replayed = [*selected, *(i for number in taken for i in rows.trajectory_id[unit == number])]
+        assert (rows.step_born[replayed] < step).all(), "only what was there before the step"
         assert line["phase"] == "mixed" or not (len(scanned) or selected)
         assert line["replay/used"] == len(replayed)
-        if not step:
-            continue
         assert all(math.isfinite(value) for value in line.values() if isinstance(value, float))
-        held = [i for i in live if rows.question_id[i] not in retired]
-        assert line["replay/trajectories"] == len(held)
-        assert not replay.capacity or len({unit[i] for i in held}) <= replay.capacity
-        assert not replay.max_per_question or max(Counter(rows.question_id[i] for i in live).values(), default=0) <= (
-            replay.max_per_question
-        )
         own = [batch for at, batch in batches if at == step]
-        trained = [row for batch in own for row in batch.rows]
-        assert all(batch.num_rollouts == len(batch.rows) for batch in own)
         assert line["tokens/trained"] == sum(
             row.num_tokens for batch in own for row in rows_with_gradient(batch, config.objective)
         )
-        kinds = [
-            sorted(row.sequence.response_ids.tolist() for row in trained if row.replayed == kind)
-            for kind in (True, False)
-        ]
-        assert kinds[0] == sorted(body[i][0].tolist() for i in replayed)
+        trained = [row for batch in own for row in batch.rows]
+        again = sorted(row.sequence.response_ids.tolist() for row in trained if row.replayed)
+        assert again == sorted(body[i][0].tolist() for i in replayed)
         mixed = visits[(visits.step == step) & (visits.num_fresh_successes % K > 0)]
         if replay.composition == "refill" and line["phase"] == "mixed":
-            assert len(kinds[1]) == K * len(mixed)
+            assert len(trained) - len(again) == K * len(mixed)

@@ -1,9 +1,9 @@
 """Budgets of a run, through the real loop: where it ends, and the learning rate on the way."""
 
-import json
 from pathlib import Path
 
 import pytest
+from run_leaves import metrics
 
 from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import InputError
@@ -12,10 +12,6 @@ from exgrpo_cli.training.run import train
 from exgrpo_cli.training.start import is_finished
 
 PEAK = 1e-4
-
-
-def journal(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize("budget", ["generated", "trained"])
@@ -29,7 +25,7 @@ def test_a_run_ends_with_the_step_that_reaches_its_budget(small_config, tmp_path
     )  # fmt: skip
     run = tmp_path / "run"
     summary = train(config, run, reporter=SilentReporter())
-    lines = journal(run)
+    lines = metrics(run)
     spent = [line[f"tokens/{budget}"] for line in lines]
     assert sum(spent[:-1]) < amount <= sum(spent) == summary["tokens"][budget]
     assert lines[-1]["budget/spent"] == sum(spent)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from run_leaves import metrics
 
 from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.types import Verdict
@@ -64,8 +65,5 @@ def test_an_option_may_be_named_by_its_text(small_config, tmp_path: Path, monkey
         expected = Verdict.CORRECT if number == "10" else Verdict.WRONG
         assert verdict is (expected if number in map(str, range(1, 21)) else Verdict.NO_ANSWER), number
     assert {verdict for _, verdict in boxed} >= {Verdict.CORRECT, Verdict.WRONG}
-    rewards = [
-        json.loads(line)["reward/mean"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    ]
-    assert sum(rewards) > 0
+    assert sum(line["reward/mean"] for line in metrics(tmp_path / "run")) > 0
     assert summary["heldout"]["after"]["questions"] == len(sums) - 48

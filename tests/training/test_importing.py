@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from run_leaves import metrics
 
 from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import InputError
@@ -62,7 +63,7 @@ def replayed(config_of: Callable[..., Config], folder: Path, method: str, *setti
     """The journal of a run that replays from the pool."""
     config = config_of(method, f"replay.warm_start={folder / 'pool'}", *settings)
     train(config, folder / method, reporter=SilentReporter())
-    return [json.loads(line) for line in (folder / method / "metrics.jsonl").read_text().splitlines()]
+    return metrics(folder / method)
 
 
 def test_text_without_log_probs_is_the_pool_of_rlep(

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 import subprocess
 import sys
 import tomllib
@@ -10,38 +9,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from run_leaves import assert_same_weights, metrics, timeless
+from run_leaves import assert_same_run, assert_same_weights, killed, metrics, timeless, train_and_die
 
 from exgrpo_cli.base.console.reporter import SilentReporter, make_reporter
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.config.settings import Config, resolve
 from exgrpo_cli.ledger.reader import LedgerReader
+from exgrpo_cli.show import statistics
 from exgrpo_cli.training.run import train
 from exgrpo_cli.training.start import is_finished, resumed_config
 from exgrpo_cli.training.state import RunState
 
 
 @pytest.fixture(scope="module")
-def finished_run(small_backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_run(small_config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eight steps of ExGRPO, two updates each, mixed from step 2."""
-    from exgrpo_cli.config.layers import build_config
-
     run = tmp_path_factory.mktemp("runs") / "finished"
-    config = build_config(
-        assignments=[
-            "arithmetic.levels=[2]",
-            "arithmetic.num_train=60",
-            "arithmetic.num_heldout=20",
-            "rollout.questions_per_step=8",
-            "replay.start_threshold=0.05",
-            "run.steps=8",
-            "run.save_every=4",
-            "run.keep_checkpoints=0",
-            "run.threads=1",
-            "validation.samples=2",
-            f"backbone.source={small_backbone}",
-        ]
-    )
+    config = small_config("run.steps=8", "run.save_every=4", "run.keep_checkpoints=0", "run.plots=true")
     train(config, run, reporter=SilentReporter())
     return run
 
@@ -62,11 +46,8 @@ def test_the_run_folder_holds_what_the_interface_promises(finished_run: Path) ->
         assert score["questions"] == 20
     assert summary["tokens"]["generated"] == sum(line["tokens/generated"] for line in metrics(finished_run))
     assert {path.suffix for path in (finished_run / "plots").iterdir()} == {".png", ".svg"}
-
-
-def test_a_short_run_gives_half_its_steps_to_the_warm_up(finished_run: Path) -> None:
-    """tiny warms up for 10 steps, which 8 steps cannot: 4 are left, and the configuration says so."""
-    assert tomllib.loads((finished_run / "config.toml").read_text())["optim"]["warmup_steps"] == 4
+    # tiny warms up for 10 steps, which 8 steps cannot: 4 are left, and the configuration says so.
+    assert config_of(finished_run).optim.warmup_steps == 4
 
 
 def test_every_step_makes_two_updates_and_mixed_steps_replay(finished_run: Path) -> None:
@@ -93,7 +74,7 @@ def test_the_first_mixed_step_is_one_that_was_trained(exceeded_at: int, threshol
 def test_validation_between_the_steps_changes_nothing_and_the_last_is_not_made_twice(
     finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = build_run_config(finished_run)
+    first = config_of(finished_run)
     assert first.validation.every == 25  # beyond its eight steps
     often = replace(first, validation=replace(first.validation, every=4))
     train(often, tmp_path / "run", reporter=make_reporter(quiet=False))
@@ -109,41 +90,9 @@ def test_validation_between_the_steps_changes_nothing_and_the_last_is_not_made_t
     assert scores[0] == scores[1]
 
 
-def build_run_config(run: Path) -> Config:
+def config_of(run: Path) -> Config:
     """The configuration that a run folder holds."""
     return resolve([("config.toml", tomllib.loads((run / "config.toml").read_text()))])
-
-
-def test_what_was_replayed_is_what_was_selected(finished_run: Path) -> None:
-    """From the ledger alone: the chosen trajectory of every draw has the lowest entropy of its candidates."""
-    ledger = LedgerReader(finished_run / "replay")
-    scores = ledger.scores().to_pandas()
-    events = ledger.events().to_pandas()
-    selected = events[events.event == "selected"]
-    assert len(selected) == sum(line["replay/used"] for line in metrics(finished_run)) > 10
-    chosen = scores[scores.chosen]
-    assert sorted(zip(chosen.step, chosen.trajectory_id, strict=True)) == sorted(
-        zip(selected.step, selected.trajectory_id, strict=True)
-    )
-    contested = 0
-    for _, group in scores.groupby(["step", "question_id"]):
-        lowest = group.sort_values(["entropy", "trajectory_id"]).iloc[0]
-        assert lowest.chosen
-        assert group.chosen.sum() == 1
-        contested += len(group) > 1
-    assert contested > 5, "no draw had a choice: the test shows nothing"
-
-
-@pytest.mark.engines
-def test_retired_questions_are_never_visited_again(small_config, tmp_path: Path) -> None:
-    """With a bound that retires easily (K = 2), no question is rolled out after the step that retired it."""
-    run = tmp_path / "run"
-    train(small_config("rollout.group_size=2", "run.steps=12"), run, reporter=SilentReporter())
-    events = LedgerReader(run / "replay").events().to_pandas()
-    retired = dict(events[events.event == "retired"][["question_id", "step"]].to_numpy())
-    assert retired
-    for question_id, step in retired.items():
-        assert events[(events.question_id == question_id) & (events.step > step)].empty
 
 
 def test_all_questions_retired_ends_the_run_normally(small_config, tmp_path: Path) -> None:
@@ -157,6 +106,9 @@ def test_all_questions_retired_ends_the_run_normally(small_config, tmp_path: Pat
     assert 3 <= summary["steps"] < 50
     assert summary["replay"]["retired"] == 20
     lines = metrics(tmp_path / "run")
+    events = LedgerReader(tmp_path / "run" / "replay").events().to_pandas()
+    for question_id, step in events[events.event == "retired"][["question_id", "step"]].to_numpy():
+        assert events[(events.question_id == question_id) & (events.step > step)].empty, "never visited again"
     assert lines[-1]["replay/retired"] == 20
     assert lines[-1].get("batch/questions", 0) < lines[0]["batch/questions"] == 8
 
@@ -186,33 +138,7 @@ def test_grpo_and_exgrpo_are_bit_for_bit_the_same_until_the_delayed_start(small_
     assert_same_weights(tmp_path / "exgrpo", tmp_path / "grpo")
 
 
-@pytest.mark.engines
-def test_replay_changes_the_run_from_the_delayed_start_on(small_config, finished_run: Path, tmp_path: Path) -> None:
-    summary = train(small_config("run.steps=8", method="grpo"), tmp_path / "grpo", reporter=SilentReporter())
-    assert summary["mixed_from_step"] is None
-    ours, theirs = timeless(metrics(finished_run)), timeless(metrics(tmp_path / "grpo"))
-    shared = theirs[0].keys() & ours[0].keys()
-    assert {k: ours[0][k] for k in shared} == {k: theirs[0][k] for k in shared}
-    assert ours[2]["tokens/generated"] != theirs[2]["tokens/generated"]
-
-
-KILLED_WHILE_DRAWING = """
-import os, signal, sys
-from exgrpo_cli.commands import main
-from exgrpo_cli.show import statistics
-
-whole = statistics.save
-
-def killed(figure, folder, name):
-    if name == "diagnostics":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return whole(figure, folder, name)
-
-statistics.save = killed
-main(["train", "--resume", "--quiet", "--output", sys.argv[1]])
-"""
-
-
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 @pytest.mark.engines
 def test_a_run_that_is_killed_while_its_plots_are_drawn_is_not_finished(finished_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
@@ -220,8 +146,7 @@ def test_a_run_that_is_killed_while_its_plots_are_drawn_is_not_finished(finished
     summary = json.loads((run / "summary.json").read_text())
     (run / "summary.json").unlink()
     shutil.rmtree(run / "plots")
-    killed = subprocess.run([sys.executable, "-c", KILLED_WHILE_DRAWING, str(run)], capture_output=True)
-    assert killed.returncode == -signal.SIGKILL
+    train_and_die(killed(statistics, "save", when=lambda figure, folder, name: name == "diagnostics"), run)
     assert [path.name for path in sorted((run / "plots").iterdir())] == [
         "learning-tokens.png",
         "learning-tokens.svg",
@@ -271,12 +196,8 @@ def test_too_many_skipped_updates_stop_the_run(small_config, tmp_path: Path) -> 
 
 @pytest.mark.engines
 def test_config_toml_repeats_the_run(small_config, finished_run: Path, tmp_path: Path) -> None:
-    from exgrpo_cli.config.settings import resolve
-
-    config = resolve([("file", tomllib.loads((finished_run / "config.toml").read_text()))])
-    train(config, tmp_path / "again", reporter=SilentReporter())
-    assert timeless(metrics(tmp_path / "again")) == timeless(metrics(finished_run))
-    assert_same_weights(tmp_path / "again", finished_run)
+    train(config_of(finished_run), tmp_path / "again", reporter=SilentReporter())
+    assert_same_run(tmp_path / "again", finished_run)
 
 
 def test_the_exported_model_answers_as_in_its_card(finished_run: Path) -> None:

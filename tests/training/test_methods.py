@@ -4,25 +4,23 @@ Everything is recomputed from what a run leaves on disk by the plain definitions
 """
 
 import json
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from run_leaves import timeless
+from run_leaves import assert_same_run, killed, metrics, train_and_die
 
 from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands import run as exgrpo
-from exgrpo_cli.config.settings import Config, to_toml
+from exgrpo_cli.config.settings import Config
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.presets import load_preset, preset_names
 from exgrpo_cli.show.page import Response
 from exgrpo_cli.show.run_page import run_page
 from exgrpo_cli.show.statistics import replay_figures, report_json, report_runs
+from exgrpo_cli.training import run as training
 from exgrpo_cli.training.run import train
 
 B, K, STEPS = 4, 4, 5
@@ -49,10 +47,6 @@ ENGINES = pytest.mark.engines
 ON_POLICY = ("dynamic-sampling", "dapo", "dbb")
 """Those that replay nothing, and keep something else from step to step."""
 OFTEN = ("headroom-drift", "fresh-per", "trl-refill", "repo")
-
-
-def journal(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +169,7 @@ def test_as_many_rows_are_appended_as_the_mixed_groups_say(
     """round(ratio * K * mixed fresh groups), or all there are."""
     run = run_of(method)
     stored = Stored(run, groups=False)
-    for line in journal(run):
+    for line in metrics(run):
         wanted = round(ratio * K * stored.mixed_fresh(line["step"]))
         there = len(stored.units_before(line["step"])) if line["phase"] == "mixed" else 0
         assert line["replay/used"] == min(wanted, there)
@@ -185,7 +179,7 @@ def test_refilled_groups_take_the_places_of_groups_that_are_not_mixed(run_of: Ca
     """What trains are K tokens-rows per mixed fresh group and per stored one drawn, and nothing else."""
     run = run_of("trl-refill")
     stored = Stored(run, groups=True)
-    for line in journal(run):
+    for line in metrics(run):
         step = line["step"]
         missing = int((stored.visits.step == step).sum()) - stored.mixed_fresh(step)
         assert line["replay/refilled"] == min(missing, len(stored.units_before(step)))
@@ -225,7 +219,7 @@ def test_replay_stats_count_units(run_of: Callable[[str], Path]) -> None:
     stored = Stored(run, groups=True)
     [report] = report_runs([run])
     taken = stored.replays[stored.replays.accepted]
-    assert {name for name, _ in replay_figures(report)} == {
+    assert {name for name, _ in replay_figures(report)} >= {
         "replay-buckets", "replay-questions", "replay-units", "replay-age-reuse", "replay-entropy-by-bucket",
     }  # fmt: skip
     units = report_json([report])["over_time"]["units"]
@@ -303,9 +297,10 @@ def test_a_pool_is_replayed_and_nothing_is_stored(run_of: Callable[[str], Path])
     run = run_of("rlep")
     stored = Stored(run, groups=False)
     assert (stored.rows.step_born == 0).all() and (stored.rows.weight_version == -1).all()
-    assert journal(run)[0]["replay/used"] > 0
+    assert metrics(run)[0]["replay/used"] > 0
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize(
     "method",
     [pytest.param(name, marks=ENGINES if name in OFTEN else pytest.mark.slow) for name in (*METHODS, *ON_POLICY)],
@@ -316,36 +311,10 @@ def test_every_method_replays_and_resumes_after_a_kill(
     """Replays; killed after its third step, it ends as the uninterrupted run, bit for bit."""
     whole, cut = run_of(method), tmp_path / "cut"
     if method not in ON_POLICY:
-        assert any(line["replay/used"] > 0 for line in journal(whole))
+        assert any(line["replay/used"] > 0 for line in metrics(whole))
     pool = (f"replay.warm_start={run_of('uniform-fifo')}",) if method == "rlep" else ()
     config = config_of(method, *pool)
-    settings = tmp_path / "settings.toml"
-    settings.write_text(to_toml(config))
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLED_IN_STEP_4, "--config", str(settings), "--output", str(cut)]
-    )
-    assert process.wait(timeout=300) == -signal.SIGKILL
-    assert len(journal(cut)) == 3
+    train_and_die(killed(training, "run_step", when=lambda parts, state, step, clock: step == 4), cut, config)
+    assert len(metrics(cut)) == 3
     train(config, cut, resume=True, reporter=SilentReporter())
-    assert timeless(journal(cut)) == timeless(journal(whole))
-    ours, theirs = LedgerReader(cut / "replay"), LedgerReader(whole / "replay")
-    for table in ("trajectories", "scores", "draws", "visits", "replays", "events"):
-        assert ours.table(table).equals(theirs.table(table)), table
-    assert (cut / "model" / "model.safetensors").read_bytes() == (whole / "model" / "model.safetensors").read_bytes()
-
-
-KILLED_IN_STEP_4 = """
-import os, signal, sys
-from exgrpo_cli.commands import main
-from exgrpo_cli.training import run
-
-step = run.run_step
-
-def killed(parts, state, number, *rest, **options):
-    if number == 4:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return step(parts, state, number, *rest, **options)
-
-run.run_step = killed
-main(["train", "--quiet", *sys.argv[1:]])
-"""
+    assert_same_run(cut, whole)

@@ -144,9 +144,3 @@ def test_a_dry_run_takes_what_the_run_takes(raw: Path, capsys: pytest.CaptureFix
     assert "rollout.max_response_tokens = 96 is the limit of the built-in arithmetic" in err
     assert run(["train", "--dry-run"]) == 0
     assert "max_response_tokens" not in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("output", ["x.txt", "x", "/proc/nowhere/x.parquet"])
-def test_prepare_refuses_an_output_before_it_reads(raw: Path, capsys: pytest.CaptureFixture[str], output: str) -> None:
-    assert run(["prepare", "mine.jsonl", "--output", output]) == 2
-    assert capsys.readouterr().err.startswith(f"exgrpo: --output {output} ")

@@ -4,7 +4,6 @@ One update a step and a checkpoint of every step: the weights of checkpoint t-1 
 t, so every figure of step t can be recomputed in float64.
 """
 
-import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -14,6 +13,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import torch
+from run_leaves import metrics
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from exgrpo_cli.base.console.reporter import SilentReporter
@@ -86,7 +86,7 @@ def recompute(run: Path, small_backbone: Path, ledger: LedgerReader, born: pd.Da
 
 
 def journal(run: Path) -> dict[int, dict]:
-    return {line["step"]: line for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())}
+    return {line["step"]: line for line in metrics(run)}
 
 
 def test_every_replayed_row_is_the_argmin_of_its_candidates(

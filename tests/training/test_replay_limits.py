@@ -1,27 +1,16 @@
 """Settings that limit what is stored and replayed, through the real loop and checked from the ledger it leaves."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from run_leaves import Listener, metrics
 
-from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.training.run import train
 
 K, B = 8, 8
-
-
-class Notes(SilentReporter):
-    """Keeps what a run says."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.lines.append(text)
 
 
 class Run:
@@ -34,7 +23,7 @@ class Run:
         self.scores: pd.DataFrame = ledger.scores().to_pandas()
         self.draws: pd.DataFrame = ledger.draws().to_pandas()
         self.trajectories: pd.DataFrame = ledger.trajectories().to_pandas()
-        self.journal = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        self.journal = metrics(folder)
 
     def of(self, event: str) -> pd.DataFrame:
         """Events of one kind, each with the birth of its trajectory."""
@@ -54,9 +43,9 @@ def start(small_config, tmp_path: Path) -> Start:
         config = small_config(
             "arithmetic.num_train=24", "data.heldout=", f"rollout.questions_per_step={B}", "run.steps=7", *settings
         )
-        reporter = Notes()
+        reporter = Listener()
         train(config, tmp_path / "run", reporter=reporter)
-        return Run(tmp_path / "run", reporter.lines)
+        return Run(tmp_path / "run", reporter.notes)
 
     return run
 
@@ -90,51 +79,3 @@ def test_collecting_before_the_start_fills_the_buffer_of_the_first_mixed_step(st
     assert run.trajectories.step_born.min() == 1
     # Without it the first mixed step has nothing to draw (test_replay.py).
     assert [run.logged("replay/used")[0], run.logged("replay/used")[1] > 0] == [0, True]
-
-
-@pytest.mark.engines
-def test_limits_hold_together_in_every_step(start: Start) -> None:
-    run = start(
-        "replay.max_per_question=2", "replay.eviction=longest", "replay.max_age=2", "replay.cooldown=1", "run.steps=9"
-    )
-    selected = run.of("selected")
-    assert (selected.step - selected.step_born).max() <= 2
-    assert selected.sort_values("step").groupby("question_id").step.diff().min() >= 2
-    held: dict[str, list[int]] = {}
-    tokens = run.trajectories.set_index("trajectory_id").num_tokens
-    reasons = {"age": 0, "number": 0}
-    for event in run.events.itertuples():
-        mine = held.setdefault(event.question_id, [])
-        if event.event == "collected":
-            mine.append(int(event.trajectory_id))
-        elif event.event == "evicted":
-            gone = int(event.trajectory_id)
-            if run.trajectories.step_born[gone] < event.step - 2:
-                reasons["age"] += 1
-            else:
-                reasons["number"] += 1
-                assert tokens[gone] == tokens[mine].max()
-            mine.remove(gone)
-    assert min(reasons.values()) > 0
-    assert max(map(len, held.values())) == 2
-
-
-@pytest.mark.slow
-def test_fresh_members_alone_count_where_so_set(start: Start) -> None:
-    run = start("replay.count_fresh_only=true")
-    replayed = run.of("selected")[["step", "question_id"]]
-    visited = run.events[run.events.event == "moved"].merge(replayed, on=["step", "question_id"])
-    assert len(visited) and (visited.num_members == K - 1).all()
-    fresh = run.events[run.events.event == "collected"].merge(
-        replayed, on=["step", "question_id"], how="left", indicator=True
-    )
-    assert (fresh[fresh._merge == "left_only"].num_members == K).all()
-
-
-@pytest.mark.slow
-def test_bounded_staleness_measures_again_only_what_lags_too_far(start: Start) -> None:
-    """Two updates a step: versions 2 apart may be used once more, those 4 apart are measured again."""
-    run = start("replay.max_score_staleness=2")
-    now = 2 * (run.scores.step - 1)
-    lag = now - run.scores.weight_version
-    assert set(lag) == {0, 2}

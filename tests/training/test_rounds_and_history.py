@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from given_verdicts import give_verdicts
+from run_leaves import Listener, metrics
 
 from exgrpo_cli.algo.advantages import SuccessHistory, normalised_history_advantages
 from exgrpo_cli.algo.batching import MiniBatch
 from exgrpo_cli.base.console.reporter import SilentReporter
-from exgrpo_cli.engines.policy.policy import SteppedPolicy
-from exgrpo_cli.engines.protocols import UpdateReport
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.training.run import train
 
@@ -23,34 +22,6 @@ ON_POLICY = (
 )  # fmt: skip
 
 
-class Notes(SilentReporter):
-    """Keeps what a run says."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.lines.append(text)
-
-
-@pytest.fixture
-def batches(monkeypatch: pytest.MonkeyPatch) -> list[MiniBatch]:
-    """The mini-batches that the policy is given."""
-    seen: list[MiniBatch] = []
-    update = SteppedPolicy.update
-
-    def note(policy: SteppedPolicy, batch: MiniBatch) -> UpdateReport:
-        seen.append(batch)
-        return update(policy, batch)
-
-    monkeypatch.setattr(SteppedPolicy, "update", note)
-    return seen
-
-
-def journal(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_rounds_draw_what_is_missing_until_the_batch_is_full(
     small_config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: list[MiniBatch]
 ) -> None:
@@ -59,9 +30,9 @@ def test_rounds_draw_what_is_missing_until_the_batch_is_full(
     config = small_config(
         *ON_POLICY, "arithmetic.num_train=30", "rollout.questions_per_step=4", "rollout.max_rounds=3", "run.steps=2"
     )
-    reporter = Notes()
+    reporter = Listener()
     summary = train(config, tmp_path / "run", reporter=reporter)
-    first, second = journal(tmp_path / "run")
+    first, second = metrics(tmp_path / "run")
     assert (first["rollout/rounds"], first["batch/questions"]) == (3, 7)
     assert first["batch/pass_at_1"] == pytest.approx((3 + 8 + 0 + 5 + 0 + 1 + 7) / 56)
     [batch] = batches
@@ -72,7 +43,7 @@ def test_rounds_draw_what_is_missing_until_the_batch_is_full(
     # All of step 2 is wrong, in all its rounds: nothing is trained, and every visit counts.
     assert (second["rollout/rounds"], second["batch/questions"], second["tokens/trained"]) == (3, 12, 0)
     assert second["optim/updates_applied"] == second["optim/updates_skipped"] == 0
-    assert "step 2: 0 of 4 fresh groups are mixed after 3 rounds, and trained" in reporter.lines
+    assert "step 2: 0 of 4 fresh groups are mixed after 3 rounds, and trained" in reporter.notes
     assert summary["tokens"]["generated"] == first["tokens/generated"] + second["tokens/generated"]
     state = json.loads((tmp_path / "run" / "checkpoints" / "step-000002" / "state.json").read_text())["state"]
     assert sum(state["visits"].values()) == 19
@@ -85,16 +56,12 @@ def test_the_baseline_of_a_questions_own_past(
 ) -> None:
     """d = 1/2. S = 2: p = 2.5 / 9 = .278; then S = 8: p = 9.25 / 12.5 = .74; a failing verifier changes nothing."""
     give_verdicts(monkeypatch, [[2, 2], [8, 8], [None, None]], K)
-    config = small_config(
-        *ON_POLICY, "arithmetic.num_train=2", "rollout.questions_per_step=2", "objective.baseline=history",
-        "objective.history_discount=0.5", "run.steps=2", "run.save_every=1",
-    )  # fmt: skip
-    train(config, tmp_path / "run", reporter=SilentReporter())
-    longer = small_config(
-        *ON_POLICY, "arithmetic.num_train=2", "rollout.questions_per_step=2", "objective.baseline=history",
-        "objective.history_discount=0.5", "run.steps=3", "run.save_every=1",
-    )  # fmt: skip
-    train(longer, tmp_path / "run", resume=True, reporter=SilentReporter())
+    for steps in (2, 3):
+        config = small_config(
+            *ON_POLICY, "arithmetic.num_train=2", "rollout.questions_per_step=2", "objective.baseline=history",
+            "objective.history_discount=0.5", f"run.steps={steps}", "run.save_every=1",
+        )  # fmt: skip
+        train(config, tmp_path / "run", resume=steps == 3, reporter=SilentReporter())
     advantages = [[row.advantage for row in batch.rows] for batch in batches]
     np.testing.assert_allclose(advantages[0], ([1 - 2.5 / 9] * 2 + [-2.5 / 9] * 6) * 2, rtol=1e-12)
     np.testing.assert_allclose(advantages[1], [1 - 9.25 / 12.5] * 16, rtol=1e-12)

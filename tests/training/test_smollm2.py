@@ -13,18 +13,17 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from run_leaves import metrics, timeless
 
-from exgrpo_cli.base.types import Message, Question
 from exgrpo_cli.commands import run
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.questions.made.word_problems import make_word_problems
-from exgrpo_cli.questions.prompts import THOUGHT_SOLUTION_SYSTEM, choose_template, encode, seen_text
+from exgrpo_cli.questions.prompts import encode
 from exgrpo_cli.training.setup import choose_run_template
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1200)]
@@ -83,12 +82,6 @@ def kill_when_saved(process: "subprocess.Popen[bytes]", run: Path) -> None:
     process.wait()
 
 
-def lines_of(run: Path) -> list[dict[str, Any]]:
-    """The journal without what no two runs share."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.startswith(("time/", "perf/", "memory/"))} for line in lines]
-
-
 @pytest.fixture(scope="module")
 def trained(smollm2: Path, grader: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Three steps that nothing disturbed; gigabytes, gone with the last test that reads them."""
@@ -100,7 +93,7 @@ def trained(smollm2: Path, grader: Path, tmp_path_factory: pytest.TempPathFactor
 
 
 def test_it_replays_and_its_buffer_is_shown(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = lines_of(trained)
+    lines = metrics(trained)
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert all(line["policy/logprob_gap_max"] < 1e-3 for line in lines)
     assert run(["replay-stats", str(trained), "--json", "--no-plots"]) == 0
@@ -115,7 +108,7 @@ def test_killed_and_resumed_it_ends_bit_for_bit_the_same(
     run = tmp_path / "run"
     kill_when_saved(train(smollm2, grader, run), run)
     assert start(grader, "train", "--resume", "--output", str(run), "--quiet", "--allow-code").wait(timeout=900) == 0
-    assert lines_of(run) == lines_of(trained)
+    assert timeless(metrics(run)) == timeless(metrics(trained))
     for name in ("model.safetensors", "config.json", "tokenizer.json"):
         assert (run / "model" / name).read_bytes() == (trained / "model" / name).read_bytes()
 
@@ -146,26 +139,13 @@ def test_prompts_are_those_of_its_chat_template(smollm2: Path, examples: int) ->
     assert encode(choose_run_template(config, tokenizer), question, tokenizer).tolist() == list(expected)
 
 
-def test_its_own_system_message_gives_way_to_the_prompt_templates(smollm2: Path) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(smollm2)
-    question = Question(id="0", prompt=(Message(role="user", content="1 + 1?"),), answer="2", source="test")
-    plain, thought = (
-        seen_text(choose_template(name, tokenizer), question, tokenizer) for name in ("chat", "thought-solution")
-    )
-    assert plain.count("<|im_start|>system") == thought.count("<|im_start|>system") == 1
-    assert "named SmolLM" in plain and "named SmolLM" not in thought
-    assert THOUGHT_SOLUTION_SYSTEM in thought and thought.endswith("assistant\n<think>\n")
-
-
 def test_deepspeed_goes_on_with_the_experience_of_another_run(
     trained: Path, smollm2: Path, grader: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     options = ["--engine", "deepspeed", "--replay-from", str(trained), "--set", "run.save_every=50"]
     assert train(smollm2, grader, run, *options, steps=2).wait(timeout=900) == 0
-    lines = lines_of(run)
+    lines = metrics(run)
     assert lines[0]["replay/used"] > 0, "the first step replays what the other run stored"
     assert all(line["policy/logprob_gap_max"] < 1e-3 for line in lines)
     assert sum(line["optim/updates_applied"] for line in lines) > 0
@@ -177,7 +157,7 @@ def test_with_vllm_a_killed_run_goes_on_and_every_sync_arrives(smollm2: Path, gr
     options = ["--rollout", "vllm", "--set", "backbone.dtype=float32"]
     kill_when_saved(train(smollm2, grader, run, *options), run)
     assert start(grader, "train", "--resume", "--output", str(run), "--quiet", "--allow-code").wait(timeout=900) == 0
-    lines = lines_of(run)
+    lines = metrics(run)
     # The run itself stops above a mean gap of 1e-3; the canary has compared weights and log-probs at each sync.
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert all(np.isfinite(line["policy/logprob_gap_mean"]) for line in lines)

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from given_verdicts import give_verdicts
+from run_leaves import metrics
 
 from exgrpo_cli.algo.batching import MiniBatch
 from exgrpo_cli.algo.objective import TokenTargets
@@ -21,7 +22,6 @@ from exgrpo_cli.base.types import TokenScores, TokenSequence
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.engines.policy import micro_batches
 from exgrpo_cli.engines.policy.policy import SteppedPolicy
-from exgrpo_cli.engines.protocols import UpdateReport
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.show.statistics import report_runs
 from exgrpo_cli.training.importing import prepare_pool
@@ -34,7 +34,6 @@ ONE_UPDATE = (
 )  # fmt: skip
 ENGINES = pytest.mark.engines
 """Longer than a second: beside the quick tests, these run on every change too."""
-Tables = Callable[..., dict[str, pd.DataFrame]]
 
 
 def pool_of(folder: Path, config: Config, rows: Sequence[Mapping[str, object]]) -> str:
@@ -46,48 +45,36 @@ def pool_of(folder: Path, config: Config, rows: Sequence[Mapping[str, object]]) 
     return f"replay.warm_start={folder / 'pool'}"
 
 
-@pytest.fixture
-def settings_of(small_config) -> Callable[..., Config]:
-    """B questions a step of as many, K rollouts each."""
+class World:
+    """Runs of few questions, with verdicts given by hand, read back from what they leave."""
 
-    def make(method: str, *settings: str, questions: int = 1, group_size: int = 4, steps: int) -> Config:
+    def __init__(self, make: Callable[..., Config], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.make, self.folder, self.monkeypatch = make, folder, monkeypatch
+
+    def config(self, method: str, *settings: str, questions: int = 1, group_size: int = 4, steps: int) -> Config:
+        """B questions a step of as many, K rollouts each."""
         own = (
             f"arithmetic.num_train={questions}", f"rollout.questions_per_step={questions}",
             f"rollout.group_size={group_size}", f"run.steps={steps}",
         )  # fmt: skip
-        return small_config(*ONE_UPDATE, *own, *settings, method=method)
+        return self.make(*ONE_UPDATE, *own, *settings, method=method)
 
-    return make
+    def verdicts(self, rounds: Sequence[Sequence[int]], group_size: int) -> None:
+        """So many of K are right, by round and question."""
+        give_verdicts(self.monkeypatch, rounds, group_size)
 
-
-@pytest.fixture
-def tables_of(tmp_path: Path) -> Tables:
-    """The tables of the ledger that a run leaves, and its journal."""
-
-    def run(config: Config, name: str = "run") -> dict[str, pd.DataFrame]:
-        train(config, tmp_path / name, reporter=SilentReporter())
-        reader = LedgerReader(tmp_path / name / "replay")
+    def run(self, method: str, *settings: str, name: str = "run", **sizes: int) -> dict[str, pd.DataFrame]:
+        """The tables of the ledger that a run leaves, and its journal."""
+        train(self.config(method, *settings, **sizes), self.folder / name, reporter=SilentReporter())
+        reader = LedgerReader(self.folder / name / "replay")
         tables = ("trajectories", "replays", "events", "visits", "scores")
-        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
-        return {table: reader.table(table).to_pandas() for table in tables} | {
-            "journal": pd.DataFrame([json.loads(line) for line in lines]).set_index("step")
-        }
-
-    return run
+        found = {table: reader.table(table).to_pandas() for table in tables}
+        return found | {"journal": pd.DataFrame(metrics(self.folder / name)).set_index("step")}
 
 
 @pytest.fixture
-def batches(monkeypatch: pytest.MonkeyPatch) -> list[MiniBatch]:
-    """The mini-batches that the policy is given: advantages of replayed rows are in no table."""
-    seen: list[MiniBatch] = []
-    update = SteppedPolicy.update
-
-    def note(policy: SteppedPolicy, batch: MiniBatch) -> UpdateReport:
-        seen.append(batch)
-        return update(policy, batch)
-
-    monkeypatch.setattr(SteppedPolicy, "update", note)
-    return seen
+def world(small_config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(small_config, tmp_path, monkeypatch)
 
 
 def give_logprobs(monkeypatch: pytest.MonkeyPatch, now: Mapping[tuple[int, ...], Sequence[float]]) -> None:
@@ -107,18 +94,16 @@ def give_logprobs(monkeypatch: pytest.MonkeyPatch, now: Mapping[tuple[int, ...],
     monkeypatch.setattr(SteppedPolicy, "score", given)
 
 
-def test_headroom_and_drift_of_a_group(
-    settings_of: Callable[..., Config], tables_of: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_headroom_and_drift_of_a_group(world: World) -> None:
     """A > 0 with pi .2, .6 and A < 0 with pi .9: H = (.8 + .4 + .9) / 3 = .7.
 
     Log-ratios .1, -.2, 0 since: Drift = (.01 + .04 + 0) / 3 = .0167 > 1e-3, refused. What is kept is the headroom of
     now: 1 - .2 e^.1 = .779, 1 - .6 e^-.2 = .509, .9, on average .729, within sqrt(.0167) = .129 of .7.
     """
-    config = settings_of("headroom-drift", "replay.ratio=1", group_size=2, steps=1)
+    config = world.config("headroom-drift", "replay.ratio=1", group_size=2, steps=1)
     birth = np.log([0.2, 0.6, 0.9])
     pool = pool_of(
-        tmp_path,
+        world.folder,
         config,
         [
             {"question_id": 0, "token_ids": [5, 6], "logprobs": birth[:2].tolist(), "reward": 1},
@@ -126,28 +111,26 @@ def test_headroom_and_drift_of_a_group(
         ],
     )
     now = birth + np.array([0.1, -0.2, 0.0])
-    give_logprobs(monkeypatch, {(5, 6): now[:2].tolist(), (7,): now[2:].tolist()})
-    found = tables_of(settings_of("headroom-drift", "replay.ratio=1", pool, group_size=2, steps=1))
+    give_logprobs(world.monkeypatch, {(5, 6): now[:2].tolist(), (7,): now[2:].tolist()})
+    found = world.run("headroom-drift", "replay.ratio=1", pool, group_size=2, steps=1)
     [scanned] = found["replays"].to_dict("records")
     assert scanned["priority"] == pytest.approx(0.7, rel=1e-6)
     assert scanned["drift"] == pytest.approx(0.05 / 3, rel=1e-5) and not scanned["accepted"]
     assert scanned["headroom"] == pytest.approx((1 - 0.2 * np.exp(0.1) + 1 - 0.6 * np.exp(-0.2) + 0.9) / 3, rel=1e-5)
     assert abs(scanned["headroom"] - 0.7) <= np.sqrt(scanned["drift"])
     assert found["journal"].loc[1, "replay/used"] == 0
-    [report] = report_runs([tmp_path / "run"], step=1)
+    [report] = report_runs([world.folder / "run"], step=1)
     assert report.numbers["step"]["nothing"] == "every unit scanned had drifted by more than replay.max_drift = 0.001"
 
 
-def test_the_first_of_most_headroom_within_the_drift_is_taken(
-    settings_of: Callable[..., Config], tables_of: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_of_most_headroom_within_the_drift_is_taken(world: World) -> None:
     """Headrooms .9, .7, .6 with drifts .02, 1e-4, 5e-4, one wanted of B = 3: two are scored, the second is taken.
 
     A right token of pi = 1 - H and a wrong one of pi = H have headroom H. All log-probs fall by sqrt(Drift), the
     headrooms of the two to (1 - .1 e^-.141 + .9 e^-.141) / 2 = .847 and (1 - .3 e^-.01 + .7 e^-.01) / 2 = .698, which
     order step 2.
     """
-    config = settings_of("headroom-drift", questions=3, group_size=2, steps=2)
+    config = world.config("headroom-drift", questions=3, group_size=2, steps=2)
     headrooms, drifts = np.array([0.9, 0.7, 0.6]), np.array([0.02, 1e-4, 5e-4])
     rows, now = [], {}
     for number, (headroom, drift) in enumerate(zip(headrooms, drifts, strict=True)):
@@ -157,10 +140,10 @@ def test_the_first_of_most_headroom_within_the_drift_is_taken(
                 {"question_id": number, "token_ids": [token], "logprobs": [float(np.log(chance))], "reward": reward}
             )
             now[(token,)] = [float(np.log(chance) - np.sqrt(drift))]
-    pool = pool_of(tmp_path, config, rows)
-    give_logprobs(monkeypatch, now)
-    give_verdicts(monkeypatch, [[0, 0, 0]] * 2, 2)
-    replays = tables_of(settings_of("headroom-drift", pool, questions=3, group_size=2, steps=2))["replays"]
+    pool = pool_of(world.folder, config, rows)
+    give_logprobs(world.monkeypatch, now)
+    world.verdicts([[0, 0, 0]] * 2, 2)
+    replays = world.run("headroom-drift", pool, questions=3, group_size=2, steps=2)["replays"]
     first, second = replays[replays.step == 1], replays[replays.step == 2]
     assert first.unit_id.tolist() == [0, 2] and first.accepted.tolist() == [False, True]
     assert first.priority.tolist() == pytest.approx([0.9, 0.7], rel=1e-6)
@@ -173,12 +156,10 @@ def test_the_first_of_most_headroom_within_the_drift_is_taken(
 
 
 @ENGINES
-def test_rows_by_their_advantage_for_ten_steps(
-    settings_of: Callable[..., Config], tables_of: Tables, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_by_their_advantage_for_ten_steps(world: World) -> None:
     """K = 4, k = 1: |A| .75 and .25 three times, their roots .866 and .5: P .366 and .211. Born at 5: gone at 16."""
-    give_verdicts(monkeypatch, [[1 if step in (5, 15, 16) else 0] for step in range(1, 17)], 4)
-    replays = tables_of(settings_of("adv-per", "replay.warmup_steps=1", "replay.ratio=1", steps=16))["replays"]
+    world.verdicts([[1 if step in (5, 15, 16) else 0] for step in range(1, 17)], 4)
+    replays = world.run("adv-per", "replay.warmup_steps=1", "replay.ratio=1", steps=16)["replays"]
     drawn = replays[replays.step == 15].sort_values("unit_id")
     assert drawn.unit_id.tolist() == [0, 1, 2, 3]
     assert drawn.probability.tolist() == pytest.approx([0.366, 0.211, 0.211, 0.211], abs=5e-4)
@@ -190,23 +171,20 @@ def test_rows_by_their_advantage_for_ten_steps(
 
 
 @ENGINES
-def test_successes_fade(settings_of: Callable[..., Config], tables_of: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_successes_fade(world: World) -> None:
     """Ages one time constant apart (of 2 steps here): (1, 1/e)^.6 = 1, .549: P .646, .354; weights .787 and 1."""
-    give_verdicts(monkeypatch, [[1], [0], [1], [1]], 4)
-    config = settings_of("fresh-per", "replay.store=successes", "replay.age_decay=2", steps=4)
-    replays = tables_of(config)["replays"]
+    world.verdicts([[1], [0], [1], [1]], 4)
+    replays = world.run("fresh-per", "replay.store=successes", "replay.age_decay=2", steps=4)["replays"]
     drawn = replays[replays.step == 4].sort_values("unit_id", ascending=False)
     assert drawn.unit_id.tolist() == [1, 0]
     assert drawn.probability.tolist() == pytest.approx([0.646, 0.354], abs=5e-4)
     assert drawn.weight.tolist() == pytest.approx([0.787, 1.0], abs=5e-4)
 
 
-def test_a_failure_is_hardly_drawn_and_sets_the_scale_of_weights(
-    settings_of: Callable[..., Config], tables_of: Tables, batches: list[MiniBatch], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_is_hardly_drawn_and_sets_the_scale_of_weights(world: World, batches: list[MiniBatch]) -> None:
     """Success and failure of one age: P ratio ((1 + 1e-6) / 1e-6)^.6 = 3981, the success weighs 3981^-.4 = .0363."""
-    give_verdicts(monkeypatch, [[1], [1]], 4)
-    replays = tables_of(settings_of("fresh-per", steps=2))["replays"].set_index("unit_id").sort_index()
+    world.verdicts([[1], [1]], 4)
+    replays = world.run("fresh-per", steps=2)["replays"].set_index("unit_id").sort_index()
     assert replays.probability[0] / replays.probability[1] == pytest.approx(3981, abs=1)
     assert replays.weight.tolist() == pytest.approx([0.0363, 1, 1, 1], abs=5e-5)
     # Replayed after the fresh updates; the weights are those of the rows that train.
@@ -216,18 +194,16 @@ def test_a_failure_is_hardly_drawn_and_sets_the_scale_of_weights(
 
 
 @ENGINES
-def test_eight_of_a_questions_sixteen_rows(
-    settings_of: Callable[..., Config], tables_of: Tables, batches: list[MiniBatch], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_eight_of_a_questions_sixteen_rows(world: World, batches: list[MiniBatch]) -> None:
     """3 of 16 right: A_off .625 three times, -.375 five times. 9 of 16, all eight right: zeros.
 
     At R = K the joint denominator counts 2 K rows, each own one K: half the gradient.
     """
     found = {}
     for denominator in ("own", "joint"):
-        give_verdicts(monkeypatch, [[1], [2], [7], [4]], 8)
+        world.verdicts([[1], [2], [7], [4]], 8)
         own = f"objective.replay_denominator={denominator}"
-        found[denominator] = tables_of(settings_of("repo", own, group_size=8, steps=4), denominator)
+        found[denominator] = world.run("repo", own, group_size=8, steps=4, name=denominator)
     rows = found["own"]["trajectories"].set_index("trajectory_id")
     scores = found["own"]["scores"]
     assert sorted(set(scores.step)) == [3, 4] and scores.groupby("step").chosen.sum().tolist() == [8, 8]
@@ -245,26 +221,21 @@ def test_eight_of_a_questions_sixteen_rows(
     assert norms["joint"][3] == pytest.approx(norms["own"][3] / 2, rel=1e-4)
 
 
-def test_nothing_joins_a_group_that_does_not_train(
-    settings_of: Callable[..., Config], tables_of: Tables, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_joins_a_group_that_does_not_train(world: World) -> None:
     """With several rounds a group without a success is left out of N, and so are the rows its question holds."""
-    give_verdicts(monkeypatch, [[1], [0], [2]], 4)
+    world.verdicts([[1], [0], [2]], 4)
     own = ("replay.min_stored=1", "rollout.max_rounds=2", "objective.replay_denominator=joint")
-    found = tables_of(settings_of("repo", *own, steps=3))
+    found = world.run("repo", *own, steps=3)
     assert found["journal"]["replay/used"].tolist() == [0, 0, 8]
     assert found["journal"]["tokens/trained"][2] == 0 and sorted(set(found["scores"].step)) == [3]
 
 
-def test_two_rows_of_a_pool_beside_four_rollouts(
-    settings_of: Callable[..., Config], tables_of: Tables, batches: list[MiniBatch], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_two_rows_of_a_pool_beside_four_rollouts(world: World, batches: list[MiniBatch]) -> None:
     """K = 4, k = 1, M = 2: 3 of 6 are right, A +.5 three times and -.5 three times; w* = 1 whatever was stored."""
     stored = [{"question_id": 0, "token_ids": [5, 6 + n], "logprobs": [-9.0, -0.1], "reward": 1} for n in range(2)]
-    pool = pool_of(tmp_path, settings_of("exgrpo", steps=1), stored)
-    give_verdicts(monkeypatch, [[1]], 4)
-    found = tables_of(settings_of("rlep", pool, steps=1))
+    pool = pool_of(world.folder, world.config("exgrpo", steps=1), stored)
+    world.verdicts([[1]], 4)
+    found = world.run("rlep", pool, steps=1)
     assert found["scores"].chosen.tolist() == [True, True]
     [batch] = batches
     assert [row.replayed for row in batch.rows] == [False] * 4 + [True] * 2
@@ -274,16 +245,13 @@ def test_two_rows_of_a_pool_beside_four_rollouts(
     assert found["visits"].k.tolist() == [1]
 
 
-def test_groups_by_their_signal_take_the_places_of_others(
-    settings_of: Callable[..., Config], tables_of: Tables, batches: list[MiniBatch], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_groups_by_their_signal_take_the_places_of_others(world: World, batches: list[MiniBatch]) -> None:
     """B = 4. Two mixed, one stored: N = 3 K. k = 2 has signal 2 * .577 = 1.155, k = 1, 3 1.5 * .5 = .75: P .606, .394.
 
     A store of two lets the weakest go, of equals the first: k = 1 of step 2.
     """
-    give_verdicts(monkeypatch, [[2, 0, 0, 0], [1, 3, 0, 4], [0, 4, 4, 0]], 4)
-    config = settings_of("trl-refill", "replay.capacity=2", "rollout.questions_per_step=4", questions=5, steps=3)
-    found = tables_of(config)
+    world.verdicts([[2, 0, 0, 0], [1, 3, 0, 4], [0, 4, 4, 0]], 4)
+    found = world.run("trl-refill", "replay.capacity=2", "rollout.questions_per_step=4", questions=5, steps=3)
     replays = found["replays"]
     assert replays[replays.step == 2].unit_id.tolist() == [0]
     assert [(batch.num_rollouts, len(batch.rows)) for batch in batches] == [(4, 4), (12, 12), (8, 8)]
@@ -294,12 +262,10 @@ def test_groups_by_their_signal_take_the_places_of_others(
     assert drawn.unit_id.tolist() == [0, 8]
 
 
-def test_a_single_success_is_stored_and_five_retire(
-    settings_of: Callable[..., Config], tables_of: Tables, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_single_success_is_stored_and_five_retire(world: World) -> None:
     """K = 8: k = 1 stores, 2 only moves the bucket, 4 stays, 5 retires. A quarter of B = 3 is no replay."""
-    give_verdicts(monkeypatch, [[1, 1, 1], [2, 4, 5]], 8)
-    found = tables_of(settings_of("su01", questions=3, group_size=8, steps=2))
+    world.verdicts([[1, 1, 1], [2, 4, 5]], 8)
+    found = world.run("su01", questions=3, group_size=8, steps=2)
     visits = found["visits"][found["visits"].step == 2].set_index("k").question_id
     events = found["events"]
     assert events[events.step == 1].event.tolist() == ["collected"] * 3
@@ -309,9 +275,7 @@ def test_a_single_success_is_stored_and_five_retire(
     assert len(found["trajectories"]) == 3
 
 
-def test_the_likelihood_of_replayed_tokens_alone_has_a_gradient(
-    settings_of: Callable[..., Config], tables_of: Tables, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_likelihood_of_replayed_tokens_alone_has_a_gradient(world: World) -> None:
     """Each replayed log-prob has gradient -c / D_r, D_r = N L, whatever A and w: c = 1/2, N = 4 fresh and one."""
     seen: list[tuple[TokenTargets, torch.Tensor]] = []
     loss_of = micro_batches.micro_batch_loss
@@ -321,13 +285,12 @@ def test_the_likelihood_of_replayed_tokens_alone_has_a_gradient(
             logprobs.register_hook(lambda gradient: seen.append((targets, gradient.clone())))
         return loss_of(logprobs, entropies, reference, targets, **rest)
 
-    monkeypatch.setattr(micro_batches, "micro_batch_loss", watched)
-    give_verdicts(monkeypatch, [[1], [1]], 4)
-    config = settings_of("sft-successes", "objective.replay_weight=0.5", "objective.loss_scale=1", steps=2)
-    found = tables_of(config)
+    world.monkeypatch.setattr(micro_batches, "micro_batch_loss", watched)
+    world.verdicts([[1], [1]], 4)
+    found = world.run("sft-successes", "objective.replay_weight=0.5", "objective.loss_scale=1", steps=2)
     [taken] = found["replays"][found["replays"].accepted].unit_id
     replayed = torch.cat([gradient[targets.replayed] for targets, gradient in seen])
     assert len(replayed) == found["trajectories"].num_tokens[taken]
     torch.testing.assert_close(
-        replayed, torch.full_like(replayed, -0.5 / (5 * config.rollout.max_response_tokens)), rtol=1e-6, atol=0
+        replayed, torch.full_like(replayed, -0.5 / (5 * world.make().rollout.max_response_tokens)), rtol=1e-6, atol=0
     )

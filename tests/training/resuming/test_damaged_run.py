@@ -80,7 +80,10 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_takes_over(
     assert note.startswith("checkpoint of step 6 passed over, going on from step 4: ") and name in note
 
 
-def test_a_manifest_that_is_gone_is_damage(run: Path) -> None:
+def test_a_manifest_that_is_gone_is_damage_and_a_stray_folder_is_none(run: Path) -> None:
+    for name in ("step-old", "step-000004 (copy)", "step-12"):
+        (run / "checkpoints" / name).mkdir()
+    assert point_of(run).step == 6
     (run / NEWEST / "manifest.json").unlink()
     point = point_of(run)
     assert point.step == 4 and "step-000006/manifest.json is missing" in point.notes[0]
@@ -192,12 +195,12 @@ def test_a_damaged_model_is_neither_asked_nor_trained(
     for folder in (run / "model", run / NEWEST / "model"):
         require_model(folder)
         flip(folder / "model.safetensors")
-        arguments = {
-            "sample": ["sample", str(folder), "1+1="],
-            "evaluate": ["evaluate", "arithmetic", "--model", str(folder), "--output", str(tmp_path / "results")],
-            "train": ["train", "--backbone", str(folder), "--output", str(tmp_path / "new")],
+        rest = {
+            "sample": [str(folder), "1+1="],
+            "evaluate": ["arithmetic", "--model", str(folder), "--output", str(tmp_path / "results")],
+            "train": ["--backbone", str(folder), "--output", str(tmp_path / "new")],
         }
-        assert exgrpo(arguments[command]) == 2
+        assert exgrpo([command, *rest[command]]) == 2
         error = capsys.readouterr().err
         assert re.search(rf"exgrpo: {folder}/model.safetensors is damaged .*: restore it from a copy; of a", error)
 
@@ -206,12 +209,6 @@ def test_a_digit_of_a_result_is_not_believed(run: Path) -> None:
     change_a_digit(run / "result.json", '"generated": ')
     with pytest.raises(InputError, match=r"result.json is damaged \(its checksum differs\): restore it"):
         read_result(run / "result.json")
-
-
-def test_a_stray_folder_among_the_checkpoints_is_left_alone(run: Path) -> None:
-    for name in ("step-old", "step-000004 (copy)", "step-12"):
-        (run / "checkpoints" / name).mkdir()
-    assert point_of(run).step == 6
 
 
 def test_a_finished_run_is_refused_before_anything_is_written(run: Path) -> None:

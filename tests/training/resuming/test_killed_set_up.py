@@ -1,16 +1,9 @@
-"""Runs killed by SIGKILL before their first checkpoint: a new start or --resume goes on, nothing torn stays behind.
+"""Runs killed by SIGKILL before their first checkpoint: a new start or --resume goes on, nothing torn stays behind."""
 
-The killed process is a fork of this one, so that it costs no imports.
-"""
-
-import os
-import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from run_leaves import metrics, timeless
+from run_leaves import assert_same_run, killed, train_and_die
 
 from exgrpo_cli.base import files
 from exgrpo_cli.base.console.reporter import SilentReporter
@@ -23,29 +16,13 @@ from exgrpo_cli.training.start import resumed_config
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 
 
-def killed(owner: Any, name: str, *, of: str = "") -> Callable[[], None]:
-    """Replace a function, in a process that is about to die, by one that kills it; `of` a path's name where given."""
-
-    def install() -> None:
-        original = getattr(owner, name)
-
-        def die(*arguments: Any, **options: Any) -> Any:
-            if not of or of == Path(arguments[-1]).name:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return original(*arguments, **options)
-
-        setattr(owner, name, die)
-
-    return install
-
-
 NEW = {
     "before it is locked": killed(RunFolder, "locked"),
     "before its questions": killed(setup, "load_questions"),
     "among its questions": killed(questions, "write_manifest"),
     "with all its parts": killed(setup, "sync"),
     "with its ledger": killed(setup, "warm_start"),
-    "while config.toml is written": killed(files, "publish", of="config.toml"),
+    "while config.toml is written": killed(files, "publish", when=lambda *given: Path(given[-1]).name == "config.toml"),
 }
 """Moments of a set-up after which there is no configuration to resume with."""
 BEGUN = {
@@ -53,19 +30,6 @@ BEGUN = {
     "after its first step": killed(RunFolder, "append_metrics"),
     "in its first checkpoint": killed(checkpoint, "finish_folder"),
 }
-
-
-def train_and_die(install: Callable[[], None], path: Path, config: Any = None) -> None:
-    """Train in a fork that `install` has prepared, until it is killed; without a configuration, resume."""
-    child = os.fork()
-    if child == 0:
-        try:
-            install()
-            train(config or resumed_config(path), path, resume=config is None, reporter=SilentReporter())
-        finally:
-            os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
 
 
 def left_half_written(path: Path) -> list[Path]:
@@ -99,7 +63,5 @@ def test_a_run_killed_at_every_point_of_its_set_up_ends_as_if_it_had_not_been(sm
         train_and_die(install, path)
     assert left_half_written(path)
     train(resumed_config(path), path, resume=True, reporter=SilentReporter())
-    assert timeless(metrics(path)) == timeless(metrics(whole))
-    weights = "model/model.safetensors"
-    assert (path / weights).read_bytes() == (whole / weights).read_bytes()
+    assert_same_run(path, whole)
     assert left_half_written(path) == []

@@ -2,19 +2,16 @@
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from exgrpo_cli.algo.advantages import centred_advantages
 from exgrpo_cli.base.types import (
-    AnswerFormat,
     GradedRollout,
     Message,
     Question,
     Rollout,
-    RolloutRequest,
     StopReason,
     TokenScores,
     Trajectory,
@@ -31,9 +28,7 @@ from exgrpo_cli.training.metrics import (
     truncation,
     update_metrics,
 )
-from exgrpo_cli.training.parts import Parts
 from exgrpo_cli.training.step.groups import Group
-from exgrpo_cli.training.step.rollouts import grade
 
 QUESTION = Question(id="q", prompt=(Message(role="user", content="1+1=?"),), answer="2", source="test")
 
@@ -48,52 +43,6 @@ def member(verdict: Verdict, tokens: int = 3, stop: StopReason = StopReason.EOS,
         weight_version=0,
     )
     return GradedRollout(rollout=rollout, text="", verdict=verdict)
-
-
-class SecondOfTwo:
-    """The ranks of a run as the second of two sees them; the first has nothing to say."""
-
-    def scatter(self, items: list) -> list:
-        return items[1::2]
-
-    def gather_in_order(self, results: list) -> list:
-        merged = [("of the other rank", Verdict.WRONG)] * (2 * len(results))
-        merged[1::2] = results
-        return merged
-
-
-def test_a_rank_decodes_and_grades_its_share_alone() -> None:
-    decoded, graded = [], []
-
-    def decode(token_ids: np.ndarray) -> str:
-        decoded.append(len(token_ids))
-        return f"{len(token_ids)} tokens"
-
-    def grade_items(items: list) -> list[Verdict]:
-        graded.extend(item.response for item in items)
-        return [Verdict.CORRECT] * len(items)
-
-    # Parts with what grading reads, and no backbone of gigabytes.
-    parts = object.__new__(Parts)
-    for name, value in {
-        "questions": {"q": QUESTION},
-        "backbone": SimpleNamespace(decode=decode),
-        "pool": SimpleNamespace(grade=grade_items),
-        "ranks": SecondOfTwo(),
-        "answer_format": AnswerFormat(opens_think=False, requires_box=False, require_eos=True),
-    }.items():
-        object.__setattr__(parts, name, value)
-    request = RolloutRequest(question_id="q", prompt_ids=np.arange(2, dtype=np.int32), seeds=(1, 2, 3))
-    rollouts = [[member(Verdict.WRONG, tokens).rollout for tokens in lengths] for lengths in ((1, 2, 3), (4, 5, 6))]
-    whole = grade(parts, [request, request], rollouts)
-    assert decoded == [2, 4, 6]
-    assert graded == ["2 tokens", "4 tokens", "6 tokens"]
-    assert [[each.text for each in group] for group in whole] == [
-        ["of the other rank", "2 tokens", "of the other rank"],
-        ["4 tokens", "of the other rank", "6 tokens"],
-    ]
-    assert [[len(each.rollout.token_ids) for each in group] for group in whole] == [[1, 2, 3], [4, 5, 6]]
-    assert [each.verdict for each in whole[0]] == [Verdict.WRONG, Verdict.CORRECT, Verdict.WRONG]
 
 
 def scores(tokens: int = 3, logprob: float = -0.5) -> TokenScores:
@@ -141,29 +90,30 @@ def stored_rows(*rewards: float) -> tuple[Replayed, ...]:
     return tuple(Replayed(trajectory=row, behaviour_logprobs=row.behaviour_logprobs) for row in rows)
 
 
-def test_joined_rows_count_in_the_mean_and_not_in_k() -> None:
-    """K = 4, k = 1, two stored successes: rewards 1, 0, 0, 0, 1, 1 of mean 1/2: A is +1/2 three times, -1/2 three."""
-    fresh = group(Verdict.CORRECT, Verdict.WRONG, Verdict.WRONG, Verdict.WRONG)
-    joined = replace(fresh, replayed=stored_rows(1, 1), joined=True)
-    assert [row.advantage for row in joined.rows(centred_advantages)] == [0.5, -0.5, -0.5, -0.5, 0.5, 0.5]
-    assert joined.success_count == 1
-    assert not joined.is_experiential and joined.is_mixed
+C, W = Verdict.CORRECT, Verdict.WRONG
 
 
-def test_replayed_rows_have_advantages_of_their_own() -> None:
-    """Three of eight stored rows are right: 1 - 3/8 = .625 three times, -.375 five times; with all right zeros."""
-    fresh = replace(group(Verdict.CORRECT, Verdict.WRONG), joined=True, own_advantages=True)
-    three = replace(fresh, replayed=stored_rows(1, 1, 1, 0, 0, 0, 0, 0))
-    assert [row.advantage for row in three.rows(centred_advantages)] == [0.5, -0.5, *[0.625] * 3, *[-0.375] * 5]
-    every = replace(fresh, replayed=stored_rows(*[1] * 8))
-    assert [row.advantage for row in every.rows(centred_advantages)] == [0.5, -0.5, *[0.0] * 8]
-
-
-def test_several_stored_rows_stand_in_for_rollouts() -> None:
-    """K = 4: two fresh and two stored successes; k counts them, and the mean is over all four."""
-    several = replace(group(Verdict.CORRECT, Verdict.WRONG), replayed=stored_rows(1, 1))
-    assert several.success_count == 3 and several.is_experiential
-    assert [row.advantage for row in several.rows(centred_advantages)] == [0.25, -0.75, 0.25, 0.25]
+@pytest.mark.parametrize(
+    ("fresh", "stored", "how", "advantages", "k"),
+    [
+        # K = 4, k = 1, two successes beside: rewards 1, 0, 0, 0, 1, 1 of mean 1/2; the joined ones do not count in k.
+        ((C, W, W, W), (1, 1), {"joined": True}, [0.5, -0.5, -0.5, -0.5, 0.5, 0.5], 1),
+        # Advantages of their own: 3 of 8 stored rows right, 1 - 3/8 = .625 three times, -.375 five times; all right: 0.
+        (
+            (C, W), (1, 1, 1, 0, 0, 0, 0, 0), {"joined": True, "own_advantages": True},
+            [0.5, -0.5, *[0.625] * 3, *[-0.375] * 5], 1,
+        ),
+        ((C, W), (1,) * 8, {"joined": True, "own_advantages": True}, [0.5, -0.5, *[0.0] * 8], 1),
+        # K = 4, two stored successes stand in for rollouts: k counts them, the mean 3/4 is over all four.
+        ((C, W), (1, 1), {}, [0.25, -0.75, 0.25, 0.25], 3),
+    ],
+)  # fmt: skip
+def test_stored_rows_beside_rollouts_or_in_their_place(
+    fresh: tuple, stored: tuple, how: dict, advantages: list[float], k: int
+) -> None:
+    found = replace(group(*fresh), replayed=stored_rows(*stored), **how)
+    assert [row.advantage for row in found.rows(centred_advantages)] == advantages
+    assert found.success_count == k and found.is_mixed and found.is_experiential != found.joined
 
 
 def test_the_replayed_row_keeps_its_own_behaviour_log_probs() -> None:
@@ -241,16 +191,10 @@ def test_the_engines_log_probs_weigh_fresh_tokens_up_to_the_cap() -> None:
     values = truncation([pair])
     assert values["policy/tis_weight"] == pytest.approx(1.75, rel=1e-6)
     assert values["policy/tis_truncated"] == 0.5
-
-
-def test_recomputed_log_probs_need_no_weights() -> None:
-    pair = group(Verdict.CORRECT, Verdict.WRONG, replayed=True)
-    rows = pair.rows(centred_advantages)
-    assert all(row.importance_weights is None for row in rows)
-    for row in rows:
-        np.testing.assert_array_equal(row.token_advantages, np.full(row.num_tokens, row.advantage))
-    np.testing.assert_array_equal(pair.behaviour_logprobs()[0], pair.scores[0].logprobs)
-    assert truncation([pair]) == {}
+    # Recomputed log-probs need no weights.
+    own = replace(pair, tis_cap=None)
+    assert [row.importance_weights for row in own.rows(centred_advantages)] == [None, None] and truncation([own]) == {}
+    np.testing.assert_array_equal(own.behaviour_logprobs()[0], own.scores[0].logprobs)
 
 
 def test_update_metrics_average_means_and_take_maxima_of_maxima() -> None:
@@ -274,20 +218,18 @@ def test_update_metrics_average_means_and_take_maxima_of_maxima() -> None:
     assert list(line)[:2] == ["step", "phase"]
 
 
-def test_effective_sample_share_by_hand() -> None:
-    """log w of two tokens 0 and log 3: w = 1, 3; (1 + 3)^2 / (2 * (1 + 9)) = 0.8."""
-    stored = trajectory(logprob=-1.0)
-    now = TokenScores(
-        logprobs=np.array([-1.0, -1.0 + math.log(3)], dtype=np.float32), entropies=np.zeros(2, dtype=np.float32)
-    )
-    assert effective_sample_share([stored], [now]) == pytest.approx(0.8, abs=1e-6)
-
-
-def test_effective_sample_share_of_extreme_ratios_is_finite() -> None:
-    """One token 200 nats likelier than it was: all the weight is on it, so 1 of 2 tokens counts."""
-    stored = trajectory(logprob=-200.0)
-    now = TokenScores(logprobs=np.array([0.0, -200.0], dtype=np.float32), entropies=np.zeros(2, dtype=np.float32))
-    assert effective_sample_share([stored], [now]) == pytest.approx(0.5)
+@pytest.mark.parametrize(
+    ("past", "now", "share"),
+    [
+        # log w of two tokens 0 and log 3: w = 1, 3; (1 + 3)^2 / (2 * (1 + 9)) = 0.8.
+        (-1.0, (-1.0, -1.0 + math.log(3)), 0.8),
+        # One token 200 nats likelier than it was: all the weight is on it, so 1 of 2 tokens counts.
+        (-200.0, (0.0, -200.0), 0.5),
+    ],
+)
+def test_effective_sample_share_by_hand(past: float, now: tuple[float, float], share: float) -> None:
+    found = TokenScores(logprobs=np.array(now, dtype=np.float32), entropies=np.zeros(2, dtype=np.float32))
+    assert effective_sample_share([trajectory(logprob=past)], [found]) == pytest.approx(share, abs=1e-6)
 
 
 @pytest.mark.parametrize(("ratio", "questions", "expected"), [(0.5, 32, 16), (0.5, 5, 2), (0.29, 100, 29), (0.0, 8, 0)])

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from run_leaves import Listener
 
 from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import RunError
@@ -70,16 +71,6 @@ def test_a_resumed_run_counts_the_steps_behind_it_and_says_nothing_twice():
     behind = [{"step": number, **empty} for number in (1, 2)]
     assert list(said({"verdict/correct": 0}, guards=Guards(behind))) == [1]
     assert said({"verdict/correct": 0}, guards=Guards([*behind, {"step": 3, **empty}])) == {}
-
-
-class Listener(SilentReporter):
-    """Keeps what a run says."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 def warnings_of(listener: Listener) -> list[str]:
