@@ -49,7 +49,7 @@ MOST_ROWS = 256
 NO_TOKEN = -1
 LOST, NUDGED = "a weight that is not sent", "a norm by the next number"
 ROOM, SLACK_BYTES = 0.1, 2**29
-"""What may be measured above the plan: a tenth, and half a gibibyte for what is too small to be planned."""
+"""Bounds above the plan: a tenth, and half a gibibyte for what is too small to be planned."""
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -131,7 +131,7 @@ class CheckReport:
     device: str
     versions: dict[str, str]
     lengths: str
-    """Of prompts and responses, and how many rows."""
+    """Tokens of prompts and responses, and numbers of rows."""
     memory: tuple[Memory, ...]
     memory_is_judged: bool
     """Whether clearly more than planned is a problem: on a GPU alone."""
@@ -140,7 +140,7 @@ class CheckReport:
     tokens_per_second: dict[str, float]
     """By part of the second step, all ranks together."""
     phases: tuple[Phase, ...]
-    """Of the main rank."""
+    """Those of the main rank."""
     seconds: float
     """From before the weights are made to after the last measurement."""
     faults_caught: tuple[str, ...]
@@ -150,7 +150,7 @@ class CheckReport:
     """Empty when all is well."""
 
     def to_json(self) -> dict[str, Any]:
-        """What `--json` prints."""
+        """The object that `--json` prints."""
         return asdict(self) | {"well": not self.problems}
 
     def lines(self) -> list[str]:
@@ -293,7 +293,7 @@ class Check:
         )
 
     def tokens_per_second(self) -> dict[str, float]:
-        """Of the second step; a step that did not come to its end has none."""
+        """Speed by part of the second step; one that did not come to its end has none."""
         seconds = {phase.name: phase.seconds for phase in self.meter.phases}
         groups = {"rollouts": len(self.prompts), "scoring": self.trained, "update": self.trained}
         tokens = self.config.rollout.group_size * self.config.rollout.max_response_tokens
@@ -404,7 +404,7 @@ def smaller(
 
 @contextmanager
 def noting(problems: list[str], meter: Meter, ranks: Ranks) -> Iterator[None]:
-    """What stops a run is a problem here; of several ranks it ends them all, for the others would wait for this one."""
+    """Turn what stops a run into a problem; of several ranks it ends all, for the others would wait for this one."""
     try:
         yield
     except (RunError, torch.OutOfMemoryError) as error:

@@ -120,7 +120,7 @@ class ResumePoint:
 
     @property
     def notes(self) -> list[str]:
-        """What the user should know about the checkpoints that are passed over."""
+        """Warnings about the checkpoints that are passed over."""
         going_on = "from the start" if self.step is None else f"from step {self.step}"
         return [
             f"checkpoint of step {step} passed over, going on {going_on}: {what}" for step, what in self.passed_over

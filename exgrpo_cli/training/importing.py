@@ -71,7 +71,7 @@ class PoolReport:
     rows: int = 0
     """Kept."""
     right: int = 0
-    """Of those, rewarded."""
+    """Rewarded ones among them."""
     questions: int = 0
     visits: int = 0
     whole_groups: int = 0
@@ -84,7 +84,7 @@ class PoolReport:
     from_text: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """As `prepare --json` prints it."""
+        """The object that `prepare --json` prints."""
         return asdict(self)
 
     def lines(self, group_size: int) -> list[str]:
@@ -111,7 +111,7 @@ class PoolReport:
 
 
 def pool_folder(file: Path) -> Path:
-    """Where the pool of a file goes when nothing else is said."""
+    """Default folder of the pool of a file."""
     return DATA_FOLDER / f"{stem_of(file)}-pool"
 
 

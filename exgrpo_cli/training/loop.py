@@ -39,7 +39,7 @@ from exgrpo_cli.training.step.rollouts import roll_out
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
-    """What a step leaves behind for the journal."""
+    """Journal line, groups and notes of a step."""
 
     line: dict[str, Any]
     groups: tuple[Group, ...]

@@ -80,7 +80,7 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, float | int]:
 
 
 def valid_trace_metrics(groups: Sequence[Group]) -> dict[str, float | int]:
-    """Of the fresh rollouts whose working can be checked: the valid ones' share of all and of those that are right."""
+    """Shares of valid working among fresh rollouts that can be checked: of all of them and of those that are right."""
     checked = [group for group in groups if sum_asked(group.question) is not None]
     fresh = sum(len(group.fresh) for group in checked)
     # What comes to another number than the gold is not right in its last step.
@@ -155,7 +155,7 @@ def update_metrics(reports: Sequence[UpdateReport]) -> dict[str, float | int | s
 
 
 def store_metrics(store: Store | None) -> dict[str, int]:
-    """What the store holds after the step, on rank 0, which has it."""
+    """Counts of the store after the step, on rank 0, which has it."""
     if store is None:
         return {}
     counts = store.counts

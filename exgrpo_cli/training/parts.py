@@ -106,7 +106,7 @@ class ActiveRun:
     state: RunState
     heldout: tuple[Question, ...]
     trackers: Sequence[Tracker]
-    """Of rank 0 alone."""
+    """Those of rank 0, none on the others."""
     reporter: Reporter
     stopper: Stopper
     since: float

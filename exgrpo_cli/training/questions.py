@@ -93,7 +93,7 @@ def check_questions(config: Config, reporter: Reporter) -> RunQuestions | None:
 
 
 def heldout_source(data: DataSettings) -> str | None:
-    """Where the held-out questions come from: empty for none, None where they are taken out of the training ones.
+    """Source of the held-out questions: empty for none, None where they are taken out of the training ones.
 
     Raises InputError where `prepare --split` put them beside the training questions and they are gone.
     """

@@ -239,7 +239,7 @@ def check_window(config: Config, backbone: Backbone, longest_prompt: int = 1) ->
 
 
 def sampling_backbone(config: Config, backbone: Backbone) -> Backbone:
-    """What the `hf` generator samples with: the policy's own module, or a copy where ZeRO stage 3 will empty that."""
+    """Backbone of the `hf` generator: the policy's own module, or a copy where ZeRO stage 3 will empty that."""
     emptied = config.optim.engine == "deepspeed" and config.optim.zero_stage == 3 and config.rollout.engine == "hf"
     return replace(backbone, model=copy.deepcopy(backbone.model)) if emptied else backbone
 

@@ -1,4 +1,4 @@
-"""Which run begins or goes on, with which configuration, in which folder, by how many processes of this host.
+"""The start of a run: its configuration and folder, new or resumed, and the processes of this host.
 
 A resumed run has its own configuration, with more steps where asked. Runs that were started here with functions of the
 user go on without a question about their code.

@@ -1,4 +1,4 @@
-"""What a run remembers from step to step, apart from weights and buffer; saved in every checkpoint as JSON."""
+"""State of a run from step to step, apart from weights and buffer; saved in every checkpoint as JSON."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ class RunState:
     finished: Ending = Ending.UNDER_WAY
     """Why training ended."""
     visits: Counter[str] = field(default_factory=Counter)
-    """How often each question was rolled out: part of its rollouts' seeds."""
+    """Visits of each question: part of its rollouts' seeds."""
     history: dict[str, SuccessHistory] = field(default_factory=dict)
     """Discounted successes and failures by question, where they are the baseline of rewards."""
     lengths: dict[str, float] = field(default_factory=dict)

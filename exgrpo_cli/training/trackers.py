@@ -20,7 +20,7 @@ from exgrpo_cli.config.settings import Config
 PROJECT = "exgrpo"
 """Unless WANDB_PROJECT or TRACKIO_PROJECT says otherwise."""
 SAMPLE_COLUMNS = ("prompt", "answer", "text", "reward", "verdict", "num_tokens")
-"""Of a stored sample, what a table shows."""
+"""Columns of a table of samples."""
 
 
 @contextlib.contextmanager
@@ -164,5 +164,5 @@ def cells(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
 
 
 def numbers(line: Mapping[str, Any]) -> dict[str, float]:
-    """What a chart can show of a journal line: its numbers, `step` apart."""
+    """Numbers of a journal line, `step` apart."""
     return {name: value for name, value in line.items() if name != "step" and isinstance(value, int | float)}

@@ -38,7 +38,7 @@ def beside(
 
 
 def valid_counts(evaluation: Evaluation) -> Int64[np.ndarray, " questions"] | None:
-    """Of each question, the samples that are right in every step; None where the task cannot tell."""
+    """Samples of each question that are right in every step; None where the task cannot tell."""
     if sum_asked(evaluation.records[0].question) is None:
         return None
     return np.array(

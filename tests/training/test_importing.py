@@ -103,31 +103,26 @@ def test_traces_of_a_stronger_model_are_imitated(
 
 
 @pytest.mark.parametrize(
-    ("method", "settings", "said"),
+    ("missing", "method", "settings", "said"),
     [
-        ("exgrpo", (), r"12 of its 12 .* without log-probs, which objective.importance = 'behaviour' reads"),
-        ("headroom-drift", (), r"24 of its 24 .* without log-probs, which replay.max_drift = 0.001 reads"),
-        ("sft-successes", ("replay.priority=headroom",), r"without log-probs, which replay.priority = 'headroom'"),
-        ("exgrpo", ("replay.ess_bound=0.1", "objective.importance=old"), r"which replay.ess_bound = 0.1 reads"),
+        ((), "exgrpo", (), r"12 of its 12 .* without log-probs, which objective.importance = 'behaviour' reads"),
+        ((), "headroom-drift", (), r"24 of its 24 .* without log-probs, which replay.max_drift = 0.001 reads"),
+        ((), "sft-successes", ("replay.priority=headroom",), r"without log-probs, which replay.priority = 'headroom'"),
+        ((), "exgrpo", ("replay.ess_bound=0.1", "objective.importance=old"), r"which replay.ess_bound = 0.1 reads"),
+        (
+            (K - 1,), "adv-per", ("objective.importance=old",),
+            r"3 of its 23 trajectories came without an advantage, which replay.priority = 'advantage' r",
+        ),
     ],
-)
-def test_what_reads_missing_log_probs_is_refused(
-    config_of: Callable[..., Config], rows: list[dict], tmp_path: Path, method: str, settings: tuple, said: str
-) -> None:
-    pool_of(tmp_path, rows, config_of("exgrpo"))
+)  # fmt: skip
+def test_what_reads_missing_log_probs_or_advantages_is_refused(
+    config_of: Callable[..., Config], rows: list[dict], tmp_path: Path, missing: tuple, method: str, settings: tuple,
+    said: str,
+) -> None:  # fmt: skip
+    pool_of(tmp_path, [row for place, row in enumerate(rows) if place not in missing], config_of("exgrpo"))
     with pytest.raises(InputError, match=said):
         replayed(config_of, tmp_path, method, "run.steps=1", *settings)
     assert not (tmp_path / method).exists()
-
-
-def test_missing_advantages_are_refused_where_units_train_on_them(
-    config_of: Callable[..., Config], rows: list[dict], tmp_path: Path
-) -> None:
-    pool_of(tmp_path, rows[: K - 1] + rows[K:], config_of("exgrpo"))
-    with pytest.raises(
-        InputError, match=r"3 of its 23 trajectories came without an advantage, which replay.priority = 'advantage' r"
-    ):
-        replayed(config_of, tmp_path, "adv-per", "objective.importance=old")
 
 
 def test_token_ids_log_probs_and_steps_are_kept_as_they_are(

@@ -27,7 +27,7 @@ class Group:
     prompt_ids: Int32[np.ndarray, " prompt_tokens"]
     fresh: tuple[GradedRollout, ...]
     scores: tuple[TokenScores, ...]
-    """Of the fresh members under pi_old."""
+    """Scores of the fresh members under pi_old."""
     replayed: tuple[Replayed, ...] = ()
     """Stored rows of the question."""
     joined: bool = False
@@ -64,20 +64,20 @@ class Group:
         return any(member.verdict.is_verifier_failure for member in self.fresh)
 
     def advantages(self, advantage: Advantage) -> Float64[np.ndarray, " members"]:
-        """Of all members, fresh ones first: over all of them (paper, section 3.3) or over each kind apart."""
+        """Advantages, fresh members first: over all members (paper, section 3.3) or over each kind apart."""
         rewards = np.array([each.reward for each in self.fresh] + [each.trajectory.reward for each in self.replayed])
         if not (self.own_advantages and self.replayed):
             return advantage(rewards)
         return np.concatenate([advantage(rewards[: len(self.fresh)]), advantage(rewards[len(self.fresh) :])])
 
     def behaviour_logprobs(self) -> list[Float32[np.ndarray, " tokens"]]:
-        """Of each fresh member, under the policy that counts as the one it was sampled from."""
+        """Log-probs of each fresh member, under the policy that counts as the one it was sampled from."""
         if self.tis_cap is None:
             return [scores.logprobs for scores in self.scores]
         return [member.rollout.engine_logprobs for member in self.fresh]
 
     def importance_weights(self) -> list[Float32[np.ndarray, " tokens"] | None]:
-        """Of each fresh member: min(pi_old / pi_engine, tis_cap), token by token (truncated importance sampling)."""
+        """Truncated importance weights of each fresh member: min(pi_old / pi_engine, tis_cap), token by token."""
         if self.tis_cap is None:
             return [None] * len(self.fresh)
         # The cap bounds the logarithm too, so that nothing overflows in exp.
@@ -103,7 +103,7 @@ class Group:
         return [*fresh, *(replayed_row(each, self.prompt_ids, next(advantages)) for each in self.replayed)]
 
     def visit(self, step: int, weight_version: int, advantage: Advantage, history: SuccessHistory | None) -> Visit:
-        """How the question went, for the store: with its fresh rollouts, the log-probs of the policy that counts as
+        """The outcome for the store: the fresh rollouts, the log-probs of the policy that counts as
         their sampler and the advantages that this step trains on."""
         advantages = iter(self.advantages(advantage).tolist())
         return Visit(

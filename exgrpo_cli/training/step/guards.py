@@ -40,7 +40,7 @@ class Guard:
     """Steps in a row for which the condition must hold."""
     holds: Callable[["Guards", Line], bool]
     message: str
-    """What it means and what usually causes it; `{after}` and the keys of the journal line are filled in."""
+    """Meaning and usual causes; `{after}` and the keys of the journal line are filled in."""
     with_sample: bool = False
     """Whether the shares of verdicts and a response help to find the cause."""
 
@@ -61,7 +61,7 @@ class Guards:
         return float(np.mean(self._first_entropies)) if self._first_entropies else float("nan")
 
     def check(self, line: Line, groups: Sequence[Group]) -> list[str]:
-        """What is to be said after the step with this journal line and these groups; mostly nothing.
+        """Notes after the step with this journal line and these groups; mostly nothing.
 
         Without groups, as when a journal is read later, no response is quoted.
         """

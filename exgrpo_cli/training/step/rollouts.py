@@ -37,7 +37,7 @@ CHECKED_ONE_IN = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRollouts:
-    """What a step has rolled out, and what of it is trained."""
+    """Rollouts of a step, and which of them are trained."""
 
     groups: tuple[Group, ...]
     """All of them, experiential ones first, each rollout graded and scored under pi_old."""
@@ -47,7 +47,7 @@ class StepRollouts:
     """Fresh response tokens that the trainer has scored under pi_old."""
     metrics: dict[str, float | int]
     notes: tuple[str, ...]
-    """What the user should hear of."""
+    """Notes for the user."""
 
 
 def roll_out(parts: Parts, state: RunState, step: int, experience: Experience, clock: Clock) -> StepRollouts:
@@ -127,7 +127,7 @@ def is_mixed(members: Sequence[GradedRollout]) -> bool:
 
 
 def sampling_params(config: Config) -> SamplingParams:
-    """How rollouts are sampled."""
+    """Sampling parameters of rollouts."""
     rollout = config.rollout
     return SamplingParams(
         temperature=rollout.temperature,
@@ -196,17 +196,17 @@ class FreshScores:
     """Log-probs and entropies of fresh rollouts under pi_old, before the step's first update."""
 
     scores: tuple[TokenScores, ...]
-    """Of every rollout, in their order."""
+    """Scores of every rollout, in their order."""
     num_checked: int
     """Rollouts that the trainer has scored."""
     gap: dict[str, float | int]
-    """How far the rollout engine's log-probs, and entropies if it tells them, lie from the trainer's."""
+    """Distance of the rollout engine's log-probs, and entropies if it has them, from the trainer's."""
     tokens: int
     """Response tokens that the trainer has scored."""
 
 
 def score(parts: Parts, graded: Sequence[Sequence[GradedRollout]], rng: np.random.Generator) -> FreshScores:
-    """What `rollout.logprobs` says: the trainer's scores, or the sampler's, some of which, by `rng`, it checks."""
+    """Scores by `rollout.logprobs`: the trainer's, or the sampler's, some of which, by `rng`, it checks."""
     rollouts = [member.rollout for members in graded for member in members]
     sequences = [
         TokenSequence(prompt_ids=parts.prompts[each.question_id], response_ids=each.token_ids) for each in rollouts

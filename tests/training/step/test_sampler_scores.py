@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from run_leaves import killed, metrics, train_and_die
 
 from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import InputError, RunError
-from exgrpo_cli.base.files import read_json_lines
 from exgrpo_cli.config.settings import Config, to_toml
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.machine.settle import settle
 from exgrpo_cli.machine.survey import survey_machine
 from exgrpo_cli.studies.worker import asked_config
-from exgrpo_cli.training.loop import run_step
+from exgrpo_cli.training import run as training
 from exgrpo_cli.training.run import train
 from exgrpo_cli.training.step.rollouts import CHECKED_ONE_IN, drawn_to_check
 
@@ -30,8 +30,8 @@ def test_the_samplers_scores_are_those_of_a_pass(small_config: Callable[..., Con
     for source in ("trainer", "sampler"):
         config = small_config(*SHORT, f"rollout.logprobs={source}")
         train(config, tmp_path / source, reporter=SilentReporter())
-        lines.append(read_json_lines(tmp_path / source / "metrics.jsonl"))
-    (passed, _), (own, later) = map(list, lines)
+        lines.append(metrics(tmp_path / source))
+    (passed, _), (own, later) = lines
     assert own["tokens/generated"] == passed["tokens/generated"] and own["verdict/correct"] == passed["verdict/correct"]
     for name in ("policy/entropy", "optim/grad_norm", "ratio/mean"):
         if name in passed:
@@ -70,28 +70,15 @@ def test_any_rollout_may_be_checked(count: int) -> None:
     assert {index for each in drawn for index in each} == set(range(count))
 
 
-def test_a_run_goes_on_with_the_log_probs_it_began_with(
-    small_config: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_run_goes_on_with_the_log_probs_it_began_with(small_config: Callable[..., Config], tmp_path: Path) -> None:
     """Its ledger says whose they are. A study asks for "auto" again, maybe on another machine or of another version."""
-
-    class Stopped(Exception):
-        pass
-
-    def stop_at_the_second(parts: Any, state: Any, step: int, clock: Any) -> Any:
-        if step == 2:
-            raise Stopped
-        return run_step(parts, state, step, clock)
-
     path, config = tmp_path / "run", small_config(*SHORT, "rollout.logprobs=trainer", "run.save_every=1")
-    with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr("exgrpo_cli.training.run.run_step", stop_at_the_second)
-        train(config, path, reporter=SilentReporter())
-    asked = replace(config, rollout=replace(config.rollout, logprobs="auto"))
+    train_and_die(killed(training, "run_step", when=lambda parts, state, step, clock: step == 2), path, config)
     settings = tmp_path / "asked.toml"
-    settings.write_text(to_toml(asked))
+    settings.write_text(to_toml(replace(config, rollout=replace(config.rollout, logprobs="auto"))))
     train(asked_config(settings, path, resume=True), path, resume=True, reporter=SilentReporter())
-    first, second = read_json_lines(path / "metrics.jsonl")
+    first, second = metrics(path)
     assert (first["step"], second["step"]) == (1, 2)
     assert all(line["tokens/scored"] >= line["tokens/generated"] for line in (first, second))
 
@@ -103,7 +90,6 @@ def test_a_run_goes_on_with_the_log_probs_it_began_with(
         (("backbone.dtype=bfloat16",), "trainer"),
         (("optim.engine=deepspeed",), "trainer"),
         (("rollout.engine=vllm",), "trainer"),
-        (("rollout.logprobs=trainer",), "trainer"),
         (("rollout.logprobs=engine",), "engine"),
     ],
 )
