@@ -38,17 +38,6 @@ class Paragraph:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TableBlock:
-    """A table; the first column is text, the others are numbers unless `text_columns` says how many more are text."""
-
-    kind = "table"
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    caption: str = ""
-    text_columns: int = 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class FigureBlock:
     """A figure as SVG with a line about how to read it."""
 
@@ -70,7 +59,8 @@ class Response:
     good: bool
 
 
-Block = Paragraph | TableBlock | FigureBlock | Response
+Block = Paragraph | RichTable | FigureBlock | Response
+"""A table with its title and caption above it; what is flush left is text, and may be broken over lines."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,16 +79,6 @@ class Page:
     subtitle: str
     sections: Sequence[Section]
     footer: str
-
-    def not_shown(self) -> list[str]:
-        """Parts of each section that are missing, and why."""
-        missing = [
-            (section.title, block.text)
-            for section in self.sections
-            for block in section.blocks
-            if isinstance(block, Paragraph) and block.text.startswith(NOT_SHOWN)
-        ]
-        return [f"{title} not shown: {text.removeprefix(NOT_SHOWN)}" for title, text in missing]
 
 
 def warning(text: str) -> Paragraph:
@@ -120,6 +100,7 @@ def section(title: str, make: Callable[[], Iterator[Block]]) -> Section:
 def write_page(page: Page, path: Path) -> None:
     """Write the page whole or not at all. Raises RunError where it cannot be written."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.globals["cells"] = cells
     write_text(path, environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(page=page))
 
 
@@ -140,9 +121,6 @@ def figure_block(name: str, figure: "Drawn", caption: str) -> FigureBlock:
     return FigureBlock(name=name, svg=Markup(svg), caption=caption)
 
 
-def table_block(table: RichTable) -> TableBlock:
-    """A terminal's table on a page."""
-    columns = [[str(cell) for cell in column.cells] for column in table.columns]
-    caption = " ".join(str(part) for part in (table.title, table.caption) if part)
-    header = [str(column.header) for column in table.columns]
-    return TableBlock(header=header, rows=list(zip(*columns, strict=True)), caption=caption)
+def cells(table: RichTable) -> list[tuple[str, ...]]:
+    """A terminal's table as rows of text."""
+    return list(zip(*([str(cell) for cell in column.cells] for column in table.columns), strict=True))

@@ -359,16 +359,6 @@ def importance_ratios(record: RunRecord) -> Numbers:
     return {"ratios": {"steps": record.metrics.steps, **series}}
 
 
-def merged(parts: Mapping[str, Any], more: Mapping[str, Any]) -> Numbers:
-    """Both objects in one; objects under the same key are merged in turn."""
-    nested = {
-        name: merged(parts[name], value)
-        for name, value in more.items()
-        if isinstance(value, Mapping) and isinstance(parts.get(name), Mapping)
-    }
-    return {**parts, **more, **nested}
-
-
 def mean_by_step(
     steps: Int64[np.ndarray, " rows"], values: Float64[np.ndarray, " rows"] | Int64[np.ndarray, " rows"], last_step: int
 ) -> Float64[np.ndarray, " steps"]:

@@ -25,10 +25,8 @@ from exgrpo_cli.show.page import (
     Page,
     Paragraph,
     Response,
-    TableBlock,
     figure_block,
     section,
-    table_block,
     warning,
 )
 from exgrpo_cli.show.record import RunRecord, keeps_experience, read_config, read_run
@@ -125,14 +123,14 @@ def _result(folder: RunFolder) -> Iterator[Block]:
     heldout = summary["heldout"]
     scores = [{"when": f"{name} training", **heldout[name]} for name in ("before", "after") if heldout[name]]
     if scores:
-        yield table_block(tables.table_of(f"Held-out questions: {heldout['set']}", SCORE, scores))
+        yield tables.table_of(f"Held-out questions: {heldout['set']}", SCORE, scores, words=True)
     else:
         yield Paragraph("No held-out questions: the run was not validated.")
-    yield table_block(tables.facts_table("Cost and replay", COSTS, {"": summary}))
+    yield tables.facts_table("Cost and replay", COSTS, {"whole run": summary})
     seconds = dict(sorted(summary["wall_seconds"].items(), key=lambda phase: -phase[1]))
     total = max(seconds["total"], 1e-9)
     times = [[name, f"{value:,.1f}", f"{value / total:.0%}"] for name, value in seconds.items()]
-    yield TableBlock(header=["phase", "seconds", "share"], rows=times, caption="Where the time went")
+    yield tables.listing("Where the time went", ["phase", "seconds", "share"], times)
 
 
 def _warnings(folder: RunFolder) -> Iterator[Block]:
@@ -163,7 +161,7 @@ def _learning(run: Path) -> Iterator[Block]:
 def _responses(folder: RunFolder) -> Iterator[Block]:
     if rows := _verdicts(read_metrics(folder.path)):
         header = ["verdict", "all steps", "first tenth", "last tenth"]
-        yield TableBlock(header=header, rows=rows, caption="Shares of all graded rollouts")
+        yield tables.listing("Shares of all graded rollouts", header, rows)
     shown = {True: 0, False: 0}
     for path in sorted(folder.samples.glob("step-*.jsonl"), reverse=True)[:SAMPLE_FILES]:
         for row in read_json_lines(path):
@@ -189,8 +187,8 @@ def _verdicts(metrics: RunMetrics) -> list[list[str]]:
 
 def _replay(record: RunRecord) -> Iterator[Block]:
     report = statistics.report_record(record)
-    yield table_block(tables.overview([report]))
-    yield table_block(tables.entropies(report))
+    yield tables.overview([report])
+    yield tables.entropies(report)
     for name, figure in statistics.replay_figures(report):
         yield figure_block(name, figure, statistics.CAPTIONS[name])
 
@@ -230,7 +228,7 @@ def settings_block(changed: Sequence[Sequence[str]], preset: str) -> Block:
     if not changed:
         return Paragraph(f"All settings are those of {preset}.")
     caption = f"Settings that differ from those of {preset}"
-    return TableBlock(header=["setting", "here", "preset"], rows=changed, caption=caption, text_columns=3)
+    return tables.listing(caption, ["setting", "here", "preset"], changed, words=True)
 
 
 def differing_settings(config: Config) -> list[list[str]]:
@@ -257,4 +255,4 @@ def _versions(run: Path) -> Iterator[Block]:
     environment = read_json(run / "environment.json", {"packages?": dict})
     versions = {**environment.pop("packages", {}), **environment}
     rows = [[name, str(value)] for name, value in versions.items() if value]
-    yield TableBlock(header=["", ""], rows=rows, text_columns=2)
+    yield tables.listing("", ["package", "version"], rows, words=True)

@@ -136,7 +136,8 @@ def summarise(record: RunRecord) -> Numbers:
     """All statistics of a run as one object, with arrays."""
     numbers: Numbers = {}
     for statistic in STATISTICS:
-        numbers = queries.merged(numbers, statistic.query(record))
+        for name, value in statistic.query(record).items():
+            numbers[name] = numbers[name] | value if name in numbers else value
     return numbers
 
 

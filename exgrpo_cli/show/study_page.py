@@ -16,10 +16,8 @@ from exgrpo_cli.show.page import (
     Block,
     Page,
     Paragraph,
-    TableBlock,
     figure_block,
     section,
-    table_block,
     warning,
     write_page,
 )
@@ -66,7 +64,12 @@ def write_report(folder: Path, path: Path | None = None) -> Path:
         raise InputError(f"{folder} is neither a run (no config.toml) nor a study (no ARM/seed-N/config.toml).")
     path = path or folder / REPORT_FILE
     write_page(page, path)
-    for gap in [*(change for run in runs for change in find_changes(run)), *page.not_shown()]:
+    gaps = [change for run in runs for change in find_changes(run)]
+    texts = [
+        (part.title, block.text) for part in page.sections for block in part.blocks if isinstance(block, Paragraph)
+    ]
+    gaps += [f"{title} not shown: {text.removeprefix(NOT_SHOWN)}" for title, text in texts if NOT_SHOWN in text]
+    for gap in gaps:
         warnings.warn(gap, DamageWarning, stacklevel=2)
     return path
 
@@ -153,7 +156,7 @@ def not_begun(study: Study) -> list[tuple[str, int]]:
 
 def _claims(study: Study) -> Iterator[Block]:
     outcomes = claim_outcomes(study)
-    yield table_block(rich_table(claim_rows(outcomes), "what the finished runs say"))
+    yield rich_table(claim_rows(outcomes), "what the finished runs say")
     yield Paragraph("The effect is that of the contrast furthest from holding. How claims are stated: docs/claims.md.")
 
 
@@ -163,10 +166,10 @@ def _result(study: Study) -> Iterator[Block]:
         yield Paragraph("No run has finished yet.")
         return
     yield from map(warning, report.warnings)
-    yield table_block(rich_table(score_rows(report), TITLE))
-    yield table_block(rich_table(endpoint_rows(report), "other endpoints, difference from the baseline in brackets"))
+    yield rich_table(score_rows(report), TITLE)
+    yield rich_table(endpoint_rows(report), "other endpoints, difference from the baseline in brackets")
     budgets = "budgets as the claims state" if study.claims else f"equal in {report.equal}"
-    yield table_block(rich_table(spending_rows(report), f"spent, means over seeds; {budgets}"))
+    yield rich_table(spending_rows(report), f"spent, means over seeds; {budgets}")
     for name, figure in study_figures(study, report).items():
         yield figure_block(name, figure, CAPTIONS.get(name, ""))
 
@@ -176,7 +179,7 @@ def _runs(study: Study, broken: list[tuple[Path, str]]) -> Iterator[Block]:
     for (arm, seed), result in sorted(carried(study).items()):
         rows.append([arm, str(seed), "finished elsewhere", str(result.totals.steps)])
     rows += [[arm, str(seed), "not begun", ""] for arm, seed in not_begun(study)]
-    yield TableBlock(header=["arm", "seed", "state", "steps"], rows=rows)
+    yield tables.listing("", ["arm", "seed", "state", "steps"], rows)
     for path, reason in broken:
         yield warning(f"{NOT_SHOWN}{path.parent.name}/{path.name} cannot be read: {reason}")
     if study.runs:
@@ -195,7 +198,7 @@ def _ledgers(study: Study) -> Iterator[Block]:
         except InputError as error:
             yield warning(f"{NOT_SHOWN}{run.arm.name}, seed {run.seed}: {error}")
     if reports:
-        yield table_block(tables.overview(reports))
+        yield tables.overview(reports)
     else:
         yield Paragraph("Nothing to show of a ledger yet." if keeping else "No arm keeps a ledger.")
 

@@ -4,6 +4,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -121,12 +122,13 @@ def overview(reports: "Sequence[RunReport]") -> Table:
 def facts_table(title: str, facts: Columns, told: Mapping[str, Any]) -> Table:
     """A row for each fact, a column for each of what they are `told` of."""
     rows = [[fact, *(cell(each) for each in told.values())] for fact, cell in facts.items()]
-    return table_of(title, by_place(["fact", *told]), rows)
+    return listing(title, ["", *told], rows)
 
 
-def by_place(headings: Sequence[str]) -> Columns:
-    """Columns of rows that are lists of cells."""
-    return {heading: lambda row, place=place: row[place] for place, heading in enumerate(headings)}  # type: ignore[misc]
+def listing(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *, words: bool = False) -> Table:
+    """A table of rows of cells."""
+    columns = {heading: itemgetter(place) for place, heading in enumerate(header)}
+    return table_of(title, columns, rows, words=words)
 
 
 def drawn_by(rules: Place) -> str:
@@ -152,7 +154,7 @@ def over_time(
         ]
         for before, step in itertools.pairwise([-1, *times])
     ]
-    return table_of(title, by_place(["step", *now, *since]), rows)
+    return listing(title, ["step", *now, *since], rows)
 
 
 DYNAMICS: dict[str, Since] = {
@@ -213,7 +215,7 @@ def entropies(report: "RunReport") -> Table:
         for row in rows:
             row.append(number((means | {"hard / easy": each["hard_over_easy"]}).get(row[0])))
     title = "Entropy of trajectories at birth (nats), within steps"
-    return table_of(title, by_place(["successes", "trajectories", *spans]), rows)
+    return listing(title, ["successes", "trajectories", *spans], rows)
 
 
 def replayed_questions(report: "RunReport") -> Table:
@@ -256,7 +258,7 @@ def _question_tables(label: str, history: Numbers) -> Iterator[Table]:
         [str(name), str(born.get(name, NO_VALUE)), str(replays[name]), excerpt(text, 400)]
         for name, text in history["responses"].items()
     ]
-    yield table_of("Responses", by_place(["trajectory", "born", "replays", "text"]), rows, words=True)
+    yield listing("Responses", ["trajectory", "born", "replays", "text"], rows, words=True)
 
 
 WHAT_IF = {
@@ -281,7 +283,7 @@ def _what_if_table(report: "RunReport", kind: str, outcome: Numbers) -> Table:
         rows.append(["the same, of draws with a choice", "", percent(outcome["share_same"])])
     title = WHAT_IF[kind].format(other) + ("" if outcome.get("measured", True) else ", values at birth")
     # The two may be called alike.
-    return table_of(f"{report.label}: {title}", by_place(["", f"run: {own}", other]), rows)
+    return listing(f"{report.label}: {title}", ["", f"run: {own}", other], rows)
 
 
 def _successes(row: Numbers) -> str:

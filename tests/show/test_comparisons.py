@@ -156,7 +156,6 @@ def test_long_names_of_a_study_of_one_regime_are_wrapped() -> None:
     )
     scores = [ArmScore(name=name, mean=0.5, low=0.4, high=0.6, seeds=[0.5]) for name in names]
     assert_readable(arm_comparison(scores, baselines=names[:1], measure="held-out pass@1"))
-    assert_readable(paired_differences(scores[1:], baselines=names[:1], measure="held-out pass@1"))
 
 
 def test_titles_of_many_panels_are_wrapped() -> None:

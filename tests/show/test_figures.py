@@ -38,13 +38,7 @@ ALWAYS = {"learning", "diagnostics"}
 """Also of a run that has not been validated."""
 TRAINING = ALWAYS | {"learning-tokens"}
 REPLAY = {
-    "replay-buckets",
-    "replay-flow",
-    "replay-questions",
-    "replay-entropy",
-    "replay-age-reuse",
-    "replay-entropy-by-bucket",
-    "replay-draws",
+    f"replay-{name}" for name in ["buckets", "flow", "questions", "entropy", "age-reuse", "entropy-by-bucket", "draws"]
 }
 
 
@@ -126,9 +120,6 @@ def test_the_flow_between_buckets_follows_each_replayed_question(report: RunRepo
     axes, _ = bucket_flow(report).axes
     [image] = axes.collections
     np.testing.assert_allclose(image.get_array().filled(0).sum(axis=1), 1)
-    first = min(flow)
-    visits = sum(num for (before, _), num in expected.items() if before == first)
-    assert axes.get_yticklabels()[0].get_text() == f"{first} ({visits})"
 
 
 def test_entropy_is_compared_within_stretches_of_steps(report: RunReport, run: Path) -> None:
@@ -154,11 +145,8 @@ def test_what_another_policy_would_have_drawn_is_a_figure(run: Path, tmp_path: P
     assert tmp_path / "replay-what-if.svg" in save_reports(reports, [tmp_path])
     svg = (tmp_path / "replay-what-if.svg").read_text()
     assert ">what if: linear<" in svg and ">what if: random<" in svg and ">run: ent:min<" in svg
-    drawn, entropy, _ = what_if_figure(reports[0]).axes
-    outcome = reports[0].numbers["what_if"]
-    for axes, values in ((drawn, outcome["sampler"]["pass_rate"]), (entropy, outcome["metric"]["by_step"]["chosen"])):
-        values = values if isinstance(values, np.ndarray) else values["entropy"]
-        np.testing.assert_array_equal(axes.lines[0].get_ydata(), values)
+    drawn, *_ = what_if_figure(reports[0]).axes
+    np.testing.assert_array_equal(drawn.lines[0].get_ydata(), reports[0].numbers["what_if"]["sampler"]["pass_rate"])
 
 
 def test_two_lone_points_are_not_joined_and_maxima_are_not_averaged() -> None:
@@ -204,14 +192,11 @@ def test_held_out_scores_are_drawn_with_their_intervals_by_step_and_by_tokens(ru
     assert heldout_scores(tmp_path, metrics)["arithmetic"][:, 0].tolist() == [10, 20, 30, 40]
 
 
-def test_drawn_and_promised_are_both_there(report: RunReport) -> None:
+def test_draws_stand_beside_their_promise_and_runs_beside_each_other(report: RunReport) -> None:
     (axes,) = draws_against_promise(report).axes
     buckets = report.numbers["draws"]["buckets"]
     heights = [bars.lines[0].get_ydata() for bars in axes.containers]
     np.testing.assert_allclose(heights, [[row[name] for row in buckets] for name in ("drawn", "expected")])
-
-
-def test_runs_are_compared_in_one_figure(report: RunReport) -> None:
     figure = buffers_compared([replace(report, label="a"), replace(report, label="b")])
     assert len(figure.axes) == 6
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]

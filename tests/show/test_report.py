@@ -5,7 +5,6 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -24,43 +23,11 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from synthetic_run import SyntheticRun, write_config, write_run
 
 HOSTILE = "<script>alert(1)</script><img src='http://example.org/x.png'>"
-SECTIONS = [
-    "Result",
-    "Warnings",
-    "Learning",
-    "Verdicts and responses",
-    "Replay",
-    "Replayed trajectories",
-    "How to repeat it",
-    "Versions",
-]
+SECTIONS = "Result|Warnings|Learning|Verdicts and responses|Replay|Replayed trajectories|How to repeat it|Versions"
 
 
-class Reader(HTMLParser):
-    """Tags, ids, addresses that a browser would load, and headings of a page."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.ids: list[str] = []
-        self.loaded: list[str] = []
-        self.tags: set[str] = set()
-        self.headings: list[str] = []
-        self._in_heading = False
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self._in_heading = tag == "h2"
-        for name, value in attrs:
-            if name == "id":
-                self.ids.append(value or "")
-            if name in ("src", "href", "xlink:href", "data", "action"):
-                self.loaded.append(value or "")
-
-    def handle_data(self, data: str) -> None:
-        if self._in_heading:
-            self.headings.append(data)
-            self._in_heading = False
+def headings(text: str) -> list[str]:
+    return re.findall(r"<h2[^>]*>([^<]*)</h2>", text)
 
 
 @pytest.fixture(scope="module")
@@ -69,38 +36,24 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reports") / "run"
     write_run(folder, SyntheticRun(steps=30, num_questions=100, questions_per_step=8, mixed_from=4))
     (folder / "samples").mkdir()
-    rows = [
-        {
-            "prompt": HOSTILE,
-            "answer": "7",
-            "text": HOSTILE,
-            "reward": reward,
-            "verdict": "correct" if reward else "wrong",
-            "num_tokens": 9,
-            "experiential": False,
-        }
-        for reward in (0.0, 1.0)
-    ]
+    row = {"prompt": HOSTILE, "answer": "7", "text": HOSTILE, "num_tokens": 9, "experiential": False}
+    rows = [row | {"reward": 0.0, "verdict": "wrong"}, row | {"reward": 1.0, "verdict": "correct"}]
     (folder / "samples" / "step-000030.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
 
 def test_a_page_has_every_section_and_figure_and_loads_nothing(run: Path, tmp_path: Path) -> None:
     text = write_report(run, tmp_path / "page.html").read_text()
-    page = Reader(text)
-    assert page.headings == SECTIONS
-    assert len(page.ids) == len(set(page.ids))
-    assert "script" not in page.tags and HOSTILE not in text
-    assert "&lt;script&gt;" in text
-    assert all(address.startswith(("#", "data:")) for address in page.loaded)
-    assert {address[1:] for address in page.loaded if address.startswith("#")} <= set(page.ids)
+    assert headings(text) == SECTIONS.split("|")
+    ids, loaded = re.findall(r'\bid="([^"]*)"', text), re.findall(r'\b(?:src|href|data|action)="([^"]*)"', text)
+    assert len(ids) == len(set(ids))
+    assert "<script" not in text and HOSTILE not in text and "&lt;script&gt;" in text
+    assert all(address.startswith(("#", "data:")) for address in loaded)
+    assert {address[1:] for address in loaded if address.startswith("#")} <= set(ids)
     assert "default-src 'none'" in text
     assert not re.search(r"url\((?!#)|@import|http-equiv=.refresh", text)
     for name in ("learning", "diagnostics", "replay-buckets", "replay-flow", "replay-entropy-by-bucket"):
         assert f'aria-label="{name}"' in text
-
-
-def test_settings_that_differ_from_the_presets_are_listed(run: Path) -> None:
     changed = {name: (here, there) for name, here, there in differing_settings(read_config(run))}
     assert changed["rollout.questions_per_step"] == ("8", "32")
     assert not {"run.method", "optim.horizon", "rollout.logprobs"} & changed.keys()
@@ -137,10 +90,9 @@ def test_a_broken_or_young_run_gets_the_page_that_its_files_allow(run: Path, tmp
         shutil.copytree(run, broken)
         (broken / name).write_text(damaged)
         with pytest.warns(ToolkitWarning) as told:
-            page = Reader(write_report(broken).read_text())
+            text = write_report(broken).read_text()
         assert any(Path(name).name in str(warning.message) for warning in told), name
-        assert {"Result", "Learning", "How to repeat it"} <= set(page.headings), name
-        assert "Not shown:" in (broken / "report.html").read_text()
+        assert {"Result", "Learning", "How to repeat it"} <= set(headings(text)) and "Not shown:" in text, name
     young = tmp_path / "young"
     young.mkdir()
     write_config(young, SyntheticRun())
@@ -159,7 +111,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
             folder = study / arm / f"seed-{seed}"
             folder.parent.mkdir(parents=True, exist_ok=True)
             write_run(folder, SyntheticRun(steps=6, num_questions=60, questions_per_step=8, mixed_from=2, seed=seed))
-            finish(folder, 0.5 + 0.1 * replay + 0.01 * seed)
+            write_result(folder / "result.json", result_of([50 + 10 * replay + seed], samples=100))
             if not replay:
                 write_config(folder, SyntheticRun(steps=6), method="grpo", replay=False)
                 shutil.rmtree(folder / "replay")
@@ -179,8 +131,7 @@ def test_a_study_is_compared_on_its_page(study: Path, capsys: pytest.CaptureFixt
     said = capsys.readouterr()
     text = Path(json.loads(said.out)["report"]).read_text()
     assert "seed-1/environment.json is damaged" in said.err and "Runs not shown: on-policy/seed-2 cannot" in said.err
-    page = Reader(text)
-    assert page.headings == ["Result", "Runs", "Ledgers", "Arms"]
+    assert headings(text) == ["Result", "Runs", "Ledgers", "Arms"]
     assert "4 of 5 runs finished" in text and "on-policy/seed-2 cannot be read" in text
     assert re.search(r"<td[^>]*>tiny.seed</td>\s*<td[^>]*>by seed</td>", text)
     assert "+0.100" in text and "ent-min/1" in text and "on-policy/1" not in text
@@ -205,23 +156,6 @@ def test_a_study_whose_runs_have_just_begun_misses_nothing(tmp_path: Path, capsy
     assert exgrpo(["report", str(study)]) == 0
     said = capsys.readouterr().err
     assert said.count("Ledgers not shown: exgrpo, seed 1") == 1 and "seed 0" not in said
-
-
-def finish(folder: Path, score: float) -> None:
-    """A summary.json and a result.json as training writes them."""
-    heldout = {"pass_at_1": score, "low": score - 0.1, "high": score + 0.1, "questions": 50, "samples": 4}
-    summary = {
-        "steps": 6,
-        "updates": {"applied": 6, "skipped": 0},
-        "finished": "steps reached",
-        "heldout": {"set": "arithmetic", "before": heldout | {"pass_at_1": 0.2}, "after": heldout},
-        "tokens": {"generated": 1000, "trained": 900},
-        "wall_seconds": {"total": 3.0, "update": 1.0},
-        "peak_memory_bytes": 2**30,
-        "replay": {"questions": 1, "trajectories": 1, "retired": 0, "used": 0},
-    }
-    (folder / "summary.json").write_text(json.dumps(summary))
-    write_result(folder / "result.json", result_of([round(100 * score)], samples=100))
 
 
 def test_what_is_neither_a_run_nor_a_study_is_one_line(

@@ -33,31 +33,18 @@ def numbers_of(run: Path) -> dict[str, Any]:
     return summarise(read_run(run))
 
 
-def success(token: int, length: int, entropy: float) -> FreshRow:
-    return FreshRow(
-        token_ids=np.full(length, token, dtype=np.int32),
-        behaviour_logprobs=np.full(length, -entropy, dtype=np.float32),
-        entropy=entropy,
-        nll=entropy,
-    )
+def fresh_row(token: int, length: int, entropy: float) -> FreshRow:
+    tokens, logprobs = np.full(length, token, dtype=np.int32), np.full(length, -entropy, dtype=np.float32)
+    return FreshRow(token_ids=tokens, behaviour_logprobs=logprobs, entropy=entropy, nll=entropy)
 
 
-def visit(buffer: Store, question: str, step: int, k: int, *, entropies: tuple[float, ...] = (), **flags):
-    experiential = flags.get("experiential", False)
-    successes = [success(100 * step + i, 10 + i, entropy) for i, entropy in enumerate(entropies)]
-    return store_calls.record(
-        buffer,
-        Visit(
-            question_id=question,
-            step=step,
-            weight_version=step - 1,
-            success_count=k,
-            num_fresh_successes=k - experiential,
-            num_replayed=int(experiential),
-            verifier_failed=False,
-            rows=successes,
-        ),
-    )
+def visit(
+    buffer: Store, question: str, step: int, k: int, entropies: tuple[float, ...] = (), replayed: int = 0
+) -> None:
+    rows = [fresh_row(100 * step + i, 10 + i, entropy) for i, entropy in enumerate(entropies)]
+    counts = {"success_count": k, "num_fresh_successes": k - replayed, "num_replayed": replayed}
+    known = {"weight_version": step - 1, "verifier_failed": False, "rows": rows, **counts}
+    store_calls.record(buffer, Visit(question_id=question, step=step, **known))
 
 
 def replay(buffer: Store, question: str, step: int, position: int) -> None:
@@ -81,11 +68,11 @@ def small_run(tmp_path: Path) -> Path:
         visit(buffer, "aab2", 1, 0)
         buffer.flush(1)
         replay(buffer, "aaa1", 2, 0)
-        visit(buffer, "aaa1", 2, 3, entropies=(0.4,), experiential=True)
+        visit(buffer, "aaa1", 2, 3, entropies=(0.4,), replayed=1)
         visit(buffer, "bbb3", 2, 1, entropies=(0.8,))
         buffer.flush(2)
         replay(buffer, "bbb3", 3, 0)
-        visit(buffer, "bbb3", 3, 4, experiential=True)
+        visit(buffer, "bbb3", 3, 4, replayed=1)
         visit(buffer, "ccc4", 3, 4)
         buffer.flush(3)
     lines = [
@@ -165,18 +152,13 @@ def test_questions_come_with_their_text_and_history(small_run: Path) -> None:
     assert (never_solved["events"], never_solved["state"]) == ([], "not buffered")
 
 
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ("aa", "'aa' is the beginning of 2 ids. Give more characters."),
-        ("bbb4", "Did you mean 'bbb3'?"),
-        ("zzzz", "Ids are in the column `id`"),
-    ],
-)
-def test_an_unknown_question_is_refused(small_run: Path, given: str, told: str) -> None:
-    with pytest.raises(InputError, match="question") as caught:
-        question_history(read_run(small_run), given)
-    assert told in str(caught.value)
+def test_an_unknown_question_is_refused(small_run: Path) -> None:
+    record = read_run(small_run)
+    several, near, none = "'aa' is the beginning of 2 ids", "Did you mean 'bbb3'?", "Ids are in the column `id`"
+    for given, told in (("aa", several), ("bbb4", near), ("zzzz", none)):
+        with pytest.raises(InputError, match="question") as caught:
+            question_history(record, given)
+        assert told in str(caught.value)
 
 
 RULES = {
@@ -207,22 +189,17 @@ def test_states_rebuilt_from_events_are_those_the_buffer_counted(tmp_path: Path,
     json.dumps(plain(told), allow_nan=False)
 
 
-def test_a_run_that_is_still_writing(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    write_run(run, SyntheticRun(steps=6, num_questions=100, questions_per_step=8, mixed_from=2, finished=False))
-    whole = numbers_of(run)
-    lines = (run / "metrics.jsonl").read_text()
-    (run / "metrics.jsonl").write_text(lines[: len(lines) - 40])
-    torn = numbers_of(run)
-    # The ledger knows of step 6, whose line is half there.
-    assert (torn["steps"], torn["ratios"]["steps"].tolist()) == (6, [1, 2, 3, 4, 5])
-    np.testing.assert_array_equal(torn["over_time"]["unseen"], whole["over_time"]["unseen"])
-
-
 def test_a_torn_ledger_is_read_up_to_its_last_whole_step_and_says_so(tmp_path: Path) -> None:
     run = tmp_path / "run"
     write_run(run, SyntheticRun(steps=6, num_questions=100, questions_per_step=8, mixed_from=2))
     whole = numbers_of(run)
+    lines = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(lines[:-40])  # as a run that is still writing
+    torn = numbers_of(run)
+    # The ledger knows of step 6, whose line is half there.
+    assert (torn["steps"], torn["ratios"]["steps"].tolist()) == (6, [1, 2, 3, 4, 5])
+    np.testing.assert_array_equal(torn["over_time"]["unseen"], whole["over_time"]["unseen"])
+    (run / "metrics.jsonl").write_text(lines)
     newest = max((run / "replay" / "events").iterdir())
     os.truncate(newest, newest.stat().st_size // 2)
     torn = numbers_of(run)
@@ -273,20 +250,17 @@ def refusal(run: Path) -> str:
     return str(caught.value)
 
 
-def test_what_is_no_run_or_keeps_no_ledger_is_refused_with_the_reason(small_run: Path, tmp_path: Path) -> None:
+def test_what_is_no_run_keeps_no_ledger_or_is_broken_is_refused(small_run: Path, tmp_path: Path) -> None:
     assert "is not a folder. Name the --output folder of a run." in refusal(tmp_path / "nowhere")
     assert "it has no config.toml" in refusal(tmp_path)
-    (small_run / "replay").rename(tmp_path / "elsewhere")
-    assert "no replay ledger" in refusal(small_run) and "Wait for the run's first step" in refusal(small_run)
-    write_config(small_run, SyntheticRun(), method="grpo", replay=False)
-    assert "replay was off (method 'grpo', replay.enabled = false)" in refusal(small_run)
-
-
-def test_broken_files_are_named(small_run: Path) -> None:
     good = (small_run / "metrics.jsonl").read_text()
     (small_run / "metrics.jsonl").write_text("{oops\n" + good)
     assert "metrics.jsonl, line 1 is not JSON" in refusal(small_run)
     (small_run / "metrics.jsonl").unlink()
     assert "has no metrics.jsonl" in refusal(small_run)
+    (small_run / "replay").rename(tmp_path / "elsewhere")
+    assert "no replay ledger" in refusal(small_run) and "Wait for the run's first step" in refusal(small_run)
+    write_config(small_run, SyntheticRun(), method="grpo", replay=False)
+    assert "replay was off (method 'grpo', replay.enabled = false)" in refusal(small_run)
     (small_run / "config.toml").write_text("[run\n")
     assert "config.toml is not valid TOML" in refusal(small_run)
