@@ -17,7 +17,7 @@ from exgrpo_cli.config.sections.data import ArithmeticSettings
 from exgrpo_cli.evaluation.benchmarks import Benchmark
 from exgrpo_cli.evaluation.records import QuestionRecord
 from exgrpo_cli.questions.choices import find_choices
-from exgrpo_cli.questions.files import column_names, iter_rows
+from exgrpo_cli.questions.files import iter_rows
 from exgrpo_cli.questions.layouts import NamedFields, UnusableRow, recognise
 from exgrpo_cli.questions.made.sums import make_arithmetic
 from exgrpo_cli.questions.question_file import content_hash, question_id
@@ -106,7 +106,7 @@ def _questions(source: Source, benchmark: Benchmark) -> Iterator[Question]:
         if first is None:
             raise InputError(f"{path} has no rows: there are no questions to ask.")
         try:
-            layout = recognise(str(path), column_names(path, [first[1]]), [first[1]], NamedFields())
+            layout = recognise(str(path), [first[1]], NamedFields())
         except InputError as error:
             raise InputError(
                 f"{error} These are options of `exgrpo prepare`, which makes a question file of it."

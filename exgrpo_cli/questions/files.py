@@ -5,15 +5,13 @@ traces beside the questions cost neither time nor memory. Rows and lines are cou
 """
 
 import csv
-import gzip
 import io
 import json
-import zlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -78,14 +76,6 @@ def count_rows(file: Path) -> int:
         return sum(1 for line in lines if line.strip())
 
 
-def column_names(file: Path, sample: Collection[Row]) -> list[str]:
-    """Columns of a file: of its schema, else those of the sampled rows, in order of appearance."""
-    if _format_of(file) == ".parquet":
-        with _parquet(file) as parquet:
-            return list(parquet.schema_arrow.names)
-    return list(dict.fromkeys(name for row in sample for name in row))
-
-
 def _format_of(file: Path) -> str:
     """`.jsonl` of `train.jsonl.gz`; empty for a file that is no question file."""
     return suffix_of(file.name).removesuffix(".gz").removesuffix(".zst")
@@ -100,19 +90,16 @@ def _explained(file: Path) -> Iterator[None]:
         raise InputError(f"{file} does not exist: correct the path.") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{file} is not UTF-8 text ({error.reason} at byte {error.start}): convert it.") from error
-    except (EOFError, zlib.error) as error:
-        raise InputError(f"{file} is damaged ({error}): fetch it again.") from error
     except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror or error}.") from error
+        raise InputError(
+            f"{file} cannot be read ({error.strerror or error}): correct its rights, or fetch it again."
+        ) from error
 
 
 def _open_bytes(file: Path) -> io.BufferedReader:
     """The file's content, unpacked while it is read."""
-    if file.suffix.lower() == ".gz":
-        return io.BufferedReader(cast(io.RawIOBase, gzip.open(file, "rb")))
-    if file.suffix.lower() == ".zst":
-        return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(file)), "zstd"))
-    return file.open("rb")
+    packing = {".gz": "gzip", ".zst": "zstd"}.get(file.suffix.lower())
+    return io.BufferedReader(pa.input_stream(str(file), compression=packing))
 
 
 def _open_text(file: Path) -> io.TextIOWrapper:

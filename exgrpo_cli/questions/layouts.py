@@ -110,11 +110,12 @@ class NamedFields:
             raise InputError(f"--answer-pattern {self.answer_pattern!r} is no regular expression: {error}.") from None
 
 
-def recognise(where: str, columns: Sequence[str], rows: Sequence[Row], named: NamedFields) -> Layout:
-    """The layout of a file with these columns and these first rows; fields the user named come first.
+def recognise(where: str, rows: Sequence[Row], named: NamedFields) -> Layout:
+    """The layout of a file with these first rows; fields the user named come first.
 
     Raises InputError listing the columns where nothing fits.
     """
+    columns = list(dict.fromkeys(name for row in rows for name in row))
     lower = {name.lower(): name for name in columns}
     if named.question is not None and named.answer is not None:
         layout: Layout | None = _named_layout(where, columns, lower, named.question, named.answer)
@@ -122,7 +123,7 @@ def recognise(where: str, columns: Sequence[str], rows: Sequence[Row], named: Na
         layout = next((each for known in _KNOWN if (each := _layout_of(known, lower, rows)) is not None), None)
     if layout is None:
         raise InputError(
-            f"{where} has no known layout: its columns are {list(columns)}. Name the two that hold the question and "
+            f"{where} has no known layout: its columns are {columns}. Name the two that hold the question and "
             f"the gold answer with --question-field and --answer-field."
         )
     return layout if named.answer_pattern is None else _with_pattern(layout, named.answer_pattern)

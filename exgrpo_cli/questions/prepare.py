@@ -32,7 +32,7 @@ from exgrpo_cli.questions.audit import (
     one_line,
     sift,
 )
-from exgrpo_cli.questions.files import column_names, count_rows, iter_rows, stem_of
+from exgrpo_cli.questions.files import count_rows, iter_rows, stem_of
 from exgrpo_cli.questions.layouts import MULTIPLE_CHOICE, Layout, NamedFields, UnusableRow, recognise
 from exgrpo_cli.questions.made import make_split
 from exgrpo_cli.questions.prompts import PromptLimit
@@ -93,9 +93,7 @@ class Reading:
     questions: list[Question]
     layout: str
     """Layout recognised in the source."""
-    source: str
-    revision: str | None = None
-    split: str | None = None
+    source: Source
     num_read: int
     num_folded: int = 0
     dropped: Tally = field(default_factory=Tally)
@@ -124,9 +122,7 @@ class PrepareReport:
         """The report without the questions themselves, as `prepare --json` prints it."""
         levels = Counter(question.level for question in self.questions if question.level is not None)
         return {
-            "source": self.reading.source,
-            "revision": self.reading.revision,
-            "split": self.reading.split,
+            **self.reading.source.to_json(),
             "layout": self.reading.layout,
             "output": str(self.output),
             "content_hash": content_hash(self.questions),
@@ -139,10 +135,11 @@ class PrepareReport:
 
     def lines(self) -> list[str]:
         """The report as text."""
-        read, report = self.reading, self.to_json()
-        where = "".join(f" {part}" for part in (read.split, read.revision and f"at {read.revision[:12]}") if part)
+        read, report, source = self.reading, self.to_json(), self.reading.source
+        parts = (source.split, source.revision and f"at {source.revision[:12]}")
+        where = "".join(f" {part}" for part in (source.name, *parts) if part)[1:]
         lines = [
-            f"{read.source}{where}: {read.layout} layout, {self.seconds:.1f} s",
+            f"{where}: {read.layout} layout, {self.seconds:.1f} s",
             f"  {read.num_read:>8,} read",
             f"  {read.num_folded:>8,} exact duplicates folded",
             f"  {self.reading.dropped.total:>8,} dropped",
@@ -217,7 +214,8 @@ def _readings(source: str, options: PrepareOptions, progress: Progress) -> Itera
         return
     split = make_split(source, options.made)
     for name, part in (("train", split.train), ("held-out", split.heldout)):
-        yield Reading(questions=part, layout="built-in", source=source, split=name, num_read=len(part))
+        made = Source(name=source, split=name, files=())
+        yield Reading(questions=part, layout="built-in", source=made, num_read=len(part))
 
 
 def check_source(source: str) -> None:
@@ -244,9 +242,7 @@ def read_source(text: str, fields: NamedFields, progress: Progress) -> Reading:
     return Reading(
         questions=questions,
         layout=next(iter(layouts.values())).name,
-        source=source.name,
-        revision=source.revision,
-        split=source.split,
+        source=source,
         num_read=len(questions) + num_folded + dropped.total,
         num_folded=num_folded,
         dropped=dropped,
@@ -277,7 +273,7 @@ def _layouts_of(source: Source, fields: NamedFields) -> dict[Path, Layout]:
     for file in source.files:
         sample = [row for _, row in islice(iter_rows(file), _SAMPLE_ROWS)]
         if sample:
-            layouts[file] = recognise(str(file), column_names(file, sample), sample, fields)
+            layouts[file] = recognise(str(file), sample, fields)
     if not layouts:
         raise InputError(f"{', '.join(map(str, source.files))}: no rows, so there are no questions to prepare.")
     first_file, first = next(iter(layouts.items()))
@@ -350,9 +346,7 @@ def _metadata(report: PrepareReport, options: PrepareOptions) -> dict[str, Any]:
     return {
         "made_by": MADE_BY_PREPARE,
         "toolkit_version": __version__,
-        "source": read.source,
-        "revision": read.revision,
-        "split": read.split,
+        **read.source.to_json(),
         "source_layout": read.layout,
         "options": {
             "layout": options.layout,
@@ -367,7 +361,7 @@ def _metadata(report: PrepareReport, options: PrepareOptions) -> dict[str, Any]:
             "overlap_threshold": options.overlap_threshold,
             "near_threshold": _NEAR,
             "held_out_share": options.split,
-            "seed": seed_of(read.source, options),
+            "seed": seed_of(read.source.name, options),
         },
         "counts": report.counts(),
         "dropped": report.reading.dropped.to_json(),

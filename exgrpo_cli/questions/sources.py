@@ -41,6 +41,10 @@ class Source:
     """Configuration and split that were chosen, where there was a choice."""
     files: tuple[Path, ...]
 
+    def to_json(self) -> dict[str, str | None]:
+        """What reports and metadata say of it."""
+        return {"source": self.name, "revision": self.revision, "split": self.split}
+
 
 def is_local(text: str) -> bool:
     """Whether a source is read from this machine's disk."""

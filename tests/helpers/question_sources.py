@@ -10,8 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from exgrpo_cli.base.types import Message, Question
 from exgrpo_cli.questions.layouts import NamedFields
 from exgrpo_cli.questions.prepare import Reading, read_source
+from exgrpo_cli.questions.question_file import question_id
 
 
 def text_of(suffix: str, *rows: Any) -> str:
@@ -39,6 +41,13 @@ def write(path: Path, *rows: Any) -> Path:
 
 def read(source: Path | str, **fields: str) -> Reading:
     return read_source(str(source), NamedFields(**fields), lambda *_: None)
+
+
+def question(*turns: tuple[str, str] | str, answer: str = "4", **fields: Any) -> Question:
+    """A question of these turns, (role, content) or the user's content alone."""
+    pairs = (turn if isinstance(turn, tuple) else ("user", turn) for turn in turns or ("2+2=?",))
+    prompt = tuple(Message(role=role, content=content) for role, content in pairs)
+    return Question(id=question_id(prompt, answer), prompt=prompt, answer=answer, **({"source": "here"} | fields))
 
 
 def pairs(reading: Reading) -> Sequence[tuple[str, str]]:

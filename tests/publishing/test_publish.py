@@ -54,8 +54,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model.mkdir()
     for number in range(3):
         (model / f"model-{number}.safetensors").write_bytes(b"weights" * (1000 + number))
-    words = {f"word{number}": number for number in range(VOCABULARY)}
-    Tokenizer(WordLevel(words, unk_token="word0")).save(str(model / "tokenizer.json"))
+    Tokenizer(WordLevel({f"word{n}": n for n in range(VOCABULARY)}, unk_token="word0")).save(
+        str(model / "tokenizer.json")
+    )
     (model / "config.json").write_text(json.dumps({"model_type": "qwen2", "_name_or_path": "/srv/models/base-model"}))
     (model / "README.md").write_text("the run's own card")
     (run / "environment.json").write_text(
@@ -108,9 +109,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().err.strip().splitlines()[-1]
 
 
-def test_a_published_run_is_a_model_with_its_card_and_a_ledger_that_is_a_run_again(
-    run: Path, hub: LocalHub, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_published_run_is_a_model_with_its_card_and_a_ledger_that_is_a_run_again(run, hub, capsys):
     assert exgrpo(["publish", str(run), "--to", "me/algebra", "--private", "--json"]) == 0
     addresses = json.loads(capsys.readouterr().out)["published"]
     assert addresses == [f"{hub.endpoint}/datasets/me/algebra", f"{hub.endpoint}/me/algebra"]
@@ -152,7 +151,7 @@ def test_a_published_run_is_a_model_with_its_card_and_a_ledger_that_is_a_run_aga
 
 
 @pytest.mark.slow
-def test_the_data_set_loads_with_datasets_and_equals_the_ledger(run: Path, hub: LocalHub, tmp_path: Path) -> None:
+def test_the_data_set_loads_with_datasets_and_equals_the_ledger(run, hub, tmp_path):
     assert exgrpo(["publish", str(run), "--to", "me/algebra", "--quiet"]) == 0
     code = (
         "import datasets, json\n"
@@ -176,16 +175,14 @@ def test_the_data_set_loads_with_datasets_and_equals_the_ledger(run: Path, hub: 
     assert pq.read_table(tmp_path / "events.parquet").cast(reader.events().schema).equals(reader.events())
 
 
-def test_every_column_is_described() -> None:
+def test_every_column_is_described():
     meanings = tomllib.loads(MEANINGS.read_text())
     assert list(meanings[ROWS]) == ROW_SCHEMA.names
     for table in ("scores", "draws", "visits", "replays", "events"):
         assert list(meanings[table]) == SCHEMAS[table].names
 
 
-def test_a_dry_run_lists_files_and_sizes_and_asks_nobody(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_lists_files_and_sizes_and_asks_nobody(run, monkeypatch, capsys):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     assert exgrpo(["publish", str(run), "--to", "me/algebra", "--dry-run", "--json"]) == 0
     ledger, model = json.loads(capsys.readouterr().out)["repositories"]
@@ -195,9 +192,7 @@ def test_a_dry_run_lists_files_and_sizes_and_asks_nobody(
     assert not any(name.startswith("replay/bodies") for name in ledger["files"])
 
 
-def test_a_second_upload_brings_up_to_date_and_other_content_is_left_alone(
-    run: Path, hub: LocalHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_upload_brings_up_to_date_and_other_content_is_left_alone(run, hub, tmp_path, capsys):
     command = ["publish", "--to", "me/algebra", "--quiet"]
     assert exgrpo([*command, str(run)]) == 0
     ledger = hub.repositories["dataset", "me/algebra"]
@@ -208,8 +203,7 @@ def test_a_second_upload_brings_up_to_date_and_other_content_is_left_alone(
     assert len(hub.uploaded) == sent
     assert "replay/events/part-00000099-00000099.parquet" not in ledger.files and ".gitattributes" in ledger.files
 
-    other = tmp_path / "another-run"
-    shutil.copytree(run, other)
+    other = shutil.copytree(run, tmp_path / "another-run")
     command.append("--no-ledger")
     assert exgrpo([*command, str(other)]) == 2
     assert "me/algebra (model) holds something else (my-run): choose another name for --to" in said(capsys)
@@ -220,9 +214,7 @@ def test_a_second_upload_brings_up_to_date_and_other_content_is_left_alone(
     assert hub.repositories == before
 
 
-def test_a_token_that_is_missing_wrong_or_without_the_right_is_one_line(
-    run: Path, hub: LocalHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_token_that_is_missing_wrong_or_without_the_right_is_one_line(run, hub, monkeypatch, capsys):
     missing = "no token for the hub: set HF_TOKEN, or log in with `hf auth login`."
     for token, text in {READER: "(status 403)", "hf_nobody": "(status 401)", "": missing}.items():
         monkeypatch.setattr("huggingface_hub.get_token", lambda token=token: token or None)
@@ -232,9 +224,7 @@ def test_a_token_that_is_missing_wrong_or_without_the_right_is_one_line(
     assert hub.repositories == {}
 
 
-def test_an_upload_that_broke_off_goes_on_with_the_same_command(
-    run: Path, hub: LocalHub, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_upload_that_broke_off_goes_on_with_the_same_command(run, hub, capsys):
     command = ["publish", str(run), "--to", "me/algebra", "--no-ledger", "--quiet"]
     hub.refuse_after = 1
     assert exgrpo(command) == 1
@@ -248,7 +238,7 @@ def test_an_upload_that_broke_off_goes_on_with_the_same_command(
 
 
 @pytest.mark.engines
-def test_an_upload_that_was_stopped_says_how_to_go_on(run: Path, hub: LocalHub) -> None:
+def test_an_upload_that_was_stopped_says_how_to_go_on(run, hub):
     command = ["publish", str(run), "--to", "me/algebra", "--no-ledger", "--quiet"]
     hub.hang_after = 1
     environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
@@ -274,31 +264,30 @@ def test_an_upload_that_was_stopped_says_how_to_go_on(run: Path, hub: LocalHub) 
     assert done.returncode == 2 and "http://127.0.0.1:9 cannot be asked about me/algebra" in line
 
 
-def test_a_planted_token_stops_the_upload_and_is_not_repeated(
-    run: Path, hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_planted_token_stops_the_upload_and_is_not_repeated(run, hub, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("WANDB_API_KEY", SECRET)
     monkeypatch.setenv("MY_PASSWORD", ODD_SECRET)
-    planted = {
-        ("samples/step-000008.jsonl", ODD_SECRET): lambda text, secret: text.replace("asks", json.dumps(secret)[1:-1]),
-        ("config.toml", "hf_" + "a1B2" * 8): lambda text, secret: f"{text}\n# {secret}\n",
-        ("metrics.jsonl", SECRET): lambda text, secret: json.dumps({"step": 1, "note": secret}) + "\n",
-        ("model/config.json", SECRET): lambda text, secret: json.dumps({"token": secret}),
-    }
-    for (place, secret), plant in planted.items():
-        copy = tmp_path / place.replace("/", "-") / "my-run"
-        shutil.copytree(run, copy)
-        (copy / place).write_text(plant((copy / place).read_text(), secret))
+    token = "hf_" + "a1B2" * 8
+    for place, secret, old, new in (
+        # A sample is published on the page alone.
+        ("samples/step-000008.jsonl", ODD_SECRET, "asks", json.dumps(ODD_SECRET)[1:-1]),
+        ("config.toml", token, "[data]", f"# {token}\n[data]"),
+        ("metrics.jsonl", SECRET, "lost", SECRET),
+        ("model/config.json", SECRET, "qwen2", SECRET),
+    ):
+        copy = shutil.copytree(run, tmp_path / place.replace("/", "-") / "my-run")
+        text = (copy / place).read_text()
+        assert old in text
+        (copy / place).write_text(text.replace(old, new))
         alone = ["--no-ledger"] if place.startswith("model") else []
         assert exgrpo(["publish", str(copy), "--to", "me/algebra", *alone]) == 2
         line = said(capsys)
-        # A sample is published on the page alone.
         assert place.replace("samples/step-000008.jsonl", "report.html") in line and "holds a secret" in line
         assert secret not in line
     assert hub.repositories == {}
 
 
-def test_rows_with_something_private_are_named_and_not_changed(tmp_path: Path) -> None:
+def test_rows_with_something_private_are_named_and_not_changed(tmp_path):
     private = Private.of(tmp_path / "run", {"HOSTNAME": "gpu-node-17.cluster.internal"})
     private.check_rows(["What is 1/2 of 3/4?", "a path such as /usr/bin is nobody's"], "the questions")
     for text in ("it ran on gpu-node-17.", f"see {tmp_path}/notes.txt", "hf_" + "x" * 30):
@@ -307,9 +296,7 @@ def test_rows_with_something_private_are_named_and_not_changed(tmp_path: Path) -
         assert "hf_xxxx" not in str(refused.value)
 
 
-def test_what_cannot_be_published_or_fetched_is_one_line(
-    run: Path, hub: LocalHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_published_or_fetched_is_one_line(run, hub, tmp_path, capsys):
     (tmp_path / "young").mkdir()
     write_config(tmp_path / "young", SyntheticRun())
     unscored = shutil.copytree(run, tmp_path / "unscored")
@@ -333,9 +320,7 @@ def test_what_cannot_be_published_or_fetched_is_one_line(
         assert text in err and err.count("\n") == 1
 
 
-def test_a_run_without_evaluation_takes_the_figures_of_evaluate(
-    run: Path, hub: LocalHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_without_evaluation_takes_the_figures_of_evaluate(run, hub, tmp_path, capsys):
     results = tmp_path / "results"
     results.mkdir()
     protocol = {"benchmark": {"name": "olympics"}}
@@ -349,9 +334,7 @@ def test_a_run_without_evaluation_takes_the_figures_of_evaluate(
     assert "| olympics | after training | 0.432 | 0.400 to 0.500 | 30 | 8 |" in card and "replay-stats" not in card
 
 
-def test_a_study_is_published_as_tables_with_its_page(
-    hub: LocalHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_study_is_published_as_tables_with_its_page(hub, tmp_path, capsys):
     study = tmp_path / "study"
     for arm in ("ent-min", "on-policy"):
         for seed in (0, 1):

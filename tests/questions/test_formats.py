@@ -11,7 +11,6 @@ from question_sources import pairs, read, text_of
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands import run
 from exgrpo_cli.questions.files import iter_rows
-from exgrpo_cli.questions.sources import default_name
 
 ROWS = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(3)]
 
@@ -35,13 +34,6 @@ def test_text_formats_are_read_packed_or_not_as_a_file_and_in_a_folder(tmp_path,
     path.rename(folder / f"train-00000-of-00002{suffix}{packed}")
     with pytest.raises(InputError, match="has 1 of the 2 parts of train"):
         read(folder)
-
-
-def test_a_packed_file_gives_its_name_without_the_endings(tmp_path):
-    path = tmp_path / "My.set.JSONL.GZ"
-    path.write_bytes(gzip.compress(text_of(".jsonl", *ROWS).encode()))
-    assert default_name(str(path)) == "My.set"
-    assert read(path).questions[0].source == "My.set"
 
 
 def test_lines_and_parts_put_together_by_cat_are_one_file(tmp_path):

@@ -1,11 +1,11 @@
 """Hub data sets against a hub on this machine: real requests, a real cache, every refusal as one line."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from local_hub import TOKEN, LocalHub, Repository, local_hub, talk_to
+from question_sources import text_of
 
 from exgrpo_cli.base.errors import ExgrpoError, InputError, RunError
 from exgrpo_cli.questions.hub import parse_hub_id
@@ -30,9 +30,7 @@ PARTS = ["main/train-00000-of-00002.jsonl", "main/train-00001-of-00002.jsonl"]
 
 
 def rows(*answers: str) -> bytes:
-    return "".join(
-        json.dumps({"question": f"{answer} - 0 = ?", "answer": answer}) + "\n" for answer in answers
-    ).encode()
+    return text_of(".jsonl", *({"question": f"{each} - 0 = ?", "answer": each} for each in answers)).encode()
 
 
 def files() -> dict[str, bytes]:
@@ -81,17 +79,17 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         *((text, None) for text in ("gsm8k", "a/b/c", "a b/c", "/a/b")),
     ],
 )
-def test_hub_ids(text: str, parts: tuple[str, str, tuple[str, ...]] | None) -> None:
+def test_hub_ids(text, parts):
     hub = parse_hub_id(text)
     assert (None if hub is None else (hub.repo, hub.revision, hub.selectors)) == parts
 
 
-def test_a_data_set_is_read_cached_and_read_again_offline(hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_set_is_read_cached_and_read_again_offline(hub, monkeypatch):
     steps: list[tuple[int, int, str]] = []
     reading = read("some/questions:main", steps)
     commit = hub.repositories["dataset", "some/questions"].sha
     assert [question.answer for question in reading.questions] == ["1", "2", "3"]
-    assert (reading.source, reading.revision, reading.split) == ("some/questions", commit, "main/train")
+    assert reading.source.to_json() == {"source": "some/questions", "revision": commit, "split": "main/train"}
     # Three rows of the two parts; the progress ends with all of their bytes.
     size = sum(len(files()[part]) for part in PARTS)
     fetched = [step[:2] for step in steps if step[2] == "fetching files"]
@@ -108,9 +106,7 @@ def test_a_data_set_is_read_cached_and_read_again_offline(hub: LocalHub, monkeyp
         read("some/questions@old:main")
 
 
-def test_offline_a_part_of_a_data_set_is_not_taken_for_the_whole(
-    hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_offline_a_part_of_a_data_set_is_not_taken_for_the_whole(hub, tmp_path, monkeypatch):
     # The names do not tell how many files there are.
     hub.repositories["dataset", "some/questions"] = Repository(files={"a.jsonl": rows("1"), "b.jsonl": rows("2")})
     hub.refusals["b.jsonl"] = (403, "Forbidden")
@@ -125,7 +121,7 @@ def test_offline_a_part_of_a_data_set_is_not_taken_for_the_whole(
     assert answers("some/questions") == ["1"]
 
 
-def test_a_private_data_set_needs_a_token(hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_private_data_set_needs_a_token(hub, monkeypatch):
     hub.repositories["dataset", "some/questions"].private = True
     with pytest.raises(InputError, match="no data set 'some/questions', or it is private: check the id, and HF_TOKEN"):
         read("some/questions:main")
@@ -146,9 +142,7 @@ def test_a_private_data_set_needs_a_token(hub: LocalHub, monkeypatch: pytest.Mon
         ("some/questions:main", ("/api", 200, ""), "does not answer as a hub does"),
     ],
 )
-def test_a_refusal_says_what_to_do(
-    hub: LocalHub, source: str, refusal: tuple[str, int, str] | None, message: str
-) -> None:
+def test_a_refusal_says_what_to_do(hub, source, refusal, message):
     if refusal is not None:
         hub.refusals[refusal[0]] = refusal[1:]
     with pytest.raises(InputError) as raised:
@@ -156,9 +150,7 @@ def test_a_refusal_says_what_to_do(
     assert message in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_a_broken_download_leaves_nothing_half_and_the_next_one_fetches_what_is_not_whole(
-    hub: LocalHub, tmp_path: Path
-) -> None:
+def test_a_broken_download_leaves_nothing_half_and_the_next_one_fetches_what_is_not_whole(hub, tmp_path):
     hub.cut_after = 10
     with pytest.raises(RunError, match=r"broke off .* run the command again"):
         read("some/questions:main")
@@ -171,13 +163,13 @@ def test_a_broken_download_leaves_nothing_half_and_the_next_one_fetches_what_is_
     assert hub.downloaded == PARTS
 
 
-def test_a_hub_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_does_not_answer(tmp_path, monkeypatch):
     talk_to(NOWHERE, tmp_path, monkeypatch)
     with pytest.raises(RunError, match="HF_HUB_OFFLINE=1 uses the cache"):
         read("some/questions:main")
 
 
-def test_a_data_set_with_a_loading_script_alone_is_not_run(hub: LocalHub) -> None:
+def test_a_data_set_with_a_loading_script_alone_is_not_run(hub):
     hub.repositories["dataset", "some/questions"] = Repository(files={"load.py": b"raise SystemExit"})
     with pytest.raises(InputError, match=r"loading script load.py is not run; try some/questions@refs/convert/parquet"):
         read("some/questions")

@@ -1,7 +1,6 @@
 """`prepare`: what the audit finds, what the file and the report say, and that the output is whole or not there."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -10,10 +9,9 @@ import time
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from question_sources import write
+from question_sources import question, write
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.types import Message, Question
 from exgrpo_cli.config.sections.data import ArithmeticSettings, WordProblemSettings
 from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.config.settings import Config
@@ -21,7 +19,7 @@ from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.questions.audit import BenchmarkIndex, check_golds, near_duplicates, words_of
 from exgrpo_cli.questions.prepare import PrepareOptions, prepare
 from exgrpo_cli.questions.prompts import THOUGHT_SOLUTION_SYSTEM
-from exgrpo_cli.questions.question_file import content_hash, is_prepared, question_id, read_questions
+from exgrpo_cli.questions.question_file import content_hash, is_prepared, read_questions
 
 ALICE = "Alice has 12 red apples and 7 green ones; she gives 5 of them to Bob. How many apples has she left?"
 CAROL = "Carol has 12 red apples and 7 green ones; she gives 5 of them to Bob. How many apples has she left?"
@@ -153,25 +151,15 @@ def test_a_killed_preparation_leaves_the_old_output_and_the_next_one_starts_clea
     assert process.returncode == -signal.SIGKILL
     assert output.read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.parquet", "set.jsonl", "small.jsonl"]
-    # What a kill during the write itself leaves behind is cleared once it is too old to be anybody's.
-    abandoned, current = tmp_path / ".out.parquet.partial-1", tmp_path / ".out.parquet.partial-2"
-    for part in (abandoned, current):
-        part.write_text("half")
-    os.utime(abandoned, (0, 0))
-    run(small, output)
-    assert current.exists() and not abandoned.exists()
+    assert len(run(small, output).questions) == 1
 
 
 def test_check_golds_names_the_first_bad_one():
-    def question(answer):
-        prompt = (Message(role="user", content="?"),)
-        return Question(id=question_id(prompt, answer), prompt=prompt, answer=answer, source="here")
-
-    bad = question("\\frac{1}{")
+    bad = question("?", answer="\\frac{1}{")
     with GradingPool(GradingSettings()) as pool:
-        check_golds([question("1"), question("\\frac{1}{2}")], pool)
+        check_golds([question("?", answer="1"), question("?", answer="\\frac{1}{2}")], pool)
         with pytest.raises(InputError, match=rf"1 of 2 gold answers .* of question {bad.id}: gold "):
-            check_golds([question("1"), bad], pool)
+            check_golds([question("?", answer="1"), bad], pool)
 
 
 def test_overlap_is_the_share_of_the_benchmark_questions_ngrams():

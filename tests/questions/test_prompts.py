@@ -4,11 +4,11 @@ import hashlib
 
 import numpy as np
 import pytest
+from question_sources import question
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.types import Message, Question
 from exgrpo_cli.questions.prompts import (
     THOUGHT_SOLUTION_SYSTEM,
     answer_format,
@@ -19,7 +19,6 @@ from exgrpo_cli.questions.prompts import (
     render,
     seen_text,
 )
-from exgrpo_cli.questions.question_file import question_id
 
 CHAT = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
@@ -34,11 +33,6 @@ def tokenizer(chat_template=CHAT):
     backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", chat_template=chat_template)
-
-
-def question(*turns):
-    prompt = tuple(Message(role=role, content=content) for role, content in turns)
-    return Question(id=question_id(prompt, "4"), prompt=prompt, answer="4", source="here")
 
 
 PLAIN = question(("user", "2+2=?"))

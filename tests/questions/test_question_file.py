@@ -6,9 +6,10 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from question_sources import question
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.types import Message, Question
+from exgrpo_cli.base.types import Message
 from exgrpo_cli.questions.question_file import (
     MADE_BY_PREPARE,
     content_hash,
@@ -19,13 +20,6 @@ from exgrpo_cli.questions.question_file import (
     read_questions,
     write_questions,
 )
-
-
-def question(text="2+2=?", answer="4", system=None, source="here", level=None):
-    prompt = (Message(role="user", content=text),)
-    if system is not None:
-        prompt = (Message(role="system", content=system), *prompt)
-    return Question(id=question_id(prompt, answer), prompt=prompt, answer=answer, source=source, level=level)
 
 
 def canonical_row(**changes):
@@ -46,11 +40,11 @@ def write_rows(path, *rows):
 
 def test_the_id_is_the_hash_of_the_normalised_last_user_message_and_the_answer():
     expected = hashlib.sha256(b"1 + 2 = ?\x1f3").hexdigest()[:16]
-    assert question("1 + 2 = ?", "3").id == expected
+    assert question("1 + 2 = ?", answer="3").id == expected
     # Full-width digits are NFKC-equal to plain ones; runs of white space are one blank; the answer is stripped.
-    assert question(" １ +\n２  = ?", " 3 ").id == expected
-    assert question("1 + 2 = ?", "3", system="Think.").id == expected
-    assert question("1 + 2 = ?", "4").id != expected
+    assert question(" １ +\n２  = ?", answer=" 3 ").id == expected
+    assert question(("system", "Think."), "1 + 2 = ?", answer="3").id == expected
+    assert question("1 + 2 = ?", answer="4").id != expected
     turns = (("user", "Hello"), ("assistant", "Yes?"), ("user", "1 + 2 = ?"))
     assert question_id([Message(role=role, content=content) for role, content in turns], "3") == expected
 
@@ -64,9 +58,9 @@ def test_a_prompt_without_a_user_message_has_no_id():
 def test_what_is_written_is_read_again(tmp_path, layout):
     asked = (
         question(level="3"),
-        question("Wie groß ist $\\pi$? 圆周率\n\nzwei Zeilen", "\\frac{22}{7}", system="Denke nach."),
-        question("9\u2028-1", "8", source="elsewhere"),
-        replace(question("2=2?"), metadata='{"verifier": "countdown", "numbers": [2], "target": 2}'),
+        question(("system", "Denke nach."), "Wie groß ist $\\pi$? 圆周率\n\nzwei Zeilen", answer="\\frac{22}{7}"),
+        question("9\u2028-1", answer="8", source="elsewhere"),
+        question("2=2?", metadata='{"verifier": "countdown", "numbers": [2], "target": 2}'),
     )
     path = tmp_path / "new folder" / "questions.parquet"
     write_questions(path, asked, {"made_by": MADE_BY_PREPARE, "options": {"seed": 3}}, layout)
@@ -79,7 +73,7 @@ def test_what_is_written_is_read_again(tmp_path, layout):
 
 
 def test_the_content_hash_is_sha256_over_the_rows_in_order():
-    one, two = question(), question("3+3=?", "6", level="1")
+    one, two = question(), question("3+3=?", answer="6", level="1")
     lines = f'["{one.id}",[["user","2+2=?"]],"4","here",null]\n["{two.id}",[["user","3+3=?"]],"6","here","1"]\n'
     assert content_hash([one, two]) == hashlib.sha256(lines.encode()).hexdigest()
     assert content_hash([two, one]) != content_hash([one, two])
@@ -106,7 +100,7 @@ def test_a_verl_file_as_others_write_it(tmp_path):
         "target": [{"role": "assistant", "content": "a long trace"}],
     }
     found = read_questions(write_rows(tmp_path / "verl.parquet", row, row))
-    assert found.questions == (question(system="Think.", source="aime"),)
+    assert found.questions == (question(("system", "Think."), "2+2=?", source="aime"),)
     assert (found.num_folded, found.metadata) == (1, {})
 
 

@@ -1,5 +1,6 @@
 """Sources: layouts recognised by their columns, gaps and odd values, and which files of a folder are meant."""
 
+import gzip
 from decimal import Decimal
 
 import pytest
@@ -193,6 +194,9 @@ def test_default_names(tmp_path):
     assert default_name(str(tmp_path / "my set" / "train.jsonl")) == "train"
     assert default_name(f"{tmp_path / 'my set'}:train") == "my set-train"
     assert default_name("arithmetic") == "arithmetic"
+    (tmp_path / "My.set.JSONL.GZ").write_bytes(gzip.compress(b'{"question": "1?", "answer": "1"}'))
+    assert default_name(str(tmp_path / "My.set.JSONL.GZ")) == "My.set"
+    assert read(tmp_path / "My.set.JSONL.GZ").questions[0].source == "My.set"
 
 
 @pytest.mark.parametrize(
