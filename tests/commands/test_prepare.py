@@ -68,47 +68,34 @@ def test_the_prompts_are_shown_as_the_backbone_sees_them(folder, backbone, capsy
 
 
 def test_prompts_over_the_limit_are_left_out(folder, backbone, capsys):
-    arguments = [
-        "prepare",
-        *questions(folder, 1, 22, 333),
-        "--backbone",
-        backbone,
-        "--max-prompt-tokens",
-        "19",
-        "--json",
-    ]
-    assert run(arguments) == 0
+    limit = ["--backbone", backbone, "--max-prompt-tokens", "19"]
+    assert run(["prepare", *questions(folder, 1, 22, 333), *limit, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["counts"]["dropped"] == {"prompt over 19 tokens": 1}
 
 
-def test_questions_of_a_benchmark_file_are_left_out(folder, capsys):
-    arguments = ["prepare", *questions(folder, 1, 2, 3)]
-    assert run([*arguments, "--output", "all.parquet", "--quiet"]) == 0
-    questions(folder, 2)
-    assert run([*arguments, "--output", "evaluation.parquet", "--quiet"]) == 0
-    questions(folder, 1, 2, 3)
-    assert run([*arguments, "--decontaminate", "evaluation.parquet", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["counts"]["dropped"] == {"contaminated by evaluation": 1}
-
-
-def test_a_benchmark_file_may_have_any_layout(folder, capsys):
-    arguments = ["prepare", *questions(folder, 1, 2, 3)]
-    (folder / "own.jsonl").write_text(json.dumps({"problem": "What is 3 + 0?", "answer": "3"}) + "\n")
-    assert run([*arguments, "--decontaminate", "own.jsonl", "--json"]) == 0
+@pytest.mark.parametrize(
+    ("files", "named", "dropped"),
+    [
+        (["own.jsonl"], "own.jsonl", {"contaminated by own": 1}),
+        (["a/test.jsonl", "b/test.jsonl"], "a/test.jsonl,b/test.jsonl", {"contaminated by test": 2}),
+        (["b/test.jsonl"], "b", {"contaminated by b": 1}),
+    ],
+)
+def test_questions_of_a_benchmark_are_left_out_whatever_its_layout(folder, capsys, files, named, dropped):
+    """Benchmark files of one name all count, and a folder is read too."""
+    for number, path in enumerate(files, start=1):
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(json.dumps({"problem": f"What is {number} + 0?", "answer": "1"}))
+    assert run(["prepare", *questions(folder, 1, 2, 3, 4), "--decontaminate", named, "--json"]) == 0
     said = capsys.readouterr()
-    assert json.loads(said.out)["counts"]["dropped"] == {"contaminated by own": 1}
-    assert "reading rows: 3/3" in said.err
+    assert json.loads(said.out)["counts"]["dropped"] == dropped
+    assert "reading rows: 4/4" in said.err
 
 
-def test_benchmark_files_of_one_name_all_count_and_a_folder_is_read_too(folder, capsys):
-    arguments = ["prepare", *questions(folder, 1, 2, 3, 4)]
-    for number, place in enumerate(("a", "b"), start=1):
-        (folder / place).mkdir()
-        (folder / place / "test.jsonl").write_text(json.dumps({"problem": f"What is {number} + 0?", "answer": "1"}))
-    assert run([*arguments, "--decontaminate", "a/test.jsonl,b/test.jsonl", "--json", "--quiet"]) == 0
-    assert json.loads(capsys.readouterr().out)["counts"]["dropped"] == {"contaminated by test": 2}
-    assert run([*arguments, "--decontaminate", "b", "--json", "--quiet"]) == 0
-    assert json.loads(capsys.readouterr().out)["counts"]["dropped"] == {"contaminated by b": 1}
+def test_a_benchmark_may_be_a_prepared_file(folder, capsys):
+    assert run(["prepare", *questions(folder, 2), "--output", "evaluation.parquet", "--quiet"]) == 0
+    assert run(["prepare", *questions(folder, 1, 2, 3), "--decontaminate", "evaluation.parquet", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["counts"]["dropped"] == {"contaminated by evaluation": 1}
 
 
 @pytest.mark.parametrize(

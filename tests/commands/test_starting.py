@@ -1,6 +1,5 @@
-"""What is on the screen before anything slow is imported, and the completion of a shell."""
+"""What is on the screen before anything slow is imported."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,12 +24,7 @@ main()
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ["train"],
-        ["evaluate", "arithmetic", "--model", "tiny"],
-        ["ablate"],
-        ["prepare"],
-    ],
+    [["train"], ["evaluate", "arithmetic", "--model", "tiny"], ["ablate"], ["prepare"]],
     ids=lambda arguments: arguments[0],
 )
 def test_a_line_comes_before_what_is_slow_to_import(arguments: list[str], tmp_path: Path) -> None:
@@ -44,15 +38,3 @@ def test_a_line_comes_before_what_is_slow_to_import(arguments: list[str], tmp_pa
     assert list(tmp_path.iterdir()) == []
     if arguments[0] == "train":
         assert outcome("--quiet") == (7, "", "")
-
-
-def test_a_shell_completes_commands_and_options() -> None:
-    def completed(words: str, number: int) -> list[str]:
-        asked = {"_EXGRPO_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(number)}
-        done = subprocess.run(
-            [sys.executable, "-m", "exgrpo_cli"], capture_output=True, text=True, env={**os.environ, **asked}
-        )
-        return done.stdout.split()
-
-    assert completed("exgrpo re", 1) == ["replay-stats", "report"]
-    assert completed("exgrpo train --time", 2) == ["--time-limit"]

@@ -45,17 +45,11 @@ def started(script: str, *, line: bytes) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_during_the_first_imports_is_one_line(stop: signal.Signals) -> None:
-    process = started(WHILE_IMPORTING, line=b"importing\n")
-    process.send_signal(stop)
-    _, talk = process.communicate(timeout=60)
-    assert (process.returncode, talk) == (130, b"exgrpo: interrupted.\n")
-
-
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_while_threads_are_waited_for_ends_the_process(stop: signal.Signals) -> None:
-    process = started(WHILE_ENDING, line=b"ending\n")
-    assert process.stderr is not None and process.stderr.readline() == b"exgrpo: interrupted.\n"
-    process.send_signal(stop)
-    _, talk = process.communicate(timeout=60)
-    assert (process.returncode, talk) == (130, b"")
+def test_a_signal_during_the_first_imports_is_one_line_and_a_second_one_at_the_end_ends_the_process(
+    stop: signal.Signals,
+) -> None:
+    importing, ending = started(WHILE_IMPORTING, line=b"importing\n"), started(WHILE_ENDING, line=b"ending\n")
+    assert ending.stderr is not None and ending.stderr.readline() == b"exgrpo: interrupted.\n"
+    for process, talk in ((importing, b"exgrpo: interrupted.\n"), (ending, b"")):
+        process.send_signal(stop)
+        assert (process.communicate(timeout=60)[1], process.returncode) == (talk, 130)

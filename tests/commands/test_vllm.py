@@ -14,19 +14,10 @@ import pytest
 pytestmark = pytest.mark.engines
 
 RUN_SETTINGS = (
-    "arithmetic.levels=[2]",
-    "arithmetic.num_train=60",
-    "arithmetic.num_heldout=10",
-    "rollout.questions_per_step=8",
-    "rollout.logprobs=engine",
-    "replay.start_threshold=0",
-    "optim.learning_rate=3e-4",
-    "optim.warmup_steps=0",
-    "run.save_every=2",
-    "run.threads=1",
-    "run.plots=false",
-    "validation.samples=2",
-)
+    "arithmetic.levels=[2]", "arithmetic.num_train=60", "arithmetic.num_heldout=10", "rollout.questions_per_step=8",
+    "rollout.logprobs=engine", "replay.start_threshold=0", "optim.learning_rate=3e-4", "optim.warmup_steps=0",
+    "run.save_every=2", "run.threads=1", "run.plots=false", "validation.samples=2",
+)  # fmt: skip
 
 
 def command(*arguments: str) -> list[str]:
@@ -74,33 +65,20 @@ def test_a_run_from_the_command_line_killed_and_resumed(vllm_backbone: Path, tmp
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("tensor_parallel", "zero_stage"), [(1, 3), (2, 2)])
-def test_two_ranks_with_an_engine_each_or_between_them(
-    vllm_backbone: Path, tmp_path: Path, tensor_parallel: int, zero_stage: int
-) -> None:
-    """Both ways DeepSpeed's trainer of each rank agrees with its engine on every token, through updates with replay."""
-    run = tmp_path / "run"
-    settings = ("--set", f"rollout.tensor_parallel={tensor_parallel}", "--set", f"optim.zero_stage={zero_stage}")
-    command = [*train_command(vllm_backbone, run, steps=4), "--nproc", "2", "--engine", "deepspeed", *settings]
-    done = subprocess.run(command, check=False, timeout=360, stderr=subprocess.PIPE, text=True)
-    assert (done.returncode, done.stderr[-1500:]) == (0, "")
-    lines = lines_of(run)
-    assert [line["optim/updates_applied"] for line in lines] == [2, 2, 2, 2]
-    assert sum(line["replay/used"] for line in lines) > 0
-    assert all(line["policy/logprob_gap_max"] < 1e-4 for line in lines)
-    summary = json.loads((run / "summary.json").read_text())
-    assert summary["heldout"]["after"]["questions"] == 10
-
-
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("method", "settings"),
-    [("headroom-drift", ("replay.max_drift=0.5",)), ("repo", ("replay.min_stored=4", "arithmetic.num_train=16"))],
+    [
+        ("exgrpo", ("optim.zero_stage=3",)),
+        ("exgrpo", ("rollout.tensor_parallel=2", "optim.zero_stage=2")),
+        ("headroom-drift", ("replay.max_drift=0.5",)),
+        ("repo", ("replay.min_stored=4", "arithmetic.num_train=16")),
+    ],
 )
-def test_other_methods_on_two_ranks(
+def test_two_ranks_with_an_engine_each_or_between_them(
     vllm_backbone: Path, tmp_path: Path, method: str, settings: tuple[str, ...]
 ) -> None:
-    """With vllm's rollouts under DeepSpeed: both ranks score, gate and train the same groups, or join the same rows."""
+    """DeepSpeed's trainer of each rank agrees with its engine on every token, through updates with replay, whatever is
+    scored, gated or joined."""
     from exgrpo_cli.ledger.reader import LedgerReader
 
     run = tmp_path / "run"
@@ -110,8 +88,10 @@ def test_other_methods_on_two_ranks(
     done = subprocess.run(command, check=False, timeout=360, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr[-1500:]) == (0, "")
     lines = lines_of(run)
-    assert sum(line["replay/used"] > 0 for line in lines) >= 2
+    assert [line["optim/updates_applied"] for line in lines] == [2, 2, 2, 2] or method != "exgrpo"
+    assert sum(line["replay/used"] > 0 for line in lines) >= (1 if method == "exgrpo" else 2)
     assert all(line["policy/logprob_gap_max"] < 1e-4 for line in lines)
+    assert json.loads((run / "summary.json").read_text())["heldout"]["after"]["questions"] == 10
     ledger = LedgerReader(run / "replay")
     assert len(ledger.replays() if method == "headroom-drift" else ledger.scores()) and len(ledger.visits()) == 4 * 8
 

@@ -101,20 +101,20 @@ def wait_for(path: Path, content: str = "") -> None:
         time.sleep(0.05)
 
 
-def launch_and_time_out(study: Study, settings: SlurmSettings, signal_running: Callable[[], None]) -> None:
-    """The first arm's runs wait at step 3 until their tasks are signalled; they are requeued and resume."""
+def launch_and_signal(study: Study, settings: SlurmSettings, signal_running: Callable[[], None]) -> None:
+    """The first arm's runs wait at step 3 until their tasks are signalled; they are started once more and go on."""
     arm = study.runs[0].folder.parent
     arm.mkdir(parents=True)
     (arm / "hold").touch()
     held = [run for run in study.runs if run.folder.parent == arm]
 
-    def time_out() -> None:
+    def act() -> None:
         for run in held:
             wait_for(run.folder / "metrics.jsonl", '"step": 3')
         (arm / "hold").unlink()
         signal_running()
 
-    in_background(time_out)
+    in_background(act)
     launched(study, settings)
     for run in study.runs:
         assert run.state == "finished"
@@ -143,28 +143,17 @@ def test_a_task_whose_time_is_over_is_requeued_and_resumes(study: Study, cluster
                 name = path.stem.removeprefix("task-")
                 os.spawnlp(os.P_WAIT, "scancel", "scancel", name, "--signal", "USR2")
 
-    launch_and_time_out(study, SHARED, signal_running)
+    launch_and_signal(study, SHARED, signal_running)
     assert (cluster / "requeues").is_file()
 
 
 @pytest.mark.engines
 def test_a_killed_task_is_submitted_again(study: Study, cluster: Path) -> None:
-    run = study.runs[0]
-    run.folder.parent.mkdir(parents=True)
-    (run.folder.parent / "hold").touch()
-    held = [each for each in study.runs if each.arm == run.arm]
-
     def kill() -> None:
-        for each in held:
-            wait_for(each.folder / "metrics.jsonl", '"step": 3')
-        (run.folder.parent / "hold").unlink()
-        for each in held:
-            os.kill(int((each.folder / "starts").read_text()), signal.SIGKILL)
+        for started in study.runs[0].folder.parent.glob("seed-*/starts"):
+            os.kill(int(started.read_text()), signal.SIGKILL)
 
-    in_background(kill)
-    launched(study)
-    assert all(each.state == "finished" for each in study.runs)
-    assert all(starts(study)[each.label] == 2 for each in held)
+    launch_and_signal(study, SHARED, kill)
 
 
 def test_a_run_that_fails_is_told_by_what_it_said(study: Study, cluster: Path) -> None:
@@ -296,6 +285,8 @@ def one_node(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmSettings]:
 
 @pytest.mark.slow
 def test_an_array_job_of_a_real_slurm(study: Study, one_node: SlurmSettings) -> None:
+    with pytest.raises(InputError, match=r"sbatch refused \S+: .*invalid partition specified: gpu"):
+        launched(study)
     launched(study, one_node)
     assert all(run.state == "finished" for run in study.runs) and set(starts(study).values()) == {1}
 
@@ -309,10 +300,4 @@ def test_a_real_slurm_requeues_a_task_whose_time_is_over(study: Study, one_node:
         for job in jobs.stdout.split():
             subprocess.run(["scancel", "--signal=USR2", job], check=False)
 
-    launch_and_time_out(study, one_node, signal_running)
-
-
-@pytest.mark.slow
-def test_a_partition_that_a_real_slurm_refuses_is_one_line(study: Study, one_node: SlurmSettings) -> None:
-    with pytest.raises(InputError, match=r"sbatch refused \S+: .*invalid partition specified: gpu"):
-        launched(study)
+    launch_and_signal(study, one_node, signal_running)

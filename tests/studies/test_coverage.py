@@ -36,6 +36,8 @@ def test_arms_of_like_pass_at_1_are_told_apart_by_what_they_reach() -> None:
     assert found.seeds == {0: 0.75, 1: 1.0} and found.difference is not None
     assert found.difference.mean == pytest.approx(0.375)
     assert baseline.endpoints["pass@4"].difference is None
+    # Intervals of few seeds stay where rates live.
+    assert (replay.main.low, replay.main.high, found.high) == (0.0, 1.0, 1.0)
     # pass@2 of 2 right in 4: 1 - C(2,2) / C(4,2) = 5/6; seed 0 has three such questions of four.
     assert replay.endpoints["pass@2"].seeds[0] == pytest.approx(3 / 4 * 5 / 6)
     assert replay.to_json()["pass_at_k"]["4"]["seeds"] == {0: 0.75, 1: 1.0}
@@ -65,12 +67,17 @@ def test_arms_are_compared_at_equal_tokens_though_they_end_apart() -> None:
     assert "pass@1 at equal tokens generated" in table[0]
 
 
+def warned(results: dict) -> tuple[list[ArmReport], str]:
+    """The arms, compared with `grpo`, and the one warning about them."""
+    arms = [reported(name, "grpo", results) for name in results]
+    (warning,) = StudyReport(name="study", equal="steps", baselines=("grpo",), arms=tuple(arms)).warnings
+    return arms, warning
+
+
 def test_arms_that_update_more_often_than_their_baseline_are_named() -> None:
-    updates = {"on-policy": 100, "latest": 150, "replay": 110}
-    results = {name: {seed: result_of([4, 2], updates=n) for seed in range(3)} for name, n in updates.items()}
-    arms = tuple(reported(name, "on-policy", results) for name in updates)
-    (warning,) = StudyReport(name="study", equal="generated", baselines=("on-policy",), arms=arms).warnings
-    assert warning.startswith("updates differ: on-policy 100, latest 150. More of them act like a higher learning rate")
+    updates = {"grpo": 100, "latest": 150, "replay": 110}
+    _, warning = warned({arm: {seed: result_of([4, 2], updates=n) for seed in range(3)} for arm, n in updates.items()})
+    assert warning.startswith("updates differ: grpo 100, latest 150. More of them act like a higher learning rate")
 
 
 def test_an_arm_that_never_acted_is_not_compared() -> None:
@@ -78,26 +85,18 @@ def test_an_arm_that_never_acted_is_not_compared() -> None:
     curve = ((0, 0.1), (1000, 0.3))
     results = {name: {seed: result_of([4, 2], curve=curve) for seed in range(5)} for name in ("grpo", "repo", "other")}
     results["other"][4] = result_of([4, 3], curve=curve)
-    arms = tuple(reported(name, "grpo", results) for name in results)
+    arms, warning = warned(results)
     assert [arm.is_baseline_again for arm in arms] == [False, True, False]
     assert arms[1].main.difference is None and arms[2].main.difference is not None
-    (warning,) = StudyReport(name="study", equal="steps", baselines=("grpo",), arms=arms).warnings
     assert warning.startswith("repo produced exactly grpo's results")
 
 
 def test_arms_that_did_not_start_alike_are_named() -> None:
     """As where a warm start was made on machines of two kinds, and results of one are counted on the other."""
-    results = {name: {seed: result_of([4, 2], before=[1, 1]) for seed in (200, 201, 202)} for name in ("grpo", "own")}
-    results["own"] = {seed: result_of([4, 3], before=[1, seed == 201]) for seed in results["own"]}
-    arms = tuple(reported(name, "grpo", results) for name in results)
-    (warning,) = StudyReport(name="study", equal="steps", baselines=("grpo",), arms=arms).warnings
+    grpo = {seed: result_of([4, 2], before=[1, 1]) for seed in (200, 201, 202)}
+    own = {seed: result_of([4, 3], before=[1, seed == 201]) for seed in grpo}
+    _, warning = warned({"grpo": grpo, "own": own})
     assert warning.startswith("own did not start as grpo did (seeds 200, 202): their held-out answers differ before")
-
-
-def test_intervals_of_few_seeds_stay_where_rates_live() -> None:
-    replay = report().arms[0]
-    assert replay.main.low == 0.0 and replay.main.high == 1.0
-    assert replay.endpoints["pass@4"].high == 1.0
 
 
 def test_p_values_are_adjusted_for_the_arms_that_share_a_baseline() -> None:

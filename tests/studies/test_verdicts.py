@@ -72,15 +72,12 @@ def test_no_effect_is_hardly_ever_called_supported_and_power_is_as_calculated() 
     assert rates(far, 400, unlike=0.0)[Verdict.SUPPORTED] == pytest.approx(0.8, abs=0.08)
 
 
-@pytest.mark.parametrize(("seeds", "covered"), [(3, 0.95), (8, 0.95)])
+@pytest.mark.parametrize("seeds", [3, 8])
 @pytest.mark.slow
-def test_intervals_over_seeds_hold_the_truth_as_often_as_they_say(seeds: int, covered: float) -> None:
-    rng = np.random.default_rng(3)
-    held = 0
-    for _ in range(2000):
-        found = effect_over_seeds(rng.normal(0.1, 0.05, size=seeds), bounds=(-1.0, 1.0))
-        held += found.low <= 0.1 <= found.high
-    assert held / 2000 == pytest.approx(covered, abs=0.015)
+def test_intervals_over_seeds_hold_the_truth_as_often_as_they_say(seeds: int) -> None:
+    drawn = np.random.default_rng(3).normal(0.1, 0.05, size=(2000, seeds))
+    found = [effect_over_seeds(each, bounds=(-1.0, 1.0)) for each in drawn]
+    assert np.mean([each.low <= 0.1 <= each.high for each in found]) == pytest.approx(0.95, abs=0.015)
 
 
 def test_an_effect_over_seeds_by_hand() -> None:
@@ -144,19 +141,9 @@ def test_a_claim_reads_not_run_until_all_of_its_seeds_are_there() -> None:
     control.pop(FIRST_SEED + 7)
     found = outcome(claim, {"exgrpo": own, "grpo": control})
     assert found.verdict is Verdict.NOT_RUN and found.seeds == 7
-    none = outcome(claim, {"exgrpo": {}, "grpo": {}})
-    header, row = claim_rows([none])
-    assert dict(zip(header, row, strict=True)) == {
-        "claim": "more is better",
-        "regime": "sparse",
-        "contrast": "pass_at_1: exgrpo minus grpo > 0.05",
-        "effect": "",
-        "95 %": "",
-        "verdict": "not run",
-        "seeds": "0 of 8",
-        "tokens": "0.0 M",
-        "time": "0 s",
-    }
+    _, row = claim_rows([outcome(claim, {"exgrpo": {}, "grpo": {}})])
+    contrast = "pass_at_1: exgrpo minus grpo > 0.05"
+    assert row == ["more is better", "sparse", contrast, "", "", "not run", "0 of 8", "0.0 M", "0 s"]
 
 
 def test_a_claim_that_runs_suggested_has_seeds_of_its_own(tmp_path: Path) -> None:
