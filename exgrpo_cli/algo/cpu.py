@@ -1,4 +1,4 @@
-"""Faster float32 steps on a CPU: matmuls by oneDNN where MKL leaves AVX-512 unused, norms of few passes.
+"""Faster float32 matmuls on a CPU: by oneDNN where MKL leaves AVX-512 unused.
 
 torch gives float32 matmuls to MKL, which keeps to AVX2 on processors that are not Intel's. Measured on an AMD EPYC
 with AVX-512, one thread, 8,300 x 128 by 128 x 128: 90 GFLOP/s by MKL, 226 by oneDNN, which torch ships as well. On an
@@ -7,12 +7,9 @@ gradient (96 to 4,000 rows, 128 to 1,536 columns). oneDNN compiles a kernel per 
 and the number of rows changes at every call; so rows go to it in blocks of a few sizes, the last one padded with rows
 of zeros, whose results are dropped.
 
-The gradient of a norm is a dozen operations over all hidden states in torch's autograd, each of which costs as much as
-the matmul of a narrow layer; here it is one kernel and two passes.
-
-`use_fast_matmuls` and `use_fused_norms` exchange the class of a loaded model's modules: parameters, names, hooks and
-the state dict stay as they are. Holds for torch 2.9 to 2.14 and transformers 5.16 to 5.20, whose Qwen2 and Llama
-are made of plain `torch.nn.Linear` and one RMS norm. Plain references stand in the tests.
+`use_fast_matmuls` exchanges the class of a loaded model's linear layers: parameters, names, hooks and the state dict
+stay as they are. Holds for torch 2.9 to 2.14 and transformers 5.16 to 5.20, whose Qwen2 and Llama are made of plain
+`torch.nn.Linear`. Plain references stand in the tests.
 
 Axes: rows = all but the last axis, flattened; ins, outs = a weight's columns and rows.
 """
@@ -26,8 +23,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
-from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
 BLOCK_ROWS = 1024
 """Rows of a full block: twice as many gain 5 %."""
@@ -147,36 +142,6 @@ def _onednn(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
     return result
 
 
-def rms_norm(
-    hidden: Float[Tensor, "*batch hidden"], weight: Float[Tensor, " hidden"], epsilon: float
-) -> Float[Tensor, "*batch hidden"]:
-    """hidden / sqrt(mean(hidden^2) + epsilon) * weight over the last axis, in the inputs' dtype, gradients included."""
-    result: Tensor = _RMSNorm.apply(hidden, weight, epsilon)
-    return result
-
-
-class _RMSNorm(torch.autograd.Function):
-    """With g = dL/dy and n = x r: dL/dx = r (g w - n mean(g w n)), dL/dw = sum of g n over rows."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        root = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True)
-        inverse = root.square_().div_(hidden.shape[-1]).add_(epsilon).rsqrt_()
-        ctx.save_for_backward(hidden, weight, inverse)
-        return (hidden * inverse).mul_(weight)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        hidden, weight, inverse = ctx.saved_tensors
-        grad = grads[0].contiguous()
-        # That of a layer norm whose mean is 0, one kernel: r (g w - mean(g w) - n mean(g w n)).
-        of_hidden, of_weight, _ = torch.ops.aten.native_layer_norm_backward(
-            grad, hidden, [hidden.shape[-1]], torch.zeros_like(inverse), inverse, weight, None, [True, True, False]
-        )
-        means = (grad @ weight).unsqueeze(-1).div_(hidden.shape[-1])
-        return of_hidden.addcmul_(means, inverse), of_weight, None
-
-
 class FastLinear(nn.Linear):
     """A linear layer that multiplies by `linear` below; parameters, names and results are those of nn.Linear."""
 
@@ -195,22 +160,3 @@ def use_fast_matmuls(model: nn.Module) -> None:
     for module in model.modules():
         if type(module) is nn.Linear:
             module.__class__ = FastLinear
-
-
-class FusedLlamaRMSNorm(LlamaRMSNorm):
-    """Llama's norm: in float32 on a CPU by `rms_norm` below, else as transformers has it."""
-
-    def forward(self, hidden_states: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch hidden"]:
-        """(..., hidden) to (..., hidden)."""
-        if hidden_states.dtype == torch.float32 and hidden_states.device.type == "cpu":
-            return rms_norm(hidden_states, self.weight, self.variance_epsilon)
-        normed: Tensor = super().forward(hidden_states)
-        return normed
-
-
-def use_fused_norms(model: nn.Module) -> None:
-    """Let the norms of `model` that are known be computed by `rms_norm` below, in place; others keep their own way."""
-    for module in model.modules():
-        # Qwen2's is Llama's under another name.
-        if type(module) in (LlamaRMSNorm, Qwen2RMSNorm):
-            module.__class__ = FusedLlamaRMSNorm

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from exgrpo_cli.algo.cpu import use_fast_matmuls, use_fused_norms
+from exgrpo_cli.algo.cpu import use_fast_matmuls
 from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.run import OptimSettings
@@ -46,7 +46,6 @@ def torch_policy(
     `prove_packing`).
     """
     use_fast_matmuls(model)
-    use_fused_norms(model)
     parts = split_causal_lm(model)
     prove_packing(parts)
     rows = MicroBatches(
