@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     DynamicCache,
     LlamaConfig,
@@ -25,10 +25,10 @@ from transformers import (
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason
 from exgrpo_cli.engines.hf import cache as slots
-from exgrpo_cli.engines.hf import decode, prefill
+from exgrpo_cli.engines.hf import prefill
 from exgrpo_cli.engines.hf.cache import SlotCache, SlotLayer
 from exgrpo_cli.engines.hf.generator import HFGenerator
-from exgrpo_cli.engines.hf.step import DecodingCall, decodes_directly, grouped_decoding
+from exgrpo_cli.engines.hf.step import DecodingCall, grouped_decoding
 from exgrpo_cli.engines.sampling import row_uniforms, sample_tokens
 
 EOS = (1, 7)
@@ -119,54 +119,6 @@ def test_rollouts_equal_one_token_at_a_time(family: str, top_p: float) -> None:
             lengths.add(len(tokens))
     # The example must hold early ends, late ones and the limit.
     assert len(lengths) > 2 and 14 in lengths
-
-
-def tokens_and_logprobs(model: PreTrainedModel, params: SamplingParams = PARAMS) -> list[tuple[list[int], np.ndarray]]:
-    groups = HFGenerator(model).generate(requests(), params)
-    return [(rollout.token_ids.tolist(), rollout.engine_logprobs) for group in groups for rollout in group]
-
-
-@pytest.mark.parametrize("family", ["qwen2", "llama"])
-def test_decoding_by_operations_is_decoding_by_modules(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = build_model(family)
-    assert decodes_directly(model.model)
-    direct = tokens_and_logprobs(model)
-    monkeypatch.setattr(decode, "decodes_directly", lambda body: False)
-    for (tokens, logprobs), (others, other_logprobs) in zip(direct, tokens_and_logprobs(model), strict=True):
-        assert tokens == others
-        np.testing.assert_allclose(logprobs, other_logprobs, atol=1e-6)
-
-
-@pytest.mark.parametrize("family", ["qwen2", "llama"])
-def test_decoding_by_operations_rounds_as_modules_do(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In bfloat16, two tokens each: whoever draws another first token goes another way."""
-    model = build_model(family, torch.bfloat16)
-    params = replace(PARAMS, max_new_tokens=2)
-    direct = tokens_and_logprobs(model, params)
-    monkeypatch.setattr(decode, "decodes_directly", lambda body: False)
-    by_modules = tokens_and_logprobs(model, params)
-    same = [(ours[1], theirs[1]) for ours, theirs in zip(direct, by_modules, strict=True) if ours[0] == theirs[0]]
-    assert len(same) >= len(direct) / 2
-    for ours, theirs in same:
-        np.testing.assert_allclose(ours, theirs, atol=0.1)
-
-
-def test_a_layer_that_somebody_exchanged_or_listens_to_is_called() -> None:
-    class Doubled(nn.Linear):
-        def forward(self, inputs: Tensor) -> Tensor:
-            return 2 * super().forward(inputs)
-
-    listened, called = build_model(), []
-    before = tokens_and_logprobs(listened)
-    listened.model.layers[1].self_attn.register_forward_hook(lambda *_: called.append(1))
-    exchanged = build_model()
-    exchanged.model.layers[0].mlp.down_proj.__class__ = Doubled
-
-    assert not decodes_directly(listened.model) and not decodes_directly(exchanged.model)
-    assert not decodes_directly(build_model("qwen3").model)
-    assert [tokens for tokens, _ in tokens_and_logprobs(listened)] == [tokens for tokens, _ in before]
-    assert len(called) >= max(len(tokens) for tokens, _ in before)
-    assert [tokens for tokens, _ in tokens_and_logprobs(exchanged)] != [tokens for tokens, _ in before]
 
 
 def test_a_rollout_depends_on_its_own_seed_only() -> None:

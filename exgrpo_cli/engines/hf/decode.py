@@ -15,7 +15,7 @@ from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopR
 from exgrpo_cli.engines.causal_lm import CausalLM, to_device
 from exgrpo_cli.engines.hf.cache import AttentionChunk, SlotCache, attention_chunks, regroup, widened
 from exgrpo_cli.engines.hf.prefill import StartingRows, WaitingRow, WaitingRows
-from exgrpo_cli.engines.hf.step import decodes_directly, decoding_calls, direct_step
+from exgrpo_cli.engines.hf.step import decoding_calls
 from exgrpo_cli.engines.sampling import sample_tokens
 
 
@@ -40,7 +40,6 @@ class DecodeBatch:
         self.max_rows = max_rows
         self.num_rows = 0
         self._parts = parts
-        self._decodes_directly = decodes_directly(parts.body)
         self._requests = requests
         self._waiting = WaitingRows(parts, requests, params, max_started=max_rows)
         self._params = params
@@ -123,16 +122,13 @@ class DecodeBatch:
         lengths: Int[Tensor, " rows"],
         mask: Float[Tensor, "rows kv_heads 1 span"],
     ) -> Float[Tensor, "rows hidden"]:
-        calls = decoding_calls(self._chunks, mask)
-        if self._decodes_directly:
-            return direct_step(self._parts.body, tokens, lengths, self._cache, calls)
         output = self._parts.body(
             input_ids=tokens[:, None],
             position_ids=lengths[:, None],
             attention_mask=mask,
             past_key_values=self._cache,
             use_cache=True,
-            calls=calls,
+            calls=decoding_calls(self._chunks, mask),
         )
         return output.last_hidden_state[:, 0]
 
