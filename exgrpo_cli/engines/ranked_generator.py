@@ -14,10 +14,8 @@ from torch import Tensor
 
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams
 from exgrpo_cli.engines.protocols import Generator, Score
+from exgrpo_cli.engines.sampling import Place, in_order, places_of
 from exgrpo_cli.ranks import Ranks
-
-Place = tuple[int, int]
-"""A rollout: the index of its request and that of its seed."""
 
 
 class RankedGenerator:
@@ -46,7 +44,7 @@ class RankedGenerator:
         on_finished: Callable[[int, Rollout], None] | None = None,
     ) -> list[list[Rollout]]:
         """As the protocol says; `on_finished` is called once all ranks are done, in the order of requests."""
-        wanted = [(index, member) for index, request in enumerate(requests) for member in range(len(request.seeds))]
+        wanted = places_of(requests)
         expected = [requests[index].expected_tokens for index, _ in wanted]
         shares = deal(expected, self._ranks.world_size // self._tensor_parallel)
         own = [wanted[place] for place in shares[self._ranks.rank // self._tensor_parallel]]
@@ -54,10 +52,7 @@ class RankedGenerator:
         sampled = self._sample(requests, own, params)
         seconds, parts = zip(*self._ranks.gather((time.perf_counter() - started, sampled)), strict=True)
         self._idle_seconds += max(seconds) - float(np.mean(seconds))
-        rollouts = {place: rollout for part in parts for place, rollout in part.items()}
-        groups = [
-            [rollouts[index, member] for member in range(len(request.seeds))] for index, request in enumerate(requests)
-        ]
+        groups = in_order(requests, {place: rollout for part in parts for place, rollout in part.items()})
         if on_finished is not None:
             for index, group in enumerate(groups):
                 for rollout in group:

@@ -1,4 +1,4 @@
-"""Drawing tokens by the inverse of the cumulative distribution, from one uniform number per row and position.
+"""Rollouts by request and seed; tokens drawn by inverting the cumulative distribution at one uniform number each.
 
 The uniforms of a row come from a counter-based generator keyed by the row's seed alone, so a rollout does not depend on
 what else is in the batch, beyond rounding of the logits.
@@ -6,16 +6,32 @@ what else is in the batch, beyond rounding of the logits.
 Axes: rows = rollouts being decoded, vocab = vocabulary, tokens = response positions.
 """
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int
 from torch import Tensor
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.types import SamplingParams
+from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams
 
 LEAST_LOGPROB = -1e4
 """Of a token that is never drawn, as an entropy counts it."""
+
+
+Place = tuple[int, int]
+"""A rollout: the index of its request and that of its seed."""
+
+
+def places_of(requests: Sequence[RolloutRequest]) -> list[Place]:
+    """Every rollout that is asked for, in order."""
+    return [(index, member) for index, request in enumerate(requests) for member in range(len(request.seeds))]
+
+
+def in_order(requests: Sequence[RolloutRequest], rollouts: Mapping[Place, Rollout]) -> list[list[Rollout]]:
+    """The rollouts of each request, in the order of its seeds."""
+    return [[rollouts[index, member] for member in range(len(each.seeds))] for index, each in enumerate(requests)]
 
 
 def check_sampling(params: SamplingParams) -> None:
@@ -34,23 +50,21 @@ def row_uniforms(seed: int, num_tokens: int) -> Float32[np.ndarray, " tokens"]:
 
 
 def sample_tokens(
-    logits: Float[Tensor, "rows vocab"],
-    uniforms: Float[Tensor, " rows"],
-    *,
-    temperature: float,
-    top_p: float,
-    entropies: bool = False,
+    logits: Float[Tensor, "rows vocab"], uniforms: Float[Tensor, " rows"], params: SamplingParams
 ) -> tuple[Int[Tensor, " rows"], Float[Tensor, " rows"], Float[Tensor, " rows"] | None]:
     """Token ids and their log-probs under softmax(logits / temperature), and where asked for its entropy in nats.
 
     top_p < 1 draws from the smallest set of most likely tokens whose probability reaches it, renormalised; the
     log-probs are still those of the whole distribution.
     """
-    logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
+    logprobs = torch.log_softmax(logits.float() / params.temperature, dim=-1)
     probabilities = logprobs.exp()
-    tokens = _invert_nucleus(probabilities, uniforms, top_p) if top_p < 1 else _invert(probabilities, uniforms)
+    if params.top_p < 1:
+        tokens = _invert_nucleus(probabilities, uniforms, params.top_p)
+    else:
+        tokens = _invert(probabilities, uniforms)
     # An entry of probability 0 adds nothing, and 0 times -inf would be NaN.
-    entropy = -logprobs.clamp(min=LEAST_LOGPROB).mul_(probabilities).sum(dim=-1) if entropies else None
+    entropy = -logprobs.clamp(min=LEAST_LOGPROB).mul_(probabilities).sum(dim=-1) if params.entropies else None
     return tokens, logprobs.gather(1, tokens[:, None])[:, 0], entropy
 
 

@@ -25,10 +25,9 @@ from transformers import (
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason
 from exgrpo_cli.engines.hf import cache as slots
-from exgrpo_cli.engines.hf import prefill
-from exgrpo_cli.engines.hf.cache import SlotCache, SlotLayer
+from exgrpo_cli.engines.hf import decode
+from exgrpo_cli.engines.hf.cache import AttentionCall, SlotCache, grouped_decoding
 from exgrpo_cli.engines.hf.generator import HFGenerator
-from exgrpo_cli.engines.hf.step import DecodingCall, grouped_decoding
 from exgrpo_cli.engines.sampling import row_uniforms, sample_tokens
 
 EOS = (1, 7)
@@ -151,7 +150,7 @@ def test_refilled_rows_equal_an_uninterrupted_batch(
 ) -> None:
     """Rows enter in the middle of a pass over several prompts, at its end, or with a pass each."""
     model, whole = uninterrupted
-    monkeypatch.setattr(prefill, "PREFILL_TOKENS", prefill_tokens)
+    monkeypatch.setattr(decode, "PREFILL_TOKENS", prefill_tokens)
     if by_length:
         # These rows are short: without it all of them are of one class and attend in one call.
         monkeypatch.setattr(slots, "SHORT", 1)
@@ -234,25 +233,29 @@ def test_keys_and_values_are_given_back_when_the_last_rollout_has_ended() -> Non
     gc.disable()
     try:
         generator.generate(requests(), PARAMS)
-        kept = [each for each in gc.get_objects() if type(each) in (SlotCache, SlotLayer, DynamicCache)]
+        kept = [each for each in gc.get_objects() if type(each) in (SlotCache, DynamicCache)]
     finally:
         gc.enable()
     assert kept == []
+
+
+def drawn_by(temperature: float = 1.0, top_p: float = 1.0) -> SamplingParams:
+    return SamplingParams(temperature=temperature, top_p=top_p, max_new_tokens=1)
 
 
 def test_sampled_shares_are_the_probabilities() -> None:
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()[None].repeat(10_000, 1)
     # Midpoints of 10,000 equal cells hit each token as often as its probability says, within one cell per edge.
     uniforms = (torch.arange(10_000) + 0.5) / 10_000
-    tokens, logprobs, _ = sample_tokens(logits, uniforms, temperature=1.0, top_p=1.0)
+    tokens, logprobs, _ = sample_tokens(logits, uniforms, drawn_by())
     torch.testing.assert_close(tokens.bincount() / 10_000, torch.tensor([0.5, 0.3, 0.15, 0.05]), rtol=0, atol=2e-4)
     torch.testing.assert_close(logprobs[0], torch.tensor(0.5).log())
     # T = 1/2 squares: 25 9 2.25 0.25 over 36.5.
-    tokens, _, _ = sample_tokens(logits, uniforms, temperature=0.5, top_p=1.0)
+    tokens, _, _ = sample_tokens(logits, uniforms, drawn_by(temperature=0.5))
     expected = torch.tensor([25, 9, 2.25, 0.25]) / 36.5
     torch.testing.assert_close(tokens.bincount(minlength=4) / 10_000, expected, rtol=0, atol=2e-4)
     # The nucleus of 0.7 is the first two tokens, 5/8 and 3/8; the log-probs stay those of the whole distribution.
-    tokens, logprobs, _ = sample_tokens(logits, uniforms, temperature=1.0, top_p=0.7)
+    tokens, logprobs, _ = sample_tokens(logits, uniforms, drawn_by(top_p=0.7))
     torch.testing.assert_close(tokens.bincount() / 10_000, torch.tensor([0.625, 0.375]), rtol=0, atol=2e-4)
     torch.testing.assert_close(logprobs[-1], torch.tensor(0.3).log())
 
@@ -261,7 +264,7 @@ def test_the_largest_uniform_never_draws_a_token_of_probability_zero() -> None:
     logits = torch.randn(1000, 40, generator=torch.Generator().manual_seed(0))
     logits[:, 30:] = -torch.inf
     uniforms = torch.full((1000,), np.nextafter(np.float32(1), np.float32(0)).item())
-    tokens, logprobs, _ = sample_tokens(logits, uniforms, temperature=1.0, top_p=1.0)
+    tokens, logprobs, _ = sample_tokens(logits, uniforms, drawn_by())
     assert tokens.max() < 30 and logprobs.isfinite().all()
 
 
@@ -334,8 +337,7 @@ def test_scores_of_a_bfloat16_model_are_not_rounded_to_bfloat16() -> None:
     query, key, value = (torch.randn(2, 2, size, 16, generator=generator).bfloat16() for size in (1, 16, 16))
     query, key = query + 8, key + 2
     mask = torch.zeros(2, 2, 1, 16)
-    calls = (DecodingCall(lists=slice(0, 4), columns=slice(0, 16), mask=mask.flatten(0, 1)),)
-    ours, _ = grouped_decoding(torch.nn.Identity(), query, key, value, mask, 0.25, calls=calls)
+    ours, _ = grouped_decoding(torch.nn.Identity(), query, key, value, mask, 0.25, calls=[AttentionCall(0, 2, 16)])
     scores = 0.25 * query.double() @ key.double().transpose(2, 3)
     assert float(scores.abs().max()) > 60
     expected = (scores.softmax(-1) @ value.double()).transpose(1, 2)

@@ -1,25 +1,26 @@
-"""A key-value cache of slots: rows of different lengths that come and go one by one.
+"""A key-value cache of slots: rows of different lengths that come and go one by one, and attention over it.
 
-Each layer keeps one preallocated buffer for keys and one for values, and they grow one by one, so that little is held
+Each layer has one preallocated buffer for keys and one for values, and they grow one by one, so that little is held
 twice; a slot's tokens lie at columns 0 .. length - 1. The rows in use are always the first ones, so that a decoding
-step reads plain slices.
+step reads plain slices, and rows of like length are neighbours, which attend together and read few columns in vain.
 
-Axes: slots = rows there is room for, rows = slots in use, prompts = prefilled prompts, heads = key-value heads,
-columns = tokens there is room for, span = columns that some row uses, width = head dimension.
+Axes: slots = rows there is room for, rows = slots in use, heads = query heads, kv_heads = key-value heads, columns =
+tokens there is room for, span = columns that some row uses, lists = rows times key-value heads, width = head dimension.
 """
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
-from transformers import Cache, DynamicCache, DynamicLayer
+from torch import Tensor, nn
+from transformers import AttentionInterface, Cache, DynamicCache
 
-from exgrpo_cli.engines.causal_lm import to_device
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.engines.causal_lm import refuse_unsupported
 
 FIRST_COLUMNS = 64
 """Columns for response tokens to begin with: few, so that the rows in use lie close together in memory."""
@@ -27,120 +28,80 @@ GROWTH = 1.5
 """Factor by which the columns grow."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PromptStates:
-    """Keys and values of prefilled prompts, layer by layer, pad columns included."""
-
-    keys: list[Float[Tensor, "prompts heads columns width"]]
-    values: list[Float[Tensor, "prompts heads columns value_width"]]
-
-
-def prompt_states(cache: DynamicCache) -> PromptStates:
-    """What a forward pass over prompts left in `cache`."""
-    layers = [layer for layer in cache.layers if isinstance(layer, DynamicLayer)]
-    keys = [layer.keys for layer in layers if layer.keys is not None]
-    values = [layer.values for layer in layers if layer.values is not None]
-    return PromptStates(keys=keys, values=values)
-
-
-@dataclass(kw_only=True, slots=True)
-class Step:
-    """Where a decoding step reads and writes: the same in all layers."""
-
-    span: int = 0
-    """Columns in use, those being written among them."""
-    places: Int[Tensor, " lists"] = field(default_factory=lambda: torch.arange(0))
-    """Where the new token of each row and head goes, in a layer's buffer seen as a list of vectors."""
-
-
-class SlotLayer(DynamicLayer):
-    """One layer's keys and values, written at each row's own column."""
-
-    keys: Float[Tensor, "slots heads columns width"]
-    values: Float[Tensor, "slots heads columns width"]
-
-    def __init__(self, step: Step) -> None:
-        super().__init__()
-        # Not the cache, which holds its layers: a circle would keep all keys and values until Python looks for circles,
-        # and with them a GPU's memory through the update.
-        self._step = step
-        self.is_initialized = True
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        """Write one new token per row and return the columns in use."""
-        used = slice(0, len(key_states)), slice(None), slice(0, self._step.span)
-        for buffer, states in ((self.keys, key_states), (self.values, value_states)):
-            # One flat copy of whole vectors: several times faster than indexing rows and columns.
-            buffer.view(-1, buffer.shape[3]).index_copy_(0, self._step.places, states.reshape(-1, buffer.shape[3]))
-        return self.keys[used], self.values[used]
-
-    def get_seq_length(self) -> int:
-        """Columns in use before the token being written, as transformers asks a cache."""
-        return self._step.span - 1
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Width and offset of the attention mask, as transformers asks a cache."""
-        return self._step.span, 0
-
-
 class SlotCache(Cache):
     """Keys and values of all layers for up to `max_rows` rows of up to `max_columns` tokens."""
 
-    def __init__(self, *, num_layers: int, max_rows: int, max_columns: int) -> None:
-        self._step = Step()
-        self.slot_layers = [SlotLayer(self._step) for _ in range(num_layers)]
-        super().__init__(layers=list(self.slot_layers))
+    def __init__(self, *, max_rows: int, max_columns: int) -> None:
+        super().__init__(layers=[])
+        self._keys: list[Float[Tensor, "slots kv_heads columns width"]] = []
+        self._values: list[Float[Tensor, "slots kv_heads columns value_width"]] = []
         self._max_rows = max_rows
         self._max_columns = max_columns
         self._num_columns = 0
+        self._span = 0
+        """Columns that the step reads, those being written among them."""
 
-    def fill(self, prompts: PromptStates, lengths: Sequence[int], sources: Sequence[int], first_row: int) -> None:
+    def fill(self, prompts: DynamicCache, lengths: Sequence[int], sources: Sequence[int], first_row: int) -> None:
         """Copy prefilled prompt `sources[i]`, of `lengths[sources[i]]` tokens, into row first_row + i."""
+        layers: list[Any] = prompts.layers
         if not self._num_columns:
-            self._allocate(prompts)
+            self._allocate(layers)
         self._widen(max(lengths[source] for source in sources) + 1)
         row = first_row
         for source, same in itertools.groupby(sources):
             rows, length = slice(row, row + len(list(same))), lengths[source]
-            for layer, keys, values in zip(self.slot_layers, prompts.keys, prompts.values, strict=True):
-                layer.keys[rows, :, :length] = keys[source, :, :length]
-                layer.values[rows, :, :length] = values[source, :, :length]
+            for keys, values, layer in zip(self._keys, self._values, layers, strict=True):
+                keys[rows, :, :length] = layer.keys[source, :, :length]
+                values[rows, :, :length] = layer.values[source, :, :length]
             self._mask[rows, :, :length] = 0.0
             self._mask[rows, :, length:] = self._hidden
             row = rows.stop
 
-    def move(self, sources: Int[np.ndarray, " moves"], targets: Int[np.ndarray, " moves"], span: int) -> None:
+    def move(self, sources: Int[Tensor, " moves"], targets: Int[Tensor, " moves"], span: int) -> None:
         """Copy rows, which hold at most `span` tokens, over others; a row may be source and target."""
-        rows, places = (to_device(slots, self._mask.device) for slots in (sources, targets))
-        for buffer in [buffer for layer in self.slot_layers for buffer in (layer.keys, layer.values)]:
+        for buffer in itertools.chain.from_iterable(zip(self._keys, self._values, strict=True)):
             # All at once: a copy for each row costs more in calls than the columns that shorter rows carry along.
             used = buffer[:, :, :span]
-            used.index_copy_(0, places, used.index_select(0, rows))
-        self._mask.index_copy_(0, places, self._mask.index_select(0, rows))
+            used.index_copy_(0, targets, used.index_select(0, sources))
+        self._mask.index_copy_(0, targets, self._mask.index_select(0, sources))
 
-    def begin_step(self, lengths: Int[Tensor, " rows"], span: int) -> Float[Tensor, "rows heads 1 span"]:
+    def begin_step(self, lengths: Int[Tensor, " rows"], span: int) -> Float[Tensor, "rows kv_heads 1 span"]:
         """Point the next token of each row at its own column; returns the additive attention mask of the step."""
-        self._step.span = span
+        self._span = span
         self._widen(span)
-        self._step.places = (self._lists[: len(lengths)] + lengths[:, None]).flatten()
-        self._mask.view(-1).index_fill_(0, self._step.places, 0.0)
+        # Where the new token of each row and head goes, in a layer's buffer seen as a list of vectors.
+        self._places = (self._lists[: len(lengths)] + lengths[:, None]).flatten()
+        self._mask.view(-1).index_fill_(0, self._places, 0.0)
         return self._mask[: len(lengths), :, None, :span]
 
-    def _allocate(self, prompts: PromptStates) -> None:
-        """Room for `max_rows` rows, with the heads, widths and dtype of `prompts`."""
-        _, heads, length, _ = prompts.keys[0].shape
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Write one new token per row, as transformers asks a cache, and return the columns in use."""
+        used = slice(0, len(key_states)), slice(None), slice(0, self._span)
+        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        for buffer, states in ((keys, key_states), (values, value_states)):
+            # One flat copy of whole vectors: several times faster than indexing rows and columns.
+            buffer.view(-1, buffer.shape[3]).index_copy_(0, self._places, states.reshape(-1, buffer.shape[3]))
+        return keys[used], values[used]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Columns in use before the token being written, as transformers asks a cache."""
+        return self._span - 1
+
+    def _allocate(self, prompts: Sequence[Any]) -> None:
+        """Room for `max_rows` rows, with the heads, widths and dtype of a prompt's layers."""
+        _, heads, length, _ = prompts[0].keys.shape
         self._num_columns = min(self._max_columns, length + FIRST_COLUMNS)
         shape = self._max_rows, heads, self._num_columns
-        for layer, keys, values in zip(self.slot_layers, prompts.keys, prompts.values, strict=True):
-            # Zeros, not garbage: a masked column has weight 0, and 0 times the NaN of uninitialised memory is NaN.
-            layer.keys = keys.new_zeros((*shape, keys.shape[3]))
-            layer.values = values.new_zeros((*shape, values.shape[3]))
+        # Zeros, not garbage: a masked column has weight 0, and 0 times the NaN of uninitialised memory is NaN.
+        for layer in prompts:
+            self._keys.append(layer.keys.new_zeros((*shape, layer.keys.shape[3])))
+            self._values.append(layer.values.new_zeros((*shape, layer.values.shape[3])))
         # Added to attention scores, which are at least float32: 0 at the columns of a row, the lowest number elsewhere.
-        wide = torch.promote_types(prompts.keys[0].dtype, torch.float32)
+        wide = torch.promote_types(prompts[0].keys.dtype, torch.float32)
         self._hidden = torch.finfo(wide).min
-        self._mask = prompts.keys[0].new_zeros(shape, dtype=wide)
+        self._mask = prompts[0].keys.new_zeros(shape, dtype=wide)
         self._place()
 
     def _widen(self, columns: int) -> None:
@@ -148,9 +109,9 @@ class SlotCache(Cache):
             return
         wider = min(self._max_columns, max(columns, int(GROWTH * self._num_columns)))
         extra = wider - self._num_columns
-        for layer in self.slot_layers:
-            layer.keys = F.pad(layer.keys, (0, 0, 0, extra))
-            layer.values = F.pad(layer.values, (0, 0, 0, extra))
+        for index in range(len(self._keys)):
+            self._keys[index] = F.pad(self._keys[index], (0, 0, 0, extra))
+            self._values[index] = F.pad(self._values[index], (0, 0, 0, extra))
         self._mask = F.pad(self._mask, (0, extra), value=self._hidden)
         self._num_columns = wider
         self._place()
@@ -172,25 +133,6 @@ MANY_ROWS = 128
 """From here on a class of half the width has rows enough to be worth its call and their moves."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Regrouping:
-    """Slots after rows have left."""
-
-    sources: Int[np.ndarray, " moves"]
-    targets: Int[np.ndarray, " moves"]
-    run_starts: Int[np.ndarray, " runs"]
-    """First slot of each run."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttentionChunk:
-    """Neighbouring slots that attend in one call, over columns 0 .. span - 1."""
-
-    start: int
-    stop: int
-    span: int
-
-
 def length_class(lengths: Int[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:
     """Rows of one class read at most twice the columns they have, among `MANY_ROWS` at most 1.4 times as many.
 
@@ -200,8 +142,13 @@ def length_class(lengths: Int[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:
     return np.floor(halvings if len(lengths) < MANY_ROWS else 2 * halvings).astype(np.int64)
 
 
-def regroup(lengths: Int[np.ndarray, " rows"], alive: Bool[np.ndarray, " rows"]) -> Regrouping:
-    """Bring the living rows to the first slots, longest class first, moving as few of them as possible."""
+def regroup(
+    lengths: Int[np.ndarray, " rows"], alive: Bool[np.ndarray, " rows"]
+) -> tuple[Int[np.ndarray, " rows"], Int[np.ndarray, " runs"]]:
+    """The slot from which each slot is filled, living rows first, longest class first; and where classes begin.
+
+    As few rows as possible move. The slots of rows that ended come last.
+    """
     classes = length_class(lengths)
     counts = np.bincount(classes[alive])
     present = counts.nonzero()[0][::-1]
@@ -210,36 +157,95 @@ def regroup(lengths: Int[np.ndarray, " rows"], alive: Bool[np.ndarray, " rows"])
     in_place = alive[: len(wanted)] & (classes[: len(wanted)] == wanted)
     elsewhere = alive.copy()
     elsewhere[: len(wanted)] &= ~in_place
-    sources, targets = elsewhere.nonzero()[0], (~in_place).nonzero()[0]
+    sources = elsewhere.nonzero()[0]
+    order = np.arange(len(lengths))
     # Both sides hold the same number of rows of each class: sorted by class, they match one to one.
-    sources = sources[np.argsort(-classes[sources], kind="stable")]
-    return Regrouping(sources=sources, targets=targets, run_starts=sizes.cumsum() - sizes)
+    order[(~in_place).nonzero()[0]] = sources[np.argsort(-classes[sources], kind="stable")]
+    order[len(wanted) :] = (~alive).nonzero()[0]
+    return order, sizes.cumsum() - sizes
 
 
-def attention_chunks(
+class AttentionCall(NamedTuple):
+    """Neighbouring slots that attend in one call, over columns 0 .. span - 1."""
+
+    start: int
+    stop: int
+    span: int
+
+    @property
+    def cells(self) -> int:
+        """Rows times columns."""
+        return (self.stop - self.start) * self.span
+
+
+def attention_calls(
     lengths: Int[np.ndarray, " rows"], run_starts: Int[np.ndarray, " runs"], device_type: str = "cpu"
-) -> tuple[AttentionChunk, ...]:
+) -> list[AttentionCall]:
     """The attention calls of a step in which a row of `lengths` cached tokens attends to these and to itself."""
     call_cells = CALL_CELLS if device_type == "cpu" else GPU_CALL_CELLS
     spans = np.maximum.reduceat(lengths, run_starts) + 1
-    chunks: list[AttentionChunk] = []
-    for start, stop, span in zip(run_starts, [*run_starts[1:], len(lengths)], spans, strict=True):
-        run = AttentionChunk(start=int(start), stop=int(stop), span=int(span))
-        if chunks and _cells(merged := _merge(chunks[-1], run)) <= _cells(chunks[-1]) + _cells(run) + call_cells:
-            chunks[-1] = merged
+    calls: list[AttentionCall] = []
+    for run in map(AttentionCall, run_starts.tolist(), [*run_starts[1:].tolist(), len(lengths)], spans.tolist()):
+        merged = AttentionCall(calls[-1].start, run.stop, max(calls[-1].span, run.span)) if calls else run
+        if calls and merged.cells <= calls[-1].cells + run.cells + call_cells:
+            calls[-1] = merged
         else:
-            chunks.append(run)
-    return tuple(chunks)
+            calls.append(run)
+    return calls
 
 
-def widened(chunks: tuple[AttentionChunk, ...]) -> tuple[AttentionChunk, ...]:
-    """The same calls over one more column."""
-    return tuple(AttentionChunk(start=chunk.start, stop=chunk.stop, span=chunk.span + 1) for chunk in chunks)
+GROUPED_DECODING = "exgrpo_grouped_decoding"
 
 
-def _merge(first: AttentionChunk, second: AttentionChunk) -> AttentionChunk:
-    return AttentionChunk(start=first.start, stop=second.stop, span=max(first.span, second.span))
+def grouped_decoding(
+    module: nn.Module,
+    query: Float[Tensor, "rows heads 1 width"],
+    key: Float[Tensor, "rows kv_heads span width"],
+    value: Float[Tensor, "rows kv_heads span width"],
+    attention_mask: Float[Tensor, "rows kv_heads 1 span"],
+    scaling: float,
+    calls: Sequence[AttentionCall] = (),
+    **kwargs: object,
+) -> tuple[Float[Tensor, "rows 1 heads width"], None]:
+    """softmax(scaling * q k^T + mask) v for one new token per row, in `calls` of rows with like lengths.
+
+    The query heads that share a key-value head are multiplied with it at once: no key or value is repeated, where
+    decoding is bound by reading them.
+    """
+    refuse_unsupported(module, kwargs)
+    if not calls:
+        raise InputError(
+            f"{type(module).__name__} keeps arguments from its attention; use a model of transformers' own."
+        )
+    rows, heads, _, width = query.shape
+    kv_heads = key.shape[1]
+    queries = query.reshape(rows * kv_heads, heads // kv_heads, width)
+    keys, values, mask = key.flatten(0, 1).transpose(1, 2), value.flatten(0, 1), attention_mask.flatten(0, 1)
+    mixed = queries.new_empty((*queries.shape[:2], values.shape[2]))
+    for start, stop, span in calls:
+        lists = slice(start * kv_heads, stop * kv_heads)
+        scores = _scores(mask[lists, :, :span], queries[lists], keys[lists, :, :span], scaling)
+        weights = scores.softmax(dim=-1, dtype=torch.float32).to(values.dtype)
+        torch.bmm(weights, values[lists, :span], out=mixed[lists])
+    return mixed.view(rows, 1, heads, -1), None
 
 
-def _cells(chunk: AttentionChunk) -> int:
-    return (chunk.stop - chunk.start) * chunk.span
+def _scores(
+    mask: Float[Tensor, "lists 1 columns"],
+    queries: Float[Tensor, "lists shared width"],
+    keys: Float[Tensor, "lists width columns"],
+    scaling: float,
+) -> Float[Tensor, "lists shared columns"]:
+    """scaling * q k^T + mask, at least in float32: the scores of models with large key biases (Qwen2.5) are tens to
+    hundreds, where bfloat16 is exact to 0.25 or 0.5."""
+    if queries.dtype not in (torch.bfloat16, torch.float16):
+        return torch.baddbmm(mask, queries * scaling, keys)
+    if queries.is_cuda:
+        products = torch.bmm(queries, keys, out_dtype=torch.float32)
+    else:
+        # Products with another dtype than that of their factors are for CUDA alone.
+        products = torch.bmm(queries.float(), keys.float())
+    return products.mul_(scaling).add_(mask)
+
+
+AttentionInterface.register(GROUPED_DECODING, grouped_decoding)

@@ -1,22 +1,134 @@
-"""The rows being decoded: admit waiting ones, extend all by a token, hand over those that ended.
+"""The rows being decoded: prompts prefilled ahead, waiting rows let in, all extended by a token, ended ones returned.
 
-Axes: rows = rows in use, slots = rows there is room for, hidden = model width, vocab = vocabulary, tokens = response
-positions.
+A prefill is a forward pass of its own, and rows of a batch end one by one: prompts are prefilled many at a time, so
+that a free row can be filled at once without a pass. What the prompts of a pass begin with is computed once.
+
+Axes: prompts = prompts of one pass, rows = rows in use or let in together, slots = rows there is room for, hidden =
+model width, vocab = vocabulary, tokens = response positions.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Float32, Int
 from torch import Tensor
+from transformers import DynamicCache
 
+from exgrpo_cli.algo.batching import shared_prefix
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason
-from exgrpo_cli.engines.causal_lm import CausalLM, to_device
-from exgrpo_cli.engines.hf.cache import AttentionChunk, SlotCache, attention_chunks, regroup, widened
-from exgrpo_cli.engines.hf.prefill import StartingRows, WaitingRow, WaitingRows
-from exgrpo_cli.engines.hf.step import decoding_calls
-from exgrpo_cli.engines.sampling import sample_tokens
+from exgrpo_cli.engines.causal_lm import PLAIN_CAUSAL, CausalLM, repeats_keys, to_device, use_attention
+from exgrpo_cli.engines.hf.cache import AttentionCall, SlotCache, attention_calls, regroup
+from exgrpo_cli.engines.sampling import Place, places_of, row_uniforms, sample_tokens
+
+PREFILL_TOKENS = 4096
+"""Token budget of one pass, padding included, enough to fill a GPU; a longer prompt has a pass of its own."""
+
+
+class Prefilled(NamedTuple):
+    """Consecutive requests, from number `first` on, after one pass over their prompts."""
+
+    first: int
+    lengths: list[int]
+    cache: DynamicCache
+    last_hidden: Float[Tensor, "prompts hidden"]
+    """States that predict the first response tokens."""
+
+
+class StartingRows(NamedTuple):
+    """Rows whose prompts lie in one `Prefilled`, with their first tokens drawn."""
+
+    places: Sequence[Place]
+    sources: Int[np.ndarray, " rows"]
+    """Numbers of their prompts in it."""
+    uniforms: Float32[np.ndarray, "rows tokens"]
+    tokens: Int[Tensor, " rows"]
+    logprobs: Float[Tensor, " rows"]
+    entropies: Float[Tensor, " rows"] | None
+
+    def cut(self, part: slice) -> "StartingRows":
+        """Some of them."""
+        return StartingRows(*(None if column is None else column[part] for column in self))  # type: ignore[arg-type]
+
+
+class WaitingRows:
+    """The rows that wait for a slot, in the order of their requests: prefilled, and begun, many at a time."""
+
+    def __init__(
+        self, parts: CausalLM, requests: Sequence[RolloutRequest], params: SamplingParams, *, max_started: int
+    ) -> None:
+        """At most `max_started` rows are begun at once, which bounds the logits."""
+        self._parts = parts
+        # Prefilling runs in the model's own attention, whatever decoding uses, where that has a kernel.
+        own = parts.body.config._attn_implementation
+        self._attention = PLAIN_CAUSAL if repeats_keys(parts.device, parts.head.weight.dtype) else own
+        self._requests = requests
+        self._params = params
+        self._max_started = max_started
+        self._places = places_of(requests)
+        self._begun = 0
+        self._prefilled: Prefilled | None = None
+        self._started: StartingRows | None = None
+
+    def __len__(self) -> int:
+        return len(self._places) - self._begun + (len(self._started.places) if self._started else 0)
+
+    def take(self, count: int) -> tuple[StartingRows, Prefilled]:
+        """The next rows, from 1 to `count` of them, and what they start from."""
+        started = self._started or self._begin()
+        self._started = started.cut(slice(count, None)) if count < len(started.places) else None
+        assert self._prefilled is not None
+        return started.cut(slice(0, count)), self._prefilled
+
+    def _begin(self) -> StartingRows:
+        request, _ = self._places[self._begun]
+        if self._prefilled is None or request >= self._prefilled.first + len(self._prefilled.lengths):
+            # Given up before the next pass: two at a time would double what prompts hold.
+            self._prefilled = None
+            self._prefilled = self._prefill(request)
+        first, lengths, _, last_hidden = self._prefilled
+        following = self._places[self._begun : self._begun + self._max_started]
+        places = [place for place in following if place[0] < first + len(lengths)]
+        self._begun += len(places)
+        sources = np.array([request - first for request, _ in places])
+        seeds = [self._requests[request].seeds[member] for request, member in places]
+        uniforms = np.stack([row_uniforms(seed, self._params.max_new_tokens) for seed in seeds])
+        device = self._parts.device
+        logits = self._parts.head(last_hidden[to_device(sources, device)])
+        return StartingRows(
+            places, sources, uniforms, *sample_tokens(logits, to_device(uniforms[:, 0], device), self._params)
+        )
+
+    def _prefill(self, first: int) -> Prefilled:
+        prompts = self._affordable(first)
+        lengths = np.array([len(prompt) for prompt in prompts])
+        padded = np.zeros((len(prompts), lengths.max()), dtype=np.int64)
+        for row, prompt in enumerate(prompts):
+            padded[row, : len(prompt)] = prompt
+        body, device = self._parts.body, self._parts.device
+        input_ids = to_device(padded, device)
+        cache = DynamicCache(config=self._parts.model.config)
+        # Plain causal attention reads no cache. The last token is left: its hidden state is asked for.
+        prefix = 0 if self._attention == PLAIN_CAUSAL else min(shared_prefix(prompts), int(lengths.min()) - 1)
+        with use_attention(body, self._attention):
+            if prefix:
+                body(input_ids=input_ids[:1, :prefix], past_key_values=cache, use_cache=True)
+                cache.batch_repeat_interleave(len(prompts))
+            hidden = body(input_ids=input_ids[:, prefix:], past_key_values=cache, use_cache=True).last_hidden_state
+        last = hidden[torch.arange(len(prompts), device=device), to_device(lengths - 1 - prefix, device)]
+        return Prefilled(first, lengths.tolist(), cache, last)
+
+    def _affordable(self, first: int) -> list[Int[np.ndarray, " prompt_tokens"]]:
+        """Prompts from request `first` on whose padded batch stays within the token budget; at least one."""
+        prompts: list[Int[np.ndarray, " prompt_tokens"]] = []
+        longest = 0
+        for request in self._requests[first:]:
+            longest = max(longest, len(request.prompt_ids))
+            if prompts and (len(prompts) + 1) * longest > PREFILL_TOKENS:
+                break
+            prompts.append(request.prompt_ids)
+        return prompts
 
 
 class DecodeBatch:
@@ -33,9 +145,9 @@ class DecodeBatch:
         weight_version: int,
         look_every: int = 1,
     ) -> None:
-        """`look_every`: tokens between two looks for rows that ended, each of which waits for the device.
+        """`look_every`: tokens between two checks for rows that ended, each of which waits for the device.
 
-        Rows that ended since the last one are decoded on meanwhile, to no effect.
+        Rows that ended decode until the next check; the extra tokens are dropped.
         """
         self.max_rows = max_rows
         self.num_rows = 0
@@ -45,107 +157,88 @@ class DecodeBatch:
         self._params = params
         self._eos_ids = eos_ids
         self._weight_version = weight_version
+        self._look_every = look_every
+        self._not_looked = 0
+        """Tokens since the last check."""
         longest = max((len(request.prompt_ids) for request in requests), default=1)
-        self._cache = SlotCache(
-            num_layers=parts.model.config.get_text_config().num_hidden_layers,
-            max_rows=max_rows,
-            max_columns=longest + params.max_new_tokens + look_every - 1,
-        )
-        device = parts.device
-        self._rows: list[WaitingRow] = []
-        self._lengths = np.zeros(max_rows, dtype=np.int64)
+        most_tokens = params.max_new_tokens + look_every - 1
+        self._cache = SlotCache(max_rows=max_rows, max_columns=longest + most_tokens)
+        self._places: list[Place] = []
+        self._cached = np.zeros(max_rows, dtype=np.int64)
         """Cached tokens; on the host, where attention is planned."""
         self._run_starts = np.zeros(0, dtype=np.int64)
         """First rows of runs of like length."""
-        self._chunks: tuple[AttentionChunk, ...] = ()
+        self._calls: list[AttentionCall] = []
         """Attention calls of the latest step; none after rows came, left or moved."""
-        self._counts = torch.zeros(max_rows, dtype=torch.long, device=device)
-        """Response tokens so far: one more than are cached, the newest being the next input."""
-        self._newest = torch.zeros(max_rows, dtype=torch.long, device=device)
-        self._lengths_there = torch.zeros(max_rows, dtype=torch.long, device=device)
-        """`_lengths` on the device, where each token is placed by them."""
-        self._records = np.arange(max_rows)
-        """Where each row writes its tokens: rows move to other slots, what they wrote stays."""
-        self._records_there = torch.arange(max_rows, device=device)
-        """`_records` on the device."""
-        self._ends = torch.zeros(max_rows, dtype=torch.long, device=device)
-        """Of rows that ended: twice their response tokens, plus 1 where the last one is an end of sequence."""
-        self._look_every = look_every
-        self._not_looked = 0
-        """Tokens since the last look."""
-        shape = (max_rows, params.max_new_tokens + look_every - 1)
-        self._tokens = torch.zeros(shape, dtype=torch.int32, device=device)
-        self._logprobs = torch.zeros(shape, dtype=torch.float32, device=device)
+        device = parts.device
+        self._state = torch.zeros(5, max_rows, dtype=torch.long, device=device)
+        # Of each slot: cached tokens; response tokens, one more, the newest being the next input; that one; where its
+        # row records its tokens, which stay when rows move; of rows that ended twice their tokens, plus 1 at an EOS.
+        self._lengths, self._counts, self._newest, self._records, self._ends = self._state
+        self._records.copy_(torch.arange(max_rows))
+        self._tokens = torch.zeros(max_rows, most_tokens, dtype=torch.int32, device=device)
+        self._logprobs = torch.zeros_like(self._tokens, dtype=torch.float32)
         self._entropies = torch.zeros_like(self._logprobs) if params.entropies else None
-        self._uniforms = torch.zeros(shape, dtype=torch.float32, device=device)
+        self._uniforms = torch.zeros_like(self._logprobs)
 
     @property
     def num_waiting(self) -> int:
-        """Rows whose prompt is computed and that have no slot yet."""
+        """Rows that have no slot yet."""
         return len(self._waiting)
 
-    def admit(self) -> list[tuple[WaitingRow, Rollout]]:
+    def admit(self) -> list[tuple[Place, Rollout]]:
         """Let waiting rows into free slots; returns those that ended with their first token, which take none."""
-        part = self._waiting.take(self.max_rows - self.num_rows)
+        part, prefilled = self._waiting.take(self.max_rows - self.num_rows)
         stopped = torch.isin(part.tokens, self._eos_ids).cpu().numpy()
         ended = stopped | (self._params.max_new_tokens == 1)
-        self._start(part, np.flatnonzero(~ended))
+        self._start(part, prefilled, np.flatnonzero(~ended))
         if not ended.any():
             return []
-        tokens, logprobs = part.tokens.to(torch.int32).cpu().numpy(), part.logprobs.cpu().numpy()
-        entropies = None if part.entropies is None else part.entropies.cpu().numpy()
-        finished = []
-        for i in np.flatnonzero(ended):
-            own = slice(i, i + 1)
-            entropy = None if entropies is None else entropies[own]
-            rollout = self._rollout(part.rows[i], tokens[own], logprobs[own], entropy, bool(stopped[i]))
-            finished.append((part.rows[i], rollout))
-        return finished
+        gone = np.flatnonzero(ended)
+        kept = [each for each in (part.tokens.to(torch.int32), part.logprobs, part.entropies) if each is not None]
+        columns = [each.cpu().numpy()[gone, None] for each in kept]
+        return self._rollouts([part.places[i] for i in gone], np.ones_like(gone), stopped[gone], columns)
 
-    def step(self) -> list[tuple[WaitingRow, Rollout]]:
+    def step(self) -> list[tuple[Place, Rollout]]:
         """Extend every row by one token and return the rows that ended; runs under GROUPED_DECODING attention."""
         used = slice(0, self.num_rows)
         # Every row grows by a token, so the calls of a step are those of the one before, a column wider.
-        self._chunks = widened(self._chunks) or attention_chunks(
-            self._lengths[used], self._run_starts, self._newest.device.type
+        self._calls = [call._replace(span=call.span + 1) for call in self._calls] or attention_calls(
+            self._cached[used], self._run_starts, self._parts.device.type
         )
-        lengths = self._lengths_there[used]
-        mask = self._cache.begin_step(lengths, span=max(chunk.span for chunk in self._chunks))
-        hidden = self._hidden(self._newest[used], lengths, mask)
-        self._lengths[used] += 1
-        lengths += 1
-        return self._extend(self._parts.head(hidden))
-
-    def _hidden(
-        self,
-        tokens: Int[Tensor, " rows"],
-        lengths: Int[Tensor, " rows"],
-        mask: Float[Tensor, "rows kv_heads 1 span"],
-    ) -> Float[Tensor, "rows hidden"]:
+        lengths = self._lengths[used]
         output = self._parts.body(
-            input_ids=tokens[:, None],
+            input_ids=self._newest[used, None],
             position_ids=lengths[:, None],
-            attention_mask=mask,
+            attention_mask=self._cache.begin_step(lengths, span=max(call.span for call in self._calls)),
             past_key_values=self._cache,
             use_cache=True,
-            calls=decoding_calls(self._chunks, mask),
+            calls=self._calls,
         )
-        return output.last_hidden_state[:, 0]
+        self._cached[used] += 1
+        lengths += 1
+        self._extend(self._parts.head(output.last_hidden_state[:, 0]))
+        self._not_looked += 1
+        if self._not_looked < self._look_every:
+            return []
+        self._not_looked = 0
+        ends = self._ends[used].cpu().numpy()
+        return self._take_out(ends) if ends.any() else []
 
-    def _start(self, part: StartingRows, alive: Int[np.ndarray, " alive"]) -> None:
+    def _start(self, part: StartingRows, prefilled: Prefilled, alive: Int[np.ndarray, " alive"]) -> None:
         """Fill the next slots with rows `alive` of `part`: their prompts' keys and values, and their first tokens."""
         if not len(alive):
             return
         first = self.num_rows
         self.num_rows += len(alive)
         used = slice(first, self.num_rows)
-        lengths, sources, chosen = part.prefilled.lengths, part.sources[alive].tolist(), self._on_device(alive)
-        self._cache.fill(part.prefilled.states, lengths, sources, first)
-        self._lengths[used] = [lengths[source] for source in sources]
-        self._lengths_there[used] = self._on_device(self._lengths[used])
-        self._rows.extend(part.rows[i] for i in alive)
-        self._run_starts, self._chunks = np.append(self._run_starts, first), ()
-        records = self._records_there[used]
+        sources, chosen = part.sources[alive].tolist(), self._on_device(alive)
+        self._cache.fill(prefilled.cache, prefilled.lengths, sources, first)
+        self._cached[used] = [prefilled.lengths[source] for source in sources]
+        self._lengths[used] = self._on_device(self._cached[used])
+        self._places.extend(part.places[i] for i in alive)
+        self._run_starts, self._calls = np.append(self._run_starts, first), []
+        records = self._records[used]
         self._uniforms[records, : self._params.max_new_tokens] = self._on_device(part.uniforms[alive])
         self._newest[used] = part.tokens[chosen]
         self._tokens[records, 0] = part.tokens[chosen].to(torch.int32)
@@ -155,18 +248,12 @@ class DecodeBatch:
         self._counts[used] = 1
         self._ends[used] = 0
 
-    def _extend(self, logits: Float[Tensor, "rows vocab"]) -> list[tuple[WaitingRow, Rollout]]:
-        """Sample the next token of every row, record it, and take out the rows that ended."""
+    def _extend(self, logits: Float[Tensor, "rows vocab"]) -> None:
+        """Sample the next token of every row, record it, and note the rows that end with it."""
         used = slice(0, self.num_rows)
         counts = self._counts[used]
-        at = self._records_there[used], counts
-        tokens, logprobs, entropies = sample_tokens(
-            logits,
-            self._uniforms[at],
-            temperature=self._params.temperature,
-            top_p=self._params.top_p,
-            entropies=self._params.entropies,
-        )
+        at = self._records[used], counts
+        tokens, logprobs, entropies = sample_tokens(logits, self._uniforms[at], self._params)
         self._tokens[at] = tokens.to(torch.int32)
         self._logprobs[at] = logprobs
         if self._entropies is not None and entropies is not None:
@@ -176,68 +263,55 @@ class DecodeBatch:
         stopped = torch.isin(tokens, self._eos_ids)
         ended = (stopped | (counts == self._params.max_new_tokens)) & (self._ends[used] == 0)
         self._ends[used] += ended * (2 * counts + stopped)
-        self._not_looked += 1
-        if self._not_looked < self._look_every:
-            return []
-        self._not_looked = 0
-        ends = self._ends[used].cpu().numpy()
-        return self._take_out(np.flatnonzero(ends), ends) if ends.any() else []
 
-    def _take_out(
-        self, gone: Int[np.ndarray, " gone"], ends: Int[np.ndarray, " rows"]
-    ) -> list[tuple[WaitingRow, Rollout]]:
-        records = self._on_device(self._records[gone])
+    def _take_out(self, ends: Int[np.ndarray, " rows"]) -> list[tuple[Place, Rollout]]:
+        gone = np.flatnonzero(ends)
+        records = self._records[self._on_device(gone)]
         # Bits of all in one copy: each copy to the host waits.
-        kept = [each for each in (self._logprobs, self._entropies) if each is not None]
-        bits = [self._tokens[records], *(each[records].view(torch.int32) for each in kept)]
-        tokens, *numbers = np.split(torch.cat(bits, dim=1).cpu().numpy(), len(bits), axis=1)
-        finished = []
-        for i, row in enumerate(gone):
-            count, by_eos = divmod(int(ends[row]), 2)
-            logprobs, *entropies = (each[i, :count].view(np.float32) for each in numbers)
-            entropy = entropies[0] if entropies else None
-            rollout = self._rollout(self._rows[row], tokens[i, :count], logprobs, entropy, bool(by_eos))
-            finished.append((self._rows[row], rollout))
-        self._regroup(gone.tolist())
+        numbers = [each[records].view(torch.int32) for each in (self._logprobs, self._entropies) if each is not None]
+        bits = torch.cat([self._tokens[records], *numbers], dim=1).cpu().numpy()
+        tokens, *floats = np.split(bits, 1 + len(numbers), axis=1)
+        columns = [tokens, *(each.view(np.float32) for each in floats)]
+        counts, by_eos = np.divmod(ends[gone], 2)
+        finished = self._rollouts([self._places[row] for row in gone], counts, by_eos == 1, columns)
+        self._regroup(ends == 0)
         return finished
 
-    def _rollout(
-        self, row: WaitingRow, tokens: np.ndarray, logprobs: np.ndarray, entropies: np.ndarray | None, by_eos: bool
-    ) -> Rollout:
-        return Rollout(
-            question_id=self._requests[row.request].question_id,
-            member=row.member,
-            token_ids=tokens.copy(),
-            engine_logprobs=logprobs.copy(),
-            stop_reason=StopReason.EOS if by_eos else StopReason.LENGTH,
-            weight_version=self._weight_version,
-            engine_entropies=None if entropies is None else entropies.copy(),
-        )
+    def _rollouts(
+        self,
+        places: Sequence[Place],
+        counts: Int[np.ndarray, " rows"],
+        by_eos: Bool[np.ndarray, " rows"],
+        columns: Sequence[np.ndarray],
+    ) -> list[tuple[Place, Rollout]]:
+        """What rows at `places` end with: tokens, log-probs and, where asked for, entropies, `counts` of each."""
+        finished = []
+        for place, count, eos, *row in zip(places, counts.tolist(), by_eos.tolist(), *columns, strict=True):
+            tokens, logprobs, *entropies = (column[:count].copy() for column in row)
+            rollout = Rollout(
+                question_id=self._requests[place[0]].question_id,
+                member=place[1],
+                token_ids=tokens,
+                engine_logprobs=logprobs,
+                stop_reason=StopReason.EOS if eos else StopReason.LENGTH,
+                weight_version=self._weight_version,
+                engine_entropies=entropies[0] if entropies else None,
+            )
+            finished.append((place, rollout))
+        return finished
 
-    def _regroup(self, gone: list[int]) -> None:
+    def _regroup(self, alive: Bool[np.ndarray, " rows"]) -> None:
         """Fill the slots of rows that left, keeping rows of like length together."""
-        alive = np.ones(self.num_rows, dtype=bool)
-        alive[gone] = False
-        moves = regroup(self._lengths[: self.num_rows], alive)
-        free_records = self._records[gone]
-        self._run_starts, self._chunks = moves.run_starts, ()
-        if len(moves.sources):
-            self._move(moves.sources, moves.targets)
-        self._records[self.num_rows - len(gone) : self.num_rows] = free_records
-        self._records_there.copy_(self._on_device(self._records))
-        self.num_rows -= len(gone)
-        del self._rows[self.num_rows :]
-
-    def _move(self, sources: np.ndarray, targets: np.ndarray) -> None:
-        self._lengths[targets] = self._lengths[sources]
-        self._records[targets] = self._records[sources]
-        moved = [self._rows[source] for source in sources]
-        for target, row in zip(targets, moved, strict=True):
-            self._rows[target] = row
-        self._cache.move(sources, targets, int(self._lengths[targets].max()))
-        from_slots, to_slots = self._on_device(sources), self._on_device(targets)
-        for state in (self._lengths_there, self._counts, self._newest, self._ends):
-            state[to_slots] = state[from_slots]
+        used, self.num_rows = slice(0, self.num_rows), int(alive.sum())
+        order, self._run_starts = regroup(self._cached[used], alive)
+        self._calls = []
+        self._cached[used] = self._cached[order]
+        moved = np.flatnonzero(order[: self.num_rows] != np.arange(self.num_rows))
+        if len(moved):
+            span = int(self._cached[moved].max())
+            self._cache.move(self._on_device(order[moved]), self._on_device(moved), span)
+        self._state[:, used] = self._state[:, self._on_device(order)]
+        self._places = [self._places[row] for row in order[: self.num_rows]]
 
     def _on_device(self, array: np.ndarray) -> Tensor:
-        return to_device(array, self._newest.device)
+        return to_device(array, self._parts.device)

@@ -17,14 +17,13 @@ from exgrpo_cli.algo.cpu import use_fast_matmuls
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams
 from exgrpo_cli.engines.causal_lm import split_causal_lm, to_device, use_attention
+from exgrpo_cli.engines.hf.cache import GROUPED_DECODING
 from exgrpo_cli.engines.hf.decode import DecodeBatch
-from exgrpo_cli.engines.hf.prefill import WaitingRow
-from exgrpo_cli.engines.hf.step import GROUPED_DECODING
 from exgrpo_cli.engines.protocols import Score
-from exgrpo_cli.engines.sampling import check_sampling
+from exgrpo_cli.engines.sampling import Place, check_sampling, in_order
 
-TOKENS_A_LOOK = 8
-"""On a GPU, where each look for rows that ended makes the host wait for what it has queued."""
+EOS_CHECK_EVERY = 8
+"""Tokens, on a GPU, where each check for rows that ended makes the host wait for what it has queued."""
 
 
 class HFGenerator:
@@ -52,7 +51,7 @@ class HFGenerator:
         """See `protocols.Generator.generate`; rollouts come in the order in which they end."""
         check_sampling(params)
         self._parts.model.eval()
-        finished: dict[WaitingRow, Rollout] = {}
+        finished: dict[Place, Rollout] = {}
         batch = DecodeBatch(
             self._parts,
             requests,
@@ -60,20 +59,17 @@ class HFGenerator:
             max_rows=min(self._max_rows, max(1, sum(len(request.seeds) for request in requests))),
             eos_ids=to_device(self._eos_ids, self._parts.device),
             weight_version=self.weight_version,
-            look_every=1 if self._parts.device.type == "cpu" else TOKENS_A_LOOK,
+            look_every=1 if self._parts.device.type == "cpu" else EOS_CHECK_EVERY,
         )
         # Set once, not once a step: transformers checks its config at every change.
         with use_attention(self._parts.body, GROUPED_DECODING):
             while batch.num_waiting or batch.num_rows:
                 ended = batch.admit() if batch.num_waiting and batch.num_rows < batch.max_rows else batch.step()
-                for row, rollout in ended:
-                    finished[row] = rollout
-                    if on_finished is not None:
-                        on_finished(row.request, rollout)
-        return [
-            [finished[WaitingRow(request=index, member=member)] for member in range(len(request.seeds))]
-            for index, request in enumerate(requests)
-        ]
+                finished |= ended
+                if on_finished is not None:
+                    for (request, _), rollout in ended:
+                        on_finished(request, rollout)
+        return in_order(requests, finished)
 
     def sleep(self) -> None:
         """Nothing to give back: the module is the policy's, buffers live for one call of `generate`."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from exgrpo_cli.base.errors import InputError, RunError, ToolkitWarning
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason, TokenSequence
 from exgrpo_cli.engines.protocols import Score
-from exgrpo_cli.engines.sampling import check_sampling
+from exgrpo_cli.engines.sampling import Place, check_sampling, in_order, places_of
 from exgrpo_cli.engines.vllm.proof import (
     Canary,
     HeldWeight,
@@ -68,21 +68,19 @@ class VLLMGenerator:
         assert not self._asleep, "a generator that sleeps is woken by sync"
         for request in requests:
             self._check_length(request, params)
-        wanted = [(index, member) for index, request in enumerate(requests) for member in range(len(request.seeds))]
+        wanted = places_of(requests)
         prompts = [
             (requests[index].prompt_ids, self._rollout_params(params, requests[index].seeds[member]))
             for index, member in wanted
         ]
-        finished: dict[tuple[int, int], Rollout] = {}
+        finished: dict[Place, Rollout] = {}
         for position, output in self._run(prompts):
             index, member = wanted[position]
             rollout = self._rollout(requests[index], member, output)
             finished[index, member] = rollout
             if on_finished is not None:
                 on_finished(index, rollout)
-        return [
-            [finished[index, member] for member in range(len(request.seeds))] for index, request in enumerate(requests)
-        ]
+        return in_order(requests, finished)
 
     def logprobs(self, sequence: TokenSequence, temperature: float) -> Float32[np.ndarray, " tokens"]:
         """Log-probs of given response tokens at `temperature`, by the code that samples: one request per token."""
