@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import PreTrainedModel
 
 from exgrpo_cli.base.errors import InputError
 
@@ -101,7 +101,6 @@ def _prove_linear_head(parts: CausalLM) -> None:
         )
 
 
-PLAIN_CAUSAL = "exgrpo_plain_causal"
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 """Arguments by which some models change what attention computes."""
 
@@ -152,23 +151,6 @@ def causal_attention(
 def repeats_keys(device: torch.device, dtype: torch.dtype, *, masked: bool = False) -> bool:
     """Whether attention on this device has no kernel of its own for heads that share keys."""
     return device.type == "cuda" and (masked or dtype == torch.float32)
-
-
-def plain_causal(
-    module: nn.Module,
-    query: Float[Tensor, "rows heads columns width"],
-    key: Float[Tensor, "rows kv_heads columns width"],
-    value: Float[Tensor, "rows kv_heads columns width"],
-    attention_mask: None,
-    scaling: float,
-    **kwargs: object,
-) -> tuple[Float[Tensor, "rows columns heads width"], None]:
-    """Causal attention of rows padded on the right, which need no mask."""
-    refuse_unsupported(module, kwargs)
-    return causal_attention(query, key, value, scaling).transpose(1, 2).contiguous(), None
-
-
-AttentionInterface.register(PLAIN_CAUSAL, plain_causal)
 
 
 def to_device(array: np.ndarray, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:

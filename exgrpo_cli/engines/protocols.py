@@ -41,7 +41,6 @@ class Generator(Protocol):
     @property
     def weight_version(self) -> int:
         """Version of the weights the next rollout will be sampled with."""
-        ...
 
     def generate(
         self,
@@ -53,11 +52,9 @@ class Generator(Protocol):
 
         `on_finished(index_of_request, rollout)` is called as each one ends, so that grading can overlap.
         """
-        ...
 
     def sleep(self) -> None:
         """Give back the device memory that only sampling needs, until the next `sync`; nothing where none is held."""
-        ...
 
     def sync(self, weights: Iterator[tuple[str, Tensor]], weight_version: int, score: Score | None = None) -> None:
         """Take over new weights and prove that they arrived; raises RunError where they did not.
@@ -65,7 +62,6 @@ class Generator(Protocol):
         `score` is the sender's own `Policy.score`: an engine that computes by kernels of its own compares log-probs
         with it, beside checksums.
         """
-        ...
 
     def close(self) -> None:
         """Free what the engine holds; nothing may be asked of it afterwards."""
@@ -78,40 +74,32 @@ class Policy(Protocol):
     @property
     def weight_version(self) -> int:
         """Number of weight changes since the run began."""
-        ...
 
     @property
     def consecutive_skips(self) -> int:
         """Updates skipped since the last applied one; part of what `save` writes."""
-        ...
 
     @property
     def is_sharded(self) -> bool:
         """Whether no rank holds the whole model: its weights can then only be read through `named_weights`."""
-        ...
 
     def score(self, sequences: Sequence[TokenSequence]) -> list[TokenScores]:
         """Log-probs and entropies of the response tokens under the current weights, at the rollout temperature."""
-        ...
 
     def update(self, batch: MiniBatch) -> UpdateReport:
         """One optimizer update: gradient accumulated over token-budget micro-batches, clipped, checked, applied."""
-        ...
 
     def rest(self) -> None:
         """Give back the device memory that only updates need, until the next one; nothing where none is asked for."""
-        ...
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of the state dict, tied ones under each of their names, one at a time.
 
         All ranks read it to its end together; a tensor holds until the next one is asked for.
         """
-        ...
 
     def save(self, folder: Path) -> None:
         """Write weights and optimizer state so that `load` restores them bit for bit."""
-        ...
 
     def load(self, folder: Path) -> None:
         """Go on from what `save` wrote, in place; raises RunError or InputError where it fits another model."""

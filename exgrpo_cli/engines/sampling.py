@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Float, Float32, Int
 from torch import Tensor
 
-from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams
 
 LEAST_LOGPROB = -1e4
@@ -34,16 +33,6 @@ def in_order(requests: Sequence[RolloutRequest], rollouts: Mapping[Place, Rollou
     return [[rollouts[index, member] for member in range(len(each.seeds))] for index, each in enumerate(requests)]
 
 
-def check_sampling(params: SamplingParams) -> None:
-    """Raise InputError for a temperature, nucleus or response limit that nothing can be drawn with."""
-    if not params.temperature > 0:
-        raise InputError(f"temperature is {params.temperature}; it must be above 0 (0.01 is as good as greedy).")
-    if not 0 < params.top_p <= 1:
-        raise InputError(f"top_p is {params.top_p}; it must be above 0 and at most 1 (1 switches it off).")
-    if params.max_new_tokens < 1:
-        raise InputError(f"max_new_tokens is {params.max_new_tokens}; it must be at least 1.")
-
-
 def row_uniforms(seed: int, num_tokens: int) -> Float32[np.ndarray, " tokens"]:
     """The uniforms in [0, 1) of one rollout: Philox with the seed as its key, one per response position."""
     return np.random.Generator(np.random.Philox(key=seed)).random(num_tokens, dtype=np.float32)
@@ -51,8 +40,8 @@ def row_uniforms(seed: int, num_tokens: int) -> Float32[np.ndarray, " tokens"]:
 
 def sample_tokens(
     logits: Float[Tensor, "rows vocab"], uniforms: Float[Tensor, " rows"], params: SamplingParams
-) -> tuple[Int[Tensor, " rows"], Float[Tensor, " rows"], Float[Tensor, " rows"] | None]:
-    """Token ids and their log-probs under softmax(logits / temperature), and where asked for its entropy in nats.
+) -> tuple[Int[Tensor, " rows"], Float[Tensor, "kinds rows"]]:
+    """Token ids; and their log-probs under softmax(logits / temperature) and, where asked for, its entropies, in nats.
 
     top_p < 1 draws from the smallest set of most likely tokens whose probability reaches it, renormalised; the
     log-probs are still those of the whole distribution.
@@ -63,9 +52,11 @@ def sample_tokens(
         tokens = _invert_nucleus(probabilities, uniforms, params.top_p)
     else:
         tokens = _invert(probabilities, uniforms)
-    # An entry of probability 0 adds nothing, and 0 times -inf would be NaN.
-    entropy = -logprobs.clamp(min=LEAST_LOGPROB).mul_(probabilities).sum(dim=-1) if params.entropies else None
-    return tokens, logprobs.gather(1, tokens[:, None])[:, 0], entropy
+    numbers = [logprobs.gather(1, tokens[:, None])[:, 0]]
+    if params.entropies:
+        # An entry of probability 0 adds nothing, and 0 times -inf would be NaN.
+        numbers.append(-logprobs.clamp(min=LEAST_LOGPROB).mul_(probabilities).sum(dim=-1))
+    return tokens, torch.stack(numbers)
 
 
 def _invert(weights: Float[Tensor, "rows vocab"], uniforms: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:

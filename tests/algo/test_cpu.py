@@ -89,34 +89,6 @@ def test_narrow_factors_have_wide_sums_on_a_gpu(monkeypatch):
     assert wide_matmul(left.double(), right.double(), torch.float64).dtype == torch.float64
 
 
-def test_only_plain_linear_layers_change_and_their_weights_keep_their_names(monkeypatch):
-    monkeypatch.setattr(products, "ONEDNN", True)
-
-    class Scaled(nn.Linear):
-        def forward(self, inputs):
-            return 2 * super().forward(inputs)
-
-    model = nn.Sequential(nn.Linear(8, 8), Scaled(8, 8))
-    names = list(model.state_dict())
-    inputs = torch.randn(4, 8)
-    before = model(inputs)
-
-    use_fast_matmuls(model)
-
-    assert [type(layer) for layer in model] == [FastLinear, Scaled]
-    assert list(model.state_dict()) == names
-    torch.testing.assert_close(model(inputs), before)
-
-
-def test_layers_stay_as_they_are_where_products_are_torchs_own(monkeypatch):
-    monkeypatch.setattr(products, "ONEDNN", False)
-    model = nn.Sequential(nn.Linear(8, 8))
-
-    use_fast_matmuls(model)
-
-    assert type(model[0]) is nn.Linear
-
-
 @pytest.mark.parametrize(
     ("capability", "maker", "pays"),
     [("AVX512", "AuthenticAMD", True), ("AVX512", "GenuineIntel", False), ("AVX2", "AuthenticAMD", False)],
@@ -129,14 +101,26 @@ def test_onednn_pays_where_mkl_leaves_avx512_unused(monkeypatch, capability, mak
 
 
 @pytest.mark.parametrize("name", ["Qwen2", "Llama"])
-def test_the_layers_of_the_published_backbones_are_plain_linear_ones(name, monkeypatch):
-    """What `product_linear` counts on, of transformers and of torch: seven matrices and the head."""
-    monkeypatch.setattr(products, "ONEDNN", True)
+@pytest.mark.parametrize("pays", [True, False])
+def test_plain_linear_layers_of_the_published_backbones_change_where_it_pays(name, pays, monkeypatch):
+    """Seven matrices and the head, with names and results; a subclass of one's own keeps its way."""
+    monkeypatch.setattr(products, "ONEDNN", pays)
+
+    class Scaled(nn.Linear):
+        def forward(self, inputs):
+            return 2 * super().forward(inputs)
+
     sizes = {"vocab_size": 16, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
     config = getattr(transformers, f"{name}Config")(**sizes, num_attention_heads=2, num_key_value_heads=1)
     model = getattr(transformers, f"{name}ForCausalLM")(config)
+    model.model.layers[0].mlp.up_proj.__class__ = Scaled
+    names, ids = list(model.state_dict()), torch.arange(8)[None]
+    before = model(input_ids=ids).logits
 
     use_fast_matmuls(model)
 
-    assert [type(layer) for layer in model.modules() if isinstance(layer, nn.Linear)] == 8 * [FastLinear]
+    kinds = [type(layer) for layer in model.modules() if isinstance(layer, nn.Linear)]
+    assert sorted(map(str, kinds)) == sorted(map(str, 7 * [FastLinear if pays else nn.Linear] + [Scaled]))
+    assert list(model.state_dict()) == names
+    torch.testing.assert_close(model(input_ids=ids).logits, before)
     assert not torch.backends.mkldnn.is_available() or hasattr(torch.ops.mkldnn, "_linear_pointwise")

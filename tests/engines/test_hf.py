@@ -1,8 +1,6 @@
 """The transformers generator against a row-by-row sampler without cache, batch or tricks, in float64."""
 
-import copy
 import gc
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -89,6 +87,24 @@ def slow_rollout(
     return tokens, logprobs
 
 
+def sampled(
+    model: PreTrainedModel,
+    asked: list[RolloutRequest] | None = None,
+    params: SamplingParams = PARAMS,
+    max_rows: int = 256,
+    eos_ids: tuple[int, ...] = EOS,
+) -> list[list[Rollout]]:
+    return HFGenerator(model, max_rows=max_rows, eos_ids=eos_ids).generate(asked or requests(), params)
+
+
+@torch.no_grad()
+def full_pass(model: PreTrainedModel, request: RolloutRequest, rollout: Rollout) -> Tensor:
+    """Log-probs of every token of the vocabulary at each response position, of one pass over the whole row."""
+    ids = torch.from_numpy(np.concatenate([request.prompt_ids, rollout.token_ids]).astype(np.int64))
+    logits = model(input_ids=ids[None]).logits[0, len(request.prompt_ids) - 1 : -1]
+    return torch.log_softmax(logits / PARAMS.temperature, -1)
+
+
 def flat(groups: list[list[Rollout]]) -> list[Rollout]:
     return [rollout for group in groups for rollout in group]
 
@@ -106,7 +122,7 @@ def test_rollouts_equal_one_token_at_a_time(family: str, top_p: float) -> None:
     model = build_model(family)
     params = SamplingParams(temperature=0.9, top_p=top_p, max_new_tokens=14)
     # Six rows at a time: prompts share prefills, rows end and are replaced, caches are moved.
-    groups = HFGenerator(model, max_rows=6).generate(requests(), params)
+    groups = sampled(model, params=params, max_rows=6)
     lengths = set()
     for request, group in zip(requests(), groups, strict=True):
         for member, (seed, rollout) in enumerate(zip(request.seeds, group, strict=True)):
@@ -122,11 +138,11 @@ def test_rollouts_equal_one_token_at_a_time(family: str, top_p: float) -> None:
 
 def test_a_rollout_depends_on_its_own_seed_only() -> None:
     model = build_model()
-    together = HFGenerator(model).generate(requests(), PARAMS)
+    together = sampled(model)
     for index, request in enumerate(requests()):
         for member, seed in enumerate(request.seeds):
             alone = RolloutRequest(question_id=request.question_id, prompt_ids=request.prompt_ids, seeds=(seed,))
-            ((rollout,),) = HFGenerator(model).generate([alone], PARAMS)
+            ((rollout,),) = sampled(model, [alone])
             np.testing.assert_array_equal(rollout.token_ids, together[index][member].token_ids)
     seeds_differ = {tuple(rollout.token_ids.tolist()) for rollout in together[0]}
     assert len(seeds_differ) > 1
@@ -135,7 +151,7 @@ def test_a_rollout_depends_on_its_own_seed_only() -> None:
 @pytest.fixture(scope="module")
 def uninterrupted() -> tuple[PreTrainedModel, list[list[Rollout]]]:
     model = build_model()
-    return model, HFGenerator(model, max_rows=256).generate(requests(), PARAMS)
+    return model, sampled(model)
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 7, 19])
@@ -155,36 +171,22 @@ def test_refilled_rows_equal_an_uninterrupted_batch(
         # These rows are short: without it all of them are of one class and attend in one call.
         monkeypatch.setattr(slots, "SHORT", 1)
         monkeypatch.setattr(slots, "CALL_CELLS", 0)
-    assert_same_rollouts(HFGenerator(model, max_rows=max_rows).generate(requests(), PARAMS), whole)
+    assert_same_rollouts(sampled(model, max_rows=max_rows), whole)
 
 
-def test_float32_log_probs_agree_with_a_full_forward_pass() -> None:
-    model = build_model(dtype=torch.float32)
-    for request, group in zip(requests(), HFGenerator(model).generate(requests(), PARAMS), strict=True):
-        for rollout in group:
-            ids = torch.from_numpy(np.concatenate([request.prompt_ids, rollout.token_ids]).astype(np.int64))
-            with torch.no_grad():
-                logits = model(input_ids=ids[None]).logits[0, len(request.prompt_ids) - 1 : -1]
-            logprobs = torch.log_softmax(logits / PARAMS.temperature, -1)
-            expected = logprobs[torch.arange(len(rollout.token_ids)), ids[len(request.prompt_ids) :]]
-            assert (expected - torch.from_numpy(rollout.engine_logprobs)).abs().max() < 1e-4
-
-
-@pytest.mark.filterwarnings("ignore:.*:UserWarning")
-def test_entropies_are_those_of_a_full_forward_pass() -> None:
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-6)])
+def test_log_probs_and_entropies_are_those_of_a_full_forward_pass(dtype: torch.dtype, tolerance: float) -> None:
     """Of every token, the first and those of rows that came later among them; none where they are not asked for."""
-    model = build_model()
-    asked, params = requests(), replace(PARAMS, entropies=True)
-    groups = HFGenerator(model, max_rows=6).generate(asked, params)
-    for request, group in zip(asked, groups, strict=True):
+    model = build_model(dtype=dtype)
+    groups = sampled(model, params=replace(PARAMS, entropies=True), max_rows=6)
+    for request, group in zip(requests(), groups, strict=True):
         for rollout in group:
-            ids = torch.from_numpy(np.concatenate([request.prompt_ids, rollout.token_ids]).astype(np.int64))
-            with torch.no_grad():
-                logits = model(input_ids=ids[None]).logits[0, len(request.prompt_ids) - 1 : -1]
-            logprobs = torch.log_softmax(logits / PARAMS.temperature, -1)
-            expected = -(logprobs.exp() * logprobs).sum(-1)
-            np.testing.assert_allclose(rollout.engine_entropies, expected, rtol=1e-5, atol=1e-6)
-    assert flat(HFGenerator(model).generate(asked[:1], PARAMS))[0].engine_entropies is None
+            logprobs = full_pass(model, request, rollout)
+            drawn = logprobs[torch.arange(len(logprobs)), torch.from_numpy(rollout.token_ids.astype(np.int64))]
+            np.testing.assert_allclose(rollout.engine_logprobs, drawn, rtol=1e-5, atol=tolerance)
+            entropies = -(logprobs.exp() * logprobs).sum(-1)
+            np.testing.assert_allclose(rollout.engine_entropies, entropies, rtol=1e-5, atol=tolerance)
+    assert flat(sampled(model, requests()[:1]))[0].engine_entropies is None
 
 
 def test_a_tiny_temperature_is_greedy_as_in_transformers_generate() -> None:
@@ -196,30 +198,28 @@ def test_a_tiny_temperature_is_greedy_as_in_transformers_generate() -> None:
         do_sample=False, max_new_tokens=14, pad_token_id=0,
     )[0, len(request.prompt_ids) :]  # fmt: skip
     params = SamplingParams(temperature=1e-4, top_p=1.0, max_new_tokens=14)
-    for rollout in flat(HFGenerator(model).generate([request], params)):
+    for rollout in flat(sampled(model, [request], params)):
         assert rollout.token_ids.tolist() == expected.tolist()
 
 
 def test_one_new_token_and_no_request() -> None:
-    generator = HFGenerator(build_model(), max_rows=3)
     params = SamplingParams(temperature=1.0, top_p=1.0, max_new_tokens=1)
-    assert all(len(rollout.token_ids) == 1 for rollout in flat(generator.generate(requests(), params)))
-    assert generator.generate([], PARAMS) == []
+    assert all(len(rollout.token_ids) == 1 for rollout in flat(sampled(build_model(), params=params, max_rows=3)))
+    assert HFGenerator(build_model(), eos_ids=EOS).generate([], PARAMS) == []
 
 
 def test_an_eos_at_the_limit_is_an_end_not_a_cut() -> None:
     model = build_model()
-    rollout = min(flat(HFGenerator(model).generate(requests(), PARAMS)), key=lambda one: len(one.token_ids))
+    rollout = min(flat(sampled(model)), key=lambda one: len(one.token_ids))
     assert rollout.stop_reason is StopReason.EOS
-    index = int(rollout.question_id[1:])
-    params = SamplingParams(temperature=0.9, top_p=1.0, max_new_tokens=len(rollout.token_ids))
-    again = HFGenerator(model).generate(requests(), params)[index][rollout.member]
-    assert again.stop_reason is StopReason.EOS and again.token_ids.tolist() == rollout.token_ids.tolist()
+    again = sampled(model, params=replace(PARAMS, max_new_tokens=len(rollout.token_ids)))
+    same = again[int(rollout.question_id[1:])][rollout.member]
+    assert same.stop_reason is StopReason.EOS and same.token_ids.tolist() == rollout.token_ids.tolist()
 
 
 def test_finished_rollouts_are_handed_over_once_each_as_they_end() -> None:
     heard: list[tuple[int, Rollout]] = []
-    generator = HFGenerator(build_model(), max_rows=6)
+    generator = HFGenerator(build_model(), max_rows=6, eos_ids=EOS)
     groups = generator.generate(requests(), PARAMS, lambda index, rollout: heard.append((index, rollout)))
     assert len(heard) == 20
     assert all(groups[index][rollout.member] is rollout for index, rollout in heard)
@@ -228,7 +228,7 @@ def test_finished_rollouts_are_handed_over_once_each_as_they_end() -> None:
 
 def test_keys_and_values_are_given_back_when_the_last_rollout_has_ended() -> None:
     """Not when Python next looks for circles: on a GPU the update needs the room."""
-    generator = HFGenerator(build_model(), max_rows=6)
+    generator = HFGenerator(build_model(), max_rows=6, eos_ids=EOS)
     gc.collect()
     gc.disable()
     try:
@@ -247,15 +247,15 @@ def test_sampled_shares_are_the_probabilities() -> None:
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()[None].repeat(10_000, 1)
     # Midpoints of 10,000 equal cells hit each token as often as its probability says, within one cell per edge.
     uniforms = (torch.arange(10_000) + 0.5) / 10_000
-    tokens, logprobs, _ = sample_tokens(logits, uniforms, drawn_by())
+    tokens, (logprobs,) = sample_tokens(logits, uniforms, drawn_by())
     torch.testing.assert_close(tokens.bincount() / 10_000, torch.tensor([0.5, 0.3, 0.15, 0.05]), rtol=0, atol=2e-4)
     torch.testing.assert_close(logprobs[0], torch.tensor(0.5).log())
     # T = 1/2 squares: 25 9 2.25 0.25 over 36.5.
-    tokens, _, _ = sample_tokens(logits, uniforms, drawn_by(temperature=0.5))
+    tokens, _ = sample_tokens(logits, uniforms, drawn_by(temperature=0.5))
     expected = torch.tensor([25, 9, 2.25, 0.25]) / 36.5
     torch.testing.assert_close(tokens.bincount(minlength=4) / 10_000, expected, rtol=0, atol=2e-4)
     # The nucleus of 0.7 is the first two tokens, 5/8 and 3/8; the log-probs stay those of the whole distribution.
-    tokens, logprobs, _ = sample_tokens(logits, uniforms, drawn_by(top_p=0.7))
+    tokens, (logprobs,) = sample_tokens(logits, uniforms, drawn_by(top_p=0.7))
     torch.testing.assert_close(tokens.bincount() / 10_000, torch.tensor([0.625, 0.375]), rtol=0, atol=2e-4)
     torch.testing.assert_close(logprobs[-1], torch.tensor(0.3).log())
 
@@ -264,12 +264,8 @@ def test_the_largest_uniform_never_draws_a_token_of_probability_zero() -> None:
     logits = torch.randn(1000, 40, generator=torch.Generator().manual_seed(0))
     logits[:, 30:] = -torch.inf
     uniforms = torch.full((1000,), np.nextafter(np.float32(1), np.float32(0)).item())
-    tokens, logprobs, _ = sample_tokens(logits, uniforms, drawn_by())
+    tokens, (logprobs,) = sample_tokens(logits, uniforms, drawn_by())
     assert tokens.max() < 30 and logprobs.isfinite().all()
-
-
-def named_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    yield from model.state_dict().items()
 
 
 def test_sync_brings_new_weights_and_their_version() -> None:
@@ -277,55 +273,44 @@ def test_sync_brings_new_weights_and_their_version() -> None:
     with torch.no_grad():
         for parameter in policy_model.parameters():
             parameter.mul_(1.5)
-    generator = HFGenerator(own_model)
+    generator = HFGenerator(own_model, eos_ids=EOS)
     stale = generator.generate(requests(), PARAMS)
     assert {rollout.weight_version for rollout in flat(stale)} == {0}
-    generator.sync(named_weights(policy_model), 3)
+    generator.sync(iter(policy_model.state_dict().items()), 3)
     synced = generator.generate(requests(), PARAMS)
     assert {rollout.weight_version for rollout in flat(synced)} == {generator.weight_version} == {3}
-    assert_same_rollouts(synced, HFGenerator(policy_model).generate(requests(), PARAMS))
+    assert_same_rollouts(synced, sampled(policy_model))
     assert [one.token_ids.tolist() for one in flat(stale)] != [one.token_ids.tolist() for one in flat(synced)]
 
 
 def test_sync_with_a_shared_module_copies_nothing() -> None:
     model = build_model()
     versions = {name: tensor._version for name, tensor in model.state_dict().items()}
-    generator = HFGenerator(model)
-    generator.sync(named_weights(model), 1)
+    generator = HFGenerator(model, eos_ids=EOS)
+    generator.sync(iter(model.state_dict().items()), 1)
     assert {name: tensor._version for name, tensor in model.state_dict().items()} == versions
     assert generator.weight_version == 1
 
 
 def test_sync_refuses_weights_that_do_not_arrive_whole() -> None:
-    generator, weights = HFGenerator(build_model()), dict(named_weights(copy.deepcopy(build_model())))
+    generator, weights = HFGenerator(build_model(), eos_ids=EOS), build_model().state_dict()
     without_head = {name: tensor for name, tensor in weights.items() if name != "lm_head.weight"}
-    with pytest.raises(RunError, match=r"1 weights were not sent to the generator, 'lm_head.weight' first"):
-        generator.sync(iter(without_head.items()), 1)
-    with pytest.raises(RunError, match=r"'other.weight' was sent but the generator's model has none of that name"):
-        generator.sync(iter({**weights, "other.weight": torch.zeros(1)}.items()), 1)
-    with pytest.raises(RunError, match=r"'lm_head.weight' is \[3, 3\] in the policy and \[50, 32\] in the generator"):
-        generator.sync(iter({**weights, "lm_head.weight": torch.zeros(3, 3)}.items()), 1)
+    for sent, message in (
+        (without_head, r"1 weights were not sent to the generator, 'lm_head.weight' first"),
+        ({**weights, "other.weight": torch.zeros(1)}, r"'other.weight' was sent but the generator's model has none of"),
+        (
+            {**weights, "lm_head.weight": torch.zeros(3, 3)},
+            r"is \[3, 3\] in the policy and \[50, 32\] in",
+        ),
+    ):
+        with pytest.raises(RunError, match=message):
+            generator.sync(iter(sent.items()), 1)
     assert generator.weight_version == 0
 
 
-def test_what_cannot_be_sampled_is_refused() -> None:
-    model = build_model()
-    generator = HFGenerator(model)
-    for params, message in (
-        (SamplingParams(temperature=0.0, top_p=1.0, max_new_tokens=4), r"temperature is 0\.0; it must be above 0"),
-        (SamplingParams(temperature=1.0, top_p=1.5, max_new_tokens=4), r"top_p is 1\.5; it must be above 0"),
-        (SamplingParams(temperature=1.0, top_p=1.0, max_new_tokens=0), "max_new_tokens is 0; it must be at least 1"),
-    ):
-        with pytest.raises(InputError, match=message):
-            generator.generate(requests(), params)
-    with pytest.raises(InputError, match="max_rows is 0"):
-        HFGenerator(model, max_rows=0)
-    model.generation_config.eos_token_id = model.config.eos_token_id = None
-    with pytest.raises(InputError, match="names no eos_token_id"):
-        HFGenerator(model)
-    windowed = MistralForCausalLM(MistralConfig(**{**SHAPE, "sliding_window": 8}))
+def test_a_sliding_window_is_refused() -> None:
     with pytest.raises(InputError, match="sliding_attention layers"):
-        HFGenerator(windowed)
+        HFGenerator(MistralForCausalLM(MistralConfig(**{**SHAPE, "sliding_window": 8})), eos_ids=EOS)
 
 
 def test_scores_of_a_bfloat16_model_are_not_rounded_to_bfloat16() -> None:

@@ -51,7 +51,13 @@ def nudged(weight: Tensor) -> Tensor:
     return torch.where(larger == weight, torch.nextafter(weight, torch.full_like(weight, 9.0)), larger)
 
 
-FAULTS = {
+def next_number(weight: Tensor, place: int) -> Tensor:
+    changed = weight.clone()
+    changed[place] = torch.nextafter(weight[place], torch.full_like(weight[place], 9.0))
+    return changed
+
+
+FAULTS: dict[str, Fault] = {
     "head": stale("lm_head.weight"),
     "layer": stale("model.layers.1."),
     "MLP": stale("model.layers.0.mlp."),
@@ -59,6 +65,8 @@ FAULTS = {
     "norm by 0.1 %": other("model.norm.weight"),
     "norm of a layer by 0.1 %": other("model.layers.1.input_layernorm.weight"),
     "output projection by 0.1 %": other("model.layers.0.self_attn.o_proj.weight"),
+    # No log-prob shows it.
+    "one bit": lambda name, new, old: next_number(new, 5) if name == "model.norm.weight" else new,
     "previous weights": stale(""),
 }
 

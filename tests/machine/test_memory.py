@@ -90,7 +90,7 @@ def test_activations_of_packed_rows_are_what_autograd_keeps(prompt, response, mo
         model = AutoModelForCausalLM.from_config(_small_config(model_type, layers), dtype=getattr(torch, dtype))
         parts = split_causal_lm(model)
         batch = pack(rows, torch.device("cpu"))
-        kept.append(_bytes_for_backward(model, lambda parts=parts, batch=batch: response_hidden(parts, batch)))
+        kept.append(_bytes_for_backward(model, lambda parts=parts, batch=batch: response_hidden(parts.body, batch)))
     settings = [
         f"optim.microbatch_tokens={batch.input_ids.numel()}",
         f"rollout.max_response_tokens={response}",

@@ -29,14 +29,11 @@ def test_a_gguf_file_is_a_backbone_by_its_absolute_path(tmp_path, monkeypatch, n
     assert is_gguf(config.backbone.source)
 
 
-def test_a_file_of_another_kind_is_no_backbone(tmp_path):
+def test_what_is_neither_a_folder_nor_a_gguf_file_is_refused(tmp_path):
     (tmp_path / "model.bin").write_bytes(b"")
     assert not is_gguf(str(tmp_path / "model.bin"))
     with pytest.raises(InputError, match="nor a GGUF file"):
         build_config(backbone=str(tmp_path / "model.bin"))
-
-
-def test_an_empty_source_is_not_the_working_directory():
     with pytest.raises(InputError, match="backbone '' is neither a preset"):
         build_config(backbone="")
     with pytest.raises(InputError, match=r"backbone\.source = '' is out of range: use tiny, a folder, a GGUF file"):

@@ -21,7 +21,7 @@ from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.sections.run import TinySettings
 from exgrpo_cli.models.cache import cached_folder
 from exgrpo_cli.models.tiny import EOS, MARKUP, MAX_TOKENS, PAD, build_tiny, make_model, make_tokenizer
-from exgrpo_cli.models.warm_start import Muon, WarmStartRecipe, accumulate_gradient, draw_rows, orthogonalise
+from exgrpo_cli.models.warm_start import Muon, WarmStartRecipe, accumulate_gradient, draw_rows
 
 SMALL = TinySettings(hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, ffn_size=48, warm_start_steps=3)
 QUESTION = [{"role": "user", "content": "9+3-2=?"}]
@@ -65,16 +65,9 @@ def test_a_saved_folder_loads_as_the_same_tokenizer(folder, tokenizer):
         assert loaded.encode(text, add_special_tokens=False) == tokenizer.encode(text, add_special_tokens=False)
         assert loaded.decode(loaded.encode(text)) == text
     assert (loaded.eos_token, loaded.pad_token, len(loaded)) == (EOS, PAD, 264)
-    assert loaded.eos_token_id != loaded.pad_token_id
-
-
-def test_chat_template_opens_the_thinking(folder):
-    loaded = AutoTokenizer.from_pretrained(folder)
-    text = loaded.apply_chat_template(QUESTION, add_generation_prompt=True, tokenize=False)
-    assert text == "<|user|>9+3-2=?<|assistant|><think>\n"
-    ids = loaded.apply_chat_template(QUESTION, add_generation_prompt=True)["input_ids"]
     # Two roles, `<think>` and a newline around the seven characters of the question.
-    assert len(ids) == 2 + 2 + 7 and loaded.decode(ids) == text
+    ids = loaded.apply_chat_template(QUESTION, add_generation_prompt=True)["input_ids"]
+    assert len(ids) == 2 + 2 + 7 and loaded.decode(ids) == "<|user|>9+3-2=?<|assistant|><think>\n"
     turns = [{"role": "system", "content": "Add."}, *QUESTION, {"role": "assistant", "content": "<think>\n" + RESPONSE}]
     whole = loaded.apply_chat_template(turns, tokenize=False)
     assert whole == "<|system|>Add.<|user|>9+3-2=?<|assistant|><think>\n" + RESPONSE + EOS
@@ -103,20 +96,19 @@ def test_default_size_is_about_half_a_million(tokenizer):
     assert sum(weight.numel() for weight in model.parameters()) == 264 * 128 + 3 * layer + 128 == 477_824
 
 
+def row_loss(model, prompt_ids: list[int], response_ids: list[int]) -> torch.Tensor:
+    """Cross-entropy of a response, summed over its tokens."""
+    logits = model(input_ids=torch.tensor([prompt_ids + response_ids])).logits[0, len(prompt_ids) - 1 : -1]
+    return torch.nn.functional.cross_entropy(logits, torch.tensor(response_ids), reduction="sum")
+
+
 def test_gradient_is_that_of_one_row_at_a_time(tokenizer):
     model = make_model(SMALL, tokenizer)
     rows = draw_rows(tokenizer, 11, WarmStartRecipe(), np.random.default_rng(0))
     accumulate_gradient(model, rows, tokenizer.pad_token_id)
     batched = {name: weight.grad.clone() for name, weight in model.named_parameters()}
     model.zero_grad()
-    learned = 0
-    total = torch.zeros(())
-    for prompt_ids, response_ids in rows:
-        logprobs = model(input_ids=torch.tensor([prompt_ids + response_ids])).logits[0].log_softmax(-1)
-        for offset, token in enumerate(response_ids):
-            total = total - logprobs[len(prompt_ids) + offset - 1, token]
-            learned += 1
-    (total / learned).backward()
+    (sum(row_loss(model, *row) for row in rows) / sum(len(response_ids) for _, response_ids in rows)).backward()
     for name, weight in model.named_parameters():
         torch.testing.assert_close(batched[name], weight.grad, atol=1e-6, rtol=1e-4)
 
@@ -144,13 +136,6 @@ def test_muon_is_torchs_in_float32(shape):
     assert (ours - theirs).norm() < 0.02 * (ours - start).norm()
 
 
-def test_orthogonalised_singular_values_are_near_one():
-    matrix = torch.randn(20, 30, generator=torch.Generator().manual_seed(1))
-    values = torch.linalg.svdvals(orthogonalise(matrix))
-    assert values.min() > 0.5 and values.max() < 1.5
-    assert torch.equal(orthogonalise(torch.zeros(4, 6)), torch.zeros(4, 6))
-
-
 def test_warm_start_learns_and_leaves_the_callers_state_alone(tmp_path):
     torch.manual_seed(3)
     expected = torch.rand(1)
@@ -163,13 +148,9 @@ def test_warm_start_learns_and_leaves_the_callers_state_alone(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(path)
     rows = draw_rows(tokenizer, 32, WarmStartRecipe(), np.random.default_rng(9))
 
+    @torch.no_grad()
     def loss(model) -> float:
-        total = 0.0
-        for prompt_ids, response_ids in rows:
-            with torch.no_grad():
-                logits = model(input_ids=torch.tensor([prompt_ids + response_ids])).logits[0, len(prompt_ids) - 1 : -1]
-            total += float(torch.nn.functional.cross_entropy(logits, torch.tensor(response_ids)))
-        return total / len(rows)
+        return float(sum(row_loss(model, *row) / len(row[1]) for row in rows)) / len(rows)
 
     # 264 equally likely tokens cost ln 264 = 5.6 nats, the 25 that occur ln 25 = 3.2.
     assert loss(make_model(longer, tokenizer)) > 5.0
@@ -186,24 +167,18 @@ def test_second_build_is_taken_from_the_cache_and_other_settings_are_not(folder)
     assert (other / "model.safetensors").read_bytes() != (folder / "model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("damage", ["flip", "remove", "manifest"])
-def test_a_damaged_copy_is_rebuilt_and_says_so(folder, damage):
-    weights = folder / "model.safetensors"
+def test_a_damaged_copy_is_rebuilt_and_says_so(folder):
+    weights, reports = folder / "model.safetensors", []
     before = weights.read_bytes()
-    if damage == "flip":
-        weights.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
-        expected = "model.safetensors is damaged (its checksum differs)"
-    elif damage == "remove":
-        weights.unlink()
-        expected = "model.safetensors is missing"
-    else:
-        (folder / "manifest.json").write_text("{", encoding="utf-8")
-        expected = "manifest.json cannot be read"
-    reports = []
-    assert build_tiny(settings=SMALL, cache_dir=folder.parent, progress=lambda *r: reports.append(r)) == folder
-    assert reports[0][2] == f"{folder} is built again: {folder}/{expected}"
-    # Trained again from the same seed: the same weights, bit for bit.
-    assert weights.read_bytes() == before
+    for damage, expected in (
+        (lambda: weights.write_bytes(before[:-1] + bytes([before[-1] ^ 1])), "is damaged (its checksum differs)"),
+        (weights.unlink, "is missing"),
+    ):
+        damage()
+        assert build_tiny(settings=SMALL, cache_dir=folder.parent, progress=lambda *r: reports.append(r)) == folder
+        assert f"{folder} is built again: {weights} {expected}" in [what for _, _, what in reports]
+        # Trained again from the same seed: the same weights, bit for bit.
+        assert weights.read_bytes() == before
 
 
 BUILDER = """
@@ -255,13 +230,10 @@ def test_a_killed_build_leaves_nothing_that_looks_finished(tmp_path):
     assert [path for path in tmp_path.glob("*thing-*") if path.is_dir()] == [folder]
 
 
-def test_the_cache_folder_follows_the_environment(tmp_path, monkeypatch):
+def test_the_cache_folder_follows_the_environment_and_is_named_where_it_cannot_be_written(tmp_path, monkeypatch):
     monkeypatch.setenv("EXGRPO_CACHE", str(tmp_path / "mine"))
     folder = cached_folder(name="x", key={}, build=lambda folder: (folder / "f").touch(), notice=print)
     assert folder.parent == tmp_path / "mine"
-
-
-def test_a_cache_that_cannot_be_written_names_the_variable(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"cache folder .*file/cache cannot be written .*set EXGRPO_CACHE"):
         cached_folder(name="x", key={}, build=lambda f: None, notice=print, cache_dir=tmp_path / "file" / "cache")

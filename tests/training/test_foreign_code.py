@@ -10,7 +10,7 @@ from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands import run
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.settings import to_toml
-from exgrpo_cli.engines.policy.storage import reading_file
+from exgrpo_cli.engines.policy.policy import reading_file
 from exgrpo_cli.training.start import remember_run
 
 EVIL = 'from pathlib import Path\n\nPath("was-here").touch()\n\n\ndef score(*given):\n    return given\n'

@@ -305,6 +305,7 @@ class ValidationSettings:
 
     def __post_init__(self) -> None:
         require_positive("validation", self, "samples", "temperature", "top_p")
+        require(self.top_p <= 1, "validation.top_p", self.top_p, "at most 1, which switches it off")
         require_non_negative("validation", self, "every", "max_questions", "train_questions", "seed")
 
 

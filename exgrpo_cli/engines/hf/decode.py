@@ -18,7 +18,7 @@ from transformers import DynamicCache
 
 from exgrpo_cli.algo.batching import shared_prefix
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason
-from exgrpo_cli.engines.causal_lm import PLAIN_CAUSAL, CausalLM, repeats_keys, to_device, use_attention
+from exgrpo_cli.engines.causal_lm import CausalLM, to_device, use_attention
 from exgrpo_cli.engines.hf.cache import AttentionCall, SlotCache, attention_calls, regroup
 from exgrpo_cli.engines.sampling import Place, places_of, row_uniforms, sample_tokens
 
@@ -44,12 +44,13 @@ class StartingRows(NamedTuple):
     """Numbers of their prompts in it."""
     uniforms: Float32[np.ndarray, "rows tokens"]
     tokens: Int[Tensor, " rows"]
-    logprobs: Float[Tensor, " rows"]
-    entropies: Float[Tensor, " rows"] | None
+    numbers: Float[Tensor, "kinds rows"]
+    """Their log-probs, and entropies where asked for."""
 
     def cut(self, part: slice) -> "StartingRows":
         """Some of them."""
-        return StartingRows(*(None if column is None else column[part] for column in self))  # type: ignore[arg-type]
+        own = self.places[part], self.sources[part], self.uniforms[part], self.tokens[part], self.numbers[:, part]
+        return StartingRows(*own)
 
 
 class WaitingRows:
@@ -60,9 +61,8 @@ class WaitingRows:
     ) -> None:
         """At most `max_started` rows are begun at once, which bounds the logits."""
         self._parts = parts
-        # Prefilling runs in the model's own attention, whatever decoding uses, where that has a kernel.
-        own = parts.body.config._attn_implementation
-        self._attention = PLAIN_CAUSAL if repeats_keys(parts.device, parts.head.weight.dtype) else own
+        # Prefilling runs in the model's own attention, whatever decoding uses.
+        self._attention = parts.body.config._attn_implementation
         self._requests = requests
         self._params = params
         self._max_started = max_started
@@ -101,7 +101,10 @@ class WaitingRows:
         )
 
     def _prefill(self, first: int) -> Prefilled:
-        prompts = self._affordable(first)
+        """A pass over as many prompts, from request `first` on, as have room padded; over one at least."""
+        longest = np.maximum.accumulate([len(request.prompt_ids) for request in self._requests[first:]])
+        count = max(1, int(np.searchsorted(longest * np.arange(1, len(longest) + 1), PREFILL_TOKENS, side="right")))
+        prompts = [request.prompt_ids for request in self._requests[first : first + count]]
         lengths = np.array([len(prompt) for prompt in prompts])
         padded = np.zeros((len(prompts), lengths.max()), dtype=np.int64)
         for row, prompt in enumerate(prompts):
@@ -109,8 +112,8 @@ class WaitingRows:
         body, device = self._parts.body, self._parts.device
         input_ids = to_device(padded, device)
         cache = DynamicCache(config=self._parts.model.config)
-        # Plain causal attention reads no cache. The last token is left: its hidden state is asked for.
-        prefix = 0 if self._attention == PLAIN_CAUSAL else min(shared_prefix(prompts), int(lengths.min()) - 1)
+        # The last token is left: its hidden state is asked for.
+        prefix = min(shared_prefix(prompts), int(lengths.min()) - 1)
         with use_attention(body, self._attention):
             if prefix:
                 body(input_ids=input_ids[:1, :prefix], past_key_values=cache, use_cache=True)
@@ -118,17 +121,6 @@ class WaitingRows:
             hidden = body(input_ids=input_ids[:, prefix:], past_key_values=cache, use_cache=True).last_hidden_state
         last = hidden[torch.arange(len(prompts), device=device), to_device(lengths - 1 - prefix, device)]
         return Prefilled(first, lengths.tolist(), cache, last)
-
-    def _affordable(self, first: int) -> list[Int[np.ndarray, " prompt_tokens"]]:
-        """Prompts from request `first` on whose padded batch stays within the token budget; at least one."""
-        prompts: list[Int[np.ndarray, " prompt_tokens"]] = []
-        longest = 0
-        for request in self._requests[first:]:
-            longest = max(longest, len(request.prompt_ids))
-            if prompts and (len(prompts) + 1) * longest > PREFILL_TOKENS:
-                break
-            prompts.append(request.prompt_ids)
-        return prompts
 
 
 class DecodeBatch:
@@ -153,7 +145,7 @@ class DecodeBatch:
         self.num_rows = 0
         self._parts = parts
         self._requests = requests
-        self._waiting = WaitingRows(parts, requests, params, max_started=max_rows)
+        self.waiting = WaitingRows(parts, requests, params, max_started=max_rows)
         self._params = params
         self._eos_ids = eos_ids
         self._weight_version = weight_version
@@ -177,26 +169,20 @@ class DecodeBatch:
         self._lengths, self._counts, self._newest, self._records, self._ends = self._state
         self._records.copy_(torch.arange(max_rows))
         self._tokens = torch.zeros(max_rows, most_tokens, dtype=torch.int32, device=device)
-        self._logprobs = torch.zeros_like(self._tokens, dtype=torch.float32)
-        self._entropies = torch.zeros_like(self._logprobs) if params.entropies else None
-        self._uniforms = torch.zeros_like(self._logprobs)
-
-    @property
-    def num_waiting(self) -> int:
-        """Rows that have no slot yet."""
-        return len(self._waiting)
+        self._numbers = torch.zeros(1 + params.entropies, *self._tokens.shape, device=device)
+        self._uniforms = torch.zeros_like(self._numbers[0])
 
     def admit(self) -> list[tuple[Place, Rollout]]:
         """Let waiting rows into free slots; returns those that ended with their first token, which take none."""
-        part, prefilled = self._waiting.take(self.max_rows - self.num_rows)
+        part, prefilled = self.waiting.take(self.max_rows - self.num_rows)
         stopped = torch.isin(part.tokens, self._eos_ids).cpu().numpy()
         ended = stopped | (self._params.max_new_tokens == 1)
         self._start(part, prefilled, np.flatnonzero(~ended))
         if not ended.any():
             return []
         gone = np.flatnonzero(ended)
-        kept = [each for each in (part.tokens.to(torch.int32), part.logprobs, part.entropies) if each is not None]
-        columns = [each.cpu().numpy()[gone, None] for each in kept]
+        tokens, numbers = part.tokens.to(torch.int32).cpu().numpy(), part.numbers.cpu().numpy()
+        columns = [tokens[gone, None], *numbers[:, gone, None]]
         return self._rollouts([part.places[i] for i in gone], np.ones_like(gone), stopped[gone], columns)
 
     def step(self) -> list[tuple[Place, Rollout]]:
@@ -242,9 +228,7 @@ class DecodeBatch:
         self._uniforms[records, : self._params.max_new_tokens] = self._on_device(part.uniforms[alive])
         self._newest[used] = part.tokens[chosen]
         self._tokens[records, 0] = part.tokens[chosen].to(torch.int32)
-        self._logprobs[records, 0] = part.logprobs[chosen]
-        if self._entropies is not None and part.entropies is not None:
-            self._entropies[records, 0] = part.entropies[chosen]
+        self._numbers[:, records, 0] = part.numbers[:, chosen]
         self._counts[used] = 1
         self._ends[used] = 0
 
@@ -253,11 +237,9 @@ class DecodeBatch:
         used = slice(0, self.num_rows)
         counts = self._counts[used]
         at = self._records[used], counts
-        tokens, logprobs, entropies = sample_tokens(logits, self._uniforms[at], self._params)
+        tokens, numbers = sample_tokens(logits, self._uniforms[at], self._params)
         self._tokens[at] = tokens.to(torch.int32)
-        self._logprobs[at] = logprobs
-        if self._entropies is not None and entropies is not None:
-            self._entropies[at] = entropies
+        self._numbers[:, at[0], at[1]] = numbers
         self._newest[used] = tokens
         counts += 1
         stopped = torch.isin(tokens, self._eos_ids)
@@ -268,11 +250,10 @@ class DecodeBatch:
         gone = np.flatnonzero(ends)
         records = self._records[self._on_device(gone)]
         # Bits of all in one copy: each copy to the host waits.
-        numbers = [each[records].view(torch.int32) for each in (self._logprobs, self._entropies) if each is not None]
-        bits = torch.cat([self._tokens[records], *numbers], dim=1).cpu().numpy()
-        tokens, *floats = np.split(bits, 1 + len(numbers), axis=1)
-        columns = [tokens, *(each.view(np.float32) for each in floats)]
+        numbers = self._numbers[:, records].view(torch.int32)
+        bits = torch.cat([self._tokens[records][None], numbers]).cpu().numpy()
         counts, by_eos = np.divmod(ends[gone], 2)
+        columns = [bits[0], *bits[1:].view(np.float32)]
         finished = self._rollouts([self._places[row] for row in gone], counts, by_eos == 1, columns)
         self._regroup(ends == 0)
         return finished

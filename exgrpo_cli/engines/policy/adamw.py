@@ -6,79 +6,64 @@ would the gradient of the hundredth micro-batch; the optimizer therefore steps f
 gradient is moved into its master's as soon as autograd has finished it.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from exgrpo_cli.algo.cpu import use_fast_matmuls
 from exgrpo_cli.base.errors import RunError
-from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.run import OptimSettings
-from exgrpo_cli.engines.causal_lm import split_causal_lm
-from exgrpo_cli.engines.policy.micro_batches import MicroBatches, frozen_copy
-from exgrpo_cli.engines.policy.packing import packed_scores, prove_packing
-from exgrpo_cli.engines.policy.policy import SteppedPolicy
-from exgrpo_cli.engines.policy.storage import OffloadedTensors, reading_file
-from exgrpo_cli.ranks import ALONE, Ranks
+from exgrpo_cli.engines.causal_lm import CausalLM
+from exgrpo_cli.engines.policy.packing import PackedBatch, packed_scores
+from exgrpo_cli.engines.policy.policy import SteppedPolicy, reading_file
+from exgrpo_cli.ranks import Ranks
 
 WEIGHTS_FILE = "weights.safetensors"
 OPTIMIZER_FILE = "optimizer.pt"
 
 
-def torch_policy(
-    model: PreTrainedModel,
-    *,
-    temperature: float,
-    objective: ObjectiveSettings,
-    optim: OptimSettings,
-    gradient_checkpointing: bool = False,
-    ranks: Ranks = ALONE,
-) -> SteppedPolicy:
-    """The policy of `model`, stepped by AdamW.
-
-    With a KL coefficient above 0 the reference is a frozen copy of `model` as given here: build the policy from the
-    initial weights, then `load` a checkpoint. Raises InputError where the model is unsuitable (`split_causal_lm`,
-    `prove_packing`).
-    """
+def torch_policy(model: PreTrainedModel, **settings: Any) -> SteppedPolicy:
+    """The policy of `model`, stepped by AdamW; settings, and what is raised, as of `SteppedPolicy`."""
     use_fast_matmuls(model)
-    parts = split_causal_lm(model)
-    prove_packing(parts)
-    rows = MicroBatches(
-        parts=parts,
-        reference=frozen_copy(model) if objective.kl_coefficient else None,
-        objective=objective,
-        temperature=temperature,
-        token_budget=optim.microbatch_tokens,
-        forward=lambda batch: packed_scores(parts, batch, temperature),
-        backward=torch.Tensor.backward,
-        ranks=ranks,
-        lockstep=False,
-    )
-    model.eval()
-    if gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return SteppedPolicy(model, AdamWStepper(model, optim, gradient_checkpointing, ranks), rows, optim, ranks)
+    return SteppedPolicy(model, AdamWStepper, **settings)
 
 
 class AdamWStepper:
     """Implements `policy.Stepper`."""
 
-    is_sharded = False
+    is_sharded = lockstep = False
 
-    def __init__(self, model: PreTrainedModel, optim: OptimSettings, checkpointing: bool, ranks: Ranks) -> None:
+    def __init__(
+        self, parts: CausalLM, temperature: float, optim: OptimSettings, checkpointing: bool, ranks: Ranks
+    ) -> None:
         self.layout: dict[str, int] = {}
-        self._model = model
+        self._parts = parts
+        self._model = parts.model
+        self._temperature = temperature
         self._optim = optim
         self._checkpointing = checkpointing
         self._ranks = ranks
-        self._masters = MasterWeights(model)
-        self._optimizer = build_adamw(self._masters.tensors(), optim)
-        self._offloaded = OffloadedTensors(self._update_state, model.device)
+        trained = {name: weight for name, weight in self._model.named_parameters() if weight.requires_grad}
+        self._masters = {name: _master_of(weight) for name, weight in trained.items()}
+        """What the optimizer steps, by the names of the model's parameters, in their order."""
+        self._copies = [(trained[name], own) for name, own in self._masters.items() if own is not trained[name]]
+        """Parameters with a master beside them."""
+        self._optimizer = build_adamw(self._masters.values(), optim)
+        self._offloaded = OffloadedTensors(self._update_state, self._model.device)
+
+    def forward(self, batch: PackedBatch) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
+        """See `policy.Stepper`."""
+        return packed_scores(self._parts, batch, self._temperature)
+
+    def backward(self, loss: Float[Tensor, ""]) -> None:
+        """See `policy.Stepper`."""
+        loss.backward()
 
     def begin(self) -> None:
         """See `policy.Stepper`."""
@@ -90,7 +75,7 @@ class AdamWStepper:
     def step(self, learning_rate: float) -> tuple[float, str]:
         """See `policy.Stepper`."""
         self._model.eval()
-        tensors = self._masters.tensors()
+        tensors = list(self._masters.values())
         for tensor in tensors:
             # A mini-batch of zero advantages alone still moves weights by Adam's momentum, forward pass or not.
             tensor.grad = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
@@ -100,7 +85,7 @@ class AdamWStepper:
         if not skipped:
             self._optimizer.param_groups[0]["lr"] = learning_rate
             self._optimizer.step()
-            self._masters.publish()
+            self._publish()
         self._optimizer.zero_grad(set_to_none=True)
         return grad_norm, skipped
 
@@ -139,73 +124,42 @@ class AdamWStepper:
                 f"weights are on one side only; resume with the backbone of the run."
             )
         for name, tensor in own.items():
-            if stored[name].shape != tensor.shape or stored[name].dtype != tensor.dtype:
+            if _kind(stored[name]) != _kind(tensor):
                 raise RunError(
                     f"{folder / WEIGHTS_FILE} belongs to another model: {name!r} is {_kind(stored[name])} there and "
                     f"{_kind(tensor)} here; resume with the backbone and the precision of the run."
                 )
             tensor.copy_(stored[name])
-        self._masters.publish()
+        self._publish()
         with reading_file(folder / OPTIMIZER_FILE):
             self._optimizer.load_state_dict(torch.load(folder / OPTIMIZER_FILE, map_location="cpu", weights_only=True))
+
+    @torch.no_grad()
+    def _publish(self) -> None:
+        """Round the masters into the model."""
+        for parameter, master in self._copies:
+            parameter.copy_(master)
 
     def _update_state(self) -> list[Tensor]:
         """Masters of narrower weights, then Adam's moments once the first update has made them."""
         state = self._optimizer.state
-        moments = [state[tensor][name] for tensor in self._masters.tensors() if tensor in state for name in _MOMENTS]
-        return [*self._masters.copies(), *moments]
+        stepped = [master for master in self._masters.values() if master in state]
+        moments = [state[master][name] for master in stepped for name in ("exp_avg", "exp_avg_sq")]
+        return [*(master for _, master in self._copies), *moments]
 
     def _stored(self) -> dict[str, Tensor]:
-        """Masters of trainable weights, then frozen weights and buffers; tied ones under their first name."""
-        stored = dict(self._masters.named_tensors())
-        trainable = {name for name, _ in self._model.named_parameters(remove_duplicate=False)}
-        stored |= {name: weight for name, weight in self._model.named_parameters() if name not in stored}
-        stored |= {name: buffer for name, buffer in self._model.state_dict().items() if name not in trainable}
-        return stored
+        """Masters of trainable weights, frozen weights and buffers; tied ones under their first name."""
+        parameters = dict(self._model.named_parameters(remove_duplicate=False))
+        buffers = {name: buffer for name, buffer in self._model.state_dict().items() if name not in parameters}
+        return {**dict(self._model.named_parameters()), **self._masters, **buffers}
 
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
+def _master_of(parameter: nn.Parameter) -> Tensor:
+    """The parameter itself, or of a narrow one a float32 copy, into which its gradient is moved."""
+    if torch.finfo(parameter.dtype).bits >= 32:
+        return parameter
+    master = parameter.detach().to(torch.float32).clone().requires_grad_()
 
-
-class MasterWeights:
-    """The tensors the optimizer steps, one for each trainable parameter of `model`, in its order.
-
-    A float32 or float64 weight is its own master.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._pairs: list[tuple[str, nn.Parameter, Tensor]] = []
-        for name, parameter in model.named_parameters():
-            if not parameter.requires_grad:
-                continue
-            if torch.finfo(parameter.dtype).bits >= 32:
-                self._pairs.append((name, parameter, parameter))
-                continue
-            master = parameter.detach().to(torch.float32).clone().requires_grad_()
-            parameter.register_post_accumulate_grad_hook(_adder_to(master))
-            self._pairs.append((name, parameter, master))
-
-    def tensors(self) -> list[Tensor]:
-        """The tensors to step: float32 copies of a bfloat16 model's weights, else the weights themselves."""
-        return [master for _, _, master in self._pairs]
-
-    def copies(self) -> list[Tensor]:
-        """The float32 copies alone, which no forward pass reads."""
-        return [master for _, parameter, master in self._pairs if parameter is not master]
-
-    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Names of the model's parameters, each with its master."""
-        return ((name, master) for name, _, master in self._pairs)
-
-    @torch.no_grad()
-    def publish(self) -> None:
-        """Round the masters into the model."""
-        for _, parameter, master in self._pairs:
-            if parameter is not master:
-                parameter.copy_(master)
-
-
-def _adder_to(master: Tensor) -> Callable[[Tensor], None]:
     def move(parameter: Tensor) -> None:
         gradient = parameter.grad
         assert gradient is not None
@@ -215,7 +169,40 @@ def _adder_to(master: Tensor) -> Callable[[Tensor], None]:
             master.grad.add_(gradient)
         parameter.grad = None
 
-    return move
+    parameter.register_post_accumulate_grad_hook(move)
+    return master
+
+
+class OffloadedTensors:
+    """Optimizer state and master weights, in pinned main memory from `offload` to `load`.
+
+    `optim.offload_during_rollouts`: only updates need them.
+    """
+
+    def __init__(self, tensors: Callable[[], Sequence[Tensor]], device: torch.device) -> None:
+        """`tensors` gives what there is by now, what is added later behind what was there before."""
+        self._tensors = tensors
+        self._device = device
+        self._hosts: list[Tensor] = []
+        """Room in main memory, kept: pinning it takes longer than copying."""
+        self._num_offloaded = 0
+
+    @torch.no_grad()
+    def offload(self) -> None:
+        """Move all there is to main memory; its bits stay the same."""
+        for tensor in self._tensors()[self._num_offloaded :]:
+            if self._num_offloaded == len(self._hosts):
+                room = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda, requires_grad=False)
+                self._hosts.append(room)
+            tensor.data = self._hosts[self._num_offloaded].copy_(tensor.data)
+            self._num_offloaded += 1
+
+    @torch.no_grad()
+    def load(self) -> None:
+        """Move what is in main memory back to the device."""
+        for tensor, host in zip(self._tensors()[: self._num_offloaded], self._hosts, strict=False):
+            tensor.data = torch.empty_like(host, device=self._device).copy_(host, non_blocking=True)
+        self._num_offloaded = 0
 
 
 def build_adamw(parameters: Iterable[Tensor], settings: OptimSettings) -> torch.optim.AdamW:

@@ -9,9 +9,8 @@ heads, kv_heads = key-value heads, width = head dimension.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,17 +23,11 @@ from exgrpo_cli.algo.batching import MOST_REPEATED, micro_batches
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.engines.causal_lm import CausalLM, causal_attention, refuse_unsupported, to_device
 
-
-def _find_varlen_attention() -> Callable[..., Any] | None:
-    """Torch's attention over rows of unequal length; None before torch 2.10."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return None
-    return varlen_attn
-
-
-varlen_attn = _find_varlen_attention()
+try:
+    # Torch's attention over rows of unequal length, from torch 2.10 on.
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:
+    varlen_attn = None
 
 CAUSAL = (-1, 0)
 """The window that torch takes for causal attention."""

@@ -15,7 +15,7 @@ Axes: packed = inputs of a micro-batch, tokens = response tokens of a micro-batc
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -29,14 +29,12 @@ from transformers import PreTrainedModel
 
 from exgrpo_cli.algo.logprobs import token_logprobs
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.config.sections.objective import ObjectiveSettings
 from exgrpo_cli.config.sections.run import OptimSettings
-from exgrpo_cli.engines.causal_lm import CausalLM, split_causal_lm
+from exgrpo_cli.engines.causal_lm import CausalLM
 from exgrpo_cli.engines.policy.adamw import build_adamw, skip_reason
-from exgrpo_cli.engines.policy.micro_batches import MicroBatches, frozen_copy
-from exgrpo_cli.engines.policy.packing import PackedBatch, prove_packing, response_hidden
+from exgrpo_cli.engines.policy.packing import PackedBatch, response_hidden
 from exgrpo_cli.engines.policy.policy import SteppedPolicy
-from exgrpo_cli.ranks import ALONE, Ranks
+from exgrpo_cli.ranks import Ranks
 
 TAG = "state"
 SHARED_MEMORY_EXTENSION = "deepspeed_shm_comm"
@@ -60,43 +58,20 @@ def require_deepspeed(device: torch.device) -> Any:
     return deepspeed
 
 
-def deepspeed_policy(
-    model: PreTrainedModel,
-    *,
-    temperature: float,
-    objective: ObjectiveSettings,
-    optim: OptimSettings,
-    gradient_checkpointing: bool = False,
-    ranks: Ranks = ALONE,
-) -> SteppedPolicy:
+def deepspeed_policy(model: PreTrainedModel, **settings: Any) -> SteppedPolicy:
     """The policy of `model`, sharded; under stage 3 its weights are empty afterwards outside a forward pass.
 
     bfloat16 models keep float32 master weights in the shards; float32 ones are trained as they are. With a KL
-    coefficient above 0 every rank holds a whole frozen copy. Raises InputError where DeepSpeed is missing or the model
-    is unsuitable.
+    coefficient above 0 every rank holds a whole frozen copy. Settings as of `SteppedPolicy`; raises InputError where
+    DeepSpeed is missing or the model is unsuitable.
     """
-    parts = split_causal_lm(model)
-    prove_packing(parts)
-    reference = frozen_copy(model) if objective.kl_coefficient else None
-    if gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    stepper = ZeroStepper(parts, temperature, optim, gradient_checkpointing, ranks)
-    rows = MicroBatches(
-        parts=parts,
-        reference=reference,
-        objective=objective,
-        temperature=temperature,
-        token_budget=optim.microbatch_tokens,
-        forward=stepper.engine,
-        backward=lambda loss: stepper.engine.backward(loss * ranks.world_size, scale_wrt_gas=False),
-        ranks=ranks,
-        lockstep=True,
-    )
-    return SteppedPolicy(model, stepper, rows, optim, ranks)
+    return SteppedPolicy(model, ZeroStepper, **settings)
 
 
 class ZeroStepper:
     """Implements `policy.Stepper`."""
+
+    lockstep = True
 
     def __init__(
         self, parts: CausalLM, temperature: float, optim: OptimSettings, checkpointing: bool, ranks: Ranks
@@ -107,8 +82,12 @@ class ZeroStepper:
         self._model = parts.model
         self._optim = optim
         self._checkpointing = checkpointing
-        self._names = list(parts.model.state_dict())
-        _connect_alone(parts.device)
+        self._num_ranks = ranks.world_size
+        os.environ.setdefault("LOCAL_RANK", "0")
+        if not dist.is_initialized():
+            # DeepSpeed wants a process group also where there is one process.
+            backend = "nccl" if parts.device.type == "cuda" else "gloo"
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
         scorer = _Scorer(parts, temperature)
         with without_prints():
             self.engine, *_ = self._deepspeed.initialize(
@@ -120,7 +99,12 @@ class ZeroStepper:
         if self.is_sharded:
             self._deepspeed.zero.register_external_parameter(scorer.head, parts.head.weight)
         self._norm = BoundedNorm(self.engine.optimizer, optim.skip_norm)
+        self.forward = self.engine
         self.engine.eval()
+
+    def backward(self, loss: Float[Tensor, ""]) -> None:
+        """See `policy.Stepper`; DeepSpeed averages over ranks what they share."""
+        self.engine.backward(loss * self._num_ranks, scale_wrt_gas=False)
 
     def begin(self) -> None:
         """See `policy.Stepper`."""
@@ -143,17 +127,11 @@ class ZeroStepper:
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `protocols.Policy.named_weights`; under stage 3 all ranks must iterate, each weight being gathered."""
-        if not self.is_sharded:
-            yield from self._model.state_dict().items()
-            return
         parameters = dict(self._model.named_parameters(remove_duplicate=False))
-        buffers = dict(self._model.named_buffers())
-        for name in self._names:
-            if name not in parameters:
-                yield name, buffers[name]
-                continue
-            with self._deepspeed.zero.GatheredParameters([parameters[name]]):
-                yield name, parameters[name].data
+        for name, buffer in self._model.state_dict().items():
+            held = parameters.get(name)
+            with self._deepspeed.zero.GatheredParameters([] if held is None else [held]):
+                yield name, buffer if held is None else held.data
 
     def save(self, folder: Path) -> None:
         """Every rank writes its shards, so all hosts must see `folder`."""
@@ -198,7 +176,7 @@ class _Scorer(nn.Module):
         self._parts = (parts,)
 
     def forward(self, batch: PackedBatch) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
-        return self.head(response_hidden(self._parts[0], batch), batch.targets)
+        return self.head(response_hidden(self._parts[0].body, batch), batch.targets)
 
 
 class BoundedNorm:
@@ -223,7 +201,9 @@ class BoundedNorm:
         else:
             gradients = optimizer.get_grads_for_norm
             optimizer.get_grads_for_norm = lambda for_clipping=False: (
-                gradients(for_clipping=True) if for_clipping else (self._checked([_norm(gradients()[0])]), {})
+                gradients(for_clipping=True)
+                if for_clipping
+                else (self._checked([torch.stack([one.norm() for one in gradients()[0]]).norm()]), {})
             )
 
     def _checked(self, norms: list[Any]) -> list[Any]:
@@ -231,10 +211,6 @@ class BoundedNorm:
         invalid = bool((~torch.isfinite(stacked) | (stacked < 0)).any())
         self.latest = float("inf") if invalid else float(stacked.norm())
         return [torch.full_like(stacked[0], float("inf"))] if self.latest > self._bound else norms
-
-
-def _norm(tensors: Iterable[Tensor]) -> Tensor:
-    return torch.stack([tensor.norm() for tensor in tensors]).norm()
 
 
 def without_prints() -> redirect_stdout[StringIO]:
@@ -259,11 +235,3 @@ def _deepspeed_config(parts: CausalLM, optim: OptimSettings) -> dict[str, Any]:
         "data_types": {"grad_accum_dtype": "fp32"},
         "steps_per_print": 2**31,
     }
-
-
-def _connect_alone(device: torch.device) -> None:
-    """Make the process group that DeepSpeed wants also where there is one process."""
-    os.environ.setdefault("LOCAL_RANK", "0")
-    if not dist.is_initialized():
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)

@@ -5,7 +5,6 @@ Under several ranks each takes its share of the rows, and the results are put to
 Axes: tokens = response tokens of a micro-batch, one row after the other.
 """
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -15,31 +14,19 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from exgrpo_cli.algo.batching import MiniBatch, TrainingRow, packed_batches, rank_shares
 from exgrpo_cli.algo.diagnostics import ObjectiveSums, objective_sums
 from exgrpo_cli.algo.objective import Denominators, TokenTargets, denominators, micro_batch_loss
 from exgrpo_cli.base.types import TokenScores, TokenSequence
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
-from exgrpo_cli.engines.causal_lm import CausalLM, split_causal_lm, to_device, use_attention
+from exgrpo_cli.engines.causal_lm import CausalLM, to_device, use_attention
 from exgrpo_cli.engines.policy.attention import PACKED_CAUSAL, takes_segments
 from exgrpo_cli.engines.policy.packing import PackedBatch, pack, packed_scores
 from exgrpo_cli.ranks import Ranks
 
 Forward = Callable[[PackedBatch], tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]]
 """Log-probs and entropies of the response tokens of a micro-batch: the one code path of scoring and training."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Accumulated:
-    """What came of a mini-batch beside its gradient, over all ranks."""
-
-    loss: float
-    sums: ObjectiveSums | None
-    """Diagnostics; None where no row has a gradient."""
-    num_tokens: int
-    """Response tokens with a gradient."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,8 +59,11 @@ class MicroBatches:
         whole = {index: score for part in self.ranks.gather(own) for index, score in part.items()}
         return [whole[index] for index in range(len(sequences))]
 
-    def accumulate(self, batch: MiniBatch) -> Accumulated:
-        """Add up the gradient of this rank's share of `batch`; the rest of the result is of all ranks."""
+    def accumulate(self, batch: MiniBatch) -> tuple[float, int, dict[str, float]]:
+        """Add up the gradient of this rank's share of `batch`.
+
+        Returns the loss, the number of response tokens with a gradient, and diagnostics, all over all ranks.
+        """
         rows = rows_with_gradient(batch, self.objective)
         share = rank_shares([row.sequence for row in rows], self.ranks.world_size)[self.ranks.rank]
         own = [rows[index] for index in share]
@@ -92,8 +82,8 @@ class MicroBatches:
                 self.backward(part)
         losses, parts = zip(*self.ranks.gather((float(loss), None if sums is None else sums.on_host())), strict=True)
         found = [part for part in parts if part is not None]
-        num_tokens = sum(row.num_tokens for row in rows)
-        return Accumulated(loss=reduce(add, losses), sums=reduce(add, found) if found else None, num_tokens=num_tokens)
+        metrics = reduce(add, found).metrics() if found else {}
+        return reduce(add, losses), sum(row.num_tokens for row in rows), metrics
 
     def _passes(self, own: Sequence[TokenSequence], at_least: int = 0) -> list[list[int]]:
         """The micro-batches of this rank's rows; in lockstep with empty ones behind, as many on every rank."""
@@ -156,8 +146,3 @@ def split_scores(
     # Both in one copy: each copy to the host waits for the device.
     parts = (np.split(values, ends) for values in torch.stack([logprobs.float(), entropies.float()]).cpu().numpy())
     return [TokenScores(logprobs=own.copy(), entropies=entropy.copy()) for own, entropy in zip(*parts, strict=True)]
-
-
-def frozen_copy(model: PreTrainedModel) -> CausalLM:
-    """The reference of the KL penalty: the weights as they are now."""
-    return split_causal_lm(copy.deepcopy(model).eval().requires_grad_(False))

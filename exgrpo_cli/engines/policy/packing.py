@@ -86,15 +86,11 @@ def pack(sequences: Sequence[TokenSequence], device: torch.device, *, by_segment
     )
 
 
-def response_hidden(parts: CausalLM, batch: PackedBatch) -> Float[Tensor, "tokens hidden"]:
+def response_hidden(body: PreTrainedModel, batch: PackedBatch) -> Float[Tensor, "tokens hidden"]:
     """Hidden states that predict the response tokens.
 
     Where the body recomputes its layers in the backward pass, that runs under `use_attention(..., PACKED_CAUSAL)` too.
     """
-    return _packed_hidden(parts.body, batch)
-
-
-def _packed_hidden(body: PreTrainedModel, batch: PackedBatch) -> Float[Tensor, "tokens hidden"]:
     with use_attention(body, PACKED_CAUSAL):
         output = body(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, layout=batch.layout)
     # An embedding look-up, for its backward pass: many times faster on a CPU than that of index_select.
@@ -105,7 +101,7 @@ def packed_scores(
     parts: CausalLM, batch: PackedBatch, temperature: float
 ) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
     """Log-probs and entropies of the response tokens, of softmax(logits / temperature), in nats."""
-    hidden = response_hidden(parts, batch)
+    hidden = response_hidden(parts.body, batch)
     return token_logprobs(hidden, parts.head.weight, batch.targets, temperature=temperature)
 
 
@@ -120,7 +116,7 @@ def prove_packing(parts: CausalLM) -> None:
     body = parts.body if torch.finfo(parts.head.weight.dtype).bits >= 32 else _first_layers(parts.body)
     ids = np.arange(8, dtype=np.int32) % parts.head.weight.shape[0]
     rows = [TokenSequence(prompt_ids=ids[:3], response_ids=ids[3 : 3 + length]) for length in (3, 5)]
-    packed = _packed_hidden(body, pack(rows, parts.device)).split([3, 5])
+    packed = response_hidden(body, pack(rows, parts.device)).split([3, 5])
     for row, hidden in zip(rows, packed, strict=True):
         alone = to_device(np.concatenate([row.prompt_ids, row.response_ids]).astype(np.int64), parts.device)
         expected = body(input_ids=alone[None], use_cache=False).last_hidden_state[0, len(row.prompt_ids) - 1 : -1]

@@ -16,7 +16,7 @@ from torch import Tensor
 from exgrpo_cli.base.errors import InputError, RunError, ToolkitWarning
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason, TokenSequence
 from exgrpo_cli.engines.protocols import Score
-from exgrpo_cli.engines.sampling import Place, check_sampling, in_order, places_of
+from exgrpo_cli.engines.sampling import Place, in_order, places_of
 from exgrpo_cli.engines.vllm.proof import (
     Canary,
     HeldWeight,
@@ -54,8 +54,14 @@ class VLLMGenerator:
         self._num_requests = 0
         self._names = state_dict_names(settings.folder)
         self._first_gap: float | None = None
-        if canary is not None:
-            self._tell_unread()
+        unread = sorted(self._names - self._held().keys()) if canary is not None else []
+        if unread:
+            warnings.warn(
+                f"{len(unread)} of {len(self._names)} weights cannot be read back from vLLM, {unread[0]!r} first: that "
+                "they arrive shows in log-probs alone, as far as rounding lets it.",
+                ToolkitWarning,
+                stacklevel=2,
+            )
 
     def generate(
         self,
@@ -64,10 +70,14 @@ class VLLMGenerator:
         on_finished: Callable[[int, Rollout], None] | None = None,
     ) -> list[list[Rollout]]:
         """See `protocols.Generator.generate`; rollouts come as vLLM ends them."""
-        check_sampling(params)
         assert not self._asleep, "a generator that sleeps is woken by sync"
         for request in requests:
-            self._check_length(request, params)
+            if len(request.prompt_ids) + params.max_new_tokens > self._settings.max_tokens:
+                raise InputError(
+                    f"question {request.question_id} has a prompt of {len(request.prompt_ids)} tokens, and with "
+                    f"{params.max_new_tokens} new ones it exceeds the {self._settings.max_tokens} that the vllm engine "
+                    "was started for."
+                )
         wanted = places_of(requests)
         prompts = [
             (requests[index].prompt_ids, self._rollout_params(params, requests[index].seeds[member]))
@@ -188,33 +198,11 @@ class VLLMGenerator:
             weight_version=self.weight_version,
         )
 
-    def _check_length(self, request: RolloutRequest, params: SamplingParams) -> None:
-        needed = len(request.prompt_ids) + params.max_new_tokens
-        if needed > self._settings.max_tokens:
-            raise InputError(
-                f"question {request.question_id} has a prompt of {len(request.prompt_ids)} tokens, and with "
-                f"{params.max_new_tokens} new ones it exceeds the {self._settings.max_tokens} that the vllm engine was "
-                "started for."
-            )
-
     def _held(self) -> dict[str, HeldWeight]:
-        rank = self._tensor_parallel_rank()
+        rank = 0
+        if self._settings.tensor_parallel > 1:
+            from vllm.distributed import get_tensor_model_parallel_rank
+
+            rank = int(get_tensor_model_parallel_rank())
         held: dict[str, HeldWeight] = self.llm.apply_model(lambda model: held_weights(self._names, model, rank))[0]
         return held
-
-    def _tell_unread(self) -> None:
-        unread = sorted(self._names - self._held().keys())
-        if unread:
-            warnings.warn(
-                f"{len(unread)} of {len(self._names)} weights cannot be read back from vLLM, {unread[0]!r} first: that "
-                "they arrive shows in log-probs alone, as far as rounding lets it.",
-                ToolkitWarning,
-                stacklevel=2,
-            )
-
-    def _tensor_parallel_rank(self) -> int:
-        if self._settings.tensor_parallel == 1:
-            return 0
-        from vllm.distributed import get_tensor_model_parallel_rank
-
-        return int(get_tensor_model_parallel_rank())

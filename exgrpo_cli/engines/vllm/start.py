@@ -30,6 +30,14 @@ CPU_CACHE_BYTES = 4 * 2**30
 BATCHED_TOKENS = 8192
 """Least token budget of one engine step, prompts included."""
 
+ENVIRONMENT = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    # Standard output is data.
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+}
+"""What vLLM reads from the environment where nothing else is set there."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VLLMSettings:
@@ -80,10 +88,15 @@ def open_llm(settings: VLLMSettings) -> "LLM":
     """
     require_vllm(settings.device)
     launched = False if settings.starts_ranks else _check_ranks(settings.tensor_parallel)
-    arguments = _cpu_arguments(settings) if settings.device == "cpu" else _gpu_arguments(settings)
+    arguments: dict[str, Any] = {"enable_sleep_mode": True, "gpu_memory_utilization": settings.gpu_memory_fraction}
+    if settings.device == "cpu":
+        arguments = _cpu_arguments(settings)
     if launched:
         arguments["distributed_executor_backend"] = "external_launcher"
-    _set_environment()
+    # Weights are handed over by reference and calls return when done: the engine must be in this process.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     if settings.starts_ranks and settings.device == "cpu" and settings.tensor_parallel > 1:
         # vLLM would otherwise want a NUMA node for each rank.
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
@@ -91,19 +104,14 @@ def open_llm(settings: VLLMSettings) -> "LLM":
     try:
         return _start(settings, arguments)
     except ValueError as error:
-        raise InputError(
-            f"vLLM refuses {settings.folder}: {_first_complaint(error)} Use the hf engine, or other settings."
-        ) from error
+        # The first sentence that says what is wrong; vLLM's checks of its settings put it below a headline.
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        said = next((line for line in lines if line.startswith("Value error, ")), lines[0])
+        said = said.removeprefix("Value error, ").partition(" [type=")[0]
+        raise InputError(f"vLLM refuses {settings.folder}: {said} Use the hf engine, or other settings.") from error
     finally:
         # vLLM's CPU worker replaces it by a function that does nothing; the trainer lives in this process too.
         torch.set_num_threads = set_num_threads
-
-
-def _first_complaint(error: ValueError) -> str:
-    """The first sentence that says what is wrong; vLLM's checks of its settings put it below a headline."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = next((line for line in lines if line.startswith("Value error, ")), lines[0])
-    return said.removeprefix("Value error, ").partition(" [type=")[0]
 
 
 def _start(settings: VLLMSettings, arguments: Mapping[str, Any]) -> "LLM":
@@ -131,16 +139,6 @@ def _start(settings: VLLMSettings, arguments: Mapping[str, Any]) -> "LLM":
         )
 
 
-def _set_environment() -> None:
-    """What vLLM reads from the environment; a user's own logging choices are kept."""
-    # Weights are handed over by reference and calls return when done: the engine must be in this process.
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    # Standard output is data.
-    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-
-
 def _check_ranks(tensor_parallel: int) -> bool:
     """Whether a launcher started several ranks; raises InputError when they cannot form engines."""
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
@@ -150,10 +148,6 @@ def _check_ranks(tensor_parallel: int) -> bool:
             f"many neighbouring ranks. Use --nproc {tensor_parallel} or a multiple of it, or rollout.tensor_parallel=1."
         )
     return ranks > 1
-
-
-def _gpu_arguments(settings: VLLMSettings) -> dict[str, Any]:
-    return {"enable_sleep_mode": True, "gpu_memory_utilization": settings.gpu_memory_fraction}
 
 
 def _cpu_arguments(settings: VLLMSettings) -> dict[str, Any]:
