@@ -27,7 +27,7 @@ try:
     # Torch's attention over rows of unequal length, from torch 2.10 on.
     from torch.nn.attention.varlen import varlen_attn
 except ImportError:
-    varlen_attn = None
+    varlen_attn = None  # type: ignore[assignment]
 
 CAUSAL = (-1, 0)
 """The window that torch takes for causal attention."""
@@ -92,7 +92,7 @@ def attend(
 ) -> Float[Tensor, "packed heads width"]:
     """Causal attention within each segment's row."""
     assert varlen_attn is not None, "rows are packed by segments only where torch can attend by them"
-    mixed: Tensor = varlen_attn(
+    mixed = varlen_attn(
         queries,
         keys.index_select(0, segments.keys),
         values.index_select(0, segments.keys),
@@ -104,6 +104,7 @@ def attend(
         window_size=CAUSAL,
         enable_gqa=queries.shape[1] != keys.shape[1],
     )
+    assert isinstance(mixed, Tensor)
     return mixed
 
 
