@@ -45,7 +45,8 @@ def split_causal_lm(model: PreTrainedModel) -> CausalLM:
         raise InputError(f"{name} has no separate body and linear head; use a causal language model of transformers.")
     if head.bias is not None:
         raise InputError(f"{name} has an output head with a bias, which is not supported; use a model without one.")
-    dropout = _largest_dropout(model)
+    rates = [module.p for module in model.modules() if isinstance(module, nn.Dropout)]
+    dropout = max([float(getattr(model.config, "attention_dropout", 0.0) or 0.0), *rates])
     if dropout > 0:
         raise InputError(
             f"{name} has dropout {dropout:g}, which makes importance ratios random; set it to 0 in its config."
@@ -69,11 +70,6 @@ def _refuse_other_attention(model: PreTrainedModel) -> None:
             f"{name} has {other[0]} layers, which the hf and torch engines do not run; switch the window off in its "
             f"config (sliding_window = null) or use another backbone."
         )
-
-
-def _largest_dropout(model: PreTrainedModel) -> float:
-    modules = [module.p for module in model.modules() if isinstance(module, nn.Dropout)]
-    return max([0.0, float(getattr(model.config, "attention_dropout", 0.0) or 0.0), *modules])
 
 
 @torch.no_grad()

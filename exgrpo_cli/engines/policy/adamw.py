@@ -117,18 +117,15 @@ class AdamWStepper:
         own = self._stored()
         with reading_file(folder / WEIGHTS_FILE):
             stored = load_file(folder / WEIGHTS_FILE)
-        if stored.keys() != own.keys():
-            differing = sorted(stored.keys() ^ own.keys())
+        theirs, ours = ({name: _kind(tensor) for name, tensor in each.items()} for each in (stored, own))
+        differing = sorted(name for name in theirs | ours if theirs.get(name) != ours.get(name))
+        if differing:
+            there, here = (kinds.get(differing[0], "missing") for kinds in (theirs, ours))
             raise RunError(
-                f"{folder / WEIGHTS_FILE} belongs to another model: {differing[0]!r} and {len(differing) - 1} other "
-                f"weights are on one side only; resume with the backbone of the run."
+                f"{folder / WEIGHTS_FILE} belongs to another model: {differing[0]!r} is {there} there and {here} here, "
+                f"and {len(differing) - 1} other weights differ; resume with the backbone and the precision of the run."
             )
         for name, tensor in own.items():
-            if _kind(stored[name]) != _kind(tensor):
-                raise RunError(
-                    f"{folder / WEIGHTS_FILE} belongs to another model: {name!r} is {_kind(stored[name])} there and "
-                    f"{_kind(tensor)} here; resume with the backbone and the precision of the run."
-                )
             tensor.copy_(stored[name])
         self._publish()
         with reading_file(folder / OPTIMIZER_FILE):
