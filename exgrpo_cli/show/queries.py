@@ -11,15 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from exgrpo_cli.ledger.columns import (
-    COLLECTED,
-    EVICTED,
-    NO_BUCKET,
-    READMITTED,
-    RETIRED,
-    SELECTED,
-    EventColumns,
-)
+from exgrpo_cli.ledger.columns import COLLECTED, EVICTED, NO_BUCKET, READMITTED, RETIRED, SELECTED, EventColumns
 from exgrpo_cli.ledger.schemas import WARM_START_STEP
 from exgrpo_cli.replay.by_question import QuestionPlace
 from exgrpo_cli.replay.by_unit import UnitPlace

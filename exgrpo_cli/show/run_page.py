@@ -20,15 +20,7 @@ from exgrpo_cli.runs.result import read_summary, remarks
 from exgrpo_cli.show import statistics, tables
 from exgrpo_cli.show.details import step_replay
 from exgrpo_cli.show.figures import training
-from exgrpo_cli.show.page import (
-    Block,
-    Page,
-    Paragraph,
-    Response,
-    figure_block,
-    section,
-    warning,
-)
+from exgrpo_cli.show.page import Block, Page, Paragraph, Response, figure_block, section, warning
 from exgrpo_cli.show.record import RunRecord, keeps_experience, read_config, read_run
 from exgrpo_cli.training.step.guards import Guards
 

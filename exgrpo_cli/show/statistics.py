@@ -72,7 +72,7 @@ PROMISE = "Questions drawn against what the sampler promised; a small p-value me
 SCANS = "Units drawn by priority, and those replayed: the others have drifted beyond the bound."
 CHOICE = "Entropy of replayed against available trajectories: where the lines meet, selection has no choice."
 BIRTH = "Entropy at birth by difficulty. Compare within stretches of steps: it falls in time."
-FLOW = "Replay visits: rows where questions came from, columns where they were afterwards."
+FLOW = "Replay visits by the success count before: what became of the questions."
 USE = "Age of replayed trajectories, and how often each was replayed."
 
 STATISTICS = (

@@ -16,13 +16,7 @@ from exgrpo_cli.base.errors import InputError, nearest
 from exgrpo_cli.config.names import DIRECTIONS
 from exgrpo_cli.config.settings import SECTIONS, parse_assignments, read_section
 from exgrpo_cli.ledger.columns import EVICTED, MISSING, READMITTED, SELECTED
-from exgrpo_cli.replay.by_question import (
-    Candidates,
-    QuestionPlace,
-    choose,
-    resolve_metric,
-    resolve_sampler,
-)
+from exgrpo_cli.replay.by_question import Candidates, QuestionPlace, choose, resolve_metric, resolve_sampler
 from exgrpo_cli.replay.by_unit import UnitPlace
 from exgrpo_cli.replay.place import Place
 from exgrpo_cli.replay.replace import Replace

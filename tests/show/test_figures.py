@@ -117,9 +117,8 @@ def test_the_flow_between_buckets_follows_each_replayed_question(report: RunRepo
     told |= {(before, "retired"): row["retired"] for before, row in flow.items() if row["retired"]}
     told |= {(before, None): row["dropped"] for before, row in flow.items() if row["dropped"]}
     assert told == expected
-    axes, _ = bucket_flow(report).axes
-    [image] = axes.collections
-    np.testing.assert_allclose(image.get_array().filled(0).sum(axis=1), 1)
+    [axes] = bucket_flow(report).axes
+    np.testing.assert_allclose(sum(bars.lines[0].get_ydata() for bars in axes.containers), 1)
 
 
 def test_entropy_is_compared_within_stretches_of_steps(report: RunReport, run: Path) -> None:

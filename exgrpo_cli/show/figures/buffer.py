@@ -13,13 +13,14 @@ from exgrpo_cli.show.figures.style import FULL_WIDTH, Panel, new_figure
 from exgrpo_cli.show.queries import GROUPS, series, span_of
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from exgrpo_cli.show.statistics import RunReport
 
 COLOUR_MAP = "viridis"
 HISTOGRAM_BINS = 30
+CHANGES = {"fewer": -1, "as many": 0, "more": 1}
+"""Successes after a replay visit against those before, by the sign of the difference."""
 PANEL_HEIGHT = 2.4
 
 
@@ -93,42 +94,40 @@ def bucket_occupancy(report: "RunReport") -> "Figure | None":
         figure, (axes,) = new_figure(width=FULL_WIDTH, height=2.9)
         edges = np.arange(-0.5, questions.shape[1]), np.append(shown - 0.5, shown[-1] + 0.5)
         norm = LogNorm(1, max(int(questions.max()), 2))
-        _heat_map(axes, edges, questions, "questions (white: none)", norm=norm)
+        # Rasterised: one picture in a vector file, not a rectangle per step and bucket.
+        shades: dict[str, Any] = {"norm": norm, "cmap": COLOUR_MAP, "rasterized": True}
+        image = axes.pcolormesh(*edges, np.ma.masked_equal(questions, 0), **shades)
+        axes.grid(visible=False)
+        figure.colorbar(image, pad=0.02, aspect=30, label="questions (white: none)", format="{x:g}").minorticks_off()
         axes.set(yticks=shown, ylabel=f"successes of {told['group_size']} at the last visit")
         style.step_axis(axes, told["steps"])
         style.mark_phase_start(axes, told["first_mixed_step"])
         return figure
 
 
-def _heat_map(axes: "Axes", edges: tuple[Any, Any], values: np.ndarray, label: str, **options: Any) -> None:
-    """Colours for what is not 0, with their bar beside the panel."""
-    # Rasterised: one picture in a vector file, not a rectangle per step and bucket.
-    image = axes.pcolormesh(*edges, np.ma.masked_equal(values, 0), cmap=COLOUR_MAP, rasterized=True, **options)
-    axes.grid(visible=False)
-    bar = axes.figure.colorbar(image, ax=axes, pad=0.02, aspect=30, label=label, format="{x:g}")
-    bar.ax.minorticks_off()
-
-
 def bucket_flow(report: "RunReport") -> "Figure | None":
-    """Destinations of replay visits: each row is one bucket, with shares of where its questions were next."""
+    """Where replay visits lead: of each success count before, the shares of questions with fewer successes afterwards,
+    as many, more, retired, or dropped from the buffer."""
     flow = report.numbers["flow"]
     if not flow:
         return None
-    reached = sorted({after for row in flow.values() for after in row["after"]})
-    ways = [*reached, *(name for name in ("retired", "dropped") if any(row[name] for row in flow.values()))]
-    counts = np.array([[(row["after"] | row).get(way, 0) for way in ways] for row in flow.values()], dtype=np.int64)
-    visits = counts.sum(axis=1)
+    shares: dict[str, dict[int, list[float]]] = {name: {} for name in (*CHANGES, "retired", "dropped")}
+    labels = []
+    for place, (before, row) in enumerate(flow.items()):
+        visits = sum(row["after"].values()) + row["retired"] + row["dropped"]
+        moved = {
+            name: sum(num for after, num in row["after"].items() if np.sign(after - before) == sign)
+            for name, sign in CHANGES.items()
+        }
+        labels.append(f"{before}\n({visits:,})")
+        for name, own in shares.items():
+            own[place] = [(moved | row)[name] / visits] * 3
     with style.styled():
-        figure, (axes,) = new_figure(width=5.0, height=1.2 + 0.26 * max(len(flow), 4))
-        edges = np.arange(len(ways) + 1), np.arange(len(flow) + 1)
-        _heat_map(axes, edges, counts / visits[:, None], "share of the visits", vmin=0)
-        names = [f"{before} ({num:,})" for before, num in zip(flow, visits.tolist(), strict=True)]
-        axes.set_xticks(edges[0][:-1] + 0.5, [str(way) for way in ways])
-        axes.set_yticks(edges[1][:-1] + 0.5, names)
-        axes.tick_params(length=0)
+        figure, (axes,) = new_figure(width=5.0, height=2.6)
+        style.draw_categories(axes, labels, shares, linestyle="none")
         size = report.numbers["group_size"]
-        axes.set_xlabel(f"successes of {size} after a replay visit, the replayed one included")
-        axes.set_ylabel("successes before (visits)")
+        axes.set(xlabel=f"successes of {size} before (visits)", ylabel="share of the visits", ylim=(0, 1))
+        style.legend_above(axes, ncols=5)
         return figure
 
 

@@ -181,15 +181,12 @@ def draw_line(
         axes.plot(x, y, **look, linewidth=1.3 if len(x) < SMOOTHED_FROM else 0.7)
         return 0
     window = max(3, len(x) // WINDOWS_PER_RUN) // 2 * 2 + 1
-    axes.plot(x, y, color=color, alpha=0.28, linewidth=0.7)
-    axes.plot(x, moving_average(y, window), **look)
-    return window
-
-
-def moving_average(values: Values, window: int) -> Values:
-    """Mean over up to `window` values around each one, an odd number of them; at the ends over those there are."""
     around = np.ones(window)
-    return np.convolve(values, around, "same") / np.convolve(np.ones(len(values)), around, "same")
+    # At the ends over those that there are.
+    average = np.convolve(y, around, "same") / np.convolve(np.ones(len(y)), around, "same")
+    axes.plot(x, y, color=color, alpha=0.28, linewidth=0.7)
+    axes.plot(x, average, **look)
+    return window
 
 
 def explain_smoothing(figure: "Figure", window: int) -> None:
