@@ -140,33 +140,30 @@ def _is_data(path: str) -> bool:
 
 
 def _configs_of_card(where: str, data: Sequence[str], card: Mapping[str, Any]) -> dict[str, Splits]:
-    configs: dict[str, Splits] = {}
     try:
-        for entry in card.get("configs") or []:
-            folder = str(entry.get("data_dir") or "").strip("/")
-            inside = [path for path in data if not folder or path.startswith(f"{folder}/")]
-            listed = [
-                each if isinstance(each, Mapping) else {"split": "train", "path": each}
-                for each in _listed(entry.get("data_files"))
-            ]
-            splits = (
-                _grouped(
-                    (each["split"], path)
-                    for each in listed
-                    for path in inside
-                    if any(fnmatch.fnmatchcase(path, pattern) for pattern in _listed(each["path"]))
-                )
-                if listed
-                else _splits_of_names(inside)
-            )
-            if splits:
-                configs[str(entry.get("config_name", "default"))] = splits
+        entries = card.get("configs") or []
+        configs = {str(entry.get("config_name", "default")): _splits_of_entry(data, entry) for entry in entries}
     except (AttributeError, KeyError, TypeError) as error:
         raise InputError(
             f"{where}: `configs` in the front matter of its README.md is not a list of configurations with "
             f"`data_files`: name one file, for example {where}:{data[0]}."
         ) from error
-    return configs
+    return {name: splits for name, splits in configs.items() if splits}
+
+
+def _splits_of_entry(data: Sequence[str], entry: Mapping[str, Any]) -> Splits:
+    folder = str(entry.get("data_dir") or "").strip("/")
+    inside = [path for path in data if not folder or path.startswith(f"{folder}/")]
+    listed = _listed(entry.get("data_files"))
+    if not listed:
+        return _splits_of_names(inside)
+    named = (each if isinstance(each, Mapping) else {"split": "train", "path": each} for each in listed)
+    return _grouped(
+        (each["split"], path)
+        for each in named
+        for path in inside
+        if any(fnmatch.fnmatchcase(path, pattern) for pattern in _listed(each["path"]))
+    )
 
 
 def _listed(value: Any) -> list[Any]:
@@ -190,15 +187,13 @@ def _configs_of_names(data: Sequence[str]) -> dict[str, Splits]:
 
 
 def _splits_of_names(data: Sequence[str]) -> Splits:
-    return _grouped(
-        (next((_SPLIT_OF_WORD[word] for word in _words(path) if word in _SPLIT_OF_WORD), "train"), path)
-        for path in data
-    )
+    return _grouped((_split_of_name(path), path) for path in data)
 
 
-def _words(path: str) -> list[str]:
-    """Words of a path, those of its name first."""
-    return [word for part in reversed(PurePosixPath(path).parts) for word in re.split(r"[^a-z]+", part.lower())]
+def _split_of_name(path: str) -> str:
+    """The split that the name or a folder tells, the name first."""
+    words = (word for part in reversed(PurePosixPath(path).parts) for word in re.split(r"[^a-z]+", part.lower()))
+    return next((_SPLIT_OF_WORD[word] for word in words if word in _SPLIT_OF_WORD), "train")
 
 
 def _choose(where: str, kind: str, names: Collection[str], selectors: list[str], preferred: str) -> str:
