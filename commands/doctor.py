@@ -1,7 +1,8 @@
 """`exgrpo doctor`: what this machine can run."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,8 +12,6 @@ from exgrpo_cli.commands.train import TrainOptions, train
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-    from exgrpo_cli.machine.doctor import Report
 
 GIB = 2**30
 
@@ -48,51 +47,51 @@ def doctor(
         raise InputError(f"--backbone {backbone} says what --smoke runs: add --smoke, or leave --backbone out.")
     talk("exgrpo: trying what is installed, which takes a while")
     report = examine(Path.cwd())
-    if json and (report.problems or not smoke):
-        print_json(report.to_json())
+    if json and (report["problems"] or not smoke):
+        print_json(report)
     elif not json:
         _print_report(report)
-    if smoke and not report.problems:
+    if smoke and not report["problems"]:
         if backbone is not None:
-            _require_device(backbone, report)
+            _require_device(backbone, visible=bool(report["machine"]["gpus"]))
         # The check of a configuration is one thing, whoever asks for it.
         train(**vars(TrainOptions(backbone=backbone)), quiet=False, json=json, debug=debug, dry_run=False, check=True)
-    raise typer.Exit(1 if report.problems else 0)
+    raise typer.Exit(1 if report["problems"] else 0)
 
 
-def _require_device(backbone: str, report: "Report") -> None:
+def _require_device(backbone: str, *, visible: bool) -> None:
     """Refuse a missing GPU here: the message of a check names an option that `doctor` does not have."""
     from exgrpo_cli.config.layers import build_config
     from exgrpo_cli.machine.settle import needs_gpu
 
-    if not report.machine.gpus and needs_gpu(build_config(backbone=backbone)):
+    if not visible and needs_gpu(build_config(backbone=backbone)):
         raise InputError(
             f"--backbone {backbone} was made for GPUs and none is visible: on the CPU all the same it is measured by "
             f"`exgrpo train --backbone {backbone} --device cpu --check`."
         )
 
 
-def _print_report(report: "Report") -> None:
+def _print_report(report: Mapping[str, Any]) -> None:
     from exgrpo_cli.base.console.reporter import stdout_console
 
-    console = stdout_console()
-    machine = report.machine
-    gpus = ", ".join(f"{gpu.name} ({gpu.memory_bytes / GIB:.0f} GiB)" for gpu in machine.gpus) or "none visible"
-    console.print(f"machine: {machine.cores} cores, {machine.memory_bytes / GIB:.0f} GiB of memory, GPUs: {gpus}\n")
-    console.print(_table("package", [(each.name, each.version or "-", each.problem) for each in report.packages]))
-    engines = [(each.name, "yes" if each.usable else "no", each.reason) for each in report.engines]
+    console, machine = stdout_console(), report["machine"]
+    cards = (f"{gpu['name']} ({gpu['memory_bytes'] / GIB:.0f} GiB)" for gpu in machine["gpus"])
+    memory = f"{machine['memory_bytes'] / GIB:.0f} GiB of memory"
+    console.print(f"machine: {machine['cores']} cores, {memory}, GPUs: {', '.join(cards) or 'none visible'}\n")
+    packages = [(each["name"], each["version"] or "-", each["problem"]) for each in report["packages"]]
+    console.print(_table("package", packages))
+    engines = [(each["name"], "yes" if each["usable"] else "no", each["reason"]) for each in report["engines"]]
     console.print(_table("engine", engines))
     backbones = []
-    for each in report.backbones:
-        where = f"on each of {each.gpus} GPUs" if each.gpus else "on the CPU"
-        needs = f"{each.peak_bytes / GIB:.1f} GiB {where}; {each.gpus_of_80_gb} x 80 GB would do"
-        backbones.append((each.name, "fits" if each.fits else "too large", needs))
+    for each in report["backbones"]:
+        where = f"on each of {each['gpus']} GPUs" if each["gpus"] else "on the CPU"
+        needs = f"{each['peak_bytes'] / GIB:.1f} GiB {where}; {each['gpus_of_80_gb']} x 80 GB would do"
+        backbones.append((each["name"], "fits" if each["fits"] else "too large", needs))
     console.print(_table("backbone", backbones))
-    for conflict in report.conflicts:
-        console.print(f"conflict: {conflict}", soft_wrap=True)
-    for problem in report.problems:
-        console.print(f"problem: {problem}", soft_wrap=True)
-    verdict = "would not work: see the problems above" if report.problems else "works here"
+    for kind in ("conflict", "problem"):
+        for text in report[f"{kind}s"]:
+            console.print(f"{kind}: {text}", soft_wrap=True)
+    verdict = "would not work: see the problems above" if report["problems"] else "works here"
     console.print(f"exgrpo train with its defaults {verdict}.", soft_wrap=True)
 
 

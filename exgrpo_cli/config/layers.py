@@ -3,9 +3,8 @@
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from exgrpo_cli.base.errors import InputError, nearest
 from exgrpo_cli.config.names import PREFIX, TINY_TASKS, USER_FUNCTIONS, is_gguf, origin
@@ -55,7 +54,7 @@ def build_config(
     name = _agreed("--method", own_name, _text(file_layer, "run.method"), config_file) or DEFAULT_METHOD
     if chosen is None and name not in preset_names("methods") and {"replay", "objective"} <= set(file_layer):
         # A configuration made of a method's file holds all of its settings.
-        chosen = Method(name=name, settings={}, published={})
+        chosen = Method(name, {}, {})
     chosen = chosen or read_method(name)
     regime = _agreed("--regime", regime, _text(file_layer, "run.regime"), config_file) or ""
     layers = [
@@ -83,8 +82,7 @@ def build_config(
     return config
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Method:
+class Method(NamedTuple):
     """A method preset, or a file like one."""
 
     name: str
@@ -114,7 +112,7 @@ def read_method(method: str, *, allow_code: bool = False) -> Method:
     ]
     if functions and not allow_code:
         raise InputError(f"--method {method} runs code of yours ({', '.join(functions)}): add --allow-code to let it.")
-    return Method(name=name, settings=settings, published=content.get("published", {}))
+    return Method(name, settings, content.get("published", {}))
 
 
 def read_config(file: Path) -> dict[str, Any]:

