@@ -103,10 +103,6 @@ class ResultsFolder:
         """Name of the benchmark."""
         return str(self.stamp["benchmark"]["name"])
 
-    def restamp(self, stamp: Stamp) -> None:
-        """Write another stamp, as after grading with another version."""
-        write_json(self._protocol, stamp)
-
     def asked(self) -> list[QuestionRecord]:
         """The questions in their order, without samples."""
         return [msgspec.convert(row, QuestionRecord) for row in read_json_lines(self._questions)]

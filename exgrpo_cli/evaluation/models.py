@@ -46,10 +46,8 @@ def choose_model(text: str | None, runs: Path = RUNS) -> ModelChoice:
         return _of_run(path, "")
     if path.is_dir():
         return _of_folder(path)
-    if is_gguf(text) and path.is_file():
+    if text in preset_names("backbones") or (is_gguf(text) and path.is_file()):
         return ModelChoice(name=path.name, config=build_config(backbone=str(path)))
-    if text in preset_names("backbones"):
-        return ModelChoice(name=text, config=build_config(backbone=text))
     hub_id, _, revision = text.partition("@")
     if re.fullmatch(r"[\w.-]+/[\w.-]+", hub_id) and not text.startswith((".", "/", "runs/", "results/")):
         options = {"backbone": {"revision": revision}} if revision else {}

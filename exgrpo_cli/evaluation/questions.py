@@ -57,25 +57,21 @@ def benchmark_questions(
     if data is None and benchmark.source.dataset == "arithmetic":
         made = make_arithmetic(ArithmeticSettings()).heldout
         return BenchmarkQuestions(asked=tuple(QuestionRecord(question=each) for each in made), origin="arithmetic")
-    if data is None:
-        try:
-            source = open_source(benchmark.source.text, progress)
-        except (InputError, RunError) as error:
-            raise InputError(
-                f"{benchmark.name}: {error} Or name a file of its questions: --data FILE "
-                "(of prepare: --decontaminate FILE)."
-            ) from error
-        rows, origin = list(_questions(source, benchmark)), f"{benchmark.source.dataset}@{source.revision}"
-    else:
-        rows, origin = list(_questions(open_source(str(data), progress), benchmark)), str(data)
-        if benchmark.source.dataset:
-            # The user's own benchmark has no name to select by: every row of the file is its.
-            rows = _select(data, rows, benchmark)
+    try:
+        source = open_source(benchmark.source.text if data is None else str(data), progress)
+    except (InputError, RunError) as error:
+        if data is not None:
+            raise
+        advice = "Or name a file of its questions: --data FILE (of prepare: --decontaminate FILE)."
+        raise InputError(f"{benchmark.name}: {error} {advice}") from error
+    rows, origin = list(_questions(source, benchmark)), str(data or f"{benchmark.source.dataset}@{source.revision}")
+    if data is not None and benchmark.source.dataset:
+        # The user's own benchmark has no name to select by: every row of the file is its.
+        rows = _select(data, rows, benchmark)
     distinct = list({question.id: question for question in rows}.values())
+    asked = [QuestionRecord(question=question) for question in distinct]
     if benchmark.protocol.grader == "choice":
         asked = [shuffle_choices(question, benchmark.protocol.shuffle_seed) for question in distinct]
-    else:
-        asked = [QuestionRecord(question=question) for question in distinct]
     return BenchmarkQuestions(asked=tuple(asked), origin=origin, num_folded=len(rows) - len(distinct))
 
 

@@ -109,7 +109,7 @@ def rescore(folder: ResultsFolder, pool: GradingPool) -> None:
     stamp, evaluation = folder.stamp, Evaluation(records=tuple(folder.records().values()))
     folder.rewrite(evaluation.with_verdicts(regrade(evaluation, stamped_format(stamp), pool)).records)
     stamp["grader"]["version"] = grader_version(stamp["grader"]["name"])
-    folder.restamp(stamp)
+    write_json(folder.path / "protocol.json", stamp)
 
 
 def ungraded(result: Mapping[str, Any]) -> str:

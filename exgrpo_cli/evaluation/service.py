@@ -4,11 +4,13 @@ One benchmark goes from its first sample to its last record through any number o
 """
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from exgrpo_cli.base.console.reporter import make_reporter
 from exgrpo_cli.base.errors import InputError, Interrupted
 from exgrpo_cli.base.files import write_json
 from exgrpo_cli.base.types import SamplingParams
@@ -18,7 +20,6 @@ from exgrpo_cli.evaluation.comparison import results_in
 from exgrpo_cli.evaluation.endpoint import Endpoint, throttled
 from exgrpo_cli.evaluation.folder import ResultsFolder
 from exgrpo_cli.evaluation.models import ModelChoice, choose_model
-from exgrpo_cli.evaluation.progress import EvaluationProgress
 from exgrpo_cli.evaluation.questions import benchmark_questions
 from exgrpo_cli.evaluation.records import QuestionRecord
 from exgrpo_cli.evaluation.sampling import Prepared, sample_and_grade
@@ -249,38 +250,45 @@ def _prepare(request: EvaluationRequest, benchmark: Benchmark, asker: "Asker", n
 def _run(plan: EvaluationPlan, session: Session, *, quiet: bool) -> dict[str, Any]:
     """Ask what the folder does not hold yet, each finished question on disk at once, and score it."""
     (benchmark, prepared, stamp), asked = session, session.prepared.asked
-    name, protocol = benchmark.name, benchmark.protocol
+    name, protocol, total = benchmark.name, benchmark.protocol, len(asked)
     folder = ResultsFolder.create(plan.folders[name], stamp, asked)
     with folder, open_pool(protocol.grader) as pool:
+        reporter, finished = make_reporter(quiet=quiet), folder.records()
+        left = [record for record in asked if record.question.id not in finished]
+        done = total - len(left)
+
+        def keep(record: QuestionRecord) -> None:
+            nonlocal done
+            folder.append([record])
+            done += 1
+            reporter.progress(done, total, name)
+
         try:
-            with EvaluationProgress(name, len(asked), quiet=quiet) as progress:
-                finished = folder.records()
-                progress.found(list(finished.values()))
-
-                def keep(record: QuestionRecord) -> None:
-                    folder.append([record])
-                    progress.finished(record)
-
-                if left := [record for record in asked if record.question.id not in finished]:
-                    respond = prepared.open()
-                    progress.asking()
-                    sample_and_grade(
-                        left,
-                        respond,
-                        pool=pool,
-                        answer_format=prepared.answer_format,
-                        params=SamplingParams(
-                            temperature=protocol.temperature, top_p=protocol.top_p, max_new_tokens=prepared.max_tokens
-                        ),
-                        samples=protocol.samples,
-                        seed=plan.request.seed,
-                        on_record=keep,
-                    )
+            if 0 < done < total:
+                reporter.note(f"{name}: going on after {done} of {total} questions")
+            if left:
+                respond, began = prepared.open(), time.monotonic()
+                evaluation = sample_and_grade(
+                    left,
+                    respond,
+                    pool=pool,
+                    answer_format=prepared.answer_format,
+                    params=SamplingParams(
+                        temperature=protocol.temperature, top_p=protocol.top_p, max_new_tokens=prepared.max_tokens
+                    ),
+                    samples=protocol.samples,
+                    seed=plan.request.seed,
+                    on_record=keep,
+                )
+                tokens = sum(sample.num_tokens for sample in evaluation.all_samples)
+                reporter.note(f"{name}: {tokens / (time.monotonic() - began):,.0f} tokens/s")
         except KeyboardInterrupt:
             raise Interrupted(
-                f"stopped; {len(folder.records())} of {len(asked)} questions of {name} are kept in {folder.path}: "
+                f"stopped; {len(folder.records())} of {total} questions of {name} are kept in {folder.path}: "
                 "the same command goes on."
             ) from None
+        finally:
+            reporter.close()
         return score_folder(folder, pool, plan.request.second_graders)
 
 

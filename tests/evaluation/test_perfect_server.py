@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from benchmark_layouts import LAYOUTS, OPTIONS_KNOWN, Known, math, verl, write
+from benchmark_layouts import LAYOUTS, OPTIONS_KNOWN, Known, verl, write
 from openai_server import Reply, Server, completion
 
 from exgrpo_cli.commands import run
@@ -110,21 +110,3 @@ def test_questions_that_are_not_shuffled_are_told(tmp_path, ask, drawn):
     answered = ask(["gpqa-diamond", "--data", "set.parquet"], [*layout.known, Known(right="C", wrong="D")])
     assert answered["results"]["benchmark"]["avg_at_k"] == 1.0
     assert "gpqa-diamond: 1 of 4 questions have no options that can be told from their text" in answered["told"]
-
-
-@pytest.mark.engines
-def test_nine_benchmarks_from_one_file_with_thirty_two_samples(tmp_path, ask, drawn):
-    names = ["aime24", "aime25", "amc", "math", "minerva", "olympiadbench", "arc-c", "gpqa", "mmlu-pro"]
-    sums = [verl(name)(f"q{n}; {name}?", str(n)) for n, name in enumerate(names[:6])]
-    options = "\n".join(f"{letter}. option {letter}" for letter in "ABCD")
-    choices = [verl(name)(f"q{n}; {name}?\n\n{options}", "B") for n, name in enumerate(names[6:], start=6)]
-    known = [*(math(str(n), "99") for n in range(6)), *[Known(right="option B", wrong="option C")] * 3]
-    pq.write_table(pa.Table.from_pylist([*sums, *choices]), tmp_path / "all.parquet")
-    answered = ask(["paper", "--data", "all.parquet", "--samples", "32"], known)
-    results = answered["results"]
-    averages = {name: found["value"] for name, found in results.pop("averages").items()}
-    assert averages == {"in-distribution": 1.0, "out-of-distribution": 1.0}
-    assert len(results) == 9 and all(found["k"] == 32 for found in results.values())
-    assert all(set(found["pass_at_k"]) == {"1", "2", "4", "8", "16", "32"} for found in results.values())
-    assert drawn == [(Path("results/paper-recorded"), name) for name in ("accuracy", "pass-at-k")]
-    assert len(answered["asked"]) == 9 * 32

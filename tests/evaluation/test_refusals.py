@@ -17,9 +17,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_random_model(tmp_path_factory.mktemp("models") / "random")
 
 
-def test_another_protocol_is_refused_by_name(tmp_path, model):
+def test_another_protocol_is_refused_by_name_and_an_open_folder_too(tmp_path, model):
     data, output = questions_file(tmp_path, 2), tmp_path / "results"
     run(request_for(model, data, output))
+    with ResultsFolder.open(output), pytest.raises(InputError, match="in use by another evaluation"):
+        run(request_for(model, data, output))
     with pytest.raises(
         InputError, match=r"protocol: sampling.temperature is 0.6 and 1.0; sampling.max_tokens is 12 and 8\. "
     ):
@@ -39,13 +41,6 @@ def test_what_lies_in_the_place_of_the_folder_is_left_alone(tmp_path, model):
     assert (tmp_path / "file").read_text() == "notes"
 
 
-def test_two_evaluations_do_not_share_a_folder(tmp_path, model):
-    request = request_for(model, questions_file(tmp_path, 2), tmp_path / "results")
-    run(request)
-    with ResultsFolder.open(tmp_path / "results"), pytest.raises(InputError, match="in use by another evaluation"):
-        run(request)
-
-
 def test_a_window_too_short_for_prompt_and_response(tmp_path, model):
     data = tmp_path / "long.jsonl"
     data.write_text(json.dumps({"question": "1+" * 150 + "1=?", "answer": "151"}) + "\n")
@@ -58,31 +53,22 @@ def test_a_window_too_short_for_prompt_and_response(tmp_path, model):
         run(request_for(model, data, tmp_path / "no", protocol={"max_tokens": 206, "samples": 1}))
 
 
-def test_a_model_without_a_chat_template(tmp_path, model):
+def test_a_model_without_a_tokenizer_or_a_chat_template(tmp_path, model):
     from transformers import AutoTokenizer
 
-    bare = tmp_path / "bare"
+    bare, data = tmp_path / "bare", questions_file(tmp_path, 2)
+    bare.mkdir()
+    for name in ("config.json", "model.safetensors", "generation_config.json"):
+        (bare / name).write_bytes((model / name).read_bytes())
+    with pytest.raises(InputError, match=r"bare has no tokenizer files \(tokenizer.json\): copy those of the model"):
+        run(request_for(bare, data, tmp_path / "results", protocol={"template": "bare"}))
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.chat_template = None
     tokenizer.save_pretrained(bare)
-    for name in ("config.json", "model.safetensors", "generation_config.json"):
-        (bare / name).write_bytes((model / name).read_bytes())
-    data = questions_file(tmp_path, 2)
     with pytest.raises(InputError, match="needs a chat template and this backbone's tokenizer has none"):
         run(request_for(bare, data, tmp_path / "results"))
     report = run(request_for(bare, data, tmp_path / "results", protocol={"template": "step-by-step"}))
     assert report.results["sums"]["protocol"]["prompt"]["template"] == "step-by-step"
-
-
-@pytest.mark.parametrize("template", ["auto", "bare"])
-def test_a_model_without_a_tokenizer(tmp_path, model, template):
-    bare = tmp_path / "bare"
-    bare.mkdir()
-    for name in ("config.json", "model.safetensors"):
-        (bare / name).write_bytes((model / name).read_bytes())
-    request = request_for(bare, questions_file(tmp_path, 2), tmp_path / "results", protocol={"template": template})
-    with pytest.raises(InputError, match=r"bare has no tokenizer files \(tokenizer.json\): copy those of the model"):
-        run(request)
 
 
 def test_benchmarks_that_cannot_be_asked_are_named_with_those_that_can(tmp_path, model):

@@ -11,14 +11,14 @@ import pytest
 import torch
 from random_model import questions_file, request_for, run, save_random_model
 
+from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import Interrupted
-from exgrpo_cli.base.types import AnswerFormat, Message, Question, SamplingParams, StopReason, Verdict
+from exgrpo_cli.base.types import AnswerFormat, Message, Question, SamplingParams, StopReason
 from exgrpo_cli.engines.hf.generator import HFGenerator
-from exgrpo_cli.evaluation import progress, service
+from exgrpo_cli.evaluation import service
 from exgrpo_cli.evaluation.local import from_generator
 from exgrpo_cli.evaluation.models import choose_model
-from exgrpo_cli.evaluation.progress import EvaluationProgress
-from exgrpo_cli.evaluation.records import QuestionRecord, Sample
+from exgrpo_cli.evaluation.records import QuestionRecord
 from exgrpo_cli.evaluation.sampling import sample_and_grade, sample_seeds
 from exgrpo_cli.evaluation.scoring import open_pool
 from exgrpo_cli.evaluation.service import EvaluationRequest, evaluate, plan_evaluation
@@ -30,28 +30,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_random_model(tmp_path_factory.mktemp("models") / "random")
 
 
-SAMPLE = (
-    Sample(
-        member=0, seed=0, text="1", num_tokens=20, stop_reason=StopReason.EOS, logprob=None, verdict=Verdict.CORRECT
-    ),
-)
-
-
-class Stopping(EvaluationProgress):
+class Stopping(SilentReporter):
     """Interrupts, as Ctrl-C does, once `after` questions are finished."""
 
     after = 0
 
-    def finished(self, record: Any) -> None:
-        super().finished(record)
-        if self._done == self.after:
+    def progress(self, done: int, total: int, what: str) -> None:
+        if done == self.after:
             raise KeyboardInterrupt
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, request: EvaluationRequest, after: int) -> str:
     with monkeypatch.context() as patched:
         patched.setattr(Stopping, "after", after)
-        patched.setattr(service, "EvaluationProgress", Stopping)
+        patched.setattr(service, "make_reporter", lambda quiet: Stopping())
         with pytest.raises(Interrupted) as stopped:
             run(request)
     return str(stopped.value)
@@ -82,26 +74,6 @@ def test_every_question_goes_through_and_is_stamped(tmp_path, model):
     # 12 tokens of a random model of 264: each about -5.6 nats.
     assert all(row["tokens"] <= 12 and -100 < row["logprob"] < 0 for row in samples)
     assert (output / "table.md").read_text().startswith("| Model | sums |")
-
-
-def test_progress_counts_from_the_first_question_on(monkeypatch, capsys):
-    clock = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
-    record = QuestionRecord(
-        question=Question(id="q", prompt=(Message(role="user", content="?"),), answer="1", source="sums"),
-        samples=SAMPLE,
-    )
-    shown = EvaluationProgress("sums", 100, quiet=False)
-    clock[0] = 60.0  # loading
-    shown.asking()
-    for moment in (80.0, 82.0, 90.0, 96.0):
-        clock[0] = moment
-        shown.finished(record)
-    # A first response of 20 s says nothing about the pace; then three questions took 16 s, and 96 are left.
-    assert capsys.readouterr().err.splitlines() == [
-        "sums: 1/100, score 100.0 %, 1 tokens/s",
-        "sums: 4/100, score 100.0 %, 2 tokens/s, 512 s left",
-    ]
 
 
 def test_a_finished_evaluation_is_not_sampled_again_wherever_its_questions_lie(tmp_path, model):

@@ -90,28 +90,17 @@ def test_a_benchmark_end_to_end(tmp_path, url):
 
 
 @pytest.mark.timeout(400)
-def test_a_seed_repeats_a_response_and_another_one_does_not(url):
+def test_seeds_routes_limits_and_refusals(url):
     endpoint = Endpoint(url=url, model="small")
     params = SamplingParams(temperature=1.5, top_p=1.0, max_new_tokens=48)
     prompt = (Message(role="user", content="7+5-3+4=?"),)
-    large_seed = 2**63 - 2
-    first, again, other = (endpoint.respond(prompt, seed, params) for seed in (large_seed, large_seed, 5))
-    assert first == again
-    assert first.text != other.text
-    assert first.num_tokens > 0
-
-
-@pytest.mark.timeout(400)
-def test_plain_text_goes_to_the_other_route_and_a_limit_is_a_limit(url):
-    params = SamplingParams(temperature=0.6, top_p=1.0, max_new_tokens=3)
-    response = Endpoint(url=url, model="small").respond("<|user|>7+5=?<|assistant|><think>\n", 1, params)
+    first, again, other = (endpoint.respond(prompt, seed, params) for seed in (2**63 - 2, 2**63 - 2, 5))
+    assert first == again and first.text != other.text and first.num_tokens > 0
+    # Plain text goes to the other route.
+    short = SamplingParams(temperature=0.6, top_p=1.0, max_new_tokens=3)
+    response = endpoint.respond("<|user|>7+5=?<|assistant|><think>\n", 1, short)
     assert (response.num_tokens, response.stop_reason) == (3, StopReason.LENGTH)
-
-
-@pytest.mark.timeout(400)
-def test_what_the_server_refuses(url):
-    params = SamplingParams(temperature=0.6, top_p=1.0, max_new_tokens=8192)
     with pytest.raises(RunError, match=r"refused the request with status 400.*(512|max_tokens)"):
-        Endpoint(url=url, model="small").respond("7+5=?", 1, params)
+        endpoint.respond("7+5=?", 1, SamplingParams(temperature=0.6, top_p=1.0, max_new_tokens=8192))
     with pytest.raises(InputError, match="serves small, not 'large'"):
         Endpoint(url=url, model="large").check()

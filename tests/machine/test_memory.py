@@ -190,12 +190,6 @@ def test_engines_and_zero_stages_hold_what_they_say(settings, weights, gradients
     assert plan.optimizer_on_host == on_host
 
 
-def test_stage_3_gathers_a_billion_weights_at_a_time():
-    config = build_config(backbone="qwen-math-7b", assignments=["optim.zero_stage=3"])
-    plan = memory_plan(dataclasses.replace(SMALL, num_parameters=8 * GIGA), config, gpus=4)
-    assert (plan.weights, plan.gradients) == (2 * (2 + 1) * GIGA, 4 * (2 + 1) * GIGA)
-
-
 def test_optimizer_state_that_rests_makes_room_for_an_engine():
     """1.5 billion parameters on one card of 40 GB: 18.5 GB of masters and moments leave the card to rollouts."""
     settings = ["optim.engine=torch", "rollout.gpu_memory_fraction=0.8"]
@@ -271,3 +265,9 @@ def test_vllm_on_a_cpu_keeps_its_memory_during_the_update():
     trained = plan.weights + plan.gradients + plan.optimizer + plan.activations + plan.logits
     assert plan.update_peak == trained + plan.engine_asleep
     assert plan.asleep_peak == plan.sync_peak == plan.rollout_peak
+
+
+def test_stage_3_gathers_a_billion_weights_at_a_time():
+    config = build_config(backbone="qwen-math-7b", assignments=["optim.zero_stage=3"])
+    plan = memory_plan(dataclasses.replace(SMALL, num_parameters=8 * GIGA), config, gpus=4)
+    assert (plan.weights, plan.gradients) == (2 * (2 + 1) * GIGA, 4 * (2 + 1) * GIGA)
