@@ -133,18 +133,13 @@ def _bootstrap_means(
     return (drawn @ distinct) / len(values)
 
 
-def pass_at_k(correct: Int[np.ndarray, " questions"], samples: int, k: int) -> float:
-    """Unbiased pass@k = mean over questions of 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, equation 1).
-
-    Raises ValueError where k exceeds the number of samples: pass@k cannot be estimated from fewer.
-    """
-    return float(pass_at_k_by_question(correct, samples, k).mean())
-
-
 def pass_at_k_by_question(
     correct: Int[np.ndarray, " questions"], samples: int, k: int
 ) -> Float64[np.ndarray, " questions"]:
-    """Unbiased estimate, for each question, of the chance that one of k samples is correct; raises as `pass_at_k`."""
+    """Unbiased pass@k of each question: 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, equation 1).
+
+    Raises ValueError where k exceeds the number of samples: pass@k cannot be estimated from fewer.
+    """
     if not 1 <= k <= samples:
         raise ValueError(f"pass@{k} cannot be estimated from {samples} samples: use k from 1 to {samples}.")
     _num_questions(correct)

@@ -289,7 +289,5 @@ _OPERATIONS: dict[type, Callable[..., Any]] = {
     sympy.Add: lambda *values: mpmath.fsum(values),
     sympy.Mul: lambda *values: mpmath.fprod(values),
     sympy.Pow: _power,
-    **{
-        getattr(sympy, name): getattr(mpmath, name) for name in ("sin", "cos", "tan", "cot", "sec", "csc", "log", "exp")
-    },
+    **{getattr(sympy, name): getattr(mpmath, name) for name in _FUNCTIONS},
 }

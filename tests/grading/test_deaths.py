@@ -105,13 +105,6 @@ def start_parent(folder: Path, *, before: str = "") -> tuple["subprocess.Popen[s
     return parent, processes
 
 
-def test_kill_9_of_the_parent_leaves_no_process(user_graders: str, tmp_path: Path) -> None:
-    parent, processes = start_parent(tmp_path)
-    parent.kill()
-    parent.communicate()
-    assert_all_gone(processes, within_seconds=60)
-
-
 def test_kill_9_of_the_parent_leaves_no_process_though_a_forked_child_lives_on(
     user_graders: str, tmp_path: Path
 ) -> None:

@@ -63,26 +63,6 @@ def test_plain_numbers_agree_with_math_verify() -> None:
         assert same == says_math_verify(gold, answer), (gold, answer)
 
 
-def test_random_plain_numbers_agree_with_math_verify() -> None:
-    rng = random.Random(0)
-
-    def number() -> str:
-        value = rng.choice([rng.randint(-20, 20), rng.randint(-5000, 5000), rng.randint(0, 10**8)])
-        form = rng.choice(
-            ["{}", "{:,}", "{}.0", "{}.5", "{}.25", "{}.99999", "+{}", "{}/4", r"\frac{{{}}}{{8}}", "0{}"]
-        )
-        written = form.format(value)
-        return written.replace("-", "−") if rng.random() < 0.3 else written
-
-    for _ in range(400):
-        gold, answer = number(), number()
-        if rng.random() < 0.3:
-            answer = gold
-        same = same_plain_number(gold, answer)
-        if same is not None:
-            assert same == says_math_verify(gold, answer), (gold, answer)
-
-
 @pytest.mark.parametrize(
     "text",
     ["+1,000", "−1,000", "−1,000.5", "1,23", "0,123", "01,000", "7.", ".5", "1e3", "1 000", "--7", "x", "1/0", ""],

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -86,37 +84,19 @@ def test_threads_are_half_the_cores_unless_asked_for(requested: int, cores: int,
     assert choose_threads(requested, cores) == expected
 
 
-def test_the_first_signal_asks_and_the_second_interrupts() -> None:
+def test_the_first_signal_asks_the_second_interrupts_and_handlers_are_put_back() -> None:
+    before = signal.getsignal(signal.SIGINT)
     with Stopper() as stopper:
         os.kill(os.getpid(), signal.SIGTERM)
         assert stopper.requested
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) == before
 
 
 def test_work_that_loses_nothing_is_interrupted_at_once() -> None:
     with Stopper() as stopper, pytest.raises(KeyboardInterrupt), stopper.immediate():
         os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_handlers_are_put_back() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with Stopper():
-        assert signal.getsignal(signal.SIGINT) != before
-    assert signal.getsignal(signal.SIGINT) == before
-
-
-def test_the_plain_reporter_writes_lines_that_hold_the_figures() -> None:
-    code = (
-        "from rich.console import Console\n"
-        "from exgrpo_cli.base.console.reporter import PlainReporter\n"
-        "reporter = PlainReporter(Console(stderr=True), interval=0.0)\n"
-        "reporter.progress(1, 10, 'warm start')\n"
-        "reporter.step({'step': 1, 'phase': 'mixed', 'batch/pass_at_1': 0.25, 'replay/questions': 3}, 2)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == ""
-    assert done.stderr.splitlines() == ["warm start: 1/10", "step 1/2  mixed  pass@1 0.250  buffered 3"]
 
 
 def test_torch_on_a_full_disk_is_one_line_and_other_errors_stay_what_they_are(tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
-"""What a person sees of a step: whole words and whole numbers, however narrow the terminal."""
+"""What a person sees of a step and of a table: whole words and whole numbers, however narrow the terminal."""
 
 import io
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 
-from exgrpo_cli.base.console.reporter import bucket_bars, step_figures
+from exgrpo_cli.base.console.reporter import LiveReporter, PlainReporter, bucket_bars, print_table, step_figures
 
 LINE = {
     "step": 12,
@@ -23,17 +24,9 @@ LINE = {
     "time/step": 1.25,
 }
 SHOWN = (
-    "phase on-policy",
-    "pass@1 0.531",
-    "reward 0.531",
-    "replayed pass@1 0.400",
-    "entropy 0.610",
-    "buffered 1234",
-    "trajectories 98765",
-    "retired 7",
-    "length 61",
-    "s/step 1.25",
-)
+    "phase on-policy", "pass@1 0.531", "reward 0.531", "replayed pass@1 0.400", "entropy 0.610", "buffered 1234",
+    "trajectories 98765", "retired 7", "length 61", "s/step 1.25", "k=1", "30", "k=4", "15",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
@@ -42,5 +35,57 @@ def test_every_figure_of_a_step_is_shown_whole(width: int) -> None:
     console.print(step_figures(LINE), bucket_bars(LINE))
     shown = console.file.getvalue()
     assert max(map(len, shown.splitlines())) <= width
-    for figure in (*SHOWN, "k=1", "30", "k=4", "15"):
-        assert figure in shown, shown
+    assert [figure for figure in SHOWN if figure not in shown] == []
+
+
+def test_plain_lines_hold_the_figures_and_come_now_and_then() -> None:
+    out = io.StringIO()
+    reporter = PlainReporter(Console(file=out, width=200), interval=1000.0)
+    for done in (1, 2, 10):
+        reporter.progress(done, 10, "warm start")
+    reporter.step({"step": 1, "phase": "mixed", "batch/pass_at_1": 0.25, "replay/questions": 3}, 2)
+    assert out.getvalue().splitlines() == [
+        "warm start: 1/10", "warm start: 10/10", "step 1/2  mixed  pass@1 0.250  buffered 3",
+    ]  # fmt: skip
+
+
+def printed(width: int) -> str:
+    table = Table("run", title="replay of some run")
+    for name in ("questions", "trajectories", "retired", "replayed"):
+        table.add_column(name, justify="right")
+    table.add_row("runs/exgrpo-tiny-20260101", "2,368", "10,441", "1,207", "31,902")
+    out = io.StringIO()
+    print_table(table, Console(file=out, width=width))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", [120, 80, 60, 40, 25, 12])
+def test_numbers_are_never_cut(width: int) -> None:
+    text = printed(width)
+    for number in ("2,368", "10,441", "1,207", "31,902"):
+        assert number in text, text
+    assert all(len(line) <= max(width, 25) for line in text.splitlines())
+    # What does not fit becomes a list.
+    assert ("│" in text) is (width > 60)
+
+
+def test_no_column_is_squeezed_to_nothing_by_one_that_must_not_wrap() -> None:
+    table = Table("claim")
+    table.add_column("contrast", justify="right")
+    words = ["Right", "answers", "of", "low", "entropy", "are", "more", "often", "valid"]
+    table.add_row(" ".join(words), "valid_auc_within: exgrpo minus 0.5 > 0.05")
+    for width in (120, 66, 50):
+        out = io.StringIO()
+        print_table(table, Console(file=out, width=width))
+        assert all(word in out.getvalue() for word in words)
+
+
+def test_work_that_is_done_is_said_to_be_done_once() -> None:
+    out = io.StringIO()
+    reporter = LiveReporter(Console(file=out, width=80, force_terminal=False))
+    for _ in range(5):
+        reporter.progress(6, 6, "ent:min, seed 0")
+    reporter.progress(1, 6, "ent:min, seed 0")
+    reporter.progress(6, 6, "ent:min, seed 0")
+    reporter.close()
+    assert out.getvalue().count("ent:min, seed 0: done") == 2
