@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict
-from functools import partial
 from multiprocessing.connection import Connection, Pipe
 from typing import NamedTuple
 
@@ -24,7 +23,7 @@ from exgrpo_cli.base.errors import ExgrpoError, InputError, RunError
 from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.config.names import PREFIX
 from exgrpo_cli.config.sections.run import GradingSettings
-from exgrpo_cli.grading.routes import MOST_CHARS_HERE, GradingItem, Task, route_item, routes_of
+from exgrpo_cli.grading.routes import GradingItem, Task, route_item, routes_of
 from exgrpo_cli.grading.supervisor import READY, STOP
 
 _MAX_CACHED_VERDICTS = 65_536
@@ -101,14 +100,15 @@ class GradingPool:
         Raises:
             RunError: the pool is closed. The future raises it where the workers cannot be kept alive.
         """
-        return self._future(self._routed(item))
+        return self._future(route_item(self._route, item))
 
     def grade(self, items: Sequence[GradingItem], *, grader: str = "") -> list[Verdict]:
         """Verdicts on responses, in their order, of the pool's grader or of another that it `has`.
 
         Raises RunError as `submit` and its futures do.
         """
-        return self._verdicts_of([self._routed(item, grader) for item in items])
+        route = self._routes[grader] if grader else self._route
+        return self._verdicts_of([route_item(route, item) for item in items])
 
     def has(self, grader: str) -> bool:
         """Whether this pool can grade by `grader` too: every built-in one, unless its own is a user's function."""
@@ -120,10 +120,11 @@ class GradingPool:
         For the end of an evaluation, when nothing else is graded. An answer that fails again is not tried against
         further golds, and after 32 failures nothing is: what never ends costs a bounded time.
         """
+        route = self._routes[grader] if grader else self._route
         failed: set[str] = set()
         verdicts = []
         for item in items:
-            decided = self._routed(item, grader)
+            decided = route_item(route, item)
             if isinstance(decided, Verdict):
                 verdict = decided
             elif decided.judged in failed or len(failed) >= _MOST_FAILURES:
@@ -135,21 +136,10 @@ class GradingPool:
             verdicts.append(verdict)
         return verdicts
 
-    def _routed(self, item: GradingItem, grader: str = "") -> Verdict | Task:
-        route = self._routes[grader] if grader else self._route
-        if len(item.response) > MOST_CHARS_HERE:
-            return Task(item.gold, item.response, kind="unread", find=partial(route_item, route, item))
-        return route_item(route, item)
-
     def same_answer(self, pairs: Sequence[tuple[str, str]], options: tuple[str, ...] | None = None) -> list[bool]:
         """Whether the two graded texts of each pair give the same answer, the first one taken for the gold."""
-        verdicts = self._verdicts_of([self._compared(first, second, options) for first, second in pairs])
+        verdicts = self._verdicts_of([self._route.same(first, second, options) for first, second in pairs])
         return [verdict is Verdict.CORRECT for verdict in verdicts]
-
-    def _compared(self, first: str, second: str, options: tuple[str, ...] | None) -> Verdict | Task:
-        if max(len(first), len(second)) > MOST_CHARS_HERE:
-            return Task(first, second, kind="unread", find=partial(self._route.same, first, second, options))
-        return self._route.same(first, second, options)
 
     def verify_gold(self, golds: Sequence[str], metadata: Sequence[str | None] | None = None) -> list[Verdict]:
         """Whether each gold can serve: CORRECT, UNPARSABLE_GOLD, or WRONG where it does not verify against itself.
@@ -271,7 +261,7 @@ class GradingPool:
             future = self._in_flight.pop(task)
             # A failure may be the machine's: the same pair gets another chance when it comes again. Whole responses are
             # too long to be kept.
-            if task.find is None and not verdict.is_verifier_failure:
+            if not verdict.is_verifier_failure and len(task.answer) <= self._settings.max_answer_chars:
                 self._verdicts[task] = verdict
                 if len(self._verdicts) > _MAX_CACHED_VERDICTS:
                     self._verdicts.popitem(last=False)

@@ -17,12 +17,7 @@ from exgrpo_cli.grading.choice import Options, ends_in_demanded_form, grade_choi
 from exgrpo_cli.grading.extract import answer_text, boxed_or_all, last_box, last_boxed
 from exgrpo_cli.grading.plain import plain_number, same_plain_number, verdict_of
 
-MOST_CHARS_HERE = 1 << 16
-"""Length of a response above which its answer is looked for in a worker, whatever that costs; 32,768 tokens of plain
-English are twice as long, and are read in a millisecond there too."""
-TaskKind = Literal[
-    "grade", "grade a text", "grade like Oat", "compare texts", "audit", "audit for parts", "gym", "unread"
-]
+TaskKind = Literal["grade", "grade a text", "grade like Oat", "compare texts", "audit", "audit for parts", "gym"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,8 +48,6 @@ class Task(NamedTuple):
     """The question's, for its own verifier or a grader that asks for them."""
     patience: int = 1
     """Times the deadline that it gets: above 1 for what is tried again, alone."""
-    find: "Callable[[], Verdict | Task] | None" = None
-    """Finds the answer of an "unread" response or pair of texts, in the worker."""
 
     @property
     def judged(self) -> str:
@@ -223,8 +216,4 @@ def task_runner(grader: str) -> Callable[[Task], Verdict]:
             "gym": lambda task: verifiers.grade_gym(task.metadata, task.answer),
         }
 
-    def run(task: Task) -> Verdict:
-        decided = task.find() if task.find else task
-        return decided if isinstance(decided, Verdict) else runners[decided.kind](decided)
-
-    return run
+    return lambda task: runners[task.kind](task)

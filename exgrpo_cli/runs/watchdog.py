@@ -34,8 +34,7 @@ _STDERR = 2
 _HEAD_BYTES = 160
 """Length of the first line of a file of stacks, which is written anew with every phase."""
 
-_DURATION = re.compile(r"(?:(?P<days>\d+)d)?(?:(?P<hours>\d+)h)?(?:(?P<minutes>\d+)m)?(?:(?P<seconds>\d+)s)?")
-_UNITS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
+_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 _lock = threading.Lock()
 _ends: dict[object, tuple[float, int]] = {}
 """By owner: the moment (monotonic), and the file descriptor that the stacks go to."""
@@ -80,7 +79,8 @@ class TimeLimit:
         Raises InputError for anything else, and for no time at all.
         """
         parts = _DURATION.fullmatch(text.strip())
-        seconds = sum(int(parts[unit] or 0) * size for unit, size in _UNITS.items()) if parts else 0
+        days, hours, minutes, seconds = (int(part or 0) for part in parts.groups()) if parts else (0, 0, 0, 0)
+        seconds += 86400 * days + 3600 * hours + 60 * minutes
         if seconds == 0:
             raise InputError(f"--time-limit {text!r} is no length of time: write it like 3h50m, 45m or 90s.")
         return cls(seconds=seconds)
@@ -115,6 +115,7 @@ class Watchdog:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._descriptor = -1
+        """Closed: a phase that begins when the watch is over writes nowhere."""
         self._has_written = False
         self._suspended, self._is_suspended = 0.0, False
 
@@ -123,11 +124,10 @@ class Watchdog:
         if self._seconds > 0:
             self._descriptor = self._open()
             self._thread.start()
-            if (
-                threading.current_thread() is threading.main_thread()
-                and signal.getsignal(signal.SIGTSTP) == signal.SIG_DFL
-            ):
-                signal.signal(signal.SIGTSTP, self._suspend)
+            if signal.getsignal(signal.SIGTSTP) == signal.SIG_DFL:
+                # Outside the main thread signals cannot be caught.
+                with suppress(ValueError):
+                    signal.signal(signal.SIGTSTP, self._suspend)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -181,16 +181,13 @@ class Watchdog:
                 if late:
                     # The innermost one says most about where the time goes.
                     self._give_up(*late[-1])
-                self._set_timer(phases)
+                since = min((since for _, since in phases), default=self._now())
+                end_process_in(since + self._seconds - self._now() + _PATIENCE * self._interval, self._descriptor, self)
             if (self._stacks / _WANTED).exists():
                 self._write_stacks("another rank has given up")
                 return
             if self._over.wait(self._interval):
                 return
-
-    def _set_timer(self, phases: list[tuple[str, float]]) -> None:
-        since = min((since for _, since in phases), default=self._now())
-        end_process_in(since + self._seconds - self._now() + _PATIENCE * self._interval, self._descriptor, self)
 
     def _write_head(self) -> None:
         """Name the innermost phase in the first line of the file; what the disk refuses costs no more than the name."""
@@ -218,8 +215,11 @@ class Watchdog:
         self._write_stacks(what)
         with suppress(OSError):
             (self._stacks / _WANTED).touch()
-        # A launcher ends the other ranks as soon as this one is gone.
-        self._wait_for_others()
+        # A launcher ends the other ranks as soon as this one is gone: each gets the time to write its stacks.
+        for _ in range(_PATIENCE):
+            if all(file.stat().st_size > _HEAD_BYTES for file in self._stacks.glob("rank-*.txt")):
+                break
+            time.sleep(self._interval)
         error = RunError(
             f"{what} (run.phase_timeout). Where every rank was is in {self._stacks}; go on from the last checkpoint "
             f"with: exgrpo train --resume --output {self._run}"
@@ -228,13 +228,6 @@ class Watchdog:
         sys.stderr.flush()
         # The main thread hangs: nothing but the end of the process ends it.
         os._exit(error.exit_code)
-
-    def _wait_for_others(self) -> None:
-        """Until every rank has written its stacks, or one that cannot has been given its time."""
-        for _ in range(_PATIENCE):
-            if all(file.stat().st_size > _HEAD_BYTES for file in self._stacks.glob("rank-*.txt")):
-                return
-            time.sleep(self._interval)
 
     def _write_stacks(self, what: str) -> None:
         self._has_written = True

@@ -10,9 +10,10 @@ import pytest
 from exgrpo_cli.base.types import AnswerFormat, Verdict
 from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.grading import GradingItem, GradingPool, choice, extract, plain, pool
-from exgrpo_cli.grading.routes import MOST_CHARS_HERE, route_item, routes_of
+from exgrpo_cli.grading.routes import route_item, routes_of
 
 FORMAT = AnswerFormat(opens_think=False, requires_box=True, require_eos=False)
+LONG = 1 << 16
 PIECES = {
     "nested boxes": (r"\boxed{", "}"),
     "unclosed boxes": (r"\boxed{", ""),
@@ -90,24 +91,21 @@ def steps(text: str, grader: str) -> int:
 def test_what_the_caller_does_grows_with_the_length_of_a_text_and_no_faster(counted: None, grader: str) -> None:
     for name, (piece, closing) in PIECES.items():
         for boxed in (False, True):
-            half, whole = (
-                steps(hostile(piece, closing, length, boxed=boxed), grader)
-                for length in (MOST_CHARS_HERE // 2, MOST_CHARS_HERE)
-            )
+            half, whole = (steps(hostile(piece, closing, length, boxed=boxed), grader) for length in (LONG // 2, LONG))
             # Of a line with "answer" in it 2,000 characters are read from each "answer" on, whatever the length.
             assert whole <= 2.2 * half + 1000, (name, boxed)
-            assert whole <= 30 * MOST_CHARS_HERE, (name, boxed)
+            assert whole <= 30 * LONG, (name, boxed)
 
 
 def test_what_the_caller_holds_is_a_few_times_the_text() -> None:
     for name in ("nested boxes", "unclosed boxes", "announcements"):
-        text = hostile(*PIECES[name], MOST_CHARS_HERE, boxed=False)
+        text = hostile(*PIECES[name], LONG, boxed=False)
         item = GradingItem(gold="7", response=text, finished=True, answer_format=FORMAT, options=("7", "8"))
         tracemalloc.start()
         route_item(routes_of("choice", 2000)["choice"], item)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert peak < 64 * MOST_CHARS_HERE, name
+        assert peak < 64 * LONG, name
 
 
 def test_the_notation_of_an_answer_is_not_even_loaded_where_it_is_asked_for() -> None:
