@@ -32,20 +32,18 @@ def rng(seed: int = 0) -> np.random.Generator:
 def test_average_weighs_questions_alike():
     # Counts 0, 2 and 4 of 4: pass rates 0, 1/2 and 1, mean 1/2.
     score = avg_at_k(np.array([0, 2, 4]), 4, rng())
-    assert score.value == pytest.approx(0.5)
-    assert (score.samples, score.questions) == (4, 3)
+    assert (score.value, score.samples, score.questions) == (pytest.approx(0.5), 4, 3)
+    with pytest.raises(ValueError, match="at least one question"):
+        avg_at_k(np.array([], dtype=np.int64), 4, rng())
 
 
-def test_one_sample_per_question_uses_wilson():
+def test_one_sample_per_question_uses_wilson_which_has_a_width_at_the_ends():
     # 8 of 20, z = 1.959964: the textbook interval, and SciPy's.
     score = avg_at_k(np.array([1] * 8 + [0] * 12), 1, rng())
     expected = stats.binomtest(8, 20).proportion_ci(0.95, method="wilson")
     assert (score.low, score.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
-
-
-def test_wilson_has_a_width_at_the_ends():
-    z2 = NormalDist().inv_cdf(0.975) ** 2
     # At 0 of n the upper end is z^2 / (n + z^2).
+    z2 = NormalDist().inv_cdf(0.975) ** 2
     assert wilson(0.0, 30) == (0.0, pytest.approx(z2 / (30 + z2)))
     assert wilson(30.0, 30) == (pytest.approx(30 / (30 + z2)), 1.0)
 
@@ -113,12 +111,9 @@ def test_t_interval_by_hand():
     assert (interval.mean, interval.low, interval.high) == pytest.approx((0.6, 0.351586, 0.848414), abs=1e-6)
     one = t_interval([0.5])
     assert (one.mean, one.low, one.high) == (0.5, 0.5, 0.5)
-
-
-def test_a_t_interval_of_rates_stays_between_0_and_1():
-    """0.96 +- 0.172: as a rate, up to 1 alone."""
+    # 0.96 +- 0.172: as a rate, up to 1 alone.
     above = t_interval([0.9, 0.98, 1.0], bounds=(0.0, 1.0))
-    assert above.high == 1.0 and above.low == pytest.approx(t_interval([0.9, 0.98, 1.0]).low)
+    assert (above.low, above.high) == (pytest.approx(t_interval([0.9, 0.98, 1.0]).low), 1.0)
     assert t_interval([0.0, 0.1], bounds=(0.0, 1.0)).low == 0.0
 
 
@@ -156,9 +151,6 @@ def test_pass_at_1_has_the_interval_of_the_average():
 
 def test_the_k_of_a_curve():
     assert [pass_at_ks(samples) for samples in (1, 2, 6, 32)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8, 16, 32]]
-
-
-def test_pass_at_k_refuses_more_than_was_sampled():
     with pytest.raises(ValueError, match="pass@9 cannot be estimated from 8 samples: use k from 1 to 8"):
         pass_at_k_by_question(np.array([1]), 8, 9)
 
@@ -226,11 +218,6 @@ def test_holm_keeps_the_chance_of_any_false_difference():
     tables = rng(1).random((4000, 10))
     assert np.mean([min(table) < 0.05 for table in tables]) == pytest.approx(1 - 0.95**10, abs=0.03)
     assert np.mean([min(holm(list(table))) < 0.05 for table in tables]) == pytest.approx(0.049, abs=0.012)
-
-
-def test_no_questions_is_no_score():
-    with pytest.raises(ValueError, match="at least one question"):
-        avg_at_k(np.array([], dtype=np.int64), 4, rng())
 
 
 @pytest.mark.slow

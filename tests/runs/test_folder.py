@@ -31,12 +31,17 @@ def test_cutting_back_drops_later_steps_and_a_torn_line(tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.samples.iterdir()) == ["step-000001.jsonl", "step-000002.jsonl"]
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    """A file in the folder's place stands for one that is read-only, which root can write all the same."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        InputError, match=r"file/run cannot be written: .*file is not a writable folder \(Not a directory\)"
-    ):
+    unmade = r"file/run cannot be written: .*file is not a writable folder \(Not a directory\)"
+    with pytest.raises(InputError, match=unmade):
         RunFolder.create(tmp_path / "file" / "run")
+    refused = pytest.raises(InputError, match=r"file cannot be written \(.*\): allow it, or go on with a copy")
+    with refused, RunFolder(tmp_path / "file").locked():
+        pass
+    with pytest.raises(InputError, match=r"is not a run folder: it has no config.toml"):
+        RunFolder.existing(tmp_path)
 
 
 def test_only_a_folder_that_holds_a_run_is_said_to_resume(tmp_path: Path) -> None:
@@ -64,19 +69,6 @@ def test_a_folder_that_was_killed_while_it_was_set_up_is_made_anew(tmp_path: Pat
         RunFolder.create(tmp_path / "run")
     (tmp_path / "empty").mkdir()
     assert RunFolder.create(tmp_path / "empty").samples.is_dir()
-
-
-def test_a_folder_without_a_configuration_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"is not a run folder: it has no config.toml"):
-        RunFolder.existing(tmp_path)
-
-
-def test_a_folder_that_cannot_be_locked_is_named(tmp_path: Path) -> None:
-    """A file in the folder's place stands for one that is read-only, which root can write all the same."""
-    (tmp_path / "run").write_text("")
-    refused = pytest.raises(InputError, match=r"run cannot be written \(.*\): allow it, or go on with a copy")
-    with refused, RunFolder(tmp_path / "run").locked():
-        pass
 
 
 @pytest.mark.parametrize(("requested", "cores", "expected"), [(0, 1, 1), (0, 2, 1), (0, 16, 8), (3, 2, 3)])
