@@ -164,35 +164,29 @@ def _without_name(gold: str, answer: str) -> Compared:
     return (_split_name(gold) or (gold, gold))[1], (_split_name(answer) or (answer, answer))[1]
 
 
-def _without_approximation(gold: str, answer: str) -> Compared:
+def _approximated(text: str, other: str) -> str:
     r"""The side of `2\pi \approx 6.28` to be compared with the other text: the approximation with a decimal."""
-
-    def one_side(text: str, other: str) -> str:
-        sides = [side.strip() for side in _APPROXIMATELY.split(text)]
-        if len(sides) != 2 or not all(sides):
-            return text
-        return sides[1] if _NAME.fullmatch(sides[0]) or _DECIMAL.fullmatch(other) else sides[0]
-
-    return one_side(gold, answer), one_side(answer, gold)
+    sides = [side.strip() for side in _APPROXIMATELY.split(text)]
+    if len(sides) != 2 or not all(sides):
+        return text
+    return sides[1] if _NAME.fullmatch(sides[0]) or _DECIMAL.fullmatch(other) else sides[0]
 
 
-def _as_tuples(gold: str, answer: str) -> Compared:
-    """Both as tuples where one of them is: `A(1,2)` without its name, `b=2, a=1` in the order of the alphabet."""
+def _without_named_tuple(gold: str, answer: str) -> Compared:
+    if _NAMED_TUPLE.fullmatch(gold) and _NAMED_TUPLE.fullmatch(answer):
+        return None
+    return _NAMED_TUPLE.sub(r"\1", gold), _NAMED_TUPLE.sub(r"\1", answer)
 
-    def one_side(text: str, other: str) -> str:
-        if not _TUPLE.fullmatch(other):
-            return text
-        point = _POINT.fullmatch(text)
-        if point:
-            return point[1]
-        values = [_SET_TO.fullmatch(part.strip()) for part in re.split(r"[,;]|\\text\s*\{\s*and\s*\}|\band\b", text)]
-        if len(values) < 2 or None in values or len({value[1] for value in values if value}) < len(values):
-            return text
-        return f"({','.join(value[2] for value in sorted(filter(None, values), key=lambda value: value[1]))})"
 
-    if _NAMED_TUPLE.fullmatch(gold) is None or _NAMED_TUPLE.fullmatch(answer) is None:
-        gold, answer = (_NAMED_TUPLE.sub(r"\1", side) for side in (gold, answer))
-    return one_side(gold, answer), one_side(answer, gold)
+def _as_tuple(text: str, other: str) -> str:
+    """A tuple where the other text is one: `A(1,2)` without its name, `b=2, a=1` in the order of the alphabet."""
+    if not _TUPLE.fullmatch(other):
+        return text
+    if point := _POINT.fullmatch(text):
+        return point[1]
+    values = [_SET_TO.fullmatch(part.strip()) for part in re.split(r"[,;]|\\text\s*\{\s*and\s*\}|\band\b", text)]
+    by_name = {value[1]: value[2] for value in values if value}
+    return f"({','.join(by_name[name] for name in sorted(by_name))})" if len(by_name) == len(values) > 1 else text
 
 
 def _without_shared_name(gold: str, answer: str) -> Compared:
@@ -363,10 +357,16 @@ def _other(test: Callable[[str, str], bool]) -> Callable[[str, str], Compared]:
     return lambda gold, answer: False if test(gold, answer) else None
 
 
+def _each(one_side: Callable[[str, str], str]) -> Callable[[str, str], Compared]:
+    """A step that writes each text anew by the other one."""
+    return lambda gold, answer: (one_side(gold, answer), one_side(answer, gold))
+
+
 _STEPS: tuple[Callable[[str, str], Compared], ...] = (
     _same(same_text),
-    _without_approximation,
-    _as_tuples,
+    _each(_approximated),
+    _without_named_tuple,
+    _each(_as_tuple),
     _without_labels,
     _without_shared_name,
     _without_name,

@@ -208,15 +208,9 @@ def surely_differ(gold: Any, answer: Any) -> bool:
     they are not the same expression. All else is left to math-verify, and so is every kind of expression for which it
     has rules of its own: percentages, words (lone symbols among them), sets, relations, matrices.
     """
-    if not all(isinstance(value, sympy.Expr) and not isinstance(value, sympy.Symbol) for value in (gold, answer)):
+    if isinstance(gold, sympy.Symbol) or isinstance(answer, sympy.Symbol):
         return False
-    gold_value = _generic_value(gold)
-    answer_value = None if gold_value is None else _generic_value(answer)
-    if answer_value is None:
-        return False
-    with mpmath.workdps(_DIGITS):
-        scale = max(1, abs(gold_value), abs(answer_value))
-        return bool(abs(gold_value - answer_value) > _FAR_APART * scale)
+    return _are_close(gold, answer, _FAR_APART) is False
 
 
 def _same_complex_number(gold: Any, answer: Any) -> bool:
@@ -230,11 +224,16 @@ def _same_complex_number(gold: Any, answer: Any) -> bool:
     if {letter.name for letter in letters} != {"i"}:
         return False
     units = dict.fromkeys(letters, sympy.I)
-    gold_value, answer_value = (_generic_value(value.subs(units)) for value in (gold, answer))
-    if gold_value is None or answer_value is None:
-        return False
+    return _are_close(gold.subs(units), answer.subs(units), _CLOSE) is True
+
+
+def _are_close(first: Any, second: Any, share: Any) -> bool | None:
+    """Whether values differ by no more than a share of the larger one, 1 at least; None where one is out of reach."""
+    values = [_generic_value(value) if isinstance(value, sympy.Expr) else None for value in (first, second)]
+    if None in values:
+        return None
     with mpmath.workdps(_DIGITS):
-        return bool(abs(gold_value - answer_value) <= _CLOSE * max(1, abs(gold_value)))
+        return bool(abs(values[0] - values[1]) <= share * max(1, *map(abs, values)))
 
 
 @lru_cache(maxsize=1024)

@@ -20,16 +20,11 @@ from exgrpo_cli.grading.plain import tables, verdict_of
 _LATEX_THEN_EXPRESSION = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
 _UNITS = sorted(tables()["oat"]["units"].split(), key=len, reverse=True)
 _UNIT_WORD = re.compile(rf"(^|\W)(?:{'|'.join(_UNITS)})s?(?=$|\W)")
-_LONG_UNITS = re.compile(
-    r"(?:degree|centimeter|cm|meter|mile|second|minute|hour|day|week|month|year|foot|feet|inch|yard)(?:es)?s?\s*"
-    r"(?:\^[0-9]+)?"
-)
 _WHOLE_TEXT = re.compile(r"\\text\{(.+?)\}")
 _LAST_TEXT = re.compile(r"\\text\{.*?\}$")
 _THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?:[^0-9]|$))")
 _BARE_FRACTION = re.compile(r"-?[0-9]+.?/0*[1-9][0-9]*.?")
 _TOO_HARD = re.compile(r"\^[{(]|\^[0-9]+\^|\^[0-9][0-9]")
-_NUMBER_WORDS: dict[str, str] = tables()["oat"]["numbers"]
 _SIGNS: dict[str, str] = tables()["oat"]["signs"]
 
 
@@ -46,23 +41,22 @@ def _as_text(answer: str) -> str:
     text = answer.strip()
     whole = _WHOLE_TEXT.fullmatch(text)
     text = whole[1].strip() if whole else text
-    for pattern, replacement in tables()["oat"]["plain_text"]:
-        text = re.sub(pattern, replacement, text)
+    text = _replaced(text, "before_units")
     text = _LAST_TEXT.sub("", text).strip() or text
     for _ in range(2):
         text = _UNIT_WORD.sub(r"\1", text) or text
-    text = re.sub(r"\^\{\\circ\}|\^\\circ|\\\$|\\?%", "", text)
-    text = text.partition(r"\text{ ")[0]
-    text = re.sub(r"\A\.", "0.", text.replace(" .", " 0.").replace("{.", "{0."))
+    text = _replaced(text, "without_units")
     name, equals, value = text.partition("=")
     if equals and "=" not in value and len(name) <= 2:
         text = value
-    text = re.sub(r"\\sqrt(?!\{)(.)", r"\\sqrt{\1}", text).replace(" ", "")
-    text = re.sub(r"\\frac([^{])([^{])", r"\\frac{\1}{\2}", text)
-    text = re.sub(r"\\frac([^{])(?=\{)", r"\\frac{\1}", text)
-    if text == "0.5":
-        return r"\frac{1}{2}"
-    return re.sub(r"\A(-?(?:0|[1-9][0-9]*))/(-?(?:0|[1-9][0-9]*))\Z", r"\\frac{\1}{\2}", text)
+    return _replaced(text, "last")
+
+
+def _replaced(text: str, table: str) -> str:
+    """The text after the rules of a table of Oat's, in their order."""
+    for pattern, replacement in tables()["oat"][table]:
+        text = re.sub(pattern, replacement, text)
+    return text
 
 
 def _same_under_sympy(gold: str, answer: str) -> bool:
@@ -98,10 +92,7 @@ def _as_formula(answer: str) -> str:
     """An answer as a line that sympy reads."""
     whole = _WHOLE_TEXT.fullmatch(answer)
     text = whole[1] if whole else answer
-    text = re.sub(r"\\?[%$]", "", text).replace(" or ", " , ").replace(" and ", " , ")
-    for word, factor in _NUMBER_WORDS.items():
-        text = text.replace(word, factor)
-    text = re.sub(r"\^ *\\circ", "", _LONG_UNITS.sub("", text))
+    text = _replaced(text, "formula")
     if text.startswith("{") and text.endswith("}"):
         text = text[1:-1]
     text = re.sub(r",\\! *", "", text)
