@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -142,17 +142,17 @@ class Ranks:
         """Let rank 0 do `work` and hand its result, or the error a user can act on, to all ranks."""
         if self.world_size == 1:
             return work()
-        if not self.is_main:
-            result, error = self._broadcast(None)
-            if error is not None:
-                raise error
-            return result
-        try:
-            result = work()
-        except ExgrpoError as error:
-            self._broadcast((None, error))
-            raise
-        self._broadcast((result, None))
+        box: list[Any] = [(None, None)]
+        if self.is_main:
+            try:
+                box = [(work(), None)]
+            except ExgrpoError as error:
+                box = [(None, error)]
+        with _naming_the_cause("hear from rank 0"):
+            dist.broadcast_object_list(box, src=0, group=self._objects)
+        result, refusal = box[0]
+        if refusal is not None:
+            raise refusal
         return result
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
@@ -195,15 +195,13 @@ class Ranks:
             yield
         except BaseException as error:
             # The launcher now asks every rank to stop, which this one is doing already: it has a last line to write.
-            if threading.current_thread() is threading.main_thread():
+            with suppress(ValueError):  # outside the main thread signals cannot be caught
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
             leaving.set()
-            own, first = f"{self.rank}:{_exit_code(error)}", None
-            try:
+            own = first = f"{self.rank}:{_exit_code(error)}"
+            # The store may have gone with the rank that kept it: nobody knows who spoke.
+            with suppress(RuntimeError):
                 first = self._store.compare_set(ENDED_KEY, "", own).decode()
-            except RuntimeError:
-                # The store went with the rank that kept it, and nobody knows who spoke.
-                first = own
             code = int(first.partition(":")[2])
             # Groups that a dead rank belonged to cannot be taken down in order; the interpreter would abort over them.
             atexit.register(_leave, code)
@@ -216,12 +214,6 @@ class Ranks:
             watch.join(timeout=GRACE_SECONDS)
         if dist.is_initialized():
             dist.destroy_process_group()
-
-    def _broadcast(self, value: Any) -> Any:
-        box = [value]
-        with _naming_the_cause("hear from rank 0"):
-            dist.broadcast_object_list(box, src=0, group=self._objects)
-        return box[0]
 
 
 ALONE = Ranks()
@@ -237,8 +229,8 @@ def _naming_the_cause(work: str) -> Iterator[None]:
             raise
         raise RunError(
             f"rank {os.environ.get('RANK', 0)} could not {work}: one of them has ended or hangs "
-            f"({first_line(error)[:200]}). If it "
-            "left no error of its own it was killed, most often for want of memory; go on with --resume."
+            f"({first_line(error)[:200]}). If it left no error of its own it was killed, most often for want of "
+            "memory; go on with --resume."
         ) from error
 
 
@@ -270,11 +262,10 @@ def _watch(store: dist.Store, launcher: int, leaving: threading.Event) -> None:
         if not orphaned and os.getppid() != launcher:
             orphaned = True
             os.kill(os.getpid(), signal.SIGTERM)
-        try:
+        ended = False
+        # If the rank that kept the store is gone, gloo and the launcher will say so to the main thread.
+        with suppress(RuntimeError):
             ended = store.check([ENDED_KEY])
-        except RuntimeError:
-            # The rank that kept the store is gone; gloo and the launcher will say so to the main thread.
-            ended = False
         if ended and not leaving.wait(GRACE_SECONDS):
             os._exit(int(store.get(ENDED_KEY).decode().partition(":")[2]))
 

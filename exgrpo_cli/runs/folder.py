@@ -59,10 +59,7 @@ class RunFolder:
                 shutil.rmtree(path)
         cls.check_new(path)
         absent = [parent for parent in path.parents if not parent.exists()]
-        try:
-            path.mkdir(parents=True)
-        except OSError as error:
-            raise InputError(f"{path} cannot be created ({error.strerror}): choose another --output.") from error
+        path.mkdir(parents=True)
         folder = cls(path)
         folder._made = absent
         for child in (folder.data, folder.checkpoints, folder.samples, folder.plots):
