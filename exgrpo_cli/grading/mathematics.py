@@ -229,7 +229,7 @@ def _same_complex_number(gold: Any, answer: Any) -> bool:
 
 def _are_close(first: Any, second: Any, share: Any) -> bool | None:
     """Whether values differ by no more than a share of the larger one, 1 at least; None where one is out of reach."""
-    values = [_generic_value(value) if isinstance(value, sympy.Expr) else None for value in (first, second)]
+    values: list[Any] = [_generic_value(value) if isinstance(value, sympy.Expr) else None for value in (first, second)]
     if None in values:
         return None
     with mpmath.workdps(_DIGITS):
