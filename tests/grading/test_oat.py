@@ -28,6 +28,8 @@ FORMULAS = (
 NO_FORMULAS = (
     "", "(", "1+", "()", "x=5", "1,2", "x.real", "__import__('os')", "2//3", "[1]", "x<y", "2**", "*2", "2!!",
     "lambda:1", "(" * 500 + "1" + ")" * 500, "x^" * 500 + "x",
+    # Python reads integers of at most 4,300 digits.
+    "9" * 5000,
 )  # fmt: skip
 
 
@@ -69,8 +71,3 @@ def test_a_hostile_answer_is_killed_like_any_other() -> None:
 def test_golds_and_pairs(pool: GradingPool) -> None:
     assert pool.verify_gold(["7", r"\frac{1}{2}", " "]) == [Verdict.CORRECT, Verdict.CORRECT, Verdict.UNPARSABLE_GOLD]
     assert pool.same_answer([(r"\boxed{0.5}", r"\boxed{\frac12}"), ("1", "2")]) == [True, False]
-
-
-def test_more_digits_than_python_reads_are_no_formula() -> None:
-    with pytest.raises(NotAFormulaError, match="5000 digits"):
-        read_formula("9" * 5000)
