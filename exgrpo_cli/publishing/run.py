@@ -230,20 +230,20 @@ def _write_rows(package: Package, run: Path, source: str, reader: LedgerReader) 
         with pq.ParquetWriter(folder / f"train-{number:05d}.parquet", ROW_SCHEMA, compression="zstd") as file:
             for first in range(0, len(part), BATCH):
                 rows = part.slice(first, BATCH)
-                file.write_table(
-                    pa.table([*rows.columns, *_texts_and_bodies(package, run, source, reader, rows)], schema=ROW_SCHEMA)
-                )
+                more = _texts_and_bodies(run, source, reader, rows, package.private)
+                file.write_table(pa.table([*rows.columns, *more], schema=ROW_SCHEMA))
     return len(table)
 
 
 def _texts_and_bodies(
-    package: Package, run: Path, source: str, reader: LedgerReader, rows: pa.Table
+    run: Path, source: str, reader: LedgerReader, rows: pa.Table, private: Private
 ) -> list[list[Any]]:
+    """What a published trajectory has beside the ledger's row, as columns: texts, token ids, log-probs."""
     ids, owners = (rows.column(name).to_pylist() for name in ("trajectory_id", "question_id"))
     questions, responses = record.question_texts(run, sorted(set(owners))), record.response_texts(run, source, ids)
     texts = [questions.get(owner, record.QuestionText()) for owner in owners]
-    package.private.check_rows((f"{text.text}\n{text.answer}" for text in texts), "the questions")
-    package.private.check_rows(responses.values(), "the responses")
+    private.check_rows((f"{text.text}\n{text.answer}" for text in texts), "the questions")
+    private.check_rows(responses.values(), "the responses")
     asked = [[text.text or None for text in texts], [text.answer or None for text in texts]]
     return [*asked, [responses.get(each) for each in ids], *map(list, zip(*reader.bodies(ids), strict=True))]
 

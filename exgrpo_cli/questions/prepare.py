@@ -136,8 +136,8 @@ class PrepareReport:
     def lines(self) -> list[str]:
         """The report as text."""
         read, report, source = self.reading, self.to_json(), self.reading.source
-        parts = (source.split, source.revision and f"at {source.revision[:12]}")
-        where = "".join(f" {part}" for part in (source.name, *parts) if part)[1:]
+        commit = source.revision and f"at {source.revision[:12]}"
+        where = " ".join(part for part in (source.name, source.split, commit) if part)
         lines = [
             f"{where}: {read.layout} layout, {self.seconds:.1f} s",
             f"  {read.num_read:>8,} read",

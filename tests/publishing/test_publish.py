@@ -23,7 +23,7 @@ from tokenizers.models import WordLevel
 from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.commands.train import TrainOptions
 from exgrpo_cli.ledger.reader import LedgerReader
-from exgrpo_cli.ledger.schemas import SCHEMAS
+from exgrpo_cli.ledger.schemas import SCHEMAS, TABLES
 from exgrpo_cli.publishing.hub import ROWS, local_run
 from exgrpo_cli.publishing.package import Private
 from exgrpo_cli.publishing.run import MEANINGS, ROW_SCHEMA
@@ -59,9 +59,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     (model / "config.json").write_text(json.dumps({"model_type": "qwen2", "_name_or_path": "/srv/models/base-model"}))
     (model / "README.md").write_text("the run's own card")
-    (run / "environment.json").write_text(
-        json.dumps({"exgrpo": "0.1.0", "node": HOST, "train_questions_sha256": "q", "packages": {}})
-    )
+    environment = {"exgrpo": "0.1.0", "node": HOST, "train_questions_sha256": "q", "packages": {}}
+    (run / "environment.json").write_text(json.dumps(environment))
     with (run / "metrics.jsonl").open("a") as file:
         reason = f"lost {HOST}: http://gpu17.cluster.internal:8000/v1"
         file.write(json.dumps({"step": 9, "optim/skip_reason": reason}) + "\n")
@@ -70,9 +69,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     asked = {"prompt": f"{HOST} asks", "answer": "7", "reward": 1.0, "verdict": "correct", "num_tokens": 9}
     sample = asked | {"text": f"see {root}/notes.txt & {HOST}", "experiential": False}
     (run / "samples/step-000008.jsonl").write_text(json.dumps(sample) + "\n")
-    summary = json.loads((run / "summary.json").read_text())
-    summary["heldout"]["set"] = "algebra-heldout"
-    (run / "summary.json").write_text(json.dumps(summary | {"backbone": "base"}))
+    heldout = json.loads((run / "summary.json").read_text())["heldout"]
+    change(run / "summary.json", backbone="base", heldout=heldout | {"set": "algebra-heldout"})
     return run
 
 
@@ -102,6 +100,11 @@ pytestmark = [
     # The hub's client hands large files to its transport in a way that the transport's next version will not take.
     pytest.mark.filterwarnings("ignore:Use 'content:DeprecationWarning"),
 ]
+
+
+def change(path: Path, **values: object) -> None:
+    """Set members of a JSON file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> str:
@@ -136,8 +139,7 @@ def test_a_published_run_is_a_model_with_its_card_and_a_ledger_that_is_a_run_aga
     fetched = local_run("hf://me/algebra")
     ours, theirs = LedgerReader(run / "replay"), LedgerReader(fetched / "replay")
     assert theirs.dropped == "" and theirs.last_step == ours.last_step
-    for table in ("trajectories", "scores", "draws", "visits", "replays", "events"):
-        assert theirs.table(table).equals(ours.table(table))
+    assert all(theirs.table(table).equals(ours.table(table)) for table in TABLES if table != "bodies")
     ids = ours.trajectories().column("trajectory_id").to_pylist()
     assert len(ids) > 100
     for mine, other in zip(ours.bodies(ids), theirs.bodies(ids), strict=True):
@@ -178,8 +180,7 @@ def test_the_data_set_loads_with_datasets_and_equals_the_ledger(run, hub, tmp_pa
 def test_every_column_is_described():
     meanings = tomllib.loads(MEANINGS.read_text())
     assert list(meanings[ROWS]) == ROW_SCHEMA.names
-    for table in ("scores", "draws", "visits", "replays", "events"):
-        assert list(meanings[table]) == SCHEMAS[table].names
+    assert all(list(meanings[table]) == SCHEMAS[table].names for table in TABLES[2:])
 
 
 def test_a_dry_run_lists_files_and_sizes_and_asks_nobody(run, monkeypatch, capsys):
@@ -300,9 +301,7 @@ def test_what_cannot_be_published_or_fetched_is_one_line(run, hub, tmp_path, cap
     (tmp_path / "young").mkdir()
     write_config(tmp_path / "young", SyntheticRun())
     unscored = shutil.copytree(run, tmp_path / "unscored")
-    summary = json.loads((run / "summary.json").read_text())
-    summary["heldout"] = {"set": "none", "before": {}, "after": {}}
-    (unscored / "summary.json").write_text(json.dumps(summary))
+    change(unscored / "summary.json", heldout={"set": "none", "before": {}, "after": {}})
     hub.repositories["dataset", "me/words"] = Repository(files={"a.jsonl": b"{}"})
     for command, text in {
         f"publish {tmp_path / 'young'} --to me/x": "has no final model yet. Go on with exgrpo train --resume",
@@ -342,9 +341,7 @@ def test_a_study_is_published_as_tables_with_its_page(hub, tmp_path, capsys):
             folder.parent.mkdir(parents=True, exist_ok=True)
             write_run(folder, SyntheticRun(steps=4, num_questions=30, questions_per_step=4, seed=seed))
             score = {"pass_at_1": 0.5 + 0.1 * seed, "low": 0.4, "high": 0.7, "questions": 50, "samples": 4}
-            summary = json.loads((folder / "summary.json").read_text())
-            summary |= {"seed": seed, "heldout": {"set": "h", "before": score, "after": score}}
-            (folder / "summary.json").write_text(json.dumps(summary))
+            change(folder / "summary.json", seed=seed, heldout={"set": "h", "before": score, "after": score})
             write_result(folder / "result.json", result_of([2 + seed, 2]))
             with (folder / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps({"step": 5, "optim/skip_reason": f"{HOST} lost {tmp_path}/x.bin"}) + "\n")
