@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.base.files import NUMBER, Shape, read_json, require_shape
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.config.settings import PINNED, Config, resolve
+from exgrpo_cli.config.settings import PINNED, Config, flat, resolve
 from exgrpo_cli.endpoints.heldout import new_fall, read_validations
 from exgrpo_cli.runs.folder import RunFolder, RunMetrics, read_json_lines, read_metrics
 from exgrpo_cli.runs.manifest import find_changes
@@ -234,12 +234,12 @@ def differing_settings(config: Config) -> list[list[str]]:
         usual = resolve([])
     if config.rollout.logprobs == config.usual_logprobs:
         config = replace(config, rollout=replace(config.rollout, logprobs="auto"))
-    ours, theirs = asdict(config), asdict(usual)
+    # A method of another composition has other keys of replay.
+    theirs = flat(usual)
     return [
-        [f"{part}.{key}", str(value), str(theirs[part][key])]
-        for part, values in ours.items()
-        for key, value in values.items()
-        if value != theirs[part][key] and f"{part}.{key}" not in PINNED
+        [name, str(value), str(theirs.get(name, tables.NO_VALUE))]
+        for name, value in flat(config).items()
+        if value != theirs.get(name) and name not in PINNED
     ]
 
 
