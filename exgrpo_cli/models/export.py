@@ -36,6 +36,13 @@ print(tokenizer.decode(response[0, inputs["input_ids"].shape[1]:], skip_special_
 """
 
 
+def sampling_defaults(eos_ids: int | list[int], pad_id: int) -> GenerationConfig:
+    """What `generate` does unless told otherwise: sample from the whole distribution, as training does."""
+    return GenerationConfig(
+        do_sample=True, temperature=1.0, top_k=0, top_p=1.0, eos_token_id=eos_ids, pad_token_id=pad_id
+    )
+
+
 def export_model(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -57,14 +64,8 @@ def export_model(
             model.config.save_pretrained(partial)
             write_shards(weights, partial, stored={name for name, _ in model.named_parameters()})
         tokenizer.save_pretrained(partial)
-        GenerationConfig(
-            do_sample=True,
-            temperature=1.0,
-            top_k=0,
-            top_p=1.0,
-            eos_token_id=list(eos_ids),
-            pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos_ids[0],
-        ).save_pretrained(partial)
+        pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos_ids[0]
+        sampling_defaults(list(eos_ids), pad_id).save_pretrained(partial)
         if card is not None:
             (partial / "README.md").write_text(card, encoding="utf-8")
 

@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, pre_tokenizers
-from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from exgrpo_cli.config.sections.run import TinySettings
 from exgrpo_cli.models.cache import cached_folder
+from exgrpo_cli.models.export import sampling_defaults
 from exgrpo_cli.models.warm_start import RECIPES, WarmStartRecipe, warm_start
 
 MAX_TOKENS = 8192
@@ -101,14 +102,7 @@ def make_model(settings: TinySettings, tokenizer: Qwen2Tokenizer) -> Qwen2ForCau
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         model = Qwen2ForCausalLM(config)
-    model.generation_config = GenerationConfig(
-        do_sample=True,
-        temperature=1.0,
-        top_p=1.0,
-        top_k=0,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    model.generation_config = sampling_defaults(tokenizer.eos_token_id, tokenizer.pad_token_id)
     return model
 
 
