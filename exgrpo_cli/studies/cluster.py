@@ -55,18 +55,13 @@ class Slurm:
     _queried: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def of_study(cls, study: Study, settings: SlurmSettings) -> "Slurm":
-        """Raises InputError for several hosts a run, and for a cluster or a folder that cannot be used."""
-        if settings.nodes > 1:
+    def of(cls, study: Study, settings: SlurmSettings) -> "Slurm":
+        """Raises InputError for several runs of several hosts, and for a cluster or a folder that cannot be used."""
+        if settings.nodes > 1 and len(study.runs) > 1:
             raise InputError(
                 f"slurm.nodes = {settings.nodes}: each run of a study has one host; `exgrpo train --launcher slurm` "
                 "spreads one run over several."
             )
-        return cls.of(study, settings)
-
-    @classmethod
-    def of(cls, study: Study, settings: SlurmSettings) -> "Slurm":
-        """Raises InputError for a cluster or a folder that cannot be used."""
         make_writable(study.folder)
         require_slurm()
         require_shared(study.folder, MOUNTS.read_text(), shared=settings.shared)

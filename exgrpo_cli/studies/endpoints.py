@@ -181,11 +181,6 @@ def valid_pass_at_1(result: RunResult) -> Float64[np.ndarray, " questions"]:
     return np.array([]) if result.after_valid is None else result.after_valid / result.samples
 
 
-def beyond_pass_at_1(result: RunResult) -> Float64[np.ndarray, " questions"]:
-    """Pass@n less pass@1 of each held-out question."""
-    return pass_at_n(result) - pass_at_1(result)
-
-
 def newly_solved_at_end(result: RunResult) -> float | None:
     """Share of the held-out questions without a correct response before training that have one after it."""
     unsolved = result.before == 0
@@ -239,7 +234,7 @@ ENDPOINTS: Mapping[str, Endpoint] = {
     "pass_at_n": Endpoint("held-out pass@n", pass_at_n),
     "valid_pass_at_1": Endpoint("held-out pass@1, right in every step", valid_pass_at_1),
     "pass_at_1_oat": Endpoint("held-out pass@1 by oat", lambda result: result.second_graders.get("oat")),
-    "beyond_pass_at_1": Endpoint("pass@n less pass@1", beyond_pass_at_1),
+    "beyond_pass_at_1": Endpoint("pass@n less pass@1", lambda result: pass_at_n(result) - pass_at_1(result)),
     "area": Endpoint("area under the curve", lambda result: result.area),
     "newly_solved": Endpoint("unsolved questions ever solved", lambda result: result.newly_solved),
     "newly_solved_at_end": Endpoint("unsolved questions solved at the end", newly_solved_at_end),

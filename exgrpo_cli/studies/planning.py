@@ -232,9 +232,9 @@ def _require_same_settings(study: Study, base: StudyBase) -> None:
     """
     runs, planned = list(study.runs), {run.folder for run in study.runs}
     for arm in study.arms:
-        begun = [path.parent for path in (study.folder / arm.folder_name).glob("seed-[0-9]*/config.toml")]
-        earlier = sorted(path for path in begun if path not in planned)
-        runs += [base.run(arm, int(path.name.removeprefix("seed-")), study.folder) for path in earlier[:1]]
+        begun = [path.parent for path in (study.folder / arm.folder_name).glob("seed-*/config.toml")]
+        seeds = [path.name.removeprefix("seed-") for path in sorted(begun) if path not in planned]
+        runs += [base.run(arm, int(seed), study.folder) for seed in seeds[:1] if seed.isdecimal()]
     for run in runs:
         path = run.folder / "config.toml"
         if not path.is_file():

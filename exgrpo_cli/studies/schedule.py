@@ -94,7 +94,7 @@ def compare(study: Study, *, jobs: int, quiet: bool, slurm: SlurmSettings | None
 
     if slurm is None:
         require_runnable(settle(study.runs[0].config, survey_machine())[1])
-    launcher = Processes(at_once=jobs_of(study, jobs)) if slurm is None else Slurm.of_study(study, slurm)
+    launcher = Processes(at_once=jobs_of(study, jobs)) if slurm is None else Slurm.of(study, slurm)
     reporter = make_reporter(quiet=quiet)
     try:
         run_study(study, launcher, reporter)

@@ -37,7 +37,7 @@ def main(
         if started_as_rank():
             return train_as_rank(settings, folder, resume=resume)
         threading.Thread(target=stop_with, args=(parent,), daemon=True).start()
-        resume = has_started(folder)
+        resume = (folder / "config.toml").is_file()
         config, _ = settle(asked_config(settings, folder, resume=resume), survey_machine())
         if config.run.nproc > 1 or rendezvous is not None:
             if config.run.device == "cpu":
@@ -50,11 +50,6 @@ def main(
     except ExgrpoError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
-
-
-def has_started(folder: Path) -> bool:
-    """Whether there is a run to go on with."""
-    return (folder / "config.toml").is_file()
 
 
 def asked_config(settings: Path, folder: Path, *, resume: bool) -> Config:

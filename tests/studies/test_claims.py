@@ -36,8 +36,8 @@ def test_each_run_is_planned_once_and_all_end_in_a_night_the_quick_ones_in_an_ho
     everything: Study, tmp_path: Path
 ) -> None:
     keys = [(config_hash(run.config), run.seed) for run in everything.runs]
-    assert len(set(keys)) == len(keys)
-    assert len({run.folder for run in everything.runs}) == len(keys)
+    assert len(set(keys)) == len(keys) == len({run.folder for run in everything.runs})
+    assert [arm.name for arm in everything.arms].count("hard-tail: exgrpo") == 1
     taken = estimate(everything, jobs=2)
     quick = estimate(plan_claims(chosen_claims("quick"), name="quick", root=tmp_path), jobs=2)
     assert taken is not None and taken <= NIGHT
@@ -125,10 +125,3 @@ def test_files_of_claims_that_cannot_be_told_apart_or_are_no_claims_are_one_line
         Path(mine[0]).write_text(wrong)
         with pytest.raises(InputError, match=said):
             plan_claims(chosen_claims(mine[0]), name="claims", root=tmp_path)
-
-
-def test_claims_of_one_regime_share_their_arms(tmp_path: Path) -> None:
-    both = chosen_claims("shaping,importance-correction")
-    study = plan_claims(both, name="claims", root=tmp_path)
-    assert [arm.name for arm in study.arms].count("hard-tail: exgrpo") == 1
-    assert len(study.runs) == sum(len({*each.arms}) * len(each.seeds) for each in both) - len(both[0].seeds)

@@ -78,7 +78,7 @@ SHARED = SlurmSettings(shared=True, partition="gpu", hours=1.0)
 
 
 def launched(study: Study, settings: SlurmSettings = SHARED) -> None:
-    schedule.run_study(study, tasks.Slurm.of_study(study, settings), SilentReporter())
+    schedule.run_study(study, tasks.Slurm.of(study, settings), SilentReporter())
 
 
 def starts(study: Study) -> dict[str, int]:

@@ -47,35 +47,29 @@ def test_every_result_would_be_missed_if_a_figure_of_it_changed(tmp_path: Path) 
         read_result(changed)
 
 
-def test_effects_on_some_of_the_questions_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    runpy.run_path(str(DOCS / "results" / "by_question.py"), run_name="__main__")
-    lines = capsys.readouterr().out.splitlines()
+def printed(capsys: pytest.CaptureFixture[str], script: str) -> list[str]:
+    runpy.run_path(str(DOCS / "results" / script), run_name="__main__")
+    return capsys.readouterr().out.splitlines()
+
+
+def test_effects_on_some_of_the_questions_are_those_of_the_notebook(capsys: pytest.CaptureFixture[str]) -> None:
+    notebook = (DOCS / "lab-notebook.md").read_text()
+    lines = printed(capsys, "by_question.py")
     assert len(lines) == 5 * 7 * 3
     assert {int(line.split(", ")[3]) for line in lines} >= {400, 254, 146, 200, 73, 181}
-
-
-def test_the_sampler_is_compared_with_the_trainer(capsys: pytest.CaptureFixture[str]) -> None:
-    runpy.run_path(str(DOCS / "results" / "sampler" / "compare.py"), run_name="__main__")
-    printed = capsys.readouterr().out.splitlines()
-    notebook = (DOCS / "lab-notebook.md").read_text()
-    effects = [re.search(r"[+-]\d.*", line) for line in printed]
-    assert len(printed) == 6 and all(effect and effect[0] in notebook for effect in effects)
-
-
-def test_what_is_gained_on_which_levels_is_in_the_notebook(capsys: pytest.CaptureFixture[str]) -> None:
-    runpy.run_path(str(DOCS / "results" / "by_level.py"), run_name="__main__")
-    printed = capsys.readouterr().out.splitlines()
-    assert len(printed) == 3 * 2 * 6
-    [other_seeds] = [line for line in printed if line.startswith("8 seeds from 440, pass@1, levels 5 to 7:")]
+    lines = printed(capsys, "sampler/compare.py")
+    effects = [re.search(r"[+-]\d.*", line) for line in lines]
+    assert len(lines) == 6 and all(effect and effect[0] in notebook for effect in effects)
+    lines = printed(capsys, "by_level.py")
+    assert len(lines) == 3 * 2 * 6
+    [other_seeds] = [line for line in lines if line.startswith("8 seeds from 440, pass@1, levels 5 to 7:")]
     effect = re.search(r"[+-]\d\S+ \[.*?\]", other_seeds)
-    assert effect and effect[0] in (DOCS / "lab-notebook.md").read_text()
+    assert effect and effect[0] in notebook
 
 
 def test_the_map_is_drawn_from_the_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.argv", ["map.py", str(tmp_path)])
-    runpy.run_path(str(DOCS / "results" / "map.py"), run_name="__main__")
-    printed = capsys.readouterr().out
+    assert "pass@1: exgrpo, search, 16 seeds from 360: +0.081 [0.061, 0.102]" in printed(capsys, "map.py")
     assert (tmp_path / "map.png").is_file()
-    assert "pass@1: exgrpo, search, 16 seeds from 360: +0.081 [0.061, 0.102]" in printed
