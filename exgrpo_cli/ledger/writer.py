@@ -1,6 +1,5 @@
 """The ledger's one writer: gathers the rows of a step, shows them to readers, and makes them durable by checkpoints."""
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -50,7 +49,7 @@ class LedgerWriter:
         # Of the live part of each table: its first step, the rows before it, and what it holds.
         self._closed, self._first_steps = dict(self.totals), dict.fromkeys(TABLES, self.last_step + 1)
         self._tables = {table: SCHEMAS[table].empty_table() for table in TABLES if table != BODIES}
-        self._rows: dict[str, dict[str, list[Any]]] = {table: defaultdict(list) for table in self._tables}
+        self._rows: dict[str, list[dict[str, Any]]] = {table: [] for table in self._tables}
         self._batches: list[tuple[pa.RecordBatch, bytes]] = []
         self._bodies: list[Body] = []
 
@@ -61,13 +60,15 @@ class LedgerWriter:
         else:
             cut_after(self.folder, self.last_step)
 
-    def append(self, table: str, **columns: Any) -> None:
-        """Add a row, or as many as there are values in the columns that are arrays or lists, to the next flush."""
-        sizes = {len(values) for values in columns.values() if isinstance(values, np.ndarray | list)}
-        num = sizes.pop() if sizes else 1
-        for name, values in columns.items():
-            many = values.tolist() if isinstance(values, np.ndarray) else values
-            self._rows[table][name] += many if isinstance(many, list) else [values] * num
+    def append(self, table: str, **row: Any) -> None:
+        """Add a row, all columns given, to what the next flush writes."""
+        self._rows[table].append(row)
+
+    def extend(self, table: str, num: int, **columns: Any) -> None:
+        """Add `num` rows; what is neither an array nor a list is the same in all of them."""
+        lists = [own.tolist() if isinstance(own, np.ndarray) else own for own in columns.values()]
+        many = [own if isinstance(own, list) else [own] * num for own in lists]
+        self._rows[table] += [dict(zip(columns, row, strict=True)) for row in zip(*many, strict=True)]
 
     def append_trajectory(self, body: Body, **row: Any) -> None:
         """Add a row of `trajectories` and its body; its id must be the next one."""
@@ -96,7 +97,8 @@ class LedgerWriter:
         tables, batches = {}, self._batches
         for table, rows in self._rows.items():
             # What may be null is where it is NaN.
-            new = [pa.array(rows[own.name], own.type, from_pandas=own.nullable) for own in SCHEMAS[table]]
+            columns = {own: [row[own.name] for row in rows] for own in SCHEMAS[table]}
+            new = [pa.array(values, own.type, from_pandas=own.nullable) for own, values in columns.items()]
             tables[table] = pa.concat_tables([self._tables[table], pa.table(new, schema=SCHEMAS[table])])
         if bodies := self._bodies[self.totals[BODIES] - self._closed[BODIES] :]:
             batch = bodies_batch(self.totals[BODIES], bodies)

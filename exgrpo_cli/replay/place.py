@@ -289,6 +289,35 @@ class QuestionKeys(Place):
         return self.metric not in UNSCORED_METRICS
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bucket:
+    """Questions with equal latest success count that may be drawn now. Never empty."""
+
+    success_count: int
+    num_members: int
+    """Members that count was out of: K, or K-1 for experiential groups where only fresh members count."""
+    question_ids: Sequence[str]
+    """In ascending order."""
+
+    def __len__(self) -> int:
+        return len(self.question_ids)
+
+    @property
+    def pass_rate(self) -> float:
+        """k / K of the questions in it."""
+        return self.success_count / self.num_members
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuestionDraw:
+    """Questions drawn, and what was promised before the draw."""
+
+    question_ids: tuple[str, ...]
+    """Distinct; fewer than asked for where buckets of positive weight ran out."""
+    probabilities: np.ndarray
+    """Of each bucket that was offered, in their order; all 0 where nothing could be drawn."""
+
+
 def effective_sample_share(chosen: Sequence[Trajectory], current: Sequence[TokenScores]) -> float:
     """(sum w)^2 / (n sum w^2) over the replayed tokens, w = pi_now / pi_behaviour; 1 when nothing has moved.
 
@@ -321,3 +350,25 @@ def checked_numbers(
     if len(wrong):
         raise RunError(f"{setting} gave {values[wrong[0]]} for {name_of(int(wrong[0]))}; it must be {bound}")
     return values
+
+
+def check_draw(drawn: object, buckets: Sequence[Bucket], num: int, name: str) -> QuestionDraw:
+    """The draw, once it is sure to be of distinct questions that were offered, with one probability per bucket.
+
+    Raises RunError where a sampler of the user returned anything else.
+    """
+    if not isinstance(drawn, QuestionDraw):
+        raise RunError(f"replay.sampler {name} returned a {type(drawn).__name__}; it must return a QuestionDraw")
+    ids, probabilities = drawn.question_ids, np.asarray(drawn.probabilities, dtype=np.float64)
+    if len(set(ids)) != len(ids) or len(ids) > num:
+        raise RunError(f"replay.sampler {name} drew {len(ids)} questions, {len(set(ids))} distinct, of {num} wanted")
+    if strange := set(ids) - {question_id for bucket in buckets for question_id in bucket.question_ids}:
+        raise RunError(f"replay.sampler {name} drew question {min(strange)}, which was not offered")
+    if probabilities.shape != (len(buckets),) or not (probabilities >= 0).all():
+        raise RunError(
+            f"replay.sampler {name} gave probabilities {probabilities.tolist()} for {len(buckets)} buckets; "
+            "return one per bucket, none negative"
+        )
+    if ids and not np.isclose(probabilities.sum(), 1.0):
+        raise RunError(f"replay.sampler {name} gave probabilities that add up to {probabilities.sum():.6g}, not 1")
+    return QuestionDraw(question_ids=tuple(ids), probabilities=probabilities)

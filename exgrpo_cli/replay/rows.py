@@ -8,6 +8,9 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -29,10 +32,9 @@ from exgrpo_cli.ledger.columns import (
 )
 from exgrpo_cli.ledger.parts import Catalogue
 from exgrpo_cli.ledger.reader import read_rows
-from exgrpo_cli.ledger.schemas import EVENTS, REPLAYS, SCORES, TRAJECTORIES
+from exgrpo_cli.ledger.schemas import EVENTS, REPLAYS, SCORES, TRAJECTORIES, LedgerIdentity
 from exgrpo_cli.ledger.writer import LedgerWriter
-from exgrpo_cli.replay.by_question import Bucket
-from exgrpo_cli.replay.place import Place
+from exgrpo_cli.replay.place import Bucket, Place
 
 GONE = -1
 """Stands for the question of a row that was evicted."""
@@ -267,6 +269,17 @@ class StoreCounts:
     """Buffered questions by latest success count; empty buckets are absent."""
 
 
+def token_hash(token_ids: Int32[np.ndarray, " tokens"]) -> int:
+    """64-bit fingerprint of a response (the start of its SHA-256), by which a question's exact duplicates are known.
+
+    Two responses of one question that differ share it once in 10^16 pairs or so.
+    """
+    return int.from_bytes(sha256(np.ascontiguousarray(token_ids).data).digest()[:8], "little", signed=True)
+
+
+S = TypeVar("S", bound="StoredState")
+
+
 class StoredState(AbstractContextManager):
     """Rows and questions of a run beside the ledger that holds them, whose writer lock is held until `close`."""
 
@@ -289,6 +302,22 @@ class StoredState(AbstractContextManager):
         rules = self.rules
         found = rebuild(read, question_ids, cooldown=rules.cooldown, keeps_headroom=rules.keeps_headroom)
         self.rows, self.questions = found
+
+    @classmethod
+    def create(cls: type[S], folder: Path, *, identity: LedgerIdentity, rules: Place, question_ids: Sequence[str]) -> S:
+        """An empty store with a new ledger in `folder`, which must not hold one. Raises InputError."""
+        return cls(LedgerWriter(folder, identity), rules, question_ids)
+
+    @classmethod
+    def open(
+        cls: type[S], folder: Path, *, identity: LedgerIdentity, rules: Place, question_ids: Sequence[str], at_step: int
+    ) -> S:
+        """The store as it was at the end of step `at_step`; what the ledger holds of later steps is deleted.
+
+        Raises InputError where the ledger is another run's, is being written, is not whole up to that step or cannot be
+        read; nothing is deleted then.
+        """
+        return cls(LedgerWriter(folder, identity, at_step), rules, question_ids)
 
     def close(self) -> None:
         """Release the writer lock. Rows that were not flushed are gone."""

@@ -8,11 +8,10 @@ the number of the first.
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int32, Int64
+from jaxtyping import Int64
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.ledger.parts import Catalogue, read_catalogue
@@ -25,34 +24,16 @@ from exgrpo_cli.ledger.schemas import (
     VISITS,
     WARM_START_STEP,
     Event,
-    LedgerIdentity,
 )
-from exgrpo_cli.ledger.writer import LedgerWriter
-from exgrpo_cli.replay.by_question import Bucket, Candidates, QuestionDraw
+from exgrpo_cli.replay.by_question import Candidates
 from exgrpo_cli.replay.by_unit import DrawnUnit, UnitDraw, UnitPlace, leaving, priorities_at_birth
-from exgrpo_cli.replay.place import Place
-from exgrpo_cli.replay.rows import FreshRow, StoredState, Visit
+from exgrpo_cli.replay.place import Bucket, QuestionDraw
+from exgrpo_cli.replay.rows import FreshRow, StoredState, Visit, token_hash
 from exgrpo_cli.replay.warm_start import WarmStartReport, copy_experience
 
 
 class Store(StoredState):
     """What changes a run's rows and questions: draws and visits."""
-
-    @classmethod
-    def create(cls, folder: Path, *, identity: LedgerIdentity, rules: Place, question_ids: Collection[str]) -> "Store":
-        """An empty store with a new ledger in `folder`, which must not hold one. Raises InputError."""
-        return cls(LedgerWriter(folder, identity), rules, question_ids)
-
-    @classmethod
-    def open(
-        cls, folder: Path, *, identity: LedgerIdentity, rules: Place, question_ids: Collection[str], at_step: int
-    ) -> "Store":
-        """The store as it was at the end of step `at_step`; what the ledger holds of later steps is deleted.
-
-        Raises InputError where the ledger is another run's, is being written, is not whole up to that step or cannot be
-        read; nothing is deleted then.
-        """
-        return cls(LedgerWriter(folder, identity, at_step), rules, question_ids)
 
     def _restore(self, catalogue: Catalogue, question_ids: Collection[str]) -> None:
         super()._restore(catalogue, question_ids)
@@ -109,8 +90,9 @@ class Store(StoredState):
     def record_draw(self, step: int, buckets: Sequence[Bucket], draw: QuestionDraw) -> None:
         """Record what the sampler promised of each bucket, and what it drew."""
         drawn = [self.questions.bucket(self.questions.number(question_id)) for question_id in draw.question_ids]
-        self._writer.append(
+        self._writer.extend(
             DRAWS,
+            len(buckets),
             step=step,
             bucket=[bucket.success_count for bucket in buckets],
             num_members=[bucket.num_members for bucket in buckets],
@@ -125,17 +107,9 @@ class Store(StoredState):
         The questions of those rest afterwards.
         """
         for each, own in zip(offered, chosen, strict=True):
-            self._writer.append(
-                SCORES,
-                step=step,
-                question_id=each.question_id,
-                trajectory_id=each.trajectory_ids,
-                weight_version=each.measured_version,
-                entropy=each.entropy,
-                nll=each.nll,
-                num_tokens=each.num_tokens,
-                chosen=np.isin(each.trajectory_ids, own),
-            )
+            columns = {name: getattr(each, name) for name in ("question_id", "entropy", "nll", "num_tokens")}
+            columns |= {"trajectory_id": each.trajectory_ids, "weight_version": each.measured_version}
+            self._writer.extend(SCORES, len(each), step=step, chosen=np.isin(each.trajectory_ids, own), **columns)
         for trajectory_id in [i for own in chosen for i in own]:
             question = int(self.rows["question"][trajectory_id])
             self._log(step, Event.SELECTED, question, trajectory_id)
@@ -315,11 +289,3 @@ class Store(StoredState):
         bucket, members = self.questions.bucket(question) or (None, None)
         names = {"event": event.value, "question_id": self.questions.ids[question], "trajectory_id": trajectory_id}
         self._writer.append(EVENTS, step=step, bucket=bucket, num_members=members, **names)
-
-
-def token_hash(token_ids: Int32[np.ndarray, " tokens"]) -> int:
-    """64-bit fingerprint of a response (the start of its SHA-256), by which a question's exact duplicates are known.
-
-    Two responses of one question that differ share it once in 10^16 pairs or so.
-    """
-    return int.from_bytes(sha256(np.ascontiguousarray(token_ids).data).digest()[:8], "little", signed=True)

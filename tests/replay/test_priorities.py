@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from exgrpo_cli.base.errors import InputError, RunError
-from exgrpo_cli.config import names
 from exgrpo_cli.config.names import replay_function
 from exgrpo_cli.replay.append import Append
 from exgrpo_cli.replay.by_unit import (
@@ -28,10 +27,6 @@ def logs(*probabilities: float) -> np.ndarray:
 def weight(name: str, rewards: list[float], step: int = 3) -> float:
     own = np.array(rewards, dtype=np.float64)
     return PRIORITIES[name](step, own, own - own.mean(), [logs(0.5)] * len(rewards))
-
-
-def test_the_names_of_the_settings_are_those_implemented() -> None:
-    assert tuple(PRIORITIES) == names.PRIORITIES
 
 
 def test_headroom_is_what_each_token_can_still_move() -> None:

@@ -8,6 +8,7 @@ import pytest
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.config import names
 from exgrpo_cli.replay.by_question import METRICS, Candidates, choose, resolve_metric, resolve_sampler
+from exgrpo_cli.replay.by_unit import PRIORITIES
 
 
 def candidates(entropy: list[float], num_tokens: list[int], nll: list[float] | None = None) -> Candidates:
@@ -99,8 +100,8 @@ def test_unusable_metric_names(name: str, message: str) -> None:
     assert message in str(error.value) and "replay.metric" in str(error.value)
 
 
-def test_every_metric_of_the_settings_is_implemented_and_no_other() -> None:
-    assert tuple(METRICS) == names.METRICS
+def test_every_metric_and_priority_of_the_settings_is_implemented_and_no_other() -> None:
+    assert tuple(METRICS) == names.METRICS and tuple(PRIORITIES) == names.PRIORITIES
 
 
 @pytest.mark.parametrize("name", names.SAMPLERS)

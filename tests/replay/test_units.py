@@ -172,19 +172,16 @@ def test_a_resumed_store_draws_as_the_one_that_lived(tmp_path: Path, settings: d
     """Reopened after every step: the same units, probabilities, weights, to the last bit."""
     rules = place_of(**settings)
     shared = {"identity": IDENTITY, "rules": rules, "question_ids": QUESTIONS}
-    lived = Store.create(tmp_path / "lived", **shared)
-    reopened = Store.create(tmp_path / "reopened", **shared)
     draws = np.random.default_rng(1)
-    try:
+    with ExitStack() as stack:
+        buffers = [stack.enter_context(Store.create(tmp_path / name, **shared)) for name in ("lived", "reopened")]
         for step in range(1, 9):
-            seed = int(draws.integers(1 << 30))
-            told = []
-            for buffer in (lived, reopened):
-                units = buffer.draw_units(rules, step, np.random.default_rng(seed)).take(3)
-                told.append(units)
+            seed, told = int(draws.integers(1 << 30)), []
+            for buffer in buffers:
+                told.append(buffer.draw_units(rules, step, np.random.default_rng(seed)).take(3))
                 judged = [
                     replace(unit, accepted=i != 1, drift=0.5, headroom=0.1 * i + 0.01 * step)
-                    for i, unit in enumerate(units)
+                    for i, unit in enumerate(told[-1])
                 ]
                 buffer.record_scan(step, judged)
                 for question in range(3):
@@ -192,10 +189,7 @@ def test_a_resumed_store_draws_as_the_one_that_lived(tmp_path: Path, settings: d
                     record(buffer, visit(question, [1.0] * right + [0.0] * (K - right), step, -0.1 * step))
                 buffer.flush(step)
             assert told[0] == told[1]
-            reopened.seal()
-            reopened.close()
-            reopened = Store.open(tmp_path / "reopened", at_step=step, **shared)
+            buffers[1].seal()
+            buffers[1].close()
+            buffers[1] = stack.enter_context(Store.open(tmp_path / "reopened", at_step=step, **shared))
         assert any(told[0])
-    finally:
-        lived.close()
-        reopened.close()

@@ -86,6 +86,7 @@ def test_the_limit_of_the_new_run_holds_from_the_start(source: Path, tmp_path: P
     # Also where the run dies before it has written of it.
     with Store.open(tmp_path / "new", identity=TARGET, rules=rules, question_ids=QUESTIONS, at_step=0) as buffer:
         assert [candidates_of(buffer, q).num_tokens.tolist() for q in QUESTIONS] == [[3], [6], [4], []]
+        assert buffer.counts.buckets == {0: 1, 2: 1} and buffer.retired == {"c"}
 
 
 def rewarded(folder: Path, rewards: list[float]) -> Path:
@@ -121,17 +122,6 @@ def test_rewards_below_0_are_no_chances(tmp_path: Path) -> None:
                     buffer.warm_start(source, max_response_tokens=10, with_retired=False)
             else:
                 assert buffer.warm_start(source, max_response_tokens=10, with_retired=False).num_trajectories == 2
-
-
-def test_it_survives_a_resume_from_step_0(source: Path, tmp_path: Path) -> None:
-    with create(tmp_path / "replay") as buffer:
-        buffer.warm_start(source, max_response_tokens=8, with_retired=True)
-        record(buffer, visit("b", 3, 1, [1]))
-        buffer.flush(1)
-    with Store.open(
-        tmp_path / "replay", identity=TARGET, rules=buffer.rules, question_ids=QUESTIONS, at_step=0
-    ) as again:
-        assert again.counts.buckets == {0: 1, 2: 1} and again.retired == {"c"}
 
 
 def test_one_that_was_being_written_when_the_process_died_is_not_half_read(source: Path, tmp_path: Path) -> None:
