@@ -96,18 +96,14 @@ class EvaluationReport:
         """Benchmark to what its `results.json` holds."""
         return next(iter(self.table.models.values()))
 
-    @property
-    def averages(self) -> dict[str, dict[str, Any]]:
-        """`value`, `low`, `high`, `benchmarks`, `pass_at_k` and `second_graders` of each, by the name of the set."""
-        return self.table.averages(next(iter(self.table.models)))
-
     def to_json(self) -> dict[str, Any]:
         """Results by benchmark; `benchmark` repeats the only one, for scripts that need not know its name."""
         found = dict(self.results)
         if len(found) == 1:
             ((name, result),) = found.items()
             found["benchmark"] = {"name": name, **result}
-        return found | ({"averages": self.averages} if self.averages else {})
+        averages = self.table.averages(next(iter(self.table.models)))
+        return found | ({"averages": averages} if averages else {})
 
 
 def plan_evaluation(request: EvaluationRequest) -> EvaluationPlan:

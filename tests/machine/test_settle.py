@@ -121,32 +121,18 @@ def test_a_published_backbone_wants_a_gpu_and_says_how_many():
 
 
 @pytest.mark.parametrize(
-    ("settings", "on", "missing"),
-    [
-        # 7.6 billion parameters at 22 bytes.
-        (("optim.offload=true", "run.nproc=1"), ONE_GPU,
-         "156.0 GiB of main memory for what is offloaded, there are 128.0 GiB"),
-        (("run.device=cpu", *PLAIN), LAPTOP, "GiB of main memory, there are 8.0 GiB"),
-        (("run.nproc=2", *PLAIN), ONE_GPU, "2 ranks (--nproc) on 1 visible GPUs; use at most one per GPU"),
-        (PLAIN, machine(24, memory=64), "GiB of memory on each GPU, there are 24.0 GiB: lower optim.micro"),
-    ],
-)  # fmt: skip
-def test_what_does_not_fit_is_named(settings, on, missing):
-    assert missing in plan_of(on, *settings, backbone="qwen-math-7b").missing[0]
-
-
-@pytest.mark.parametrize(
     ("settings", "on", "advice"),
     [
+        (("run.nproc=2", *PLAIN), ONE_GPU, "2 ranks (--nproc) on 1 visible GPUs; use at most one per GPU"),
         # 1.5 billion weights: 17.3 GiB of state and 5.8 of gradients; both phases are above 18 GiB.
         (PLAIN, machine(18, memory=64), "lower optim.microbatch_tokens, "
          "lower rollout.max_rows, use more GPUs with optim.engine=deepspeed, or use a smaller backbone"),
         # 512 rows are 118 GiB of cache: micro-batches are no matter.
         ((*PLAIN, "rollout.max_rows=512"), machine(80, memory=64),
          "lower rollout.max_rows, use more GPUs with optim.engine=deepspeed, or use a smaller backbone"),
-        # 22 bytes a weight, 31.6 GiB, are in main memory because of it.
+        # 22 bytes a weight are in main memory because of it.
         (("rollout.engine=hf", "rollout.max_rows=16", "optim.offload=true"), machine(80, memory=16),
-         "leave optim.offload out"),
+         "31.6 GiB of main memory for what is offloaded, there are 16.0 GiB: leave optim.offload out"),
         (("run.device=cpu", "backbone.gradient_checkpointing=false", *PLAIN), LAPTOP,
          "lower optim.microbatch_tokens or set backbone.gradient_checkpointing=true, lower rollout.max_rows, or use a "
          "smaller backbone"),
@@ -154,8 +140,9 @@ def test_what_does_not_fit_is_named(settings, on, missing):
 )  # fmt: skip
 def test_what_is_too_large_is_refused_with_what_would_lower_it(settings, on, advice):
     with pytest.raises(InputError) as refused:
-        require_runnable(plan_of(on, *settings, backbone="qwen-math-1.5b"), 400)
-    assert str(refused.value).split(": ")[2] == f"{advice}."
+        plan = plan_of(on, *settings, backbone="qwen-math-1.5b")
+        require_runnable(plan, None if plan.missing else 400)
+    assert str(refused.value).endswith(f": {advice}.")
 
 
 def test_the_memory_of_a_rank_is_planned_over_the_ranks_of_all_hosts():
