@@ -115,11 +115,19 @@ class Memory:
     """For the rows of the check."""
     measured: int
     """The most that a rank had."""
+    judged: bool
+    """Whether clearly more than planned is a problem: on a GPU alone."""
 
     @property
     def allowed(self) -> int:
         """The most bytes that count as planned when they are measured."""
         return int((1 + ROOM) * self.planned) + SLACK_BYTES
+
+    @property
+    def problem(self) -> str:
+        """The problem where clearly more was measured than planned; else empty."""
+        above = self.judged and self.measured > self.allowed
+        return f"{self.part} took {size(self.measured)}, {size(self.planned)} were planned" if above else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,8 +141,6 @@ class CheckReport:
     lengths: str
     """Tokens of prompts and responses, and numbers of rows."""
     memory: tuple[Memory, ...]
-    memory_is_judged: bool
-    """Whether clearly more than planned is a problem: on a GPU alone."""
     planned_for_run: dict[str, int]
     """Bytes by phase in the plan that `--dry-run` prints."""
     tokens_per_second: dict[str, float]
@@ -163,7 +169,7 @@ class CheckReport:
         speeds = [f"{part} {speed:,.0f}" for part, speed in self.tokens_per_second.items()]
         memory = [
             f"memory     {each.part}: {size(each.measured)}; planned {size(each.planned)}"
-            + (f", up to {size(each.allowed)} is as planned" if self.memory_is_judged else "")
+            + (f", up to {size(each.allowed)} is as planned" if each.judged else "")
             for each in self.memory
         ]
         return [
@@ -283,13 +289,13 @@ class Check:
         with meter.phase("sync"):
             self.sync()
 
-    def memory(self, plan: MemoryPlan) -> tuple[Memory, ...]:
-        """Planned and measured, the most of any rank."""
+    def memory(self, plan: MemoryPlan, *, on_gpu: bool) -> tuple[Memory, ...]:
+        """Memory planned and measured, the most of any rank."""
         planned = {"rollouts": plan.rollout_peak, "asleep": plan.asleep_peak, "scoring": plan.scoring_peak}
         planned |= {"update": plan.update_peak, "sync": plan.sync_peak}
         return tuple(
-            Memory(part=part, planned=taken, measured=max(self.ranks.gather(self.meter.peak(part))))
-            for part, taken in planned.items()
+            Memory(part=part, planned=bound, measured=max(self.ranks.gather(self.meter.peak(part))), judged=on_gpu)
+            for part, bound in planned.items()
         )
 
     def tokens_per_second(self) -> dict[str, float]:
@@ -332,12 +338,8 @@ def check_run(config: Config, *, reporter: Reporter, ranks: Ranks = ALONE, plan:
             config=local, policy=policy, generator=generator, ranks=ranks, meter=meter, prompts=prompts, trained=trained
         )
         check.run(reporter)
-        memory, group_size = check.memory(local_plan.memory_of(longest)), local.rollout.group_size
-        above = [
-            f"{each.part} took {size(each.measured)}, {size(each.planned)} were planned"
-            for each in memory
-            if on_gpu and each.measured > each.allowed
-        ]
+        memory = check.memory(local_plan.memory_of(longest), on_gpu=on_gpu)
+        group_size = local.rollout.group_size
         return CheckReport(
             backbone=f"{config.backbone.name}, {plan.shape.num_parameters:,} parameters in {local.backbone.dtype}",
             engines=f"{local.rollout.engine} and {local.optim.engine}",
@@ -347,14 +349,13 @@ def check_run(config: Config, *, reporter: Reporter, ranks: Ranks = ALONE, plan:
             f"{len(prompts) * group_size} rollouts, {trained * group_size} of them trained in "
             f"{local.optim.minibatches} updates",
             memory=memory,
-            memory_is_judged=on_gpu,
             planned_for_run={"rollouts": run.rollout_peak, "update": run.update_peak},
             tokens_per_second=check.tokens_per_second(),
             phases=tuple(meter.phases),
             seconds=time.perf_counter() - started,
             faults_caught=tuple(check.caught),
             logprob_gap=float(np.mean(check.gaps)) if check.gaps else None,
-            problems=(*check.problems, *above),
+            problems=(*check.problems, *(each.problem for each in memory if each.problem)),
         )
 
 

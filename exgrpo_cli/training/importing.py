@@ -93,21 +93,18 @@ class PoolReport:
             f"{self.output}: {self.rows} rollouts, {self.right} of them right, of {self.questions} questions",
             f"{self.visits} visits, {self.whole_groups} of them whole groups of K = {group_size}",
         ]
-        missing = {
-            f"rows left out: their question is not in the question set, {self.first_unknown[:60]!r} first": (
-                self.unknown_questions
+        unknown = f"rows left out: their question is not in the question set, {self.first_unknown[:60]!r} first"
+        for count, what in (
+            (self.unknown_questions, unknown),
+            (
+                self.without_logprobs,
+                "rows without log-probs: replayed with importance = 'old' or replay_surrogate = 'likelihood'",
             ),
-            "rows without log-probs: replayed with objective.importance = 'old' or replay_surrogate = 'likelihood'": (
-                self.without_logprobs
-            ),
-            "rows without advantage: append and refill take them with replay_surrogate = 'likelihood' alone": (
-                self.without_advantage
-            ),
-            "rows were text: their tokens are this tokenizer's, and none ends with an EOS that the text lacks": (
-                self.from_text
-            ),
-        }
-        return lines + [f"{count} {what}" for what, count in missing.items() if count]
+            (self.without_advantage, "rows without advantage: append and refill take them as a likelihood alone"),
+            (self.from_text, "rows were text: their tokens are this tokenizer's, and no EOS was appended"),
+        ):
+            lines += [f"{count} {what}"] * (count > 0)
+        return lines
 
 
 def pool_folder(file: Path) -> Path:

@@ -81,7 +81,7 @@ def phase(name: str, step: int, seconds: float) -> Phase:
 
 REPORT = CheckReport(
     backbone="tiny", engines="hf and torch", device="1 x H200", versions={}, lengths="",
-    memory=(Memory(part="update", planned=10 * 2**30, measured=9 * 2**30),), memory_is_judged=True,
+    memory=(Memory(part="update", planned=10 * 2**30, measured=9 * 2**30, judged=True),),
     planned_for_run={"rollouts": 2**34, "update": 2**35}, tokens_per_second={"update": 1234.5},
     phases=(phase("rollouts", 1, 300), phase("update", 1, 50), phase("rollouts", 2, 200), phase("update", 2, 50)),
     seconds=601, faults_caught=(), logprob_gap=None, problems=(),
@@ -137,6 +137,13 @@ def test_memory_of_a_gpu_that_others_had_before_is_not_the_runs(monkeypatch: pyt
         with meter.phase(name):
             pass
     assert [meter.peak(name) for name in ("rollouts", "update")] == [6 * 2**30, 3 * 2**30]
+
+
+def test_memory_clearly_above_the_plan_is_a_problem() -> None:
+    """A tenth and half a gibibyte above it are not, and on a CPU nothing is."""
+    at = [(2**29, True), (2**30, True), (2**30, False)]
+    found = [Memory(part="rollouts", planned=2**30, measured=2**30 + more, judged=judged) for more, judged in at]
+    assert [each.problem for each in found] == ["", "rollouts took 2.0 GiB, 1.0 GiB were planned", ""]
 
 
 def check(*arguments: str) -> subprocess.CompletedProcess[str]:

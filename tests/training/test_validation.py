@@ -1,7 +1,5 @@
 """What other graders say of a validation."""
 
-from dataclasses import replace
-
 from exgrpo_cli.base.types import AnswerFormat, Message, Question, StopReason, Verdict
 from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.evaluation.records import Evaluation, QuestionRecord, Sample
@@ -18,13 +16,18 @@ RESPONSES = {
 }
 
 
-def test_oat_stands_beside_math_verify_and_beside_no_other():
-    question = Question(id="seven", prompt=(Message(role="user", content="3 + 4"),), answer="7", source="here")
+def answered(question: str, source: str, responses: dict[str, Verdict]) -> Evaluation:
+    """An evaluation of one question whose answer is 7, by these responses and verdicts."""
+    asked = Question(id="seven", prompt=(Message(role="user", content=question),), answer="7", source=source)
     samples = tuple(
         Sample(member=i, seed=i, text=text, num_tokens=3, stop_reason=StopReason.EOS, logprob=None, verdict=verdict)
-        for i, (text, verdict) in enumerate(RESPONSES.items())
+        for i, (text, verdict) in enumerate(responses.items())
     )
-    evaluation = Evaluation(records=(QuestionRecord(question=question, samples=samples),))
+    return Evaluation(records=(QuestionRecord(question=asked, samples=samples),))
+
+
+def test_oat_stands_beside_math_verify_and_beside_no_other():
+    evaluation = answered("3 + 4", "here", RESPONSES)
     with GradingPool(GradingSettings(workers=1)) as pool:
         found = beside(evaluation, "math", FORMAT, pool)
         assert beside(evaluation, "exact", FORMAT, pool) == {}
@@ -47,16 +50,10 @@ def test_answers_that_are_right_in_every_step_are_counted():
         "3+4=8\n</think>\n\\boxed{7}": right,
         "3+4=7\n</think>\n8": wrong,
     }
-    samples = tuple(
-        Sample(member=i, seed=i, text=text, num_tokens=9, stop_reason=StopReason.EOS, logprob=None, verdict=verdict)
-        for i, (text, verdict) in enumerate(texts.items())
-    )
-    question = Question(id="sum", prompt=(Message(role="user", content="3+4=?"),), answer="7", source="arithmetic")
-    evaluation = Evaluation(records=(QuestionRecord(question=question, samples=samples),))
+    evaluation = answered("3+4=?", "arithmetic", texts)
     assert valid_counts(evaluation).tolist() == [1]
     score = score_json(evaluation, {})
     assert (score["pass_at_1"], score["valid_pass_at_1"]) == (0.75, 0.25)
     assert "; 0.250 right in every step; not above 1.000" in remarks(score)
-    others = replace(question, source="mine")
-    evaluation = Evaluation(records=(QuestionRecord(question=others, samples=samples),))
+    evaluation = answered("3+4=?", "mine", texts)
     assert valid_counts(evaluation) is None and "valid_pass_at_1" not in score_json(evaluation, {})
