@@ -137,8 +137,10 @@ def train(
     talk(start.line(), quiet=speech.quiet or dry_run or check or not speaks)
     from exgrpo_cli.machine.settle import require_runnable, settle
     from exgrpo_cli.machine.survey import survey_machine
+    from exgrpo_cli.ranks import Ranks
 
-    with core.this_rank() as ranks:
+    ranks = Ranks.of_environment()
+    with ranks.together():
         config, plan = settle(start.config, survey_machine(), ranks, fetch=not dry_run)
         if dry_run or check:
             # Questions are not what a check measures, but one that is well says that the run can start.

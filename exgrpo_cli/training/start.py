@@ -8,13 +8,12 @@ import json
 import os
 import tomllib
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from exgrpo_cli.base.console.output import give_stdout_to_children
 from exgrpo_cli.base.console.reporter import SilentReporter
@@ -27,9 +26,6 @@ from exgrpo_cli.config.settings import RESUMABLE, Config, Layer, to_toml
 from exgrpo_cli.models.cache import cache_root
 from exgrpo_cli.questions.prompts import TEMPLATES
 from exgrpo_cli.runs.result import has_ended
-
-if TYPE_CHECKING:
-    from exgrpo_cli.ranks import Ranks
 
 RUNS = Path("runs")
 OWN_RUNS = "own-runs.jsonl"
@@ -219,16 +215,6 @@ def is_own_run(folder: Path, functions: dict[str, str]) -> bool:
 def is_main_process() -> bool:
     """Whether this process speaks to the user: rank 0 of those that a launcher has started, or the only one."""
     return os.environ.get("RANK", "0") == "0"
-
-
-@contextmanager
-def this_rank() -> Iterator["Ranks"]:
-    """This process as a rank, where torchrun or another launcher has started it as one; else the only one."""
-    from exgrpo_cli.ranks import Ranks
-
-    ranks = Ranks.of_environment()
-    with ranks.together():
-        yield ranks
 
 
 def train_in_ranks(start: RunStart, config: Config, flags: Sequence[str]) -> int:

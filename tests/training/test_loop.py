@@ -184,16 +184,6 @@ def test_a_run_folder_is_never_overwritten(small_config, finished_run: Path) -> 
     assert sorted(finished_run.iterdir()) == before
 
 
-@pytest.mark.slow
-def test_too_many_skipped_updates_stop_the_run(small_config, tmp_path: Path) -> None:
-    """A bound no gradient meets: steps 1 and 2 skip two updates each, the fifth skip in step 3 ends the run."""
-    with pytest.raises(RunError, match=r"5 consecutive updates were skipped .*gradient norm above"):
-        train(small_config("optim.skip_norm=1e-9"), tmp_path / "run", reporter=SilentReporter())
-    lines = metrics(tmp_path / "run")
-    assert [line["optim/updates_skipped"] for line in lines] == [2, 2]
-    assert {line["optim/skip_reason"] for line in lines} == {"gradient norm above 1e-09"}
-
-
 @pytest.mark.engines
 def test_config_toml_repeats_the_run(small_config, finished_run: Path, tmp_path: Path) -> None:
     train(config_of(finished_run), tmp_path / "again", reporter=SilentReporter())

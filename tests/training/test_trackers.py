@@ -31,16 +31,14 @@ def show(name: str, folder: Path) -> None:
 
     picture = folder / "replay-buckets.png"
     Image.new("RGB", (3, 2), "red").save(picture)
-    config = build_config(assignments=[f'run.log=["{name}"]'])
-    with open_trackers((name,), config, folder, step=5) as (tracker,):
+    with open_trackers((name,), build_config(), folder, step=5) as (tracker,):
         tracker.show_samples(6, [SAMPLE])
         tracker.show_figures(6, {"replay-buckets": picture})
 
 
 def track(name: str, folder: Path, first: int, last: int, scale: float) -> None:
     """Steps first .. last of a run that goes on after step first - 1; the reward of step s is scale * s."""
-    config = build_config(assignments=[f'run.log=["{name}"]'])
-    with open_trackers((name,), config, folder, step=first - 1) as (tracker,):
+    with open_trackers((name,), build_config(), folder, step=first - 1) as (tracker,):
         for step in range(first, last + 1):
             tracker.log(line(step, scale * step))
 

@@ -35,7 +35,6 @@ the tiny backbone 0.125."""
 class Guard:
     """One condition on the journal lines of successive steps."""
 
-    name: str
     after: int
     """Steps in a row for which the condition must hold."""
     holds: Callable[["Guards", Line], bool]
@@ -50,7 +49,7 @@ class Guards:
 
     def __init__(self, lines: Iterable[Line] = ()) -> None:
         """`lines` are the steps that a resumed run has behind it: they count, and nothing is said of them again."""
-        self._held = dict.fromkeys((guard.name for guard in GUARDS), 0)
+        self._held = [0] * len(GUARDS)
         self._first_entropies: list[float] = []
         for line in lines:
             self._count(line)
@@ -71,9 +70,9 @@ class Guards:
         if len(self._first_entropies) < FIRST_STEPS and "policy/entropy" in line:
             self._first_entropies.append(line["policy/entropy"])
         fired = []
-        for guard in GUARDS:
-            self._held[guard.name] = self._held[guard.name] + 1 if guard.holds(self, line) else 0
-            if self._held[guard.name] == guard.after:
+        for number, guard in enumerate(GUARDS):
+            self._held[number] = self._held[number] + 1 if guard.holds(self, line) else 0
+            if self._held[number] == guard.after:
                 fired.append(guard)
         return fired
 
@@ -90,7 +89,6 @@ def _skipping(guards: Guards, line: Line) -> bool:
 
 GUARDS = (
     Guard(
-        name="no reward",
         after=3,
         holds=lambda guards, line: line.get("verdict/correct", 0) == 0,
         message="no rollout of the last {after} steps earned a reward, so nothing is learned; usual causes: a prompt "
@@ -100,7 +98,6 @@ GUARDS = (
         with_sample=True,
     ),
     Guard(
-        name="no mixed group",
         after=20,
         holds=lambda guards, line: line.get("batch/solve_all", 0.0) + line.get("batch/solve_none", 0.0) >= 1.0,
         message="in {after} steps no fresh group had both right and wrong answers, so every advantage was 0; usual "
@@ -109,7 +106,6 @@ GUARDS = (
         with_sample=True,
     ),
     Guard(
-        name="entropy collapse",
         after=5,
         holds=_collapsed,
         message="the policy is certain of wrong answers: entropy {policy/entropy:.4f} nats a token, less than a tenth "
@@ -118,7 +114,6 @@ GUARDS = (
         with_sample=True,
     ),
     Guard(
-        name="cut off",
         after=3,
         holds=lambda guards, line: line.get("length/clipped", 0.0) >= CUT_OFF,
         message="{length/clipped:.0%} of the responses reach rollout.max_response_tokens and are cut off; usual "
@@ -126,14 +121,12 @@ GUARDS = (
         with_sample=True,
     ),
     Guard(
-        name="skipped updates",
         after=3,
         holds=_skipping,
         message="updates have been skipped in {after} steps in a row ({optim/skip_reason}); usual causes: "
         "optim.learning_rate too high, optim.skip_norm too low for objective.loss_scale",
     ),
     Guard(
-        name="shut gate",
         after=8,
         holds=lambda guards, line: line.get("replay/scanned", 0) > 0 and line["replay/accepted"] == 0,
         message="nothing was replayed in {after} steps, though {replay/scanned} units were scored for it in this one: "

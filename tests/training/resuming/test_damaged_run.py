@@ -132,10 +132,15 @@ def break_journal(run: Path) -> None:
     (run / "metrics.jsonl").write_text(lines[0] + '{"step": 2, oops\n' + "".join(lines[2:]))
 
 
-def change_a_digit(path: Path, before: str) -> None:
-    text = path.read_text()
-    place = text.index(before) + len(before)
-    path.write_text(text[:place] + str((int(text[place]) + 1) % 10) + text[place + 1 :])
+def digit_of(name: str, before: str) -> Callable[[Path], None]:
+    """Damage of one digit of a file of the run, the first after these characters."""
+
+    def change(run: Path) -> None:
+        text = (run / name).read_text()
+        place = text.index(before) + len(before)
+        (run / name).write_text(text[:place] + str((int(text[place]) + 1) % 10) + text[place + 1 :])
+
+    return change
 
 
 def damage_every_checkpoint(run: Path) -> None:
@@ -152,17 +157,11 @@ def damage_every_checkpoint(run: Path) -> None:
         (lambda run: flip(run / "data" / "train.parquet"), r"data/train.parquet is damaged \(its checksum differs\)"),
         (break_journal, r"metrics.jsonl, line 2 is not JSON"),
         (
-            lambda run: change_a_digit(run / "config.toml", "learning_rate = "),
-            r"config.toml is damaged \(its checksum differs\)\. Restore it .* delete .*checksums.json",
+            digit_of("config.toml", "learning_rate = "),
+            r"config.toml is damaged .*\. Restore it .* delete .*checksums.json",
         ),
-        (
-            lambda run: change_a_digit(run / "metrics.jsonl", '"policy/entropy": 0.'),
-            r"metrics.jsonl is damaged \(its checksum differs\)",
-        ),
-        (
-            lambda run: change_a_digit(run / "validations.jsonl", '"correct": "'),
-            r"validations.jsonl is damaged \(its checksum differs\)",
-        ),
+        (digit_of("metrics.jsonl", '"policy/entropy": 0.'), r"metrics.jsonl is damaged \(its checksum differs\)"),
+        (digit_of("validations.jsonl", '"correct": "'), r"validations.jsonl is damaged \(its checksum differs\)"),
         (
             lambda run: (run / "checksums.json").write_text((run / "checksums.json").read_text()[:-9]),
             r"checksums.json is not JSON .*: restore it from a copy. Without a copy delete it",
@@ -206,7 +205,7 @@ def test_a_damaged_model_is_neither_asked_nor_trained(
 
 
 def test_a_digit_of_a_result_is_not_believed(run: Path) -> None:
-    change_a_digit(run / "result.json", '"generated": ')
+    digit_of("result.json", '"generated": ')(run)
     with pytest.raises(InputError, match=r"result.json is damaged \(its checksum differs\): restore it"):
         read_result(run / "result.json")
 
