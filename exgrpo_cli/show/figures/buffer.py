@@ -21,7 +21,6 @@ COLOUR_MAP = "viridis"
 HISTOGRAM_BINS = 30
 CHANGES = {"fewer": -1, "as many": 0, "more": 1}
 """Successes after a replay visit against those before, by the sign of the difference."""
-PANEL_HEIGHT = 2.4
 
 
 def over_time(titles: Mapping[str, Mapping[str, str]]) -> "Callable[[RunReport], Figure | None]":
@@ -32,7 +31,7 @@ def over_time(titles: Mapping[str, Mapping[str, str]]) -> "Callable[[RunReport],
         told = report.numbers
         lines = {title: {name: series(told, path) for name, path in paths.items()} for title, paths in titles.items()}
         panels = [Panel(title, own) for title, own in lines.items() if not any(each is None for each in own.values())]
-        return style.series_figure(panels, len(panels), PANEL_HEIGHT, told["steps"], told["first_mixed_step"])
+        return style.series_figure(panels, told["steps"], told["first_mixed_step"])
 
     return draw
 
@@ -77,7 +76,7 @@ def buffers_compared(reports: "Sequence[RunReport]") -> "Figure | None":
         Panel(title, {each.label: series(each.numbers, path) for each in reports}) for title, path in COMPARED.items()
     ]
     last_step = max(report.numbers["steps"] for report in reports)
-    return style.series_figure(panels, 3, 2.0, last_step, one_legend=True)
+    return style.series_figure(panels, last_step, one_legend=True)
 
 
 def bucket_occupancy(report: "RunReport") -> "Figure | None":
@@ -140,7 +139,7 @@ def age_and_reuse(report: "RunReport") -> "Figure | None":
     if not age["histogram"]:
         return None
     with style.styled():
-        figure, (ages, uses) = new_figure(1, 2, width=FULL_WIDTH, height=PANEL_HEIGHT)
+        figure, (ages, uses) = new_figure(1, 2, width=FULL_WIDTH, height=2.4)
         never = f"{reuse['never'] / report.numbers['stored']:.0%} never"
         ages.set(xlabel=f"age when replayed (steps; median {age['median']:g})", ylabel="replays")
         uses.set(xlabel=f"times replayed ({never})", ylabel="trajectories")
@@ -217,4 +216,4 @@ def what_if_figure(report: "RunReport") -> "Figure | None":
         for title, paths in WHAT_IF[kind].items():
             lines = {name: series(outcome, path) for path, name in zip(paths, names, strict=True)}
             panels.append(Panel(title, lines, outcome["steps"]))
-    return style.series_figure(panels, 3, PANEL_HEIGHT, report.numbers["steps"])
+    return style.series_figure(panels, report.numbers["steps"])

@@ -115,21 +115,16 @@ class Panel:
 
 
 def series_figure(
-    panels: Sequence[Panel],
-    columns: int,
-    row_height: float,
-    last_step: int,
-    mixed_from: int | None = None,
-    *,
-    one_legend: bool = False,
+    panels: Sequence[Panel], last_step: int, mixed_from: int | None = None, *, one_legend: bool = False
 ) -> "Figure | None":
-    """The panels that have a value, `columns` in a row, each with the legend of its lines or all with `one_legend`;
-    None without any."""
+    """The panels that have a value, three in a row, each with the legend of its lines or all with `one_legend`; None
+    without any."""
     shown = [panel for panel in panels if any(np.isfinite(values).any() for values in panel.lines.values())]
     if not shown:
         return None
     with styled():
-        figure, places = panel_grid(len(shown), min(columns, len(shown)), width=FULL_WIDTH, row_height=row_height)
+        columns, row_height = min(3, len(shown)), 2.4 if len(shown) <= 3 else 1.8
+        figure, places = panel_grid(len(shown), columns, width=FULL_WIDTH, row_height=row_height)
         windows = [_draw_panel(axes, panel) for axes, panel in zip(places, shown, strict=True)]
         for axes in places:
             step_axis(axes, last_step)

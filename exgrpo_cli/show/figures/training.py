@@ -152,7 +152,7 @@ def policy_diagnostics(metrics: RunMetrics) -> "Figure | None":
             lines = {label: own for label, own in values.items() if np.isfinite(own).any()}
             panels.append(Panel(title, lines, metrics.steps, logarithmic=title.startswith(LOGARITHMIC)))
     last_step = int(metrics.steps[-1]) if len(metrics.steps) else 0
-    return style.series_figure(panels, 3, 1.75, last_step, metrics.first_mixed_step)
+    return style.series_figure(panels, last_step, metrics.first_mixed_step)
 
 
 KINDS = {
