@@ -2,7 +2,7 @@
 
 Axes: tokens = valid (response) tokens of a micro-batch, all rows one after the other.
 
-With w = pi_theta / pi_behaviour, all terms are to be minimised:
+With w = pi_theta / pi_behaviour, and w* that of a replayed token (`objective.importance`), to be minimised are:
 
     fresh token, clipped      -min(w A, clip(w, 1 - eps_low, 1 + eps_high) A)
     ... with a dual clip c    at most c |A| where A < 0
@@ -12,8 +12,8 @@ With w = pi_theta / pi_behaviour, all terms are to be minimised:
     replayed token, clipped   as a fresh one, clipped
     replayed token, likelihood    -log pi_theta
 
-The loss is S_fresh / D_fresh + c S_replay / D_replay, S the sums of these terms. `joint`: both D count all rows of the
-mini-batch, fresh and replayed. `own`: each counts the rows of its own kind.
+The policy term is S_fresh / D_fresh + c S_replay / D_replay, S the sums of these terms. `joint`: both D count all rows
+of the mini-batch, fresh and replayed. `own`: each counts the rows of its own kind.
 
 Source: arXiv 2510.02245, section 3.2; clipping arXiv 1707.06347, eq. 7; dual clip arXiv 1912.09729.
 Differences to the authors' code: the entropy bonus is taken once per mini-batch, not once per micro-batch, and the
@@ -35,7 +35,7 @@ from exgrpo_cli.config.sections.objective import ObjectiveSettings
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Denominators:
-    """What the sums of a mini-batch are divided by: known before its first micro-batch, the same on every rank."""
+    """Divisors of the sums of a mini-batch: known before its first micro-batch, the same on every rank."""
 
     policy: float
     """D_fresh: N * max_response_tokens, or the number of valid tokens for "token-mean"; N and tokens of all rows, or
@@ -43,14 +43,14 @@ class Denominators:
     replayed: float
     """D_replay: the same of all rows, or with "own" of the replayed ones."""
     num_tokens: int
-    """Valid tokens of the mini-batch over all ranks: of the entropy bonus."""
+    """Valid tokens of the mini-batch over all ranks: divides the entropy bonus."""
     num_fresh_tokens: int
-    """Valid fresh tokens of the mini-batch over all ranks: of the KL penalty."""
+    """Valid fresh tokens of the mini-batch over all ranks: divides the KL penalty."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenTargets:
-    """What is known of each token before the update."""
+    """Constants of each token, known before the update."""
 
     advantages: Float[Tensor, " tokens"]
     behaviour_logprobs: Float[Tensor, " tokens"]
@@ -60,7 +60,7 @@ class TokenTargets:
 def denominators(settings: ObjectiveSettings, batch: MiniBatch) -> Denominators:
     """The denominators of a whole mini-batch, whichever rank and micro-batch a row goes to.
 
-    What has no rows or tokens divides its zero sum by one.
+    Without rows or tokens the denominator is 1, under a sum of 0.
     """
 
     def of(rows: int, tokens: int) -> float:

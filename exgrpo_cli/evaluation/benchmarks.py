@@ -38,6 +38,7 @@ class Protocol:
     template: str = "auto"
     """Prompt template; "auto" is the run's own for a run folder, else the model's chat template."""
     grader: str = "math"
+    """A built-in one, of `config.names.GRADERS`."""
     samples: int = 1
     """k of avg@k."""
     temperature: float = 0.6

@@ -97,6 +97,7 @@ def shuffle_choices(question: Question, seed: int) -> QuestionRecord:
 
 
 def _questions(source: Source, benchmark: Benchmark) -> Iterator[Question]:
+    """Every row, without metadata: the protocol's grader counts, not a verifier that a question brings."""
     for path in source.files:
         first = next(iter_rows(path), None)
         if first is None:

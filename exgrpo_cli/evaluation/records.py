@@ -56,7 +56,7 @@ class QuestionRecord:
 
     @property
     def pass_rate(self) -> float:
-        """Their share, 0 to 1."""
+        """Share of the samples that are correct, 0 to 1."""
         return self.num_correct / len(self.samples)
 
     def grading_item(self, text: str, stop_reason: StopReason, answer_format: AnswerFormat) -> GradingItem:
@@ -129,7 +129,7 @@ class Evaluation:
         )
 
     def figures(self) -> dict[str, Any]:
-        """avg@k with its interval and what belongs beside it, as `results.json` holds them."""
+        """The numbers of `results.json`: avg@k with its interval, pass@k, lengths and counts, also by level."""
         verdicts = Counter(sample.verdict for sample in self.all_samples)
         levels = sorted({record.question.level for record in self.records if record.question.level is not None})
         by_level = {

@@ -34,7 +34,7 @@ each over as it ends, in any order."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """A benchmark's questions as one model is asked them."""
+    """A benchmark's questions with the prompts of one model, ready to be sampled."""
 
     asked: tuple[QuestionRecord, ...]
     """With the prompts that the model sees."""

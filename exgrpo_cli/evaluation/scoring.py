@@ -1,4 +1,4 @@
-"""From a finished results folder to its figures: score, maj@k, second graders, and the files people read."""
+"""Scores of a finished results folder: avg@k, maj@k, those of second graders, and the files people read."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence

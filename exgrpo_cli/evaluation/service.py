@@ -1,4 +1,4 @@
-"""A whole evaluation as a user asks for it: benchmarks, a model, and what is to differ from the presets.
+"""A whole evaluation as a user asks for it: benchmarks, a model, and values that replace the presets'.
 
 One benchmark goes from its first sample to its last record through any number of interruptions.
 """

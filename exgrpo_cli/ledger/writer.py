@@ -1,4 +1,7 @@
-"""The ledger's one writer: gathers the rows of a step, shows them to readers, and makes them durable by checkpoints."""
+"""The ledger's one writer: gathers the rows of a step, shows them to readers, and makes them durable by checkpoints.
+
+`parts.py` tells live and closed parts of a table apart. A body is the tokens of a trajectory and their log-probs.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -29,12 +32,12 @@ from exgrpo_cli.ledger.reader import BodyStore
 from exgrpo_cli.ledger.schemas import BODIES, EVENTS, IDENTITY_FILE, SCHEMAS, TABLES, TRAJECTORIES, LedgerIdentity
 
 _LIVE_ROWS, _LIVE_BYTES = 1 << 15, 8 << 20
-"""Live parts of so many rows in all, or of bodies of that size, are closed without a checkpoint, for they are kept in
-memory and written anew at every step: some milliseconds at half of that."""
+"""Rows in all live parts, or bytes of live bodies, above which these are closed without a checkpoint: they are kept in
+memory and written anew at every step, in some milliseconds at half of that."""
 
 
 class LedgerWriter:
-    """Appends steps to the live part of each table, commit record last, and closes it. Holds the lock until `close`."""
+    """Appends steps to the live part of each table, the commit record last. Holds the writer lock until `close`."""
 
     def __init__(self, folder: Path, identity: LedgerIdentity, at_step: int | None = None) -> None:
         """A new ledger, or with `at_step` one that goes on from there; the folder stays as it is until `begin`.
@@ -108,14 +111,14 @@ class LedgerWriter:
         for rows in self._rows.values():
             rows.clear()
         if sum(map(len, tables.values())) > _LIVE_ROWS:
-            self._close(TABLES)
+            self._close_parts(TABLES)
         elif sum(batch.nbytes for batch, _ in batches) > _LIVE_BYTES:
-            self._close((BODIES,))
+            self._close_parts((BODIES,))
 
     def write(
         self, step: int, tables: Mapping[str, pa.Table], bodies: Iterable[pa.RecordBatch], num_bodies: int
     ) -> None:
-        """Make tables and bodies, numbered on from those already there, one step and closed parts."""
+        """Write the tables and bodies of a warm start as one step in closed parts, numbered on from what is there."""
         assert self.totals == self._closed and (step > self.last_step or not any(self.totals.values()))
         self._first_steps = {table: min(first, step) for table, first in self._first_steps.items()}
         self._write_live(step, tables, ((batch, batch_checksums(batch)) for batch in bodies), num_bodies)
@@ -126,13 +129,13 @@ class LedgerWriter:
 
         Every row must have been flushed. Raises RunError where the disk refuses.
         """
-        self._close(TABLES)
+        self._close_parts(TABLES)
 
     def close(self) -> None:
         """Let another process write; rows that were not flushed are lost."""
         self._lock.release()
 
-    def _close(self, tables: Sequence[str]) -> None:
+    def _close_parts(self, tables: Sequence[str]) -> None:
         """Close live parts, that of `bodies` among them."""
         assert not any(self._rows.values())
         try:

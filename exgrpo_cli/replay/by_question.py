@@ -28,7 +28,7 @@ from exgrpo_cli.replay.place import (
 )
 
 Sampler = Callable[[Sequence[Bucket], int, np.random.Generator], QuestionDraw]
-"""Non-empty buckets in ascending order, number of questions wanted and the run's generator in, a draw out."""
+"""Non-empty buckets in ascending order, number of questions wanted and random generator in, a draw out."""
 
 
 def resolve_sampler(name: str, mu: float, sigma: float) -> Sampler:
@@ -54,7 +54,7 @@ def draw_by_weights(
     """Draw `num` questions: buckets in proportion to their weights, questions uniformly without replacement.
 
     Counts are multinomial; what a bucket cannot give is placed one by one, by the weights of buckets with room. A
-    bucket of weight 0 gives nothing, so the draw may fall short. Raises RunError for weights that are none.
+    bucket of weight 0 gives nothing, so the draw may fall short. Raises RunError for negative or infinite weights.
     """
     shares = np.asarray(weights, dtype=np.float64)
     if shares.shape != (len(buckets),) or not np.isfinite(shares).all() or (shares < 0).any():
@@ -105,7 +105,7 @@ class Candidates:
 
 
 Metric = Callable[[Candidates, np.random.Generator], Float64[np.ndarray, " candidates"]]
-"""Candidates of one question and the run's generator in, one finite score per candidate out."""
+"""Candidates of one question and random generator in, one finite score per candidate out."""
 
 
 METRICS: dict[str, Metric] = {
@@ -148,10 +148,10 @@ def choose(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuestionPlace(QuestionKeys):
-    """Replay of rows of a question among its own rollouts."""
+    """Base of `Replace` and `Join`: rows of a question are replayed in its own group."""
 
     def replay(self, asked: Asked, question_ids: Sequence[str], *, ess_bound: float = 0.0) -> Experience:
-        """The chosen rows of questions that have some.
+        """Choose among the rows of each question, all of which have some, and record the choice.
 
         Rows whose effective sample size, as a share of their tokens, is below `ess_bound` stay in the store.
         """

@@ -1,8 +1,9 @@
 """Places of replayed rows: the keys of every place, what a place is given in a step, and what it gives back.
 
-A place is one of `Replace`, `Join`, `Append` and `Refill`, chosen by `replay.composition`; each holds the keys that it
-reads and no other. `before` draws what stands in for rollouts, ahead of them; `beside` what trains with the step's
-groups. Rank 0 asks the place; all ranks score what it wants scored.
+A place is a strategy of replay, named by where in a step's batch the stored rows go: `Replace`, `Join`, `Append` or
+`Refill`, chosen by `replay.composition`; each holds the keys that it reads and no other. `before` draws what stands in
+for rollouts, ahead of them; `beside` what trains with the step's groups. Rank 0 asks the place; all ranks score what it
+wants scored.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,7 +46,7 @@ class Replayed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Experience:
-    """What a step replays."""
+    """Stored rows that a step replays, and how they train."""
 
     by_question: Mapping[str, tuple[Replayed, ...]] = field(default_factory=dict)
     """Rows replayed in their question's own group, in the order drawn."""
@@ -64,11 +65,11 @@ class Experience:
     tokens_scored: int = 0
     """Response tokens of stored rows that the current policy has scored."""
     notes: tuple[str, ...] = ()
-    """What the user should hear of the draw."""
+    """Messages for the user about the draw."""
 
 
 LOWEST = float(np.finfo(np.float64).min)
-"""Of the finite numbers."""
+"""Least finite number."""
 NO_EXPERIENCE = Experience()
 """A step without replay."""
 
@@ -80,7 +81,7 @@ class Asked:
     store: "Store"
     step: int
     weight_version: int
-    """Of the current policy."""
+    """Number of weight changes so far: that of the current policy."""
     questions_per_step: int
     """B."""
     from_old: bool
@@ -112,7 +113,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """What is stored, when replay starts and what leaves the store: the keys of every place."""
+    """The keys of every place: what is stored, when replay starts and what leaves the store."""
 
     draws_units: ClassVar[bool] = False
     """Whether what is replayed is drawn from the whole store by priority."""

@@ -33,7 +33,7 @@ from exgrpo_cli.replay.warm_start import WarmStartReport, copy_experience
 
 
 class Store(StoredState):
-    """What changes a run's rows and questions: draws and visits."""
+    """Draws and visits, on the state that `StoredState` holds, loads and flushes."""
 
     def _restore(self, catalogue: Catalogue, question_ids: Collection[str]) -> None:
         super()._restore(catalogue, question_ids)
@@ -129,7 +129,7 @@ class Store(StoredState):
         return [replace(unit, trajectories=tuple(self.load(self._members(unit.unit_id)))) for unit in drawn]
 
     def record_scan(self, step: int, scanned: Sequence[DrawnUnit]) -> None:
-        """Record what became of the units scanned; the headroom of now is kept, and the use of what was taken."""
+        """Record each scanned unit; keep the headroom just measured, and count the replay of those accepted."""
         names = ("unit_id", "priority", "probability", "weight", "drift", "headroom", "accepted")
         for unit in scanned:
             columns = {name: getattr(unit, name) for name in names}
@@ -148,7 +148,7 @@ class Store(StoredState):
         return members
 
     def _use(self, step: int, unit: int, members: Sequence[int]) -> None:
-        """Count a replay; what was replayed as often as it may leaves."""
+        """Count a replay of a unit, and evict it after its last one (`max_uses`)."""
         self.rows["uses"][unit] += 1
         if self.rows["uses"][unit] >= self.rules.max_uses > 0:
             self._evict(step, members)
@@ -156,15 +156,15 @@ class Store(StoredState):
     # Visits.
 
     def record_visits(self, visits: Sequence[Visit], *, collecting: bool = True) -> None:
-        """Record how a step's questions, no two alike, went, in their order: each retires, or stores what is eligible
-        and moves.
+        """Record a step's visits in their order, one per question: it retires, or its eligible rows are stored and its
+        bucket changes.
 
         Without `collecting` (before the delayed start) nothing is stored; retirement is active all the same. A failure
         of the verifier neither retires a question nor moves a bucket already set; its successes are stored, but with
         store = all nothing is, since a reward that was never given would be replayed.
         """
-        folds = collecting and self.rules.store == "successes"
-        held = self.held_by([visit.question_id for visit in visits]) if folds else [np.zeros(0, np.int64)] * len(visits)
+        dedup = collecting and self.rules.store == "successes"
+        held = self.held_by([visit.question_id for visit in visits]) if dedup else [np.zeros(0, np.int64)] * len(visits)
         for visit, own in zip(visits, held, strict=True):
             self._record_visit(visit, own, collecting=collecting)
 
@@ -187,7 +187,7 @@ class Store(StoredState):
         new = self._to_store(visit, known.tolist()) if collecting and eligible else []
         bucket = states.bucket(question)
         if bucket is None and new:
-            # The collection logs it.
+            # `_collect` logs the bucket with each row.
             states.place(question, (k, members))
         elif bucket not in (None, (k, members)) and not visit.verifier_failed:
             states.place(question, (k, members))

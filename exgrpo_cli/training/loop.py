@@ -1,4 +1,6 @@
-"""One step of ExGRPO: draw, roll out, grade, record, mix, update, sync (paper, algorithm 1).
+"""One step of ExGRPO: draw, roll out and grade, join replayed rows, record, update, sync (paper, algorithm 1).
+
+`run.py` takes step after step.
 
 Where we depart from the released code: `docs/algorithm.md`.
 """
@@ -76,12 +78,12 @@ def run_step(parts: Parts, state: RunState, step: int, clock: Clock) -> StepResu
         record_visits(parts, state, groups, step, advantage, collecting=mixed or place.collect_before_start)
     with clock.phase("update"):
         clip = not mixed or config.objective.clip_in_mixed_phase
-        trained = [
+        rows = [
             group.rows(advantage(group.question.id))
             for group in groups
             if group.question.id in rolled.trained and (group.is_mixed or not experience.drops_unmixed)
         ]
-        reports = update(parts, state, trained, experience, clip=clip)
+        reports = update(parts, state, rows, experience, clip=clip)
     notes += [f"step {step}: an update was skipped: {report.skip_reason}" for report in reports if not report.applied]
     with clock.phase("sync"):
         sync(parts)
@@ -111,7 +113,7 @@ def run_step(parts: Parts, state: RunState, step: int, clock: Clock) -> StepResu
 
 
 def advantage_of(question_id: str, *, settings: ObjectiveSettings, state: RunState) -> Advantage:
-    """From the rewards of a question's group to its advantages."""
+    """The function from the rewards of a question's group to its advantages, by the settings."""
     normalised = settings.advantage == "normalised"
     if settings.baseline == "history":
         history = state.history.get(question_id, SuccessHistory())
@@ -134,7 +136,7 @@ def record_visits(
     *,
     collecting: bool,
 ) -> None:
-    """Let the store, on rank 0, retire, move and collect by how each question went."""
+    """Record the outcome of each group in the store, on rank 0: questions retire or change buckets, rows are stored."""
     if parts.store is None:
         return
     version = parts.policy.weight_version

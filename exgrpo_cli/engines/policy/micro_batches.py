@@ -1,4 +1,4 @@
-"""Scores and accumulated gradients of any number of rows, micro-batch by micro-batch, whatever steps the optimizer.
+"""Scores and accumulated gradients of any number of rows, micro-batch by micro-batch, for every `policy.Stepper`.
 
 Under several ranks each takes its share of the rows, and the results are put together again.
 
@@ -31,7 +31,7 @@ Forward = Callable[[PackedBatch], tuple[Float[Tensor, " tokens"], Float[Tensor, 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatches:
-    """How a policy runs rows through its model."""
+    """Runs rows through a policy's model in micro-batches, for scores or for gradients."""
 
     parts: CausalLM
     reference: CausalLM | None
@@ -45,7 +45,8 @@ class MicroBatches:
     """Adds the gradient of a micro-batch's share of the loss to those of the weights."""
     ranks: Ranks
     lockstep: bool
-    """Whether a pass is a collective: every rank then runs as many as the busiest, with gradient zero at the end."""
+    """Whether a pass is a collective, as under ZeRO-3: every rank then runs as many as the busiest, the added ones with
+    gradient zero."""
 
     @torch.no_grad()
     def score(self, sequences: Sequence[TokenSequence]) -> list[TokenScores]:
@@ -69,7 +70,7 @@ class MicroBatches:
         own = [rows[index] for index in share]
         totals = denominators(self.objective, batch)
         loss, sums = torch.zeros((), device=self.parts.device), None
-        # With no gradient in any row Adam's momentum still moves the weights: one empty pass makes its zeros.
+        # In lockstep with no gradient in any row, one empty pass makes zeros: Adam's momentum still moves the weights.
         for micro in self._passes([row.sequence for row in own], at_least=1):
             if micro:
                 part, part_sums = self._loss([own[index] for index in micro], totals, clip=batch.clip)

@@ -17,6 +17,7 @@ from exgrpo_cli.replay.place import Replayed
 from exgrpo_cli.replay.store import FreshRow, Visit
 
 Advantage = Callable[[Float64[np.ndarray, " rollouts"]], Float64[np.ndarray, " rollouts"]]
+"""Rewards of a group in, advantages out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +50,7 @@ class Group:
 
     @property
     def is_mixed(self) -> bool:
-        """Some of its fresh rollouts are right and some are not: only such a group has advantages of its own."""
+        """Some of its fresh rollouts are right and some are not; else their mean as baseline leaves no advantage."""
         return 0 < self.num_fresh_correct < len(self.fresh)
 
     @property
@@ -103,8 +104,8 @@ class Group:
         return [*fresh, *(replayed_row(each, self.prompt_ids, next(advantages)) for each in self.replayed)]
 
     def visit(self, step: int, weight_version: int, advantage: Advantage, history: SuccessHistory | None) -> Visit:
-        """The outcome for the store: the fresh rollouts, the log-probs of the policy that counts as
-        their sampler and the advantages that this step trains on."""
+        """The outcome for the store: fresh rollouts with the log-probs of the policy that counts as their sampler, and
+        the advantages that this step trains on."""
         advantages = iter(self.advantages(advantage).tolist())
         return Visit(
             question_id=self.question.id,
