@@ -2,6 +2,7 @@
 
 import json
 import os
+import struct
 import subprocess
 import sys
 import time
@@ -117,20 +118,31 @@ def test_trackio_keeps_one_run_through_a_resume_with_samples_and_figures(tmp_pat
 def offline_history(run: Path) -> Iterator[tuple[Path, Any, dict[str, Any]]]:
     """Folder, run record and values of each line that W&B kept in the run folder, as the end of a process leaves it."""
     import wandb
-    from wandb.proto.wandb_internal_pb2 import Record
-    from wandb.sdk.internal.datastore import DataStore
 
     wandb.teardown()  # its service is still writing when a run has finished
     for path in sorted(run.glob("wandb/offline-run-*/*.wandb")):
-        about, store = None, DataStore()
-        store.open_for_scan(str(path))
-        while data := store.scan_data():
-            record = Record.FromString(data)
+        about = None
+        for record in offline_records(path.read_bytes()):
             if record.WhichOneof("record_type") == "run":
                 about = record.run
             if record.WhichOneof("record_type") == "history":
                 items = {(i.key or "/".join(i.nested_key)): json.loads(i.value_json) for i in record.history.item}
                 yield path.parent, about, items
+
+
+def offline_records(data: bytes) -> Iterator[Any]:
+    """Records of a small .wandb file: 7 bytes, then for each a checksum (4), its length (2), its type (1, whole)."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    assert len(data) < 2**15, "larger files are cut into blocks"
+    at = 7
+    while at < len(data):
+        length, kind = struct.unpack_from("<HB", data, at + 4)
+        assert kind == 1
+        record = Record()
+        record.ParseFromString(data[at + 7 : at + 7 + length])
+        yield record
+        at += 7 + length
 
 
 @pytest.mark.engines
