@@ -30,8 +30,9 @@ from exgrpo_cli.config.sections.run import (
     TinySettings,
     ValidationSettings,
 )
-from exgrpo_cli.replay.append import Append, Refill
+from exgrpo_cli.replay.append import Append
 from exgrpo_cli.replay.join import Join
+from exgrpo_cli.replay.refill import Refill
 from exgrpo_cli.replay.replace import Replace
 
 Layer = Mapping[str, Any]

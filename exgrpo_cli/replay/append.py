@@ -1,8 +1,7 @@
-"""Stored units of any question beside the batch (headroom-drift, adv-per and their kin), or in the places of groups
-that are not mixed (TRL's replay buffer, BAPO's third part)."""
+"""Stored units of any question beside the batch (headroom-drift, adv-per and their kin)."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from exgrpo_cli.config.sections import require_fraction, require_non_negative
@@ -53,25 +52,3 @@ class Append(UnitPlace):
             return self.replay(asked, whole_share(self.ratio, asked.questions_per_step))
         rows = sum(len(group.fresh) for group in groups if group.is_mixed)
         return self.replay(asked, round(round(self.ratio * rows, 9)))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Refill(UnitPlace):
-    """Every fresh group that is not mixed leaves a mixed step's N; stored groups take as many places as they can.
-
-    A group is replayed with all its rows, so all rows of a visit are stored.
-    """
-
-    composition: Literal["refill"] = "refill"
-    store: Literal["all", "none"] = "all"
-
-    @property
-    def draws_groups(self) -> bool:
-        """A unit is the K rows of one visit."""
-        return True
-
-    def beside(self, asked: Asked, groups: Sequence[Any], experience: Experience) -> Experience:
-        """As many stored groups as fresh ones are not mixed."""
-        drawn = self.replay(asked, sum(not group.is_mixed for group in groups))
-        metrics = {**drawn.metrics, "replay/refilled": len(drawn.units)}
-        return replace(drawn, metrics=metrics, drops_unmixed=True)

@@ -1,0 +1,30 @@
+"""Stored groups in the places of fresh groups that are not mixed (TRL's replay buffer, BAPO's third part)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from exgrpo_cli.replay.by_unit import UnitPlace
+from exgrpo_cli.replay.place import Asked, Experience
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refill(UnitPlace):
+    """Every fresh group that is not mixed leaves a mixed step's N; stored groups take as many places as they can.
+
+    A group is replayed with all its rows, so all rows of a visit are stored.
+    """
+
+    composition: Literal["refill"] = "refill"
+    store: Literal["all", "none"] = "all"
+
+    @property
+    def draws_groups(self) -> bool:
+        """A unit is the K rows of one visit."""
+        return True
+
+    def beside(self, asked: Asked, groups: Sequence[Any], experience: Experience) -> Experience:
+        """As many stored groups as fresh ones are not mixed."""
+        drawn = self.replay(asked, sum(not group.is_mixed for group in groups))
+        metrics = {**drawn.metrics, "replay/refilled": len(drawn.units)}
+        return replace(drawn, metrics=metrics, drops_unmixed=True)
