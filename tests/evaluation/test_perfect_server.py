@@ -1,4 +1,4 @@
-"""A server that knows every answer scores 100 %, one that knows none 0 %, on every layout, through the command line.
+"""A server that knows every answer scores 100 %, one that knows none 0 %, whatever the layout, through the command line.
 
 The server is real HTTP on this machine. It knows the questions by their text and the answers as a person would read
 them off the row: of multiple choice the text of the right option, never its letter. Each question of the made files
@@ -12,11 +12,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from benchmark_layouts import LAYOUTS, OPTIONS_KNOWN, Known, verl, write
+from benchmark_layouts import LAYOUTS, OPTIONS_KNOWN, Known, verl
 from openai_server import Reply, Server, completion
+from question_sources import write
 
 from exgrpo_cli.commands import run
 from exgrpo_cli.evaluation.scoring import open_pool
@@ -89,7 +88,8 @@ def drawn(monkeypatch) -> list[tuple[Path, str]]:
 def test_a_perfect_server_scores_one_and_a_wrong_one_zero(tmp_path, ask, drawn, name, right):
     layout = LAYOUTS[name]
     names = [layout.benchmark] if layout.benchmark else []
-    answered = ask([*names, "--data", str(write(tmp_path, layout)), "--samples", "2"], layout.known, right=right)
+    data = write(tmp_path / layout.file, *layout.rows)
+    answered = ask([*names, "--data", str(data), "--samples", "2"], layout.known, right=right)
     result = answered["results"]["benchmark"]
     assert result["questions"] == len(layout.known)
     verdicts = {verdict: count for verdict, count in result["verdicts"].items() if count}
@@ -106,7 +106,7 @@ def test_a_perfect_server_scores_one_and_a_wrong_one_zero(tmp_path, ask, drawn, 
 def test_questions_that_are_not_shuffled_are_told(tmp_path, ask, drawn):
     layout = LAYOUTS["gpqa as the released code writes it"]
     plain = verl("gpqa")("q3; which letter is the third?", "C")
-    pq.write_table(pa.Table.from_pylist([*layout.rows, plain]), tmp_path / "set.parquet")
+    write(tmp_path / "set.parquet", *layout.rows, plain)
     answered = ask(["gpqa-diamond", "--data", "set.parquet"], [*layout.known, Known(right="C", wrong="D")])
     assert answered["results"]["benchmark"]["avg_at_k"] == 1.0
     assert "gpqa-diamond: 1 of 4 questions have no options that can be told from their text" in answered["told"]

@@ -3,15 +3,9 @@
 Each question holds a mark of its own (`q3;`), by which a server that was sent its text can tell it.
 """
 
-import csv
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 SYSTEM = {"role": "system", "content": "Think first, then put the answer in \\boxed{}."}
 
@@ -49,6 +43,7 @@ COUNTS_KNOWN = (math("4", "5"), math("1272", "1273"))
 # The right option of each question by its place, and options that are long enough to be told apart.
 OPTIONS = (("oak", "birch", "elm", "ash"), ("iron", "lead", "zinc", "gold"), ("red", "blue", "green", "white"))
 PLACES = (0, 2, 3)
+LABELS = "ABCD"
 OPTIONS_KNOWN = tuple(
     Known(right=options[place], wrong=options[place - 1]) for options, place in zip(OPTIONS, PLACES, strict=True)
 )
@@ -72,7 +67,7 @@ def verl(source: str, system: bool = False) -> Callable[[str, str], dict[str, An
     return make
 
 
-def asked_in_text(source: str, label: str, request: str, *, labels: str = "ABCD") -> Any:
+def asked_in_text(source: str, label: str, request: str, *, labels: str = LABELS) -> Any:
     """Options in the prompt itself, as the verl-layout files of multiple-choice benchmarks have them."""
     make = verl(source)
 
@@ -88,48 +83,20 @@ IN_A_LINE = (
 )
 
 
-def arc(question: str, options: Sequence[str], place: int, *, labels: str) -> dict[str, Any]:
-    choices = {"text": options, "label": list(labels)}
-    return {"id": question, "question": question, "choices": choices, "answerKey": labels[place]}
-
-
 def boxed_solution(question: str, answer: str) -> dict[str, Any]:
     solution = f"At first one would say \\boxed{{99}}. That is far too much. It is \\boxed{{{answer}}}."
     return {"problem": question, "level": "Level 5", "type": "Algebra", "solution": solution}
 
 
 LAYOUTS = {
-    "canonical": Layout(
-        file="set.parquet",
-        rows=rows_of(
-            lambda q, a: {"id": q, "prompt": [{"role": "user", "content": q}], "answer": a, "source": "s"}, NUMBERS
-        ),
-        known=NUMBERS_KNOWN,
-    ),
-    "prompt and answer": Layout(
-        file="set.jsonl", rows=rows_of(lambda q, a: {"prompt": q, "answer": a}, NUMBERS), known=NUMBERS_KNOWN
-    ),
     "gsm8k": Layout(
         file="train.jsonl",
         rows=rows_of(lambda q, a: {"question": q, "answer": f"2+2=<<2+2=4>>4\n#### {a}"}, ("4", "1,272")),
         known=COUNTS_KNOWN,
     ),
     "math": Layout(file="set.json", rows=rows_of(boxed_solution, NUMBERS), known=NUMBERS_KNOWN),
-    "openr1": Layout(
-        file="set.parquet",
-        rows=rows_of(lambda q, a: {"problem": q, "answer": a, "generations": ["t"], "source": "x"}, NUMBERS),
-        known=NUMBERS_KNOWN,
-    ),
     "openr1 as the paper's training set has it": Layout(
         file="set.parquet", rows=rows_of(verl("openr1", system=True), NUMBERS), known=NUMBERS_KNOWN
-    ),
-    "question and answer": Layout(
-        file="set.csv", rows=rows_of(lambda q, a: {"question": q, "answer": a}, NUMBERS), known=NUMBERS_KNOWN
-    ),
-    "expected_answer, packed": Layout(
-        file="set.jsonl.gz",
-        rows=rows_of(lambda q, a: {"problem": q, "expected_answer": a}, NUMBERS),
-        known=NUMBERS_KNOWN,
     ),
     "orz": Layout(
         file="set.json",
@@ -155,11 +122,6 @@ LAYOUTS = {
         ),
         benchmark="math500",
     ),
-    "amc with floats": Layout(
-        file="set.parquet",
-        rows=rows_of(lambda q, a: {"id": 0, "problem": q, "answer": float(a), "url": "u"}, ("142.0", "9.0")),
-        known=(math("142", "141"), math("9", "-9")),
-    ),
     "amc in verl with floats as text": Layout(
         file="set.parquet",
         rows=rows_of(verl("amc"), ("142.0", "9.0")),
@@ -169,24 +131,7 @@ LAYOUTS = {
     "arc with letters": Layout(
         file="set.jsonl",
         rows=choice_rows(
-            lambda q, o, p: {
-                "id": q,
-                "question": q,
-                "choices": {"text": o, "label": list("ABCD")},
-                "answerKey": "ABCD"[p],
-            }
-        ),
-        known=OPTIONS_KNOWN,
-    ),
-    "arc with digits": Layout(
-        file="set.parquet",
-        rows=choice_rows(
-            lambda q, o, p: {
-                "id": q,
-                "question": q,
-                "choices": {"text": o, "label": list("1234")},
-                "answerKey": "1234"[p],
-            }
+            lambda q, o, p: {"question": q, "choices": {"text": o, "label": [*LABELS]}, "answerKey": LABELS[p]}
         ),
         known=OPTIONS_KNOWN,
     ),
@@ -195,12 +140,6 @@ LAYOUTS = {
         rows=choice_rows(asked_in_text("gpqa", "{}) {}", IN_A_LINE)),
         known=OPTIONS_KNOWN,
         benchmark="gpqa-diamond",
-    ),
-    "the same without the benchmark's name": Layout(
-        file="set.parquet", rows=choice_rows(asked_in_text("gpqa", "{}) {}", IN_A_LINE)), known=OPTIONS_KNOWN
-    ),
-    "options in brackets": Layout(
-        file="set.parquet", rows=choice_rows(asked_in_text("quiz", "({}) {}", "")), known=OPTIONS_KNOWN
     ),
     "arc in verl with digits": Layout(
         file="set.parquet",
@@ -211,32 +150,6 @@ LAYOUTS = {
     "small letters, a list and a request behind it": Layout(
         file="set.jsonl",
         rows=choice_rows(asked_in_text("quiz", "- ({}) {}", "\nThe last line is 'ANSWER: X'.", labels="abcd")),
-        known=OPTIONS_KNOWN,
-    ),
-    "options by letter": Layout(
-        file="set.tsv",
-        rows=choice_rows(lambda q, o, p: {"question": q, **dict(zip("ABCD", o, strict=True)), "answer": "abcd"[p]}),
-        known=OPTIONS_KNOWN,
-    ),
-    "options in a table by letter": Layout(
-        file="set.jsonl.zst",
-        rows=choice_rows(
-            lambda q, o, p: {"question": q, "options": dict(zip("ABCD", o, strict=True)), "answer": "ABCD"[p]}
-        ),
-        known=OPTIONS_KNOWN,
-    ),
-    "orz as columns": Layout(
-        file="set.parquet",
-        rows=rows_of(
-            lambda q, a: {"0": {"from": "human", "value": q}, "1": {"from": "a", "ground_truth": {"value": a}}}, NUMBERS
-        ),
-        known=NUMBERS_KNOWN,
-    ),
-    "mmlu-pro": Layout(
-        file="set.parquet",
-        rows=choice_rows(
-            lambda q, o, p: {"question": q, "options": o, "answer": "ABCD"[p], "answer_index": p, "category": "law"}
-        ),
         known=OPTIONS_KNOWN,
     ),
     "mmlu": Layout(
@@ -256,21 +169,3 @@ LAYOUTS = {
         known=OPTIONS_KNOWN,
     ),
 }
-
-
-def write(folder: Path, layout: Layout) -> Path:
-    path = folder / layout.file
-    if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(layout.rows), path)
-    elif path.suffix in (".csv", ".tsv"):
-        with path.open("w", newline="") as text:
-            writer = csv.DictWriter(text, list(layout.rows[0]), delimiter="\t" if path.suffix == ".tsv" else ",")
-            writer.writeheader()
-            writer.writerows(layout.rows)
-    elif path.suffix == ".json":
-        path.write_text(json.dumps(layout.rows))
-    else:
-        lines = "".join(json.dumps(row) + "\n" for row in layout.rows).encode()
-        packing = {".gz": "gzip", ".zst": "zstd"}.get(path.suffix)
-        path.write_bytes(pa.compress(lines, packing, asbytes=True) if packing else lines)
-    return path

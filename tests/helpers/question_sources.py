@@ -1,6 +1,7 @@
 """Small sources of questions: written in any format, read as `prepare` reads them."""
 
 import csv
+import gzip
 import io
 import json
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from exgrpo_cli.base.types import Message, Question
 from exgrpo_cli.questions.layouts import NamedFields
 from exgrpo_cli.questions.prepare import Reading, read_source
 from exgrpo_cli.questions.question_file import question_id
+
+PACK = {"": bytes, ".gz": gzip.compress, ".zst": lambda data: pa.compress(data, "zstd", asbytes=True)}
 
 
 def text_of(suffix: str, *rows: Any) -> str:
@@ -30,12 +33,14 @@ def text_of(suffix: str, *rows: Any) -> str:
 
 
 def write(path: Path, *rows: Any) -> Path:
-    """Rows in the format of the suffix."""
+    """Rows in the format of the suffix, packed where `.gz` or `.zst` stands behind it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".parquet":
+    packed = path.suffix if path.suffix in PACK else ""
+    suffix = path.with_name(path.name.removesuffix(packed)).suffix
+    if suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows), path)
     else:
-        path.write_text(text_of(path.suffix, *rows))
+        path.write_bytes(PACK[packed](text_of(suffix, *rows).encode()))
     return path
 
 

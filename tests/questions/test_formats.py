@@ -6,7 +6,7 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from question_sources import pairs, read, text_of
+from question_sources import PACK, pairs, read, text_of, write
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands import run
@@ -15,25 +15,22 @@ from exgrpo_cli.questions.files import iter_rows
 ROWS = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(3)]
 
 
-PACK = {"": bytes, ".gz": gzip.compress, ".zst": lambda data: pa.compress(data, "zstd", asbytes=True)}
-
-
-@pytest.mark.parametrize("packed", PACK)
-@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".tsv"])
-def test_text_formats_are_read_packed_or_not_as_a_file_and_in_a_folder(tmp_path, suffix, packed):
+@pytest.mark.parametrize(
+    "suffix", [".parquet", *(text + packed for text in (".jsonl", ".json", ".csv", ".tsv") for packed in PACK)]
+)
+def test_a_format_is_read_packed_or_not_as_a_file_and_in_a_folder(tmp_path, suffix):
     folder = tmp_path / "set"
-    folder.mkdir()
-    path = folder / f"train-00000-of-00001{suffix}{packed}"
-    path.write_bytes(PACK[packed](text_of(suffix, *ROWS).encode()))
+    path = write(folder / f"data/train-00000-of-00001{suffix}", *ROWS)
     expected = [(row["question"], row["answer"]) for row in ROWS]
     assert pairs(read(path)) == pairs(read(folder)) == expected
+    write(folder / f"data/test.en{suffix}", {"question": "And 7?", "answer": "7"})
+    assert pairs(read(f"{folder}:test")) == pairs(read(f"{folder}:data/test.en{suffix}")) == [("And 7?", "7")]
     # A second part belongs to the same split, and a missing one is noticed.
-    text = text_of(suffix, {"question": "And 7?", "answer": "7"})
-    (folder / f"test.en{suffix}{packed}").write_bytes(PACK[packed](text.encode()))
-    assert pairs(read(f"{folder}:test")) == [("And 7?", "7")]
-    path.rename(folder / f"train-00000-of-00002{suffix}{packed}")
-    with pytest.raises(InputError, match="has 1 of the 2 parts of train"):
+    path = path.rename(folder / f"data/train-00000-of-00002{suffix}")
+    with pytest.raises(InputError, match="has 1 of the 2 parts of data/train"):
         read(folder)
+    write(folder / f"data/train-00001-of-00002{suffix}", {"question": "And 8?", "answer": "8"})
+    assert pairs(read(folder)) == [*expected, ("And 8?", "8")]
 
 
 def test_lines_and_parts_put_together_by_cat_are_one_file(tmp_path):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from question_sources import question
+from question_sources import question, write
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import Message
@@ -21,21 +21,12 @@ from exgrpo_cli.questions.question_file import (
     write_questions,
 )
 
+ASKED = [{"role": "user", "content": "2+2=?"}]
+VERL = {"data_source": "x", "prompt": ASKED}
+
 
 def canonical_row(**changes):
-    row = {
-        "id": "a1",
-        "prompt": [{"role": "user", "content": "2+2=?"}],
-        "answer": "4",
-        "source": "here",
-        "level": None,
-    }
-    return {**row, **changes}
-
-
-def write_rows(path, *rows):
-    pq.write_table(pa.Table.from_pylist(list(rows)), path)
-    return path
+    return {"id": "a1", "prompt": ASKED, "answer": "4", "source": "here", "level": None} | changes
 
 
 def test_the_id_is_the_hash_of_the_normalised_last_user_message_and_the_answer():
@@ -99,7 +90,7 @@ def test_a_verl_file_as_others_write_it(tmp_path):
         "extra_info": {"index": 0, "split": "default", "metadata": {"url": "x"}},
         "target": [{"role": "assistant", "content": "a long trace"}],
     }
-    found = read_questions(write_rows(tmp_path / "verl.parquet", row, row))
+    found = read_questions(write(tmp_path / "verl.parquet", row, row))
     assert found.questions == (question(("system", "Think."), "2+2=?", source="aime"),)
     assert (found.num_folded, found.metadata) == (1, {})
 
@@ -125,27 +116,15 @@ def test_unusual_arrow_types_of_text_are_read(tmp_path):
         ([canonical_row(answer=" ")], "row 1, field 'answer' is ' '"),
         ([canonical_row(), canonical_row(id=None)], "row 2, field 'id' is None"),
         ([canonical_row(), canonical_row(id="a2", prompt=[])], r"row 2, field 'prompt' is \[\]"),
-        (
-            [canonical_row(prompt=[{"role": "user", "content": None}, {"role": "user", "content": "x"}])],
-            "row 1, field 'prompt', message 1: 'content' is None",
-        ),
-        (
-            [canonical_row(prompt=[{"role": "system", "content": "x"}])],
-            r"row 1, field 'prompt' has the roles \['system'\]",
-        ),
+        ([canonical_row(prompt=[{"role": "user", "content": None}, *ASKED])], "prompt', message 1: 'content' is None"),
+        ([canonical_row(prompt=[{"role": "system", "content": "x"}])], r"'prompt' has the roles \['system'\]"),
         ([canonical_row(), canonical_row(answer="5")], "row 1 and .*: row 2 have the id 'a1' but different content"),
-        (
-            [{"data_source": "x", "prompt": canonical_row()["prompt"], "reward_model": {"style": "rule"}}],
-            "row 1, field 'reward_model.ground_truth' is None",
-        ),
-        (
-            [{"data_source": "x", "prompt": canonical_row()["prompt"], "reward_model": {"ground_truth": 4}}],
-            "field 'reward_model.ground_truth' is 4",
-        ),
+        ([VERL | {"reward_model": {"style": "rule"}}], "row 1, field 'reward_model.ground_truth' is None"),
+        ([VERL | {"reward_model": {"ground_truth": 4}}], "field 'reward_model.ground_truth' is 4"),
     ],
 )
 def test_a_wrong_file_names_file_row_field_and_value(tmp_path, rows, message):
-    path = write_rows(tmp_path / "wrong.parquet", *rows)
+    path = write(tmp_path / "wrong.parquet", *rows)
     with pytest.raises(InputError, match=message) as raised:
         read_questions(path)
     assert str(path) in str(raised.value) and "\n" not in str(raised.value)
@@ -167,7 +146,7 @@ def test_an_empty_file_a_folder_another_format_and_no_file(tmp_path):
 
 def test_metadata_of_other_files_is_empty(tmp_path):
     assert read_metadata(tmp_path / "nowhere.parquet") == {}
-    assert read_metadata(write_rows(tmp_path / "other.parquet", {"x": 1})) == {}
+    assert read_metadata(write(tmp_path / "other.parquet", {"x": 1})) == {}
     assert not is_prepared({}) and not is_prepared({"made_by": "train"})
 
 

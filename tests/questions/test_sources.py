@@ -1,6 +1,5 @@
 """Sources: layouts recognised by their columns, gaps and odd values, and which files of a folder are meant."""
 
-import gzip
 from decimal import Decimal
 
 import pytest
@@ -93,14 +92,8 @@ def test_multiple_choice_rows_without_a_gold_option_say_why(tmp_path, options, a
 
 
 def test_right_and_wrong_answers_apart_are_placed_by_the_question(tmp_path):
-    rows = [
-        {
-            "Question": f"Which is {n}?",
-            "Correct Answer": "right",
-            **{f"Incorrect Answer {i}": f"w{i}" for i in (1, 2, 3)},
-        }
-        for n in range(40)
-    ]
+    told = {"Correct Answer": "right", **{f"Incorrect Answer {i}": f"w{i}" for i in (1, 2, 3)}}
+    rows = [{"Question": f"Which is {n}?", **told} for n in range(40)]
     reading = read(write(tmp_path / "gpqa.csv", *rows))
     placed = [question.answer for question in reading.questions]
     for question in reading.questions:
@@ -164,19 +157,6 @@ def test_wrong_field_names(tmp_path, fields, message):
         read(path, **fields)
 
 
-def test_a_folder_of_shards_is_one_split(tmp_path):
-    for number in (0, 1):
-        name = f"data/train-0000{number}-of-00002.parquet"
-        write(tmp_path / name, {"question": f"{number}?", "answer": str(number)})
-    write(tmp_path / "data/test-00000-of-00001.parquet", {"question": "9?", "answer": "9"})
-    assert pairs(read(tmp_path)) == [("0?", "0"), ("1?", "1")]
-    assert pairs(read(f"{tmp_path}:test")) == [("9?", "9")]
-    assert pairs(read(f"{tmp_path}:data/test-00000-of-00001.parquet")) == [("9?", "9")]
-    (tmp_path / "data/train-00001-of-00002.parquet").unlink()
-    with pytest.raises(InputError, match="has 1 of the 2 parts of data/train"):
-        read(tmp_path)
-
-
 def test_a_folder_of_several_layouts_or_none(tmp_path):
     write(tmp_path / "a.jsonl", {"question": "1?", "answer": "1"})
     write(tmp_path / "b.jsonl", {"problem": "2?", "solution": "\\boxed{2}"})
@@ -194,9 +174,9 @@ def test_default_names(tmp_path):
     assert default_name(str(tmp_path / "my set" / "train.jsonl")) == "train"
     assert default_name(f"{tmp_path / 'my set'}:train") == "my set-train"
     assert default_name("arithmetic") == "arithmetic"
-    (tmp_path / "My.set.JSONL.GZ").write_bytes(gzip.compress(b'{"question": "1?", "answer": "1"}'))
-    assert default_name(str(tmp_path / "My.set.JSONL.GZ")) == "My.set"
-    assert read(tmp_path / "My.set.JSONL.GZ").questions[0].source == "My.set"
+    packed = write(tmp_path / "My.set.jsonl.gz", {"question": "1?", "answer": "1"}).rename(tmp_path / "My.set.JSONL.GZ")
+    assert default_name(str(packed)) == "My.set"
+    assert read(packed).questions[0].source == "My.set"
 
 
 @pytest.mark.parametrize(
