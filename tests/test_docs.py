@@ -4,16 +4,17 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
-from store_calls import candidates_of, chosen_of, draw, record, replay
+from small_ledger import IDENTITY, K
+from store_calls import candidates_of, chosen_of, draw, record, replay, row_of, visit_of
 
 from exgrpo_cli.ledger.reader import LedgerReader
-from exgrpo_cli.ledger.schemas import SCHEMAS, Event, LedgerIdentity
+from exgrpo_cli.ledger.schemas import SCHEMAS, Event
 from exgrpo_cli.replay.replace import Replace
-from exgrpo_cli.replay.store import FreshRow, Store, Visit
+from exgrpo_cli.replay.store import Store
 
 DOCS = Path(__file__).parents[1] / "docs"
-K = 4
 QUESTIONS = [f"q{number}" for number in range(9)]
 
 
@@ -23,40 +24,19 @@ def blocks(document: str, language: str) -> list[str]:
 
 def play(folder: Path, rules: Replace, num_steps: int) -> Store:
     """Steps of three visits, with k going round, and two replays."""
-    identity = LedgerIdentity(
-        tokenizer_hash="t", template="plain", group_size=K, questions_hash="h", logprob_source="trainer"
-    )
     rng = np.random.default_rng(0)
-    buffer = Store.create(folder, identity=identity, rules=rules, question_ids=QUESTIONS)
+    buffer = Store.create(folder, identity=IDENTITY, rules=rules, question_ids=QUESTIONS)
     for step in range(1, num_steps + 1):
         for question_id in draw(buffer, 2, step, rng):
             candidates = candidates_of(buffer, question_id)
             [chosen] = chosen_of(buffer, candidates, rng)
             replay(buffer, step, candidates, chosen)
         for position in range(3):
-            k = (step + position) % K
-            successes = [
-                FreshRow(
-                    token_ids=np.arange(step, step + 2 + member, dtype=np.int32),
-                    behaviour_logprobs=np.full(2 + member, -0.5, dtype=np.float32),
-                    entropy=0.1 * member + 0.01 * step,
-                    nll=0.5,
-                )
-                for member in range(k)
+            rows = [
+                row_of(*range(step, step + 2 + member), entropy=0.1 * member + 0.01 * step)
+                for member in range((step + position) % K)
             ]
-            record(
-                buffer,
-                Visit(
-                    question_id=QUESTIONS[(3 * step + position) % len(QUESTIONS)],
-                    step=step,
-                    weight_version=step,
-                    success_count=k,
-                    num_fresh_successes=k,
-                    num_replayed=0,
-                    verifier_failed=False,
-                    rows=successes,
-                ),
-            )
+            record(buffer, visit_of(QUESTIONS[(3 * step + position) % len(QUESTIONS)], step, rows))
         buffer.flush(step)
         if step == 9:
             buffer.seal()
@@ -79,19 +59,13 @@ def test_reading_the_ledger(run: Path) -> None:
     assert seen["trajectories"].equals(reader.trajectories().to_pandas())
     assert seen["bodies"].column("trajectory_id").to_pylist() == list(range(len(reader.trajectories())))
     assert seen["bodies"].column("token_ids")[0].as_py() == seen["token_ids"].tolist()
-    assert seen["scores"].num_rows == 2 * 11 == len(reader.events().filter(expression("selected")))
+    assert seen["scores"].num_rows == 2 * 11 == len(reader.events().filter(pc.field("event") == "selected"))
     assert seen["most_replayed"]["times"].tolist() == sorted(seen["most_replayed"]["times"], reverse=True)
     # The query about an earlier step against a resume at that step.
     with Store.open(
         run / "replay", identity=reader.identity, rules=Replace(), question_ids=QUESTIONS, at_step=9
     ) as buffer:
         assert dict(seen["buckets"].itertuples(index=False)) == buffer.counts.buckets
-
-
-def expression(event: str) -> object:
-    import pyarrow.compute as pc
-
-    return pc.field("event") == event
 
 
 def test_the_document_lists_every_column_and_event() -> None:

@@ -1,4 +1,4 @@
-"""A server that knows every answer scores 100 %, one that knows none 0 %, whatever the layout, through the command line.
+"""A server that knows every answer scores 100 % and one that knows none 0 %, whatever the layout, as typed.
 
 The server is real HTTP on this machine. It knows the questions by their text and the answers as a person would read
 them off the row: of multiple choice the text of the right option, never its letter. Each question of the made files

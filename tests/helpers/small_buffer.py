@@ -5,11 +5,12 @@ from pathlib import Path
 
 import numpy as np
 from small_ledger import IDENTITY, QUESTIONS, K
+from store_calls import row_of, visit_of
 
 from exgrpo_cli.base.types import TokenScores
 from exgrpo_cli.replay.place import Asked
 from exgrpo_cli.replay.replace import Replace
-from exgrpo_cli.replay.store import FreshRow, Store, Visit
+from exgrpo_cli.replay.store import Store, Visit
 
 
 def open_store(folder: Path) -> Store:
@@ -17,19 +18,7 @@ def open_store(folder: Path) -> Store:
 
 
 def visit(question_id: str, k: int, step: int) -> Visit:
-    successes = [
-        FreshRow(
-            token_ids=np.array([step, member, int(question_id[1:])], dtype=np.int32),
-            behaviour_logprobs=np.full(3, -0.5, dtype=np.float32),
-            entropy=0.5,
-            nll=0.5,
-        )
-        for member in range(k)
-    ]
-    return Visit(
-        question_id=question_id, step=step, weight_version=step, success_count=k, num_fresh_successes=k,
-        num_replayed=0, verifier_failed=False, rows=successes,
-    )  # fmt: skip
+    return visit_of(question_id, step, [row_of(step, member, int(question_id[1:])) for member in range(k)])
 
 
 def fill(store: Store) -> None:

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from store_calls import candidates_of, draw, record, replay
+from store_calls import candidates_of, draw, record, replay, row_of, visit_of
 
 from exgrpo_cli.ledger.parts import list_parts, steps_of
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ledger.schemas import TABLES, LedgerIdentity
 from exgrpo_cli.replay.replace import Replace
-from exgrpo_cli.replay.store import FreshRow, Store, Visit
+from exgrpo_cli.replay.store import Store
 
 K = 4
 IDENTITY = LedgerIdentity(
@@ -31,28 +31,8 @@ def one_step(buffer: Store, step: int, num_tokens: int = 3, *, seal: bool = True
     for question_id in drawn:
         candidates = candidates_of(buffer, question_id)
         replay(buffer, step, candidates, 0)
-    successes = [
-        FreshRow(
-            token_ids=np.full(num_tokens, 10 * step + member, dtype=np.int32),
-            behaviour_logprobs=np.full(num_tokens, -0.5, dtype=np.float32),
-            entropy=0.5,
-            nll=0.5,
-        )
-        for member in range(2)
-    ]
-    record(
-        buffer,
-        Visit(
-            question_id=QUESTIONS[step % len(QUESTIONS)],
-            step=step,
-            weight_version=step,
-            success_count=2,
-            num_fresh_successes=2,
-            num_replayed=0,
-            verifier_failed=False,
-            rows=successes,
-        ),
-    )
+    rows = [row_of(*[10 * step + member] * num_tokens) for member in range(2)]
+    record(buffer, visit_of(QUESTIONS[step % len(QUESTIONS)], step, rows))
     buffer.flush(step)
     if seal:
         buffer.seal()

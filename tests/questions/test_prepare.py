@@ -12,7 +12,7 @@ import pytest
 from question_sources import question, write
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.config.sections.data import ArithmeticSettings, WordProblemSettings
+from exgrpo_cli.config.sections.data import WordProblemSettings
 from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.grading import GradingPool
@@ -88,17 +88,13 @@ def test_the_verl_layout_is_written_and_prepared_again(tmp_path):
     assert again.reading.layout == "verl" and content_hash(again.questions) == content_hash(first.questions)
 
 
-@pytest.mark.parametrize("source", ["arithmetic", "word-problems"])
-def test_a_made_source_writes_training_and_heldout_questions(tmp_path, source):
-    sizes = {"num_train": 60, "num_heldout": 30, "seed": 5}
-    settings = Config(arithmetic=ArithmeticSettings(**sizes), word_problems=WordProblemSettings(**sizes))
-    options = PrepareOptions(made=settings)
-    train, heldout = prepare(source, tmp_path / "train.parquet", options, lambda *_: None)
-    assert heldout.output == tmp_path / "train-heldout.parquet" and heldout.output.is_file()
-    assert (len(train.questions), len(heldout.questions), train.reading.num_folded) == (60, 30, 0)
-    assert not {question.id for question in train.questions} & {question.id for question in heldout.questions}
-    levels = "234567" if source == "arithmetic" else "1234"
-    assert train.to_json()["levels"] == dict.fromkeys(levels, 60 // len(levels))
+def test_a_made_source_tells_its_seed_and_levels(tmp_path):
+    settings = Config(word_problems=WordProblemSettings(num_train=60, num_heldout=30, seed=5))
+    train, heldout = prepare(
+        "word-problems", tmp_path / "train.parquet", PrepareOptions(made=settings), lambda *_: None
+    )
+    assert heldout.output == tmp_path / "train-heldout.parquet" and len(heldout.questions) == 30
+    assert train.to_json()["levels"] == dict.fromkeys("1234", 15)
     assert read_questions(tmp_path / "train.parquet").metadata["options"]["seed"] == 5
 
 

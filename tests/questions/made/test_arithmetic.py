@@ -2,7 +2,6 @@
 
 import itertools
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from exgrpo_cli.questions.made.sums import (
     TraceMix,
     draw_plan,
     draw_terms,
-    expression,
     make_arithmetic,
     pool_of,
     work_out,
@@ -43,13 +41,8 @@ def expressions(level: int) -> list[str]:
     return found
 
 
-def asked(questions):
-    return [question.prompt[-1].content for question in questions]
-
-
 def test_questions_carry_answer_level_and_source():
     split = make_arithmetic(ArithmeticSettings(num_train=60, num_heldout=12, levels=(2, 4, 7), seed=0))
-    assert len(split.train) == 60 and len(split.heldout) == 12
     for question in split.train + split.heldout:
         (message,) = question.prompt
         text = message.content.removesuffix("=?")
@@ -58,31 +51,7 @@ def test_questions_carry_answer_level_and_source():
         assert len(re.findall(r"[+-]", text)) == int(question.level)
         assert question.source == "arithmetic"
     levels = [question.level for question in split.train]
-    assert {level: levels.count(level) for level in levels} == {"2": 20, "4": 20, "7": 20}
     assert levels != sorted(levels)
-
-
-def test_no_seed_makes_the_pools_overlap():
-    train, heldout, ids = set(), set(), []
-    for seed in range(3):
-        split = make_arithmetic(ArithmeticSettings(num_train=1200, num_heldout=300, levels=(2, 3, 5), seed=seed))
-        assert len(set(asked(split.train))) == 1200
-        train |= set(asked(split.train))
-        heldout |= set(asked(split.heldout))
-        ids += [question.id for question in split.train + split.heldout]
-    rng = np.random.default_rng(0)
-    warm = {expression(draw_terms(level, Pool.WARM_START, rng)) + "=?" for level in (2, 3, 5) for _ in range(1000)}
-    assert not train & heldout and not train & warm and not heldout & warm
-    # Ids are as many as expressions: none stands for two questions.
-    assert len(set(ids)) == len(train | heldout)
-
-
-def test_same_seed_same_questions_and_sizes_do_not_move_the_other_set():
-    settings = ArithmeticSettings(num_train=60, num_heldout=30, levels=(2, 4), seed=5)
-    one = make_arithmetic(settings)
-    assert one == make_arithmetic(settings)
-    assert one.heldout == make_arithmetic(replace(settings, num_train=10)).heldout
-    assert one.train != make_arithmetic(replace(settings, seed=6)).train
 
 
 def test_a_level_can_be_used_up_and_says_how_many_there_are():
@@ -91,7 +60,7 @@ def test_a_level_can_be_used_up_and_says_how_many_there_are():
     # 8 x 8 sums; of the differences, those with a result of at least 0: 1 + 2 + ... + 8 = 36.
     assert len(terms) == 64 + 36 and 0 < existing < 100
     split = make_arithmetic(ArithmeticSettings(num_train=existing, num_heldout=1, levels=(1,), seed=0))
-    assert len(set(asked(split.train))) == existing
+    assert len({question.id for question in split.train}) == existing
     with pytest.raises(InputError, match=rf"level 1 run out at {existing} of the {existing + 1} asked for"):
         make_arithmetic(ArithmeticSettings(num_train=existing + 1, num_heldout=1, levels=(1,), seed=0))
 
@@ -125,11 +94,7 @@ SWAPPED = (Line(terms=(9, 3), swapped=True), Line(results=((1, 0),), terms=(4,),
         (CHAIN, (1, -2), ["9+3=12", "12-2=8"]),
         (SWAPPED, None, ["3+9=12", "4+12=16"]),
         # 9+3-2-4: gains 12, losses 6, difference 6; the last line refers to both.
-        (
-            (Line(terms=(9, 3)), Line(terms=(2, 4)), Line(results=((1, 0), (-1, 1)))),
-            None,
-            ["9+3=12", "2+4=6", "12-6=6"],
-        ),
+        (DIFFERENCE, None, ["9+3=12", "2+4=6", "12-6=6"]),
     ],
 )
 def test_a_plan_is_worked_out_with_its_slip(plan: tuple[Line, ...], slip: tuple[int, int] | None, lines: list[str]):
@@ -160,17 +125,15 @@ def test_one_question_has_many_right_derivations(terms: Terms, least: int):
 
 def test_faults_are_what_they_are_called():
     rng = np.random.default_rng(4)
-    guessing, slipping, malformed = (
-        TraceMix(**dict.fromkeys(("guessed", "slipped", "malformed"), 0.0) | {fault: 1.0})
-        for fault in ("guessed", "slipped", "malformed")
-    )
+    none = dict.fromkeys(("guessed", "slipped", "malformed"), 0.0)
+    mixes = {fault: TraceMix(**none | {fault: 1.0}) for fault in none}
     for _ in range(100):
         terms = draw_terms(3, Pool.WARM_START, rng)
-        assert write_trace(terms, guessing, rng) == f"</think>\n\\boxed{{{sum(terms)}}}"
-        slipped = write_trace(terms, slipping, rng)
+        assert write_trace(terms, mixes["guessed"], rng) == f"</think>\n\\boxed{{{sum(terms)}}}"
+        slipped = write_trace(terms, mixes["slipped"], rng)
         assert re.fullmatch(r"[^<]+\n</think>\n\\boxed\{-?\d+\}", slipped)
         assert f"\\boxed{{{sum(terms)}}}" not in slipped
-        assert "\\boxed{" not in write_trace(terms, malformed, rng).partition("</think>")[2]
+        assert "\\boxed{" not in write_trace(terms, mixes["malformed"], rng).partition("</think>")[2]
 
 
 def test_shares_say_how_many_questions_each_level_has():

@@ -1,4 +1,4 @@
-"""Countdown and sums modulo m: true golds, disjoint pools, traces as they should be, and the way into a run."""
+"""Every made task: disjoint pools and levels; of countdown and sums modulo m golds, traces and the way into a run."""
 
 import json
 import re
@@ -12,7 +12,8 @@ from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import Message, Question, Verdict
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.config.sections.data import ArithmeticSettings, CountdownSettings, ModularSettings
+from exgrpo_cli.config.names import section_of_made
+from exgrpo_cli.config.sections.data import ArithmeticSettings, CountdownSettings, ModularSettings, WordProblemSettings
 from exgrpo_cli.grading.valid_traces import sum_asked, valid_trace
 from exgrpo_cli.grading.verifiers import grade_countdown, read_metadata
 from exgrpo_cli.models.warm_start import RECIPES, draw_example
@@ -21,43 +22,43 @@ from exgrpo_cli.questions.made.pools import Pool
 from exgrpo_cli.questions.made.sums import TraceMix, make_modular, write_trace
 from exgrpo_cli.training.questions import load_questions
 
+SIZES = {"num_train": 60, "num_heldout": 20}
 SMALL = {
-    "countdown": CountdownSettings(num_train=60, num_heldout=20),
-    "modular": ModularSettings(num_train=60, num_heldout=20),
+    "arithmetic": ArithmeticSettings(**SIZES, levels=(1, 2, 3)),
+    "countdown": CountdownSettings(**SIZES),
+    "modular": ModularSettings(**SIZES),
+    "word-problems": WordProblemSettings(**SIZES),
 }
 SOUND = TraceMix(guessed=0.0, slipped=0.0, malformed=0.0, checked=0.0)
 
 
 def split_of(source, settings=None):
-    return make_split(source, SimpleNamespace(**{source: settings or SMALL[source]}))
+    return make_split(source, SimpleNamespace(**{section_of_made(source): settings or SMALL[source]}))
 
 
-def prompts(questions):
-    return {question.prompt[0].content for question in questions}
+def prompts(*parts):
+    return {question.prompt[-1].content for part in parts for question in part}
 
 
-@pytest.fixture(scope="module", params=sorted(SMALL))
-def made(request):
-    source = request.param
-    return source, split_of(source)
+def started(source):
+    """What the warm start shows, of a task that it has a recipe for."""
+    rng, recipe = np.random.default_rng(0), RECIPES.get(source)
+    return {draw_example(recipe, level, rng)[0] for level in recipe.levels for _ in range(60)} if recipe else set()
 
 
-def test_questions_are_different_share_their_levels_and_repeat_themselves(made):
-    source, split = made
-    levels = SMALL[source].levels
-    assert len(prompts(split.train)) == 60 and len(prompts(split.heldout)) == 20
+@pytest.mark.parametrize("source", SMALL)
+def test_questions_differ_share_their_levels_and_stay_in_their_pools(source):
+    split, levels = split_of(source), SMALL[source].levels
+    assert len(prompts(split.train)) == len({question.id for question in split.train}) == 60
+    assert len(prompts(split.heldout)) == 20
     counts = {level: sum(question.level == str(level) for question in split.train) for level in levels}
     assert counts == dict.fromkeys(levels, 60 // len(levels))
-    assert split_of(source) == split
-
-
-def test_no_seed_brings_a_question_into_another_pool(made):
-    source, split = made
-    other = split_of(source, replace(SMALL[source], num_heldout=60, seed=7))
-    rng, recipe = np.random.default_rng(0), RECIPES[source]
-    started = {draw_example(recipe, level, rng)[0] for level in recipe.levels for _ in range(60)}
-    train, heldout = prompts([*split.train, *other.train]), prompts([*split.heldout, *other.heldout])
-    assert not train & heldout and not train & started and not heldout & started
+    # The same seed makes the same questions, another seed others, and a size moves its own set alone.
+    fewer, other = (split_of(source, replace(SMALL[source], **changed)) for changed in ({"num_train": 12}, {"seed": 7}))
+    assert split_of(source) == split and fewer.heldout == split.heldout and other.train != split.train
+    # No seed brings a question into another pool.
+    train, heldout, warm = prompts(split.train, other.train), prompts(split.heldout, other.heldout), started(source)
+    assert not train & heldout and not train & warm and not heldout & warm
 
 
 def test_golds_are_right_by_a_plain_reference():
@@ -161,14 +162,14 @@ def test_sound_traces_of_the_warm_start_are_valid_and_faults_are_not():
         assert valid_trace(question, write_trace(terms, SOUND, rng, 5))
         guessed = write_trace(terms, TraceMix(guessed=1.0, slipped=0.0, malformed=0.0), rng, 5)
         assert guessed.endswith(f"\\boxed{{{question.answer}}}") and not valid_trace(question, guessed)
-    for question in split_of("arithmetic", ArithmeticSettings(num_train=60, num_heldout=20)).train:
+    for question in split_of("arithmetic").train:
         terms = sum_asked(question).terms
         assert valid_trace(question, write_trace(terms, replace(SOUND, checked=0.5, double=0.3, swapped=0.3), rng))
         slipped = write_trace(terms, TraceMix(guessed=0.0, slipped=1.0, malformed=0.0), rng)
         assert not valid_trace(question, slipped)
 
 
-@pytest.mark.parametrize("source", sorted(SMALL))
+@pytest.mark.parametrize("source", ["countdown", "modular"])
 def test_start_and_held_out_questions_follow_the_source(source):
     sizes = [f"{source}.num_train=16", f"{source}.num_heldout=8"]
     config = build_config(assignments=[f"data.train={source}", *sizes])
@@ -176,9 +177,6 @@ def test_start_and_held_out_questions_follow_the_source(source):
     questions = load_questions(config, SilentReporter())
     assert (len(questions.train), len(questions.heldout)) == (16, 8)
     assert all(json.loads(question.metadata) for question in questions.train)
-    settings = type(SMALL[source])()
-    split = split_of(source, settings)
-    assert (len(split.train), len(split.heldout)) == (settings.num_train, settings.num_heldout)
     # Whoever wants another start says so.
     assert build_config(assignments=[f"data.train={source}", "tiny.task=arithmetic"]).tiny.task == "arithmetic"
 
