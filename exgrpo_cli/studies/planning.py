@@ -240,8 +240,12 @@ def _require_same_settings(study: Study, base: StudyBase) -> None:
         if not path.is_file():
             continue
         stored, planned_config = resolve([(str(path), read_config(path))]), expected(run, study.equal)
+        changed = set()
         if config_hash(stored) != config_hash(planned_config):
             changed = differing_keys(stored, planned_config) - NOT_HASHED - PINNED
+        if planned_config.backbone.dtype not in ("auto", stored.backbone.dtype):
+            changed.add("backbone.dtype")
+        if changed:
             raise InputError(
                 f"{run.folder} holds a run with another {', '.join(sorted(changed))}: choose another --name, or remove "
                 "it."

@@ -190,10 +190,11 @@ def test_a_study_runs_compares_and_is_not_run_again(
 
     with pytest.raises(InputError, match=r"holds a run with another .*run.steps: choose another --name"):
         study_of(tmp_path, "run.steps=5")
-    # What the machine does is no part of a run's identity; whose log-probs are trained on is.
+    # What the machine does is no part of a run's identity; whose log-probs are trained on and in which precision is.
     assert {run.state for run in study_of(tmp_path, "run.save_every=2").runs} == {"finished"}
-    with pytest.raises(InputError, match=r"holds a run with another rollout.logprobs: choose another --name"):
-        study_of(tmp_path, "rollout.logprobs=engine")
+    for other in ("rollout.logprobs=engine", "backbone.dtype=bfloat16"):
+        with pytest.raises(InputError, match=rf"holds a run with another {other.split('=')[0]}: choose another --name"):
+            study_of(tmp_path, other)
     (again.runs[0].folder / "config.toml").write_text("[backbone\n")
     with pytest.raises(InputError, match=r"config\.toml is not TOML"):
         study_of(tmp_path)
