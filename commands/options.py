@@ -76,7 +76,7 @@ DebugOption = Annotated[bool, option("Show the traceback of an error.", "--debug
 
 @dataclass(frozen=True, kw_only=True)
 class Speech:
-    """How a command speaks."""
+    """Options of a command's output."""
 
     quiet: QuietOption = False
     json: JsonOption = False
@@ -116,7 +116,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def shared_options(options: Any, request: Any) -> dict[str, Any]:
-    """What was given of the options that a request of the core has under the same names."""
+    """Values given of the options that a request of the core has under the same names."""
     shared = {field.name for field in fields(options)} & {field.name for field in fields(request)}
     return {name: getattr(options, name) for name in shared if getattr(options, name) is not None}
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareSettings:
-    """How a source is read and audited, and where it goes."""
+    """Options of reading and auditing a source, and where it goes."""
 
     output: OutputOption = None
     layout: Annotated[Literal["canonical", "verl"], typer.Option(help="Layout of the output.")] = "canonical"

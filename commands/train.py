@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """What a run is made of; None leaves it to the presets."""
+    """Choices that make a run; None leaves it to the presets."""
 
     backbone: BackboneOption = None
     method: Annotated[

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Run", "evaluate", "open_run", "prepare", "train"]
 
 Line = Mapping[str, Any]
-"""What a step writes into `metrics.jsonl`: flat keys, "step" first."""
+"""Line that a step writes into `metrics.jsonl`: flat keys, "step" first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Run:
         return response_texts(self.folder, self.config.backbone.source, trajectory_ids)
 
     def replay_stats(self) -> dict[str, Any]:
-        """What `exgrpo replay-stats --json` prints. Raises InputError for a run that keeps no ledger."""
+        """Object that `exgrpo replay-stats --json` prints. Raises InputError for a run that keeps no ledger."""
         from exgrpo_cli.show.record import read_run
         from exgrpo_cli.show.statistics import plain, summarise
 

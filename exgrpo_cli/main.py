@@ -1,4 +1,4 @@
-"""What the `exgrpo` command runs first: stop signals end it in one line from here on, imports and exit included."""
+"""First module of the `exgrpo` command: stop signals end it in one line from here on, imports and exit included."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from exgrpo_cli.base.console.output import reserve_stdout
 
 _STOPPED = 130
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-"""Of NVIDIA, of AMD, and of either under WSL."""
+"""Device files of NVIDIA, of AMD, and of either under WSL."""
 
 
 def main() -> NoReturn:

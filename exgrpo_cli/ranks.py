@@ -36,11 +36,11 @@ RANK_TIMEOUT = timedelta(minutes=60)
 JOIN_TIMEOUT = timedelta(minutes=15)
 """Longest wait for the other ranks to start, as torchrun waits."""
 WATCH_SECONDS = 1.0
-"""How often a rank looks whether another one has ended with an error."""
+"""Interval at which a rank looks whether another one has ended with an error."""
 GRACE_SECONDS = 10.0
-"""What a rank gets to end by itself after another has: a GPU collective never returns once a member is gone."""
+"""Time for a rank to end by itself after another has: a GPU collective never returns once a member is gone."""
 POLL_SECONDS = 0.2
-"""How often the process that started the ranks looks for signals to pass on."""
+"""Interval at which the process that started the ranks looks for signals to pass on."""
 ENDED_KEY = "exgrpo/ended"
 
 
@@ -272,7 +272,7 @@ def _watch(store: dist.Store, launcher: int, leaving: threading.Event) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rendezvous:
-    """Where the hosts of one run find each other."""
+    """Address at which the hosts of one run find each other."""
 
     num_hosts: int = 1
     endpoint: str = "localhost:0"

@@ -1,6 +1,7 @@
 """Every public module, class and function says what it is."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,3 +26,10 @@ def test_everything_public_has_a_docstring(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     assert ast.get_docstring(tree), f"{path.relative_to(ROOT)} does not say what it is"
     assert list(undocumented(tree)) == []
+    strings = [
+        each.value.value
+        for each in ast.walk(tree)
+        if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant)
+    ]
+    asks = re.compile(r"(What|Of|Where|Which|How|Whose)\b")
+    assert [text for text in strings if isinstance(text, str) and asks.match(text)] == [], "begin with a noun or a verb"

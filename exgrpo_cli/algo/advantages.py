@@ -1,4 +1,4 @@
-"""How much better each rollout did than its group, or than its question's own past (arXiv 2603.18444).
+"""Advantages: how much better each rollout did than its group, or than its question's own past (arXiv 2603.18444).
 
 The past is a discounted Beta count of successes and failures, this visit's included, so that a question that is always
 solved keeps teaching for as long as its past says otherwise. That paper widened its clip together with this, which

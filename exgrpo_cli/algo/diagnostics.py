@@ -21,7 +21,7 @@ class ObjectiveSums:
     """Additive parts of a mini-batch's diagnostics, in float64: ratios of e^88 and their squares stay finite."""
 
     names: tuple[str, ...]
-    """Of the sums; those without a meaning are left out."""
+    """Metrics of the sums; those without a meaning are left out."""
     sums: Float64[Tensor, " sums"]
     maxima: Float64[Tensor, " maxima"]
 

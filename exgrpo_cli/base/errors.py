@@ -16,7 +16,7 @@ class ExgrpoError(Exception):
 
 
 class InputError(ExgrpoError, ValueError):
-    """What was wrong was found before work started: usage, input or environment."""
+    """Error found before work started: in usage, input or environment."""
 
     exit_code = EXIT_REFUSED
 
@@ -52,5 +52,5 @@ def nearest(name: str, known: list[str] | tuple[str, ...]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What a library says, without the pages some add to it; its type where it says nothing."""
+    """Message of a library's error, without the pages some add to it; its type where there is none."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -193,7 +193,7 @@ def remove_partials(folder: Path, name: str = "") -> int:
 
 
 def partials(folder: Path, name: str = "") -> list[Path]:
-    """What is being written in `folder`, of `name` alone where given, or was when its writer was killed."""
+    """Files being written in `folder`, of `name` alone where given, or left by a writer that was killed."""
     return list(folder.glob(f".{glob.escape(name) or '*'}{_PARTIAL}*"))
 
 
@@ -216,7 +216,7 @@ def _cannot_write(path: Path, error: OSError) -> RunError:
 
 
 def partial_path(path: Path) -> Path:
-    """Where this process writes what will become `path`."""
+    """Path at which this process writes what will become `path`."""
     return path.with_name(f".{path.name}{_PARTIAL}-{os.getpid()}")
 
 

@@ -21,7 +21,7 @@ class StopReason(StrEnum):
 
 
 class Verdict(StrEnum):
-    """What the verifier said about one answer. Only CORRECT earns reward 1."""
+    """Verdict of the verifier on one answer. Only CORRECT earns reward 1."""
 
     CORRECT = "correct"
     WRONG = "wrong"
@@ -57,7 +57,7 @@ class Question:
     id: str
     """Hash of the normalised last user message and the answer; unique in a question file."""
     prompt: tuple[Message, ...]
-    """What the source has, without the answer; templates are applied when training or evaluating."""
+    """Messages of the source, without the answer; templates are applied when training or evaluating."""
     answer: str
     """Gold."""
     source: str
@@ -70,7 +70,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerFormat:
-    """Where in a response the answer is to be looked for; given by the prompt template and the run's settings."""
+    """Rules for finding the answer in a response; given by the prompt template and the run's settings."""
 
     opens_think: bool
     """The prompt ends with an opened `<think>`: a response without `</think>` has no answer, and only the text after
@@ -83,7 +83,7 @@ class AnswerFormat:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
-    """How rollouts are drawn."""
+    """Parameters of sampling."""
 
     temperature: float
     top_p: float
@@ -151,7 +151,7 @@ class Trajectory:
     weight_version: int
     reward: float = 1.0
     advantage: float = math.nan
-    """Of birth, as its step trained on it; NaN where it was not recorded."""
+    """Advantage of birth, as its step trained on it; NaN where it was not recorded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

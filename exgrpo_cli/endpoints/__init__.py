@@ -1,1 +1,1 @@
-"""What a finished run is compared by: its held-out scores, what it memorised, and whether its traces are valid."""
+"""Outcomes of a finished run: its held-out scores, what it memorised, and whether its traces are valid."""

@@ -30,7 +30,7 @@ class Validation:
 
     step: int
     asked: str = HELDOUT
-    """Which questions: held-out ones, or of the training set."""
+    """Kind of the questions: held-out ones, or of the training set."""
     generated: int
     """Tokens generated until then."""
     trained: int | None = None
@@ -106,7 +106,7 @@ def collapsed(validations: Sequence[Validation]) -> bool | None:
 
 
 def new_fall(validations: Sequence[Validation]) -> str:
-    """What to say where the last score is clearly below the best before it, and the one before the last was not yet.
+    """Warning where the last score is clearly below the best before it, and the one before the last was not yet.
 
     Clearly: by a tenth of the best and more, with a p-value (paired by question, sign flips, times the scores that the
     best was chosen from) below 0.01. Empty where there is nothing to say.

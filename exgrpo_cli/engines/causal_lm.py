@@ -28,7 +28,7 @@ class CausalLM:
 
     @property
     def device(self) -> torch.device:
-        """Where the head's weight lies, and with it the inputs."""
+        """Device of the head's weight, and with it of the inputs."""
         return self.head.weight.device
 
 

@@ -1,4 +1,4 @@
-"""What the training loop asks of an engine: a Generator samples rollouts, a Policy scores and updates.
+"""Protocols of engines: a Generator samples rollouts, a Policy scores and updates.
 
 The plain pair (`hf`, `torch`) is the reference that every other pair is tested against. Under several ranks every rank
 makes the same calls with the same arguments and gets the same whole result: an engine shards and gathers inside, so the
@@ -21,7 +21,7 @@ Score = Callable[[Sequence[TokenSequence]], list[TokenScores]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateReport:
-    """What one optimizer update did."""
+    """Report of one optimizer update."""
 
     applied: bool
     skip_reason: str

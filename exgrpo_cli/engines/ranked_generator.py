@@ -96,7 +96,7 @@ class RankedGenerator:
 
 
 def local_generator(generator: Generator) -> Generator:
-    """What samples on this rank alone."""
+    """Generator that samples on this rank alone."""
     return generator.local if isinstance(generator, RankedGenerator) else generator
 
 

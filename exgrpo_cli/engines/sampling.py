@@ -16,7 +16,7 @@ from torch import Tensor
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams
 
 LEAST_LOGPROB = -1e4
-"""Of a token that is never drawn, as an entropy counts it."""
+"""Log-prob of a token that is never drawn, as an entropy counts it."""
 
 
 Place = tuple[int, int]

@@ -57,7 +57,7 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Route:
-    """How one grader treats a graded text, and a gold that is audited: a verdict, or a task for a worker."""
+    """Way of one grader with a graded text, and with a gold that is audited: a verdict, or a task for a worker."""
 
     grader: str
     """A built-in one or `python:module:function`."""

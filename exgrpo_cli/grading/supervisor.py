@@ -32,8 +32,8 @@ STOP = None
 """Parent to supervisor, in place of a numbered task: kill the workers and end."""
 
 _WATCH_SECONDS = 0.02
-"""How often a busy worker's memory and CPU time are read; Python integers, the usual culprits, grow by far less than a
-cap in it."""
+"""Interval at which a busy worker's memory and CPU time are read; Python integers, the usual culprits, grow by far less
+than a cap in it."""
 _IDLE_SECONDS = 1.0
 _MOST_WALL_PER_DEADLINE = 4
 """A deadline is of the worker's CPU time, so that a busy machine is charged to no answer; one that waits instead of

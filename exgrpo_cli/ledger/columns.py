@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventColumns:
-    """What happened to questions and trajectories, in order."""
+    """Changes of questions and trajectories, in order."""
 
     step: Int64[np.ndarray, " events"]
     kind: Int64[np.ndarray, " events"]

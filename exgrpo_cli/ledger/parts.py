@@ -86,7 +86,7 @@ class Catalogue:
     """Rows per table."""
     last_step: int
     dropped: str
-    """What was left out and why; empty where nothing was."""
+    """Note of what was left out and why; empty where nothing was."""
 
     def up_to(self, step: int) -> "Catalogue":
         """The catalogue after a cut at a `step` at which parts end."""
@@ -96,7 +96,7 @@ class Catalogue:
 
 
 def part_path(folder: Path, table: str, first_step: int, last_step: int | None = None) -> Path:
-    """Where the part of a table with these steps is, or goes; the live one without `last_step`."""
+    """Path of the part of a table with these steps; the live one without `last_step`."""
     suffix = "arrow" if table == BODIES else "parquet"
     return folder / table / f"part-{first_step:08d}-{_LIVE if last_step is None else f'{last_step:08d}'}.{suffix}"
 
@@ -342,7 +342,7 @@ def open_ledger(folder: Path, identity: LedgerIdentity, at_step: int | None) -> 
 
 
 def check_cut(folder: Path, step: int) -> Catalogue:
-    """What a cut after `step` would leave of the ledger; deletes nothing.
+    """Rows that a cut after `step` would leave of the ledger; deletes nothing.
 
     Raises InputError where the ledger is not whole up to `step` or cannot be cut there.
     """

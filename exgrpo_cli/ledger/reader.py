@@ -168,7 +168,7 @@ class BodyStore:
         self._places: list[tuple[Path, int]] = []
         self._mapped: dict[Path, list[tuple[Columns, bytes]]] = {}
         self._checked = bytearray()
-        """Of each trajectory, whether this process has found its checksum right: what is read again is in memory."""
+        """Whether this process, for each trajectory, has found its checksum right: what is read again is in memory."""
         for part in parts:
             self.add(part)
 

@@ -36,7 +36,7 @@ FOREIGN_WEIGHTS = -1
 
 
 class Event(StrEnum):
-    """What happened to a question or to one of its trajectories."""
+    """Kinds of change of a question or of one of its trajectories."""
 
     COLLECTED = "collected"
     MOVED = "moved"
@@ -87,7 +87,7 @@ SCHEMAS: dict[str, pa.Schema] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LedgerIdentity:
-    """What must agree before stored token ids and log-probs mean anything to a run."""
+    """Identity that must agree before stored token ids and log-probs mean anything to a run."""
 
     tokenizer_hash: str
     """Hash of the tokenizer's vocabulary: token ids of another tokenizer are other words."""

@@ -37,7 +37,7 @@ print(tokenizer.decode(response[0, inputs["input_ids"].shape[1]:], skip_special_
 
 
 def sampling_defaults(eos_ids: int | list[int], pad_id: int) -> GenerationConfig:
-    """What `generate` does unless told otherwise: sample from the whole distribution, as training does."""
+    """Defaults of `generate`: sample from the whole distribution, as training does."""
     return GenerationConfig(
         do_sample=True, temperature=1.0, top_k=0, top_p=1.0, eos_token_id=eos_ids, pad_token_id=pad_id
     )

@@ -100,7 +100,7 @@ def _download(settings: BackboneSettings, weights: bool) -> Path:
 
 
 def _about(source: str) -> dict[str, Any]:
-    """What the preset of a hub id says of its model besides settings; empty where no preset has that id."""
+    """Facts of a hub id's preset about its model besides settings; empty where no preset has that id."""
     presets = (load_preset("backbones", name) for name in preset_names("backbones"))
     return next((preset["about"] for preset in presets if preset["backbone"]["source"] == source), {})
 
@@ -139,7 +139,7 @@ def pin_dtype(settings: BackboneSettings, tiny: TinySettings, *, on_gpu: bool) -
 
 
 def dtype_note(settings: BackboneSettings, tiny: TinySettings) -> str:
-    """What "auto" comes to on a GPU, and why. Raises InputError where `pin_dtype` does."""
+    """Note of what "auto" comes to on a GPU, and why. Raises InputError where `pin_dtype` does."""
     saved, name = _saved_dtype(settings, tiny), settings.name
     taken = _trained_dtype(saved)
     if saved is None:

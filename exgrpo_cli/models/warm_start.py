@@ -28,7 +28,7 @@ _ROWS_AT_ONCE = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WarmStartRecipe:
-    """What the supervised start trains on and how; the settings choose only its length, batch and seed."""
+    """Data and method of the supervised start; the settings choose only its length, batch and seed."""
 
     task: str = "arithmetic"
     levels: tuple[int, ...] = (2, 3, 4, 5, 6, 7)

@@ -1,4 +1,4 @@
-"""What goes into one repository of the hub, and what must not leave this machine.
+"""Files of one repository of the hub, and the check that nothing private leaves this machine.
 
 Every text passes `Private` on its way into a package: paths and host names are taken out, and a secret stops it all.
 """
@@ -35,7 +35,7 @@ URL_HOST = re.compile(r"(?<=://)(?!huggingface\.co\b)[\w.:@-]*\w")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Private:
-    """What is private on this machine, in this run; of each kind the longest first."""
+    """Private words of this machine, in this run; of each kind the longest first."""
 
     folders: tuple[str, ...]
     """Absolute ones."""
@@ -119,7 +119,7 @@ class Package:
     repo_type: str
     """"model" or "dataset"."""
     origin: Mapping[str, str]
-    """Which run or study this is: a repository with another origin is not overwritten."""
+    """Identity of the run or study: a repository with another origin is not overwritten."""
     folder: Path
     private: Private
     linked: dict[str, Path] = field(default_factory=dict)

@@ -39,7 +39,7 @@ LINKED = (".safetensors", record.TOKENIZER_FILE, "vocab.json", "merges.txt", "to
 TEXTS = (".json", ".jinja", ".txt")
 """Other files of a model folder that go along."""
 MEANINGS = Path(__file__).with_name("columns.toml")
-"""What the columns of each table mean."""
+"""Meanings of the columns of each table."""
 ROWS_PER_FILE = 50_000
 ROW_SCHEMA = pa.schema(
     [
@@ -53,12 +53,12 @@ RESULT: Shape = {
     **dict.fromkeys(("avg_at_k", "low", "high"), NUMBER),
     **dict.fromkeys(("questions", "k"), int),
 }
-"""What a card takes from a `results.json`."""
+"""Fields that a card takes from a `results.json`."""
 
 
 @contextmanager
 def packed(folder: Path, repo: str, *, results: Sequence[Path] = (), ledger: bool = True) -> Iterator[list[Package]]:
-    """What publishing the run or study would upload, while the body lasts.
+    """Packages that publishing the run or study would upload, while the body lasts.
 
     `results` are folders of `exgrpo evaluate` for the card of a run. Raises InputError for a folder that is neither a
     finished run nor a study, for a name that is no OWNER/NAME, and for what is private and cannot be taken out.
@@ -238,7 +238,7 @@ def _write_rows(package: Package, run: Path, source: str, reader: LedgerReader) 
 def _texts_and_bodies(
     run: Path, source: str, reader: LedgerReader, rows: pa.Table, private: Private
 ) -> list[list[Any]]:
-    """What a published trajectory has beside the ledger's row, as columns: texts, token ids, log-probs."""
+    """Columns of a published trajectory beside the ledger's: texts, token ids, log-probs."""
     ids, owners = (rows.column(name).to_pylist() for name in ("trajectory_id", "question_id"))
     questions, responses = record.question_texts(run, sorted(set(owners))), record.response_texts(run, source, ids)
     texts = [questions.get(owner, record.QuestionText()) for owner in owners]

@@ -40,7 +40,7 @@ class UnusableRow(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """How rows of one source become questions."""
+    """Rules that make questions of the rows of one source."""
 
     name: str
     columns: tuple[str, ...]
@@ -84,7 +84,7 @@ class _Known:
     read: Callable[..., Asked]
     """From a row and the names of the columns."""
     when: Callable[[Columns, Sequence[Row]], bool] = lambda columns, rows: True
-    """What else must hold of the columns and the first few rows."""
+    """Further condition on the columns and the first few rows."""
     more: tuple[str, ...] = ()
     """Columns that are read where they are there."""
     own: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: _LEVEL)

@@ -10,7 +10,7 @@ from pathlib import Path
 from exgrpo_cli.runs.watchdog import cancel_end, end_process_in
 
 HANG_SECONDS = 60.0
-"""How long a single call into C code may hold the process beyond a limit on time."""
+"""Time for which a single call into C code may hold the process beyond a limit."""
 _STDERR = 2
 
 

@@ -58,7 +58,7 @@ _NEAR = 0.8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrepareOptions:
-    """How a question set is read and audited."""
+    """Options of reading and auditing a question set."""
 
     layout: FileLayout = "canonical"
     """Layout of the output."""
@@ -160,12 +160,12 @@ def _finding_lines(tally: Tally) -> list[str]:
 
 
 def default_output(source: str) -> Path:
-    """Where the questions of a source go when nothing else is said."""
+    """Default path of the questions of a source."""
     return DATA_FOLDER / f"{default_name(source)}.parquet"
 
 
 def heldout_beside(file: Path) -> Path:
-    """Where the held-out part of a question file lies: `mine.parquet` has `mine-heldout.parquet`."""
+    """Path of the held-out part of a question file: `mine.parquet` has `mine-heldout.parquet`."""
     return file.with_stem(f"{file.stem}-heldout")
 
 

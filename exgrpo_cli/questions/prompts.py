@@ -32,9 +32,9 @@ _LENGTH_BATCH = 512
 TEMPLATE_SECONDS = 10.0
 TEMPLATE_CHARS = 1_000_000
 TEMPLATE_BYTES = 2**30
-"""What the template of a stranger's tokenizer may take for one prompt, write around it, and need of memory."""
+"""Bounds on the template of a stranger's tokenizer: time for one prompt, characters around it, memory."""
 TEMPLATE_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What a template's own code may raise beside the errors of Jinja."""
+"""Errors that a template's own code may raise beside those of Jinja."""
 
 
 Tokenizer = Any
@@ -43,7 +43,7 @@ Tokenizer = Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Template:
-    """How a question becomes a prompt, and what that asks of the answer."""
+    """Template that makes a prompt of a question, and what it asks of the answer."""
 
     name: str
     system: str | None = None
@@ -111,7 +111,7 @@ def choose_template(name: str, tokenizer: Tokenizer, *, requires_box: bool | Non
 
 
 def answer_format(template: Template, *, require_eos: bool) -> AnswerFormat:
-    """Where in a response to this template's prompts the answer is looked for."""
+    """Rules for finding the answer in a response to this template's prompts."""
     return AnswerFormat(opens_think=template.opens_think, requires_box=template.requires_box, require_eos=require_eos)
 
 

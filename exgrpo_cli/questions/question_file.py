@@ -121,7 +121,7 @@ class QuestionSet:
     questions: tuple[Question, ...]
     """In the order of the file."""
     metadata: dict[str, Any]
-    """How the file was made; empty for a file `prepare` did not write."""
+    """Record of how the file was made; empty for a file `prepare` did not write."""
     content_hash: str
     """sha256 over the canonical rows in their order."""
     num_folded: int
@@ -170,7 +170,7 @@ def write_questions(
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """What `write_questions` stored in a file beside its rows; empty for any other file."""
+    """Metadata that `write_questions` stored in a file; empty for any other file."""
     try:
         return _own_metadata(pq.read_schema(path))
     except (pa.ArrowInvalid, OSError):

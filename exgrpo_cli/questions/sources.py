@@ -34,7 +34,7 @@ class Source:
     """Local files that hold the rows of one question set."""
 
     name: str
-    """What questions without a source of their own are said to come from."""
+    """Source of questions that name none of their own."""
     revision: str | None = None
     """Commit on the hub; None for local files."""
     split: str | None = None
@@ -42,7 +42,7 @@ class Source:
     files: tuple[Path, ...]
 
     def to_json(self) -> dict[str, str | None]:
-        """What reports and metadata say of it."""
+        """Description in reports and metadata."""
         return {"source": self.name, "revision": self.revision, "split": self.split}
 
 

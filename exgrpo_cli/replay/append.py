@@ -17,7 +17,7 @@ class Append(UnitPlace):
     composition: Literal["append"] = "append"
     store: Literal["successes", "all", "none"] = "successes"
     unit: Literal["row", "group"] = "row"
-    """What is drawn: single rows, or the K rows of one visit."""
+    """Unit of a draw: single rows, or the K rows of one visit."""
     ratio: float = 0.5
     """Groups per question of the step, or rows per row of its mixed groups."""
     max_per_question: int = 0

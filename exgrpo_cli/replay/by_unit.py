@@ -45,7 +45,7 @@ PRIORITIES: dict[str, Callable[[int, Values, Values, TokenRows], float]] = {
     # sum |A| * sd(r), sd over K - 1.
     "signal": lambda step, rewards, advantages, logprobs: float(np.abs(advantages).sum() * rewards.std(ddof=1)),
 }
-"""What a unit weighs at its birth, by the name of the priority: from its step, and of its rows the rewards, advantages
+"""Priority of a unit at its birth, by the name of the rule: from its step, and of its rows the rewards, advantages
 and log-probs under the policy that counts as the sampler."""
 
 
@@ -58,7 +58,7 @@ def priorities_at_birth(
     advantages: Values,
     logprobs: Callable[[int, int], TokenRows],
 ) -> Values:
-    """What a place's priority gives each row at its birth: that of its unit, the row or the neighbours of its group.
+    """Priority of each row at its birth: that of its unit, the row or the neighbours of its group.
 
     NaN where units are not drawn, or by a priority of the user's own. `logprobs(begin, end)` reads those of some rows,
     and is called for the priority that looks at them alone.
@@ -100,11 +100,11 @@ class StoredUnits:
     """The first trajectory of each."""
     question_ids: tuple[str, ...]
     step: Int64[np.ndarray, " units"]
-    """Of birth."""
+    """Step of birth."""
     version: Int64[np.ndarray, " units"]
     """Weight version that sampled it; -1 where that was another run's."""
     uses: Int64[np.ndarray, " units"]
-    """How often it was replayed."""
+    """Number of times it was replayed."""
     k: Int64[np.ndarray, " units"]
     """Successes of the visit that stored it."""
     reward: Float64[np.ndarray, " units"]
@@ -143,7 +143,7 @@ class DrawnUnit:
     priority: float
     """Its age included."""
     probability: float | None
-    """Of the first draw from the whole store; None where the highest were taken."""
+    """Probability of the first draw from the whole store; None where the highest were taken."""
     weight: float
     """By which its rows' advantages are multiplied."""
     trajectories: tuple[Trajectory, ...] = ()
@@ -162,7 +162,7 @@ class UnitPlace(Place):
 
     eviction: Literal["oldest", "highest-entropy", "longest", "random", "lowest-priority"] = "oldest"
     priority: str = "uniform"
-    """What a unit weighs: `uniform`, `latest`, `advantage`, `reward`, `headroom`, `signal`, or `python:m:f`."""
+    """Priority of a unit: `uniform`, `latest`, `advantage`, `reward`, `headroom`, `signal`, or `python:m:f`."""
     draw: Literal["proportional", "top"] = "proportional"
     """Units drawn without replacement, P ~ priority^exponent, or those of highest priority."""
     exponent: float = 1.0
@@ -218,7 +218,7 @@ class UnitPlace(Place):
     def keys(
         self, priority: Float64[np.ndarray, " some"], born: Int32[np.ndarray, " some"]
     ) -> Float64[np.ndarray, " some"]:
-        """What orders units as priorities do at any one step: log priority + born / age_decay where age counts."""
+        """Keys that order units as priorities do at any one step: log priority + born / age_decay where age counts."""
         priority = np.where(np.isnan(priority), -np.inf, priority)
         if not self.age_decay or self.priority.startswith(PREFIX):
             return priority

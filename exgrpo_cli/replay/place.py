@@ -76,7 +76,7 @@ NO_EXPERIENCE = Experience()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What a place is given in a step, on rank 0."""
+    """Context of a step that a place is given, on rank 0."""
 
     store: "Store"
     step: int
@@ -119,12 +119,12 @@ class Place:
     """Whether what is replayed is drawn from the whole store by priority."""
 
     composition: str
-    """Where replayed rows go: `replace` fresh questions by stored ones, `join` a question's own stored rows to its
+    """Place of replayed rows: `replace` fresh questions by stored ones, `join` a question's own stored rows to its
     fresh rollouts, `append` stored units beside the batch, `refill` groups that are not mixed (`docs/methods.md`)."""
     store: str
-    """What an eligible visit stores: its successes, all its rollouts, or nothing (only what `warm_start` brought)."""
+    """Rows that an eligible visit stores: its successes, all its rollouts, or none (only what `warm_start` brought)."""
     eviction: str
-    """What leaves a question or a store that holds as much as it may: `oldest`, `highest-entropy` (as last measured),
+    """Rows that leave a question or a store that is full: `oldest`, `highest-entropy` (as last measured),
     `longest`, `random`, or where units are drawn `lowest-priority`."""
     enabled: bool = True
     """Keep correct trajectories and replay them; off is the on-policy baseline."""
@@ -189,11 +189,11 @@ class Place:
             yield "lower_bound", "store", "a visit without a success has nothing to store", instead
 
     def before(self, asked: Asked) -> Experience:
-        """What stands in for a mixed step's rollouts."""
+        """Rows that stand in for a mixed step's rollouts."""
         return NO_EXPERIENCE
 
     def beside(self, asked: Asked, groups: Sequence[Any], experience: Experience) -> Experience:
-        """What a mixed step replays in all, chosen after its log-probs under pi_old and before its rows are stored.
+        """All rows that a mixed step replays, chosen after its log-probs under pi_old and before its rows are stored.
 
         `groups` are those that train (`training.step.groups.Group`), and `experience` is what `before` gave.
         """
@@ -243,7 +243,7 @@ class Place:
         return group_size - 1 if self.upper_bound < 0 else min(self.upper_bound, group_size)
 
     def keys(self, priority: np.ndarray, born: np.ndarray) -> np.ndarray:
-        """What orders units as their priorities do at any one step; equal where none are drawn."""
+        """Keys that order units as their priorities do at any one step; equal where none are drawn."""
         return np.zeros(len(priority))
 
 
@@ -255,8 +255,8 @@ class QuestionKeys(Place):
     per_question: int = 1
     """Stored rows that a question replays at most."""
     metric: str = "ent"
-    """Which trajectory of a question is replayed: `ent`, `ent-sum`, `ppl`, `length`, `random`, `reward`, `age`, or
-    `python:m:f`."""
+    """Metric that chooses the trajectory of a question: `ent`, `ent-sum`, `ppl`, `length`, `random`, `reward`,
+    `age`, or `python:m:f`."""
     direction: Literal["min", "max"] = "min"
     """Whether the lowest or the highest metric is chosen."""
     advantage_over: Literal["group", "own"] = "group"
@@ -316,7 +316,7 @@ class QuestionDraw:
     question_ids: tuple[str, ...]
     """Distinct; fewer than asked for where buckets of positive weight ran out."""
     probabilities: np.ndarray
-    """Of each bucket that was offered, in their order; all 0 where nothing could be drawn."""
+    """Probability of each bucket that was offered, in their order; all 0 where nothing could be drawn."""
 
 
 def effective_sample_share(chosen: Sequence[Trajectory], current: Sequence[TokenScores]) -> float:
@@ -337,8 +337,8 @@ def effective_sample_share(chosen: Sequence[Trajectory], current: Sequence[Token
 def checked_numbers(
     given: object, setting: str, num: int, name_of: Callable[[int], str], *, least: float, bound: str
 ) -> np.ndarray:
-    """What a function of the user's returned, once it is sure to be `num` numbers that are not NaN and within `least`
-    and infinity. Raises RunError naming the setting, the value, what it was for, and the `bound`."""
+    """Numbers that a function of the user's returned, once they are sure to be `num`, not NaN, and within `least` and
+    infinity. Raises RunError naming the setting, the value, what it was for, and the `bound`."""
     try:
         values = np.asarray(given, dtype=np.float64)
     except (TypeError, ValueError) as error:

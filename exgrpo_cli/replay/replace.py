@@ -27,7 +27,7 @@ class Replace(QuestionPlace):
     ratio: float = 0.5
     """rho: the share of a mixed step's questions that are experiential."""
     sampler: str = "normal"
-    """Which questions are replayed: `normal`, `linear`, `linear-clip`, `sqrt`, `uniform`, or `python:m:f`."""
+    """Sampler of replayed questions: `normal`, `linear`, `linear-clip`, `sqrt`, `uniform`, or `python:m:f`."""
     mu: float = 0.5
     """Mean of the `normal` sampler, on the accuracy scale."""
     sigma: float = 0.125

@@ -160,7 +160,7 @@ class Questions:
         self.success_counts[question], self.num_members[question] = bucket or (NO_BUCKET, 0)
 
     def can_draw(self, step: int) -> Bool[np.ndarray, " questions"]:
-        """Which questions are in a bucket and do not rest at `step`."""
+        """Mask of the questions that are in a bucket and do not rest at `step`."""
         return (self.success_counts != NO_BUCKET) & (self.rests_until < step)
 
     def drawable(self, step: int) -> list[Bucket]:
@@ -258,7 +258,7 @@ class Visit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreCounts:
-    """How much a store holds."""
+    """Sizes of a store."""
 
     num_questions: int
     """Questions in the buffer, resting ones included."""
@@ -341,7 +341,7 @@ class StoredState(AbstractContextManager):
 
     @property
     def counts(self) -> StoreCounts:
-        """How much the store holds now."""
+        """Sizes of the store now."""
         buffered = np.flatnonzero(self.questions.success_counts >= 0)
         sizes = np.bincount(self.questions.success_counts[buffered])
         return StoreCounts(

@@ -48,9 +48,9 @@ class WarmStartReport:
     left_out: dict[str, int]
     """Trajectories that were not copied, by the reason."""
     num_without_logprobs: int
-    """Of those taken over: the log-probs of the policy that sampled them were not recorded."""
+    """Rows taken over without log-probs of the policy that sampled them."""
     num_without_advantage: int
-    """Of those taken over: their advantage was not recorded."""
+    """Rows taken over without an advantage."""
 
 
 def copy_experience(

@@ -26,7 +26,7 @@ from exgrpo_cli.base.files import (
 POOL_FILE = "pool.toml"
 """Settings that rollouts logged elsewhere were read with: their folder holds a ledger, but is no run to go on with."""
 HELDOUT, TRAINED = "heldout", "train"
-"""What a validation asked: held-out questions, or some of those trained on."""
+"""Questions of a validation: held-out ones, or some of those trained on."""
 TORCH_WRITES = ("PytorchStreamWriter", "inline_container", "file write failed", "No space left on device")
 """One of these is in what torch says when it cannot write a file."""
 
@@ -135,7 +135,7 @@ class RunFolder:
         append_json_lines(self.samples / f"step-{step:06d}.jsonl", rows)
 
     def append_validation(self, values: Mapping[str, Any]) -> None:
-        """How often each question was answered correctly, on disk when this returns."""
+        """Record how often each question was answered correctly, on disk when this returns."""
         append_json_lines(self.validations, [values])
 
     def cut_back(self, step: int, *, validates_again: bool) -> None:
@@ -181,14 +181,14 @@ def writing(path: Path) -> Iterator[None]:
 
 METRICS_FILE = "metrics.jsonl"
 PHASES = ("rollout", "reward", "replay", "logprobs", "update", "sync")
-"""What a step's time is divided into; the journal's `time/<phase>` keys."""
+"""Phases of a step's time; the journal's `time/<phase>` keys."""
 TEXTS = ("phase", "optim/skip_reason")
 """Keys whose values are words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunMetrics:
-    """What metrics.jsonl says, one row per step in rising order; of a step logged twice the last line counts."""
+    """Table of metrics.jsonl, one row per step in rising order; of a step logged twice the last line counts."""
 
     steps: Int64[np.ndarray, " rows"]
     """Step numbers; 0 where a run validated before its first step."""
@@ -199,7 +199,7 @@ class RunMetrics:
 
     @classmethod
     def empty(cls) -> "RunMetrics":
-        """Of what took no step."""
+        """Metrics of a run that took no step."""
         return _columns({})
 
     def series(self, name: str) -> Float64[np.ndarray, " rows"]:

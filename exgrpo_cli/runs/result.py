@@ -22,7 +22,7 @@ from exgrpo_cli.runs.manifest import find_changes, values_digest
 RESULT_FILE = "result.json"
 RESULT_FORMAT = 1
 SUFFIX = f".{RESULT_FILE}"
-"""Of a result outside its run folder: `exgrpo-100.result.json`."""
+"""File name of a result outside its run folder: `exgrpo-100.result.json`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +56,7 @@ class Memorising:
     replayed_questions: int
     """Distinct questions that were replayed."""
     replayed: PassRates
-    """Of the training questions asked before and after, those that were replayed."""
+    """Pass rates of the training questions asked before and after that were replayed."""
     rolled_out: PassRates
     """Those that were rolled out and never replayed."""
     never_seen: PassRates
@@ -89,7 +89,7 @@ class ValidTraces:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Totals:
-    """What a run spent."""
+    """Totals that a run spent."""
 
     steps: int
     updates: int
@@ -99,7 +99,7 @@ class Totals:
     seconds: float
     """Wall time, interruptions not counted."""
     training_seconds: float
-    """Of it the phases of the steps."""
+    """Part of it in the phases of the steps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,7 +131,7 @@ class RunResult:
     valid_traces: ValidTraces | None
     totals: Totals
     after_valid: Int64[np.ndarray, " questions"] | None = None
-    """Of `after`, those right in every step, where the task can tell."""
+    """Correct answers of `after` that are right in every step, where the task can tell."""
     second_graders: Mapping[str, float] = field(default_factory=dict)
     """Held-out pass@1 after training by each grader that stands beside the run's own."""
 

@@ -64,7 +64,7 @@ def _set_timer() -> None:
 
 @dataclass(kw_only=True, slots=True)
 class TimeLimit:
-    """How long this process may work, counted from when the limit was made; a resumed run counts anew."""
+    """Time that this process may work, counted from when the limit was made; a resumed run counts anew."""
 
     seconds: float
     """Infinite where there is no limit."""

@@ -1,1 +1,1 @@
-"""What a run shows: statistics declared once, read by tables, `--json`, figures and pages."""
+"""Statistics of runs, declared once, read by tables, `--json`, figures and pages."""

@@ -22,7 +22,7 @@ REPORT_FILE = "report.html"
 NOT_SHOWN = "Not shown: "
 """Before what is wrong with the files of a section."""
 PIXELS_PER_INCH = 110
-"""Of a figure on a wide screen."""
+"""Pixels per inch of a figure on a wide screen."""
 LEAST_SHARE = 0.62
 """Share of that width to which a narrow screen shrinks it: below, its text cannot be read, and it is scrolled."""
 TEMPLATE = Path(__file__).with_name("page.html.j2")

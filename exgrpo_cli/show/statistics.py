@@ -50,7 +50,7 @@ class RunReport:
         return self.record.config.replay
 
     def titles(self, kind: str) -> tuple[str, str]:
-        """How the draws of a kind, of the run and of the other policy, are called."""
+        """Names of the draws of a kind, of the run and of the other policy."""
         own, other = (what_if.titles(rules)[kind] for rules in (self.rules, self.other) if rules)
         return own, other
 
@@ -98,7 +98,7 @@ STATISTICS = (
     Statistic(queries.replays, (tables.replayed_questions,), {"replay-age-reuse": (buffer.age_and_reuse, USE)}),
 )
 CAPTIONS = {name: caption for statistic in STATISTICS for name, (_, caption) in statistic.figures.items()}
-"""How to read each figure of the buffer, by its name."""
+"""Captions of the buffer's figures, by name: how to read each."""
 
 
 def report_runs(
@@ -213,7 +213,7 @@ def _saved(figures: "Iterable[tuple[str, Figure]]", folder: Path) -> list[Path]:
 
 
 def plot_folders(reports: Sequence[RunReport], output: Path | None) -> list[Path]:
-    """Where each run's figures go: RUN/plots, or in `output`, a folder for each of several runs.
+    """Folder of each run's figures: RUN/plots, or in `output`, a folder for each of several runs.
 
     Raises InputError for one that cannot be written, before anything is drawn.
     """

@@ -132,7 +132,7 @@ def listing(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *,
 
 
 def drawn_by(rules: Place) -> str:
-    """How a run's replay is drawn and chosen."""
+    """Rules by which a run's replay is drawn and chosen."""
     return ", ".join(what_if.titles(rules).values())
 
 
@@ -332,7 +332,7 @@ COLUMNS: Columns = {
     "now": of("state"),
     "text": _words,
 }
-"""Of buckets, questions, units, rows and events, by heading."""
+"""Columns of tables of buckets, questions, units, rows and events, by heading."""
 
 
 def columns(headings: str) -> Columns:

@@ -40,7 +40,7 @@ class OtherPolicy:
     rules: Any
     """A place that has the keys of what is asked."""
     asked: tuple[str, ...]
-    """Of KINDS."""
+    """Some of KINDS."""
 
 
 def parse_what_if(text: str, own: Place) -> OtherPolicy:
@@ -73,7 +73,7 @@ def parse_what_if(text: str, own: Place) -> OtherPolicy:
 
 
 def titles(rules: Place) -> dict[str, str]:
-    """How each kind of a place's draws is called."""
+    """Name of each kind of a place's draws."""
     found = {}
     if isinstance(rules, Replace):
         found["sampler"] = f"normal({rules.mu:g}, {rules.sigma:g})" if rules.sampler == "normal" else rules.sampler

@@ -39,7 +39,7 @@ class Arm:
 BASELINE = Arm(name="on-policy", method="grpo")
 DIRECTED = tuple(f":{direction}" for direction in DIRECTIONS)
 REPLAY_ONLY = ("replay.", "objective.replay_", "objective.shaping", "objective.importance", "objective.clip_in_mixed")
-"""How settings begin that on-policy training does not read."""
+"""Prefixes of settings that on-policy training does not read."""
 
 
 def axis_arms(axis: str, text: str) -> list[Arm]:

@@ -28,7 +28,7 @@ from exgrpo_cli.studies.endpoints import (
 from exgrpo_cli.studies.study import Results, Study
 
 FIRST_SEED = 200
-"""Of the runs that are reported: regimes, lengths and learning rates are searched on seeds below."""
+"""First seed of the runs that are reported: regimes, lengths and learning rates are searched on seeds below."""
 
 
 class Contrast(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -92,7 +92,7 @@ class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How it is tested: the `[claim]` table."""
+    """Terms of its test: the `[claim]` table."""
 
     run_minutes: float
     """Measured time of a run on two cores: the estimate before any run of one's own has been measured."""
@@ -194,7 +194,7 @@ class Outcome:
     claim: Claim
     verdict: Verdict
     effects: tuple[Effect | None, ...]
-    """Of each contrast, in its order; None where no run of it has finished."""
+    """Outcome of each contrast, in its order; None where no run of it has finished."""
     seeds: int
     """Seeds that all of the claim's arms have."""
     generated: int

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from submitit import Job
 
 JOBS_FOLDER = "jobs"
-"""Of the study: scripts, logs and results of its tasks."""
+"""Folder of a study for scripts, logs and results of its tasks."""
 QUERY_SECONDS = 30.0
 """Between two queries to Slurm about all tasks."""
 MOST_REQUEUES = 1000

@@ -152,9 +152,9 @@ class Endpoint:
 
     title: str
     value: Callable[..., Any]
-    """Of a run, an array by held-out question where it is a mean over them; None or empty where it does not tell."""
+    """Value of a run, an array by held-out question where it is a mean over them; None or empty where unknown."""
     bounds: tuple[float, float] = (0.0, 1.0)
-    """Where one run's value can lie."""
+    """Range of one run's value."""
     is_paired: bool = False
     """Whether `value` takes the run of the same seed, which this one is compared with, as well."""
 

@@ -23,7 +23,7 @@ SEED_PLACE = "{seed}"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudyBase:
-    """What all runs of a study have in common, weaker than an arm's own settings."""
+    """Settings that all runs of a study have in common, weaker than an arm's own settings."""
 
     backbone: str | None = None
     config_file: Path | None = None
@@ -78,7 +78,7 @@ def _of_seed(assignment: str, seed: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudyRequest(StudyBase):
-    """What was asked for; None leaves the choice to presets and defaults.
+    """Request of a study; None leaves the choice to presets and defaults.
 
     Without an axis: the metric `ent`, or in regimes ExGRPO and on-policy training.
     """
@@ -92,10 +92,10 @@ class StudyRequest(StudyBase):
     """Regime presets; each arm is run in each of them."""
     vary: Sequence[str] = ()
     seeds: str | None = None
-    """How many, or which: "3" or "0,1,5"; three without one."""
+    """Number of seeds, or the seeds: "3" or "0,1,5"; three without one."""
     name: str | None = None
     equal: str | None = None
-    """What every arm spends as the baseline does; without one `generated` with methods or regimes, else `steps`."""
+    """Budget in which arms equal the baseline; without one `generated` with methods or regimes, else `steps`."""
     results: Sequence[Path] = ()
     """Folders of results that count as finished runs."""
     output: Path | None = None

@@ -33,7 +33,7 @@ from exgrpo_cli.studies.endpoints import (
 from exgrpo_cli.studies.study import Results, Study, StudyRun
 
 UNLIKE = 1.2
-"""How many times more or fewer updates than its baseline's an arm may make before a reader is told."""
+"""Factor of more or fewer updates than its baseline's an arm may make before a reader is told."""
 MAIN = "pass_at_1"
 """The endpoint of the first table."""
 

@@ -230,7 +230,7 @@ def with_threads(run: StudyRun, jobs: int) -> StudyRun:
 
 
 def time_to_go(study: Study, jobs: int) -> str:
-    """How many runs are left and how long they take, for people."""
+    """Number of runs that are left and time that they take, for people."""
     seconds = estimate(study, jobs)
     takes = "how long shows once one has made a step" if seconds is None else f"about {duration(seconds)}"
     return f"{len(study.unfinished)} of {len(study.runs)} runs to go, {jobs} at a time: {takes}"

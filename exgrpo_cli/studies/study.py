@@ -17,11 +17,11 @@ from exgrpo_cli.runs.result import RESULT_FILE, SUFFIX, RunResult, has_ended, re
 from exgrpo_cli.studies.arms import Arm
 
 EQUAL: tuple[str, ...] = get_args(Budget)
-"""What the arms of a study may be equal in."""
+"""Budgets in which the arms of a study may be equal."""
 PLAN_FILE = "study.json"
 """In the study's folder: its arms, which cannot all be told from the names of folders, and their seeds."""
 RESULTS_FOLDER = "results"
-"""Of a study: a copy of each finished run's result, all that another machine needs of it."""
+"""Folder of a study with a copy of each finished run's result, all that another machine needs of it."""
 
 Results = Mapping[int, RunResult]
 """Results of one arm by seed."""
@@ -82,7 +82,7 @@ class Study:
     arms: tuple[Arm, ...]
     runs: tuple[StudyRun, ...]
     equal: str = "steps"
-    """What all arms of a seed spend alike: `steps`, or `generated` or `trained` tokens or `seconds` of the baseline."""
+    """Budget of all arms of a seed: `steps`, or the baseline's `generated` or `trained` tokens or `seconds`."""
     claims: Mapping[str, Layer] = field(default_factory=dict)
     """The claims that the runs are of, by name, as their files state them."""
     run_seconds: Mapping[str, float] = field(default_factory=dict)
@@ -176,7 +176,7 @@ def budgeted(study: Study, run: StudyRun) -> StudyRun | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudyPlan:
-    """What `study.json` says of a study's runs."""
+    """Plan of a study's runs in `study.json`."""
 
     equal: str = "steps"
     claims: Mapping[str, Layer] = field(default_factory=dict)

@@ -23,7 +23,7 @@ from exgrpo_cli.ranks import Ranks, Rendezvous, quieten_gloo, run_ranks, started
 MODULE = "exgrpo_cli.studies.worker"
 NEW, RESUME = "new", "resume"
 DAMAGE = "damaged: "
-"""How a line of a run's log begins that the study's terminal shows too."""
+"""Beginnings of lines of a run's log that the study's terminal shows too."""
 
 
 def main(

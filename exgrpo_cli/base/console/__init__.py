@@ -1,1 +1,1 @@
-"""What a terminal shows of long work, and the signals that end it."""
+"""Display of long work on a terminal, and the signals that end it."""

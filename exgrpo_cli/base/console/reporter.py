@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live view on a terminal, a plain line now and then elsewhere.
+"""Display of a run for people: a live view on a terminal, a plain line now and then elsewhere.
 
 Everything of it goes to stderr; stdout belongs to the command's data, of which tables keep whole numbers at any width.
 """
@@ -97,7 +97,7 @@ class PlainReporter(Reporter):
 
 
 def spent(line: Mapping[str, Any]) -> int:
-    """What a run has spent of its budget by a journal line: steps, or the tokens or seconds that it counts."""
+    """Amount of its budget that a run has spent by a journal line: steps, or the tokens or seconds that it counts."""
     return int(line.get("budget/spent", line["step"]))
 
 

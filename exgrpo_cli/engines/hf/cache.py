@@ -117,13 +117,13 @@ class SlotCache(Cache):
         self._place()
 
     def _place(self) -> None:
-        """Where the columns of each row and head begin, in a layer's buffer seen as a list of vectors."""
+        """Beginnings of the columns of each row and head, in a layer's buffer seen as a list of vectors."""
         rows, heads = self._mask.shape[:2]
         self._lists = torch.arange(rows * heads, device=self._mask.device).view(rows, heads) * self._num_columns
 
 
 CALL_CELLS = 500
-"""What one more attention call costs, in cells (a row times a column) of keys and values read."""
+"""Cost of one more attention call, in cells (a row times a column) of keys and values read."""
 GPU_CALL_CELLS = 2**15
 """On a GPU, by arithmetic: three launches a call take some 5 microseconds each, the keys and values of a cell (two
 heads of 128 in bfloat16: 1 KiB) half a nanosecond at 2 TB/s."""

@@ -265,7 +265,7 @@ class DecodeBatch:
         by_eos: Bool[np.ndarray, " rows"],
         columns: Sequence[np.ndarray],
     ) -> list[tuple[Place, Rollout]]:
-        """What rows at `places` end with: tokens, log-probs and, where asked for, entropies, `counts` of each."""
+        """Results of the rows at `places`: tokens, log-probs and, where asked for, entropies, `counts` of each."""
         finished = []
         for place, count, eos, *row in zip(places, counts.tolist(), by_eos.tolist(), *columns, strict=True):
             tokens, logprobs, *entropies = (column[:count].copy() for column in row)

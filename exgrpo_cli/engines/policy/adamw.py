@@ -51,7 +51,7 @@ class AdamWStepper:
         self._ranks = ranks
         trained = {name: weight for name, weight in self._model.named_parameters() if weight.requires_grad}
         self._masters = {name: _master_of(weight) for name, weight in trained.items()}
-        """What the optimizer steps, by the names of the model's parameters, in their order."""
+        """Tensors that the optimizer steps, by the names of the model's parameters, in their order."""
         self._copies = [(trained[name], own) for name, own in self._masters.items() if own is not trained[name]]
         """Parameters with a master beside them."""
         self._optimizer = build_adamw(self._masters.values(), optim)

@@ -34,12 +34,12 @@ CAUSAL = (-1, 0)
 WIDEST_HEAD = 256
 """FlashAttention's limit; narrower ones must be multiples of 8."""
 LEAST_CAPABILITY = (8, 0)
-"""Of a GPU that FlashAttention 2 runs on: Ampere."""
+"""Compute capability that FlashAttention 2 needs: Ampere."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Segments:
-    """Where the segments of a packed micro-batch begin and what they attend to."""
+    """Beginnings of the segments of a packed micro-batch, and what they attend to."""
 
     keys: Int[Tensor, " keys"]
     """Packed positions of the keys."""
@@ -118,7 +118,7 @@ MASK_CELLS = 2**24
 
 
 Asked = tuple[int, np.ndarray]
-"""What a row reads, as packed positions, and how many of them, at its end, are queries."""
+"""Packed positions that a row reads, and how many of them, at its end, are queries."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,12 +129,12 @@ class AttentionBlock:
     columns: int
     asking: int
     visible: Bool[Tensor, "rows 1 asking columns"] | None
-    """What each query sees; None where all of a row asks, and sees what is on its left."""
+    """Mask of what each query sees; None where all of a row asks, and sees what is on its left."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionLayout:
-    """How the rows of a packed micro-batch are gathered for attention, and its results put back."""
+    """Indices by which the rows of a packed micro-batch are gathered for attention, and its results put back."""
 
     blocks: tuple[AttentionBlock, ...]
     keys: Int[Tensor, " cells"]

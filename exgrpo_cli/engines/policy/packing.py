@@ -28,7 +28,7 @@ from exgrpo_cli.engines.causal_lm import CausalLM, to_device, use_attention
 from exgrpo_cli.engines.policy.attention import PACKED_CAUSAL, AttentionLayout, Segments, attention_layout, segments_of
 
 PROVED_LAYERS, PROVED_TOKENS = 2, 16
-"""Of a narrow model, copied to prove packing."""
+"""Layers and tokens of a narrow model, copied to prove packing."""
 PACKING_ROUNDINGS = 512
 """Roundings by which packed and plain hidden states may differ: many layers, two orders of summation."""
 

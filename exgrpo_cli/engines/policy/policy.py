@@ -39,7 +39,7 @@ class Stepper(Protocol):
     lockstep: bool
     """Whether a forward pass is a collective."""
     layout: dict[str, int]
-    """What a checkpoint must have been written with to fit: numbers by name, stored in `policy.json`."""
+    """Conditions under which a checkpoint fits: numbers by name, stored in `policy.json`."""
 
     def forward(self, batch: PackedBatch) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
         """Log-probs and entropies of a micro-batch's response tokens: the one code path of scoring and training."""

@@ -46,7 +46,7 @@ class VLLMGenerator:
         self.llm = open_llm(settings)
         self.weight_version = 0
         self.transit: Callable[[Iterator[tuple[str, Tensor]]], Iterator[tuple[str, Tensor]]] = iter
-        """What weights go through on their way into the engine: nothing, unless a fault is to be seen caught."""
+        """Hook for weights on their way into the engine: does nothing, unless a fault is to be seen caught."""
         self._settings = settings
         self._eos_ids = list(eos_ids)
         self._canary = canary

@@ -29,16 +29,16 @@ ASKED_COLUMNS = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldWeight:
-    """Where an engine holds one weight of the state dict, or this rank's shard of it."""
+    """Place in an engine of one weight of the state dict, or of this rank's shard of it."""
 
     module: Any
     """The vLLM layer, fused or not."""
     leaf: str
     """Name of the parameter in it."""
     rows: slice
-    """Of the parameter."""
+    """Rows of the parameter."""
     shape: torch.Size
-    """Of those rows, padding included."""
+    """Shape of those rows, padding included."""
     dtype: torch.dtype
     rank: int
     """Number of the shard."""
@@ -67,7 +67,7 @@ class HeldWeight:
 
     @torch.no_grad()
     def _columns(self, size: torch.Size) -> Float[Tensor, "rows asked"]:
-        """What the layer multiplies with, 0 for -0."""
+        """Columns of the weight that the layer multiplies with, 0 for -0."""
         asked = _asked(size)
         inputs = torch.zeros(len(asked), self.shape[1], dtype=self.dtype)
         inputs[torch.arange(len(asked)), asked] = 1.0

@@ -36,7 +36,7 @@ ENVIRONMENT = {
     # Standard output is data.
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
 }
-"""What vLLM reads from the environment where nothing else is set there."""
+"""Environment of vLLM where nothing else is set there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

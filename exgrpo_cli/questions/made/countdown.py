@@ -30,7 +30,7 @@ class Attempt:
 
     @property
     def result(self) -> int:
-        """What it comes to."""
+        """Value of the expression."""
         return self.values[-1]
 
     def lines(self) -> list[str]:
@@ -78,7 +78,7 @@ def draw_attempt(numbers: tuple[int, ...], rng: np.random.Generator) -> Attempt:
 
 
 def prompt_text(numbers: tuple[int, ...], target: int) -> str:
-    """What is asked: 2,3,4,8=26?"""
+    """Text of the question: 2,3,4,8=26?"""
     return f"{','.join(str(number) for number in sorted(numbers))}={target}?"
 
 

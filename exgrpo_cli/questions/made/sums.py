@@ -126,7 +126,7 @@ def draw_modular_terms(level: int, pool: Pool, rng: np.random.Generator) -> Term
 
 
 def modular_text(terms: Terms, modulus: int) -> str:
-    """What is asked: (7+5+8)%5=?"""
+    """Text of the question: (7+5+8)%5=?"""
     return f"({expression(terms)})%{modulus}=?"
 
 
@@ -210,7 +210,7 @@ def work_out(plan: Plan, slip: tuple[int, int] | None = None, modulus: int | Non
 
 
 def _gains_first(terms: Terms, double: float, rng: np.random.Generator) -> Plan:
-    """What is added before what is taken away."""
+    """Terms that are added before those that are taken away."""
     return _running(_gains(terms) + _losses(terms), double, rng)
 
 

@@ -105,7 +105,7 @@ def bucket_occupancy(report: "RunReport") -> "Figure | None":
 
 
 def bucket_flow(report: "RunReport") -> "Figure | None":
-    """Where replay visits lead: of each success count before, the shares of questions with fewer successes afterwards,
+    """Outcomes of replay visits: of each success count before, the shares of questions with fewer successes afterwards,
     as many, more, retired, or dropped from the buffer."""
     flow = report.numbers["flow"]
     if not flow:

@@ -41,7 +41,7 @@ class ArmScore:
 
     name: str
     regime: str = ""
-    """Where the study has several, that of the arm: arms of one share a panel."""
+    """Regime of the arm where the study has several: arms of one share a panel."""
     mean: float
     low: float
     high: float
@@ -185,13 +185,13 @@ class ClaimEffect:
     title: str
     """The claim; empty where it is that of the row above."""
     contrast: str
-    """What is compared, in words."""
+    """Name of the comparison, in words."""
     mean: float
     low: float
     high: float
     """95 % interval."""
     threshold: float
-    """What the effect must exceed; not 0."""
+    """Threshold that the effect must exceed; not 0."""
     verdict: str
     """That of the whole claim, one of VERDICT_COLOURS."""
 

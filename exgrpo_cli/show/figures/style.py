@@ -31,7 +31,7 @@ SKY = "#56B4E9"
 BLACK = "#000000"
 GREY = "#8C8C8C"
 SOFT = "#5A5A5A"
-"""Of words in a panel."""
+"""Colour of words in a panel."""
 CYCLE = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, BLACK)
 MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 LINESTYLES = ("-", "--", ":", "-.")
@@ -109,7 +109,7 @@ class Panel:
     lines: Mapping[str, np.ndarray]
     """Values by label; those that are not finite are left out."""
     steps: Int64[np.ndarray, " values"] | None = None
-    """Of each value; 0, 1, 2, ... without them."""
+    """Step of each value; 0, 1, 2, ... without them."""
     logarithmic: bool = False
     """Allowed, and used once the values span more than LOGARITHMIC_SPAN; the axis of another panel begins at 0."""
 
@@ -228,7 +228,7 @@ class Row:
     dots: Sequence[float] = ()
     """Single values, drawn below the mean."""
     bar: float | None = None
-    """What the mean is held against."""
+    """Value that the mean is held against."""
     note: str = ""
     """Written on the right."""
 
@@ -259,7 +259,7 @@ def draw_rows(axes: "Axes", rows: Sequence[Row], *, reference: float | None = No
 
 
 def row_height(label: str) -> float:
-    """Of a row, where that of a label of one line is 1."""
+    """Height of a row, where that of a label of one line is 1."""
     return 1.0 + 0.45 * label.count("\n")
 
 

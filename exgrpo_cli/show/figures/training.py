@@ -27,7 +27,7 @@ CAPTIONS = {
     "diagnostics": "A healthy run: entropy falls slowly, ratios stay near 1, few updates are skipped, and the gap "
     "between trainer and engine stays as small as it was.",
 }
-"""How to read each figure."""
+"""Captions: how to read each figure."""
 LEAST_LOGGED = 0.1
 """Share of the steps that must have logged a value: with fewer its panel is empty but for a corner."""
 DIAGNOSTICS = {
