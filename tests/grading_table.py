@@ -28,7 +28,8 @@ CASES = [
     for answer in answers
 ]
 VERDICTS = read("verdicts.jsonl")
-"""A grader, a gold, a whole response and its verdict."""
+"""A grader, a gold, a whole response and its verdict; the options where they are not the four capitals of `choice`, and
+`boxed` where the template asks for a box."""
 
 
 def errors_of_math_verify() -> list[tuple[str, str, str, bool]]:
