@@ -7,18 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import (
-    DynamicCache,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason
@@ -31,20 +20,25 @@ from exgrpo_cli.engines.sampling import row_uniforms, sample_tokens
 EOS = (1, 7)
 VOCAB = 50
 PARAMS = SamplingParams(temperature=0.9, top_p=1.0, max_new_tokens=14)
+ONE = SamplingParams(temperature=1.0, top_p=1.0, max_new_tokens=1)
 SHAPE = {
     "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "initializer_range": 0.3, "max_position_embeddings": 64, "eos_token_id": list(EOS),
 }  # fmt: skip
-BUILDERS = {
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE, tie_word_embeddings=True)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=16)),
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
-}
+FAMILIES = {"qwen2": {"tie_word_embeddings": True}, "qwen3": {"head_dim": 16}, "llama": {}}
+
+
+Slow = list[list[tuple[list[int], list[float]]]]
+"""Tokens and log-probs of each rollout of each question."""
+
+
+def of_config(family: str, **more: object) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SHAPE, **more))
 
 
 def build_model(family: str = "qwen2", dtype: torch.dtype = torch.float64) -> PreTrainedModel:
     torch.manual_seed(0)
-    return BUILDERS[family]().to(dtype).eval()
+    return of_config(family, **FAMILIES[family]).to(dtype).eval()
 
 
 def requests(num_questions: int = 5, num_rollouts: int = 4) -> list[RolloutRequest]:
@@ -92,9 +86,8 @@ def sampled(
     asked: list[RolloutRequest] | None = None,
     params: SamplingParams = PARAMS,
     max_rows: int = 256,
-    eos_ids: tuple[int, ...] = EOS,
 ) -> list[list[Rollout]]:
-    return HFGenerator(model, max_rows=max_rows, eos_ids=eos_ids).generate(asked or requests(), params)
+    return HFGenerator(model, max_rows=max_rows, eos_ids=EOS).generate(asked or requests(), params)
 
 
 @torch.no_grad()
@@ -109,69 +102,52 @@ def flat(groups: list[list[Rollout]]) -> list[Rollout]:
     return [rollout for group in groups for rollout in group]
 
 
-def assert_same_rollouts(left: list[list[Rollout]], right: list[list[Rollout]]) -> None:
-    for one, other in zip(flat(left), flat(right), strict=True):
-        assert (one.question_id, one.member, one.stop_reason) == (other.question_id, other.member, other.stop_reason)
-        np.testing.assert_array_equal(one.token_ids, other.token_ids)
-        np.testing.assert_allclose(one.engine_logprobs, other.engine_logprobs, rtol=1e-5)
-
-
-@pytest.mark.parametrize("family", BUILDERS)
-@pytest.mark.parametrize("top_p", [1.0, 0.7])
-def test_rollouts_equal_one_token_at_a_time(family: str, top_p: float) -> None:
-    model = build_model(family)
-    params = SamplingParams(temperature=0.9, top_p=top_p, max_new_tokens=14)
-    # Six rows at a time: prompts share prefills, rows end and are replaced, caches are moved.
-    groups = sampled(model, params=params, max_rows=6)
-    lengths = set()
-    for request, group in zip(requests(), groups, strict=True):
-        for member, (seed, rollout) in enumerate(zip(request.seeds, group, strict=True)):
-            tokens, logprobs = slow_rollout(model, request.prompt_ids, seed, params)
+def assert_as_one_token_at_a_time(groups: list[list[Rollout]], expected: Slow) -> None:
+    for request, group, slow in zip(requests(), groups, expected, strict=True):
+        for member, (rollout, (tokens, logprobs)) in enumerate(zip(group, slow, strict=True)):
             assert rollout.token_ids.tolist() == tokens
             np.testing.assert_allclose(rollout.engine_logprobs, logprobs, rtol=1e-5, atol=1e-7)
             assert (rollout.question_id, rollout.member) == (request.question_id, member)
             assert rollout.stop_reason is (StopReason.EOS if tokens[-1] in EOS else StopReason.LENGTH)
-            lengths.add(len(tokens))
-    # The example must hold early ends, late ones and the limit.
-    assert len(lengths) > 2 and 14 in lengths
 
 
-def test_a_rollout_depends_on_its_own_seed_only() -> None:
-    model = build_model()
-    together = sampled(model)
-    for index, request in enumerate(requests()):
-        for member, seed in enumerate(request.seeds):
-            alone = RolloutRequest(question_id=request.question_id, prompt_ids=request.prompt_ids, seeds=(seed,))
-            ((rollout,),) = sampled(model, [alone])
-            np.testing.assert_array_equal(rollout.token_ids, together[index][member].token_ids)
-    seeds_differ = {tuple(rollout.token_ids.tolist()) for rollout in together[0]}
-    assert len(seeds_differ) > 1
+def slowly(model: PreTrainedModel, params: SamplingParams = PARAMS) -> Slow:
+    return [[slow_rollout(model, each.prompt_ids, seed, params) for seed in each.seeds] for each in requests()]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("top_p", [1.0, 0.7])
+def test_rollouts_equal_one_token_at_a_time(family: str, top_p: float) -> None:
+    """A rollout depends on its own prompt and seed alone."""
+    model, params = build_model(family), replace(PARAMS, top_p=top_p)
+    # Six rows at a time: prompts share prefills, rows end and are replaced, caches are moved.
+    expected = slowly(model, params)
+    assert_as_one_token_at_a_time(sampled(model, params=params, max_rows=6), expected)
+    # The example must hold early ends, late ones and the limit, and members that differ.
+    lengths = {len(tokens) for group in expected for tokens, _ in group}
+    assert len(lengths) > 2 and 14 in lengths and len({tuple(tokens) for tokens, _ in expected[0]}) > 1
 
 
 @pytest.fixture(scope="module")
-def uninterrupted() -> tuple[PreTrainedModel, list[list[Rollout]]]:
+def one_at_a_time() -> tuple[PreTrainedModel, Slow]:
     model = build_model()
-    return model, sampled(model)
+    return model, slowly(model)
 
 
-@pytest.mark.parametrize("max_rows", [1, 2, 7, 19])
+@pytest.mark.parametrize("max_rows", [1, 2, 7, 19, 256])
 @pytest.mark.parametrize("prefill_tokens", [1, 12, 4096])
 @pytest.mark.parametrize("by_length", [False, True])
-def test_refilled_rows_equal_an_uninterrupted_batch(
-    uninterrupted: tuple[PreTrainedModel, list[list[Rollout]]],
-    max_rows: int,
-    prefill_tokens: int,
-    by_length: bool,
-    monkeypatch: pytest.MonkeyPatch,
+def test_rows_may_enter_at_any_time(
+    one_at_a_time: tuple, max_rows: int, prefill_tokens: int, by_length: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows enter in the middle of a pass over several prompts, at its end, or with a pass each."""
-    model, whole = uninterrupted
+    model, expected = one_at_a_time
     monkeypatch.setattr(decode, "PREFILL_TOKENS", prefill_tokens)
     if by_length:
         # These rows are short: without it all of them are of one class and attend in one call.
         monkeypatch.setattr(slots, "SHORT", 1)
         monkeypatch.setattr(slots, "CALL_CELLS", 0)
-    assert_same_rollouts(sampled(model, max_rows=max_rows), whole)
+    assert_as_one_token_at_a_time(sampled(model, max_rows=max_rows), expected)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-6)])
@@ -197,14 +173,12 @@ def test_a_tiny_temperature_is_greedy_as_in_transformers_generate() -> None:
         attention_mask=torch.ones(1, len(request.prompt_ids), dtype=torch.long),
         do_sample=False, max_new_tokens=14, pad_token_id=0,
     )[0, len(request.prompt_ids) :]  # fmt: skip
-    params = SamplingParams(temperature=1e-4, top_p=1.0, max_new_tokens=14)
-    for rollout in flat(sampled(model, [request], params)):
+    for rollout in flat(sampled(model, [request], replace(PARAMS, temperature=1e-4))):
         assert rollout.token_ids.tolist() == expected.tolist()
 
 
 def test_one_new_token_and_no_request() -> None:
-    params = SamplingParams(temperature=1.0, top_p=1.0, max_new_tokens=1)
-    assert all(len(rollout.token_ids) == 1 for rollout in flat(sampled(build_model(), params=params, max_rows=3)))
+    assert all(len(rollout.token_ids) == 1 for rollout in flat(sampled(build_model(), params=ONE, max_rows=3)))
     assert HFGenerator(build_model(), eos_ids=EOS).generate([], PARAMS) == []
 
 
@@ -239,23 +213,19 @@ def test_keys_and_values_are_given_back_when_the_last_rollout_has_ended() -> Non
     assert kept == []
 
 
-def drawn_by(temperature: float = 1.0, top_p: float = 1.0) -> SamplingParams:
-    return SamplingParams(temperature=temperature, top_p=top_p, max_new_tokens=1)
-
-
 def test_sampled_shares_are_the_probabilities() -> None:
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()[None].repeat(10_000, 1)
     # Midpoints of 10,000 equal cells hit each token as often as its probability says, within one cell per edge.
     uniforms = (torch.arange(10_000) + 0.5) / 10_000
-    tokens, (logprobs,) = sample_tokens(logits, uniforms, drawn_by())
+    tokens, (logprobs,) = sample_tokens(logits, uniforms, ONE)
     torch.testing.assert_close(tokens.bincount() / 10_000, torch.tensor([0.5, 0.3, 0.15, 0.05]), rtol=0, atol=2e-4)
     torch.testing.assert_close(logprobs[0], torch.tensor(0.5).log())
     # T = 1/2 squares: 25 9 2.25 0.25 over 36.5.
-    tokens, _ = sample_tokens(logits, uniforms, drawn_by(temperature=0.5))
+    tokens, _ = sample_tokens(logits, uniforms, replace(ONE, temperature=0.5))
     expected = torch.tensor([25, 9, 2.25, 0.25]) / 36.5
     torch.testing.assert_close(tokens.bincount(minlength=4) / 10_000, expected, rtol=0, atol=2e-4)
     # The nucleus of 0.7 is the first two tokens, 5/8 and 3/8; the log-probs stay those of the whole distribution.
-    tokens, (logprobs,) = sample_tokens(logits, uniforms, drawn_by(top_p=0.7))
+    tokens, (logprobs,) = sample_tokens(logits, uniforms, replace(ONE, top_p=0.7))
     torch.testing.assert_close(tokens.bincount() / 10_000, torch.tensor([0.625, 0.375]), rtol=0, atol=2e-4)
     torch.testing.assert_close(logprobs[-1], torch.tensor(0.3).log())
 
@@ -264,7 +234,7 @@ def test_the_largest_uniform_never_draws_a_token_of_probability_zero() -> None:
     logits = torch.randn(1000, 40, generator=torch.Generator().manual_seed(0))
     logits[:, 30:] = -torch.inf
     uniforms = torch.full((1000,), np.nextafter(np.float32(1), np.float32(0)).item())
-    tokens, (logprobs,) = sample_tokens(logits, uniforms, drawn_by())
+    tokens, (logprobs,) = sample_tokens(logits, uniforms, ONE)
     assert tokens.max() < 30 and logprobs.isfinite().all()
 
 
@@ -279,8 +249,10 @@ def test_sync_brings_new_weights_and_their_version() -> None:
     generator.sync(iter(policy_model.state_dict().items()), 3)
     synced = generator.generate(requests(), PARAMS)
     assert {rollout.weight_version for rollout in flat(synced)} == {generator.weight_version} == {3}
-    assert_same_rollouts(synced, sampled(policy_model))
-    assert [one.token_ids.tolist() for one in flat(stale)] != [one.token_ids.tolist() for one in flat(synced)]
+    before, after, expected = (
+        [one.token_ids.tolist() for one in flat(groups)] for groups in (stale, synced, sampled(policy_model))
+    )
+    assert after == expected != before
 
 
 def test_sync_with_a_shared_module_copies_nothing() -> None:
@@ -297,11 +269,8 @@ def test_sync_refuses_weights_that_do_not_arrive_whole() -> None:
     without_head = {name: tensor for name, tensor in weights.items() if name != "lm_head.weight"}
     for sent, message in (
         (without_head, r"1 weights were not sent to the generator, 'lm_head.weight' first"),
-        ({**weights, "other.weight": torch.zeros(1)}, r"'other.weight' was sent but the generator's model has none of"),
-        (
-            {**weights, "lm_head.weight": torch.zeros(3, 3)},
-            r"is \[3, 3\] in the policy and \[50, 32\] in",
-        ),
+        (weights | {"other.weight": torch.zeros(1)}, r"'other.weight' was sent but the generator's model has none of"),
+        (weights | {"lm_head.weight": torch.zeros(3, 3)}, r"is \[3, 3\] in the policy and \[50, 32\] in"),
     ):
         with pytest.raises(RunError, match=message):
             generator.sync(iter(sent.items()), 1)
@@ -310,7 +279,7 @@ def test_sync_refuses_weights_that_do_not_arrive_whole() -> None:
 
 def test_a_sliding_window_is_refused() -> None:
     with pytest.raises(InputError, match="sliding_attention layers"):
-        HFGenerator(MistralForCausalLM(MistralConfig(**{**SHAPE, "sliding_window": 8})), eos_ids=EOS)
+        HFGenerator(of_config("mistral", sliding_window=8), eos_ids=EOS)
 
 
 def test_scores_of_a_bfloat16_model_are_not_rounded_to_bfloat16() -> None:

@@ -2,6 +2,7 @@
 inputs."""
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -31,17 +32,17 @@ def update() -> MiniBatch:
     )
 
 
-@pytest.mark.parametrize("by_segments", [False, True])
-@pytest.mark.parametrize("microbatch_tokens", [34, 1000])
-def test_nothing_moves(by_segments: bool, microbatch_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("microbatch_tokens", "checkpointing"), [(34, False), (1000, True)])
+def test_nothing_moves(microbatch_tokens: int, checkpointing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by what is shared, nor with segments, as a GPU runs attention, in the place of blocks."""
     monkeypatch.setattr(attention, "varlen_attn", documented)
-    monkeypatch.setattr(micro_batches, "takes_segments", lambda parts: by_segments)
     scored, moved = [], []
-    for shortest, most_repeated in ((1000, 1000), (len(EXAMPLES), 1000), (1000, 0), (len(EXAMPLES), 0)):
+    for by_segments, shortest, most_repeated in product((False, True), (1000, len(EXAMPLES)), (1000, 0)):
+        monkeypatch.setattr(micro_batches, "takes_segments", lambda parts, chosen=by_segments: chosen)
         monkeypatch.setattr(batching, "SHORTEST_PREFIX", shortest)
         monkeypatch.setattr(attention, "MOST_REPEATED", most_repeated)
         model = build_model()
-        policy = build_policy(model, microbatch_tokens=microbatch_tokens)
+        policy = build_policy(model, microbatch_tokens=microbatch_tokens, gradient_checkpointing=checkpointing)
         before = weights(model)
         scores = policy.score(beginning_alike(sequences()))
         scored.append(torch.cat([torch.from_numpy(each.logprobs) for each in scores]))

@@ -3,57 +3,38 @@
 import json
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from vllm_pair import MARKS, gaps, opened
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason, TokenSequence
-from exgrpo_cli.config.sections.objective import ObjectiveSettings
-from exgrpo_cli.config.sections.run import OptimSettings
-from exgrpo_cli.engines.policy.adamw import torch_policy
+from exgrpo_cli.base.types import Rollout, RolloutRequest, SamplingParams, StopReason
 from exgrpo_cli.engines.policy.policy import SteppedPolicy
-from exgrpo_cli.models.load import load_folder
 
-pytestmark = [
-    pytest.mark.engines,
-    # Of vLLM's own modules, some of them loaded when they are first needed.
-    pytest.mark.filterwarnings("ignore:::vllm"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
-
+pytestmark = MARKS
 TEMPERATURE = 0.8
 PARAMS = SamplingParams(temperature=TEMPERATURE, top_p=1.0, max_new_tokens=40)
 
 
 @pytest.fixture(scope="module")
-def policy(vllm_backbone: Path) -> SteppedPolicy:
-    backbone = load_folder(vllm_backbone, torch.device("cpu"))
-    return torch_policy(
-        backbone.model,
-        temperature=TEMPERATURE,
-        objective=ObjectiveSettings(),
-        optim=OptimSettings(learning_rate=1e-3),
-    )
+def pair(vllm_backbone: Path) -> Iterator[tuple[SteppedPolicy, Any]]:
+    with opened(vllm_backbone, prompt(0), temperature=TEMPERATURE, max_tokens=400, max_rows=32) as both:
+        yield both
 
 
-@pytest.fixture(scope="module")
-def generator(vllm_backbone: Path, policy: SteppedPolicy) -> Iterator[Any]:
-    from exgrpo_cli.engines.vllm.generator import VLLMGenerator
-    from exgrpo_cli.engines.vllm.proof import Canary
-    from exgrpo_cli.engines.vllm.start import VLLMSettings
+@pytest.fixture
+def policy(pair: tuple[SteppedPolicy, Any]) -> SteppedPolicy:
+    return pair[0]
 
-    made = VLLMGenerator(
-        VLLMSettings(folder=vllm_backbone, dtype="float32", device="cpu", max_tokens=400, max_rows=32),
-        eos_ids=[policy.model.config.eos_token_id],
-        canary=Canary.of_prompt(prompt(0), TEMPERATURE),
-    )
-    yield made
-    made.close()
+
+@pytest.fixture
+def generator(pair: tuple[SteppedPolicy, Any]) -> Any:
+    return pair[1]
 
 
 @pytest.fixture
@@ -74,16 +55,6 @@ def request(number: int, members: int = 4, tokens: int = 12) -> RolloutRequest:
     return RolloutRequest(question_id=f"q{number}", prompt_ids=prompt(number, tokens), seeds=seeds)
 
 
-def gap(policy: SteppedPolicy, requests: list[RolloutRequest], groups: list[list[Rollout]]) -> float:
-    """max |log pi_trainer - log pi_engine| over all tokens."""
-    rows = [(each.prompt_ids, rollout) for each, group in zip(requests, groups, strict=True) for rollout in group]
-    scores = policy.score([TokenSequence(prompt_ids=ids, response_ids=rollout.token_ids) for ids, rollout in rows])
-    return max(
-        float(np.abs(score.logprobs - rollout.engine_logprobs).max())
-        for score, (_, rollout) in zip(scores, rows, strict=True)
-    )
-
-
 def tokens_of(groups: list[list[Rollout]]) -> list[list[list[int]]]:
     return [[rollout.token_ids.tolist() for rollout in group] for group in groups]
 
@@ -93,7 +64,7 @@ def test_log_probs_are_the_trainers(generator: Any, policy: SteppedPolicy) -> No
     requests = [request(number) for number in range(8)]
     groups = generator.generate(requests, PARAMS)
     assert sum(len(rollout.token_ids) for group in groups for rollout in group) > 300
-    assert gap(policy, requests, groups) < 1e-4
+    assert gaps(policy, requests, groups).max() < 1e-4
     assert {rollout.weight_version for group in groups for rollout in group} == {1}
     assert [[rollout.member for rollout in group] for group in groups] == [[0, 1, 2, 3]] * 8
 
@@ -103,7 +74,7 @@ def test_rollouts_end_with_their_eos_or_at_the_limit(generator: Any, policy: Ste
     groups = generator.generate([request(number, 8) for number in range(4)], PARAMS)
     rollouts = [rollout for group in groups for rollout in group]
     assert {rollout.stop_reason for rollout in rollouts} >= {StopReason.EOS}
-    (cut,) = generator.generate([request(1, 8)], SamplingParams(temperature=1.0, top_p=1.0, max_new_tokens=2))
+    (cut,) = generator.generate([request(1, 8)], replace(PARAMS, temperature=1.0, max_new_tokens=2))
     for rollout in [*rollouts, *cut]:
         ids = rollout.token_ids.tolist()
         assert (ids.index(eos) == len(ids) - 1) if rollout.stop_reason is StopReason.EOS else eos not in ids
@@ -175,9 +146,9 @@ def test_cached_prefixes_of_old_weights_are_dropped(
     with monkeypatch.context() as patched:
         patched.setattr(generator.llm, "reset_prefix_cache", lambda: True)
         generator.sync(policy.named_weights(), 2, policy.score)
-        assert gap(policy, long, generator.generate(long, PARAMS)) > 1e-3, "the fault does not show"
+        assert gaps(policy, long, generator.generate(long, PARAMS)).max() > 1e-3, "the fault does not show"
     generator.sync(policy.named_weights(), 2, policy.score)
-    assert gap(policy, long, generator.generate(long, PARAMS)) < 1e-4
+    assert gaps(policy, long, generator.generate(long, PARAMS)).max() < 1e-4
 
 
 @pytest.mark.usefixtures("moved")
@@ -206,7 +177,7 @@ def test_the_order_of_calls_around_an_update(
     assert calls == ["sleep, level 2", "wake weights", "reload_weights", "drop prefixes", "wake kv_cache"]
     assert generator.weight_version == 3
     requests = [request(number) for number in range(4)]
-    assert gap(policy, requests, generator.generate(requests, PARAMS)) < 1e-4
+    assert gaps(policy, requests, generator.generate(requests, PARAMS)).max() < 1e-4
 
 
 def test_a_prompt_that_leaves_no_room_is_refused(generator: Any) -> None:

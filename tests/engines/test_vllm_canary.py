@@ -16,7 +16,6 @@ from exgrpo_cli.engines.vllm.proof import (
     held_weights,
     require_arrived,
     require_equal_logprobs,
-    shard,
 )
 
 SENT = {
@@ -111,14 +110,6 @@ def test_a_stale_copy_beside_a_parameter_that_arrived_is_seen() -> None:
     model.o_proj.cpu_linear[1, 0] -= 1
     with pytest.raises(RunError, match=lost("o_proj")):
         sync(model, 0, iter(SENT.items()))
-
-
-def test_shards_by_hand() -> None:
-    full = torch.arange(10).view(5, 2)
-    assert shard(full, torch.Size([3, 2]), 0).tolist() == [[0, 1], [2, 3], [4, 5]]
-    assert shard(full, torch.Size([3, 2]), 1).tolist() == [[6, 7], [8, 9]]
-    assert shard(full, torch.Size([5, 1]), 1).tolist() == [[1], [3], [5], [7], [9]]
-    assert shard(full, torch.Size([8, 2]), 0).tolist() == full.tolist()
 
 
 def test_a_weight_that_was_not_sent_is_named() -> None:

@@ -12,25 +12,15 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from vllm_pair import MARKS, opened
 
 from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.base.types import GradedRollout, Message, Question, RolloutRequest, SamplingParams, Verdict
-from exgrpo_cli.config.sections.objective import ObjectiveSettings
-from exgrpo_cli.config.sections.run import BackboneSettings, OptimSettings
-from exgrpo_cli.engines.policy.adamw import torch_policy
 from exgrpo_cli.engines.policy.policy import SteppedPolicy
-from exgrpo_cli.models.load import load_folder
 from exgrpo_cli.training.step.groups import Group
 from exgrpo_cli.training.step.guards import require_current_weights
 
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.filterwarnings("ignore:::vllm"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
-
-TEMPERATURE = 0.8
+pytestmark = MARKS
 PROMPT = np.arange(5, 37, dtype=np.int32)
 
 Fault = Callable[[str, Tensor, Tensor], Tensor]
@@ -73,21 +63,8 @@ FAULTS: dict[str, Fault] = {
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def pair(request: pytest.FixtureRequest, vllm_backbone: Path) -> Iterator[tuple[SteppedPolicy, Any]]:
-    from exgrpo_cli.engines.vllm.generator import VLLMGenerator
-    from exgrpo_cli.engines.vllm.proof import Canary
-    from exgrpo_cli.engines.vllm.start import VLLMSettings
-
-    dtype = request.param
-    backbone = load_folder(vllm_backbone, torch.device("cpu"), BackboneSettings(dtype=dtype))
-    policy = torch_policy(backbone.model, temperature=TEMPERATURE, objective=ObjectiveSettings(), optim=OptimSettings())
-    generator = VLLMGenerator(
-        VLLMSettings(folder=vllm_backbone, dtype=dtype, device="cpu", max_tokens=100, max_rows=8),
-        eos_ids=backbone.eos_ids,
-        canary=Canary.of_prompt(PROMPT, TEMPERATURE),
-    )
-    generator.sync(policy.named_weights(), 0, policy.score)
-    yield policy, generator
-    generator.close()
+    with opened(vllm_backbone, PROMPT, dtype=request.param, max_tokens=100, max_rows=8) as both:
+        yield both
 
 
 def move(policy: SteppedPolicy) -> dict[str, Tensor]:
@@ -129,7 +106,7 @@ def test_a_missed_sync_stops_the_run(pair: tuple[SteppedPolicy, Any]) -> None:
     generator.sync(policy.named_weights(), 4, policy.score)
     move(policy)
     request = RolloutRequest(question_id="q1", prompt_ids=PROMPT, seeds=(1, 2))
-    params = SamplingParams(temperature=TEMPERATURE, top_p=1.0, max_new_tokens=8)
+    params = SamplingParams(temperature=0.8, top_p=1.0, max_new_tokens=8)
     (rollouts,) = generator.generate([request], params)
     group = Group(
         question=Question(id="q1", prompt=(Message(role="user", content="?"),), answer="", source="test"),

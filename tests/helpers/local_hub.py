@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
@@ -18,6 +18,14 @@ TOKEN = "hf_writerwriterwriterwriter"
 READER = "hf_readerreaderreaderreader"
 LARGE = (".parquet", ".safetensors", ".png")
 """Ends of the names of files that go up as large ones."""
+
+
+def git_oid(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 @dataclass
@@ -32,6 +40,14 @@ class Repository:
     @property
     def sha(self) -> str:
         return f"{self.commits:040x}"
+
+    def entry(self, name: str) -> dict:
+        """A file as listings have it."""
+        content = self.files[name]
+        entry = {"type": "file", "path": name, "size": len(content), "oid": git_oid(content)}
+        if name in self.large:
+            entry["lfs"] = {"oid": sha256(content), "size": len(content), "pointerSize": 130}
+        return entry
 
 
 @dataclass
@@ -55,10 +71,6 @@ class LocalHub:
     """Large files that are taken before one is left hanging."""
     hanging: threading.Event = field(default_factory=threading.Event)
     released: threading.Event = field(default_factory=threading.Event)
-
-
-def git_oid(content: bytes) -> str:
-    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -102,7 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
         content = self._body()
         if hub.refuse_after is not None and len(hub.uploaded) >= hub.refuse_after:
             return self._refuse(400, "")
-        assert hashlib.sha256(content).hexdigest() == oid
+        assert sha256(content) == oid
         hub.objects[oid] = content
         hub.uploaded.append(oid)
         self._json(200, {})
@@ -121,9 +133,7 @@ class _Handler(BaseHTTPRequestHandler):
             name = file["path"]
             mode = "lfs" if name.endswith(LARGE) else "regular"
             there = repository.files.get(name)
-            oid = None
-            if there is not None:
-                oid = hashlib.sha256(there).hexdigest() if mode == "lfs" else git_oid(there)
+            oid = None if there is None else sha256(there) if mode == "lfs" else git_oid(there)
             files.append({"path": name, "uploadMode": mode, "shouldIgnore": False, "oid": oid})
         self._json(200, {"files": files})
 
@@ -178,7 +188,7 @@ class _Handler(BaseHTTPRequestHandler):
         content = repository.files[name]
         if body:
             self.hub.downloaded.append(name)
-        headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": repository.sha}
+        headers = {"ETag": f'"{sha256(content)}"', "X-Repo-Commit": repository.sha}
         asked = self.headers.get("Range", "")
         if body and self.hub.cut_after is not None and not name.endswith(".md"):
             self.close_connection = True
@@ -195,45 +205,28 @@ class _Handler(BaseHTTPRequestHandler):
         repository = self._repository(path)
         if repository is None:
             return self._refuse(404, "RepoNotFound")
-        fields = unquote(content.decode())
-        wanted = (
-            json.loads(fields)["paths"]
-            if fields.startswith("{")
-            else [part.partition("=")[2].replace("+", " ") for part in fields.split("&") if part.startswith("paths=")]
-        )
-        entries = [entry for entry in self._entries(repository, "", recursive=True) if entry["path"] in wanted]
-        self._json(200, entries)
+        fields = content.decode()
+        wanted = json.loads(fields)["paths"] if fields.startswith("{") else parse_qs(fields)["paths"]
+        self._json(200, [repository.entry(name) for name in repository.files if name in wanted])
 
-    def _entries(self, repository: Repository, folder: str, *, recursive: bool | None = None) -> list[dict]:
-        deep = "recursive=true" in self.path.lower() if recursive is None else recursive
+    def _entries(self, repository: Repository, folder: str) -> list[dict]:
+        deep = "recursive=true" in self.path.lower()
         prefix = f"{folder}/" if folder else ""
         entries: dict[str, dict] = {}
-        for name, content in repository.files.items():
+        for name in repository.files:
             if not name.startswith(prefix):
                 continue
-            parts = name.removeprefix(prefix).split("/")
-            for depth in range(1, len(parts)):
-                if depth == 1 or deep or recursive:
-                    path = prefix + "/".join(parts[:depth])
-                    entries[path] = {"type": "directory", "path": path, "size": 0, "oid": "0" * 40}
-            if len(parts) == 1 or deep:
-                entry = {"type": "file", "path": name, "size": len(content), "oid": git_oid(content)}
-                if name in repository.large:
-                    oid = hashlib.sha256(content).hexdigest()
-                    entry["lfs"] = {"oid": oid, "size": len(content), "pointerSize": 130}
-                entries[name] = entry
+            *parents, _ = name.removeprefix(prefix).split("/")
+            for depth in range(1, len(parents) + 1 if deep else min(len(parents), 1) + 1):
+                path = prefix + "/".join(parents[:depth])
+                entries[path] = {"type": "directory", "path": path, "size": 0, "oid": "0" * 40}
+            if deep or not parents:
+                entries[name] = repository.entry(name)
         return list(entries.values())
 
     def _repository(self, path: str) -> Repository | None:
-        parts = [unquote(part) for part in path.strip("/").split("/")]
-        if parts[0] == "api":
-            parts = parts[1:]
-            kind = parts[0].removesuffix("s")
-            parts = parts[1:]
-        else:
-            kind = "dataset" if parts[0] == "datasets" else "model"
-            parts = parts[1:] if kind == "dataset" else parts
-        return self.hub.repositories.get((kind, "/".join(parts[:2])))
+        named = re.match(r"/(?:api/)?(?:(datasets|models)/)?([^/]+/[^/]+)", path)
+        return self.hub.repositories.get(((named[1] or "models").removesuffix("s"), named[2]))
 
     def _user(self) -> str | None:
         users = {f"Bearer {TOKEN}": "writer", f"Bearer {READER}": "reader"}

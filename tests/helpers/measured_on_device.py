@@ -6,10 +6,12 @@ One JSON object: for each job the times the host waited, the units of work, and 
 import gc
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
+import pytest
 import simulated_device
 import torch
 from simulated_device import counted
@@ -60,20 +62,15 @@ def blocking_copies(device: torch.device) -> int:
 @contextmanager
 def counting(calls: "Counter[str]") -> Iterator[None]:
     """Count tokens decoded (of all rows at once) and times that rows were let in."""
-    plain = {name: getattr(DecodeBatch, name) for name in ("step", "admit")}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("step", "admit"):
 
-    def counted_call(name: str) -> Callable[[DecodeBatch], object]:
-        def call(batch: DecodeBatch) -> object:
-            calls[name] += 1
-            return plain[name](batch)
+            def call(batch: DecodeBatch, name: str = name, plain: Any = getattr(DecodeBatch, name)) -> object:
+                calls[name] += 1
+                return plain(batch)
 
-        return call
-
-    for name in plain:
-        setattr(DecodeBatch, name, counted_call(name))
-    yield
-    for name, own in plain.items():
-        setattr(DecodeBatch, name, own)
+            patch.setattr(DecodeBatch, name, call)
+        yield
 
 
 def memory(device: torch.device, dtype: str, *, checkpointing: bool) -> dict[str, tuple[int, int]]:

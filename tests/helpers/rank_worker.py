@@ -3,6 +3,7 @@
 import gc
 import json
 import pickle
+import re
 import sys
 import time
 from datetime import timedelta
@@ -10,8 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.config.sections.objective import ObjectiveSettings
+from exgrpo_cli.config.sections.run import OptimSettings
+from exgrpo_cli.engines.policy.policy import SteppedPolicy
 from exgrpo_cli.ranks import RANK_TIMEOUT, Ranks
 
 
@@ -29,23 +34,21 @@ def torch_update(ranks: Ranks, folder: Path) -> None:
         pickle.dump((scores, report, change), out)
 
 
+def sharded(model: PreTrainedModel, ranks: Ranks, stage: int, **bounds: float) -> SteppedPolicy:
+    from small_policy import TEMPERATURE
+
+    from exgrpo_cli.engines.policy.deepspeed import deepspeed_policy
+
+    optim = OptimSettings(learning_rate=1e-3, zero_stage=stage, **bounds)
+    return deepspeed_policy(model, temperature=TEMPERATURE, objective=ObjectiveSettings(), optim=optim, ranks=ranks)
+
+
 def deepspeed_updates(ranks: Ranks, folder: Path, stage: int, dtype: torch.dtype) -> None:
     """Five updates at learning rate 1e-3; then saved, loaded into another policy and updated once more."""
-    from small_policy import TEMPERATURE, build_model, minibatch, sequences
-
-    from exgrpo_cli.config.sections.objective import ObjectiveSettings
-    from exgrpo_cli.config.sections.run import OptimSettings
-    from exgrpo_cli.engines.policy.deepspeed import deepspeed_policy
-    from exgrpo_cli.engines.policy.policy import SteppedPolicy
+    from small_policy import build_model, minibatch, sequences
 
     def policy(**bounds: float) -> SteppedPolicy:
-        return deepspeed_policy(
-            build_model(dtype),
-            temperature=TEMPERATURE,
-            objective=ObjectiveSettings(),
-            optim=OptimSettings(learning_rate=1e-3, zero_stage=stage, microbatch_tokens=24, **bounds),
-            ranks=ranks,
-        )
+        return sharded(build_model(dtype), ranks, stage, microbatch_tokens=24, **bounds)
 
     def taken(policy: SteppedPolicy) -> dict[str, torch.Tensor]:
         return {name: weight.clone() for name, weight in policy.named_weights()}
@@ -99,20 +102,10 @@ def deepspeed_memory(ranks: Ranks, folder: Path, stage: int, dtype: torch.dtype)
     from torch.optim.optimizer import register_optimizer_step_pre_hook
     from transformers import AutoModelForCausalLM, Qwen2Config
 
-    from exgrpo_cli.config.sections.objective import ObjectiveSettings
-    from exgrpo_cli.config.sections.run import OptimSettings
-    from exgrpo_cli.engines.policy.deepspeed import deepspeed_policy
-
     sizes = {"vocab_size": 2000, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 2}
     config = Qwen2Config(**sizes, num_attention_heads=8, num_key_value_heads=2, tie_word_embeddings=True)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    policy = deepspeed_policy(
-        model,
-        temperature=1.0,
-        objective=ObjectiveSettings(),
-        optim=OptimSettings(learning_rate=1e-3, zero_stage=stage),
-        ranks=ranks,
-    )
+    policy = sharded(model, ranks, stage)
     # Moments come with the first update.
     policy.update(minibatch())
     found: list[int] = []
@@ -179,12 +172,9 @@ def main(job: str, folder: Path) -> None:
         ranks.connect(torch.device("cpu"), RANK_TIMEOUT)
         if job == "torch":
             torch_update(ranks, folder)
-        elif job.startswith("zero"):
-            stage, dtype = job.removeprefix("zero").split("-")
-            deepspeed_updates(ranks, folder, int(stage), getattr(torch, dtype))
-        elif job.startswith("memory"):
-            stage, dtype = job.removeprefix("memory").split("-")
-            deepspeed_memory(ranks, folder, int(stage), getattr(torch, dtype))
+        elif sharding := re.fullmatch(r"(zero|memory)(\d)-(\w+)", job):
+            work = {"zero": deepspeed_updates, "memory": deepspeed_memory}[sharding[1]]
+            work(ranks, folder, int(sharding[2]), getattr(torch, sharding[3]))
         elif job == "store":
             store_exchanges(ranks, folder)
         elif job == "refuse" and ranks.rank == 1:

@@ -1,0 +1,53 @@
+"""A policy and vLLM on the CPU, which samples with its weights."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from exgrpo_cli.base.types import Rollout, RolloutRequest, TokenSequence
+from exgrpo_cli.config.sections.objective import ObjectiveSettings
+from exgrpo_cli.config.sections.run import BackboneSettings, OptimSettings
+from exgrpo_cli.engines.policy.adamw import torch_policy
+from exgrpo_cli.engines.policy.policy import SteppedPolicy
+from exgrpo_cli.models.load import load_folder
+
+MARKS = [
+    pytest.mark.engines,
+    # Of vLLM's own modules, some of them loaded when they are first needed.
+    pytest.mark.filterwarnings("ignore:::vllm"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+@contextmanager
+def opened(
+    folder: Path, prompt: np.ndarray, *, dtype: str = "float32", temperature: float = 0.8, **sizes: int
+) -> Iterator[tuple[SteppedPolicy, Any]]:
+    """The two, synced once; `prompt` is that of the canary, and `sizes` are `max_tokens` and `max_rows`."""
+    from exgrpo_cli.engines.vllm.generator import VLLMGenerator
+    from exgrpo_cli.engines.vllm.proof import Canary
+    from exgrpo_cli.engines.vllm.start import VLLMSettings
+
+    backbone = load_folder(folder, torch.device("cpu"), BackboneSettings(dtype=dtype))
+    policy = torch_policy(backbone.model, temperature=temperature, objective=ObjectiveSettings(), optim=OptimSettings())
+    settings = VLLMSettings(folder=folder, dtype=dtype, device="cpu", **sizes)
+    generator = VLLMGenerator(settings, eos_ids=backbone.eos_ids, canary=Canary.of_prompt(prompt, temperature))
+    try:
+        generator.sync(policy.named_weights(), 0, policy.score)
+        yield policy, generator
+    finally:
+        generator.close()
+
+
+def gaps(policy: SteppedPolicy, requests: list[RolloutRequest], groups: list[list[Rollout]]) -> np.ndarray:
+    """|log pi_trainer - log pi_engine| of all tokens."""
+    rows = [(each.prompt_ids, rollout) for each, group in zip(requests, groups, strict=True) for rollout in group]
+    scores = policy.score([TokenSequence(prompt_ids=ids, response_ids=rollout.token_ids) for ids, rollout in rows])
+    both = [(score.logprobs, rollout.engine_logprobs) for score, (_, rollout) in zip(scores, rows, strict=True)]
+    return np.concatenate([np.abs(ours - theirs) for ours, theirs in both])
