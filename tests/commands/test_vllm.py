@@ -7,9 +7,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
+from run_leaves import metrics
 
 pytestmark = pytest.mark.engines
 
@@ -28,10 +28,6 @@ def train_command(folder: Path, run: Path, *, steps: int) -> list[str]:
     settings = [part for text in RUN_SETTINGS for part in ("--set", text)]
     options = f"--rollout vllm --backbone {folder} --steps {steps} --output {run} --log tensorboard --quiet"
     return command("train", *options.split(), *settings)
-
-
-def lines_of(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.timeout(600)
@@ -53,7 +49,7 @@ def test_a_run_from_the_command_line_killed_and_resumed(vllm_backbone: Path, tmp
     saved = int((run / "checkpoints" / "latest").read_text().strip().removeprefix("step-"))
     assert 0 < saved < steps
     subprocess.run(command("train", "--resume", "--output", str(run), "--quiet"), check=True, timeout=300)
-    lines = lines_of(run)
+    lines = metrics(run)
     assert [line["step"] for line in lines] == list(range(1, steps + 1))
     assert all(line["policy/logprob_gap_max"] < 1e-4 for line in lines)
     assert all(0.999 < line["policy/tis_weight"] < 1.001 for line in lines)
@@ -87,7 +83,7 @@ def test_two_ranks_with_an_engine_each_or_between_them(
     command = [*train_command(vllm_backbone, run, steps=4), *options]
     done = subprocess.run(command, check=False, timeout=360, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr[-1500:]) == (0, "")
-    lines = lines_of(run)
+    lines = metrics(run)
     assert [line["optim/updates_applied"] for line in lines] == [2, 2, 2, 2] or method != "exgrpo"
     assert sum(line["replay/used"] > 0 for line in lines) >= (1 if method == "exgrpo" else 2)
     assert all(line["policy/logprob_gap_max"] < 1e-4 for line in lines)

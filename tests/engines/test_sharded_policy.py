@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from run_leaves import metrics, wait_for_step
 from small_policy import build_model, build_policy, minibatch, sequences
 from two_ranks import TORCHRUN, agents, free_port, two_ranks
 
@@ -117,18 +117,6 @@ def train(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def lines_of(run: Path) -> list[dict[str, Any]]:
-    journal = run / "metrics.jsonl"
-    return [json.loads(line) for line in journal.read_text().splitlines()] if journal.is_file() else []
-
-
-def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 150
-    while len(lines_of(run)) < step:
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
-        time.sleep(0.1)
-
-
 @pytest.mark.engines
 @pytest.mark.parametrize(("settings", "stopped_by"), [(OFFLOADED, signal.SIGKILL), (ALL_AT_ONCE, signal.SIGINT)])
 def test_a_run_of_two_ranks_stopped_and_resumed(
@@ -146,12 +134,12 @@ def test_a_run_of_two_ranks_stopped_and_resumed(
     assert started.returncode == (130 if stopped_by == signal.SIGINT else -signal.SIGKILL)
     assert f"state saved; go on with: exgrpo train --resume --output {run}" in talk
     assert "Warning" not in talk
-    saved = len(lines_of(run))
+    saved = len(metrics(run))
     assert (run / "checkpoints" / "latest").read_text() == f"step-{saved:06d}\n"
     resumed = train("--resume", "--output", str(run), "--json", "--set", "run.rank_timeout=10")
     out, talk = resumed.communicate(timeout=200)
     assert resumed.returncode == 0, talk
-    lines = lines_of(run)
+    lines = metrics(run)
     assert [line["step"] for line in lines] == list(range(1, 25))
     assert sum(line["optim/updates_applied"] for line in lines) == 48
     assert json.loads(out)["replay"]["used"] == sum(line["replay/used"] for line in lines) > 0

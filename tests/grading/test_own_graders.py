@@ -24,14 +24,11 @@ from exgrpo_cli.grading.verifiers import load_own
         ("hang", Verdict.TIMEOUT),
     ],
 )
-def test_users_grader_is_charged_for_what_it_does(user_graders: str, text: str, verdict: Verdict) -> None:
+def test_users_grader_is_charged_for_what_it_does_and_writes_nothing_to_stdout(
+    user_graders: str, text: str, verdict: Verdict, capfd: pytest.CaptureFixture[str]
+) -> None:
     with pool_of(user_graders, deadline_seconds=1, memory_mb=256) as pool:
         assert pool.grade([plain("ok 1"), plain(text), plain("ok 2")]) == [Verdict.CORRECT, verdict, Verdict.CORRECT]
-
-
-def test_users_grader_writes_nothing_to_stdout(user_graders: str, capfd: pytest.CaptureFixture[str]) -> None:
-    with pool_of(user_graders, deadline_seconds=1, memory_mb=256) as pool:
-        assert pool.grade([plain("fine")]) == [Verdict.CORRECT]
     assert capfd.readouterr().out == ""
 
 
@@ -91,16 +88,13 @@ def test_math_grades_and_audits_by_the_questions_own_verifier():
 
 
 def test_a_grader_that_was_chosen_is_used_as_chosen():
-    assert route_item(Route(grader="exact", max_answer_chars=100), item("</think>\n\\boxed{4+8*3-2}")) is Verdict.WRONG
-    assert (
-        route_item(Route(grader="python:m:f", max_answer_chars=100), item("</think>\n\\boxed{1}")).metadata == COUNTDOWN
-    )
+    exact, own = (Route(grader=grader, max_answer_chars=100) for grader in ("exact", "python:m:f"))
+    assert route_item(exact, item("</think>\n\\boxed{4+8*3-2}")) is Verdict.WRONG
+    assert route_item(own, item("</think>\n\\boxed{1}")).metadata == COUNTDOWN
 
 
 def test_an_unknown_verifier_is_named():
-    with pytest.raises(
-        InputError, match="name the verifier 'judge', which is not known: use 'countdown' or 'gym:TASK'"
-    ):
+    with pytest.raises(InputError, match="the verifier 'judge', which is not known: use 'countdown' or 'gym:TASK'"):
         route_item(Route(grader="math", max_answer_chars=100), item("</think>\n\\boxed{1}", '{"verifier": "judge"}'))
 
 

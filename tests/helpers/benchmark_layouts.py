@@ -5,13 +5,12 @@ Each question holds a mark of its own (`q3;`), by which a server that was sent i
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 SYSTEM = {"role": "system", "content": "Think first, then put the answer in \\boxed{}."}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Known:
+class Known(NamedTuple):
     """What is right and what is wrong at one question; option texts where it has options."""
 
     right: str
@@ -29,24 +28,18 @@ class Layout:
     """Asked for by this name; without one as a file of the user's own."""
 
 
-def math(right: str, wrong: str) -> Known:
-    return Known(right=right, wrong=wrong)
-
-
 def rows_of(make: Callable[[str, str], Any], answers: Sequence[str]) -> list[Any]:
     return [make(f"q{n}; what is it?", answer) for n, answer in enumerate(answers)]
 
 
 NUMBERS = ("4", "7", "1/2", "-3")
-NUMBERS_KNOWN = (math("4", "5"), math("7.0", "8"), math("\\frac{1}{2}", "\\frac{1}{3}"), math("-3", "3"))
-COUNTS_KNOWN = (math("4", "5"), math("1272", "1273"))
+NUMBERS_KNOWN = (Known("4", "5"), Known("7.0", "8"), Known("\\frac{1}{2}", "\\frac{1}{3}"), Known("-3", "3"))
+COUNTS_KNOWN = (Known("4", "5"), Known("1272", "1273"))
 # The right option of each question by its place, and options that are long enough to be told apart.
 OPTIONS = (("oak", "birch", "elm", "ash"), ("iron", "lead", "zinc", "gold"), ("red", "blue", "green", "white"))
 PLACES = (0, 2, 3)
 LABELS = "ABCD"
-OPTIONS_KNOWN = tuple(
-    Known(right=options[place], wrong=options[place - 1]) for options, place in zip(OPTIONS, PLACES, strict=True)
-)
+OPTIONS_KNOWN = tuple(Known(options[place], options[place - 1]) for options, place in zip(OPTIONS, PLACES, strict=True))
 
 
 def choice_rows(make: Callable[[str, Sequence[str], int], Any]) -> list[Any]:
@@ -108,24 +101,24 @@ LAYOUTS = {
     "aime24 in verl, rows repeated": Layout(
         file="set.parquet",
         rows=rows_of(verl("aime"), ("204", "033", "7")) * 4,
-        known=(math("204", "205"), math("33", "34"), math("7", "70")),
+        known=(Known("204", "205"), Known("33", "34"), Known("7", "70")),
         benchmark="aime24",
     ),
     "math500 in verl": Layout(
         file="set.parquet",
         rows=rows_of(verl("math"), ("\\left( 3, \\frac{\\pi}{2} \\right)", "\\frac{14}{3}", "p - q", "10\\%")),
         known=(
-            math("(3, \\frac{\\pi}{2})", "(3, \\pi)"),
-            math("\\frac{14}{3}", "\\frac{3}{14}"),
-            math("-q + p", "q - p"),
-            math("10\\%", "11\\%"),
+            Known("(3, \\frac{\\pi}{2})", "(3, \\pi)"),
+            Known("\\frac{14}{3}", "\\frac{3}{14}"),
+            Known("-q + p", "q - p"),
+            Known("10\\%", "11\\%"),
         ),
         benchmark="math500",
     ),
     "amc in verl with floats as text": Layout(
         file="set.parquet",
         rows=rows_of(verl("amc"), ("142.0", "9.0")),
-        known=(math("142", "141"), math("9", "-9")),
+        known=(Known("142", "141"), Known("9", "-9")),
         benchmark="amc",
     ),
     "arc with letters": Layout(

@@ -1,4 +1,4 @@
-"""Small sources of questions: written in any format, read as `prepare` reads them."""
+"""Small sources of questions: written in any format, read as `prepare` reads them; and a tokenizer of characters."""
 
 import csv
 import gzip
@@ -58,3 +58,21 @@ def question(*turns: tuple[str, str] | str, answer: str = "4", **fields: Any) ->
 def pairs(reading: Reading) -> Sequence[tuple[str, str]]:
     """Last message and answer of each question."""
     return [(question.prompt[-1].content, question.answer) for question in reading.questions]
+
+
+CHAT = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+def tokenizer(chat_template: str | None = CHAT) -> Any:
+    """One token per character of a small alphabet, `<s>` (id 0) put in front by the tokenizer itself."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = ["<s>", *map(chr, range(32, 127)), "\n"]
+    backend = Tokenizer(models.WordLevel({token: number for number, token in enumerate(alphabet)}, unk_token=" "))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", chat_template=chat_template)

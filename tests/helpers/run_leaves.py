@@ -3,11 +3,14 @@
 import json
 import os
 import signal
+import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from safetensors.numpy import load_file
 
 from exgrpo_cli.base.console.reporter import SilentReporter
@@ -29,6 +32,16 @@ class Listener(SilentReporter):
 def metrics(run: Path) -> list[dict]:
     """Lines of its journal."""
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
+    """Until the journal of a run under way has this many lines."""
+    path = run / "metrics.jsonl"
+    while process.poll() is None:
+        if path.exists() and path.read_text().count("\n") >= step:
+            return
+        time.sleep(0.02)
+    pytest.fail(f"the run ended before step {step}: {process.communicate()}")
 
 
 def timeless(lines: list[dict]) -> list[dict]:

@@ -4,9 +4,8 @@ import hashlib
 
 import numpy as np
 import pytest
-from question_sources import question
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
+from question_sources import CHAT, question, tokenizer
+from tokenizers import processors
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.questions.prompts import (
@@ -19,21 +18,6 @@ from exgrpo_cli.questions.prompts import (
     render,
     seen_text,
 )
-
-CHAT = (
-    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]{% endif %}"
-)
-
-
-def tokenizer(chat_template=CHAT):
-    """One token per character of a small alphabet, `<s>` (id 0) put in front by the tokenizer itself."""
-    alphabet = ["<s>", *map(chr, range(32, 127)), "\n"]
-    backend = Tokenizer(models.WordLevel({token: number for number, token in enumerate(alphabet)}, unk_token=" "))
-    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", chat_template=chat_template)
-
 
 PLAIN = question(("user", "2+2=?"))
 

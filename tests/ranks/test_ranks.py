@@ -6,13 +6,13 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from recorded_rollouts import train_and_note
+from run_leaves import metrics, wait_for_step
 from small_buffer import fill, open_store, replay_step, surer_by_id
 from small_policy import build_model, build_policy, minibatch, sequences, weights
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -119,9 +119,7 @@ def test_a_killed_rank_is_named_in_lines_of_our_own(small_config, tmp_path: Path
     started = subprocess.Popen(
         [*command, "--config", str(file), "--output", str(run)], stderr=subprocess.PIPE, text=True
     )
-    while not (run / "metrics.jsonl").is_file() or not (run / "metrics.jsonl").read_text():
-        assert started.poll() is None, started.communicate()
-        time.sleep(0.1)
+    wait_for_step(run, 1, started)
     os.kill(child_processes(started.pid)[1], signal.SIGKILL)
     _, talk = started.communicate(timeout=60)
     assert started.returncode == 1
@@ -166,7 +164,7 @@ def test_of_two_hosts_rank_0_alone_writes_the_run_folder(small_config, tmp_path:
     assert list(hosts[1 - main].iterdir()) == []
     assert outputs[1 - main][0] == ""
     assert json.loads(outputs[main][0])["steps"] == 2
-    lines = [json.loads(line) for line in (hosts[main] / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = metrics(hosts[main] / "run")
     assert all(0 <= line["time/rollout_idle"] < line["time/rollout"] for line in lines)
     assert json.loads((hosts[main] / "run" / "environment.json").read_text())["ranks"] == 2
     assert (hosts[main] / "run" / "model" / "model.safetensors").is_file()

@@ -3,11 +3,10 @@
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from run_leaves import assert_same_run, metrics
+from run_leaves import assert_same_run, metrics, wait_for_step
 
 from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import InputError
@@ -32,15 +31,6 @@ def start_training(
 def finish_training(process: subprocess.Popen) -> None:
     _, talk = process.communicate()
     assert process.returncode == 0, talk
-
-
-def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
-    path = run / "metrics.jsonl"
-    while process.poll() is None:
-        if path.exists() and path.read_text().count("\n") >= step:
-            return
-        time.sleep(0.02)
-    pytest.fail(f"the run ended before step {step}: {process.communicate()}")
 
 
 @pytest.fixture(scope="module")
