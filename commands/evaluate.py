@@ -162,13 +162,9 @@ def _show(report: "EvaluationReport", json: bool, quiet: bool) -> None:
     from exgrpo_cli.base.console.reporter import print_table
     from exgrpo_cli.evaluation.scoring import ungraded
     from exgrpo_cli.evaluation.tables import score_table
-    from exgrpo_cli.show.figures.comparisons import accuracy_by_level
-    from exgrpo_cli.show.figures.style import save
 
     titles = report.table.titles
     _plot(report.table, report.folder)
-    if by_level := accuracy_by_level(report.results, titles):
-        save(by_level, report.folder, "accuracy-levels")
     print_json(report.to_json()) if json else print_table(score_table(report.table))
     for name, result in report.results.items():
         if failures := ungraded(result):
@@ -191,9 +187,9 @@ def _compare(folders: Sequence[Path], output: Path | None, *, json: bool, quiet:
 
     Two results of one benchmark are shown as one comparison with the questions that flipped, others below their table.
     """
-    from exgrpo_cli.base.files import write_json
+    from exgrpo_cli.base.files import write_json, write_text
     from exgrpo_cli.evaluation.comparison import compare, comparison_json
-    from exgrpo_cli.evaluation.tables import markdown, write_tables
+    from exgrpo_cli.evaluation.tables import latex, markdown
 
     if len(folders) < 2 and not (folders and folders[0].is_dir()):
         raise InputError("--compare needs results folders: exgrpo evaluate --compare FOLDER FOLDER...")
@@ -203,7 +199,8 @@ def _compare(folders: Sequence[Path], output: Path | None, *, json: bool, quiet:
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
         write_json(output / "comparison.json", shown)
-        write_tables(output, compared)
+        write_text(output / "table.md", markdown(compared))
+        write_text(output / "table.tex", latex(compared))
         _plot(compared, output)
     if json:
         print_json(shown)

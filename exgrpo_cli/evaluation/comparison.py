@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.files import read_json, read_json_lines
+from exgrpo_cli.base.files import read_json_lines
 from exgrpo_cli.base.statistics import compare_paired, holm, pass_at_k_by_question, pass_at_ks
 from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.evaluation.benchmarks import benchmark_title, in_suite_order
@@ -180,8 +180,8 @@ def _adjust(comparisons: Sequence[dict[str, Any]]) -> None:
 
 
 def _require_like_protocols(results: Sequence[ResultsFolder]) -> None:
-    one = results[0]
-    for other in results[1:]:
+    one, *others = results
+    for other in others:
         unlike = differences(one.stamp, other.stamp, may_differ=MAY_DIFFER_IN_COMPARISON)
         if unlike:
             raise InputError(
@@ -193,9 +193,10 @@ def _require_like_protocols(results: Sequence[ResultsFolder]) -> None:
 def models_in(paths: Sequence[Path]) -> list[ModelResults]:
     """The models whose results lie in `paths`, in the order in which they come up.
 
-    A path is a benchmark's results folder, a folder of several, or the folder with their common table. Results of one
-    model on different benchmarks belong together, wherever they are; a second result of the same model on the same
-    benchmark (another seed or engine, say) counts as another model. Raises InputError where nothing is found.
+    A path is a benchmark's results folder or a folder of several; the folder with their common table, which a shell
+    pattern names too, adds nothing. Results of one model on different benchmarks belong together, wherever they are; a
+    second result of the same model on the same benchmark (another seed or engine, say) counts as another model. Raises
+    InputError where nothing is found.
     """
     models: list[tuple[str, ModelResults]] = []
     found: dict[Path, tuple[Path, ResultsFolder]] = {}
@@ -227,30 +228,15 @@ def _told_apart(models: list[ModelResults]) -> list[ModelResults]:
 
 
 def results_in(path: Path) -> list[ResultsFolder]:
-    """Results of a benchmark's folder, of all folders in a folder, or of those that a common table counts."""
+    """Results of a benchmark's folder or of all folders in a folder; none of the folder with the table of several.
+
+    Raises InputError where nothing of an evaluation is there.
+    """
     if not path.is_dir():
         raise InputError(f"{path} is no folder: name results folders, as `exgrpo evaluate` writes them.")
     found = _results_among([path]) or _results_among(path.iterdir())
-    if not found and (path / "results.json").is_file():
-        found = _of_common_table(path)
-    if not found:
+    if not found and not (path / "table.md").is_file():
         raise InputError(f"{path} holds no results: neither it nor a folder in it has a protocol.json.")
-    return found
-
-
-def _of_common_table(path: Path) -> list[ResultsFolder]:
-    """The folders whose figures a common `results.json` holds; they lie beside it."""
-    entries = read_json(path / "results.json")
-    stamps = [entry["protocol"] for entry in entries.values() if isinstance(entry, dict) and "protocol" in entry]
-    beside, found = _results_among(path.parent.iterdir()), []
-    for stamp in stamps:
-        # Scoring again may have been done by a newer grader.
-        may_differ = ("environment.", "grader.version")
-        like = [result for result in beside if not differences(stamp, result.stamp, may_differ=may_differ)]
-        if not like:
-            name = stamp["benchmark"]["name"]
-            raise InputError(f"{path} counts {name}, which is no longer beside it: name the folders.")
-        found.append(like[0])
     return found
 
 

@@ -35,21 +35,10 @@ _LONGEST_PAUSE_SECONDS = 60.0
 # Whatever ended a response but the limit ended it for good: a filter that cut it off would do so again.
 _STOP_REASONS = dict.fromkeys(("stop", "content_filter", "tool_calls", "function_call"), StopReason.EOS)
 _STOP_REASONS["length"] = StopReason.LENGTH
-_FIRST_ATTEMPTS = 3
-"""Attempts to reach a server that has not answered yet: a mistyped port is refused for ever."""
 _NOTE_EVERY_SECONDS = 30.0
 """Many requests fail together when a server does: one line tells of all."""
 
 T = TypeVar("T")
-
-
-class _Passing(Exception):
-    """An attempt failed in a way that may pass."""
-
-    def __init__(self, what: str, pause_seconds: float = 0.0) -> None:
-        super().__init__(what)
-        self.pause_seconds = pause_seconds
-        """Pause that the server asked for."""
 
 
 def throttled(note: Callable[[str], None]) -> Callable[[str], None]:
@@ -79,7 +68,7 @@ class Endpoint:
     timeout_seconds: float = 1200.0
     """Longest wait for one response."""
     attempts: int = 6
-    backoff_seconds: float = 1.0
+    backoff_seconds: float = 2.0
     """Pause after the first failure; doubled after each further one, at most a minute."""
     note: Callable[[str], None] = field(default=lambda text: None, repr=False, compare=False)
     """Gets one line for an attempt that failed and is made again."""
@@ -95,7 +84,9 @@ class Endpoint:
         if not self.url.startswith(("http://", "https://")):
             raise InputError(f"--endpoint {self.url!r} is no address: it begins with http:// or https://.")
         try:
-            listed = self._with_patience(lambda: _model_names(self._call("/models", None, timeout=30.0)), first=True)
+            # Less patience for an address where nobody has answered yet: a mistyped port is refused for ever.
+            asking = replace(self, attempts=min(3, self.attempts), timeout_seconds=30.0)
+            listed = asking._ask("/models", None, lambda reply: [str(entry["id"]) for entry in reply["data"]])
         except RunError as error:
             raise InputError(str(error)) from error
         if self.model not in listed:
@@ -123,7 +114,7 @@ class Endpoint:
     def stamp(self) -> dict[str, dict[str, Any]]:
         """See `LocalModel.stamp`; the version is what the server says at `/version`, as vLLM does."""
         try:
-            version = str(self._read(self.base.removesuffix("/v1") + "/version", None, 30.0)["version"])
+            version = str(self._reply(self.base.removesuffix("/v1") + "/version", None, 30.0)["version"])
         except (OSError, ValueError, KeyError, TypeError, HTTPException):
             version = "unknown"
         return {
@@ -186,42 +177,37 @@ class Endpoint:
             path, body["prompt"] = "/completions", prompt
         else:
             path, body["messages"] = "/chat/completions", [asdict(message) for message in prompt]
-        return self._with_patience(lambda: _response(self._call(path, body)))
+        return self._ask(path, body, _response)
 
-    def _with_patience(self, attempt: Callable[[], T], *, first: bool = False) -> T:
-        """`attempt` until it succeeds; `first` is less patient with an address where nobody has answered yet."""
-        most = min(self.attempts, _FIRST_ATTEMPTS) if first else self.attempts
-        for number in range(1, most + 1):
+    def _ask(self, path: str, body: Mapping[str, Any] | None, read: Callable[[Any], T]) -> T:
+        """The reply as `read` makes it, asked for until one can be read; raises RunError at once for a refusal."""
+        url, said = self.base + path, ""
+        failure: Exception | None = None
+        for number in range(1, self.attempts + 1):
             try:
-                return attempt()
-            except _Passing as error:
-                said, cause, asked = str(error), error, error.pause_seconds
-            if number < most:
-                wait = min(max(self.backoff_seconds * 2 ** (number - 1), asked), _LONGEST_PAUSE_SECONDS)
-                self.note(f"{self.base}: {said}; attempt {number + 1} of {most} in {wait:.0f} s")
+                reply = self._reply(url, body, self.timeout_seconds)
+                return read(reply)
+            except urllib.error.HTTPError as error:
+                said, failure = f"status {error.code} {error.read(300).decode('utf-8', 'replace').strip()}", error
+                if error.code not in _PASSING_CLIENT_ERRORS and error.code < 500:
+                    raise RunError(f"{url} refused the request with {said}") from error
+            except (OSError, HTTPException) as error:
+                reason = getattr(error, "reason", None) or error
+                said, failure = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__, error
+            except ValueError as error:
+                said, failure = f"an answer that is not JSON ({error})", error
+            except (KeyError, IndexError, TypeError) as error:
+                said, failure = f"an unusable answer, {error!r} ({str(reply)[:200]})", error
+            if number < self.attempts:
+                wait = min(self.backoff_seconds * 2 ** (number - 1), _LONGEST_PAUSE_SECONDS)
+                self.note(f"{self.base}: {said}; attempt {number + 1} of {self.attempts} in {wait:.0f} s")
                 time.sleep(wait)
-        advice = "Finished questions are kept: run the same command again once it answers."
-        advice = "Is the server up, and --endpoint its address?" if first else advice
-        raise RunError(f"{self.base} failed {most} times, last with: {said}. {advice}") from cause
+        raise RunError(
+            f"{self.base} failed {self.attempts} times, last with: {said}. Is the server up, and --endpoint its "
+            "address? Finished questions are kept: run the same command again once it answers."
+        ) from failure
 
-    def _call(self, path: str, body: Mapping[str, Any] | None, timeout: float | None = None) -> Any:
-        try:
-            return self._read(self.base + path, body, timeout or self.timeout_seconds)
-        except urllib.error.HTTPError as error:
-            text = error.read(300).decode("utf-8", "replace").strip()
-            if error.code not in _PASSING_CLIENT_ERRORS and error.code < 500:
-                raise RunError(f"{self.base}{path} refused the request with status {error.code}: {text}") from error
-            pause = error.headers.get("Retry-After") or ""
-            # Seconds; a date is not read.
-            seconds = float(pause) if pause.replace(".", "", 1).isdecimal() else 0.0
-            raise _Passing(f"status {error.code} {text}", seconds) from error
-        except (OSError, HTTPException) as error:
-            reason = getattr(error, "reason", None) or error
-            raise _Passing(getattr(reason, "strerror", None) or str(reason) or type(reason).__name__) from error
-        except ValueError as error:
-            raise _Passing(f"an answer that is not JSON ({error})") from error
-
-    def _read(self, url: str, body: Mapping[str, Any] | None, timeout: float) -> Any:
+    def _reply(self, url: str, body: Mapping[str, Any] | None, timeout: float) -> Any:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
         if self.api_key:
@@ -252,24 +238,13 @@ def _prompt_text(prompt: Prompt) -> str:
     return prompt if isinstance(prompt, str) else json.dumps([asdict(turn) for turn in prompt], ensure_ascii=False)
 
 
-def _model_names(reply: Any) -> list[str]:
-    try:
-        return [str(entry["id"]) for entry in reply["data"]]
-    except (KeyError, TypeError) as error:
-        raise _Passing(f"a list of models without names ({str(reply)[:100]})") from error
-
-
 def _response(reply: Any) -> Response:
-    try:
-        choice = reply["choices"][0]
-        # A thinking model cut off before its answer has no content.
-        text = (choice["message"]["content"] if "message" in choice else choice["text"]) or ""
-        num_tokens, reason = reply["usage"]["completion_tokens"], _STOP_REASONS[choice["finish_reason"]]
-        if type(num_tokens) is int and num_tokens >= 0 and isinstance(text, str):
-            # JSON may hold half a surrogate pair, a file may not.
-            whole = text.encode("utf-8", "replace").decode("utf-8")
-            return Response(text=whole, num_tokens=num_tokens, stop_reason=reason, logprob=None)
-        missing = ""
-    except (KeyError, IndexError, TypeError) as error:
-        missing = f", {error} is missing or unknown" if isinstance(error, KeyError) else ""
-    raise _Passing(f"an answer that is no completion{missing} ({str(reply)[:200]})")
+    choice = reply["choices"][0]
+    # A thinking model cut off before its answer has no content.
+    text = (choice["message"]["content"] if "message" in choice else choice["text"]) or ""
+    num_tokens, reason = reply["usage"]["completion_tokens"], _STOP_REASONS[choice["finish_reason"]]
+    if type(num_tokens) is not int or num_tokens < 0 or not isinstance(text, str):
+        raise TypeError("tokens that are no number, or a text that is none")
+    # JSON may hold half a surrogate pair, a file may not.
+    whole = text.encode("utf-8", "replace").decode("utf-8")
+    return Response(text=whole, num_tokens=num_tokens, stop_reason=reason, logprob=None)

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from exgrpo_cli.base.console.reporter import make_reporter
 from exgrpo_cli.base.errors import InputError, Interrupted
-from exgrpo_cli.base.files import write_json
+from exgrpo_cli.base.files import write_text
 from exgrpo_cli.base.types import SamplingParams
 from exgrpo_cli.config.names import PREFIX
 from exgrpo_cli.evaluation.benchmarks import Benchmark, benchmark_title, load_benchmarks, own_benchmark
-from exgrpo_cli.evaluation.comparison import results_in
 from exgrpo_cli.evaluation.endpoint import Endpoint, throttled
 from exgrpo_cli.evaluation.folder import ResultsFolder
 from exgrpo_cli.evaluation.models import ModelChoice, choose_model
@@ -25,7 +24,7 @@ from exgrpo_cli.evaluation.records import QuestionRecord
 from exgrpo_cli.evaluation.sampling import Prepared, sample_and_grade
 from exgrpo_cli.evaluation.scoring import open_pool, rescore, score_folder
 from exgrpo_cli.evaluation.stamp import Stamp, environment, grader_version, stamp_of_format
-from exgrpo_cli.evaluation.tables import ResultTable, write_tables
+from exgrpo_cli.evaluation.tables import ResultTable, markdown
 from exgrpo_cli.questions.choices import options_of
 from exgrpo_cli.questions.files import stem_of
 
@@ -147,7 +146,7 @@ def evaluate(plan: EvaluationPlan, note: Callable[[str], None], *, quiet: bool) 
     asker = _open_asker(plan, note)
     try:
         # All of them first: a benchmark that cannot be had must not be found out about hours later.
-        sessions = _prepare_all(plan, asker, note)
+        sessions = [_prepare(plan.request, benchmark, asker, note) for benchmark in plan.benchmarks]
         results = {session.benchmark.name: _run(plan, session, quiet=quiet) for session in sessions}
     finally:
         asker.close()
@@ -173,27 +172,6 @@ class Session(NamedTuple):
     benchmark: Benchmark
     prepared: Prepared
     stamp: Stamp
-
-
-def _prepare_all(plan: EvaluationPlan, asker: "Asker", note: Callable[[str], None]) -> list[Session]:
-    """Every benchmark; where some cannot be asked, one error that names them and those that can."""
-    sessions: list[Session] = []
-    failed: dict[str, InputError] = {}
-    for benchmark in plan.benchmarks:
-        try:
-            sessions.append(_prepare(plan.request, benchmark, asker, note))
-        except InputError as error:
-            failed[benchmark.name] = error
-    if not failed:
-        return sessions
-    first = next(iter(failed.values()))
-    if len(plan.benchmarks) == 1:
-        raise first
-    able = " ".join(session.benchmark.name for session in sessions)
-    raise InputError(
-        f"{len(failed)} of {len(plan.benchmarks)} benchmarks cannot be asked ({', '.join(failed)}). The first: "
-        f"{first}" + (f" Those that can: exgrpo evaluate {able}" if able else "")
-    ) from first
 
 
 def _prepare(request: EvaluationRequest, benchmark: Benchmark, asker: "Asker", note: Callable[[str], None]) -> Session:
@@ -291,8 +269,8 @@ def _run(plan: EvaluationPlan, session: Session, *, quiet: bool) -> dict[str, An
 def rescore_stored(request: EvaluationRequest) -> EvaluationReport:
     """Grade stored samples again: those of `output` where it holds results, else those that the request would write."""
     output = request.output
-    if output is not None and any((output / name).is_file() for name in ("protocol.json", "results.json")):
-        return rescore_folders([result.path for result in results_in(output)], request.second_graders, output)
+    if output is not None and (output / "protocol.json").is_file():
+        return rescore_folders([output], request.second_graders, output)
     if not request.benchmarks and request.data is None:
         raise InputError(
             "--rescore needs to know which samples: name their results folder with --output, or the BENCHMARK and "
@@ -330,9 +308,6 @@ def _override(benchmark: Benchmark, values: Mapping[str, Any]) -> Benchmark:
 
 def _report(model: str, results: Mapping[str, Mapping[str, Any]], folder: Path) -> EvaluationReport:
     table = ResultTable(titles={name: benchmark_title(name) for name in results}, models={model: results})
-    report = EvaluationReport(table=table, folder=folder)
     folder.mkdir(parents=True, exist_ok=True)
-    write_tables(folder, table)
-    if len(results) > 1:
-        write_json(folder / "results.json", report.to_json())
-    return report
+    write_text(folder / "table.md", markdown(table))
+    return EvaluationReport(table=table, folder=folder)

@@ -2,12 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from exgrpo_cli.base.files import write_text
 from exgrpo_cli.base.statistics import mean_of_scores
 from exgrpo_cli.evaluation.benchmarks import averages_over
 
@@ -143,12 +141,6 @@ def _score(figures: Figures) -> dict[str, float]:
 def _mean(scores: Sequence[Mapping[str, float]]) -> dict[str, float]:
     mean = mean_of_scores([(score["value"], score["low"], score["high"]) for score in scores])
     return dict(zip(("value", "low", "high"), mean, strict=True))
-
-
-def write_tables(folder: Path, table: ResultTable) -> None:
-    """`table.md` and `table.tex` beside the results."""
-    write_text(folder / "table.md", markdown(table))
-    write_text(folder / "table.tex", latex(table))
 
 
 def markdown(table: ResultTable) -> str:

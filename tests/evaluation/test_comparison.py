@@ -1,7 +1,6 @@
 """Stored results compared: which results belong together, what is compared, and what is written."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +25,6 @@ def two_benchmarks(folder: Path, model: str, shift: int, **values: Any) -> Path:
     result(folder / f"aime24-{model}", "aime24", model, [shift, shift, 1 + shift, 1] * 4, **values)
     result(folder / f"math500-{model}", "math500", model, [0, 2, 4, 4], **values)
     return folder
-
-
-def common_table(folder: Path, model: str) -> Path:
-    """The table that an evaluation of both writes beside their folders."""
-    common = folder / f"aime24-math500-{model}"
-    common.mkdir()
-    stamps = {
-        name: json.loads((folder / f"{name}-{model}/protocol.json").read_text()) for name in ("aime24", "math500")
-    }
-    entries = {name: {"protocol": stamp} for name, stamp in stamps.items()}
-    (common / "results.json").write_text(json.dumps({**entries, "averages": {"all": 0.5}}))
-    return common
 
 
 def test_two_results_are_paired_by_question_and_shown_as_one_comparison(tmp_path, capsys):
@@ -145,14 +132,13 @@ def test_coverage_is_compared_beside_the_mean(tmp_path, capsys):
 def test_folders_of_a_shell_pattern_are_put_together(tmp_path):
     for model in ("before", "after"):
         two_benchmarks(tmp_path, model, 1)
-    common = common_table(tmp_path, "before")
+    # The table that an evaluation of both writes beside their folders.
+    common = tmp_path / "aime24-math500-before"
+    common.mkdir()
+    (common / "table.md").write_text("| Model |")
     paths = sorted(tmp_path.glob("*-before")) + sorted(tmp_path.glob("*-after"))
     both = ["aime24", "math500"]
     assert [(m.label, list(m.by_benchmark)) for m in models_in(paths)] == [("before", both), ("after", both)]
-    assert [m.label for m in models_in([common, tmp_path / "aime24-after"])] == ["before", "after"]
-    shutil.rmtree(tmp_path / "math500-before")
-    with pytest.raises(InputError, match=r"aime24-math500-before counts math500, which is no longer beside it"):
-        models_in([common])
 
 
 def test_one_model_twice_is_told_apart_by_its_folders(tmp_path):
@@ -198,6 +184,8 @@ def test_what_cannot_be_compared(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="empty holds no results"):
         compare([base, tmp_path / "empty"])
+    assert run(["evaluate", "--rescore", "--output", str(tmp_path / "nowhere")]) == 2
+    assert "--rescore needs to know which samples: name their results folder" in capsys.readouterr().err
     assert run(["evaluate", "--compare"]) == 2
     assert "--compare needs results folders" in capsys.readouterr().err
     for option in ("--model tiny", "--engine vllm", "--seed 1", "--max-tokens 9", "--rescore", "--dry-run"):
@@ -216,15 +204,3 @@ def test_results_are_read_without_a_trace(tmp_path):
     with pytest.raises(InputError, match=r"aime24-other holds 8 of 16 questions: finish the evaluation first"):
         compare([base, other])
     assert unfinished.read_bytes() == torn
-
-
-def test_scoring_a_common_table_again_leaves_each_benchmark_its_own(tmp_path, capsys):
-    two_benchmarks(tmp_path, "m", 1)
-    common = common_table(tmp_path, "m")
-    assert run(["evaluate", "--rescore", "--output", str(common), "--json"]) == 0
-    assert json.loads((common / "results.json").read_text()).keys() == {"aime24", "math500", "averages"}
-    assert json.loads((tmp_path / "aime24-m" / "results.json").read_text())["questions"] == 16
-    assert (common / "table.md").read_text().startswith("| Model | AIME24 | MATH-500 |")
-    assert (common / "accuracy.pdf").exists()
-    assert run(["evaluate", "--rescore", "--output", str(tmp_path / "nowhere")]) == 2
-    assert "--rescore needs to know which samples: name their results folder" in capsys.readouterr().err

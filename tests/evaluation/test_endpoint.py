@@ -70,37 +70,19 @@ def test_known_share_of_correct_answers(tmp_path, serve):
     assert {(body["temperature"], body["max_tokens"]) for body in server.bodies} == {(0.6, 8192)}
 
 
-def test_failures_that_pass_are_tried_again_after_the_pause_that_the_server_asks_for(serve):
-    slow_down = (429, b"slow down", {"Retry-After": "0.4"})
-    replies: list[Reply] = [slow_down, (503, b"busy"), (200, b"<html>"), (200, {"choices": []})]
+def test_failures_that_pass_are_tried_again(serve):
+    replies: list[Reply] = [(429, b"slow down"), (503, b"busy"), (200, b"<html>"), (200, {"choices": []})]
     server = serve(lambda path, body, before: [*replies, completion("4", reason="length")][before])
-    began = time.monotonic()
     response = patient(server).respond("2+2=", 5, PARAMS)
     assert (response.text, response.num_tokens, response.stop_reason) == ("4", 7, StopReason.LENGTH)
-    # Its own pauses are of 0.15 s in all.
-    assert len(server.bodies) == 5 and time.monotonic() - began >= 0.4
+    assert len(server.bodies) == 5
 
 
-@pytest.mark.parametrize(
-    ("reply", "attempts", "message"),
-    [
-        (
-            (200, {"choices": [{"text": 3}]}),
-            3,
-            r"failed 3 times, last with: an answer that is no completion.* are kept",
-        ),
-        (
-            (400, {"error": "max_tokens is too large"}),
-            1,
-            r"refused the request with status 400: .*max_tokens is too la",
-        ),
-    ],
-)
-def test_nonsense_ends_after_the_last_attempt_and_a_refusal_at_once(serve, reply, attempts, message):
-    server = serve(lambda path, body, before: reply)
-    with pytest.raises(RunError, match=message):
-        patient(server, attempts=3).respond("2+2=", 5, PARAMS)
-    assert len(server.bodies) == attempts
+def test_a_refusal_ends_it_at_once(serve):
+    server = serve(lambda path, body, before: (400, {"error": "max_tokens is too large"}))
+    with pytest.raises(RunError, match=r"refused the request with status 400 .*max_tokens is too large"):
+        patient(server).respond("2+2=", 5, PARAMS)
+    assert len(server.bodies) == 1
 
 
 def test_a_slow_server_runs_into_the_time_out(serve):
@@ -135,7 +117,7 @@ def test_a_server_that_goes_away_under_way_gets_all_attempts(serve):
     endpoint.check()
     server.close()
     with pytest.raises(
-        RunError, match=r"failed 5 times, last with: Connection refused. Finished questions are kept: r"
+        RunError, match=r"failed 5 times, last with: Connection refused. Is .* Finished questions are kept: r"
     ):
         endpoint.respond("2+2=", 5, PARAMS)
     # One line, not one for each of the attempts and threads.
@@ -150,23 +132,23 @@ def choice(**values: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("reply", "message"),
     [
-        (b"", "that is not JSON"),
-        (b'{"choices": [{"message": {"content": "4"}, "finish_re', "that is not JSON"),
-        (b"null", "that is no completion"),
-        (b"[1, 2]", "that is no completion"),
-        (choice(message=None), "that is no completion"),
-        (choice(finish_reason=None), "that is no completion, None is missing or unknown"),
-        (choice(finish_reason=["stop"]), "that is no completion"),
-        (choice() | {"usage": None}, "that is no completion"),
-        (choice() | {"usage": {"completion_tokens": True}}, "that is no completion"),
-        ({"choices": {"0": 1}}, "that is no completion"),
-        ({"choices": choice()["choices"]}, r"that is no completion, 'usage' is missing or unknown \({'choices'"),
+        (b"", "an answer that is not JSON"),
+        (b'{"choices": [{"message": {"content": "4"}, "finish_re', "an answer that is not JSON"),
+        (b"null", "an unusable answer"),
+        (b"[1, 2]", "an unusable answer"),
+        (choice(message=None), "an unusable answer"),
+        (choice(finish_reason=None), r"an unusable answer, KeyError\(None\)"),
+        (choice(finish_reason=["stop"]), "an unusable answer"),
+        (choice() | {"usage": None}, "an unusable answer"),
+        (choice() | {"usage": {"completion_tokens": True}}, "an unusable answer"),
+        ({"choices": {"0": 1}}, "an unusable answer"),
+        ({"choices": choice()["choices"]}, r"an unusable answer, KeyError\('usage'\) \({'choices'"),
     ],
     ids=str,
 )
 def test_an_answer_that_is_no_completion(serve, reply, message):
     server = serve(lambda path, body, before: (200, reply))
-    with pytest.raises(RunError, match=rf"failed 2 times, last with: an answer {message}"):
+    with pytest.raises(RunError, match=rf"failed 2 times, last with: {message}"):
         patient(server, attempts=2).respond("2+2=", 5, PARAMS)
 
 

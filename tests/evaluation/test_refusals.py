@@ -1,11 +1,9 @@
 """What an evaluation of a model loaded here refuses, before anything is sampled."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmark_layouts import verl
 from random_model import questions_file, request_for, run, save_random_model
 
 from exgrpo_cli.base.errors import InputError
@@ -69,21 +67,6 @@ def test_a_model_without_a_tokenizer_or_a_chat_template(tmp_path, model):
         run(request_for(bare, data, tmp_path / "results"))
     report = run(request_for(bare, data, tmp_path / "results", protocol={"template": "step-by-step"}))
     assert report.results["sums"]["protocol"]["prompt"]["template"] == "step-by-step"
-
-
-def test_benchmarks_that_cannot_be_asked_are_named_with_those_that_can(tmp_path, model):
-    data = tmp_path / "mixed.jsonl"
-    data.write_text("".join(json.dumps(verl("aime")(f"{n}+1=?", str(n + 1))) + "\n" for n in range(3)))
-    request = replace(
-        request_for(model, data, tmp_path / "results"), benchmarks=("aime24", "amc", "math500"), protocol={"samples": 1}
-    )
-    with pytest.raises(InputError) as refused:
-        run(request)
-    said = str(refused.value)
-    assert said.startswith("2 of 3 benchmarks cannot be asked (amc, math500). The first: ")
-    assert "mixed.jsonl has no questions of amc" in said
-    assert said.endswith("Those that can: exgrpo evaluate aime24")
-    assert not (tmp_path / "results").exists()
 
 
 def test_columns_that_are_not_known_lead_to_prepare(tmp_path, model):

@@ -20,7 +20,6 @@ from exgrpo_cli.show.figures.buffer import (
     entropy_at_birth,
     what_if_figure,
 )
-from exgrpo_cli.show.figures.comparisons import accuracy_by_level
 from exgrpo_cli.show.figures.training import (
     accuracy_by_tokens,
     heldout_scores,
@@ -216,15 +215,3 @@ def test_no_figure_has_text_that_leaves_it_or_overlaps_its_neighbours(run: Path,
             ]
             for left, right in itertools.pairwise(boxes):
                 assert left.x1 <= right.x0 + 1, f"{name}: tick labels overlap"
-
-
-def test_levels_come_in_the_order_of_their_numbers() -> None:
-    score = {"low": 0.05, "high": 0.3, "questions": 5}
-    by_level = {level: {"avg_at_k": share, **score} for level, share in (("10", 0.1), ("2", 0.2), ("hard", 0.3))}
-    results = {"a": {"by_level": by_level}, "b": {"by_level": {}}}
-    (axes,) = accuracy_by_level(results, {"a": "Benchmark"}).axes
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["2\n(5)", "10\n(5)", "hard\n(5)"]
-    assert axes.lines[0].get_ydata().tolist() == [20.0, 10.0, 30.0]
-    (bars,) = (each for each in axes.collections if hasattr(each, "get_segments"))
-    assert bars.get_segments()[1][:, 1].tolist() == [5.0, 30.0]
-    assert accuracy_by_level({"b": {"by_level": {}}}, {}) is None

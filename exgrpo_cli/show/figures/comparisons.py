@@ -1,6 +1,5 @@
 """Figures that set arms of a study, claims, or models on benchmarks beside each other."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import fill, wrap
@@ -234,41 +233,6 @@ def accuracy_by_benchmark(scores: Scores) -> "Figure":
     figure = _rows_figure(panels, {}, "accuracy (%, 95 % intervals over questions)", sharex=True)
     figure.axes[0].set_xlim(0, min(100.0, 5.0 + max(100 * score["high"] for _, _, score in scores)))
     return figure
-
-
-def accuracy_by_level(results: Mapping[str, Mapping[str, Any]], titles: Mapping[str, str]) -> "Figure | None":
-    """Accuracy with 95 % intervals against the level of the questions; of one set with the number of questions.
-
-    From the `by_level` of each benchmark's object of `results.json`; None where no benchmark has several levels.
-    """
-    levelled = {name: found["by_level"] for name, found in results.items() if len(found.get("by_level") or {}) > 1}
-    if not levelled:
-        return None
-    levels = sorted({level for found in levelled.values() for level in found}, key=_numbers_first)
-    points = {
-        titles.get(name, name): {
-            place: [100 * found[level][end] for end in ("avg_at_k", "low", "high")]
-            for place, level in enumerate(levels)
-            if level in found
-        }
-        for name, found in levelled.items()
-    }
-    only = next(iter(levelled.values())) if len(levelled) == 1 else {}
-    labels = [f"{level}\n({only[level]['questions']})" if only else level for level in levels]
-    with style.styled():
-        figure, (axes,) = style.new_figure(width=style.SINGLE_COLUMN + 0.8, height=2.7)
-        style.draw_categories(axes, labels, points, linestyle=":")
-        axes.set(xlabel="level (questions)" if only else "level", ylabel="accuracy (%, 95 % intervals)", ylim=(0, 100))
-        axes.legend(loc="best")
-        return figure
-
-
-def _numbers_first(level: str) -> tuple[float, str]:
-    """Sort key: levels that are numbers by their value, then words."""
-    try:
-        return (float(level), level)
-    except ValueError:
-        return (math.inf, level)
 
 
 def pass_at_k_curves(curves: Scores) -> "Figure":
