@@ -36,10 +36,12 @@ class Counting:
 
     weight_version = 3
 
-    def __init__(self) -> None:
+    def __init__(self, pause: float = 0.0) -> None:
         self.asked: list[tuple[str, tuple[int, ...]]] = []
+        self._pause = pause
 
     def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[list[Rollout]]:
+        time.sleep(self._pause)
         self.asked = [(request.question_id, request.seeds) for request in requests]
         return [
             [rollout(request.question_id, member, seed) for member, seed in enumerate(request.seeds)]
@@ -129,15 +131,8 @@ def test_expected_lengths_outlive_a_checkpoint() -> None:
 def test_ranks_that_wait_are_counted() -> None:
     """Of two ranks the second samples for 0.2 s: each has waited 0.1 s on average, told once."""
 
-    class Slow(Counting):
-        def generate(self, requests: Sequence[RolloutRequest], params: SamplingParams) -> list[list[Rollout]]:
-            time.sleep(self.pause)
-            return super().generate(requests, params)
-
     def work(ranks: Ranks) -> tuple[float, float]:
-        slow = Slow()
-        slow.pause = 0.2 * ranks.rank
-        generator = RankedGenerator(slow, ranks)
+        generator = RankedGenerator(Counting(0.2 * ranks.rank), ranks)
         generator.generate(requests(), PARAMS)
         return generator.take_idle_seconds(), generator.take_idle_seconds()
 
