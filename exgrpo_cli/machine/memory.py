@@ -36,8 +36,6 @@ GATHERED = 10**9
 LARGEST_GPU_COUNT = 64
 CHECKPOINT_BYTES = 12
 """Bytes of a saved weight, whatever the model computes in: float32, and Adam's two moments."""
-TOKEN_BYTES = 8
-"""Bytes of a stored token: its id (int32) and its log-prob (float32)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -320,48 +318,26 @@ def _width(config: Config) -> int:
     return 2 if config.backbone.dtype == "bfloat16" else 4
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DiskPlan:
-    """Bytes on disk at the end of a run, and while its last checkpoint is written."""
+def disk_bytes(config: Config, shape: Shape) -> int:
+    """Bytes of checkpoints and model, which no run can do without: those kept, the best one, one being written.
 
-    checkpoint: int
-    """One checkpoint: weights, optimizer, and the weights once more as a Hugging Face folder."""
-    num_checkpoints: int
-    """As many as lie there at a time: those kept, the best one, and the one being written."""
-    model: int
-    """The final Hugging Face folder."""
-    experience: int
-    """The ledger at most: every rollout of every step stored, all as long as they may be."""
-
-    @property
-    def certain(self) -> int:
-        """Checkpoints and model, which no run can do without."""
-        return self.num_checkpoints * self.checkpoint + self.model
-
-
-def disk_plan(config: Config, shape: Shape) -> DiskPlan:
-    """Bytes that a run of `config` with a model of `shape` will write."""
-    run, rollout = config.run, config.rollout
-    model = shape.num_parameters * _width(config)
+    A checkpoint holds weights, optimizer, and the weights once more as a Hugging Face folder.
+    """
+    run, model = config.run, shape.num_parameters * _width(config)
     saved = math.ceil(run.steps / run.save_every)
     kept = min(saved, run.keep_checkpoints) if run.keep_checkpoints else saved
-    rollouts = run.steps * rollout.questions_per_step * rollout.group_size
-    return DiskPlan(
-        checkpoint=CHECKPOINT_BYTES * shape.num_parameters + model,
-        num_checkpoints=kept + 1 + (config.validation.every > 0),
-        model=model,
-        experience=rollouts * rollout.max_response_tokens * TOKEN_BYTES if config.replay.keeps_buffer else 0,
-    )
+    num_checkpoints = kept + 1 + (config.validation.every > 0)
+    return num_checkpoints * (CHECKPOINT_BYTES * shape.num_parameters + model) + model
 
 
-def require_disk(plan: DiskPlan, output: Path) -> None:
-    """Raise InputError where the disk of `output` has less room than the run certainly takes."""
+def require_disk(needed: int, output: Path) -> None:
+    """Raise InputError where the disk of `output` has less room than `needed` bytes."""
     place = next(each for each in (output.absolute(), *output.absolute().parents) if each.exists())
     free = shutil.disk_usage(place).free
-    if plan.certain > free:
+    if needed > free:
         raise InputError(
-            f"{output} will take {size(plan.certain)} for {plan.num_checkpoints} checkpoints and the model, and "
-            f"{place} has {size(free)} free: choose another --output, or lower run.keep_checkpoints."
+            f"{output} will take {size(needed)} for checkpoints and the model, and {place} has {size(free)} free: "
+            "choose another --output, or lower run.keep_checkpoints."
         )
 
 

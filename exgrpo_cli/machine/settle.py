@@ -9,12 +9,11 @@ from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.machine.memory import (
     REFERENCE_GPU_BYTES,
-    DiskPlan,
     MemoryPlan,
     Shape,
     architecture,
     backbone_shape,
-    disk_plan,
+    disk_bytes,
     fewest_gpus,
     memory_plan,
     size,
@@ -104,9 +103,9 @@ class Plan:
         return None if self.shape is None else self.memory_of(None)
 
     @property
-    def disk(self) -> DiskPlan | None:
-        """Bytes that the run writes; None where the shape is."""
-        return None if self.shape is None else disk_plan(self.config, self.shape)
+    def disk(self) -> int | None:
+        """Bytes of checkpoints and model; None where the shape is."""
+        return None if self.shape is None else disk_bytes(self.config, self.shape)
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -142,7 +141,7 @@ class Plan:
             "updates": run.steps * self.config.optim.minibatches,
             "parameters": self.shape and self.shape.num_parameters,
             "memory": memory and peaks and asdict(memory) | peaks | {"device": "gpu" if self.on_gpu else "cpu"},
-            "disk": self.disk and asdict(self.disk),
+            "disk": self.disk,
             "per_step_at_most": self._step_tokens(),
             "notes": replay_notes(self.config),
             "missing": list(self.missing),
@@ -168,10 +167,8 @@ class Plan:
         )
         lines += ["memory     unknown: the model's config is not in the local cache"] if self.shape is None else []
         lines += self._memory_lines(self.memory) if self.memory else []
-        if disk := self.disk:
-            checkpoints = f"{disk.num_checkpoints} checkpoints of {size(disk.checkpoint)}, model {size(disk.model)}"
-            experience = f", experience at most {size(disk.experience)}" if disk.experience else ""
-            lines.append(f"disk       {checkpoints}{experience}")
+        if self.disk:
+            lines.append(f"disk       {size(self.disk)} for checkpoints and model")
         lines += [f"note       {note}" for note in replay_notes(config)]
         return lines + [f"missing    {line}" for line in self.missing]
 

@@ -14,6 +14,7 @@ from exgrpo_cli.evaluation.benchmarks import (
     BenchmarkSource,
     Protocol,
     averages_over,
+    in_suite_order,
     load_benchmark,
     load_benchmarks,
     own_benchmark,
@@ -85,6 +86,10 @@ def test_suites_are_spelled_out_and_no_benchmark_comes_twice():
 )
 def test_averages_are_over_whatever_was_run(names, averages):
     assert averages_over(names) == averages
+
+
+def test_columns_stand_in_the_order_of_a_suite():
+    assert in_suite_order(("mine", "mmlu-pro", "aime24")) == ["aime24", "mmlu-pro", "mine"]
 
 
 def test_without_network_and_data_the_message_names_the_way_out(tmp_path, monkeypatch):

@@ -149,24 +149,6 @@ def test_one_model_twice_is_told_apart_by_its_folders(tmp_path):
     assert compared.notes == ["m (one): sampling.seed is 0 and 1"]
 
 
-def test_a_suite_gets_its_averages(tmp_path):
-    names = ["mmlu-pro", "aime24", "aime25", "amc", "math500", "minerva", "olympiad", "arc-c", "gpqa-diamond"]
-    for model, successes in (("a", [0, 4]), ("b", [2, 4])):
-        for name in names:
-            result(tmp_path / model / name, name, model, successes)
-    table = compare([tmp_path / "a", tmp_path / "b"])
-    assert [list(table.titles)[place] for place in (0, -1)] == ["aime24", "mmlu-pro"]
-    averages = table.averages("b")
-    values = {name: found["value"] for name, found in averages.items()}
-    assert values == {"in-distribution": 0.75, "out-of-distribution": 0.75}
-    # Six and three benchmarks with the same interval: narrower by sqrt(6) and sqrt(3).
-    score = table.models["b"]["aime24"]
-    assert averages["in-distribution"]["low"] == pytest.approx(0.75 - (0.75 - score["low"]) / 6**0.5)
-    assert averages["out-of-distribution"]["high"] == pytest.approx(0.75 + (score["high"] - 0.75) / 3**0.5)
-    heads = [cell.head for cell in table.rows()[0][1]]
-    assert heads.count("Avg.") == 2 and heads[6] == "Avg."
-
-
 def test_what_cannot_be_compared(tmp_path, capsys):
     base = two_benchmarks(tmp_path / "base", "base", 0)
     hot = two_benchmarks(tmp_path / "hot", "hot", 0, sampling__temperature=1.0, grader__name="exact")
