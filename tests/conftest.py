@@ -53,8 +53,7 @@ LONG_FILES = (
     "commands/test_doctor.py",
     "commands/test_train.py",
     "evaluation/test_session.py",
-    "grading/test_processes.py",
-    "questions/sources/test_hub.py",
+    "questions/test_hub.py",
 )
 
 

@@ -184,6 +184,7 @@ class Endpoint:
         url, said = self.base + path, ""
         failure: Exception | None = None
         for number in range(1, self.attempts + 1):
+            pause = self.backoff_seconds * 2 ** (number - 1)
             try:
                 reply = self._reply(url, body, self.timeout_seconds)
                 return read(reply)
@@ -191,6 +192,9 @@ class Endpoint:
                 said, failure = f"status {error.code} {error.read(300).decode('utf-8', 'replace').strip()}", error
                 if error.code not in _PASSING_CLIENT_ERRORS and error.code < 500:
                     raise RunError(f"{url} refused the request with {said}") from error
+                with suppress(TypeError, ValueError):
+                    # A date, the header's other form, is not waited for.
+                    pause = max(pause, float(error.headers.get("Retry-After")))
             except (OSError, HTTPException) as error:
                 reason = getattr(error, "reason", None) or error
                 said, failure = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__, error
@@ -199,7 +203,7 @@ class Endpoint:
             except (KeyError, IndexError, TypeError) as error:
                 said, failure = f"an unusable answer, {error!r} ({str(reply)[:200]})", error
             if number < self.attempts:
-                wait = min(self.backoff_seconds * 2 ** (number - 1), _LONGEST_PAUSE_SECONDS)
+                wait = min(pause, _LONGEST_PAUSE_SECONDS)
                 self.note(f"{self.base}: {said}; attempt {number + 1} of {self.attempts} in {wait:.0f} s")
                 time.sleep(wait)
         raise RunError(

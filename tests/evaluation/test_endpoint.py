@@ -129,6 +129,15 @@ def choice(**values: Any) -> dict[str, Any]:
     return {"choices": [whole], "usage": {"completion_tokens": 1}}
 
 
+def test_a_pause_that_the_server_asks_for_is_kept(serve):
+    slow_down = (429, b"slow down", {"Retry-After": "0.4"})
+    server = serve(lambda path, body, before: completion("4") if before else slow_down)
+    began = time.monotonic()
+    assert patient(server).respond("2+2=", 5, PARAMS).text == "4"
+    # Its own pause would have been 0.01 s.
+    assert time.monotonic() - began >= 0.4
+
+
 @pytest.mark.parametrize(
     ("reply", "message"),
     [
