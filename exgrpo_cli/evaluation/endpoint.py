@@ -192,9 +192,9 @@ class Endpoint:
                 said, failure = f"status {error.code} {error.read(300).decode('utf-8', 'replace').strip()}", error
                 if error.code not in _PASSING_CLIENT_ERRORS and error.code < 500:
                     raise RunError(f"{url} refused the request with {said}") from error
-                with suppress(TypeError, ValueError):
+                with suppress(ValueError):
                     # A date, the header's other form, is not waited for.
-                    pause = max(pause, float(error.headers.get("Retry-After")))
+                    pause = max(pause, float(error.headers.get("Retry-After") or 0))
             except (OSError, HTTPException) as error:
                 reason = getattr(error, "reason", None) or error
                 said, failure = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__, error
