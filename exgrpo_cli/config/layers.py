@@ -56,6 +56,9 @@ def build_config(
         # A configuration made of a method's file holds all of its settings.
         chosen = Method(name, {}, {})
     chosen = chosen or read_method(name)
+    if regime == "":
+        # In a file it says that a run has none.
+        load_preset("regimes", regime)
     regime = _agreed("--regime", regime, _text(file_layer, "run.regime"), config_file) or ""
     layers = [
         ("backbone", _backbone_layer(backbone, file_layer, config_file)),
