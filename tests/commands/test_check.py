@@ -14,7 +14,8 @@ from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.commands import run
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.ranks import Ranks
-from exgrpo_cli.training.check import CheckReport, Memory, Meter, Phase, noting
+from exgrpo_cli.training.check import Meter, noting
+from exgrpo_cli.training.check_report import CheckReport, Memory, Phase
 
 OUT = "out of memory in step 0, after loading: tried to allocate 2.00 GiB"
 SMALL = [
