@@ -161,9 +161,9 @@ def test_a_rank_killed_on_one_host_ends_the_other_host(small_config, tmp_path: P
     assert "go on with --resume" in left
 
 
+@pytest.mark.engines
 def test_the_names_inside_deepspeed_that_are_patched_are_there() -> None:
     """Each of the three optimizers has, and calls, the method whose place its bounded norm takes."""
-    pytest.importorskip("deepspeed")
     from deepspeed import ops
     from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
     from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
