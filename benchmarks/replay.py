@@ -122,7 +122,7 @@ def rss_anon_mib() -> float:
 
 
 class Stopwatch:
-    """Medians over repeated runs, in milliseconds: of the clock, and of the processor time of this process.
+    """Medians over repeated runs, in milliseconds: of wall time, and of the CPU time of this process.
 
     On a machine that others use the two differ; then the second says what an idle one would take.
     """
@@ -132,16 +132,16 @@ class Stopwatch:
 
     @contextmanager
     def time(self, name: str) -> Iterator[None]:
-        clock, processor = time.perf_counter(), time.process_time()
+        wall, cpu = time.perf_counter(), time.process_time()
         yield
-        elapsed = (1e3 * (time.perf_counter() - clock), 1e3 * (time.process_time() - processor))
+        elapsed = (1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - cpu))
         self._times.setdefault(name, []).append(elapsed)
 
     def medians(self) -> dict[str, float]:
         found = {}
         for name, times in self._times.items():
-            clock, processor = zip(*times, strict=True)
-            found[f"{name}_ms"], found[f"{name}_cpu_ms"] = statistics.median(clock), statistics.median(processor)
+            wall, cpu = zip(*times, strict=True)
+            found[f"{name}_ms"], found[f"{name}_cpu_ms"] = statistics.median(wall), statistics.median(cpu)
         return found
 
 
@@ -251,7 +251,7 @@ def units_table(results: list[dict[str, float | str]]) -> str:
     keys = [key for key in results[0] if key != "drawn by"]
     lines = [f"{'drawn by':30}" + "".join(f"{key:>18}" for key in keys)]
     for result in results:
-        lines.append(f"{result['drawn by']:30}" + "".join(f"{result[key]:>18,.1f}" for key in keys))
+        lines.append(f"{result['drawn by']:30}" + "".join(f"{result[key]:>18,.2f}" for key in keys))
     return "\n".join(lines)
 
 
@@ -262,15 +262,15 @@ ROWS = {
     "rss_anon_before_mib": "  of it before the buffer was opened",
     "index_bytes_per_trajectory": "index, bytes per trajectory",
     "open_ms": "open, ms",
-    "open_cpu_ms": "  of it processor",
+    "open_cpu_ms": "  of it CPU",
     "draw_ms": f"draw {DRAWN} questions, ms",
-    "draw_cpu_ms": "  of it processor",
+    "draw_cpu_ms": "  of it CPU",
     "fetched": "their candidates",
     "fetch_ms": "fetch these, warm page cache, ms",
-    "fetch_cpu_ms": "  of it processor",
+    "fetch_cpu_ms": "  of it CPU",
     "fetch_cold_ms": "fetch these, cold page cache, ms",
     "append_ms": f"append {PER_STEP} trajectories with fsync, ms",
-    "append_cpu_ms": "  of it processor",
+    "append_cpu_ms": "  of it CPU",
     "flush_ms": "  of it writing and fsync",
 }
 
@@ -278,7 +278,7 @@ ROWS = {
 def table(results: list[dict[str, float]]) -> str:
     lines = [f"{'trajectories':44}" + "".join(f"{result['trajectories']:>14,.0f}" for result in results)]
     for key, label in ROWS.items():
-        lines.append(f"{label:44}" + "".join(f"{result[key]:>14,.1f}" for result in results))
+        lines.append(f"{label:44}" + "".join(f"{result[key]:>14,.2f}" for result in results))
     return "\n".join(lines)
 
 

@@ -3,7 +3,7 @@
     python benchmarks/replay_methods.py --steps 30
 
 One run a method, in which every other step is on-policy: both kinds meet the same policy, buffer and machine. On-policy
-steps tell the processor time of a scored token (phase `logprobs`), of a trained one (`update`) and of storing the
+steps tell the CPU time of a scored token (phase `logprobs`), of a trained one (`update`) and of storing the
 step's rows (`replay`); a mixed step is said to take its own tokens times these. Medians over steps.
 
 Tokens are those of responses, or all inputs of the model: the rows of a group share one prompt, a row that is drawn
@@ -91,7 +91,7 @@ def lines_of(method: str, steps: int, settings: list[str]) -> list[dict[str, Any
 
 
 def cost_of(lines: list[dict[str, Any]]) -> dict[str, float]:
-    """Medians of a run: tokens, processor time of mixed steps, and that time over what the tokens say."""
+    """Medians of a run: tokens, CPU time of mixed steps, and that time over what the tokens say."""
     kept = [line for line in lines if line["step"] > SKIPPED]
     fresh = [line for line in kept if line["phase"] != "mixed"]
     mixed = [line for line in kept if line["phase"] == "mixed" and line["replay/used"]]

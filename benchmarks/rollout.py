@@ -7,7 +7,7 @@ Sampling: `skewed`, lengths spread geometrically from 1 to 4 times their mean, r
 uninterrupted batch, all rows running to twice that mean, so that a token has as many before it on average. Scoring and
 training: response tokens of rows of 20 to 72 tokens with prompts of 12 to 17, which are computed but not counted; every
 row has an advantage, so none is left out of an update. Figures are the best of several repeats,
-per second of processor time and thread, which other work on the machine disturbs least; `gemm_gflops` is what a large
+per second of CPU time and thread, which other work on the machine disturbs least; `gemm_gflops` is what a large
 float32 matrix product reaches at that moment.
 """
 
@@ -75,7 +75,7 @@ def training_rows(num_questions: int, rng: np.random.Generator) -> list[Training
 
 
 def rate(work: Callable[[], int], repeats: int) -> float:
-    """Tokens per second of processor time and thread, best of `repeats`."""
+    """Tokens per second of CPU time and thread, best of `repeats`."""
     best = 0.0
     for _ in range(repeats):
         start = time.process_time()

@@ -11,7 +11,7 @@ Each trains in a process of its own, and they take steps in turn: what else the 
 B questions x K rollouts, their grading, log-probs under the policy that sampled them and M updates; ours also keeps the
 ledger and the journal. At a learning rate of 1e-9 nothing is learned, so both go on sampling rollouts of the same
 lengths. TRL runs without gradient checkpointing, in float32, with micro-batches of a whole update and a grader that
-compares the end of a text. Processor time is that of a process and of all that it has started.
+compares the end of a text. CPU time is that of a process and of all that it has started.
 """
 
 import argparse
@@ -173,11 +173,11 @@ def make_load(shape: str, threads: int, settings: list[str]) -> dict[str, Any]:
     }
 
 
-def processor_seconds(process: int) -> float:
+def cpu_seconds(process: int) -> float:
     """Of a process and of those it has started that still run."""
     user, system = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]
     children = [int(c) for file in Path(f"/proc/{process}/task").glob("*/children") for c in file.read_text().split()]
-    return (int(user) + int(system)) / TICKS + sum(map(processor_seconds, children))
+    return (int(user) + int(system)) / TICKS + sum(map(cpu_seconds, children))
 
 
 def start(name: str, python: str, folder: Path, threads: int) -> tuple[subprocess.Popen[bytes], Connection]:
@@ -192,7 +192,7 @@ def start(name: str, python: str, folder: Path, threads: int) -> tuple[subproces
 
 
 def measure(python: str, shape: str, threads: int, steps: int, warmup: int, settings: list[str]) -> dict[str, Any]:
-    """Wall and processor seconds and tokens of `steps` steps of both, taken in turn after `warmup` steps each."""
+    """Wall and CPU seconds and tokens of `steps` steps of both, taken in turn after `warmup` steps each."""
     load = make_load(shape, threads, settings)
     taken: dict[str, list[dict[str, float]]] = {name: [] for name in NAMES}
     with tempfile.TemporaryDirectory() as folder:
@@ -206,10 +206,10 @@ def measure(python: str, shape: str, threads: int, steps: int, warmup: int, sett
         for step in range(warmup - 1 + steps):
             for name in NAMES if step % 2 else reversed(NAMES):
                 process, channel = trainers[name]
-                before, started = processor_seconds(process.pid), time.perf_counter()
+                before, started = cpu_seconds(process.pid), time.perf_counter()
                 channel.send(True)
                 tokens = channel.recv()
-                seconds = {"wall": time.perf_counter() - started, "processor": processor_seconds(process.pid) - before}
+                seconds = {"wall": time.perf_counter() - started, "cpu": cpu_seconds(process.pid) - before}
                 taken[name].append(seconds | tokens)
         for process, channel in trainers.values():
             channel.send(False)
@@ -231,7 +231,7 @@ def show(taken: Mapping[str, list[dict[str, float]]]) -> None:
     print(f"{'a step':22}{'exgrpo':>10}{'TRL':>10}{'TRL / exgrpo':>15}{'by quarter':>16}")
     for key, label, form in (
         ("wall", "seconds", ".2f"),
-        ("processor", "processor seconds", ".2f"),
+        ("cpu", "CPU seconds", ".2f"),
         ("generated", "tokens generated", ",.0f"),
         ("trained", "tokens trained", ",.0f"),
     ):

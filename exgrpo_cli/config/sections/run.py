@@ -203,7 +203,7 @@ class GradingSettings:
     workers: int = setting(1, role="machine")
     """Worker processes."""
     deadline_seconds: float = setting(5.0, role="machine")
-    """Processor time one answer may take before its worker is killed and the verdict is timeout; four times that on the
+    """CPU time one answer may take before its worker is killed and the verdict is timeout; four times that on the
     clock."""
     memory_mb: int = setting(1024, role="machine")
     """Resident memory that a worker may hold, its imports included, in MiB."""
