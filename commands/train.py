@@ -159,9 +159,9 @@ def train(
             sys.exit(core.train_in_ranks(start, config, [*speech.flags(), *others]))
         with closing(make_reporter(quiet=speech.quiet or not speaks)) as reporter:
             if check:
-                from exgrpo_cli.training.check import check_run
+                from exgrpo_cli.training.check import check_run, report_lines
 
-                report = check_run(config, reporter=reporter, ranks=ranks, plan=plan)
+                report = check_run(plan, reporter=reporter, ranks=ranks)
             else:
                 from exgrpo_cli.training.run import train as train_run
 
@@ -171,8 +171,8 @@ def train(
                 )  # fmt: skip
         if check:
             if speaks:
-                print_json(report.to_json()) if speech.json else write_data("\n".join(report.lines()))
-            if report.problems:
+                print_json(report) if speech.json else write_data("\n".join(report_lines(report)))
+            if not report["well"]:
                 raise typer.Exit(1)
         elif speaks:
             if config.run.plots:

@@ -5,41 +5,37 @@ What takes hours at full size is fewer rows: as many are sampled as decode side 
 two micro-batches per mini-batch and rank are trained. No question, no hub and no run folder is needed.
 """
 
-import ctypes
 import math
 import time
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int32
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from exgrpo_cli import __version__
 from exgrpo_cli.algo.batching import TrainingRow, split_minibatches
 from exgrpo_cli.base.console.reporter import Reporter
 from exgrpo_cli.base.errors import InputError, RunError, first_line
-from exgrpo_cli.base.types import RolloutRequest, TokenSequence, rollout_seed
+from exgrpo_cli.base.types import RolloutRequest, TokenSequence
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.engines.protocols import Generator, Policy
-from exgrpo_cli.engines.ranked_generator import local_generator
-from exgrpo_cli.engines.vllm.generator import VLLMGenerator
-from exgrpo_cli.machine.memory import MemoryPlan, architecture
+from exgrpo_cli.machine.memory import MemoryPlan, architecture, size
 from exgrpo_cli.machine.settle import Plan, require_runnable, settle
-from exgrpo_cli.machine.survey import package_versions, survey_machine
+from exgrpo_cli.machine.survey import survey_machine
 from exgrpo_cli.models.export import export_model
 from exgrpo_cli.models.load import load_folder, locate
 from exgrpo_cli.models.tiny import make_tokenizer
 from exgrpo_cli.ranks import ALONE, Ranks
-from exgrpo_cli.training.check_report import CheckReport, Memory, Phase
 from exgrpo_cli.training.metrics import score_gaps
-from exgrpo_cli.training.setup import make_generator, make_policy, sampling_backbone, take_device
+from exgrpo_cli.training.parts import Prompts
+from exgrpo_cli.training.setup import check_window, make_engines, take_device
 from exgrpo_cli.training.step.guards import MAX_MEAN_GAPS
 from exgrpo_cli.training.step.rollouts import sampling_params
 
@@ -47,48 +43,42 @@ STEPS = 2
 MOST_ROWS = 256
 """Rows sampled on a rank."""
 NO_TOKEN = -1
-LOST, NUDGED = "a weight that is not sent", "a norm by the next number"
-_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+FAULT = "a weight that is not sent"
+ROOM, SLACK_BYTES = 0.1, 2**29
+"""Bounds above the plan: a tenth, and half a gibibyte for what is too small to be planned."""
 
 
 class Meter:
-    """Times phases and reads their memory."""
+    """Times phases and reads their memory, on a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         """Begin to count memory here: what is taken so far is not the run's, on a GPU that others use too."""
-        self.phases: list[Phase] = []
-        self.step = 0
+        self.seconds: dict[str, list[float]] = defaultdict(list)
+        """By phase, step after step."""
+        self.peaks: Counter[str] = Counter()
+        """Most bytes of a phase, beyond what there was before the model was loaded; 0 on a CPU."""
+        self.doing = "loading"
         self._device = device
         self._before = self._taken()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Work to be measured."""
+        self.doing = f"{name} of step {len(self.seconds[name]) + 1}"
         if self._device.type == "cuda":
             # What torch keeps afterwards is then the most that this phase has taken.
             torch.cuda.empty_cache()
-        elif _CLEAR.exists():
-            # What is free goes back to the system, and the mark down to what is left.
-            ctypes.CDLL(None).malloc_trim(0)
-            _CLEAR.write_text("5")
         started = time.perf_counter()
         yield
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        seconds, taken = time.perf_counter() - started, max(0, self._taken() - self._before)
-        self.phases.append(Phase(name=name, step=self.step, seconds=seconds, peak_bytes=taken))
-
-    def peak(self, name: str) -> int:
-        """Most memory over all phases of that name, in bytes."""
-        return max((phase.peak_bytes for phase in self.phases if phase.name == name), default=0)
+        self.seconds[name].append(time.perf_counter() - started)
+        self.peaks[name] = max(self.peaks[name], self._taken() - self._before)
 
     def _taken(self) -> int:
-        """Bytes taken on the GPU; of main memory the most that this process had since the mark was last cleared."""
-        if self._device.type == "cuda":
-            free, total = torch.cuda.mem_get_info(self._device)
-            return total - free
-        lines = _STATUS.read_text().splitlines() if _STATUS.exists() else []
-        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
+        """Bytes taken on the GPU, by whomever."""
+        free, total = torch.cuda.mem_get_info(self._device) if self._device.type == "cuda" else (0, 0)
+        return total - free
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,26 +89,13 @@ class Check:
     """With as many questions a step as are sampled."""
     policy: Policy
     generator: Generator
-    ranks: Ranks
     meter: Meter
-    prompts: dict[str, Int32[np.ndarray, " prompt_tokens"]]
+    prompts: Prompts
     trained: int
     """Groups of a step that are trained."""
-    caught: list[str] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
     """Mean log-prob gap of each step's rollouts."""
     problems: list[str] = field(default_factory=list)
-
-    def run(self, reporter: Reporter) -> None:
-        """Inject the faults, then train two steps."""
-        with noting(self.problems, self.meter, self.ranks):
-            self.policy.rest()
-            self.sync()
-            self.inject_faults()
-            for step in range(1, STEPS + 1):
-                self.meter.step = step
-                reporter.note(f"step {step} of {STEPS}")
-                self.train(step)
 
     def sync(self, *, losing: bool = False) -> None:
         """Hand the weights over, as the loop does; one is lost on the way where so asked, read as the ranks must."""
@@ -126,33 +103,21 @@ class Check:
         sent = (each for index, each in enumerate(weights) if index or not losing)
         self.generator.sync(sent, self.policy.weight_version, self.policy.score)
 
-    def inject_faults(self) -> None:
-        """Inject the faults one by one; the sync is whole again afterwards."""
-        local = local_generator(self.generator)
-        vllm = local if isinstance(local, VLLMGenerator) else None
-        for fault in (LOST, NUDGED) if vllm else (LOST,):
-            if vllm and fault == NUDGED:
-                vllm.transit = nudge_norms
-            try:
-                self.sync(losing=fault == LOST)
-                self.problems.append(f"the canary let a fault pass: {fault}")
-            except RunError:
-                self.caught.append(fault)
-            if vllm:
-                vllm.transit = iter
+    def inject_fault(self) -> None:
+        """Lose a weight, which the canary has to find; the sync is whole again afterwards."""
+        try:
+            self.sync(losing=True)
+            self.problems.append(f"the canary let a fault pass: {FAULT}")
+        except RunError:
+            pass
         self.sync()
 
     def train(self, step: int) -> None:
         """One step: rollouts, scores, updates and a sync; every second rollout is praised."""
         config, meter = self.config, self.meter
-        members = range(config.rollout.group_size)
+        seeds = tuple(range(config.rollout.group_size))
         requests = [
-            RolloutRequest(
-                question_id=name,
-                prompt_ids=prompt,
-                seeds=tuple(rollout_seed(config.run.seed, name, step, member) for member in members),
-            )
-            for name, prompt in self.prompts.items()
+            RolloutRequest(question_id=name, prompt_ids=prompt, seeds=seeds) for name, prompt in self.prompts.items()
         ]
         with meter.phase("rollouts"):
             groups = self.generator.generate(requests, sampling_params(config))
@@ -175,7 +140,7 @@ class Check:
             for index, (sequence, scored) in enumerate(zip(sequences, scores, strict=True))
         ]
         batches = split_minibatches(
-            [rows[start : start + len(members)] for start in range(0, len(rows), len(members))],
+            [rows[start : start + len(seeds)] for start in range(0, len(rows), len(seeds))],
             num_minibatches=config.optim.minibatches,
             max_response_tokens=config.rollout.max_response_tokens,
             clip=True,
@@ -192,30 +157,21 @@ class Check:
         with meter.phase("sync"):
             self.sync()
 
-    def memory(self, plan: MemoryPlan, *, on_gpu: bool) -> tuple[Memory, ...]:
-        """Memory planned and measured, the most of any rank."""
-        planned = {"rollouts": plan.rollout_peak, "asleep": plan.asleep_peak, "scoring": plan.scoring_peak}
-        planned |= {"update": plan.update_peak, "sync": plan.sync_peak}
-        return tuple(
-            Memory(part=part, planned=bound, measured=max(self.ranks.gather(self.meter.peak(part))), judged=on_gpu)
-            for part, bound in planned.items()
-        )
-
     def tokens_per_second(self) -> dict[str, float]:
         """Speed by part of the second step; one that did not come to its end has none."""
-        seconds = {phase.name: phase.seconds for phase in self.meter.phases}
         groups = {"rollouts": len(self.prompts), "scoring": self.trained, "update": self.trained}
         tokens = self.config.rollout.group_size * self.config.rollout.max_response_tokens
-        return {part: number * tokens / seconds[part] for part, number in groups.items() if part in seconds}
+        seconds = {part: self.meter.seconds[part] for part in groups}
+        return {part: groups[part] * tokens / taken[-1] for part, taken in seconds.items() if len(taken) == STEPS}
 
 
-def check_run(config: Config, *, reporter: Reporter, ranks: Ranks = ALONE, plan: Plan) -> CheckReport:
-    """Check a settled `config` by its `plan` on this machine; every rank calls this and gets the same report.
+def check_run(plan: Plan, *, reporter: Reporter, ranks: Ranks = ALONE) -> dict[str, Any]:
+    """Check the configuration of `plan` on this machine; every rank calls this and gets the same report.
 
-    Raises InputError where the configuration cannot run here, or the shape of its backbone is not known here. What goes
-    wrong later is a problem of the report.
+    The report is the object that `--json` prints. Raises InputError where the configuration cannot run here, or the
+    shape of its backbone is not known here. What goes wrong later is a problem of the report.
     """
-    started, run = time.perf_counter(), plan.memory
+    started, config = time.perf_counter(), plan.config
     torch.set_num_threads(config.run.threads)
     device = take_device(config.run.device, ranks.local_rank)
     ranks.connect(device, timedelta(minutes=config.run.rank_timeout))
@@ -225,46 +181,45 @@ def check_run(config: Config, *, reporter: Reporter, ranks: Ranks = ALONE, plan:
         folder = ranks.gather(Path(name) / "model")[ranks.rank - ranks.local_rank]
         with ranks.first_on_host():
             local, prompts, trained = smaller(config, folder, ranks)
-        local, local_plan = settle(local, survey_machine(), ranks)
-        longest, on_gpu = max(map(len, prompts.values())), device.type == "cuda"
-        require_runnable(local_plan, longest)
-        assert run is not None and plan.shape is not None, "what has random weights has a shape"
+        local, plan = settle(local, survey_machine(), ranks)
+        longest, rollout = max(map(len, prompts.values())), local.rollout
+        require_runnable(plan, longest)
+        assert plan.shape is not None, "what has random weights has a shape"
         meter = Meter(device)
         # No token ends a response; vllm knows its own vocabulary and takes none for that.
-        endless = () if local.rollout.engine == "vllm" else (NO_TOKEN,)
+        endless = () if rollout.engine == "vllm" else (NO_TOKEN,)
         backbone = replace(load_folder(locate(local.backbone, local.tiny), device, local.backbone), eos_ids=endless)
-        sampled = sampling_backbone(local, backbone)
-        policy = make_policy(local, backbone, ranks)
-        generator = make_generator(local_plan, sampled, prompts, device, ranks)
+        policy, generator = make_engines(plan, backbone, prompts, device, ranks)
         stack.callback(generator.close)
-        check = Check(
-            config=local, policy=policy, generator=generator, ranks=ranks, meter=meter, prompts=prompts, trained=trained
-        )
-        check.run(reporter)
-        memory = check.memory(local_plan.memory_of(longest), on_gpu=on_gpu)
-        group_size = local.rollout.group_size
-        return CheckReport(
-            backbone=f"{config.backbone.name}, {plan.shape.num_parameters:,} parameters in {local.backbone.dtype}",
-            engines=f"{local.rollout.engine} and {local.optim.engine}",
-            device=f"{ranks.world_size} x {torch.cuda.get_device_name(device) if on_gpu else 'CPU'}",
-            versions={"exgrpo": __version__, **package_versions()},
-            lengths=f"prompts of {longest} tokens, responses of {local.rollout.max_response_tokens}; {STEPS} steps of "
-            f"{len(prompts) * group_size} rollouts, {trained * group_size} of them trained in "
+        check = Check(config=local, policy=policy, generator=generator, meter=meter, prompts=prompts, trained=trained)
+        with noting(check.problems, meter, ranks):
+            policy.rest()
+            check.sync()
+            check.inject_fault()
+            for step in range(1, STEPS + 1):
+                reporter.note(f"step {step} of {STEPS}")
+                check.train(step)
+        on_gpu = device.type == "cuda"
+        memory = compared(plan.memory_of(longest), ranks.gather(meter.peaks)) if on_gpu else {}
+        problems = [*check.problems, *above_plan(memory)]
+        return {
+            "about": f"{config.backbone.name}, {plan.shape.num_parameters:,} parameters in {local.backbone.dtype}, "
+            f"{rollout.engine} and {local.optim.engine}, on {ranks.world_size} x "
+            f"{torch.cuda.get_device_name(device) if on_gpu else 'CPU'}",
+            "lengths": f"prompts of {longest} tokens, responses of {rollout.max_response_tokens}; {STEPS} steps of "
+            f"{len(prompts) * rollout.group_size} rollouts, {trained * rollout.group_size} of them trained in "
             f"{local.optim.minibatches} updates",
-            memory=memory,
-            planned_for_run={"rollouts": run.rollout_peak, "update": run.update_peak},
-            tokens_per_second=check.tokens_per_second(),
-            phases=tuple(meter.phases),
-            seconds=time.perf_counter() - started,
-            faults_caught=tuple(check.caught),
-            logprob_gap=float(np.mean(check.gaps)) if check.gaps else None,
-            problems=(*check.problems, *(each.problem for each in memory if each.problem)),
-        )
+            "memory": memory,
+            "tokens_per_second": check.tokens_per_second(),
+            "phases": {name: sum(seconds) for name, seconds in meter.seconds.items()},
+            "seconds": time.perf_counter() - started,
+            "logprob_gap": float(np.mean(check.gaps)) if check.gaps else None,
+            "problems": problems,
+            "well": not problems,
+        }
 
 
-def smaller(
-    config: Config, folder: Path, ranks: Ranks
-) -> tuple[Config, dict[str, Int32[np.ndarray, " prompt_tokens"]], int]:
+def smaller(config: Config, folder: Path, ranks: Ranks) -> tuple[Config, Prompts, int]:
     """`config` with a backbone of its shape and random weights in `folder`, and with fewer questions a step; random
     prompts of full length for them, and how many groups are trained.
 
@@ -286,11 +241,7 @@ def smaller(
         export_model(model, tokenizer, folder, eos_ids=(0,), weights=iter(model.state_dict().items()))
     window = backbone.max_position_embeddings or made.max_position_embeddings
     prompt = min(config.data.max_prompt_tokens, window - rollout.max_response_tokens)
-    if prompt < 1:
-        raise InputError(
-            f"rollout.max_response_tokens = {rollout.max_response_tokens} leaves no room for a prompt in the window of "
-            f"{window} tokens: lower it."
-        )
+    check_window(config, made, max(1, prompt))
     rows = min(rollout.max_rows, MOST_ROWS) * number
     questions = max(number, min(rollout.questions_per_step, rows // rollout.group_size))
     length = rollout.group_size * rollout.max_response_tokens + prompt
@@ -312,18 +263,51 @@ def noting(problems: list[str], meter: Meter, ranks: Ranks) -> Iterator[None]:
     try:
         yield
     except (RunError, torch.OutOfMemoryError) as error:
-        text = str(error)
-        if not isinstance(error, RunError):
-            after = meter.phases[-1].name if meter.phases else "loading"
-            text = f"out of memory in step {meter.step}, after {after}: {first_line(error)}"
+        text = str(error) if isinstance(error, RunError) else f"out of memory in {meter.doing}: {first_line(error)}"
         if ranks.world_size > 1:
             raise RunError(text) from error
         problems.append(text)
 
 
-def nudge_norms(weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """The first entry of every vector a unit in the last place larger: what no log-prob shows."""
-    for name, weight in weights:
-        if weight.ndim == 1:
-            weight[0] = torch.nextafter(weight[0], torch.full_like(weight[0], torch.inf))
-        yield name, weight
+def compared(plan: MemoryPlan, peaks: Sequence[Counter[str]]) -> dict[str, dict[str, int]]:
+    """Bytes of each part on the rank that had most: planned, still as planned, and measured."""
+    planned = {"rollouts": plan.rollout_peak, "asleep": plan.asleep_peak, "scoring": plan.scoring_peak}
+    return {
+        part: {
+            "planned": bound,
+            "allowed": int((1 + ROOM) * bound) + SLACK_BYTES,
+            "measured": max(of_rank[part] for of_rank in peaks),
+        }
+        for part, bound in (planned | {"update": plan.update_peak, "sync": plan.sync_peak}).items()
+    }
+
+
+def above_plan(memory: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """The problems of parts of which clearly more was measured than planned."""
+    return [
+        f"{part} took {size(each['measured'])}, {size(each['planned'])} were planned"
+        for part, each in memory.items()
+        if each["measured"] > each["allowed"]
+    ]
+
+
+def report_lines(report: Mapping[str, Any]) -> list[str]:
+    """A check's report for people, one fact a line, the verdict last."""
+    gap, problems = report["logprob_gap"], report["problems"]
+    phases = report["phases"] | {"loading and all else": report["seconds"] - sum(report["phases"].values())}
+    speeds = ", ".join(f"{part} {speed:,.0f}" for part, speed in report["tokens_per_second"].items())
+    return [
+        f"exgrpo check of {report['about']}",
+        f"lengths    {report['lengths']}",
+        *(
+            f"memory     {part}: {size(each['measured'])}; planned {size(each['planned'])}, up to "
+            f"{size(each['allowed'])} is as planned"
+            for part, each in report["memory"].items()
+        ),
+        "note       rows are this check's, without validation; --dry-run plans the whole run",
+        f"speed      tokens a second: {speeds or 'not measured'}",
+        f"time       {report['seconds']:.1f} s: {', '.join(f'{name} {taken:.1f} s' for name, taken in phases.items())}",
+        f"log-probs  of rollout engine and trainer differ by {'nan' if gap is None else f'{gap:.2g}'} a token",
+        *(f"problem    {problem}" for problem in problems),
+        f"verdict    {f'{len(problems)} problems, see above' if problems else 'all is well'}",
+    ]

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from exgrpo_cli.base.console.reporter import Reporter
 from exgrpo_cli.base.errors import DamageWarning, InputError
@@ -202,12 +202,10 @@ def assemble(
         require_model(folder)
     backbone = load_folder(folder, device, config.backbone)
     everything = [*questions.train, *questions.heldout]
-    check_window(config, backbone)
+    check_window(config, backbone.model.config)
     prompts = {question.id: encode(template, question, backbone.tokenizer) for question in everything}
     require_runnable(plan, max(map(len, prompts.values())))
-    sampled = sampling_backbone(config, backbone)
-    policy = make_policy(config, backbone, ranks)
-    generator = make_generator(plan, sampled, prompts, device, ranks)
+    policy, generator = make_engines(plan, backbone, prompts, device, ranks)
     stack.callback(generator.close)
     rngs = make_generators(config.run.seed)
     return Parts(
@@ -225,10 +223,10 @@ def assemble(
     )
 
 
-def check_window(config: Config, backbone: Backbone, longest_prompt: int = 1) -> int:
+def check_window(config: Config, model: PreTrainedConfig, longest_prompt: int = 1) -> int:
     """Tokens of the longest row: such a prompt and the longest response. Raises InputError over the model's window."""
     limit = config.rollout.max_response_tokens
-    window = getattr(backbone.model.config, "max_position_embeddings", None)
+    window = config.backbone.max_position_embeddings or getattr(model, "max_position_embeddings", None)
     if window is not None and longest_prompt + limit > window:
         raise InputError(
             f"a prompt of {longest_prompt} tokens and rollout.max_response_tokens = {limit} exceed the backbone's "
@@ -238,20 +236,23 @@ def check_window(config: Config, backbone: Backbone, longest_prompt: int = 1) ->
     return longest_prompt + limit
 
 
-def sampling_backbone(config: Config, backbone: Backbone) -> Backbone:
-    """Backbone of the `hf` generator: the policy's own module, or a copy where ZeRO stage 3 will empty that."""
-    emptied = config.optim.engine == "deepspeed" and config.optim.zero_stage == 3 and config.rollout.engine == "hf"
-    return replace(backbone, model=copy.deepcopy(backbone.model)) if emptied else backbone
+def make_engines(
+    plan: Plan, backbone: Backbone, prompts: Prompts, device: torch.device, ranks: Ranks
+) -> tuple[Policy, Generator]:
+    """The training engine with the run's objective and optimizer, and a Generator for `prompts`.
 
-
-def make_policy(config: Config, backbone: Backbone, ranks: Ranks) -> Policy:
-    """The training engine with this run's objective and optimizer. Raises InputError where it is not installed."""
+    `hf` shares the policy's module, but for a copy where ZeRO stage 3 will empty that; `vllm` holds weights of its own.
+    Raises InputError when an engine is not installed, or a prompt and its response exceed the backbone's window.
+    """
+    config, sampled = plan.config, backbone
     make: Callable[..., Policy] = torch_policy
     if config.optim.engine == "deepspeed":
         from exgrpo_cli.engines.policy.deepspeed import deepspeed_policy
 
         make = deepspeed_policy
-    return make(
+        if config.optim.zero_stage == 3 and config.rollout.engine == "hf":
+            sampled = replace(backbone, model=copy.deepcopy(backbone.model))
+    policy = make(
         backbone.model,
         temperature=config.rollout.temperature,
         objective=config.objective,
@@ -259,17 +260,10 @@ def make_policy(config: Config, backbone: Backbone, ranks: Ranks) -> Policy:
         gradient_checkpointing=config.backbone.gradient_checkpointing,
         ranks=ranks,
     )
-
-
-def make_generator(plan: Plan, backbone: Backbone, prompts: Prompts, device: torch.device, ranks: Ranks) -> Generator:
-    """A Generator for `prompts`; `hf` shares the policy's module, `vllm` holds weights of its own.
-
-    Raises InputError when the engine is not installed, or a prompt and its response exceed the backbone's window.
-    """
-    local = _local_generator(plan, backbone, prompts, device)
-    if ranks.world_size == 1:
-        return local
-    return RankedGenerator(local, ranks, tensor_parallel=plan.config.rollout.tensor_parallel)
+    generator = _local_generator(plan, sampled, prompts, device)
+    if ranks.world_size > 1:
+        generator = RankedGenerator(generator, ranks, tensor_parallel=config.rollout.tensor_parallel)
+    return policy, generator
 
 
 def _local_generator(plan: Plan, backbone: Backbone, prompts: Prompts, device: torch.device) -> Generator:
@@ -287,7 +281,7 @@ def _local_generator(plan: Plan, backbone: Backbone, prompts: Prompts, device: t
         folder=folder,
         dtype=config.backbone.dtype,
         device=device.type,
-        max_tokens=check_window(config, backbone, max(map(len, prompts.values()))),
+        max_tokens=check_window(config, backbone.model.config, max(map(len, prompts.values()))),
         max_rows=config.rollout.max_rows,
         gpu_memory_fraction=plan.gpu_share,
         tensor_parallel=config.rollout.tensor_parallel,

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -13,11 +14,11 @@ import torch
 from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.commands import run
 from exgrpo_cli.engines.hf.generator import HFGenerator
+from exgrpo_cli.machine.memory import MemoryPlan
 from exgrpo_cli.ranks import Ranks
-from exgrpo_cli.training.check import Meter, noting
-from exgrpo_cli.training.check_report import CheckReport, Memory, Phase
+from exgrpo_cli.training.check import Meter, above_plan, compared, noting, report_lines
 
-OUT = "out of memory in step 0, after loading: tried to allocate 2.00 GiB"
+OUT = "out of memory in loading: tried to allocate 2.00 GiB"
 SMALL = [
     part
     for setting in (
@@ -38,28 +39,14 @@ def test_a_check_measures_two_steps_and_writes_nothing(tmp_path: Path, capsys: p
     assert run(["train", "--check", "--json", "--quiet", *SMALL]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["well"] and report["problems"] == []
-    phases = [(phase["step"], phase["name"]) for phase in report["phases"]]
-    assert phases == [(step, name) for step in (1, 2) for name in ("rollouts", "asleep", "scoring", "update", "sync")]
-    memory = {each["part"]: each for each in report["memory"]}
-    assert list(memory) == ["rollouts", "asleep", "scoring", "update", "sync"]
-    # Growth of this process: none where an earlier test has left as much memory behind.
-    assert memory["update"]["measured"] >= 0
-    planned = {name: each["planned"] for name, each in memory.items()}
-    assert planned["update"] > planned["scoring"] > planned["asleep"] == planned["sync"] > 0
-    assert planned["rollouts"] > planned["sync"]
-    # The run validates with 2,400 rows, 512 at a time, where the check has 8; updates are those of the check.
-    assert report["planned_for_run"]["rollouts"] > 5 * planned["rollouts"]
-    assert report["planned_for_run"]["update"] == planned["update"]
-    assert report["seconds"] > sum(phase["seconds"] for phase in report["phases"]) > 0
+    assert list(report["phases"]) == ["rollouts", "asleep", "scoring", "update", "sync"]
+    assert report["memory"] == {}, "it is measured on a GPU alone"
+    assert report["seconds"] > sum(report["phases"].values()) > 0
     assert list(report["tokens_per_second"]) == ["rollouts", "scoring", "update"]
     assert min(report["tokens_per_second"].values()) > 0
-    assert report["faults_caught"] == ["a weight that is not sent"]
     assert report["logprob_gap"] < 1e-3
     assert "prompts of 10 tokens, responses of 12; 2 steps of 8 rollouts, 8 of them trained" in report["lengths"]
     assert list(tmp_path.iterdir()) == []
-    assert run(["train", "--dry-run", "--json", "--quiet", *SMALL]) == 0
-    dry = json.loads(capsys.readouterr().out)["plan"]["memory"]
-    assert report["planned_for_run"] == {"rollouts": dry["rollout_peak"], "update": dry["update_peak"]}
 
 
 def test_what_is_wrong_is_in_the_verdict(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,36 +54,27 @@ def test_what_is_wrong_is_in_the_verdict(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setattr(HFGenerator, "sync", lambda self, weights, version, score=None: list(weights))
     assert run(["train", "--check", "--quiet", *SMALL, "--set", "optim.skip_norm=1e-9"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert "canary     stopped the run for: nothing" in lines
     assert "problem    the canary let a fault pass: a weight that is not sent" in lines
     assert sum("was skipped: gradient norm above 1e-09" in line for line in lines) == 4
     assert lines[-1] == "verdict    5 problems, see above"
-    # Memory of a CPU is shown, not judged.
-    assert not [line for line in lines if "is as planned" in line]
-    assert len([line for line in lines if line.startswith("time ")]) == 1
 
 
-def phase(name: str, step: int, seconds: float) -> Phase:
-    return Phase(name=name, step=step, seconds=seconds, peak_bytes=0)
-
-
-REPORT = CheckReport(
-    backbone="tiny", engines="hf and torch", device="1 x H200", versions={}, lengths="",
-    memory=(Memory(part="update", planned=10 * 2**30, measured=9 * 2**30, judged=True),),
-    planned_for_run={"rollouts": 2**34, "update": 2**35}, tokens_per_second={"update": 1234.5},
-    phases=(phase("rollouts", 1, 300), phase("update", 1, 50), phase("rollouts", 2, 200), phase("update", 2, 50)),
-    seconds=601, faults_caught=(), logprob_gap=None, problems=(),
-)  # fmt: skip
-
-
-def test_the_report_says_what_it_planned_and_how_long_it_took() -> None:
-    """A tenth and half a gibibyte above 10 GiB are 11.5."""
-    lines = REPORT.lines()
-    assert "memory     update: 9.0 GiB; planned 10.0 GiB, up to 11.5 GiB is as planned" in lines
-    assert (
-        "note       planned are this check's rows and no validation; the run is planned at 16.0 GiB during rollouts "
-        "and 32.0 GiB during the update (--dry-run)"
-    ) in lines
+@pytest.mark.parametrize(("more", "problems"), [(0, []), (1, ["rollouts took 11.5 GiB, 10.0 GiB were planned"])])
+def test_the_report_says_what_it_planned_and_how_long_it_took(more: int, problems: list[str]) -> None:
+    """A tenth and half a gibibyte above 10 GiB are 11.5: beyond that a part took more than planned."""
+    plan = MemoryPlan(
+        gpus=1, weights=10 * 2**30, gradients=0, optimizer=0, optimizer_on_host=0, activations=0, logits=0,
+        rollout_engine=0, gpu_memory_fraction=0.0, engine_asleep=0, context=0,
+    )  # fmt: skip
+    memory = compared(plan, [Counter(rollouts=9 * 2**30), Counter(rollouts=23 * 2**29 + more)])
+    assert above_plan(memory) == problems
+    lines = report_lines(
+        {
+            "about": "tiny", "lengths": "", "memory": memory, "tokens_per_second": {"update": 1234.5},
+            "phases": {"rollouts": 500, "update": 100}, "seconds": 601, "logprob_gap": None, "problems": problems,
+        }
+    )  # fmt: skip
+    assert "memory     rollouts: 11.5 GiB; planned 10.0 GiB, up to 11.5 GiB is as planned" in lines
     assert "speed      tokens a second: update 1,234" in lines
     assert "time       601.0 s: rollouts 500.0 s, update 100.0 s, loading and all else 1.0 s" in lines
 
@@ -137,14 +115,7 @@ def test_memory_of_a_gpu_that_others_had_before_is_not_the_runs(monkeypatch: pyt
     for name in ("rollouts", "update"):
         with meter.phase(name):
             pass
-    assert [meter.peak(name) for name in ("rollouts", "update")] == [6 * 2**30, 3 * 2**30]
-
-
-def test_memory_clearly_above_the_plan_is_a_problem() -> None:
-    """A tenth and half a gibibyte above it are not, and on a CPU nothing is."""
-    at = [(2**29, True), (2**30, True), (2**30, False)]
-    found = [Memory(part="rollouts", planned=2**30, measured=2**30 + more, judged=judged) for more, judged in at]
-    assert [each.problem for each in found] == ["", "rollouts took 2.0 GiB, 1.0 GiB were planned", ""]
+    assert meter.peaks == {"rollouts": 6 * 2**30, "update": 3 * 2**30}
 
 
 def check(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -156,12 +127,11 @@ def check(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.engines
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_with_vllm_a_norm_of_the_next_number_is_caught_too(dtype: str) -> None:
+def test_with_vllm_all_is_well(dtype: str) -> None:
     settings = ["--rollout", "vllm", "--set", f"backbone.dtype={dtype}"]
     done = check("train", "--check", "--json", *SMALL, *settings)
     assert done.returncode == 0, done.stderr + done.stdout
-    report = json.loads(done.stdout)
-    assert report["faults_caught"] == ["a weight that is not sent", "a norm by the next number"]
+    assert json.loads(done.stdout)["well"]
 
 
 @pytest.mark.engines
@@ -170,7 +140,7 @@ def test_two_ranks_under_deepspeed_are_checked_together() -> None:
     settings = ["--nproc", "2", "--engine", "deepspeed", "--device", "cpu"]
     done = check("train", "--check", "--json", *SMALL, *settings)
     assert done.returncode == 0, done.stderr + done.stdout
-    assert json.loads(done.stdout)["device"] == "2 x CPU"
+    assert json.loads(done.stdout)["about"].endswith("on 2 x CPU")
 
 
 @pytest.mark.engines

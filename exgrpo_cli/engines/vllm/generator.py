@@ -45,8 +45,6 @@ class VLLMGenerator:
         """
         self.llm = open_llm(settings)
         self.weight_version = 0
-        self.transit: Callable[[Iterator[tuple[str, Tensor]]], Iterator[tuple[str, Tensor]]] = iter
-        """Hook for weights on their way into the engine: does nothing, unless a fault is to be seen caught."""
         self._settings = settings
         self._eos_ids = list(eos_ids)
         self._canary = canary
@@ -128,7 +126,7 @@ class VLLMGenerator:
             self.llm.wake_up(tags=["weights"])
         held = self._held()
         sent = SentWeights(weights, held)
-        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": self.transit(iter(sent))})
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(sent)})
         if not self.llm.reset_prefix_cache():
             raise RunError("vLLM kept cached prefixes of the old weights: requests were under way during a sync.")
         if self._asleep:
