@@ -128,13 +128,12 @@ def run_steps(run: ActiveRun) -> None:
             run.reporter.note(note)
         if config.validation.every and state.step % config.validation.every == 0 and run.heldout:
             line |= validation_metrics(run)
-        shown = list(samples(result.groups, config.run.samples_per_step))
         with run.watchdog.phase("journal"):
             if run.parts.ranks.is_main:
                 run.folder.append_metrics(line)
-                run.folder.append_samples(state.step, shown)
-            for tracker in run.trackers:
-                tracker.log(line)
+                run.folder.append_samples(state.step, samples(result.groups, config.run.samples_per_step))
+            for log in run.trackers:
+                log(line)
             run.reporter.step(line, config.run.whole_budget)
             share = state.spent_share(config.run, run.parts.ranks)
             if share is not None and share >= 1:
@@ -143,8 +142,6 @@ def run_steps(run: ActiveRun) -> None:
             run.time_limit.count_step(time.perf_counter() - started)
             stopping = run.parts.ranks.any(run.stopper.requested or run.time_limit.is_near)
         due = state.step % config.run.save_every == 0 or state.step == last_step or state.finished.is_final
-        for tracker in run.trackers if due and shown else ():
-            tracker.show_samples(state.step, shown)
         if due or state.best_step == state.step or stopping:
             save(run)
         if stopping and state.step < last_step and not state.finished.is_final:
@@ -213,10 +210,7 @@ def write_final_files(run: ActiveRun, summary: dict[str, Any]) -> None:
     folder, parts, state = run.folder, run.parts, run.state
     write_result(folder.path / RESULT_FILE, measure(folder.path, parts.config, summary, state.visits))
     if parts.config.run.plots:
-        drawn = save_all(folder.path, heldout=summary["heldout"])
-        figures = {path.stem: path for path in drawn if path.suffix == ".png"}
-        for tracker in run.trackers:
-            tracker.show_figures(state.step, figures)
+        save_all(folder.path, heldout=summary["heldout"])
     write_json(folder.summary, summary)
     note_checksums(folder.path, at_the_end=True)
 

@@ -71,7 +71,7 @@ def setup_run(
         state = load_checkpoint(folder.checkpoints / checkpoint_name(point.step), parts)
     sync(parts)
     names = config.run.log if ranks.is_main else ()
-    trackers = stack.enter_context(open_trackers(names, config, folder.path, step=state.step))
+    trackers = open_trackers(names, config, folder.path, stack, step=state.step)
     # Everything has been checked: from here on the folder changes.
     if ranks.is_main:
         store = open_store(parts, folder, questions, point.step or 0)

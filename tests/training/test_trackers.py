@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,31 +24,17 @@ def line(step: int, reward: float) -> dict[str, float | int | str]:
     return {"step": step, "phase": "mixed", "reward/mean": reward, "replay/used": 2 * step}
 
 
-SAMPLE = {"prompt": "2+3=?", "answer": "5", "text": "a | b\n5", "reward": 1.0, "verdict": "correct", "num_tokens": 4}
-
-
-def show(name: str, folder: Path) -> None:
-    """A table of one sample, and one figure of 3 x 2 red pixels."""
-    from PIL import Image
-
-    picture = folder / "replay-buckets.png"
-    Image.new("RGB", (3, 2), "red").save(picture)
-    with open_trackers((name,), build_config(), folder, step=5) as (tracker,):
-        tracker.show_samples(6, [SAMPLE])
-        tracker.show_figures(6, {"replay-buckets": picture})
-
-
 def track(name: str, folder: Path, first: int, last: int, scale: float) -> None:
     """Steps first .. last of a run that goes on after step first - 1; the reward of step s is scale * s."""
-    with open_trackers((name,), build_config(), folder, step=first - 1) as (tracker,):
+    with ExitStack() as stack:
+        (log,) = open_trackers((name,), build_config(), folder, stack, step=first - 1)
         for step in range(first, last + 1):
-            tracker.log(line(step, scale * step))
+            log(line(step, scale * step))
 
 
 def test_numbers_alone_are_tracked_and_nothing_by_default(tmp_path: Path) -> None:
     assert numbers(line(3, 0.5)) == {"reward/mean": 0.5, "replay/used": 6}
-    with open_trackers((), build_config(), tmp_path, step=0) as trackers:
-        assert trackers == []
+    assert open_trackers((), build_config(), tmp_path, ExitStack(), step=0) == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -61,37 +48,31 @@ def test_a_package_that_is_missing_is_named_with_its_extra(name: str, monkeypatc
 
 @pytest.mark.engines
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_tensorboard_shows_a_resumed_run_as_one_with_samples_and_figures(tmp_path: Path) -> None:
+def test_tensorboard_shows_a_resumed_run_as_one(tmp_path: Path) -> None:
     """Steps 1-4 are logged, the run is resumed after step 2: steps 3 and 4 of the first part no longer count."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     track("tensorboard", tmp_path, 1, 4, 1.0)
     track("tensorboard", tmp_path, 3, 5, 10.0)
-    show("tensorboard", tmp_path)
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert sorted(events.Tags()["scalars"]) == ["replay/used", "reward/mean"]
     found = {event.step: event.value for event in events.Scalars("reward/mean")}
     assert found == {1: 1.0, 2: 2.0, 3: 30.0, 4: 40.0, 5: 50.0}
-    [text] = events.Tensors("samples/text_summary")
-    assert b"| 2+3=? | 5 | a \\| b<br>5 | 1.0 | correct | 4 |" in text.tensor_proto.string_val[0]
-    [image] = events.Images("plots/replay-buckets")
-    assert (image.step, image.width, image.height) == (6, 3, 2)
 
 
 @pytest.mark.engines
-def test_trackio_keeps_one_run_through_a_resume_with_samples_and_figures(tmp_path: Path) -> None:
+def test_trackio_keeps_one_run_through_a_resume(tmp_path: Path) -> None:
     """In a process of its own, since trackio looks for its folder when it is imported."""
     run, home = tmp_path / "exgrpo-tiny", tmp_path / "home"
     run.mkdir()
     code = (
         "import json, sys; sys.path.insert(0, sys.argv[1])\n"
         "from pathlib import Path\n"
-        "from test_trackers import show, track\n"
+        "from test_trackers import track\n"
         "folder = Path(sys.argv[2])\n"
         "track('trackio', folder, 1, 3, 1.0)\n"
         "track('trackio', folder, 3, 4, 10.0)\n"
-        "show('trackio', folder)\n"
         "from trackio.sqlite_storage import SQLiteStorage\n"
         "[name] = SQLiteStorage.get_runs('exgrpo')\n"
         "print(json.dumps({'name': name, 'logs': SQLiteStorage.get_logs('exgrpo', name)}))\n"
@@ -107,16 +88,12 @@ def test_trackio_keeps_one_run_through_a_resume_with_samples_and_figures(tmp_pat
     [line] = [line for line in done.stdout.splitlines() if line.startswith("{")]
     found = json.loads(line)
     assert found["name"] == f"exgrpo-tiny-{(run / 'trackio/run-id').read_text()[:8]}"
-    rewards = [(line["step"], line["reward/mean"]) for line in found["logs"] if "reward/mean" in line]
+    rewards = [(line["step"], line["reward/mean"]) for line in found["logs"]]
     assert rewards == [(1, 1.0), (2, 2.0), (3, 3.0), (3, 30.0), (4, 40.0)]
-    [table] = [line["samples"] for line in found["logs"] if "samples" in line]
-    assert table["_value"] == [SAMPLE]
-    [image] = [line["plots/replay-buckets"] for line in found["logs"] if "plots/replay-buckets" in line]
-    assert (home / "media" / image["file_path"]).read_bytes() == (run / "replay-buckets.png").read_bytes()
 
 
-def offline_history(run: Path) -> Iterator[tuple[Path, Any, dict[str, Any]]]:
-    """Folder, run record and values of each line that W&B kept in the run folder, as the end of a process leaves it."""
+def offline_history(run: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Run record and values of each line that W&B kept in the run folder, as the end of a process leaves it."""
     import wandb
 
     wandb.teardown()  # its service is still writing when a run has finished
@@ -127,7 +104,7 @@ def offline_history(run: Path) -> Iterator[tuple[Path, Any, dict[str, Any]]]:
                 about = record.run
             if record.WhichOneof("record_type") == "history":
                 items = {(i.key or "/".join(i.nested_key)): json.loads(i.value_json) for i in record.history.item}
-                yield path.parent, about, items
+                yield about, items
 
 
 def offline_records(data: bytes) -> Iterator[Any]:
@@ -147,31 +124,20 @@ def offline_records(data: bytes) -> Iterator[Any]:
 
 @pytest.mark.engines
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_wandb_offline_keeps_one_run_through_a_resume_with_samples_and_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What `wandb sync` would send: steps, the table's rows and the picture."""
+def test_wandb_offline_keeps_one_run_through_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `wandb sync` would send."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     run = tmp_path / "exgrpo-tiny"
     run.mkdir()
     track("wandb", run, 1, 3, 1.0)
-    for shown in (lambda: track("wandb", run, 3, 4, 10.0), lambda: show("wandb", run)):
-        time.sleep(1.0)  # wandb names what it keeps offline by the second in which it starts
-        shown()
-    *history, (kept, _, samples), (_, _, figures) = offline_history(run)
-    rows = [(items["step"], items["reward/mean"]) for _, _, items in history]
-    ids = {(about.run_id, about.display_name) for _, about, _ in history}
+    time.sleep(1.0)  # wandb names what it keeps offline by the second in which it starts
+    track("wandb", run, 3, 4, 10.0)
+    history = list(offline_history(run))
+    rows = [(items["step"], items["reward/mean"]) for _, items in history]
+    ids = {(about.run_id, about.display_name) for about, _ in history}
     assert rows == [(1, 1.0), (2, 2.0), (3, 3.0), (3, 30.0), (4, 40.0)]
     assert ids == {((run / "wandb" / "run-id").read_text().strip(), "exgrpo-tiny")}
-    logged = {**samples, **figures}
-    assert (samples["step"], figures["step"]) == (6, 6)
-    table = json.loads((kept / "files" / logged["samples/path"]).read_text())
-    assert logged["samples/_type"] == "table-file"
-    assert (table["columns"], table["data"]) == (list(SAMPLE), [list(SAMPLE.values())])
-    image = "plots/replay-buckets"
-    assert [logged[f"{image}/{name}"] for name in ("_type", "width", "height")] == ["image-file", 3, 2]
-    assert (kept / "files" / logged[f"{image}/path"]).read_bytes() == (run / "replay-buckets.png").read_bytes()
 
 
 @pytest.mark.engines
