@@ -25,10 +25,11 @@ LAYERS = {
     "show": 6,
     "models": 6,
     "evaluation": 7,
-    "endpoints": 7,
     "machine": 7,
     "training": 8,
     "studies": 9,
+    # A run measures itself when it ends.
+    "studies.measure": 7,
     # The pages stand above what they show of a study and of a training.
     "show.run_page": 9,
     "show.study_page": 10,
@@ -40,7 +41,7 @@ LAYERS = {
 }
 ENGINES_ONLY = ("vllm", "deepspeed")
 # What is read, drawn or shown without a model stays quick to import.
-TORCH_FREE = ("grading", "ledger", "runs", "questions", "replay", "endpoints", "show")
+TORCH_FREE = ("grading", "ledger", "runs", "questions", "replay", "studies.measure", "show")
 
 
 def package_of(path: Path) -> str:

@@ -13,7 +13,6 @@ from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.base.files import NUMBER, Shape, read_json, require_shape
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.settings import PINNED, Config, flat, resolve
-from exgrpo_cli.endpoints.heldout import new_fall, read_validations
 from exgrpo_cli.runs.folder import RunFolder, RunMetrics, read_json_lines, read_metrics
 from exgrpo_cli.runs.manifest import find_changes
 from exgrpo_cli.runs.result import read_summary, remarks
@@ -22,6 +21,7 @@ from exgrpo_cli.show.details import step_replay
 from exgrpo_cli.show.figures import training
 from exgrpo_cli.show.page import Block, Page, Paragraph, Response, figure_block, section, warning
 from exgrpo_cli.show.record import RunRecord, keeps_experience, read_config, read_run
+from exgrpo_cli.studies.measure import new_fall, read_validations
 from exgrpo_cli.training.step.guards import Guards
 
 SAMPLE: Shape = {

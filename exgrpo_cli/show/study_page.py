@@ -23,7 +23,6 @@ from exgrpo_cli.show.page import (
 )
 from exgrpo_cli.show.record import LEDGER_FOLDER, read_config, read_run
 from exgrpo_cli.show.run_page import differing_settings, is_run, run_page, settings_block
-from exgrpo_cli.studies.arms import BASELINE, Arm
 from exgrpo_cli.studies.claims import claim_outcomes
 from exgrpo_cli.studies.output import (
     TITLE,
@@ -35,7 +34,7 @@ from exgrpo_cli.studies.output import (
     study_figures,
 )
 from exgrpo_cli.studies.report import compare_runs
-from exgrpo_cli.studies.study import PLAN_FILE, Study, StudyRun, differing_keys, kept_results, read_plan
+from exgrpo_cli.studies.study import BASELINE, PLAN_FILE, Arm, Study, StudyRun, differing_keys, kept_results, read_plan
 
 CAPTIONS = {
     "ablation": "Held-out pass@1 after training: mean over seeds with its 95 % interval; circles are seeds.",

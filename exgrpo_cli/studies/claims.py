@@ -12,7 +12,6 @@ from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.layers import read_config
 from exgrpo_cli.config.sections import require_known, require_positive
 from exgrpo_cli.presets import load_preset, preset_names
-from exgrpo_cli.studies.arms import Arm, split_list
 from exgrpo_cli.studies.endpoints import (
     ENDPOINTS,
     MOST_SEEDS,
@@ -25,7 +24,7 @@ from exgrpo_cli.studies.endpoints import (
     seeds_needed,
     verdict,
 )
-from exgrpo_cli.studies.study import Results, Study
+from exgrpo_cli.studies.study import Arm, Results, Study, split_list
 
 FIRST_SEED = 200
 """First seed of the runs that are reported: regimes, lengths and learning rates are searched on seeds below."""

@@ -3,15 +3,12 @@
 A task is the study's worker as a process, saved and requeued when its time is over, submitted again when it was killed.
 """
 
-import errno
-import fcntl
 import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
@@ -21,10 +18,9 @@ from exgrpo_cli.base.errors import InputError, RunError, first_line
 from exgrpo_cli.config.layers import JOB, read_config
 from exgrpo_cli.config.sections.run import SlurmSettings
 from exgrpo_cli.config.settings import Config, read_section
-from exgrpo_cli.studies.arms import Arm
 from exgrpo_cli.studies.schedule import make_writable, run_all, worker_command
-from exgrpo_cli.studies.study import Study, StudyRun
-from exgrpo_cli.studies.task import RunTask, last_line
+from exgrpo_cli.studies.study import Arm, Study, StudyRun
+from exgrpo_cli.studies.worker import RunTask, last_line
 
 if TYPE_CHECKING:
     from submitit import Job
@@ -35,12 +31,6 @@ QUERY_SECONDS = 30.0
 """Between two queries to Slurm about all tasks."""
 MOST_REQUEUES = 1000
 """A run may need as many stretches of `slurm.hours`."""
-
-MOUNTS = Path("/proc/mounts")
-OF_ONE_HOST = frozenset({"tmpfs", "ramfs", "overlay", "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs"})
-"""File systems that no other host sees, unless it is exported from here."""
-LOCKS_OF_ONE_HOST = frozenset({"nolock", "localflock", "local_lock=all", "local_lock=flock"})
-"""Mount options with which a lock holds on its own host alone."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -64,7 +54,6 @@ class Slurm:
             )
         make_writable(study.folder)
         require_slurm()
-        require_shared(study.folder, MOUNTS.read_text(), shared=settings.shared)
         return cls(study=study, settings=settings, at_once=len(study.runs))
 
     def start(self, runs: Sequence[StudyRun]) -> "list[Job[Any]]":
@@ -170,42 +159,6 @@ def require_slurm() -> None:
     for name in ("sbatch", "srun", "sacct"):
         if shutil.which(name) is None:
             raise InputError(f"--launcher slurm finds no {name} on the path: run it where jobs are submitted.")
-
-
-def require_shared(folder: Path, mounts: str, *, shared: bool) -> None:
-    """Raise InputError where other hosts do not see `folder`, or where a lock in it would not hold on them.
-
-    `mounts` is a text like /proc/mounts. `shared` says that they see the folder whatever its file system is; locks are
-    checked all the same.
-    """
-    point, kind, options = mount_of(folder, mounts)
-    if kind in OF_ONE_HOST and not shared:
-        raise InputError(
-            f"{folder} is on {kind} ({point}), a file system of this host: name a folder on a shared one "
-            "with --output, or say slurm.shared = true where every node sees it."
-        )
-    for option in sorted(LOCKS_OF_ONE_HOST.intersection(options.split(","))):
-        raise InputError(
-            f"{folder}: {point} is mounted with {option}, so a lock does not hold across hosts and two tasks "
-            "could write one run. Use a file system that locks for all hosts."
-        )
-    try:
-        with TemporaryFile(dir=folder) as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        reason = errno.errorcode.get(error.errno or 0, str(error))
-        raise InputError(f"{folder}: files in it cannot be locked ({reason}): use another file system.") from error
-
-
-def mount_of(folder: Path, mounts: str) -> tuple[str, str, str]:
-    """Place, file system and options of the mount that holds the folder: the nearest above it, the latest of equal
-    ones. All empty where none does."""
-    found = ("", "", "")
-    for row in map(str.split, mounts.splitlines()):
-        point = row[1].replace("\\040", " ")
-        if folder.resolve().is_relative_to(point) and len(Path(point).parts) >= len(Path(found[0]).parts):
-            found = point, row[2], row[3]
-    return found
 
 
 def slurm_settings(config_file: Path | None) -> SlurmSettings:

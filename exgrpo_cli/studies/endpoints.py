@@ -292,24 +292,3 @@ def effect_from(endpoint: Endpoint, own: Results, reference: float) -> Effect | 
     values = np.array(list(values_of(endpoint, own).values()))
     bounds = (endpoint.bounds[0] - reference, endpoint.bounds[1] - reference)
     return effect_over_seeds(values - reference, bounds=bounds) if len(values) else None
-
-
-def tokens_to(result: RunResult, target: float) -> float | None:
-    """Tokens generated until held-out pass@1 first reached `target`, between validations by a straight line."""
-    reached = next((at for at, point in enumerate(result.curve) if point.pass_at_1 >= target), None)
-    if reached is None:
-        return None
-    last, point = result.curve[max(0, reached - 1)], result.curve[reached]
-    share = (target - last.pass_at_1) / (point.pass_at_1 - last.pass_at_1) if reached else 0.0
-    return last.generated + share * (point.generated - last.generated)
-
-
-def tokens_to_match(own: RunResult, control: RunResult) -> float | None:
-    """Tokens that a run generated until it reached the other's last score, as a share of what that generated.
-
-    None where it never did.
-    """
-    if not control.curve or not control.totals.generated:
-        return None
-    tokens = tokens_to(own, control.curve[-1].pass_at_1)
-    return None if tokens is None else tokens / control.totals.generated

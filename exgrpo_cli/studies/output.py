@@ -106,10 +106,10 @@ def score_rows(report: StudyReport) -> Rows:
 def endpoint_rows(report: StudyReport) -> Rows:
     """The other endpoints that the runs tell, one column each, with the difference from the baseline."""
     names = [name for name in OTHERS if any(name in arm.endpoints for arm in report.arms)]
-    rows = [["arm", *(OTHERS[name] for name in names), "tokens to the baseline's score"]]
+    rows = [["arm", *(OTHERS[name] for name in names)]]
     for arm in report.arms:
         cells = [_cells(arm.endpoints.get(name)) for name in names]
-        rows.append([arm.name, *(f"{mean} ({by})" if by else mean for mean, by, _ in cells), _match(arm)])
+        rows.append([arm.name, *(f"{mean} ({by})" if by else mean for mean, by, _ in cells)])
     return rows
 
 
@@ -160,13 +160,6 @@ def _divergence(by_seed: Mapping[int, int | None]) -> str:
     steps = sorted(step for step in by_seed.values() if step is not None)
     parts = [str(steps[0]) if steps[0] == steps[-1] else f"{steps[0]} to {steps[-1]}"] if steps else []
     return ", ".join([*parts, *(["never"] if None in by_seed.values() else [])])
-
-
-def _match(arm: ArmReport) -> str:
-    reached, seeds = arm.matched
-    if not reached:
-        return f"never ({seeds})" if seeds else ""
-    return f"{arm.match:.0%} ({reached} of {seeds} seeds)"
 
 
 def span(interval: Interval) -> str:

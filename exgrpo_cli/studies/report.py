@@ -19,7 +19,6 @@ from exgrpo_cli.base.statistics import Interval, holm, t_interval
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ledger.schemas import EVENTS, VISITS, Event
 from exgrpo_cli.runs.result import RunResult, Totals
-from exgrpo_cli.studies.arms import Arm
 from exgrpo_cli.studies.endpoints import (
     AT_EQUAL,
     ENDPOINTS,
@@ -27,10 +26,9 @@ from exgrpo_cli.studies.endpoints import (
     Effect,
     coverage_endpoints,
     paired_effect,
-    tokens_to_match,
     values_of,
 )
-from exgrpo_cli.studies.study import Results, Study, StudyRun
+from exgrpo_cli.studies.study import Arm, Results, Study, StudyRun
 
 UNLIKE = 1.2
 """Factor of more or fewer updates than its baseline's an arm may make before a reader is told."""
@@ -65,11 +63,6 @@ class ArmReport:
     """Held-out pass@1 before training, mean over seeds."""
     endpoints: dict[str, Compared]
     """By name of the endpoint, those that the runs tell; pass@k as `pass@<k>`; of AT_EQUAL all but the baseline's."""
-    match: float | None
-    """Tokens generated until the baseline's last score was reached, as a share of what that generated: mean over the
-    seeds that reached it."""
-    matched: tuple[int, int]
-    """Seeds that reached it, and seeds that both have."""
     totals: dict[str, float]
     """Means over seeds of what the runs spent."""
     is_baseline_again: bool = False
@@ -101,7 +94,6 @@ class ArmReport:
             "before": self.before,
             "pass_at_k": {name.removeprefix("pass@"): endpoints.pop(name) for name in coverage},
             "endpoints": endpoints,
-            "tokens_to_match": {"mean": self.match, "reached": self.matched[0], "seeds": self.matched[1]},
             "wall_seconds": self.totals["seconds"],
             "tokens": {name: self.totals[name] for name in ("generated", "trained", "scored")},
             "steps": self.totals["steps"],
@@ -186,8 +178,6 @@ def report_arm(arm: Arm, results: Mapping[str, Results]) -> ArmReport:
         if values := values_of(endpoint, own, control):
             score = t_interval(list(values.values()), bounds=endpoint.bounds)
             compared[name] = Compared(**asdict(score), seeds=values, difference=paired_effect(endpoint, own, control))
-    matched = sorted(own.keys() & control.keys())
-    shares = [share for seed in matched if (share := tokens_to_match(own[seed], control[seed])) is not None]
     spent = [result.totals for result in own.values()]
     return ArmReport(
         name=arm.name,
@@ -195,11 +185,9 @@ def report_arm(arm: Arm, results: Mapping[str, Results]) -> ArmReport:
         seeds=tuple(sorted(own)),
         before=float(np.mean([result.before.mean() / result.samples for result in own.values()])),
         endpoints=compared,
-        match=float(np.mean(shares)) if shares else None,
-        matched=(len(shares), len(matched)),
         totals={name: float(np.mean([getattr(each, name) for each in spent])) for name in Totals.__slots__},
         is_baseline_again=again,
-        unlike_starts=tuple(seed for seed in matched if not np.array_equal(own[seed].before, control[seed].before)),
+        unlike_starts=tuple(seed for seed in common if not np.array_equal(own[seed].before, other[seed].before)),
     )
 
 

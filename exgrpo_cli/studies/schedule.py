@@ -32,8 +32,7 @@ from exgrpo_cli.runs.folder import METRICS_FILE, RunFolder
 from exgrpo_cli.studies.output import duration, report_study
 from exgrpo_cli.studies.report import StudyReport
 from exgrpo_cli.studies.study import Study, StudyRun, budgeted
-from exgrpo_cli.studies.task import last_line
-from exgrpo_cli.studies.worker import DAMAGE
+from exgrpo_cli.studies.worker import DAMAGE, last_line
 
 if TYPE_CHECKING:
     from exgrpo_cli.studies.cluster import Slurm

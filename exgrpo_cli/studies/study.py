@@ -1,8 +1,12 @@
-"""A study: its runs with their states and results, the budgets it gives them, and what it keeps in its folder."""
+"""A study: its arms, its runs with their states and results, their budgets, and what it keeps in its folder.
+
+An arm is a method with a few settings of its own, in a regime; the on-policy arm is the baseline.
+"""
 
 import json
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -10,11 +14,11 @@ import msgspec
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.files import write_json
+from exgrpo_cli.config.layers import DEFAULT_METHOD
 from exgrpo_cli.config.sections.run import Budget
-from exgrpo_cli.config.settings import Config, Layer
+from exgrpo_cli.config.settings import Config, Layer, flat
 from exgrpo_cli.runs.manifest import values_digest
 from exgrpo_cli.runs.result import RESULT_FILE, SUFFIX, RunResult, has_ended, read_result, write_result
-from exgrpo_cli.studies.arms import Arm
 
 EQUAL: tuple[str, ...] = get_args(Budget)
 """Budgets in which the arms of a study may be equal."""
@@ -25,6 +29,29 @@ RESULTS_FOLDER = "results"
 
 Results = Mapping[int, RunResult]
 """Results of one arm by seed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arm:
+    """One row of a study."""
+
+    name: str
+    method: str = DEFAULT_METHOD
+    """Method preset, or a method's file."""
+    assignments: tuple[str, ...] = ()
+    """`section.key=value` texts that set the arm apart."""
+    regime: str | None = None
+    """Regime preset; None leaves the backbone's own task, start and lengths."""
+    baseline: str = ""
+    """Name of the arm that this one is compared with, its own where it is one."""
+
+    @property
+    def folder_name(self) -> str:
+        """The arm's name as a folder name: `ent:min` is `ent-min`."""
+        return re.sub(r"[^A-Za-z0-9._=-]+", "-", self.name)
+
+
+BASELINE = Arm(name="on-policy", method="grpo")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,9 +238,13 @@ def kept_results(folder: Path, arms: Iterable[Arm]) -> dict[tuple[str, int], Run
 
 def differing_keys(first: Config, second: Config) -> set[str]:
     """Settings whose values differ, as section.key."""
-    return {
-        f"{section.name}.{setting.name}"
-        for section in fields(Config)
-        for setting in fields(getattr(first, section.name))
-        if getattr(getattr(first, section.name), setting.name) != getattr(getattr(second, section.name), setting.name)
-    }
+    one, other = flat(first), flat(second)
+    return {key for key in one.keys() | other.keys() if one.get(key) != other.get(key)}
+
+
+def split_list(option: str, text: str) -> list[str]:
+    """The names of a comma list. Raises InputError naming `option` where there are none."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise InputError(f"{option} {text!r} names nothing.")
+    return names

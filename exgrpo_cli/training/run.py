@@ -16,7 +16,6 @@ from exgrpo_cli.base.console.reporter import Reporter, SilentReporter
 from exgrpo_cli.base.errors import InputError, Interrupted
 from exgrpo_cli.base.files import write_json
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.endpoints.measure import measure
 from exgrpo_cli.machine.memory import require_disk
 from exgrpo_cli.machine.settle import Plan, require_runnable, settle
 from exgrpo_cli.machine.survey import peak_memory_bytes, survey_machine
@@ -27,6 +26,7 @@ from exgrpo_cli.runs.manifest import note_checksums
 from exgrpo_cli.runs.result import RESULT_FILE, Ending, remarks, write_result
 from exgrpo_cli.runs.watchdog import TimeLimit, Watchdog
 from exgrpo_cli.show.statistics import save_all
+from exgrpo_cli.studies.measure import measure
 from exgrpo_cli.training.checkpoint import export_weights, latest_step, save_checkpoint
 from exgrpo_cli.training.loop import run_step
 from exgrpo_cli.training.metrics import Clock

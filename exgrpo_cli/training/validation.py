@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Int64
 
 from exgrpo_cli.base.types import AnswerFormat, Question, SamplingParams, Verdict
-from exgrpo_cli.endpoints.heldout import new_fall, read_validations
 from exgrpo_cli.engines.ranked_generator import local_generator
 from exgrpo_cli.evaluation.local import from_generator
 from exgrpo_cli.evaluation.records import Evaluation, QuestionRecord
@@ -20,6 +19,7 @@ from exgrpo_cli.grading.valid_traces import sum_asked, valid_trace
 from exgrpo_cli.questions.choices import options_of
 from exgrpo_cli.runs.folder import HELDOUT, TRAINED
 from exgrpo_cli.runs.result import remarks
+from exgrpo_cli.studies.measure import new_fall, read_validations
 from exgrpo_cli.training.parts import ActiveRun
 
 

@@ -22,7 +22,6 @@ from exgrpo_cli.config.sections.run import SlurmSettings
 from exgrpo_cli.config.settings import Config, to_toml
 from exgrpo_cli.studies import cluster as tasks
 from exgrpo_cli.studies import schedule
-from exgrpo_cli.studies.cluster import mount_of, require_shared
 from exgrpo_cli.studies.planning import StudyRequest
 from exgrpo_cli.studies.study import Study
 
@@ -74,10 +73,10 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "slurm"
 
 
-SHARED = SlurmSettings(shared=True, partition="gpu", hours=1.0)
+SETTINGS = SlurmSettings(partition="gpu", hours=1.0)
 
 
-def launched(study: Study, settings: SlurmSettings = SHARED) -> None:
+def launched(study: Study, settings: SlurmSettings = SETTINGS) -> None:
     schedule.run_study(study, tasks.Slurm.of(study, settings), SilentReporter())
 
 
@@ -143,7 +142,7 @@ def test_a_task_whose_time_is_over_is_requeued_and_resumes(study: Study, cluster
                 name = path.stem.removeprefix("task-")
                 os.spawnlp(os.P_WAIT, "scancel", "scancel", name, "--signal", "USR2")
 
-    launch_and_signal(study, SHARED, signal_running)
+    launch_and_signal(study, SETTINGS, signal_running)
     assert (cluster / "requeues").is_file()
 
 
@@ -153,7 +152,7 @@ def test_a_killed_task_is_submitted_again(study: Study, cluster: Path) -> None:
         for started in study.runs[0].folder.parent.glob("seed-*/starts"):
             os.kill(int(started.read_text()), signal.SIGKILL)
 
-    launch_and_signal(study, SHARED, kill)
+    launch_and_signal(study, SETTINGS, kill)
 
 
 def test_a_run_that_fails_is_told_by_what_it_said(study: Study, cluster: Path) -> None:
@@ -171,7 +170,7 @@ def test_a_run_that_fails_is_told_by_what_it_said(study: Study, cluster: Path) -
 def test_a_refused_partition_and_a_cluster_that_is_not_there_are_one_line(
     study: Study, cluster: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused = SlurmSettings(shared=True, partition="nowhere")
+    refused = SlurmSettings(partition="nowhere")
     with pytest.raises(InputError, match=r"sbatch refused \S+: .*See \[slurm\] of --config"):
         launched(study, refused)
     monkeypatch.setenv("PATH", "/nowhere")
@@ -180,29 +179,6 @@ def test_a_refused_partition_and_a_cluster_that_is_not_there_are_one_line(
     monkeypatch.setattr(tasks, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"needs the submitit package: pip install 'exgrpo\[slurm\]'"):
         launched(study)
-
-
-MOUNTS = """proc /proc proc rw 0 0
-/dev/sda1 / ext4 rw,relatime 0 0
-server:/home /home nfs4 rw,vers=4.2,local_lock=none 0 0
-server:/old /old nfs rw,nolock 0 0
-tmpfs /tmp tmpfs rw 0 0
-mds:/scratch /home/scratch lustre rw,flock 0 0
-"""
-
-
-def test_a_folder_must_be_shared_and_its_locks_hold(tmp_path: Path) -> None:
-    places = ("/home/a/b", "/home/scratch/x", "/srv", "/homely")
-    assert [mount_of(Path(place), MOUNTS)[1] for place in places] == ["nfs4", "lustre", "ext4", "ext4"]
-    local, unlocked, good = (
-        f"x {tmp_path} {row} 0 0" for row in ("tmpfs rw", "nfs rw,nolock", "nfs4 rw,local_lock=none")
-    )
-    with pytest.raises(InputError, match=r"is on tmpfs \(.*\), a file system of this host: .*slurm.shared = true"):
-        require_shared(tmp_path, local, shared=False)
-    require_shared(tmp_path, local, shared=True)
-    with pytest.raises(InputError, match="is mounted with nolock, so a lock does not hold across hosts"):
-        require_shared(tmp_path, unlocked, shared=True)
-    require_shared(tmp_path, good, shared=False)
 
 
 def test_the_table_of_a_configuration_file_is_read_and_checked(
@@ -236,7 +212,7 @@ def two_hosts(small_config: Callable[..., Config], tmp_path: Path) -> Path:
     """A run of four steps, and a cluster that gives it two hosts, which are this one."""
     path = tmp_path / "cluster.toml"
     config = small_config("run.steps=4", "run.save_every=2", "replay.start_threshold=0")
-    path.write_text(to_toml(config) + "\n[slurm]\nnodes = 2\nhours = 1\nsave_minutes = 1\nshared = true\n")
+    path.write_text(to_toml(config) + "\n[slurm]\nnodes = 2\nhours = 1\nsave_minutes = 1\n")
     return path
 
 
@@ -280,7 +256,7 @@ def one_node(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmSettings]:
         # A controller and a node need root and Debian's packages; CI runs the same launcher on fake programs.
         pytest.skip(reason)
     with real_slurm.real_slurm(monkeypatch.setenv):
-        yield SlurmSettings(shared=True, partition="main", hours=1.0)
+        yield SlurmSettings(partition="main", hours=1.0)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What a study's report makes of its runs' results: pass@k beside pass@1, tokens to the baseline's score, Holm."""
+"""What a study's report makes of its runs' results: pass@k beside pass@1, equal tokens, Holm."""
 
 from dataclasses import replace
 
@@ -7,10 +7,10 @@ import pytest
 from made_results import result_of
 
 from exgrpo_cli.base.statistics import holm
-from exgrpo_cli.studies.arms import Arm
-from exgrpo_cli.studies.endpoints import AT_EQUAL, tokens_to
+from exgrpo_cli.studies.endpoints import AT_EQUAL
 from exgrpo_cli.studies.output import endpoint_rows, markdown, score_rows
 from exgrpo_cli.studies.report import ArmReport, StudyReport, report_arm, with_holm
+from exgrpo_cli.studies.study import Arm
 
 
 def reported(name: str, baseline: str, results: dict) -> ArmReport:
@@ -110,14 +110,3 @@ def test_p_values_are_adjusted_for_the_arms_that_share_a_baseline() -> None:
     raw = [arms[name].main.difference.p_value for name in "abc"]
     assert [arms[name].main.p_holm for name in "abc"] == pytest.approx(holm(raw))
     assert arms["on-policy"].main.p_holm is None
-
-
-def test_tokens_to_a_target_are_read_off_the_curve() -> None:
-    result = result_of([0], curve=[(0, 0.1), (1000, 0.3), (2000, 0.2), (3000, 0.6)])
-    assert tokens_to(result, 0.2) == pytest.approx(500.0)  # half of the way from 0.1 to 0.3
-    assert tokens_to(result, 0.4) == pytest.approx(2500.0)
-    assert tokens_to(result, 0.05) == 0.0 and tokens_to(result, 0.7) is None
-    own = {0: result_of([4], curve=[(0, 0.0), (1000, 0.4)]), 1: result_of([0], curve=[(0, 0.0), (1000, 0.1)])}
-    other = {seed: result_of([1], curve=[(0, 0.0), (1000, 0.2)]) for seed in (0, 1)}
-    found = reported("a", "b", {"a": own, "b": other})
-    assert found.match == pytest.approx(0.5) and found.matched == (1, 2)  # at 500 of 1000 tokens; the other seed never

@@ -7,9 +7,8 @@ import pytest
 
 from exgrpo_cli.base.errors import DamageWarning, ToolkitWarning
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.studies.arms import Arm
 from exgrpo_cli.studies.schedule import pass_on_damage
-from exgrpo_cli.studies.study import StudyRun
+from exgrpo_cli.studies.study import Arm, StudyRun
 from exgrpo_cli.studies.worker import warn_in_log
 
 

@@ -12,9 +12,8 @@ from store_calls import candidates_of, record, replay
 from exgrpo_cli.base.errors import DamageWarning
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.replay.store import FreshRow, Visit
-from exgrpo_cli.studies.arms import Arm
 from exgrpo_cli.studies.report import divergence_by_arm
-from exgrpo_cli.studies.study import Study, StudyRun
+from exgrpo_cli.studies.study import Arm, Study, StudyRun
 
 BASELINE = Arm(name="grpo", method="grpo", baseline="grpo")
 ROW = FreshRow(

@@ -10,9 +10,8 @@ from made_results import result_of
 
 from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.runs.result import config_hash, write_result
-from exgrpo_cli.studies.arms import axis_arms, cross
 from exgrpo_cli.studies.output import report_study
-from exgrpo_cli.studies.planning import StudyBase, plan_study
+from exgrpo_cli.studies.planning import StudyBase, axis_arms, cross, plan_study
 from exgrpo_cli.studies.schedule import Processes, run_study
 from exgrpo_cli.studies.study import Study, budgeted
 

@@ -13,12 +13,11 @@ from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import InputError, Interrupted, RunError
 from exgrpo_cli.commands import run
 from exgrpo_cli.config.settings import to_toml
-from exgrpo_cli.studies.arms import axis_arms, cross
 from exgrpo_cli.studies.output import report_study
-from exgrpo_cli.studies.planning import StudyBase, StudyRequest, plan_study
+from exgrpo_cli.studies.planning import StudyBase, StudyRequest, axis_arms, cross, plan_study
 from exgrpo_cli.studies.schedule import Processes, run_study
 from exgrpo_cli.studies.study import Study
-from exgrpo_cli.studies.task import last_line
+from exgrpo_cli.studies.worker import last_line
 
 
 def names(arms) -> list[str]:

@@ -325,8 +325,6 @@ class SlurmSettings:
     """Before the end of its time, when a task is told to save."""
     setup: tuple[str, ...] = ()
     """Lines of the script before the run: modules, environments."""
-    shared: bool = False
-    """Every node sees the study's folder, although its file system looks like one of this host alone."""
 
     def __post_init__(self) -> None:
         require_non_negative("slurm", self, "hours", "gpus", "cpus", "memory_gb", "parallel", "save_minutes")

@@ -10,21 +10,22 @@ from made_results import result_of
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.endpoints.heldout import (
-    Validation,
-    area,
-    collapsed,
-    curve_of,
-    new_fall,
-    newly_solved,
-    read_validations,
-)
-from exgrpo_cli.endpoints.measure import auc, pass_rates, same_level_weights
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.runs.manifest import values_digest
 from exgrpo_cli.runs.result import Memorising, PassRates, config_hash, find_results, read_result, write_result
 from exgrpo_cli.show.figures.training import memorising_figure
 from exgrpo_cli.studies.endpoints import newly_solved_at_end
+from exgrpo_cli.studies.measure import (
+    Validation,
+    area,
+    auc,
+    collapsed,
+    new_fall,
+    newly_solved,
+    pass_rates,
+    read_validations,
+    same_level_weights,
+)
 
 
 def validation(step: int, *correct: int, generated: int = 0) -> Validation:
@@ -38,10 +39,10 @@ def test_area_new_solutions_and_collapse_by_hand() -> None:
         validation(9, 0, 0, 4, 0, generated=400),
     )
     # Rates 4/16, 6/16, 4/16 at 0, 100, 400 tokens: (0.3125 * 100 + 0.3125 * 300) / 400.
-    assert area(curve_of([start, middle, end])) == pytest.approx(0.3125)
+    assert area([start, middle, end]) == pytest.approx(0.3125)
     # Of questions 0, 1 and 3, unsolved before, 1 and 3 were solved once.
     assert newly_solved([start, middle, end]) == pytest.approx(2 / 3)
-    assert newly_solved([start]) is None and area(curve_of([start])) is None and collapsed([start]) is None
+    assert newly_solved([start]) is None and area([start]) is None and collapsed([start]) is None
     best, worst = validation(0, *[4] * 200), validation(9, *[0] * 199, 4)
     assert collapsed([best, worst]) is True and collapsed([worst, best]) is False
     assert collapsed([best, validation(9, *[2] * 200)]) is False

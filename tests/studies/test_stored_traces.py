@@ -14,12 +14,12 @@ from exgrpo_cli.base.types import Question
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.sections.data import ModularSettings
 from exgrpo_cli.config.settings import to_toml
-from exgrpo_cli.endpoints.measure import replayed_questions, valid_traces
 from exgrpo_cli.models.tiny import make_tokenizer
 from exgrpo_cli.questions.made.sums import make_modular
 from exgrpo_cli.questions.question_file import write_questions
 from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.replay.store import FreshRow, Store, Visit
+from exgrpo_cli.studies.measure import replayed_questions, valid_traces
 
 QUESTIONS = make_modular(ModularSettings(num_train=6, num_heldout=2, levels=(2,))).train
 SURE, UNSURE = 0.1, 0.9
