@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from exgrpo_cli.base.types import Message, Question, Rollout, RolloutRequest, SamplingParams, StopReason, Verdict
-from exgrpo_cli.evaluation.folder import ResultsFolder
-from exgrpo_cli.evaluation.records import QuestionRecord, Sample
+from exgrpo_cli.evaluation.results import ResultsFolder
+from exgrpo_cli.evaluation.sampling import QuestionRecord, Sample
 from exgrpo_cli.evaluation.service import rescore_folders
 
 ROWS = (64, 512)

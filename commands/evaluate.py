@@ -20,8 +20,8 @@ from exgrpo_cli.commands.options import (
 )
 
 if TYPE_CHECKING:
+    from exgrpo_cli.evaluation.comparison import ResultTable
     from exgrpo_cli.evaluation.service import EvaluationPlan, EvaluationReport, EvaluationRequest
-    from exgrpo_cli.evaluation.tables import ResultTable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +160,8 @@ def _print_plan(plan: "EvaluationPlan", json: bool) -> None:
 def _show(report: "EvaluationReport", json: bool, quiet: bool) -> None:
     """The score on stdout, the plot and the tables in the results folder."""
     from exgrpo_cli.base.console.reporter import print_table
-    from exgrpo_cli.evaluation.scoring import ungraded
-    from exgrpo_cli.evaluation.tables import score_table
+    from exgrpo_cli.evaluation.comparison import score_table
+    from exgrpo_cli.evaluation.results import ungraded
 
     titles = report.table.titles
     _plot(report.table, report.folder)
@@ -171,8 +171,7 @@ def _show(report: "EvaluationReport", json: bool, quiet: bool) -> None:
             talk(f"{titles[name]}: {failures}", quiet=quiet)
         for second, values in result.get("second_graders", {}).items():
             graders = f"{result['protocol']['grader']['name']} and {second}"
-            where = ", listed in its disagreements.jsonl" if values["disagreements"] else ""
-            talk(f"{titles[name]}: {graders} part on {values['disagreements']} samples{where}", quiet=quiet)
+            talk(f"{titles[name]}: {graders} part on {values['disagreements']} samples", quiet=quiet)
     talk(f"results in {report.folder}", quiet=quiet)
 
 
@@ -185,37 +184,34 @@ def refuse_beside_compare(name: str) -> None:
 def _compare(folders: Sequence[Path], output: Path | None, *, json: bool, quiet: bool) -> None:
     """The comparison on stdout; with --output its figures, tables and plots as well.
 
-    Two results of one benchmark are shown as one comparison with the questions that flipped, others below their table.
+    Of one comparison the questions that flipped are shown too.
     """
     from exgrpo_cli.base.files import write_json, write_text
-    from exgrpo_cli.evaluation.comparison import compare, comparison_json
-    from exgrpo_cli.evaluation.tables import latex, markdown
+    from exgrpo_cli.evaluation.comparison import compare, latex, markdown
 
     if len(folders) < 2 and not (folders and folders[0].is_dir()):
         raise InputError("--compare needs results folders: exgrpo evaluate --compare FOLDER FOLDER...")
     compared = compare(folders)
-    pair = len(folders) == 2 and all((folder / "protocol.json").is_file() for folder in folders)
-    shown = next(iter(compared.comparisons.values())) if pair else comparison_json(compared)
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
-        write_json(output / "comparison.json", shown)
+        write_json(output / "comparison.json", compared.to_json())
         write_text(output / "table.md", markdown(compared))
         write_text(output / "table.tex", latex(compared))
         _plot(compared, output)
     if json:
-        print_json(shown)
+        print_json(compared.to_json())
     else:
-        write_data("" if pair else f"{markdown(compared)}\n", end="")
-        _print_differences(compared, pair=pair)
+        write_data(f"{markdown(compared)}\n", end="")
+        _print_differences(list(compared.comparisons.values()))
     where = f"figure and tables in {output}" if output else "with --output FOLDER, a figure and tables are written too"
     talk(where, quiet=quiet)
-    for note in shown["notes"] if pair else compared.notes:
+    for note in compared.notes:
         talk(f"note: {note}", quiet=quiet)
 
 
 def _plot(table: "ResultTable", folder: Path) -> None:
     """Figures of all models and benchmarks in three formats: `accuracy`, and `pass-at-k` where some k is above 1."""
-    from exgrpo_cli.evaluation.tables import measure
+    from exgrpo_cli.evaluation.comparison import measure
     from exgrpo_cli.show.figures.comparisons import accuracy_by_benchmark, pass_at_k_curves
     from exgrpo_cli.show.figures.style import save
 
@@ -236,23 +232,19 @@ def _plot(table: "ResultTable", folder: Path) -> None:
         save(pass_at_k_curves(curves), folder, "pass-at-k", formats=formats)
 
 
-def _print_differences(compared: "ResultTable", *, pair: bool) -> None:
-    """A line for every model and benchmark, and one for each further k and grader."""
-    for key, found in compared.comparisons.items():
-        adjusted = "" if pair else f", {found['p_holm']:.4f} adjusted"
-        flipped = "" if pair else f", {len(found['gained'])} won and {len(found['lost'])} lost"
-        paired = f"{found['questions']} questions paired{flipped}"
+def _print_differences(made: Sequence[Mapping[str, Any]]) -> None:
+    """A line for every model and benchmark and one for each further k; of one comparison the questions that flipped."""
+    for found in made:
+        won = sum(flip["second"] > flip["first"] for flip in found["flips"])
+        counts = f"{found['questions']} questions paired, {won} won and {len(found['flips']) - won} lost"
         models = f"{found['benchmark']}: {found['second']} minus {found['first']}"
-        write_data(f"{models}: {_difference(found)}{adjusted}, {paired}")
+        write_data(f"{models}: {_difference(found)}, {found['p_holm']:.4f} adjusted, {counts}")
         for k, at_k in found["pass_at_k"].items():
-            adjusted = "" if pair or k != max(found["pass_at_k"], key=int) else f", {found['pass_p_holm']:.4f} adjusted"
+            adjusted = f", {found['pass_p_holm']:.4f} adjusted" if k == max(found["pass_at_k"], key=int) else ""
             write_data(f"  pass@{k}: {_difference(at_k)}{adjusted}")
-        for grader, by_grader in found["second_graders"].items():
-            one, other = (f"{100 * score:.1f}" for score in by_grader["scores"])
-            write_data(f"  by {grader}: {one} and {other}, {_difference(by_grader)}")
-        for flip in compared.flips[key] if pair else ():
-            text = " ".join(flip.text.split())
-            write_data(f"  {flip.first:.2f} -> {flip.second:.2f}  {flip.question_id}  {text[:80]}")
+        for flip in found["flips"] if len(made) == 1 else ():
+            text = " ".join(flip["question"].split())
+            write_data(f"  {flip['first']:.2f} -> {flip['second']:.2f}  {flip['question_id']}  {text[:80]}")
 
 
 def _difference(found: Mapping[str, Any]) -> str:

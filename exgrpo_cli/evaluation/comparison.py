@@ -1,4 +1,4 @@
-"""Stored results compared: several models on several benchmarks, each model's paired difference from the first.
+"""Results as tables, models as rows and benchmarks as columns, and each model's paired difference from the first.
 
 Many comparisons find differences by chance: p-values are also given adjusted by Holm's method, those of avg@k over all
 comparisons of the table, and those of pass@k, at the largest k of each benchmark, over all of theirs.
@@ -6,98 +6,256 @@ comparisons of the table, and those of pass@k, at the largest k of each benchmar
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from rich.table import Table
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.files import read_json_lines
-from exgrpo_cli.base.statistics import compare_paired, holm, pass_at_k_by_question, pass_at_ks
-from exgrpo_cli.base.types import Verdict
-from exgrpo_cli.evaluation.benchmarks import benchmark_title, in_suite_order
-from exgrpo_cli.evaluation.folder import ResultsFolder
-from exgrpo_cli.evaluation.records import BOOTSTRAP_SEED, Evaluation
-from exgrpo_cli.evaluation.scoring import DISAGREEMENTS_FILE
-from exgrpo_cli.evaluation.stamp import MAY_DIFFER_IN_COMPARISON, Stamp, differences
-from exgrpo_cli.evaluation.tables import Flip, ResultTable
+from exgrpo_cli.base.statistics import compare_paired, holm, mean_of_scores, pass_at_k_by_question, pass_at_ks
+from exgrpo_cli.evaluation.benchmarks import averages_over, benchmark_title, in_suite_order
+from exgrpo_cli.evaluation.results import MAY_DIFFER_IN_COMPARISON, ResultsFolder, differences
+from exgrpo_cli.evaluation.sampling import BOOTSTRAP_SEED, Evaluation
+
+SCORE_HEADS = ("benchmark", "score", "95 %", "shows from", "pass@k", "95 %", "tokens", "cut off", "questions")
+LEVEL = 0.05
+MARK = "†"
+
+Figures = Mapping[str, Any]
+"""Figures of a model on a benchmark, as `results.json` holds them."""
+
+
+class Cell(NamedTuple):
+    """A benchmark's score, or an average over the benchmarks before it."""
+
+    head: str
+    score: Mapping[str, float] | None
+    """`value`, `low` and `high`; None where nothing has been evaluated yet."""
+    average: bool = False
+    """Averages close the group of their benchmarks."""
+    mark: str = ""
+    """Sign behind the value, explained below the table."""
+
+    @property
+    def value(self) -> str:
+        """Percentage with one decimal."""
+        return _percent(self.score["value"]) if self.score else "-"
+
+    def interval(self, between: str) -> str:
+        """Both ends of the score's interval."""
+        return _interval(self.score, between) if self.score else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LoadedResult:
-    """One benchmark's results, in memory."""
+class ResultTable:
+    """Results of an evaluation or a comparison."""
 
-    stamp: Stamp
-    evaluation: Evaluation
-    second_graders: Mapping[str, Mapping[str, Any]]
-    """Second grader to its score, as `results.json` holds it."""
-    correct: Mapping[str, Mapping[str, int]]
-    """Grader, the protocol's first, to the correct samples of each question by its id."""
+    titles: Mapping[str, str]
+    """Benchmark to its column head, in the order of the columns."""
+    models: Mapping[str, Mapping[str, Figures]]
+    """Model to benchmark to its figures; the first model is the one that others are compared with."""
+    comparisons: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+    """Paired difference from the first model by model and benchmark, as `comparison.json` holds it."""
 
-    @classmethod
-    def load(cls, folder: ResultsFolder) -> "LoadedResult":
-        """Whatever a comparison needs of a folder; raises InputError while questions are missing."""
-        stamp, evaluation = folder.stamp, folder.evaluation()
-        try:
-            second_graders = json.loads((folder.path / "results.json").read_text(encoding="utf-8"))["second_graders"]
-            apart = list(read_json_lines(folder.path / DISAGREEMENTS_FILE))
-        except (OSError, ValueError, KeyError):
-            # Graded by one grader alone, or its samples are whole and its figures were not written to the end.
-            second_graders, apart = {}, []
-        own = {record.question.id: record.num_correct for record in evaluation.records}
-        by_second = {grader: dict(own) for grader in second_graders}
-        for row in apart:
-            for grader in by_second.keys() & row["verdicts"].keys():
-                by_second[grader][row["question_id"]] += 1 if row["verdicts"][grader] == Verdict.CORRECT else -1
-        correct = {stamp["grader"]["name"]: own, **by_second}
-        return cls(stamp=stamp, evaluation=evaluation, second_graders=second_graders, correct=correct)
+    @property
+    def notes(self) -> list[str]:
+        """Differences of the evaluations that do not forbid a comparison, each once per model."""
+        made = self.comparisons.items()
+        return list(dict.fromkeys(f"{model}: {note}" for (model, _), found in made for note in found["notes"]))
 
-    def figures(self) -> dict[str, Any]:
-        """Figures for the table; points of pass@k with everything that a `Score` has."""
-        curve = {k: asdict(score) for k, score in self.evaluation.curve().items()}
-        return {**self.evaluation.figures(), "pass_at_k": curve, "second_graders": self.second_graders}
+    def averages(self, model: str) -> dict[str, dict[str, Any]]:
+        """Every average whose benchmarks all are there: `value`, `low`, `high`, and the `benchmarks` it is over.
 
-    def difference_to(self, other: "LoadedResult", grader: str, k: int = 1) -> dict[str, Any]:
-        """The other minus this in pass@k by one grader, paired by question; k = 1 is the difference in avg@k."""
-        counts = [[result.correct[grader][name] for name in self.correct[grader]] for result in (self, other)]
-        one, two = (
-            pass_at_k_by_question(np.array(each, dtype=np.int64), self.evaluation.samples, k) for each in counts
+        With `pass_at_k`, the same of pass@k at each k that all of them have, and `second_graders`, the same of avg@k by
+        each second grader of all.
+        """
+        results, found = self.models[model], {}
+        for name, members in averages_over(self.titles).items():
+            mean = average(results, members)
+            if mean is not None:
+                curves = [results[member].get("pass_at_k", {}) for member in members]
+                shared = [k for k in curves[0] if all(k in curve for curve in curves)]
+                seconds = {g: average(graded, members) for g, graded in by_second_grader(results).items()}
+                found[name] = {
+                    **mean,
+                    "benchmarks": list(members),
+                    "pass_at_k": {k: _mean([curve[k] for curve in curves]) for k in shared},
+                    "second_graders": {grader: second for grader, second in seconds.items() if second},
+                }
+        return found
+
+    @property
+    def footnote(self) -> str:
+        """Meaning of the mark in the tables; empty where nothing is compared."""
+        if not self.comparisons:
+            return ""
+        return (
+            f"{MARK} differs from {next(iter(self.models))}: p < {LEVEL}, paired sign-flip test by question, "
+            f"Holm-adjusted over {len(self.comparisons)} comparisons."
         )
-        found = compare_paired(one, two, np.random.default_rng(BOOTSTRAP_SEED))
-        return {"difference": found.value, "low": found.low, "high": found.high, "p_value": found.p_value}
 
+    def rows(self) -> list[tuple[str, list[Cell]]]:
+        """A model's name and its cells, then the same by each of its second graders."""
+        rows = []
+        for model, results in self.models.items():
+            made = {name: found for (other, name), found in self.comparisons.items() if other == model}
+            marked = [name for name, found in made.items() if found["p_holm"] < LEVEL]
+            rows.append((model, self._cells(results, marked)))
+            for grader, seconds in by_second_grader(results).items():
+                rows.append((f"{model}, by {grader}", self._cells(seconds, ())))
+        return rows
 
-@dataclass(kw_only=True, slots=True)
-class ModelResults:
-    """The stored results of one model."""
-
-    label: str
-    """Its name, with the folder's behind it where two models are called the same."""
-    source: Path
-    """The first of its folders as the user named it."""
-    by_benchmark: dict[str, ResultsFolder] = field(default_factory=dict)
-
-
-def comparison_json(table: ResultTable) -> dict[str, Any]:
-    """Scores, pass@k, second graders and comparisons by benchmark, and the averages by model."""
-    benchmarks = {}
-    for name in table.titles:
-        own = {model: results[name] for model, results in table.models.items() if name in results}
-        benchmarks[name] = {
-            "scores": {model: score_json(found) for model, found in own.items()},
-            "pass_at_k": {model: found["pass_at_k"] for model, found in own.items()},
-            "second_graders": {model: found["second_graders"] for model, found in own.items()},
-            "comparisons": [table.comparisons[model, name] for model in own if (model, name) in table.comparisons],
+    def _cells(self, results: Mapping[str, Figures], marked: Sequence[str]) -> list[Cell]:
+        cells = {
+            name: Cell(title, _score(results[name]) if name in results else None, mark=MARK if name in marked else "")
+            for name, title in self.titles.items()
         }
-    averages = {model: found for model in table.models if (found := table.averages(model))}
-    return {"models": list(table.models), "benchmarks": benchmarks, "averages": averages}
+        found = []
+        for members in averages_over(self.titles).values():
+            found += [*(cells[name] for name in members), Cell("Avg.", average(results, members), True)]
+        return found or list(cells.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """Scores, pass@k, second graders and comparisons by benchmark, and the averages by model."""
+        benchmarks = {}
+        for name in self.titles:
+            found = {model: results[name] for model, results in self.models.items() if name in results}
+            benchmarks[name] = {
+                "scores": {model: score_json(figures) for model, figures in found.items()},
+                "pass_at_k": {model: figures["pass_at_k"] for model, figures in found.items()},
+                "second_graders": {model: figures["second_graders"] for model, figures in found.items()},
+                "comparisons": [self.comparisons[model, name] for model in found if (model, name) in self.comparisons],
+            }
+        averages = {model: means for model in self.models if (means := self.averages(model))}
+        return {"models": list(self.models), "benchmarks": benchmarks, "averages": averages}
 
 
-def score_json(figures: Mapping[str, Any]) -> dict[str, Any]:
+def average(results: Mapping[str, Figures], members: Sequence[str]) -> dict[str, float] | None:
+    """Mean of avg@k over `members`, each weighing the same, with its interval; None unless every one is there."""
+    return _mean([_score(results[name]) for name in members]) if all(name in results for name in members) else None
+
+
+def by_second_grader(results: Mapping[str, Figures]) -> dict[str, dict[str, Figures]]:
+    """Second grader to its results by benchmark, of those benchmarks that it graded too."""
+    found: dict[str, dict[str, Figures]] = {}
+    for name, result in results.items():
+        for grader, second in result.get("second_graders", {}).items():
+            found.setdefault(grader, {})[name] = second
+    return found
+
+
+def score_json(figures: Figures) -> dict[str, Any]:
     """The figures' avg@k with everything that a `Score` has."""
-    names = {"value": "avg_at_k", "low": "low", "high": "high", "samples": "k", "questions": "questions"}
-    return {name: figures[key] for name, key in names.items()}
+    return _score(figures) | {"samples": figures["k"], "questions": figures["questions"]}
+
+
+def _score(figures: Figures) -> dict[str, float]:
+    return {"value": figures["avg_at_k"], "low": figures["low"], "high": figures["high"]}
+
+
+def _mean(scores: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    mean = mean_of_scores([(score["value"], score["low"], score["high"]) for score in scores])
+    return dict(zip(("value", "low", "high"), mean, strict=True))
+
+
+def markdown(table: ResultTable) -> str:
+    """Head, rule, and for each model a row with percentages (one decimal) and a row with their intervals."""
+    rows = table.rows()
+    lines = [["Model", *(cell.head for cell in rows[0][1])], ["---", *("---:" for _ in rows[0][1])]]
+    for model, cells in rows:
+        values = [f"**{cell.value}**" if cell.average and cell.score else cell.value + cell.mark for cell in cells]
+        lines += [[model.replace("|", "\\|"), *values], ["95 % interval", *(cell.interval(" to ") for cell in cells)]]
+    text = "".join("| " + " | ".join(line) + " |\n" for line in lines)
+    return f"{text}\n{table.footnote}\n" if table.footnote else text
+
+
+def latex(table: ResultTable) -> str:
+    """A complete tabular (booktabs): for each model a row and its intervals; the footnote as a comment above."""
+    rows = table.rows()
+    # A rule between the groups, as between the in- and out-of-distribution halves of the paper's tables.
+    layout = "".join("r|" if cell.average else "r" for cell in rows[0][1]).rstrip("|")
+    lines = [latex_row(["Model", *(escape(cell.head) for cell in rows[0][1])]), "\\midrule"]
+    for model, cells in rows:
+        lines.append(latex_row([escape(model), *map(_latex_value, cells)]))
+        ends = [f"\\scriptsize {cell.interval('--')}" if cell.score else "" for cell in cells]
+        lines.append(latex_row(["\\scriptsize 95\\,\\% interval", *ends]))
+    parts = [f"\\begin{{tabular}}{{l{layout}}}", "\\toprule", *lines, "\\bottomrule", "\\end{tabular}"]
+    return "\n".join([f"% {table.footnote}", *parts] if table.footnote else parts) + "\n"
+
+
+def _latex_value(cell: Cell) -> str:
+    if cell.average and cell.score:
+        return f"\\textbf{{{cell.value}}}"
+    return cell.value + (f"\\textsuperscript{{{escape(cell.mark)}}}" if cell.mark else "")
+
+
+_LATEX = str.maketrans(
+    {
+        **{char: f"\\{char}" for char in "&%$#_{}"},
+        "\\": "\\textbackslash{}",
+        "~": "\\textasciitilde{}",
+        "^": "\\textasciicircum{}",
+        "<": "\\textless{}",
+        ">": "\\textgreater{}",
+        "|": "\\textbar{}",
+        "†": "\\dag{}",
+    }
+)
+
+
+def latex_row(cells: Sequence[str]) -> str:
+    """Escaped cells as one row; one that begins with [ or * would be read as an argument of the row before."""
+    line = " & ".join(cells)
+    return ("{}" if line.startswith(("[", "*")) else "") + line + " \\\\"
+
+
+def escape(text: str) -> str:
+    """Text as LaTeX sets it, its special characters spelled out."""
+    return text.translate(_LATEX)
+
+
+def score_table(table: ResultTable) -> Table:
+    """Scores of one model: a row per benchmark with what a reader needs to judge the score, then the averages."""
+    ((model, results),) = table.models.items()
+    rows: list[list[str]] = []
+    for name, result in results.items():
+        k = result["k"]
+        coverage = _scored(result["pass_at_k"][str(k)]) if k > 1 else ["", ""]
+        least = f"±{100 * result['smallest_detectable_difference']:.1f}"
+        rest = [f"{result['mean_tokens']:.0f}", _percent(result["share_clipped"]), str(result["questions"])]
+        rows.append([f"{table.titles[name]} {measure(result)}", *_scored(_score(result)), least, *coverage, *rest])
+        rows += [[f"  by {g}", *_scored(_score(each))] for g, each in result.get("second_graders", {}).items()]
+    for name, found in table.averages(model).items():
+        # One head stands for one k, so an average of pass@k is shown where its benchmarks have the same k above 1.
+        ks = {results[member]["k"] for member in found["benchmarks"]}
+        coverage = _scored(found["pass_at_k"][str(max(ks))]) if len(ks) == 1 and ks != {1} else []
+        rows.append([f"Avg. {name}", *_scored(found), "", *coverage])
+        rows += [[f"  by {grader}", *_scored(second)] for grader, second in found["second_graders"].items()]
+    shown = Table(title=model, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for head in SCORE_HEADS:
+        shown.add_column(head, justify="left" if head == "benchmark" else "right")
+    for row in rows:
+        shown.add_row(*row)
+    return shown
+
+
+def measure(result: Figures) -> str:
+    """Name of the score: avg@k over several samples per question, pass@1 over one."""
+    return f"avg@{result['k']}" if result["k"] > 1 else "pass@1"
+
+
+def _scored(score: Mapping[str, float]) -> list[str]:
+    return [_percent(score["value"]), _interval(score, " to ")]
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def _interval(score: Mapping[str, float], between: str) -> str:
+    return f"{_percent(score['low'])}{between}{_percent(score['high'])}"
 
 
 def compare(paths: Sequence[Path]) -> ResultTable:
@@ -106,66 +264,68 @@ def compare(paths: Sequence[Path]) -> ResultTable:
     Raises InputError for fewer than two models, where none shares a benchmark with the first, for unfinished results,
     and naming every difference of protocols that makes two scores of one benchmark incomparable.
     """
-    first, *others = models = models_in(paths)
+    models = models_in(paths)
+    first, *others = models
     if not others:
-        raise InputError(f"there are results of {first.label} alone: name those of a second model to compare.")
-    if not any(first.by_benchmark.keys() & other.by_benchmark.keys() for other in others):
-        theirs = dict.fromkeys(name for other in others for name in other.by_benchmark)
+        raise InputError(f"there are results of {first} alone: name those of a second model to compare.")
+    if not any(models[first].keys() & models[other].keys() for other in others):
+        theirs = dict.fromkeys(name for other in others for name in models[other])
         raise InputError(
-            f"{first.label} ({', '.join(first.by_benchmark)}) shares no benchmark with the other models "
-            f"({', '.join(theirs)})."
+            f"{first} ({', '.join(models[first])}) shares no benchmark with the other models ({', '.join(theirs)})."
         )
-    names = in_suite_order(dict.fromkeys(name for model in models for name in model.by_benchmark))
+    names = in_suite_order(dict.fromkeys(name for folders in models.values() for name in folders))
     for name in names:
-        _require_like_protocols([model.by_benchmark[name] for model in models if name in model.by_benchmark])
-    results: dict[str, dict[str, Any]] = {model.label: {} for model in models}
+        _require_like_protocols([folders[name] for folders in models.values() if name in folders])
+    results: dict[str, dict[str, Any]] = {model: {} for model in models}
     made: dict[tuple[str, str], dict[str, Any]] = {}
-    flips: dict[tuple[str, str], list[Flip]] = {}
     for name in names:
-        baseline = None
-        for model in (model for model in models if name in model.by_benchmark):
+        baseline: Evaluation | None = None
+        for model, folder in ((model, folders[name]) for model, folders in models.items() if name in folders):
             # Samples are read here and dropped again: no more than two results are in memory.
-            loaded = LoadedResult.load(model.by_benchmark[name])
-            results[model.label][name] = loaded.figures()
-            if model is first:
-                baseline = loaded
+            evaluation = folder.evaluation()
+            results[model][name] = evaluation.figures() | {"second_graders": folder.second_graders()}
+            if model == first:
+                baseline = evaluation
             elif baseline is not None:
-                key = model.label, name
-                flips[key] = _flips(baseline, loaded)
-                scores = [score_json(results[label][name]) for label in (first.label, model.label)]
-                named = {"benchmark": name, "first": first.label, "second": model.label, "scores": scores}
-                made[key] = named | _compared(baseline, loaded, flips[key])
+                made[model, name] = {
+                    "benchmark": name,
+                    "first": first,
+                    "second": model,
+                    "scores": [score_json(results[each][name]) for each in (first, model)],
+                    **_compared(baseline, evaluation),
+                    "notes": differences(
+                        models[first][name].stamp, folder.stamp, may_differ=("environment.", "model.")
+                    ),
+                }
     _adjust(list(made.values()))
-    titles = {name: benchmark_title(name) for name in names}
-    return ResultTable(titles=titles, models=results, comparisons=made, flips=flips)
+    return ResultTable(titles={name: benchmark_title(name) for name in names}, models=results, comparisons=made)
 
 
-def _flips(one: LoadedResult, other: LoadedResult) -> list[Flip]:
-    rates = {record.question.id: record.pass_rate for record in other.evaluation.records}
+def _compared(one: Evaluation, other: Evaluation) -> dict[str, Any]:
+    """The other less the one as JSON, paired by question: in avg@k, in pass@k, and the questions that flipped.
+
+    A question flips where one of the two solves it more often than not and the other does not; the largest changes
+    stand first.
+    """
+    counts = {record.question.id: record.num_correct for record in other.records}
+    correct = (one.correct, np.array([counts[record.question.id] for record in one.records], dtype=np.int64))
+
+    def difference(k: int) -> dict[str, float]:
+        mine, theirs = (pass_at_k_by_question(each, one.samples, k) for each in correct)
+        found = compare_paired(mine, theirs, np.random.default_rng(BOOTSTRAP_SEED))
+        return {"difference": found.value, "low": found.low, "high": found.high, "p_value": found.p_value}
+
+    first, second = ((each / one.samples).tolist() for each in correct)
     flips = [
-        Flip(asked.question.id, asked.question.prompt[-1].content, asked.pass_rate, rates[asked.question.id])
-        for asked in one.evaluation.records
-        if (asked.pass_rate - 0.5) * (rates[asked.question.id] - 0.5) < 0
+        {"question_id": question.id, "question": question.prompt[-1].content, "first": before, "second": after}
+        for question, before, after in zip([record.question for record in one.records], first, second, strict=True)
+        if (before - 0.5) * (after - 0.5) < 0
     ]
-    return sorted(flips, key=lambda flip: -abs(flip.second - flip.first))
-
-
-def _compared(one: LoadedResult, other: LoadedResult, flips: Sequence[Flip]) -> dict[str, Any]:
-    """Other minus one as JSON; questions that flipped by id."""
-    own, *seconds = one.correct
-    samples, questions = one.evaluation.samples, len(one.correct[own])
-    by_second = {}
-    for grader in (grader for grader in seconds if grader in other.correct):
-        scores = [sum(each.correct[grader].values()) / questions / samples for each in (one, other)]
-        by_second[grader] = {"scores": scores, **one.difference_to(other, grader)}
     return {
-        **one.difference_to(other, own),
-        "questions": questions,
-        "pass_at_k": {str(k): one.difference_to(other, own, k) for k in pass_at_ks(samples)[1:]},
-        "second_graders": by_second,
-        "gained": [flip.question_id for flip in flips if flip.second > flip.first],
-        "lost": [flip.question_id for flip in flips if flip.second < flip.first],
-        "notes": differences(one.stamp, other.stamp, may_differ=("environment.", "model.")),
+        **difference(1),
+        "questions": len(one.records),
+        "pass_at_k": {str(k): difference(k) for k in pass_at_ks(one.samples)[1:]},
+        "flips": sorted(flips, key=lambda flip: -abs(flip["second"] - flip["first"])),
     }
 
 
@@ -190,41 +350,38 @@ def _require_like_protocols(results: Sequence[ResultsFolder]) -> None:
             )
 
 
-def models_in(paths: Sequence[Path]) -> list[ModelResults]:
-    """The models whose results lie in `paths`, in the order in which they come up.
+def models_in(paths: Sequence[Path]) -> dict[str, dict[str, ResultsFolder]]:
+    """The models whose results lie in `paths`, by label in the order in which they come up: benchmark to its folder.
 
     A path is a benchmark's results folder or a folder of several; the folder with their common table, which a shell
     pattern names too, adds nothing. Results of one model on different benchmarks belong together, wherever they are; a
-    second result of the same model on the same benchmark (another seed or engine, say) counts as another model. Raises
-    InputError where nothing is found.
+    second result of the same model on the same benchmark (another seed or engine, say) counts as another model. Models
+    of one name get the name of their folder behind it, those of one folder a number. Raises InputError where nothing
+    is found.
     """
-    models: list[tuple[str, ModelResults]] = []
     found: dict[Path, tuple[Path, ResultsFolder]] = {}
     for path in paths:
         for result in results_in(path):
             found.setdefault(result.path.resolve(), (path, result))
+    models: list[tuple[str, dict[str, ResultsFolder]]] = []
+    labels, behind = [], []
     for source, result in found.values():
         stamp, benchmark = result.stamp, result.benchmark
         # A server's weights are unknown, so its address stands for them.
         where = stamp["model"].get("path") if stamp["engine"]["name"] == "endpoint" else None
         key = json.dumps([stamp["model"]["name"], stamp["model"]["hash"], where])
-        own = (model for known, model in models if known == key and benchmark not in model.by_benchmark)
-        model = next(own, None)
-        if model is None:
-            model = ModelResults(label=str(stamp["model"]["name"]), source=source)
-            models.append((key, model))
-        model.by_benchmark[benchmark] = result
-    return _told_apart([model for _, model in models])
-
-
-def _told_apart(models: list[ModelResults]) -> list[ModelResults]:
-    """Models of one name get the name of their folder behind it, those of one folder a number."""
-    for behind in (lambda model, _: f"({model.source.name})", lambda _, number: f"[{number}]"):
-        labels = [model.label for model in models]
-        for number, model in enumerate(models, start=1):
-            if labels.count(model.label) > 1:
-                model.label = f"{model.label} {behind(model, number)}"
-    return models
+        folders = next((each for known, each in models if known == key and benchmark not in each), None)
+        if folders is None:
+            folders = {}
+            models.append((key, folders))
+            labels.append(str(stamp["model"]["name"]))
+            behind.append(f"({source.name})")
+        folders[benchmark] = result
+    for more in (behind, [f"[{number}]" for number in range(1, len(models) + 1)]):
+        labels = [
+            f"{label} {each}" if labels.count(label) > 1 else label for label, each in zip(labels, more, strict=True)
+        ]
+    return {label: folders for label, (_, folders) in zip(labels, models, strict=True)}
 
 
 def results_in(path: Path) -> list[ResultsFolder]:

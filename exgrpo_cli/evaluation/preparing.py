@@ -12,8 +12,7 @@ from exgrpo_cli.base.types import Question
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.names import check_functions
 from exgrpo_cli.config.settings import Config, Layer
-from exgrpo_cli.evaluation.benchmarks import load_benchmarks
-from exgrpo_cli.evaluation.questions import benchmark_questions
+from exgrpo_cli.evaluation.benchmarks import benchmark_questions, load_benchmarks
 from exgrpo_cli.models.load import load_tokenizer
 from exgrpo_cli.questions.files import stem_of, suffix_of
 from exgrpo_cli.questions.layouts import NamedFields

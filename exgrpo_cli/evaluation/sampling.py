@@ -1,16 +1,174 @@
-"""Sampling and grading of questions, the one path that validation and evaluation share.
+"""Sampling and grading of questions, the one path that validation and evaluation share, and the record of it.
 
 An evaluation needs text, whoever sampled it: a Generator in this process or a server. Responses are graded while others
 are still being sampled; a question is handed over as soon as its last verdict is in.
 """
 
-from collections.abc import Callable, Sequence
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
-from exgrpo_cli.base.types import AnswerFormat, SamplingParams, StopReason, Verdict, rollout_seed
-from exgrpo_cli.evaluation.records import Evaluation, QuestionRecord, Sample
-from exgrpo_cli.grading import GradingPool
+import numpy as np
+from jaxtyping import Int64
+
+from exgrpo_cli.base.statistics import (
+    RESAMPLES,
+    Score,
+    avg_at_k,
+    pass_at_k_score,
+    pass_at_ks,
+    smallest_detectable_difference,
+)
+from exgrpo_cli.base.types import AnswerFormat, Question, SamplingParams, StopReason, Verdict, rollout_seed
+from exgrpo_cli.config.sections.run import GradingSettings
+from exgrpo_cli.grading import GradingItem, GradingPool
+from exgrpo_cli.grading.verifiers import verifier_of
+
+BOOTSTRAP_SEED = 0
+MOST_WORKERS = 8
+_BESIDE = {"math": ("oat",)}
+"""Graders that always stand beside another one: the paper's scores are Oat's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """One rollout of an evaluated question, as text."""
+
+    member: int
+    seed: int
+    text: str
+    """Whole response, thinking included, without the EOS."""
+    num_tokens: int
+    stop_reason: StopReason
+    logprob: float | None
+    """Sum of the tokens' log-probs in nats as the engine computed them; None where it gives none."""
+    verdict: Verdict
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuestionRecord:
+    """A question with everything the model and the grader see of it, and its samples once it is finished."""
+
+    question: Question
+    prompt_text: str = ""
+    """The exact text of the prompt, or the messages as JSON where a server applied the template."""
+    options: tuple[str, ...] | None = None
+    """Options of a multiple-choice question, A first; None where the grader is given none."""
+    samples: tuple[Sample, ...] = ()
+    """In the order of their members; none before the question is finished."""
+
+    @property
+    def num_correct(self) -> int:
+        """Samples that are correct."""
+        return sum(sample.verdict is Verdict.CORRECT for sample in self.samples)
+
+    @property
+    def pass_rate(self) -> float:
+        """Share of the samples that are correct, 0 to 1."""
+        return self.num_correct / len(self.samples)
+
+    def grading_item(self, text: str, stop_reason: StopReason, answer_format: AnswerFormat) -> GradingItem:
+        """A response to this question, to be graded."""
+        return GradingItem(
+            gold=self.question.answer,
+            response=text,
+            finished=stop_reason is StopReason.EOS,
+            answer_format=answer_format,
+            options=self.options,
+            metadata=self.question.metadata,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """Finished questions, in the order they were given, each with the same number of samples."""
+
+    records: tuple[QuestionRecord, ...]
+
+    @property
+    def samples(self) -> int:
+        """Samples per question."""
+        return len(self.records[0].samples)
+
+    @property
+    def correct(self) -> Int64[np.ndarray, " questions"]:
+        """Correct samples per question."""
+        return np.array([record.num_correct for record in self.records], dtype=np.int64)
+
+    @property
+    def all_samples(self) -> list[Sample]:
+        """Samples of all questions, question by question."""
+        return [sample for record in self.records for sample in record.samples]
+
+    @property
+    def mean_tokens(self) -> float:
+        """Mean response length in tokens."""
+        return sum(sample.num_tokens for sample in self.all_samples) / len(self.all_samples)
+
+    @property
+    def share_clipped(self) -> float:
+        """Share of samples cut off at the token limit."""
+        return sum(sample.stop_reason is StopReason.LENGTH for sample in self.all_samples) / len(self.all_samples)
+
+    def score(self) -> Score:
+        """avg@k with its 95 % interval."""
+        return avg_at_k(self.correct, self.samples, np.random.default_rng(BOOTSTRAP_SEED))
+
+    def curve(self) -> dict[str, Score]:
+        """pass@k by k = 1, 2, 4, ... up to the number of samples, with 95 % intervals."""
+        correct, samples = self.correct, self.samples
+        return {
+            str(k): pass_at_k_score(correct, samples, k, np.random.default_rng(BOOTSTRAP_SEED))
+            for k in pass_at_ks(samples)
+        }
+
+    def pass_at_k(self) -> dict[str, dict[str, float]]:
+        """The curve as {k: {`value`, `low`, `high`}}."""
+        return {k: {"value": at.value, "low": at.low, "high": at.high} for k, at in self.curve().items()}
+
+    def with_verdicts(self, verdicts: Sequence[Verdict]) -> "Evaluation":
+        """The same samples with other verdicts, in the order of `all_samples`."""
+        left = iter(verdicts)
+        return Evaluation(
+            records=tuple(
+                replace(record, samples=tuple(replace(sample, verdict=next(left)) for sample in record.samples))
+                for record in self.records
+            )
+        )
+
+    def figures(self) -> dict[str, Any]:
+        """The numbers of `results.json`: avg@k with its interval, pass@k, lengths and counts, also by level."""
+        verdicts = Counter(sample.verdict for sample in self.all_samples)
+        levels = sorted({record.question.level for record in self.records if record.question.level is not None})
+        by_level = {
+            level: Evaluation(records=tuple(record for record in self.records if record.question.level == level))
+            for level in levels
+        }
+        return {
+            **_score_figures(self.score()),
+            "k": self.samples,
+            "pass_at_k": self.pass_at_k(),
+            "smallest_detectable_difference": smallest_detectable_difference(self.correct, self.samples),
+            "mean_tokens": self.mean_tokens,
+            "share_clipped": self.share_clipped,
+            "verdicts": {verdict.value: verdicts[verdict] for verdict in Verdict},
+            "by_level": {level: _score_figures(own.score()) for level, own in by_level.items()},
+            "interval": self._interval_method(),
+        }
+
+    def _interval_method(self) -> str:
+        if self.samples == 1:
+            return "95 %, Wilson"
+        if self.correct.min() == self.correct.max():
+            return "95 %, Wilson over questions (all have the same count)"
+        return f"95 %, bootstrap over questions, {RESAMPLES} resamples, seed {BOOTSTRAP_SEED}"
+
+
+def _score_figures(score: Score) -> dict[str, Any]:
+    return {"avg_at_k": score.value, "low": score.low, "high": score.high, "questions": score.questions}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,3 +265,40 @@ def sample_and_grade(
     missing = len(questions) - len(finished)
     assert not missing, f"{missing} questions were not sampled to the end"
     return Evaluation(records=tuple(finished[index] for index in range(len(questions))))
+
+
+def open_pool(grader: str) -> GradingPool:
+    """The grading workers of an evaluation: one per core this process may use, up to eight.
+
+    Raises InputError for a grader that is not there.
+    """
+    return GradingPool(GradingSettings(grader=grader, workers=min(MOST_WORKERS, len(os.sched_getaffinity(0)))))
+
+
+def graders_beside(grader: str, questions: Iterable[Question]) -> tuple[str, ...]:
+    """Graders that stand beside `grader` unasked; none where questions bring verifiers, which only `grader` uses.
+
+    Such a question's gold is one right answer of many: held against it alone, others are wrong.
+    """
+    has_own = any(verifier_of(question.metadata) is not None for question in questions)
+    return () if has_own else _BESIDE.get(grader, ())
+
+
+def regrade(
+    evaluation: Evaluation, answer_format: AnswerFormat, pool: GradingPool, *, grader: str = "", late_only: bool = False
+) -> list[Verdict]:
+    """Verdicts of the pool's grader, or of another that it has, in the order of `all_samples`.
+
+    What times out is graded once more, one after the other and with more time; with `late_only` that is all that is
+    done, and the other samples keep their verdicts.
+    """
+    items = [
+        record.grading_item(sample.text, sample.stop_reason, answer_format)
+        for record in evaluation.records
+        for sample in record.samples
+    ]
+    verdicts = [sample.verdict for sample in evaluation.all_samples] if late_only else pool.grade(items, grader=grader)
+    late = [place for place, verdict in enumerate(verdicts) if verdict is Verdict.TIMEOUT]
+    for place, verdict in zip(late, pool.try_again([items[place] for place in late], grader=grader), strict=True):
+        verdicts[place] = verdict
+    return verdicts

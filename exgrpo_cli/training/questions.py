@@ -13,8 +13,7 @@ from exgrpo_cli.base.types import Question
 from exgrpo_cli.config.names import is_made
 from exgrpo_cli.config.sections.data import DataSettings
 from exgrpo_cli.config.settings import Config
-from exgrpo_cli.evaluation.benchmarks import load_benchmark
-from exgrpo_cli.evaluation.questions import benchmark_questions
+from exgrpo_cli.evaluation.benchmarks import benchmark_questions, load_benchmark
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.presets import preset_names
 from exgrpo_cli.questions.audit import check_golds

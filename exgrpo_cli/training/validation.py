@@ -11,9 +11,7 @@ from jaxtyping import Int64
 from exgrpo_cli.base.types import AnswerFormat, Question, SamplingParams, Verdict
 from exgrpo_cli.engines.ranked_generator import local_generator
 from exgrpo_cli.evaluation.local import from_generator
-from exgrpo_cli.evaluation.records import Evaluation, QuestionRecord
-from exgrpo_cli.evaluation.sampling import sample_and_grade
-from exgrpo_cli.evaluation.scoring import graders_beside, regrade
+from exgrpo_cli.evaluation.sampling import Evaluation, QuestionRecord, graders_beside, regrade, sample_and_grade
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.grading.valid_traces import sum_asked, valid_trace
 from exgrpo_cli.questions.choices import options_of

@@ -14,12 +14,12 @@ from exgrpo_cli.evaluation.benchmarks import (
     BenchmarkSource,
     Protocol,
     averages_over,
+    benchmark_questions,
     in_suite_order,
     load_benchmark,
     load_benchmarks,
     own_benchmark,
 )
-from exgrpo_cli.evaluation.questions import benchmark_questions
 from exgrpo_cli.presets import preset_names
 
 MEMBERS = ("aime24", "aime25", "amc", "math500", "minerva", "olympiad", "arc-c", "gpqa-diamond", "mmlu-pro")

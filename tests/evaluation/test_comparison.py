@@ -9,7 +9,7 @@ from stored_results import with_successes
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.commands import run
-from exgrpo_cli.evaluation.comparison import compare, comparison_json, models_in
+from exgrpo_cli.evaluation.comparison import compare, models_in
 
 SAMPLES = 4
 
@@ -35,15 +35,15 @@ def test_two_results_are_paired_by_question_and_shown_as_one_comparison(tmp_path
     found = compared.comparisons["b", "made"]
     assert (found["difference"], found["p_value"]) == (0.0, 1.0)
     assert found["low"] < 0 < found["high"]
-    flips = [(flip.question_id, flip.first, flip.second) for flip in compared.flips["b", "made"]]
+    flips = [(flip["question_id"], flip["first"], flip["second"]) for flip in found["flips"]]
     assert flips == [("q4", 1.0, 0.0), ("q1", 0.0, 0.75)]
-    assert (found["gained"], found["lost"], found["notes"]) == (["q1"], ["q4"], [])
+    assert found["notes"] == []
     assert run(["evaluate", "--compare", str(first), str(second), "--output", str(tmp_path / "both")]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("made: b minus a: +0.0 points, 95 % interval ")
+    assert "\nmade: b minus a: +0.0 points, 95 % interval " in shown
     assert "  1.00 -> 0.00  q4  Question 4?\n  0.00 -> 0.75  q1" in shown
-    written = json.loads((tmp_path / "both" / "comparison.json").read_text())
-    assert (written["benchmark"], [score["value"] for score in written["scores"]]) == ("made", [7 / 16, 7 / 16])
+    (written,) = json.loads((tmp_path / "both" / "comparison.json").read_text())["benchmarks"]["made"]["comparisons"]
+    assert [score["value"] for score in written["scores"]] == [7 / 16, 7 / 16]
     assert (tmp_path / "both" / "accuracy.svg").exists() and (tmp_path / "both" / "table.md").exists()
 
 
@@ -108,7 +108,7 @@ def test_coverage_is_compared_beside_the_mean(tmp_path, capsys):
     deep = result(tmp_path / "deep", "aime24", "deep", [4, 0] * 8)
     same = result(tmp_path / "same", "aime24", "same", [2] * 16)
     assert run(["evaluate", "--compare", str(wide), str(deep), "--json", "--output", str(tmp_path / "out")]) == 0
-    found = json.loads(capsys.readouterr().out)
+    (found,) = json.loads(capsys.readouterr().out)["benchmarks"]["aime24"]["comparisons"]
     assert (found["difference"], found["p_value"]) == (0.0, 1.0)
     # pass@4 of 2 in 4 is 1, of 4 and 0 in 4 it is 1 and 0: half of the questions, 8 of 16, are lost.
     at_four = found["pass_at_k"]["4"]
@@ -126,7 +126,7 @@ def test_coverage_is_compared_beside_the_mean(tmp_path, capsys):
     # Two comparisons of pass@4 make their own family: the smaller p-value is doubled.
     assert made["pass_p_holm"] == pytest.approx(2 * made["pass_at_k"]["4"]["p_value"])
     assert made["p_holm"] == 1.0
-    assert comparison_json(compared)["benchmarks"]["aime24"]["pass_at_k"]["deep"]["4"]["value"] == 0.5
+    assert compared.to_json()["benchmarks"]["aime24"]["pass_at_k"]["deep"]["4"]["value"] == 0.5
 
 
 def test_folders_of_a_shell_pattern_are_put_together(tmp_path):
@@ -138,7 +138,7 @@ def test_folders_of_a_shell_pattern_are_put_together(tmp_path):
     (common / "table.md").write_text("| Model |")
     paths = sorted(tmp_path.glob("*-before")) + sorted(tmp_path.glob("*-after"))
     both = ["aime24", "math500"]
-    assert [(m.label, list(m.by_benchmark)) for m in models_in(paths)] == [("before", both), ("after", both)]
+    assert [(label, list(found)) for label, found in models_in(paths).items()] == [("before", both), ("after", both)]
 
 
 def test_one_model_twice_is_told_apart_by_its_folders(tmp_path):

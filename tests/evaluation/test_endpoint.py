@@ -19,10 +19,9 @@ from random_model import questions_file, run
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.types import SamplingParams, StopReason
 from exgrpo_cli.evaluation import service
-from exgrpo_cli.evaluation.benchmarks import own_benchmark
-from exgrpo_cli.evaluation.endpoint import Endpoint, endpoint_prompt, throttled
-from exgrpo_cli.evaluation.questions import benchmark_questions
+from exgrpo_cli.evaluation.benchmarks import benchmark_questions, own_benchmark
 from exgrpo_cli.evaluation.sampling import sample_seeds
+from exgrpo_cli.evaluation.server import Endpoint, endpoint_prompt, throttled
 from exgrpo_cli.evaluation.service import EvaluationRequest, plan_evaluation
 
 PARAMS = SamplingParams(temperature=0.6, top_p=1.0, max_new_tokens=64)

@@ -37,7 +37,7 @@ def command(*arguments: str) -> list[str]:
 
 KILLED_AT_THE_FIRST_RECORD = """
 import os, signal
-from exgrpo_cli.evaluation.folder import ResultsFolder
+from exgrpo_cli.evaluation.results import ResultsFolder
 from exgrpo_cli.main import main
 append = ResultsFolder.append
 def append_one_and_die(folder, records):

@@ -18,7 +18,7 @@ from openai_server import Reply, Server, completion
 from question_sources import write
 
 from exgrpo_cli.commands import run
-from exgrpo_cli.evaluation.scoring import open_pool
+from exgrpo_cli.evaluation.sampling import open_pool
 
 
 def answer_to(asked: str, answer: str) -> str:

@@ -7,7 +7,7 @@ import pytest
 from random_model import questions_file, request_for, run, save_random_model
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.evaluation.folder import ResultsFolder
+from exgrpo_cli.evaluation.results import ResultsFolder
 
 
 @pytest.fixture(scope="module")

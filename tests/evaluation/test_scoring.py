@@ -1,7 +1,6 @@
-"""What is made of stored samples: majorities, second graders, re-scoring, tables, comparisons."""
+"""What is made of stored samples: second graders, re-scoring, tables."""
 
 import io
-import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,14 +10,11 @@ import pytest
 from stored_results import NONE, RIGHT, WRONG, question, record, stamp, stored
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.types import AnswerFormat, Question, Verdict
-from exgrpo_cli.evaluation.comparison import compare
-from exgrpo_cli.evaluation.folder import ResultsFolder
-from exgrpo_cli.evaluation.records import Evaluation, QuestionRecord
-from exgrpo_cli.evaluation.scoring import majority_at_k, open_pool, rescore, score_folder, ungraded
+from exgrpo_cli.base.types import AnswerFormat, Verdict
+from exgrpo_cli.evaluation.comparison import ResultTable, latex, markdown, score_table
+from exgrpo_cli.evaluation.results import ResultsFolder, differences, grader_version, rescore, score_folder, ungraded
+from exgrpo_cli.evaluation.sampling import Evaluation, open_pool
 from exgrpo_cli.evaluation.service import rescore_folders
-from exgrpo_cli.evaluation.stamp import differences, grader_version
-from exgrpo_cli.evaluation.tables import ResultTable, latex, markdown, score_table
 from exgrpo_cli.grading import GradingPool
 
 WHOLE = AnswerFormat(opens_think=False, requires_box=False, require_eos=False)
@@ -28,40 +24,6 @@ WHOLE = AnswerFormat(opens_think=False, requires_box=False, require_eos=False)
 def pool():
     with open_pool("math") as pool:
         yield pool
-
-
-def test_majority_groups_equivalent_answers(pool: GradingPool):
-    # Right: 2 votes. Wrong: 0.5 and 1/2 are one answer with 2 votes, 7 has one: a tie, the right one among the first.
-    tie = record(question(1), ("4", RIGHT), ("4.0", RIGHT), ("0.5", WRONG), ("\\frac{1}{2}", WRONG), ("7", WRONG))
-    assert majority_at_k([tie], WHOLE, pool) == 0.5
-    # With a third spelling of one half the wrong group wins.
-    lost = record(question(2), ("4", RIGHT), ("2+2", RIGHT), ("0.5", WRONG), ("\\frac12", WRONG), ("2/4", WRONG))
-    assert majority_at_k([lost], WHOLE, pool) == 0.0
-    # Wrong answers that all differ lose to two right ones; samples without an answer do not vote.
-    won = record(question(3), ("4", RIGHT), ("4", RIGHT), ("5", WRONG), ("6", WRONG), ("7", WRONG), ("", NONE))
-    assert majority_at_k([won], WHOLE, pool) == 1.0
-    never = record(question(4), ("5", WRONG), ("", NONE), ("", NONE))
-    assert majority_at_k([tie, lost, won, never], WHOLE, pool) == pytest.approx((0.5 + 0 + 1 + 0) / 4)
-
-
-def said(asked: Question, *texts: tuple[str, Verdict]) -> QuestionRecord:
-    """A record of responses as they stand, without boxes."""
-    boxed = record(asked, *texts)
-    samples = (replace(sample, text=text) for sample, (text, _) in zip(boxed.samples, texts, strict=True))
-    return replace(boxed, samples=tuple(samples))
-
-
-def test_votes_without_a_box_and_for_an_option_are_grouped_too(pool: GradingPool):
-    # Two right votes against three for 7, each worded in its own way, and against three that differ.
-    for wrong, share in ((("It is 7", "so 7.0", "7"), 0.0), (("It is 7", "so 8", "9"), 1.0)):
-        asked = said(question(1), ("It is 4", RIGHT), ("so 4", RIGHT), *((text, WRONG) for text in wrong))
-        assert majority_at_k([asked], WHOLE, pool) == share
-    votes = [("ANSWER: A", RIGHT), ("(A)", RIGHT), ("ANSWER: C", WRONG), ("The answer is (C).", WRONG), ("Rome", WRONG)]
-    asked = said(question(1, answer="A"), *votes)
-    with open_pool("choice") as choices:
-        assert majority_at_k([replace(asked, options=("Oslo", "Paris", "Rome"))], WHOLE, choices) == 0.0
-        # Where the options are not known, nobody can tell that Rome is C: two votes each.
-        assert majority_at_k([asked], WHOLE, choices) == 0.5
 
 
 def test_time_outs_are_tried_again_before_the_score_and_kept(tmp_path, pool: GradingPool):
@@ -109,9 +71,10 @@ def test_oat_stands_beside_math_unasked(tmp_path, pool: GradingPool):
             result = score_folder(folder, pool)
         oat = result["second_graders"]["oat"]
         assert (result["avg_at_k"], oat["avg_at_k"], oat["disagreements"]) == (2 / 3, 1 / 3, 1)
-        (listed,) = [json.loads(line) for line in (path / "disagreements.jsonl").read_text().splitlines()]
-        assert listed["verdicts"] == {"math": "correct", "oat": "wrong"}
-        assert (listed["question_id"], listed["member"], listed["gold"]) == ("q1", 0, "7,8")
+        rows = pq.read_table(path / "samples.parquet").to_pylist()
+        assert [(row["verdict"], row["verdict_oat"]) for row in rows if row["verdict"] != row["verdict_oat"]] == [
+            ("correct", "wrong")
+        ]
     report = rescore_folders([tmp_path / name for name in made], (), tmp_path / "both")
     average = report.to_json()["averages"]["made+other"]
     assert (average["value"], average["second_graders"]["oat"]["value"]) == (2 / 3, 1 / 3)
@@ -119,13 +82,6 @@ def test_oat_stands_beside_math_unasked(tmp_path, pool: GradingPool):
     rows = (tmp_path / "both" / "table.md").read_text().splitlines()
     assert rows[2].startswith("| a | 66.7 | 66.7 | **66.7** |")
     assert rows[4].startswith("| a, by oat | 33.3 | 33.3 | **33.3** |")
-    better = [record(question(1, answer="7,8"), ("7,8", RIGHT), ("7,8", RIGHT), ("6", WRONG))]
-    named = {"benchmark__name": "made", "model__name": "b", "model__hash": "b"}
-    rescore_folders([stored(tmp_path / "better", better, **named)], (), tmp_path / "one")
-    compared = compare([tmp_path / "made", tmp_path / "better"])
-    found = compared.comparisons["b", "made"]
-    assert (found["difference"], found["second_graders"]["oat"]["scores"]) == (0, [1 / 3, 2 / 3])
-    assert found["second_graders"]["oat"]["difference"] == pytest.approx(1 / 3)
 
 
 def test_rescoring_needs_no_model_and_updates_the_stamp(tmp_path):
@@ -177,7 +133,6 @@ def result(value: float, k: int = 1) -> dict[str, object]:
         "questions": 30,
         "smallest_detectable_difference": 0.25,
         "pass_at_k": {str(at): {"value": value + 0.2, "low": value + 0.15, "high": value + 0.28} for at in (1, k)},
-        "maj_at_k": value,
         "mean_tokens": 1234.4,
         "share_clipped": 0.05,
     }

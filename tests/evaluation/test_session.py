@@ -18,9 +18,7 @@ from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.evaluation import service
 from exgrpo_cli.evaluation.local import from_generator
 from exgrpo_cli.evaluation.models import choose_model
-from exgrpo_cli.evaluation.records import QuestionRecord
-from exgrpo_cli.evaluation.sampling import sample_and_grade, sample_seeds
-from exgrpo_cli.evaluation.scoring import open_pool
+from exgrpo_cli.evaluation.sampling import QuestionRecord, open_pool, sample_and_grade, sample_seeds
 from exgrpo_cli.evaluation.service import EvaluationRequest, evaluate, plan_evaluation
 from exgrpo_cli.models.load import load_folder
 

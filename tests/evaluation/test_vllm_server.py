@@ -18,7 +18,7 @@ from random_model import questions_file, run
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.types import Message, SamplingParams, StopReason
 from exgrpo_cli.config.sections.run import TinySettings
-from exgrpo_cli.evaluation.endpoint import Endpoint
+from exgrpo_cli.evaluation.server import Endpoint
 from exgrpo_cli.evaluation.service import EvaluationRequest
 from exgrpo_cli.models.export import export_model
 from exgrpo_cli.models.tiny import make_model, make_tokenizer

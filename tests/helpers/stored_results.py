@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from exgrpo_cli.base.types import Message, Question, StopReason, Verdict
-from exgrpo_cli.evaluation.folder import ResultsFolder
-from exgrpo_cli.evaluation.records import QuestionRecord, Sample
-from exgrpo_cli.evaluation.stamp import Stamp
+from exgrpo_cli.evaluation.results import ResultsFolder, Stamp
+from exgrpo_cli.evaluation.sampling import QuestionRecord, Sample
 
 RIGHT, WRONG, NONE = Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER
 

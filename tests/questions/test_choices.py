@@ -3,7 +3,7 @@
 import pytest
 from question_sources import question
 
-from exgrpo_cli.evaluation.questions import shuffle_choices
+from exgrpo_cli.evaluation.benchmarks import shuffle_choices
 from exgrpo_cli.questions.choices import find_choices, format_choices, options_of
 
 DEMAND = "Answer the question. The last line has the format 'ANSWER: $LETTER', where LETTER is one of ABCD."

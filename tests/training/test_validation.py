@@ -2,7 +2,7 @@
 
 from exgrpo_cli.base.types import AnswerFormat, Message, Question, StopReason, Verdict
 from exgrpo_cli.config.sections.run import GradingSettings
-from exgrpo_cli.evaluation.records import Evaluation, QuestionRecord, Sample
+from exgrpo_cli.evaluation.sampling import Evaluation, QuestionRecord, Sample
 from exgrpo_cli.grading import GradingPool
 from exgrpo_cli.runs.result import remarks
 from exgrpo_cli.training.validation import beside, score_json, valid_counts

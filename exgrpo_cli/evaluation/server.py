@@ -22,8 +22,7 @@ from typing import Any, TypeVar
 from exgrpo_cli.base.errors import InputError, RunError, nearest
 from exgrpo_cli.base.types import AnswerFormat, Message, Question, SamplingParams, StopReason
 from exgrpo_cli.evaluation.benchmarks import Protocol
-from exgrpo_cli.evaluation.records import QuestionRecord
-from exgrpo_cli.evaluation.sampling import OnResponse, Prepared, Response
+from exgrpo_cli.evaluation.sampling import OnResponse, Prepared, QuestionRecord, Response
 from exgrpo_cli.questions.prompts import TEMPLATES, THOUGHT_SOLUTION_SYSTEM
 
 Prompt = str | tuple[Message, ...]

@@ -1,0 +1,316 @@
+"""The results folder of one benchmark and one model: its protocol, what was asked, finished questions, and the scores.
+
+`protocol.json` and `questions.jsonl` are written once, before the first sample. `records.jsonl` grows by one line per
+finished question; a line that a kill tore off is dropped when the folder is opened again. The protocol is everything
+that a score depends on; it stands in every result, and is compared before results are put together.
+"""
+
+import hashlib
+import importlib.util
+import os
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from filelock import FileLock, Timeout
+
+from exgrpo_cli import __version__
+from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.files import (
+    append_json_lines,
+    drop_torn_line,
+    read_json,
+    read_json_lines,
+    write_json,
+    write_json_lines,
+    write_whole,
+)
+from exgrpo_cli.base.types import AnswerFormat, Verdict
+from exgrpo_cli.base.versions import installed_version, package_versions
+from exgrpo_cli.evaluation.sampling import Evaluation, QuestionRecord, Sample, graders_beside, open_pool, regrade
+from exgrpo_cli.grading import GradingPool
+
+Stamp = dict[str, dict[str, Any]]
+"""Section -> key -> plain value, as it stands in `protocol.json`."""
+# What may differ when an interrupted evaluation goes on: the machine, and where the same model and questions lie.
+MAY_DIFFER_ON_RESUME = ("environment.", "model.path", "benchmark.origin")
+# What may differ between two compared models: all of the above, the models, and the random numbers. Which answer format
+# "auto" means is the models' own affair as well.
+MAY_DIFFER_IN_COMPARISON = (
+    "environment.",
+    "model.",
+    "engine.",
+    "sampling.seed",
+    "prompt.opens_think",
+    "prompt.requires_box",
+    "benchmark.origin",
+    "benchmark.folded_rows",
+)
+_FAILURES = {
+    Verdict.TIMEOUT: "timed out",
+    Verdict.CRASHED: "crashed the verifier",
+    Verdict.UNPARSABLE_GOLD: "have a gold that does not parse",
+}
+
+
+class ResultsFolder:
+    """Open for one process at a time; a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._protocol = path / "protocol.json"
+        self._questions = path / "questions.jsonl"
+        self._records = path / "records.jsonl"
+        self._lock = FileLock(path / ".lock")
+
+    @classmethod
+    def create(cls, path: Path, stamp: Stamp, asked: Sequence[QuestionRecord]) -> "ResultsFolder":
+        """A folder for this protocol: a new one, or one that an interrupted evaluation of the same protocol left.
+
+        Raises InputError where the folder holds something else, another protocol, or cannot be written.
+        """
+        folder = cls(path)
+        if path.exists() and (not path.is_dir() or (any(path.iterdir()) and not folder._protocol.is_file())):
+            raise InputError(f"{path} exists and is no results folder: choose another --output.")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{path} cannot be created ({error.strerror}): choose another --output.") from error
+        folder._acquire()
+        try:
+            if folder._protocol.is_file():
+                folder._check(stamp, asked)
+            else:
+                rows = ({key: value for key, value in asdict(each).items() if key != "samples"} for each in asked)
+                write_json_lines(folder._questions, rows)
+                write_json(folder._protocol, stamp)
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> "ResultsFolder":
+        """A folder that is there already; raises InputError otherwise."""
+        folder = cls.read(path)
+        folder._acquire()
+        return folder
+
+    @classmethod
+    def read(cls, path: Path) -> "ResultsFolder":
+        """A folder that is only read: not locked, nothing in it repaired. Raises InputError where there is none."""
+        folder = cls(path)
+        if not folder._protocol.is_file():
+            raise InputError(f"{path} is no results folder: it has no protocol.json. Run `exgrpo evaluate` first.")
+        return folder
+
+    def _acquire(self) -> None:
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise InputError(f"{self.path} is in use by another evaluation: wait for it to end.") from None
+
+    def _check(self, stamp: Stamp, asked: Sequence[QuestionRecord]) -> None:
+        unlike = differences(self.stamp, stamp, may_differ=MAY_DIFFER_ON_RESUME)
+        if unlike:
+            raise InputError(
+                f"{self.path} holds results of another protocol: {'; '.join(unlike)}. Choose another --output, or "
+                "remove the folder."
+            )
+        if [record.question.id for record in self.asked()] != [record.question.id for record in asked]:
+            raise InputError(f"{self.path}/questions.jsonl lists other questions than {self._protocol.name} says.")
+
+    @property
+    def stamp(self) -> Stamp:
+        """Everything the score depends on; raises InputError where `protocol.json` is damaged."""
+        stamp: Stamp = read_json(self._protocol)
+        return stamp
+
+    @property
+    def benchmark(self) -> str:
+        """Name of the benchmark."""
+        return str(self.stamp["benchmark"]["name"])
+
+    def asked(self) -> list[QuestionRecord]:
+        """The questions in their order, without samples."""
+        return [msgspec.convert(row, QuestionRecord) for row in read_json_lines(self._questions)]
+
+    def records(self) -> dict[str, QuestionRecord]:
+        """Finished questions by id, in the order in which they finished, without a torn last line.
+
+        Raises InputError for any other damage.
+        """
+        if self._lock.is_locked and self._records.exists():
+            drop_torn_line(self._records)
+        asked = {record.question.id: record for record in self.asked()}
+        records: dict[str, QuestionRecord] = {}
+        rows = read_json_lines(self._records) if self._records.exists() else ()
+        for number, row in enumerate(rows, start=1):
+            try:
+                samples = msgspec.convert(row["samples"], tuple[Sample, ...])
+                records[row["question_id"]] = replace(asked[row["question_id"]], samples=samples)
+            except (KeyError, msgspec.ValidationError) as error:
+                raise InputError(f"{self._records}: line {number} is no record ({error!r}): remove it.") from error
+        return records
+
+    def evaluation(self) -> Evaluation:
+        """All questions in the order they were asked; raises InputError while some are unfinished."""
+        ids, records = [record.question.id for record in self.asked()], self.records()
+        if len(records) < len(ids):
+            raise InputError(f"{self.path} holds {len(records)} of {len(ids)} questions: finish the evaluation first.")
+        return Evaluation(records=tuple(records[question_id] for question_id in ids))
+
+    def second_graders(self) -> dict[str, Any]:
+        """Second grader to its score, as `results.json` holds it; none before the evaluation has been scored."""
+        path = self.path / "results.json"
+        return dict(read_json(path).get("second_graders", {})) if path.is_file() else {}
+
+    def append(self, records: Iterable[QuestionRecord]) -> None:
+        """Add finished questions in one write, flushed before it returns.
+
+        Raises RunError where the disk is full; what was there stays readable.
+        """
+        append_json_lines(self._records, map(_record_row, records))
+
+    def rewrite(self, records: Iterable[QuestionRecord]) -> None:
+        """Replace all records."""
+        write_json_lines(self._records, map(_record_row, records))
+
+    def close(self) -> None:
+        """Leave the folder to other processes."""
+        self._lock.release()
+
+    def __enter__(self) -> "ResultsFolder":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def _record_row(record: QuestionRecord) -> dict[str, Any]:
+    return {"question_id": record.question.id, "samples": [asdict(sample) for sample in record.samples]}
+
+
+def differences(one: Stamp, other: Stamp, *, may_differ: tuple[str, ...]) -> list[str]:
+    """Every key whose values differ, as `sampling.temperature is 0.6 and 1.0`."""
+    first, second = (
+        {f"{section}.{key}": value for section, values in stamp.items() for key, value in values.items()}
+        for stamp in (one, other)
+    )
+    return [
+        f"{key} is {first.get(key, 'absent')} and {second.get(key, 'absent')}"
+        for key in dict.fromkeys([*first, *second])
+        if not key.startswith(may_differ) and first.get(key) != second.get(key)
+    ]
+
+
+def stamped_format(stamp: Stamp) -> AnswerFormat:
+    """Places where the protocol says answers are to be looked for."""
+    prompt = stamp["prompt"]
+    opens_think, requires_box = prompt["opens_think"], prompt["requires_box"]
+    return AnswerFormat(opens_think=opens_think, requires_box=requires_box, require_eos=prompt["requires_eos"])
+
+
+def environment() -> dict[str, Any]:
+    """Versions and hardware; recorded, never compared."""
+    import torch
+
+    return {
+        "exgrpo": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cores": len(os.sched_getaffinity(0)),
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "packages": package_versions(),
+    }
+
+
+def grader_version(grader: str) -> str:
+    """Version of whoever decides: math-verify for `math`, the toolkit for its own, the code's hash for a user's."""
+    if grader == "math":
+        return f"math-verify {installed_version('math-verify')}"
+    if grader.startswith("python:"):
+        module = importlib.util.find_spec(grader.split(":")[1])
+        origin = module.origin if module else None
+        return f"sha256 {hashlib.sha256(Path(origin).read_bytes()).hexdigest()[:16]}" if origin else "unknown"
+    return f"exgrpo {__version__}"
+
+
+def model_hash(folder: Path) -> str:
+    """blake2b over names and contents of the files that decide what a model folder answers."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.suffix in (".safetensors", ".json", ".jinja", ".model", ".txt", ".tiktoken"):
+            digest.update(path.name.encode() + b"\0")
+            with path.open("rb") as file:
+                while block := file.read(1 << 22):
+                    digest.update(block)
+    return digest.hexdigest()
+
+
+def score_folder(folder: ResultsFolder, pool: GradingPool, second_graders: Sequence[str] = ()) -> dict[str, Any]:
+    """Write `results.json` and `samples.parquet`; return the results.
+
+    `second_graders` come on top of those that always stand beside the protocol's. One that the pool has uses its
+    workers; one of the user's own gets as many of its own. Raises InputError while questions are unfinished.
+    """
+    stamp, evaluation = folder.stamp, folder.evaluation()
+    answer_format = stamped_format(stamp)
+    if any(sample.verdict is Verdict.TIMEOUT for sample in evaluation.all_samples):
+        evaluation = evaluation.with_verdicts(regrade(evaluation, answer_format, pool, late_only=True))
+        folder.rewrite(evaluation.records)
+    result = evaluation.figures()
+    beside = graders_beside(stamp["grader"]["name"], (record.question for record in evaluation.records))
+    by_second: dict[str, list[Verdict]] = {}
+    for grader in dict.fromkeys((*beside, *second_graders)):
+        with nullcontext(pool) if pool.has(grader) else open_pool(grader) as second_pool:
+            by_second[grader] = regrade(evaluation, answer_format, second_pool, grader=grader)
+        figures = evaluation.with_verdicts(by_second[grader]).figures()
+        both = zip(evaluation.all_samples, by_second[grader], strict=True)
+        result.setdefault("second_graders", {})[grader] = {
+            **{key: figures[key] for key in ("avg_at_k", "low", "high", "verdicts")},
+            "version": grader_version(grader),
+            "disagreements": sum(sample.verdict.reward != verdict.reward for sample, verdict in both),
+        }
+    result["protocol"] = stamp
+    write_samples(folder.path / "samples.parquet", evaluation, by_second)
+    write_json(folder.path / "results.json", result)
+    return result
+
+
+def rescore(folder: ResultsFolder, pool: GradingPool) -> None:
+    """Grade all stored samples again with the protocol's grader as it is today."""
+    stamp, evaluation = folder.stamp, Evaluation(records=tuple(folder.records().values()))
+    folder.rewrite(evaluation.with_verdicts(regrade(evaluation, stamped_format(stamp), pool)).records)
+    stamp["grader"]["version"] = grader_version(stamp["grader"]["name"])
+    write_json(folder.path / "protocol.json", stamp)
+
+
+def ungraded(result: Mapping[str, Any]) -> str:
+    """Failures of the verifier, to stand beside the score, in which it counts as wrong; empty where it never did."""
+    verdicts = result["verdicts"]
+    counts = [f"{verdicts[verdict]} {text}" for verdict, text in _FAILURES.items() if verdicts.get(verdict)]
+    return f"counted as wrong: {', '.join(counts)}" if counts else ""
+
+
+def write_samples(path: Path, evaluation: Evaluation, by_second: Mapping[str, Sequence[Verdict]]) -> None:
+    """One row per sample in the order of the questions, for notebooks; a second grader adds `verdict_<name>`."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    numbers = {"member": pa.int32(), "seed": pa.int64(), "tokens": pa.int32(), "logprob": pa.float64()}
+    rows = []
+    for record in evaluation.records:
+        of_question = {"question_id": record.question.id, "prompt": record.prompt_text, "gold": record.question.answer}
+        for sample in record.samples:
+            own = {name: getattr(sample, name) for name in ("member", "seed", "text", "logprob")}
+            ended = {"stop_reason": sample.stop_reason.value, "tokens": sample.num_tokens}
+            rows.append(of_question | own | ended | {"verdict": sample.verdict.value, "level": record.question.level})
+    columns = {name: pa.array([row[name] for row in rows], numbers.get(name, pa.string())) for name in rows[0]}
+    for name, verdicts in by_second.items():
+        columns[f"verdict_{name}"] = pa.array([verdict.value for verdict in verdicts], pa.string())
+    write_whole(path, lambda file: pq.write_table(pa.table(columns), file, compression="zstd"))
