@@ -22,6 +22,7 @@ from pathlib import Path
 begin, cpu = time.perf_counter(), time.process_time()
 from exgrpo_cli.show.statistics import report_json, report_runs, save_reports
 reports = report_runs([Path(sys.argv[1])], other=sys.argv[2])
+[told] = reports.values()
 report_json(reports)
 summarised, cpu_summarised = time.perf_counter(), time.process_time()
 if sys.argv[3]:
@@ -31,7 +32,7 @@ peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 print(json.dumps({
     "summary_seconds": summarised - begin, "summary_cpu_seconds": cpu_summarised - cpu,
     "plot_seconds": drawn - summarised, "plot_cpu_seconds": cpu_drawn - cpu_summarised,
-    "peak_bytes": peak, "trajectories": reports[0].numbers["stored"], "replays": reports[0].numbers["used"],
+    "peak_bytes": peak, "trajectories": told["stored"], "replays": told["used"],
 }))
 """
 

@@ -103,11 +103,11 @@ class Run:
         """Name and matplotlib figure of everything that the run has data for."""
         from exgrpo_cli.show.figures.training import training_figures
         from exgrpo_cli.show.record import read_run
-        from exgrpo_cli.show.statistics import replay_figures, report_record
+        from exgrpo_cli.show.statistics import replay_figures, summarise
 
         yield from training_figures(self.folder)
         if self.config.replay.enabled and (self.folder / "replay").is_dir():
-            yield from replay_figures(report_record(read_run(self.folder)))
+            yield from replay_figures(summarise(read_run(self.folder)))
 
     def report(self) -> Path:
         """Write `report.html` into the folder; returns its path."""

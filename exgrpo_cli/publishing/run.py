@@ -241,10 +241,10 @@ def _texts_and_bodies(
     """Columns of a published trajectory beside the ledger's: texts, token ids, log-probs."""
     ids, owners = (rows.column(name).to_pylist() for name in ("trajectory_id", "question_id"))
     questions, responses = record.question_texts(run, sorted(set(owners))), record.response_texts(run, source, ids)
-    texts = [questions.get(owner, record.QuestionText()) for owner in owners]
-    private.check_rows((f"{text.text}\n{text.answer}" for text in texts), "the questions")
+    texts = [questions[owner] for owner in owners]
+    private.check_rows((f"{text['text']}\n{text['answer']}" for text in texts), "the questions")
     private.check_rows(responses.values(), "the responses")
-    asked = [[text.text or None for text in texts], [text.answer or None for text in texts]]
+    asked = [[text[name] or None for text in texts] for name in ("text", "answer")]
     return [*asked, [responses.get(each) for each in ids], *map(list, zip(*reader.bodies(ids), strict=True))]
 
 

@@ -15,9 +15,10 @@ from exgrpo_cli.ledger.columns import COLLECTED, EVICTED, NO_BUCKET, READMITTED,
 from exgrpo_cli.ledger.schemas import WARM_START_STEP
 from exgrpo_cli.replay.by_question import QuestionPlace
 from exgrpo_cli.replay.by_unit import UnitPlace
+from exgrpo_cli.replay.place import Place
 from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.show.draw_test import draw_test
-from exgrpo_cli.show.record import Columns, QuestionText, RunRecord, question_texts, table_rows
+from exgrpo_cli.show.record import Columns, RunRecord, question_texts, table_rows
 
 Numbers = dict[str, Any]
 
@@ -40,11 +41,25 @@ def series(told: Mapping[str, Any], path: str) -> Any:
     """
     values: Any = told
     for name in path.split("."):
-        values = None if values is None else values[name]
+        values = None if values is None else values[int(name) if name.isdigit() else name]
     if path.startswith("ratios."):
         logged, values = values, np.full(told["steps"] + 1, np.nan)
         values[told["ratios"]["steps"]] = logged
     return values
+
+
+def draw_names(rules: Place) -> dict[str, str]:
+    """Name of each kind of a place's draws."""
+    names = {}
+    if isinstance(rules, Replace):
+        names["sampler"] = f"normal({rules.mu:g}, {rules.sigma:g})" if rules.sampler == "normal" else rules.sampler
+    if isinstance(rules, QuestionPlace):
+        names["metric"] = rules.metric if rules.metric == "random" else f"{rules.metric}:{rules.direction}"
+    if isinstance(rules, UnitPlace):
+        fading = f", fading in {rules.age_decay:g} steps" if rules.age_decay else ""
+        power = f"^{rules.exponent:g}" if rules.exponent != 1 else ""
+        names["priority"] = f"{rules.priority}{power}, {rules.draw}{fading}"
+    return names
 
 
 def run_facts(record: RunRecord) -> Numbers:
@@ -57,6 +72,7 @@ def run_facts(record: RunRecord) -> Numbers:
         "sampler": rules.sampler if isinstance(rules, Replace) else None,
         "metric": f"{rules.metric}:{rules.direction}" if isinstance(rules, QuestionPlace) else None,
         "priority": rules.priority if isinstance(rules, UnitPlace) else None,
+        "drawn_by": ", ".join(draw_names(rules).values()),
         "group_size": record.config.rollout.group_size,
         "steps": record.last_step,
         "first_mixed_step": record.metrics.first_mixed_step,
@@ -199,7 +215,7 @@ def _most_replayed(record: RunRecord, rows: Int64[np.ndarray, " replays"]) -> li
         trajectories=stored[top],
         distinct=distinct[top],
         state=[state_of(record, question) for question in top.tolist()],
-        question=[texts.get(question_id, QuestionText()) for question_id in ids],
+        question=[texts[question_id] for question_id in ids],
     )
 
 

@@ -97,15 +97,6 @@ class RunRecord:
         """Row of each trajectory. Raises InputError for an id that no row has."""
         return rows_of(self.trajectories.trajectory_id, trajectory_ids)
 
-    def chance(self, step: int, bucket: int | None, num_members: int | None) -> float | None:
-        """Probability of one question of a bucket at each single draw of a step; None where it was not offered.
-
-        The bucket's probability over its questions: inside a bucket they are equally likely.
-        """
-        draws = self.draws
-        rows = np.flatnonzero((draws.step == step) & (draws.bucket == bucket) & (draws.num_members == num_members))
-        return float(draws.probability[rows[0]] / draws.num_questions[rows[0]]) if len(rows) else None
-
 
 def rows_of(known: Int64[np.ndarray, " rows"], ids: Int64[np.ndarray, " ids"]) -> Int64[np.ndarray, " ids"]:
     """Row of each id; ids rise with the row. Raises InputError for an id that no row has."""
@@ -147,8 +138,16 @@ def read_run(run: Path) -> RunRecord:
     Raises InputError for a folder that is no run, and for a run without a ledger (saying so when replay was off).
     """
     config = read_config(run)
+    if not config.replay.enabled:
+        raise InputError(
+            f"{run} has stored nothing: replay was off (method {config.run.method!r}, replay.enabled = false). "
+            "Name a run of a method that replays, such as exgrpo."
+        )
     if not config.replay.keeps_buffer or not (run / LEDGER_FOLDER).is_dir():
-        raise InputError(_without_ledger(run, config))
+        raise InputError(
+            f"{run} has no replay ledger: {run / LEDGER_FOLDER} does not exist. "
+            "Wait for the run's first step, or restore the folder from a copy."
+        )
     metrics = RunMetrics.empty() if (run / POOL_FILE).is_file() else read_metrics(run)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LedgerWarning)  # carried on as `incomplete`
@@ -162,7 +161,8 @@ def read_run(run: Path) -> RunRecord:
         for name, columns in COLUMNS.items()
     }
     tables[EVENTS] = reader.table(EVENTS, stored_names(EventColumns), dictionary=True)
-    training_ids = _training_ids(run)
+    questions = read_question_columns(run, ["id"])
+    training_ids = pa.array([], pa.string()) if questions is None else flat(questions.column("id"))
     named = [encoded_words(tables[name].column("question_id"))[0] for name in (EVENTS, TRAJECTORIES)]
     question_ids = pc.unique(pa.concat_arrays([training_ids.cast(pa.string()), *named]))
     born = tables[TRAJECTORIES]
@@ -194,18 +194,6 @@ def read_run(run: Path) -> RunRecord:
     )
 
 
-def _without_ledger(run: Path, config: Config) -> str:
-    if not config.replay.enabled:
-        return (
-            f"{run} has stored nothing: replay was off (method {config.run.method!r}, replay.enabled = false). "
-            "Name a run of a method that replays, such as exgrpo."
-        )
-    return (
-        f"{run} has no replay ledger: {run / LEDGER_FOLDER} does not exist. "
-        "Wait for the run's first step, or restore the folder from a copy."
-    )
-
-
 def read_question_columns(run: Path, columns: Sequence[str], chosen: pc.Expression | None = None) -> pa.Table | None:
     """Some columns of the run's own questions, those it has, of the `chosen` rows; None where the file is gone.
 
@@ -224,37 +212,21 @@ def read_question_columns(run: Path, columns: Sequence[str], chosen: pc.Expressi
         raise InputError(f"{error}: restore the file from a copy, or delete it.") from error
 
 
-def _training_ids(run: Path) -> pa.Array:
-    table = read_question_columns(run, ["id"])
-    return pa.array([], pa.string()) if table is None else flat(table.column("id"))
-
-
 def _stored(name: str) -> str:
     return STORED_NAMES.get(name, name)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QuestionText:
-    """A question as the run's own file has it; empty where the file is gone."""
-
-    text: str = ""
-    """Content of the last user message."""
-    answer: str = ""
-    level: str = ""
-
-
-def question_texts(run: Path, question_ids: Sequence[str]) -> dict[str, QuestionText]:
-    """Text, answer and level of the named questions. Raises InputError for a damaged question file."""
+def question_texts(run: Path, question_ids: Sequence[str]) -> dict[str, dict[str, str]]:
+    """`text` (content of the last user message), `answer` and `level` of each named question, empty where the run's own
+    file is gone or has none. Raises InputError for a damaged question file."""
+    found = {name: {"text": "", "answer": "", "level": ""} for name in question_ids}
     chosen = pc.field("id").isin(pa.array(question_ids, pa.string()))
     table = read_question_columns(run, ("id", "prompt", "answer", "level"), chosen) if question_ids else None
-    return {
-        row["id"]: QuestionText(
-            text=next((turn["content"] for turn in reversed(row.get("prompt") or []) if turn["role"] == "user"), ""),
-            answer=row.get("answer") or "",
-            level=row.get("level") or "",
-        )
-        for row in (() if table is None else table.to_pylist())
-    }
+    for row in () if table is None else table.to_pylist():
+        said = [turn["content"] for turn in row.get("prompt") or [] if turn["role"] == "user"]
+        words = {"text": said[-1] if said else "", "answer": row.get("answer"), "level": row.get("level")}
+        found[row["id"]] = {name: word or "" for name, word in words.items()}
+    return found
 
 
 def response_texts(run: Path, source: str, trajectory_ids: Sequence[int]) -> dict[int, str]:

@@ -3,9 +3,7 @@
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,10 +15,10 @@ from exgrpo_cli.runs.folder import RunFolder, RunMetrics, read_json_lines, read_
 from exgrpo_cli.runs.manifest import find_changes
 from exgrpo_cli.runs.result import read_summary, remarks
 from exgrpo_cli.show import statistics, tables
-from exgrpo_cli.show.details import step_replay
 from exgrpo_cli.show.figures import training
 from exgrpo_cli.show.page import Block, Page, Paragraph, Response, figure_block, section, warning
-from exgrpo_cli.show.record import RunRecord, keeps_experience, read_config, read_run
+from exgrpo_cli.show.queries import draw_names
+from exgrpo_cli.show.record import keeps_experience, read_config, read_run
 from exgrpo_cli.studies.measure import new_fall, read_validations
 from exgrpo_cli.training.step.guards import Guards
 
@@ -35,12 +33,9 @@ SAMPLE: Shape = {
 }
 """Keys of a row of samples/ that are shown."""
 RESPONSES_SHOWN = 3
-"""Right ones, wrong ones, and replayed ones, each."""
+"""Right ones and wrong ones, each."""
 SAMPLE_FILES = 20
 """Files of the newest steps, in which responses are looked for."""
-REPLAYED = ("age", "entropy", "reward", "advantage", "priority")
-"""Numbers that stand below a replayed response."""
-NO_TEXT = "(no tokenizer yet to decode it with)"
 
 
 def is_run(path: Path) -> bool:
@@ -51,14 +46,12 @@ def is_run(path: Path) -> bool:
 def run_page(run: Path) -> Page:
     """The page of a run folder, each section as far as its files allow."""
     folder, name = RunFolder(run), run.resolve().name
-    record = cache(lambda: read_run(run))
     sections = [
         section("Result", lambda: _result(folder)),
         section("Warnings", lambda: _warnings(folder)),
         section("Learning", lambda: _learning(run)),
         section("Verdicts and responses", lambda: _responses(folder)),
-        section("Replay", lambda: _replay(record()) if read_config(run).replay.enabled else iter(())),
-        section("Replayed trajectories", lambda: _replayed(record()) if read_config(run).replay.enabled else iter(())),
+        section("Replay", lambda: _replay(run)),
         section("How to repeat it", lambda: _repeat(run)),
         section("Versions", lambda: _versions(run)),
     ]
@@ -83,7 +76,7 @@ def _subtitle(folder: RunFolder) -> str:
         config = read_config(folder.path)
     except InputError:
         return state
-    chosen = f"replay {tables.drawn_by(config.replay)}" if config.replay.enabled else "no replay"
+    chosen = f"replay {', '.join(draw_names(config.replay).values())}" if config.replay.enabled else "no replay"
     asked = f"questions {Path(config.data.train).name}, seed {config.run.seed}"
     return f"{config.run.method} on {config.backbone.name}, {asked}, {chosen}. {state}"
 
@@ -177,35 +170,14 @@ def _verdicts(metrics: RunMetrics) -> list[list[str]]:
     return rows
 
 
-def _replay(record: RunRecord) -> Iterator[Block]:
-    report = statistics.report_record(record)
-    yield tables.overview([report])
-    yield tables.entropies(report)
-    for name, figure in statistics.replay_figures(report):
-        yield figure_block(name, figure, statistics.CAPTIONS[name])
-
-
-def _replayed(record: RunRecord) -> Iterator[Block]:
-    chosen = np.concatenate([record.scores.step[record.scores.chosen], record.units.step[record.units.accepted]])
-    if not len(chosen):
-        yield Paragraph("Nothing has been replayed yet.")
-        return
-    step = int(chosen.max())
-    yield Paragraph(f"Of step {step}, the last that replayed. exgrpo replay-stats RUN --step N shows any other.")
-    replayed = step_replay(record, step)
-    for unit in [unit for unit in replayed["units"] if unit["accepted"]][:RESPONSES_SHOWN]:
-        yield _response(unit, unit["rows"][0], f"first of {len(unit['rows'])} rows of a unit")
-    for drawn in replayed["questions"][:RESPONSES_SHOWN]:
-        for row in [one for one in drawn["candidates"] if one["chosen"]][:1]:
-            yield _response(drawn, row, f"one of {len(drawn['candidates'])} candidates")
-
-
-def _response(drawn: dict[str, Any], row: dict[str, Any], among: str) -> Response:
-    """A replayed row of a drawn question or unit."""
-    question, known = drawn["question"], drawn | row
-    numbers = [f"{name} {known[name]:.3g}" for name in REPLAYED if known.get(name) is not None]
-    text, facts = row["text"] or NO_TEXT, ", ".join([*numbers, among])
-    return Response(question.text or drawn["question_id"], question.answer, text, facts, row.get("reward", 1) > 0)
+def _replay(run: Path) -> Iterator[Block]:
+    if read_config(run).replay.enabled:
+        told = statistics.summarise(read_run(run))
+        yield tables.overview({run.resolve().name: told})
+        yield tables.entropies(told)
+        for name, figure in statistics.replay_figures(told):
+            yield figure_block(name, figure, statistics.CAPTIONS[name])
+        yield Paragraph("exgrpo replay-stats RUN --step N shows what a step replayed, with the responses.")
 
 
 def _repeat(run: Path) -> Iterator[Block]:

@@ -9,7 +9,7 @@ import math
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,7 @@ import numpy as np
 from rich.table import Table
 
 from exgrpo_cli.base.errors import DamageWarning, InputError
-from exgrpo_cli.replay.place import Place
-from exgrpo_cli.show import queries, tables, what_if
-from exgrpo_cli.show.details import question_history, step_replay
+from exgrpo_cli.show import asked, queries, tables
 from exgrpo_cli.show.figures import buffer
 from exgrpo_cli.show.figures.style import save
 from exgrpo_cli.show.figures.training import training_figures
@@ -32,37 +30,14 @@ if TYPE_CHECKING:
 PLOTS_FOLDER = "plots"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunReport:
-    """One run's record with its numbers."""
-
-    label: str
-    """Shortest end of the run's path that no other run of the report shares."""
-    record: RunRecord
-    numbers: Numbers
-    """The object of `--json`, with arrays: `step`, `question` and `what_if` only where they were asked for."""
-    other: Place | None = None
-    """Rules of the policy that `what_if` is about."""
-
-    @property
-    def rules(self) -> Place:
-        """The run's own rules of replay."""
-        return self.record.config.replay
-
-    def titles(self, kind: str) -> tuple[str, str]:
-        """Names of the draws of a kind, of the run and of the other policy."""
-        own, other = (what_if.titles(rules)[kind] for rules in (self.rules, self.other) if rules)
-        return own, other
-
-
 @dataclass(frozen=True, slots=True)
 class Statistic:
     """One statistic of a run; a table or a figure that the run has no data for is left out."""
 
     query: Callable[[RunRecord], Numbers]
     """Its part of the object of `--json`."""
-    tables: "Sequence[Callable[[RunReport], Table | None]]" = ()
-    figures: "Mapping[str, tuple[Callable[[RunReport], Figure | None], str]]" = field(default_factory=dict)
+    tables: Sequence[Callable[[Numbers], Table | None]] = ()
+    figures: "Mapping[str, tuple[Callable[[Numbers], Figure | None], str]]" = field(default_factory=dict)
     """By the name of its file, the maker of a figure and how to read it."""
 
 
@@ -103,33 +78,27 @@ CAPTIONS = {name: caption for statistic in STATISTICS for name, (_, caption) in 
 
 def report_runs(
     runs: Sequence[Path], *, step: int | None = None, question_id: str = "", other: str = ""
-) -> list[RunReport]:
-    """The numbers of every run; besides what `step` replayed, the history of `question_id`, and what an `other` policy,
-    as `--what-if` names it, would have drawn.
+) -> dict[str, Numbers]:
+    """The numbers of every run by its label, with arrays; besides what `step` replayed, the history of `question_id`,
+    and what an `other` policy, as `--what-if` names it, would have drawn.
 
-    Warns (DamageWarning) of what is left out. Raises InputError for what is no run, a step that it has not finished, an
-    unknown question or a policy that cannot be read.
+    A label is the shortest end of a run's path that no other run shares. Warns (DamageWarning) of what is left out.
+    Raises InputError for what is no run or named twice, a step that it has not finished, an unknown question or a
+    policy that cannot be read.
     """
-    reports = []
+    reports = {}
     for run, label in zip(runs, _labels(runs), strict=True):
         record = read_run(run)
         if record.incomplete:
             warnings.warn(f"{run}: {record.incomplete}", DamageWarning, stacklevel=2)
-        policy = what_if.parse_what_if(other, record.config.replay) if other else None
-        numbers = summarise(record)
+        reports[label] = numbers = summarise(record)
         if step is not None:
-            numbers["step"] = step_replay(record, step)
+            numbers["step"] = asked.step_replay(record, step)
         if question_id:
-            numbers["question"] = question_history(record, question_id)
-        if policy:
-            numbers["what_if"] = what_if.ask(record, policy, np.random.default_rng(0))
-        reports.append(RunReport(label=label, record=record, numbers=numbers, other=policy.rules if policy else None))
+            numbers["question"] = asked.question_history(record, question_id)
+        if other:
+            numbers["what_if"] = asked.what_if(record, other)
     return reports
-
-
-def report_record(record: RunRecord) -> RunReport:
-    """The numbers of one run that has been read."""
-    return RunReport(label=record.run.resolve().name, record=record, numbers=summarise(record))
 
 
 def summarise(record: RunRecord) -> Numbers:
@@ -142,10 +111,6 @@ def summarise(record: RunRecord) -> Numbers:
 
 
 def _labels(runs: Sequence[Path]) -> list[str]:
-    """The last parts of each path, as many as it takes to tell the runs apart.
-
-    Raises InputError for a run that is named twice.
-    """
     parts = [run.resolve().parts for run in runs]
     twice = [run for position, run in enumerate(runs) if parts[position] in parts[:position]]
     if twice:
@@ -154,16 +119,14 @@ def _labels(runs: Sequence[Path]) -> list[str]:
     return next(labels for n in lengths if len(set(labels := ["/".join(own[-n:]) for own in parts])) == len(runs))
 
 
-def report_json(reports: Sequence[RunReport]) -> dict[str, Any]:
+def report_json(reports: Mapping[str, Numbers]) -> dict[str, Any]:
     """One run's object; of several runs {"runs": {label: object}}."""
-    objects = {report.label: plain(report.numbers) for report in reports}
+    objects = plain(reports)
     return next(iter(objects.values())) if len(reports) == 1 else {"runs": objects}
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON holds it: dataclasses as objects, arrays as lists, keys as text, null for NaN and infinities."""
-    if is_dataclass(value) and not isinstance(value, type):
-        value = asdict(value)
+    """A value as JSON holds it: arrays as lists, keys as text, null for NaN and infinities."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -173,26 +136,25 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def report_tables(reports: Sequence[RunReport]) -> Iterator[Table]:
+def report_tables(reports: Mapping[str, Numbers]) -> Iterator[Table]:
     """Tables of what was asked for; else all tables of one run, or those that set several side by side."""
-    if asked := [table for report in reports for table in tables.asked_tables(report)]:
-        yield from asked
+    if found := [table for label, told in reports.items() for table in tables.asked_tables(label, told)]:
+        yield from found
         return
     yield tables.overview(reports)
-    if len(reports) > 1:
-        return
-    for statistic in STATISTICS:
-        yield from filter(None, (table(reports[0]) for table in statistic.tables))
+    if len(reports) == 1:
+        [told] = reports.values()
+        yield from filter(None, (table(told) for statistic in STATISTICS for table in statistic.tables))
 
 
-def replay_figures(report: RunReport) -> "Iterator[tuple[str, Figure]]":
+def replay_figures(told: Numbers) -> "Iterator[tuple[str, Figure]]":
     """Name and figure of everything about the experience buffer that has data, and of how its run draws from it."""
-    for statistic in STATISTICS:
-        for name, (draw, _) in statistic.figures.items():
-            if figure := draw(report):
-                yield name, figure
-    if "what_if" in report.numbers and (asked := buffer.what_if_figure(report)):
-        yield "replay-what-if", asked
+    makers = {name: draw for statistic in STATISTICS for name, (draw, _) in statistic.figures.items()}
+    for name, draw in makers.items():
+        if figure := draw(told):
+            yield name, figure
+    if "what_if" in told and (figure := buffer.what_if_figure(told)):
+        yield "replay-what-if", figure
 
 
 def save_all(run: Path, *, heldout: Mapping[str, Any] | None = None) -> list[Path]:
@@ -204,7 +166,7 @@ def save_all(run: Path, *, heldout: Mapping[str, Any] | None = None) -> list[Pat
     """
     drawn = [training_figures(run, heldout)]
     if read_config(run).replay.enabled and (run / LEDGER_FOLDER).is_dir():
-        drawn.append(replay_figures(report_record(read_run(run))))
+        drawn.append(replay_figures(summarise(read_run(run))))
     return _saved(itertools.chain(*drawn), run / PLOTS_FOLDER)
 
 
@@ -212,15 +174,14 @@ def _saved(figures: "Iterable[tuple[str, Figure]]", folder: Path) -> list[Path]:
     return [path for name, figure in figures for path in save(figure, folder, name)]
 
 
-def plot_folders(reports: Sequence[RunReport], output: Path | None) -> list[Path]:
+def plot_folders(reports: Mapping[str, Numbers], output: Path | None) -> list[Path]:
     """Folder of each run's figures: RUN/plots, or in `output`, a folder for each of several runs.
 
     Raises InputError for one that cannot be written, before anything is drawn.
     """
-    many = len(reports) > 1
-    folders = [
-        (output / (each.label if many else "")) if output else each.record.run / PLOTS_FOLDER for each in reports
-    ]
+    folders = [Path(told["run"]) / PLOTS_FOLDER for told in reports.values()]
+    if output:
+        folders = [output / label for label in reports] if len(reports) > 1 else [output]
     for folder in folders:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -234,11 +195,11 @@ def plot_folders(reports: Sequence[RunReport], output: Path | None) -> list[Path
     return folders
 
 
-def save_reports(reports: Sequence[RunReport], folders: Sequence[Path]) -> list[Path]:
+def save_reports(reports: Mapping[str, Numbers], folders: Sequence[Path]) -> list[Path]:
     """All figures of every run into its folder, and of several runs one that compares them into the first."""
     paths: list[Path] = []
-    for report, folder in zip(reports, folders, strict=True):
-        paths += _saved(itertools.chain(training_figures(report.record.run), replay_figures(report)), folder)
+    for told, folder in zip(reports.values(), folders, strict=True):
+        paths += _saved(itertools.chain(training_figures(Path(told["run"])), replay_figures(told)), folder)
     if len(reports) > 1 and (compared := buffer.buffers_compared(reports)):
         paths += save(compared, folders[0], "replay-comparison")
     return paths

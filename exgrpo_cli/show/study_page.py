@@ -186,14 +186,13 @@ def _runs(study: Study, broken: list[tuple[Path, str]]) -> Iterator[Block]:
 
 
 def _ledgers(study: Study) -> Iterator[Block]:
-    reports = []
+    reports = {}
     keeping = [run for run in study.runs if run.config.replay.keeps_buffer and (run.folder / LEDGER_FOLDER).is_dir()]
     for run in filter(_has_stepped, keeping):
         try:
-            report = statistics.report_record(read_run(run.folder))
-            reports.append(replace(report, label=f"{run.arm.name}/{run.seed}"))
-            if report.record.incomplete:
-                yield warning(f"{NOT_SHOWN}of {run.arm.name}, seed {run.seed}, the rest: {report.record.incomplete}")
+            reports[f"{run.arm.name}/{run.seed}"] = told = statistics.summarise(read_run(run.folder))
+            if told["incomplete"]:
+                yield warning(f"{NOT_SHOWN}of {run.arm.name}, seed {run.seed}, the rest: {told['incomplete']}")
         except InputError as error:
             yield warning(f"{NOT_SHOWN}{run.arm.name}, seed {run.seed}: {error}")
     if reports:

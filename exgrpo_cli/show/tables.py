@@ -4,19 +4,15 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from exgrpo_cli.replay.place import Place
-from exgrpo_cli.show import what_if
 from exgrpo_cli.show.queries import Numbers, series, span_of
-
-if TYPE_CHECKING:
-    from exgrpo_cli.show.statistics import RunReport
 
 Cell = Callable[[Any], str]
 Columns = Mapping[str, Cell]
@@ -113,10 +109,9 @@ FACTS: Columns = {
 """Row of the overview -> how a run's numbers are written there."""
 
 
-def overview(reports: "Sequence[RunReport]") -> Table:
+def overview(reports: Mapping[str, Numbers]) -> Table:
     """The main numbers, one column per run."""
-    told = {report.label: report.numbers | {"drawn_by": drawn_by(report.rules)} for report in reports}
-    return facts_table("Experience buffer", FACTS, told)
+    return facts_table("Experience buffer", FACTS, reports)
 
 
 def facts_table(title: str, facts: Columns, told: Mapping[str, Any]) -> Table:
@@ -131,82 +126,90 @@ def listing(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *,
     return table_of(title, columns, rows, words=words)
 
 
-def drawn_by(rules: Place) -> str:
-    """Rules by which a run's replay is drawn and chosen."""
-    return ", ".join(what_if.titles(rules).values())
-
-
 Since = tuple[str, Callable[[np.ndarray], str]]
 """Path of values, and how those of the steps since the row above are put together."""
 
 
-def over_time(
-    title: str, report: "RunReport", now: Mapping[str, np.ndarray | None], since: Mapping[str, Since]
-) -> Table:
-    """A few steps, evenly spaced, the last one among them; `now` are counts after each step, by heading."""
-    last, parts = report.record.last_step, [(series(report.numbers, path), text) for path, text in since.values()]
+def over_time(title: str, columns: Mapping[str, Since], told: Numbers) -> Table | None:
+    """A few steps, evenly spaced, the last one among them; None where nothing is known of any."""
+    last, found = told["steps"], {heading: series(told, path) for heading, (path, _) in columns.items()}
+    if all(values is None for values in found.values()):
+        return None
     times = sorted({round(step) for step in np.linspace(min(1, last), last, TIMES_SHOWN)})
     rows = [
         [
             str(step),
-            *(NO_VALUE if values is None else count(values[step]) for values in now.values()),
-            *(text(values[before + 1 : step + 1]) for values, text in parts),
+            *(
+                NO_VALUE if values is None else columns[heading][1](values[before + 1 : step + 1])
+                for heading, values in found.items()
+            ),
         ]
         for before, step in itertools.pairwise([-1, *times])
     ]
-    return listing(title, ["step", *now, *since], rows)
+    return listing(title, ["step", *columns], rows)
 
 
-DYNAMICS: dict[str, Since] = {
-    "entropy": ("over_time.entropy_selected", average),
-    "avail.": ("over_time.entropy_available", average),
-    "cand.": ("over_time.candidates", average),
-    "age": ("over_time.age", average),
-    "ratio": ("ratios.mean", average),
-    "ESS": ("ratios.ess", average),
-}
-UNITS: dict[str, Since] = {
-    "scanned": ("over_time.units.scanned", lambda values: count(values.sum())),
-    "taken": ("over_time.units.taken", lambda values: count(values.sum())),
-    "priority": ("over_time.units.priority", lambda values: significant(finite_mean(values))),
-    "weight": ("over_time.units.weight", lambda values: significant(finite_mean(values))),
-    "drift of the scanned": ("over_time.units.drift", lambda values: significant(finite_mean(values))),
-}
+def latest(values: np.ndarray) -> str:
+    """The last count, as text."""
+    return count(values[-1])
 
 
-def buckets_over_time(report: "RunReport") -> Table:
+def total(values: np.ndarray) -> str:
+    """The sum of counts, as text."""
+    return count(values.sum())
+
+
+def rough_average(values: np.ndarray) -> str:
+    """The mean of what is finite, in three digits."""
+    return significant(finite_mean(values))
+
+
+def buckets_over_time(told: Numbers) -> Table | None:
     """Questions per bucket at a few steps."""
-    told = report.numbers["over_time"]
-    states = {str(bucket): values for bucket, values in told["buckets"].items()}
-    title = f"Questions by successes of {report.numbers['group_size']}"
-    return over_time(title, report, states | {"buffered": told["questions"]}, {})
+    buckets: dict[str, Since] = {str(k): (f"over_time.buckets.{k}", latest) for k in told["over_time"]["buckets"]}
+    columns = buckets | {"buffered": ("over_time.questions", latest)}
+    return over_time(f"Questions by successes of {told['group_size']}", columns, told)
 
 
-def dynamics(report: "RunReport") -> Table:
-    """Questions by state, entropies, ages and ratios at a few steps."""
-    states = {name: report.numbers["over_time"][name] for name in ("retired", "tried", "unseen")}
-    return over_time("Over time (from entropy on: means since the row above)", report, states, DYNAMICS)
+dynamics = partial(
+    over_time,
+    "Over time (from entropy on: means since the row above)",
+    {
+        "retired": ("over_time.retired", latest),
+        "tried": ("over_time.tried", latest),
+        "unseen": ("over_time.unseen", latest),
+        "entropy": ("over_time.entropy_selected", average),
+        "avail.": ("over_time.entropy_available", average),
+        "cand.": ("over_time.candidates", average),
+        "age": ("over_time.age", average),
+        "ratio": ("ratios.mean", average),
+        "ESS": ("ratios.ess", average),
+    },
+)
+units = partial(
+    over_time,
+    "Units scanned (since the row above)",
+    {
+        "scanned": ("over_time.units.scanned", total),
+        "taken": ("over_time.units.taken", total),
+        "priority": ("over_time.units.priority", rough_average),
+        "weight": ("over_time.units.weight", rough_average),
+        "drift of the scanned": ("over_time.units.drift", rough_average),
+    },
+)
 
 
-def units(report: "RunReport") -> Table | None:
-    """Units scanned and taken at a few steps; None where units are not drawn."""
-    scans = report.numbers["over_time"]["units"] is not None
-    return over_time("Units scanned (since the row above)", report, {}, UNITS) if scans else None
-
-
-def draws(report: "RunReport") -> Table | None:
+def draws(told: Numbers) -> Table | None:
     """Questions that the sampler promised and drew; None without a draw."""
-    found = report.numbers["draws"]
-    if not found["buckets"]:
-        return None
+    found = told["draws"]
     outcome = "" if found["p_value"] is None else f", p = {found['p_value']:.3f}"
-    title = f"Drawn against promised ({report.numbers['sampler']}{outcome})"
-    return table_of(title, PROMISE, found["buckets"])
+    title = f"Drawn against promised ({told['sampler']}{outcome})"
+    return table_of(title, PROMISE, found["buckets"]) if found["buckets"] else None
 
 
-def entropies(report: "RunReport") -> Table:
+def entropies(told: Numbers) -> Table:
     """Mean entropy at birth by success count and difficulty, within stretches of steps and over the whole run."""
-    whole = report.numbers["entropy"]
+    whole = told["entropy"]
     rows = [[group["name"], count(group["trajectories"])] for group in (*whole["by_bucket"], *whole["by_difficulty"])]
     rows.append(["hard / easy", ""])
     spans = {span_of(each): each for each in (*whole["windows"], whole)}
@@ -218,20 +221,19 @@ def entropies(report: "RunReport") -> Table:
     return listing(title, ["successes", "trajectories", *spans], rows)
 
 
-def replayed_questions(report: "RunReport") -> Table:
+def replayed_questions(told: Numbers) -> Table:
     """The questions replayed most often."""
-    return table_of("Most replayed questions", REPLAYED, report.numbers["most_replayed"], words=True)
+    return table_of("Most replayed questions", REPLAYED, told["most_replayed"], words=True)
 
 
-def asked_tables(report: "RunReport") -> Iterator[Table]:
+def asked_tables(label: str, told: Numbers) -> Iterator[Table]:
     """Tables of what was asked for of a run besides its numbers: a step, a question, another policy."""
-    told = report.numbers
     if "step" in told:
-        yield from _step_tables(report.label, told["step"])
+        yield from _step_tables(label, told["step"])
     if "question" in told:
-        yield from _question_tables(report.label, told["question"])
+        yield from _question_tables(label, told["question"])
     for kind, outcome in told.get("what_if", {}).items():
-        yield _what_if_table(report, kind, outcome)
+        yield _what_if_table(label, kind, outcome)
 
 
 def _step_tables(label: str, step: Numbers) -> Iterator[Table]:
@@ -268,9 +270,9 @@ WHAT_IF = {
 """Title of the table of each kind of what-if."""
 
 
-def _what_if_table(report: "RunReport", kind: str, outcome: Numbers) -> Table:
+def _what_if_table(label: str, kind: str, outcome: Numbers) -> Table:
     """The run's numbers and those of the other policy."""
-    own, other = report.titles(kind)
+    own, other = outcome["names"]
     if kind == "sampler":
         drawn, expected = outcome["drawn"], outcome["expected"]
         rows = [[str(k), f"{drawn.get(k, 0):,}", f"{expected.get(k, 0):,.1f}"] for k in sorted({*drawn, *expected})]
@@ -283,7 +285,7 @@ def _what_if_table(report: "RunReport", kind: str, outcome: Numbers) -> Table:
         rows.append(["the same, of draws with a choice", "", percent(outcome["share_same"])])
     title = WHAT_IF[kind].format(other) + ("" if outcome.get("measured", True) else ", values at birth")
     # The two may be called alike.
-    return listing(f"{report.label}: {title}", ["", f"run: {own}", other], rows)
+    return listing(f"{label}: {title}", ["", f"run: {own}", other], rows)
 
 
 def _successes(row: Numbers) -> str:
@@ -299,7 +301,7 @@ def _words(row: Numbers) -> str:
         worth = f"{row['trajectory_id']}: r {row['reward']:g}, A {significant(row['advantage'])}: " if known else ""
         return worth + excerpt(row["text"] or NO_VALUE)
     question = row["question"]
-    return f"{excerpt(question.text)} → {question.answer}" if question.text else ""
+    return f"{excerpt(question['text'])} → {question['answer']}" if question["text"] else ""
 
 
 def _marked(key: str, chosen: str) -> Cell:

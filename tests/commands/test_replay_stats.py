@@ -17,7 +17,8 @@ from tokenizers.models import WordLevel
 
 from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.ledger.reader import LedgerReader
-from exgrpo_cli.show.statistics import plot_folders, report_runs
+from exgrpo_cli.show.record import read_run
+from exgrpo_cli.show.statistics import plot_folders, report_runs, summarise
 from exgrpo_cli.show.tables import asked_tables, dynamics
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -52,8 +53,7 @@ def test_json_is_one_object_with_the_promised_keys(runs: tuple[Path, Path], caps
 
 def test_the_widest_table_fits_eighty_columns(runs: tuple[Path, Path]) -> None:
     """No heading and no number is broken over two lines."""
-    [report] = report_runs([runs[0]])
-    table = dynamics(report)
+    table = dynamics(summarise(read_run(runs[0])))
     console = Console(width=80, file=io.StringIO())
     console.print(table)
     lines = console.file.getvalue().splitlines()
@@ -148,11 +148,11 @@ def test_the_tables_of_a_step_stand_alone_and_keep_numbers_whole(
     assert exgrpo(["replay-stats", str(runs[0]), "--step", "6"]) == 0
     out = capsys.readouterr().out
     assert "buckets at step 6" in out and "drawn at step 6" in out and "Experience buffer" not in out
-    [report] = report_runs([runs[0]], step=6)
+    [(label, told)] = report_runs([runs[0]], step=6).items()
     console = Console(width=80, file=io.StringIO())
-    console.print(list(asked_tables(report))[-1])
+    console.print(list(asked_tables(label, told))[-1])
     lines = console.file.getvalue()
-    for drawn in report.numbers["step"]["questions"]:
+    for drawn in told["step"]["questions"]:
         for one in drawn["candidates"]:
             assert f"{one['entropy']:.3f}  {one['nll']:.3f}" in lines
     assert exgrpo(["replay-stats", str(runs[0]), "--step", "1"]) == 0
@@ -173,7 +173,7 @@ def test_each_of_several_runs_has_its_own_folder_of_plots(runs: tuple[Path, Path
     reports = report_runs(runs)
     assert plot_folders(reports, None) == [run / "plots" for run in runs]
     assert plot_folders(reports, tmp_path) == [tmp_path / "ent" / "seed-0", tmp_path / "random" / "seed-0"]
-    assert plot_folders(reports[:1], tmp_path / "one") == [tmp_path / "one"]
+    assert plot_folders({"one": reports["ent/seed-0"]}, tmp_path / "one") == [tmp_path / "one"]
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -3,7 +3,6 @@
 import itertools
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +26,9 @@ from exgrpo_cli.show.figures.training import (
     policy_diagnostics,
     training_figures,
 )
+from exgrpo_cli.show.queries import Numbers
 from exgrpo_cli.show.record import read_run
-from exgrpo_cli.show.statistics import RunReport, replay_figures, report_record, report_runs, save_all, save_reports
+from exgrpo_cli.show.statistics import replay_figures, report_runs, save_all, save_reports, summarise
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from synthetic_run import SyntheticRun, write_config, write_run
@@ -50,8 +50,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def report(run: Path) -> RunReport:
-    return report_record(read_run(run))
+def told(run: Path) -> Numbers:
+    return summarise(read_run(run))
 
 
 def names(paths: list[Path], suffix: str) -> set[str]:
@@ -81,9 +81,9 @@ def test_every_figure_is_saved_as_png_and_as_svg_with_text_in_it(run: Path) -> N
 )
 def test_short_runs_are_drawn_without_a_warning(tmp_path: Path, spec: SyntheticRun) -> None:
     write_run(tmp_path / "run", spec)
-    told = report_record(read_run(tmp_path / "run"))
+    told = summarise(read_run(tmp_path / "run"))
     figures = dict([*training_figures(tmp_path / "run"), *replay_figures(told)])
-    replays = REPLAY if told.numbers["used"] else {"replay-questions"}
+    replays = REPLAY if told["used"] else {"replay-questions"}
     assert set(figures) == (TRAINING if spec.finished else ALWAYS) | replays
     for figure in figures.values():
         figure.canvas.draw()
@@ -103,7 +103,7 @@ def test_runs_without_replay_or_steps_get_the_training_figures_only(tmp_path: Pa
         save_all(tmp_path)
 
 
-def test_the_flow_between_buckets_follows_each_replayed_question(report: RunReport, run: Path) -> None:
+def test_the_flow_between_buckets_follows_each_replayed_question(told: Numbers, run: Path) -> None:
     events = LedgerReader(run / "replay").events().to_pylist()
     latest = {(row["step"], row["question_id"]): row for row in events}
     expected: dict[tuple[int, object], int] = {}
@@ -111,17 +111,17 @@ def test_the_flow_between_buckets_follows_each_replayed_question(report: RunRepo
         last = latest[row["step"], row["question_id"]]
         key = (row["bucket"], "retired" if last["event"] == "retired" else last["bucket"])
         expected[key] = expected.get(key, 0) + 1
-    flow = report.numbers["flow"]
-    told = {(before, after): num for before, row in flow.items() for after, num in row["after"].items()}
-    told |= {(before, "retired"): row["retired"] for before, row in flow.items() if row["retired"]}
-    told |= {(before, None): row["dropped"] for before, row in flow.items() if row["dropped"]}
-    assert told == expected
-    [axes] = bucket_flow(report).axes
+    flow = told["flow"]
+    counted = {(before, after): num for before, row in flow.items() for after, num in row["after"].items()}
+    counted |= {(before, "retired"): row["retired"] for before, row in flow.items() if row["retired"]}
+    counted |= {(before, None): row["dropped"] for before, row in flow.items() if row["dropped"]}
+    assert counted == expected
+    [axes] = bucket_flow(told).axes
     np.testing.assert_allclose(sum(bars.lines[0].get_ydata() for bars in axes.containers), 1)
 
 
-def test_entropy_is_compared_within_stretches_of_steps(report: RunReport, run: Path) -> None:
-    windows = report.numbers["entropy"]["windows"]
+def test_entropy_is_compared_within_stretches_of_steps(told: Numbers, run: Path) -> None:
+    windows = told["entropy"]["windows"]
     assert len(windows) == 4 and windows[-1]["last_step"] == 45
     born = LedgerReader(run / "replay").trajectories().to_pylist()
     assert all(second["first_step"] == first["last_step"] + 1 for first, second in itertools.pairwise(windows))
@@ -131,7 +131,7 @@ def test_entropy_is_compared_within_stretches_of_steps(report: RunReport, run: P
         easy = np.mean([row["entropy"] for row in inside if row["k"] >= 6])
         assert window["hard_over_easy"] == pytest.approx(hard / easy)
         assert sum(group["trajectories"] for group in window["by_bucket"]) == len(inside)
-    [axes] = entropy_at_birth(report).axes
+    [axes] = entropy_at_birth(told).axes
     [hard, _, _] = axes.containers
     drawn = [next(group["mean"] for group in each["by_difficulty"] if group["name"] == "hard") for each in windows]
     np.testing.assert_allclose(hard.lines[0].get_ydata(), drawn)
@@ -143,8 +143,9 @@ def test_what_another_policy_would_have_drawn_is_a_figure(run: Path, tmp_path: P
     assert tmp_path / "replay-what-if.svg" in save_reports(reports, [tmp_path])
     svg = (tmp_path / "replay-what-if.svg").read_text()
     assert ">what if: linear<" in svg and ">what if: random<" in svg and ">run: ent:min<" in svg
-    drawn, *_ = what_if_figure(reports[0]).axes
-    np.testing.assert_array_equal(drawn.lines[0].get_ydata(), reports[0].numbers["what_if"]["sampler"]["pass_rate"])
+    [asked] = reports.values()
+    drawn, *_ = what_if_figure(asked).axes
+    np.testing.assert_array_equal(drawn.lines[0].get_ydata(), asked["what_if"]["sampler"]["pass_rate"])
 
 
 def test_two_lone_points_are_not_joined_and_maxima_are_not_averaged() -> None:
@@ -190,18 +191,18 @@ def test_held_out_scores_are_drawn_with_their_intervals_by_step_and_by_tokens(ru
     assert heldout_scores(tmp_path, metrics)["arithmetic"][:, 0].tolist() == [10, 20, 30, 40]
 
 
-def test_draws_stand_beside_their_promise_and_runs_beside_each_other(report: RunReport) -> None:
-    (axes,) = draws_against_promise(report).axes
-    buckets = report.numbers["draws"]["buckets"]
+def test_draws_stand_beside_their_promise_and_runs_beside_each_other(told: Numbers) -> None:
+    (axes,) = draws_against_promise(told).axes
+    buckets = told["draws"]["buckets"]
     heights = [bars.lines[0].get_ydata() for bars in axes.containers]
     np.testing.assert_allclose(heights, [[row[name] for row in buckets] for name in ("drawn", "expected")])
-    figure = buffers_compared([replace(report, label="a"), replace(report, label="b")])
+    figure = buffers_compared({"a": told, "b": told})
     assert len(figure.axes) == 6
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
 
 
-def test_no_figure_has_text_that_leaves_it_or_overlaps_its_neighbours(run: Path, report: RunReport) -> None:
-    for name, figure in [*training_figures(run), *replay_figures(report)]:
+def test_no_figure_has_text_that_leaves_it_or_overlaps_its_neighbours(run: Path, told: Numbers) -> None:
+    for name, figure in [*training_figures(run), *replay_figures(told)]:
         figure.canvas.draw()
         renderer = figure.canvas.get_renderer()
         width, height = figure.canvas.get_width_height()

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from synthetic_run import SyntheticRun, write_config, write_run
 
 HOSTILE = "<script>alert(1)</script><img src='http://example.org/x.png'>"
-SECTIONS = "Result|Warnings|Learning|Verdicts and responses|Replay|Replayed trajectories|How to repeat it|Versions"
+SECTIONS = "Result|Warnings|Learning|Verdicts and responses|Replay|How to repeat it|Versions"
 
 
 def headings(text: str) -> list[str]:

@@ -15,7 +15,7 @@ from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.replay.store import FreshRow, Store, Visit
 from exgrpo_cli.runs.folder import read_metrics
-from exgrpo_cli.show.details import question_history
+from exgrpo_cli.show.asked import question_history
 from exgrpo_cli.show.record import read_run
 from exgrpo_cli.show.statistics import plain, report_json, report_runs, summarise
 from exgrpo_cli.show.tables import overview
@@ -135,7 +135,7 @@ def test_questions_come_with_their_text_and_history(small_run: Path) -> None:
         ["aaa1", 1, 1, 3, "bucket 3"],
         ["bbb3", 1, 1, 1, "retired"],
     ]
-    assert first["question"].text == "What is 0 + 3?"
+    assert first["question"]["text"] == "What is 0 + 3?"
     history = question_history(record, "aaa")
     told = [(row["step"], row["event"], row["trajectory_id"], row["bucket"]) for row in history["events"]]
     assert told == [
@@ -235,11 +235,11 @@ def test_after_a_warm_start_nobody_can_tell_the_tried_from_the_unseen(small_run:
         visit(buffer, "aab2", 1, 0)
         buffer.flush(1)
     (run / "metrics.jsonl").write_text('{"step": 1, "phase": "mixed", "batch/questions": 2}\n')
-    [report] = report_runs([run])
-    told = report_json([report])
+    reports = report_runs([run])
+    told = report_json(reports)
     assert told["over_time"]["questions"] == [1, 1]
     assert [told["tried"], told["unseen"], told["questions"], told["stored"]] == [None, None, 1, 3]
-    assert list(overview([report]).columns[1].cells).count("–") > 2
+    assert list(overview(reports).columns[1].cells).count("–") > 2
 
 
 def refusal(run: Path) -> str:

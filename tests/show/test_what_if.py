@@ -10,8 +10,8 @@ import pytest
 
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.replay.replace import Replace
+from exgrpo_cli.show.asked import KEYS, REPETITIONS, parse_what_if, states_before, what_if
 from exgrpo_cli.show.record import RunRecord, read_run
-from exgrpo_cli.show.what_if import KINDS, REPETITIONS, ask, parse_what_if, states_before
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from synthetic_run import SyntheticRun, write_run
@@ -28,7 +28,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
 
 
 def asked(record: RunRecord, text: str) -> dict[str, Any]:
-    [outcome] = ask(record, parse_what_if(text, OWN), np.random.default_rng(0)).values()
+    [outcome] = what_if(record, text).values()
     return outcome
 
 
@@ -47,9 +47,9 @@ READ = {
 
 def test_what_is_not_named_is_as_in_the_run() -> None:
     for text, changed in READ.items():
-        other = parse_what_if(text, OWN)
-        assert other.asked == tuple(kind for kind, keys in KINDS.items() if changed.keys() & set(keys))
-        assert other.rules == replace(OWN, enabled=False, **changed)
+        rules, kinds = parse_what_if(text, OWN)
+        assert kinds == tuple(kind for kind, keys in KEYS.items() if changed.keys() & set(keys))
+        assert rules == replace(OWN, enabled=False, **changed)
 
 
 REFUSED = {

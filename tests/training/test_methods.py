@@ -16,9 +16,9 @@ from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.presets import load_preset, preset_names
-from exgrpo_cli.show.page import Response
-from exgrpo_cli.show.run_page import run_page
-from exgrpo_cli.show.statistics import replay_figures, report_json, report_runs
+from exgrpo_cli.show.asked import step_replay
+from exgrpo_cli.show.record import read_run
+from exgrpo_cli.show.statistics import plain, replay_figures, report_runs
 from exgrpo_cli.training import run as training
 from exgrpo_cli.training.run import train
 
@@ -126,28 +126,26 @@ def test_refilled_groups_take_the_places_of_groups_that_are_not_mixed(run_of: Ca
 def test_replay_stats_count_units(run_of: Callable[[str], Path]) -> None:
     run = run_of("headroom-drift")
     stored = Stored(run, groups=True)
-    [report] = report_runs([run])
+    [told] = report_runs([run]).values()
     taken = stored.replays[stored.replays.accepted]
-    assert {name for name, _ in replay_figures(report)} >= {
+    assert {name for name, _ in replay_figures(told)} >= {
         "replay-buckets", "replay-questions", "replay-units", "replay-age-reuse", "replay-entropy-by-bucket",
     }  # fmt: skip
-    units = report_json([report])["over_time"]["units"]
+    units = plain(told)["over_time"]["units"]
     by_step = stored.replays.groupby("step")
     assert [units["scanned"][step] for step in by_step.groups] == by_step.size().tolist()
     assert [units["taken"][step] for step in by_step.groups] == by_step.accepted.sum().tolist()
     assert [units["drift"][step] for step in by_step.groups] == pytest.approx(by_step.drift.mean().tolist())
     right = stored.rows[stored.rows.reward > 0]
-    assert (
-        sum(group["trajectories"] for group in report.numbers["entropy"]["by_bucket"]) == len(right) < len(stored.rows)
-    )
-    assert report.numbers["used"] == K * len(taken)
-    assert report.numbers["share"]["tokens"] > 0
+    assert sum(group["trajectories"] for group in told["entropy"]["by_bucket"]) == len(right) < len(stored.rows)
+    assert told["used"] == K * len(taken)
+    assert told["share"]["tokens"] > 0
     with pytest.raises(InputError, match="unknown key 'sampler': composition = 'append' can be asked for none"):
         report_runs([run], other="sampler=linear")
 
 
 def test_a_step_shows_the_units_that_it_scanned(
-    run_of: Callable[[str], Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run_of: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As the ledger has them, in the order drawn, each with its rows; a question's history has its uses."""
     run = run_of("headroom-drift")
@@ -171,17 +169,10 @@ def test_a_step_shows_the_units_that_it_scanned(
     assert all(("> " * accepted) + str(unit) in out for unit, accepted in scanned[["unit_id", "accepted"]].values)
     taken = stored.replays[stored.replays.accepted].merge(stored.rows[["group_id", "question_id"]], on="group_id")
     question, times = next(iter(taken.question_id.value_counts().items()))
-    [report] = report_runs([run], question_id=question)
-    assert sum(row["event"] == "selected" for row in report.numbers["question"]["events"]) == times
-    for figures in ("statistics.replay_figures", "figures.training.training_figures"):
-        monkeypatch.setattr(f"exgrpo_cli.show.{figures}", lambda *given: iter(()))
-    page = {section.title: section.blocks for section in run_page(run).sections}
-    shown = [block for block in page["Replayed trajectories"] if isinstance(block, Response)]
-    assert [block.text for block in shown] == [unit["rows"][0]["text"] for unit in told["units"] if unit["accepted"]][
-        :3
-    ]
-    [report] = report_runs([run_of("adv-per")], step=1)
-    step = report.numbers["step"]
+    [history] = report_runs([run], question_id=question).values()
+    assert sum(row["event"] == "selected" for row in history["question"]["events"]) == times
+    [first] = report_runs([run_of("adv-per")], step=1).values()
+    step = first["step"]
     assert step["nothing"] == "on-policy phase: replay begins with step 2" and not step["units"]
 
 
@@ -195,7 +186,8 @@ def test_joined_rows_are_the_best_of_their_question(run_of: Callable[[str], Path
         assert sorted(group.trajectory_id) == sorted(held.trajectory_id)
         best = group.sort_values(["reward", "trajectory_id"], ascending=[False, True]).head(4)
         assert sorted(best.trajectory_id) == sorted(group[group.chosen].trajectory_id)
-    drawn, empty = (report_runs([run_of("repo")], step=at)[0].numbers["step"] for at in (int(scores.step.iloc[0]), 1))
+    record = read_run(run_of("repo"))
+    drawn, empty = step_replay(record, int(scores.step.iloc[0])), step_replay(record, 1)
     shown = {one["trajectory_id"]: one["chosen"] for question in drawn["questions"] for one in question["candidates"]}
     assert shown == dict(scores[scores.step == drawn["step"]][["trajectory_id", "chosen"]].values)
     assert empty["nothing"] == "no question of the step held replay.min_stored rows that could be replayed"

@@ -23,7 +23,8 @@ from exgrpo_cli.config.settings import Config
 from exgrpo_cli.engines.policy import micro_batches
 from exgrpo_cli.engines.policy.policy import SteppedPolicy
 from exgrpo_cli.ledger.reader import LedgerReader
-from exgrpo_cli.show.statistics import report_runs
+from exgrpo_cli.show.asked import step_replay
+from exgrpo_cli.show.record import read_run
 from exgrpo_cli.training.importing import prepare_pool
 from exgrpo_cli.training.questions import load_questions
 from exgrpo_cli.training.run import train
@@ -119,8 +120,8 @@ def test_headroom_and_drift_of_a_group(world: World) -> None:
     assert scanned["headroom"] == pytest.approx((1 - 0.2 * np.exp(0.1) + 1 - 0.6 * np.exp(-0.2) + 0.9) / 3, rel=1e-5)
     assert abs(scanned["headroom"] - 0.7) <= np.sqrt(scanned["drift"])
     assert found["journal"].loc[1, "replay/used"] == 0
-    [report] = report_runs([world.folder / "run"], step=1)
-    assert report.numbers["step"]["nothing"] == "every unit scanned had drifted by more than replay.max_drift = 0.001"
+    replayed = step_replay(read_run(world.folder / "run"), 1)
+    assert replayed["nothing"] == "every unit scanned had drifted by more than replay.max_drift = 0.001"
 
 
 def test_the_first_of_most_headroom_within_the_drift_is_taken(world: World) -> None:

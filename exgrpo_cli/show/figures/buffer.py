@@ -3,19 +3,18 @@
 Each is None while there is nothing to draw.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from exgrpo_cli.show.figures import style
 from exgrpo_cli.show.figures.style import FULL_WIDTH, Panel, new_figure
-from exgrpo_cli.show.queries import GROUPS, series, span_of
+from exgrpo_cli.show.queries import GROUPS, Numbers, series, span_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from exgrpo_cli.show.statistics import RunReport
 
 COLOUR_MAP = "viridis"
 HISTOGRAM_BINS = 30
@@ -23,41 +22,38 @@ CHANGES = {"fewer": -1, "as many": 0, "more": 1}
 """Successes after a replay visit against those before, by the sign of the difference."""
 
 
-def over_time(titles: Mapping[str, Mapping[str, str]]) -> "Callable[[RunReport], Figure | None]":
-    """Maker of a figure with a panel over the steps for each title: its lines by their labels, each with the path of
-    its values in the numbers."""
-
-    def draw(report: "RunReport") -> "Figure | None":
-        told = report.numbers
-        lines = {title: {name: series(told, path) for name, path in paths.items()} for title, paths in titles.items()}
-        panels = [Panel(title, own) for title, own in lines.items() if not any(each is None for each in own.values())]
-        return style.series_figure(panels, told["steps"], told["first_mixed_step"])
-
-    return draw
+def over_time(titles: Mapping[str, Mapping[str, str]], told: Numbers) -> "Figure | None":
+    """A panel over the steps for each title: its lines by their labels, each with the path of its values."""
+    lines = {title: {name: series(told, path) for name, path in paths.items()} for title, paths in titles.items()}
+    panels = [Panel(title, own) for title, own in lines.items() if not any(each is None for each in own.values())]
+    return style.series_figure(panels, told["steps"], told["first_mixed_step"])
 
 
-question_states = over_time(
+question_states = partial(
+    over_time,
     {
         "questions": {"buffered": "over_time.questions", "retired": "over_time.retired"},
         "tried, nothing stored": {"": "over_time.tried"},
         "unseen": {"": "over_time.unseen"},
-    }
+    },
 )
-units_scanned = over_time(
+units_scanned = partial(
+    over_time,
     {
         "units": {"replayed": "over_time.units.taken", "scanned": "over_time.units.scanned"},
         "priority of the replayed": {"": "over_time.units.priority"},
         "drift of the scanned": {"": "over_time.units.drift"},
-    }
+    },
 )
-entropy_of_choice = over_time(
+entropy_of_choice = partial(
+    over_time,
     {
         "mean token entropy (nats)": {
             "replayed": "over_time.entropy_selected",
             "available (mean of candidates)": "over_time.entropy_available",
         },
         "candidates per question": {"": "over_time.candidates"},
-    }
+    },
 )
 COMPARED = {
     "questions buffered": "over_time.questions",
@@ -70,20 +66,19 @@ COMPARED = {
 """Panels in which several runs are set beside each other, each with the path of its values."""
 
 
-def buffers_compared(reports: "Sequence[RunReport]") -> "Figure | None":
+def buffers_compared(reports: Mapping[str, Numbers]) -> "Figure | None":
     """Contents of each buffer and draws from it, one line per run in every panel."""
     panels = [
-        Panel(title, {each.label: series(each.numbers, path) for each in reports}) for title, path in COMPARED.items()
+        Panel(title, {label: series(told, path) for label, told in reports.items()}) for title, path in COMPARED.items()
     ]
-    last_step = max(report.numbers["steps"] for report in reports)
-    return style.series_figure(panels, last_step, one_legend=True)
+    return style.series_figure(panels, max(told["steps"] for told in reports.values()), one_legend=True)
 
 
-def bucket_occupancy(report: "RunReport") -> "Figure | None":
+def bucket_occupancy(told: Numbers) -> "Figure | None":
     """Questions per bucket and step as a heat map of logarithmic counts."""
     from matplotlib.colors import LogNorm
 
-    told, by_bucket = report.numbers, report.numbers["over_time"]["buckets"]
+    by_bucket = told["over_time"]["buckets"]
     if not by_bucket:
         return None
     shown = np.arange(min(by_bucket), max(by_bucket) + 1)
@@ -104,10 +99,10 @@ def bucket_occupancy(report: "RunReport") -> "Figure | None":
         return figure
 
 
-def bucket_flow(report: "RunReport") -> "Figure | None":
+def bucket_flow(told: Numbers) -> "Figure | None":
     """Outcomes of replay visits: of each success count before, the shares of questions with fewer successes afterwards,
     as many, more, retired, or dropped from the buffer."""
-    flow = report.numbers["flow"]
+    flow = told["flow"]
     if not flow:
         return None
     shares: dict[str, dict[int, list[float]]] = {name: {} for name in (*CHANGES, "retired", "dropped")}
@@ -124,23 +119,23 @@ def bucket_flow(report: "RunReport") -> "Figure | None":
     with style.styled():
         figure, (axes,) = new_figure(width=5.0, height=2.6)
         style.draw_categories(axes, labels, shares, linestyle="none")
-        size = report.numbers["group_size"]
+        size = told["group_size"]
         axes.set(xlabel=f"successes of {size} before (visits)", ylabel="share of the visits", ylim=(0, 1))
         style.legend_above(axes, ncols=5)
         return figure
 
 
-def age_and_reuse(report: "RunReport") -> "Figure | None":
+def age_and_reuse(told: Numbers) -> "Figure | None":
     """Ages of replayed trajectories, and how often each stored one was replayed.
 
     Both on logarithmic scales: most replays are young and most trajectories never replayed, and the tails matter.
     """
-    age, reuse = report.numbers["age"], report.numbers["reuse"]
+    age, reuse = told["age"], told["reuse"]
     if not age["histogram"]:
         return None
     with style.styled():
         figure, (ages, uses) = new_figure(1, 2, width=FULL_WIDTH, height=2.4)
-        never = f"{reuse['never'] / report.numbers['stored']:.0%} never"
+        never = f"{reuse['never'] / told['stored']:.0%} never"
         ages.set(xlabel=f"age when replayed (steps; median {age['median']:g})", ylabel="replays")
         uses.set(xlabel=f"times replayed ({never})", ylabel="trajectories")
         for axes, counts in ((ages, age["histogram"]), (uses, reuse["histogram"])):
@@ -153,13 +148,13 @@ def age_and_reuse(report: "RunReport") -> "Figure | None":
         return figure
 
 
-def entropy_at_birth(report: "RunReport") -> "Figure | None":
+def entropy_at_birth(told: Numbers) -> "Figure | None":
     """Entropy at birth of correct trajectories by difficulty, within stretches of steps.
 
     Over a whole run hard questions' trajectories are older than easy ones' and entropies fall with the steps: a pooled
     comparison says more of time than of difficulty.
     """
-    windows = report.numbers["entropy"]["windows"]
+    windows = told["entropy"]["windows"]
     points: dict[str, dict[int, list[float]]] = {name: {} for name in GROUPS}
     for number, window in enumerate(windows):
         for group in window["by_difficulty"]:
@@ -179,9 +174,9 @@ def entropy_at_birth(report: "RunReport") -> "Figure | None":
         return figure
 
 
-def draws_against_promise(report: "RunReport") -> "Figure | None":
+def draws_against_promise(told: Numbers) -> "Figure | None":
     """Questions drawn from each bucket over the run beside what the sampler promised."""
-    found = report.numbers["draws"]
+    found = told["draws"]
     rows = [row for row in found["buckets"] if row["expected"] > 0 or row["drawn"]]
     if not rows:
         return None
@@ -208,12 +203,12 @@ WHAT_IF = {
 """Panels of each kind of what-if: title, and where its outcome has the run's values and the other's."""
 
 
-def what_if_figure(report: "RunReport") -> "Figure | None":
+def what_if_figure(told: Numbers) -> "Figure | None":
     """The run beside the other policy, a panel over the steps for each number by which they differ."""
     panels = []
-    for kind, outcome in report.numbers["what_if"].items():
-        names = [f"{who}: {title}" for who, title in zip(("run", "what if"), report.titles(kind), strict=True)]
+    for kind, outcome in told["what_if"].items():
+        names = [f"{who}: {title}" for who, title in zip(("run", "what if"), outcome["names"], strict=True)]
         for title, paths in WHAT_IF[kind].items():
             lines = {name: series(outcome, path) for path, name in zip(paths, names, strict=True)}
             panels.append(Panel(title, lines, outcome["steps"]))
-    return style.series_figure(panels, report.numbers["steps"])
+    return style.series_figure(panels, told["steps"])
