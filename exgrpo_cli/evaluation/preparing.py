@@ -19,7 +19,6 @@ from exgrpo_cli.questions.layouts import NamedFields
 from exgrpo_cli.questions.prepare import (
     PrepareOptions,
     PrepareReport,
-    check_source,
     default_output,
     outputs_of,
     prepare,
@@ -28,6 +27,7 @@ from exgrpo_cli.questions.prepare import (
 )
 from exgrpo_cli.questions.prompts import PromptLimit, choose_template, encode, seen_text
 from exgrpo_cli.questions.question_file import FileLayout, question_text
+from exgrpo_cli.questions.sources import check_source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

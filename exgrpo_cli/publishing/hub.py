@@ -19,7 +19,7 @@ from exgrpo_cli.ledger import parts
 from exgrpo_cli.ledger.schemas import BODIES, EVENTS, SCHEMAS
 from exgrpo_cli.models.cache import cache_root
 from exgrpo_cli.publishing.package import MARKER, Package
-from exgrpo_cli.questions.hub import explained, parse_hub_id
+from exgrpo_cli.questions.sources import explained, parse_hub_id
 from exgrpo_cli.show.record import LEDGER_FOLDER
 
 SCHEME = "hf://"

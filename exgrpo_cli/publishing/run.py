@@ -26,8 +26,8 @@ from exgrpo_cli.ledger.schemas import BODIES, EVENTS, IDENTITY_FILE, SCHEMAS, TA
 from exgrpo_cli.publishing.hub import BATCH, ROWS, check_name
 from exgrpo_cli.publishing.package import TOLD, Package, Private
 from exgrpo_cli.publishing.study import study_package
-from exgrpo_cli.questions.hub import parse_hub_id, read_card
 from exgrpo_cli.questions.question_file import read_questions, write_questions
+from exgrpo_cli.questions.sources import parse_hub_id, read_card
 from exgrpo_cli.runs.manifest import find_changes, require_model
 from exgrpo_cli.runs.result import read_summary, remarks
 from exgrpo_cli.show import record

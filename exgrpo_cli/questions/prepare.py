@@ -47,7 +47,7 @@ from exgrpo_cli.questions.question_file import (
     read_metadata,
     write_questions,
 )
-from exgrpo_cli.questions.sources import Source, default_name, hub_id_of, is_local, open_source
+from exgrpo_cli.questions.sources import Source, default_name, open_source
 
 DATA_FOLDER = Path("data")
 _SAMPLE_ROWS = 20
@@ -216,12 +216,6 @@ def _readings(source: str, options: PrepareOptions, progress: Progress) -> Itera
     for name, part in (("train", split.train), ("held-out", split.heldout)):
         made = Source(name=source, split=name, files=())
         yield Reading(questions=part, layout="built-in", source=made, num_read=len(part))
-
-
-def check_source(source: str) -> None:
-    """Raises InputError for a source that is neither built in, nor on disk, nor a hub id; nothing is fetched."""
-    if not is_made(source) and not is_local(source):
-        hub_id_of(source)
 
 
 def seed_of(source: str, options: PrepareOptions) -> int | None:

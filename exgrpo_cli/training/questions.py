@@ -21,7 +21,6 @@ from exgrpo_cli.questions.layouts import NamedFields
 from exgrpo_cli.questions.made import make_split
 from exgrpo_cli.questions.prepare import (
     PrepareOptions,
-    check_source,
     default_output,
     heldout_beside,
     prepare,
@@ -37,7 +36,7 @@ from exgrpo_cli.questions.question_file import (
     read_questions,
     write_questions,
 )
-from exgrpo_cli.questions.sources import is_local
+from exgrpo_cli.questions.sources import check_source, is_local
 from exgrpo_cli.runs.manifest import file_digest, find_damage, write_manifest
 
 # A larger question file is linked instead of copied: 100 MB (interface of the run folder).

@@ -8,9 +8,9 @@ from local_hub import TOKEN, LocalHub, Repository, local_hub, talk_to
 from question_sources import text_of
 
 from exgrpo_cli.base.errors import ExgrpoError, InputError, RunError
-from exgrpo_cli.questions.hub import parse_hub_id
 from exgrpo_cli.questions.layouts import NamedFields
 from exgrpo_cli.questions.prepare import Reading, read_source
+from exgrpo_cli.questions.sources import parse_hub_id
 
 CARD = """---
 configs:
@@ -113,7 +113,9 @@ def test_offline_a_part_of_a_data_set_is_not_taken_for_the_whole(hub, tmp_path, 
     with pytest.raises(ExgrpoError, match="403"):
         read("some/questions")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(InputError, match=r"in the cache .* without b.jsonl and HF_HUB_OFFLINE is set"):
+    with pytest.raises(
+        InputError, match=r"b.jsonl of some/questions@main is not in the cache .* and HF_HUB_OFFLINE is set"
+    ):
         read("some/questions")
     # What another program fetched is all there.
     for listing in tmp_path.glob("*/.listings/*"):
@@ -136,7 +138,7 @@ def test_a_private_data_set_needs_a_token(hub, monkeypatch):
         ("some/questions:main:tset", None, "has no split 'tset'. Did you mean 'test'?"),
         ("some/questions@nowhere:main", None, "some/questions has no revision 'nowhere'"),
         ("other/questions", None, "no data set 'other/questions'"),
-        ("some/questions:main", (PARTS[1], 404, "EntryNotFound"), "lists a file that is not there"),
+        ("some/questions:main", (PARTS[1], 404, "EntryNotFound"), "refused some/questions@main with status 404"),
         ("some/questions:main", ("/api", 403, "GatedRepo"), "is gated: accept its terms"),
         ("some/questions:main", ("/api", 401, "Unauthorized"), "HF_TOKEN"),
         ("some/questions:main", ("/api", 200, ""), "does not answer as a hub does"),

@@ -18,13 +18,12 @@ VERL = {"data_source": "openr1", "prompt": [SYSTEM, USER], "reward_model": {"gro
 CASES = [
     ("gsm8k", {"question": "Sum?", "answer": "14 / 2 = <<14/2=7>>7\n#### 7"}),
     ("math", MATH),
-    ("openr1", {"problem": "Sum?", "answer": "7", "generations": ["a", "b"], "correctness_math_verify": [True, False]}),
     # A target that is a trace is no answer.
-    ("openr1", {"problem": "Sum?", "target": [{"role": "assistant", "content": "long"}], "answer": "7"}),
+    ("question and answer", {"problem": "Sum?", "target": [{"role": "assistant", "content": "long"}], "answer": "7"}),
     ("question and answer", {"Problem": "Sum?", "Solution": "Because.", "Answer": 7}),
     ("verl", VERL | {"target": [{"role": "assistant", "content": "long"}]}),
     ("canonical", {"id": "x", "prompt": [USER], "answer": "7", "source": "s", "level": "2"}),
-    ("prompt and answer", {"prompt": "Sum?", "answer": 7.0}),
+    ("canonical", {"prompt": "Sum?", "answer": 7.0}),
     ("orz", {"0": TURNS[0], "1": TURNS[1]}),
 ]
 
@@ -243,12 +242,13 @@ def test_rows_that_are_lists_of_turns(tmp_path, name):
 @pytest.mark.parametrize("answer", ["expected_answer", "ground_truth", "ground_truth_answer", "target", "final_answer"])
 def test_names_of_the_answer_column(tmp_path, asked, answer):
     reading = read(write(tmp_path / "set.jsonl", {asked: "Sum?", "solution": "Long, so \\boxed{8}.", answer: "7"}))
-    assert (pairs(reading), "answer" in reading.layout) == ([("Sum?", "7")], True)
+    layout = "canonical" if asked == "prompt" else "question and answer"
+    assert (reading.layout, pairs(reading)) == (layout, [("Sum?", "7")])
 
 
 def chosen(paths, *selectors, card=None):
     split, files = select_files("set", paths, card or {}, selectors)
-    return *split.split("/"), files
+    return *split.split("/"), tuple(files)
 
 
 def test_configurations_and_splits_without_a_card():
