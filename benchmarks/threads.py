@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from exgrpo_cli.base.console.reporter import SilentReporter
+from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.training.run import train
 

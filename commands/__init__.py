@@ -14,8 +14,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
-from exgrpo_cli.base.console.output import data_alone, loading_noted, tell_warnings
 from exgrpo_cli.base.errors import EXIT_INTERRUPTED, EXIT_STOPPED, ExgrpoError
+from exgrpo_cli.base.output import LoadingNote, data_alone, tell_warnings
 from exgrpo_cli.commands.ablate import ablate
 from exgrpo_cli.commands.doctor import doctor
 from exgrpo_cli.commands.evaluate import evaluate
@@ -91,7 +91,7 @@ def run(arguments: list[str], commands: typer.Typer = app) -> int:
         quiet = "--quiet" in arguments or "RANK" in os.environ
         with (
             _warnings_as_lines(quiet="--quiet" in arguments, debug="--debug" in arguments),
-            loading_noted(partial(talk, quiet=quiet)),
+            LoadingNote(partial(talk, quiet=quiet)),
         ):
             code = commands(arguments, prog_name="exgrpo", standalone_mode=False)
         sys.stdout.flush()

@@ -138,7 +138,7 @@ def _print_runs(study: "Study", to_go: str) -> None:
 
 
 def _print_report(study: "Study", report: "StudyReport") -> None:
-    from exgrpo_cli.base.console.reporter import print_table
+    from exgrpo_cli.base.reporter import print_table
     from exgrpo_cli.studies.output import report_tables
 
     for warning in report.warnings:

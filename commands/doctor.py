@@ -72,7 +72,7 @@ def _require_device(backbone: str, *, visible: bool) -> None:
 
 
 def _print_report(report: Mapping[str, Any]) -> None:
-    from exgrpo_cli.base.console.reporter import stdout_console
+    from exgrpo_cli.base.reporter import stdout_console
 
     console, machine = stdout_console(), report["machine"]
     cards = (f"{gpu['name']} ({gpu['memory_bytes'] / GIB:.0f} GiB)" for gpu in machine["gpus"])

@@ -159,7 +159,7 @@ def _print_plan(plan: "EvaluationPlan", json: bool) -> None:
 
 def _show(report: "EvaluationReport", json: bool, quiet: bool) -> None:
     """The score on stdout, the plot and the tables in the results folder."""
-    from exgrpo_cli.base.console.reporter import print_table
+    from exgrpo_cli.base.reporter import print_table
     from exgrpo_cli.evaluation.comparison import score_table
     from exgrpo_cli.evaluation.results import ungraded
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
-from exgrpo_cli.base.console.output import data_stream
+from exgrpo_cli.base.output import data_stream
 
 if TYPE_CHECKING:
     from exgrpo_cli.presets import PresetKind

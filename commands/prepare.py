@@ -146,7 +146,7 @@ def prepare(
 
 def _prepare_pool(source: str, options: PrepareSettings, speech: Speech, *, dry_run: bool) -> None:
     """Rollouts logged elsewhere as a folder for `train --replay-from`."""
-    from exgrpo_cli.base.console.reporter import make_reporter
+    from exgrpo_cli.base.reporter import make_reporter
     from exgrpo_cli.config.layers import build_config
     from exgrpo_cli.config.settings import to_toml
     from exgrpo_cli.training.importing import check_pool, pool_folder, prepare_pool

@@ -93,7 +93,7 @@ def _resolved(kind: "PresetKind", name: str) -> dict[str, Any]:
 def _print_listing(listing: dict[str, dict[str, str]]) -> None:
     from rich.table import Table
 
-    from exgrpo_cli.base.console.reporter import print_table
+    from exgrpo_cli.base.reporter import print_table
 
     table = Table(box=None, padding=(0, 2), show_header=False)
     table.add_column("name", no_wrap=True)

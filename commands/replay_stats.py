@@ -56,7 +56,7 @@ def replay_stats(
       exgrpo replay-stats hf://someone/their-run
       exgrpo replay-stats runs/exgrpo-tiny --what-if sampler=linear,metric=ppl
     """
-    from exgrpo_cli.base.console.reporter import print_table
+    from exgrpo_cli.base.reporter import print_table
     from exgrpo_cli.publishing.hub import local_run
     from exgrpo_cli.show import statistics
 

@@ -122,7 +122,7 @@ def train(
       exgrpo train --resume --output runs/baseline --steps 300
       exgrpo train --backbone qwen-math-7b --launcher slurm --config cluster.toml
     """
-    from exgrpo_cli.base.console.reporter import make_reporter
+    from exgrpo_cli.base.reporter import make_reporter
     from exgrpo_cli.runs.watchdog import TimeLimit
     from exgrpo_cli.training import start as core
 
@@ -181,8 +181,8 @@ def train(
 
 
 def _launch(start: "RunStart", options: TrainOptions, speech: Speech, *, dry_run: bool, check: bool) -> None:
-    from exgrpo_cli.base.console.reporter import make_reporter
     from exgrpo_cli.base.files import read_json
+    from exgrpo_cli.base.reporter import make_reporter
     from exgrpo_cli.studies.cluster import launch_run, script, slurm_settings, study_of_one
     from exgrpo_cli.training.start import check_start
 
@@ -221,7 +221,7 @@ def _print_result(summary: dict[str, Any], run_folder: Path) -> None:
     """The short table a run ends with."""
     from rich.table import Table
 
-    from exgrpo_cli.base.console.reporter import print_table
+    from exgrpo_cli.base.reporter import print_table
     from exgrpo_cli.runs.result import remarks
 
     tokens, replay, heldout = summary["tokens"], summary["replay"], summary["heldout"]

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exgrpo_cli.base.console.reporter import Reporter
 from exgrpo_cli.base.errors import InputError, Interrupted
+from exgrpo_cli.base.reporter import Reporter
 
 if TYPE_CHECKING:
     import pyarrow as pa

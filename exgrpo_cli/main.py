@@ -7,7 +7,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from exgrpo_cli.base.console.output import reserve_stdout
+from exgrpo_cli.base.output import reserve_stdout
 
 _STOPPED = 130
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")

@@ -6,28 +6,25 @@ DeepSpeed launcher say in environment variables which rank a process is.
 """
 
 import atexit
-import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import FrameType
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from exgrpo_cli.base.console.output import data_stream
 from exgrpo_cli.base.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_STOPPED, ExgrpoError, RunError, first_line
-
-if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from exgrpo_cli.base.output import SIGNALS, data_stream
 
 T = TypeVar("T")
 
@@ -40,7 +37,9 @@ WATCH_SECONDS = 1.0
 GRACE_SECONDS = 10.0
 """Time for a rank to end by itself after another has: a GPU collective never returns once a member is gone."""
 POLL_SECONDS = 0.2
-"""Interval at which the process that started the ranks looks for signals to pass on."""
+"""Interval at which the process that started the ranks looks whether one of them has ended."""
+END_SECONDS = 30.0
+"""Time for the ranks of a host to end after one of them has failed; then they are killed."""
 ENDED_KEY = "exgrpo/ended"
 
 
@@ -242,13 +241,10 @@ def _leave(code: int) -> None:
 
 
 def _exit_code(error: BaseException) -> int:
-    if isinstance(error, ExgrpoError):
-        return error.exit_code
     if isinstance(error, KeyboardInterrupt):
         return EXIT_INTERRUPTED
-    if isinstance(error, SystemExit) and isinstance(error.code, int):
-        return error.code
-    return EXIT_STOPPED
+    code = getattr(error, "exit_code" if isinstance(error, ExgrpoError) else "code", None)
+    return code if isinstance(code, int) else EXIT_STOPPED
 
 
 def _watch(store: dist.Store, launcher: int, leaving: threading.Event) -> None:
@@ -271,102 +267,71 @@ def _watch(store: dist.Store, launcher: int, leaving: threading.Event) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rendezvous:
-    """Address at which the hosts of one run find each other."""
+class Hosts:
+    """The hosts of one run, each of which starts as many ranks."""
 
-    num_hosts: int = 1
-    endpoint: str = "localhost:0"
-    """HOST:PORT of one of them."""
-    run_id: str = field(default_factory=lambda: f"exgrpo-{os.getpid()}")
-    """The same on all of them, and another one at another time."""
-    own_name: str = "localhost"
-    """Name by which the others reach this host."""
+    number: int = 1
+    own: int = 0
+    """Number of this one; the first is where all ranks meet."""
+    address: str = "localhost"
+    """Name of the first."""
+    port: int = 0
+    """Free on the first; 0 takes any, which is for a single host."""
 
 
-def run_ranks(arguments: Sequence[str], num_ranks: int, rendezvous: Rendezvous | None = None) -> int:
+def run_ranks(arguments: Sequence[str], num_ranks: int, hosts: Hosts | None = None, *, on_gpu: bool = True) -> int:
     """Run `python ARGUMENTS` once per rank on this host; the exit code of the first rank that failed, or 0.
 
-    With a `rendezvous` the ranks of its hosts are one run, whose first rank is on either of them. Torchrun's agent
-    starts and watches the ranks, beside the main thread, which passes stop signals on: torchrun itself gives ranks 30
-    seconds after a Ctrl-C and then kills them, where a step under way and its checkpoint may take minutes.
+    With `hosts` the ranks of all of them are one run, whose first rank is on the first. Stop signals are passed on, and
+    ranks take as long as they need to save; once one has failed the others get END_SECONDS.
 
-    Raises RunError where a rank was killed, or the ranks could not be started.
+    Raises RunError where a rank was killed.
     """
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    hosts = hosts or Hosts()
+    # The ranks' store outlives each of them. They are told as torchrun tells its own that it is there.
+    store = dist.TCPStore(hosts.address, hosts.port, is_master=True, wait_for_workers=False) if hosts.own == 0 else None
+    world = {"WORLD_SIZE": hosts.number * num_ranks, "LOCAL_WORLD_SIZE": num_ranks, "MASTER_ADDR": hosts.address}
+    world |= {"MASTER_PORT": store.port if store else hosts.port, "TORCHELASTIC_USE_AGENT_STORE": True}
+    if not on_gpu:
+        # torch's C++ code logs every gloo error, which the rank raises and says as well; NCCL logs what none raises.
+        world["TORCH_CPP_LOG_LEVEL"] = "FATAL"
+    ranks: list[subprocess.Popen[bytes]] = []
+    passed_on: list[int] = []
 
-    # What a rank has to say it says itself; the agent would add a page on how torchrun ended.
-    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
-    hosts = rendezvous or Rendezvous()
-    config = LaunchConfig(
-        min_nodes=hosts.num_hosts,
-        max_nodes=hosts.num_hosts,
-        nproc_per_node=num_ranks,
-        rdzv_backend="c10d",
-        rdzv_endpoint=hosts.endpoint,
-        run_id=hosts.run_id,
-        local_addr=hosts.own_name,
-        max_restarts=0,
-    )
-    waiting: list[int] = []
-    signalled = False
-    stops = (signal.SIGINT, signal.SIGTERM)
-    handlers = {number: signal.signal(number, lambda number, frame: waiting.append(number)) for number in stops}
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        passed_on.append(number)
+        for rank in ranks:
+            rank.send_signal(number)
+
+    first = hosts.own * num_ranks
+    handlers = {number: signal.signal(number, pass_on) for number in SIGNALS}
     try:
-        with ThreadPoolExecutor(max_workers=1) as pool:
-            agent = pool.submit(elastic_launch(config, sys.executable), *arguments)
-            while not wait([agent], POLL_SECONDS).done:
-                while waiting:
-                    number, signalled = waiting.pop(0), True
-                    for process in child_processes():
-                        os.kill(process, number)
+        for local in range(num_ranks):
+            own = {name: str(value) for name, value in (world | {"RANK": first + local, "LOCAL_RANK": local}).items()}
+            # A session of its own: a terminal's Ctrl-C comes from here, once.
+            command = [sys.executable, *arguments]
+            ranks.append(subprocess.Popen(command, env=os.environ | own, start_new_session=True))
+        while not any(codes := [rank.poll() for rank in ranks]) and None in codes:
+            time.sleep(POLL_SECONDS)
+        deadline = time.monotonic() + END_SECONDS
+        for rank in ranks:
+            rank.terminate()
+        while None in [rank.poll() for rank in ranks] and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        for rank in ranks:
+            rank.kill()
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    outcome = agent.exception()
-    return EXIT_DONE if outcome is None else _exit_code_of(outcome, signalled=signalled)
-
-
-def _exit_code_of(outcome: BaseException, *, signalled: bool) -> int:
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
-    if not isinstance(outcome, ChildFailedError):
-        raise RunError(f"the ranks could not be started or watched: {outcome}") from outcome
-    rank, failure = first_failure(outcome)
-    if failure.exitcode >= 0:
-        return failure.exitcode
-    if signalled:
+    # Of those that have ended since the last look a killed one took the others along.
+    code = min((code for code in codes if code), default=EXIT_DONE)
+    if code >= 0:
+        return code
+    if passed_on:
         return EXIT_INTERRUPTED
-    ended = signal.Signals(-failure.exitcode)
+    ended = signal.Signals(-code)
     cause = "most often for want of memory (see dmesg)" if ended == signal.SIGKILL else "not by an error it raised"
     raise RunError(
-        f"rank {rank} was ended by {ended.name}, {cause}; go on with --resume from the last checkpoint."
-    ) from outcome
-
-
-def first_failure(outcome: "ChildFailedError") -> tuple[int, "ProcessFailure"]:
-    """The rank that took the others along: one that was killed, before those that ended within the same second.
-
-    The agent looks at all ranks in turn, and stamps whole seconds: a rank that waited for the killed one may have ended
-    as well by then, and come first. Its own SIGTERM to those left is no cause, and its SIGKILL comes much later.
-    """
-    first = outcome.get_first_failure()
-    killed = [
-        (rank, failure)
-        for rank, failure in outcome.failures.items()
-        if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM and failure.timestamp <= first[1].timestamp + 1
-    ]
-    return killed[0] if killed else first
-
-
-def quieten_gloo(environment: MutableMapping[str, str]) -> None:
-    """Let ranks that are started with `environment` leave out the line that torch's C++ code logs for every gloo error.
-
-    Each is raised as well, and said by the rank that raises it. For ranks on the CPU alone: NCCL logs what none raises.
-    """
-    environment["TORCH_CPP_LOG_LEVEL"] = "FATAL"
-
-
-def child_processes(process: int | str = "self") -> list[int]:
-    """Ids of the processes that this one, or another, has started and that still run."""
-    listed = [file.read_text() for file in Path(f"/proc/{process}/task").glob("*/children")]
-    return [int(child) for text in listed for child in text.split()]
+        f"rank {first + codes.index(code)} was ended by {ended.name}, {cause}; go on with --resume from the last "
+        "checkpoint."
+    )

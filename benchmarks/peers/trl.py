@@ -63,8 +63,8 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 def train_ours(load: Mapping[str, Any], channel: Connection) -> None:
     """Train as `exgrpo train` does, waiting for a word after every step."""
-    from exgrpo_cli.base.console.reporter import SilentReporter
     from exgrpo_cli.base.errors import Interrupted
+    from exgrpo_cli.base.reporter import SilentReporter
     from exgrpo_cli.config.layers import build_config
     from exgrpo_cli.training.run import train
 
@@ -139,7 +139,7 @@ def make_load(shape: str, threads: int, settings: list[str]) -> dict[str, Any]:
     """What both train on: the backbone's folder, questions with their answers, sizes of a step."""
     from transformers import AutoTokenizer
 
-    from exgrpo_cli.base.console.reporter import SilentReporter
+    from exgrpo_cli.base.reporter import SilentReporter
     from exgrpo_cli.config.layers import build_config
     from exgrpo_cli.models.load import locate
     from exgrpo_cli.questions.prompts import encode

@@ -8,9 +8,8 @@ import glob
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO, NotRequired, TypedDict
@@ -21,8 +20,6 @@ from exgrpo_cli.base.errors import InputError, RunError
 
 _PARTIAL = ".partial"
 """Between the name of what is being written, with a dot before it, and the process that writes it."""
-_ABANDONED_SECONDS = 3600.0
-"""Nothing takes so long to write: what is older was left by a process that was killed."""
 _TAIL_BYTES = 1 << 14
 
 
@@ -55,17 +52,10 @@ def publish(partial: Path, path: Path) -> None:
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Replace `path` by what `write` puts into the open file, its folder made where needed.
 
-    What killed processes left beside it long ago is removed.
-
     Raises RunError where it cannot be written; what was there before stays.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for partial in partials(path.parent, path.name):
-            # A younger one may be another process's, which may finish, so that it vanishes, at any moment.
-            with suppress(FileNotFoundError):
-                if time.time() - partial.stat().st_mtime > _ABANDONED_SECONDS:
-                    partial.unlink()
         publish(stage(path, write), path)
     except OSError as error:
         raise _cannot_write(path, error) from error
@@ -181,15 +171,10 @@ def whole_folder(folder: Path) -> Iterator[Path]:
         raise
 
 
-def remove_partials(folder: Path, name: str = "") -> int:
-    """Remove what killed processes left, of `name` alone where given, in a folder that nobody else writes.
-
-    Returns how many files and folders went.
-    """
-    leftovers = partials(folder, name)
-    for path in leftovers:
+def remove_partials(folder: Path, name: str = "") -> None:
+    """Remove what killed processes left, of `name` alone where given, in a folder that nobody else writes."""
+    for path in partials(folder, name):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    return len(leftovers)
 
 
 def partials(folder: Path, name: str = "") -> list[Path]:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from exgrpo_cli.base.console.reporter import Reporter, make_reporter
 from exgrpo_cli.base.errors import InputError, Interrupted
+from exgrpo_cli.base.reporter import Reporter, make_reporter
 from exgrpo_cli.base.types import Question
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.names import check_functions

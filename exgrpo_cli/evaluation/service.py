@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from exgrpo_cli.base.console.reporter import make_reporter
 from exgrpo_cli.base.errors import InputError, Interrupted
 from exgrpo_cli.base.files import write_text
+from exgrpo_cli.base.reporter import make_reporter
 from exgrpo_cli.base.types import SamplingParams
 from exgrpo_cli.config.names import PREFIX
 from exgrpo_cli.evaluation.benchmarks import (

@@ -231,35 +231,25 @@ def _missing_packages(plan: Plan) -> list[str]:
 
 def _missing_memory(plan: Plan, longest_prompt: int) -> tuple[str, ...]:
     """Memory that does not suffice with prompts of so many tokens; main memory is for the ranks of this host."""
-    config, memory = plan.config, plan.memory_of(longest_prompt)
-    ranks, room = max(1, config.run.nproc), plan.machine.memory_bytes
-    if not plan.on_gpu:
-        most = ranks * (memory.peak + memory.optimizer_on_host)
-        needs = [(most, room, "main memory", _fixes(config, memory, room // ranks))]
-    else:
-        kept = f"leave optim.{'offload' if config.optim.offload else 'offload_during_rollouts'} out"
+    memory, ranks = plan.memory_of(longest_prompt), max(1, plan.config.run.nproc)
+    offloaded, room = ranks * memory.optimizer_on_host, plan.machine.memory_bytes
+    lower = (
+        f"updates take {size(memory.update_peak)} (lower optim.microbatch_tokens or set backbone.gradient_checkpointing"
+        f"=true), rollouts {size(memory.rollout_peak)} (lower rollout.max_rows); more GPUs with optim.engine=deepspeed "
+        "or a smaller backbone need less"
+    )
+    needs = [(ranks * memory.peak + offloaded, room, "main memory", lower)]
+    if plan.on_gpu:
+        kept = "leave optim.offload and optim.offload_during_rollouts out"
         needs = [
-            (memory.peak, plan.gpu_bytes, "memory on each GPU", _fixes(config, memory, plan.gpu_bytes)),
-            (ranks * memory.optimizer_on_host, room, "main memory for what is offloaded", kept),
+            (memory.peak, plan.gpu_bytes, "memory on each GPU", lower),
+            (offloaded, room, "main memory for what is offloaded", kept),
         ]
     return tuple(
         f"{size(most)} of {what}, there are {size(available)}: {fixes}"
         for most, available, what, fixes in needs
         if most > available
     )
-
-
-def _fixes(config: Config, memory: MemoryPlan, room: int) -> str:
-    """Settings that lower a phase which needs more than `room`."""
-    fixes = []
-    if memory.update_peak > room:
-        also = "" if config.backbone.gradient_checkpointing else " or set backbone.gradient_checkpointing=true"
-        fixes.append(f"lower optim.microbatch_tokens{also}")
-    if memory.rollout_peak > room:
-        fixes.append("lower rollout.max_rows")
-    if config.run.device != "cpu":
-        fixes.append("use more GPUs with optim.engine=deepspeed")
-    return ", ".join([*fixes, "or use a smaller backbone"])
 
 
 def first_replay_step(config: Config, num_questions: int) -> int:
@@ -287,24 +277,13 @@ def replay_notes(config: Config, num_questions: int | None = None) -> list[str]:
 
     Where the number of questions is not known yet, as few as a step asks are assumed.
     """
-    replay, rollout = config.replay, config.rollout
-    if not replay.enabled:
-        return []
-    notes = []
+    replay, asked = config.replay, config.rollout.questions_per_step
     if num_questions is None:
-        known = {"arithmetic": config.arithmetic.num_train}
-        num_questions = known.get(config.data.train, rollout.questions_per_step)
-    first = first_replay_step(config, max(num_questions, rollout.questions_per_step))
-    if first > config.run.last_step:
-        keys = ["warmup_steps"] * bool(replay.warmup_steps) + ["min_stored"] * (replay.composition == "join")
-        notes.append(
-            f"nothing will be replayed: step {first} is the first that could, and the run ends after "
-            f"{config.run.last_step}; use more --steps{''.join(f' or a lower replay.{key}' for key in keys)}"
-        )
-    if replay.store == "all" and not (replay.capacity or replay.max_age or replay.max_uses):
-        rows = rollout.questions_per_step * rollout.group_size
-        notes.append(
-            f"replay.store = 'all' keeps up to {rows:,} rows a step, {rows * config.run.last_step:,} in all: "
-            "replay.capacity, max_age or max_uses would limit them"
-        )
-    return notes
+        num_questions = config.arithmetic.num_train if config.data.train == "arithmetic" else asked
+    if not replay.enabled or (first := first_replay_step(config, max(num_questions, asked))) <= config.run.last_step:
+        return []
+    keys = ["warmup_steps"] * bool(replay.warmup_steps) + ["min_stored"] * (replay.composition == "join")
+    return [
+        f"nothing will be replayed: step {first} is the first that could, and the run ends after "
+        f"{config.run.last_step}; use more --steps{''.join(f' or a lower replay.{key}' for key in keys)}"
+    ]

@@ -1,17 +1,15 @@
 """Limits on the time and memory of Python code that somebody else wrote, such as a chat template."""
 
 import ctypes
+import faulthandler
 import resource
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from exgrpo_cli.runs.watchdog import cancel_end, end_process_in
-
 HANG_SECONDS = 60.0
 """Time for which a single call into C code may hold the process beyond a limit."""
-_STDERR = 2
 
 
 class Expired(BaseException):
@@ -34,7 +32,8 @@ def time_limit(seconds: float) -> Iterator[None]:
 
     timer = threading.Timer(seconds, expire)
     timer.daemon = True
-    end_process_in(seconds + HANG_SECONDS, _STDERR, timer)
+    # A process has one such timer, which does not need the interpreter.
+    faulthandler.dump_traceback_later(seconds + HANG_SECONDS, exit=True)
     timer.start()
     try:
         yield
@@ -42,7 +41,7 @@ def time_limit(seconds: float) -> Iterator[None]:
         with lock:
             is_over = True
         timer.cancel()
-        cancel_end(timer)
+        faulthandler.cancel_dump_traceback_later()
 
 
 @contextmanager

@@ -1,15 +1,15 @@
 """The run folder: one writer, journals cut back on resume, and the step metrics of `metrics.jsonl` as columns."""
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from filelock import FileLock, Timeout
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Float64, Int64
 from safetensors import SafetensorError
 
 from exgrpo_cli.base.errors import InputError, RunError
@@ -46,7 +46,6 @@ class RunFolder:
         self.plots = path / "plots"
         self.model = path / "model"
         self.summary = path / "summary.json"
-        self._made: list[Path] = []
 
     @classmethod
     def create(cls, path: Path) -> "RunFolder":
@@ -58,12 +57,9 @@ class RunFolder:
             with cls(path).locked():
                 shutil.rmtree(path)
         cls.check_new(path)
-        absent = [parent for parent in path.parents if not parent.exists()]
-        path.mkdir(parents=True)
         folder = cls(path)
-        folder._made = absent
         for child in (folder.data, folder.checkpoints, folder.samples, folder.plots):
-            child.mkdir()
+            child.mkdir(parents=True)
         return folder
 
     def _is_torn(self) -> bool:
@@ -79,13 +75,6 @@ class RunFolder:
         locked = (self.path / ".lock").is_file()
         untouched = (self.checkpoints, self.samples, self.plots) if locked else self.path.iterdir()
         return not any(path.is_file() or any(path.iterdir()) for path in untouched if path.exists())
-
-    def discard(self) -> None:
-        """Remove the folder of a run that never began, and the folders that were made for it."""
-        shutil.rmtree(self.path)
-        for parent in self._made:
-            with suppress(OSError):
-                parent.rmdir()
 
     @classmethod
     def check_new(cls, path: Path) -> None:
@@ -186,25 +175,21 @@ TEXTS = ("phase", "optim/skip_reason")
 """Keys whose values are words."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class RunMetrics:
-    """Table of metrics.jsonl, one row per step in rising order; of a step logged twice the last line counts."""
+    """The steps of a run as columns, one row per step."""
 
-    steps: Int64[np.ndarray, " rows"]
-    """Step numbers; 0 where a run validated before its first step."""
-    mixed: Bool[np.ndarray, " rows"]
-    """Whether the step's phase was mixed."""
-    columns: Mapping[str, Float64[np.ndarray, " rows"]]
-    """Every numeric key; NaN where a step did not log it."""
+    rows: Sequence[Mapping[str, Any]] = ()
+    """Lines of metrics.jsonl in rising order of "step", which is 0 where a run validated before its first step."""
 
-    @classmethod
-    def empty(cls) -> "RunMetrics":
-        """Metrics of a run that took no step."""
-        return _columns({})
+    @property
+    def steps(self) -> Int64[np.ndarray, " rows"]:
+        """Step numbers."""
+        return np.array([row["step"] for row in self.rows], dtype=np.int64)
 
     def series(self, name: str) -> Float64[np.ndarray, " rows"]:
-        """The key's values, all NaN for a key that was never logged."""
-        return self.columns.get(name, np.full(len(self.steps), np.nan))
+        """Values of a numeric key; NaN where a step did not log it."""
+        return np.array([row.get(name, np.nan) for row in self.rows], dtype=np.float64)
 
     def has(self, name: str) -> bool:
         """Whether any step logged a finite value."""
@@ -212,32 +197,24 @@ class RunMetrics:
 
     def names(self, prefix: str) -> list[str]:
         """Logged keys that begin with `prefix`, sorted."""
-        return sorted(name for name in self.columns if name.startswith(prefix))
-
-    def up_to(self, step: int) -> "RunMetrics":
-        """The rows of the steps up to and including `step`."""
-        keep = self.steps <= step
-        return RunMetrics(
-            steps=self.steps[keep],
-            mixed=self.mixed[keep],
-            columns={name: column[keep] for name, column in self.columns.items()},
-        )
+        return sorted({name for row in self.rows for name in row if name.startswith(prefix)})
 
     @property
     def first_mixed_step(self) -> int | None:
         """First step of the mixed phase, or None while there is none."""
-        return int(self.steps[self.mixed][0]) if self.mixed.any() else None
+        return next((row["step"] for row in self.rows if row.get("phase") == "mixed"), None)
 
 
 def read_metrics(run: Path) -> RunMetrics:
-    """Read RUN/metrics.jsonl; a last line that is still being written is left out.
+    """Read RUN/metrics.jsonl; of a step logged twice the last line counts, one still being written is left out.
 
     Raises InputError for a folder without the file and for a broken line that is not the last.
     """
     path = run / METRICS_FILE
     if not path.is_file():
         raise InputError(f"{run} is not a run folder: it has no {METRICS_FILE}. Name the --output folder of a run.")
-    return _columns({row["step"]: row for row in journal_lines(path)})
+    by_step = {row["step"]: row for row in journal_lines(path)}
+    return RunMetrics([by_step[step] for step in sorted(by_step)])
 
 
 def journal_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -250,14 +227,3 @@ def journal_lines(path: Path) -> Iterator[dict[str, Any]]:
             if not isinstance(value, int if name == "step" else str if name in TEXTS else NUMBER):
                 raise InputError(f"{path}, line {number}: {name} is {value!r:.40}. Remove the line or restore it.")
         yield row
-
-
-def _columns(by_step: Mapping[int, Mapping[str, Any]]) -> RunMetrics:
-    steps = sorted(by_step)
-    rows = [by_step[step] for step in steps]
-    names = {name for row in rows for name in row} - {"step", *TEXTS}
-    return RunMetrics(
-        steps=np.array(steps, dtype=np.int64),
-        mixed=np.array([row.get("phase") == "mixed" for row in rows], dtype=bool),
-        columns={name: np.array([row.get(name, np.nan) for row in rows], dtype=np.float64) for name in names},
-    )

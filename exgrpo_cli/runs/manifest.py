@@ -60,12 +60,10 @@ def find_damage(folder: Path, below: str = "") -> str:
     A manifest that is missing or damaged is damage as well.
     """
     path = folder / MANIFEST
-    if not path.is_file():
-        return f"{path} is missing"
     try:
         files = {name: entry for name, entry in read_manifest(path).items() if name.startswith(below)}
     except InputError:
-        return f"{path} cannot be read"
+        return f"{path} {'cannot be read' if path.is_file() else 'is missing'}"
     return next(iter(find_differences(folder, files)), "")
 
 
@@ -123,13 +121,15 @@ def require_model(folder: Path) -> None:
 
     Its card may have been changed. Hashes the weights.
     """
-    owner, damage = folder.absolute().parent, ""
-    if folder.name == "model" and (owner / CHECKSUMS_FILE).is_file():
+    owner = folder.absolute().parent
+    if folder.name != "model":
+        damage = ""
+    elif (owner / "state.json").is_file():
+        damage = find_damage(owner, below=_MODEL)
+    else:
         own = {name: entry for name, entry in _noted(owner).items() if name.startswith(_MODEL)}
         own.pop(f"{_MODEL}README.md", None)
         damage = next(iter(find_differences(owner, own)), "")
-    elif folder.name == "model" and owner.parent.name == "checkpoints" and (owner / "state.json").is_file():
-        damage = find_damage(owner, below=_MODEL)
     if damage:
         raise InputError(f"{damage}: restore it from a copy; of a model that you changed yourself, name a copy.")
 

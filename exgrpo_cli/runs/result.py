@@ -5,10 +5,10 @@ A result stands for its run wherever the run folder is not: on another machine, 
 
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -20,7 +20,6 @@ from exgrpo_cli.config.settings import NOT_HASHED, Config, flat
 from exgrpo_cli.runs.manifest import find_changes, values_digest
 
 RESULT_FILE = "result.json"
-RESULT_FORMAT = 1
 SUFFIX = f".{RESULT_FILE}"
 """File name of a result outside its run folder: `exgrpo-100.result.json`."""
 
@@ -63,11 +62,6 @@ class Memorising:
     """Held-out questions, weighted to have the levels of the replayed ones; all of them where levels are not known."""
     heldout: PassRates
 
-    @property
-    def asked_training(self) -> bool:
-        """Whether training questions were asked before and after."""
-        return self.replayed.questions + self.rolled_out.questions > 0
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidTraces:
@@ -106,6 +100,7 @@ class Totals:
 class RunResult:
     """Endpoints and spending of one finished run."""
 
+    format: Literal[1] = 1
     config_hash: str
     method: str
     regime: str
@@ -142,24 +137,8 @@ class RunResult:
         def plain(value: Any) -> Any:
             return " ".join(map(str, value)) if isinstance(value, np.ndarray) else value.item()
 
-        values = {"format": RESULT_FORMAT, **msgspec.to_builtins(self, enc_hook=plain)}
+        values: dict[str, Any] = msgspec.to_builtins(self, enc_hook=plain)
         return values | {"checksum": values_digest(values)}
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any], where: Path) -> "RunResult":
-        """Raises InputError where the values are no result of this format, or other ones than were written."""
-        values = dict(values)
-        if values.pop("checksum", None) != values_digest(values):
-            raise InputError(f"{where} has changed since its run wrote it: restore it, or leave it out.")
-        if values.pop("format", None) != RESULT_FORMAT:
-            raise InputError(f"{where} is of another format: use the toolkit version that wrote it.")
-        try:
-            result = msgspec.convert(values, cls, dec_hook=lambda _, text: np.array(text.split(), dtype=np.int64))
-            if len(result.before) != len(result.after):
-                raise ValueError("before and after are not of the same questions")
-        except (ValueError, AttributeError) as error:
-            raise InputError(f"{where} is not the result of a run ({error}): restore it, or leave it out.") from error
-        return result
 
 
 def write_result(path: Path, result: RunResult) -> None:
@@ -168,10 +147,16 @@ def write_result(path: Path, result: RunResult) -> None:
 
 
 def read_result(path: Path) -> RunResult:
-    """Read a result file. Raises InputError naming the file that is damaged or no result."""
+    """Read a result file. Raises InputError naming the file that is damaged, no result, or of another format."""
     if path.name == RESULT_FILE and (changes := find_changes(path.parent, (RESULT_FILE,))):
         raise InputError(f"{changes[0]}: restore it, or leave the run out.")
-    return RunResult.from_json(read_json(path), path)
+    values = read_json(path)
+    if values.pop("checksum", None) != values_digest(values):
+        raise InputError(f"{path} has changed since its run wrote it: restore it, or leave it out.")
+    try:
+        return msgspec.convert(values, RunResult, dec_hook=lambda _, text: np.array(text.split(), dtype=np.int64))
+    except (ValueError, AttributeError) as error:
+        raise InputError(f"{path} is not the result of a run ({error}): restore it, or leave it out.") from error
 
 
 def find_results(folder: Path) -> Iterator[RunResult]:
@@ -198,19 +183,10 @@ def config_hash(config: Config) -> str:
         values["rollout.logprobs"] = "auto"
     if config.optim.schedule == "constant":
         values["optim.horizon"] = 0
-    usual = flat(Config())
-    chosen = {
-        name: value
-        for name, value in values.items()
-        if name not in NOT_HASHED and value != usual.get(name, _own_default(config, name))
-    }
-    return values_digest(chosen)
-
-
-def _own_default(config: Config, name: str) -> Any:
-    """The default of a key that the default place of replay does not have."""
-    section, key = name.split(".")
-    return getattr(type(getattr(config, section))(), key)
+    # The place of this run's replay may have keys that the default one has not.
+    own = {f"replay.{key}": value for key, value in asdict(type(config.replay)()).items()}
+    usual = own | flat(Config())
+    return values_digest({name: values[name] for name in values.keys() - NOT_HASHED if values[name] != usual[name]})
 
 
 _SUMMARY: Shape = {

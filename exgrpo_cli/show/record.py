@@ -148,13 +148,13 @@ def read_run(run: Path) -> RunRecord:
             f"{run} has no replay ledger: {run / LEDGER_FOLDER} does not exist. "
             "Wait for the run's first step, or restore the folder from a copy."
         )
-    metrics = RunMetrics.empty() if (run / POOL_FILE).is_file() else read_metrics(run)
+    metrics = RunMetrics() if (run / POOL_FILE).is_file() else read_metrics(run)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LedgerWarning)  # carried on as `incomplete`
         reader = LedgerReader(run / LEDGER_FOLDER)
     if reader.dropped:
         # Steps whose replays are not known would count as steps without any.
-        metrics = metrics.up_to(reader.last_step)
+        metrics = RunMetrics([row for row in metrics.rows if row["step"] <= reader.last_step])
     text = {TRAJECTORIES: ["question_id"], SCORES: ["trajectory_id"]}
     tables = {
         name: reader.table(name, [*map(_stored, columns.split()), *text.get(name, ())], dictionary=True)

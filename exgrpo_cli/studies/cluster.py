@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-from exgrpo_cli.base.console.reporter import Reporter
 from exgrpo_cli.base.errors import InputError, RunError, first_line
+from exgrpo_cli.base.reporter import Reporter
 from exgrpo_cli.config.layers import JOB, read_config
 from exgrpo_cli.config.sections.run import SlurmSettings
 from exgrpo_cli.config.settings import Config, read_section

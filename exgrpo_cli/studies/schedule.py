@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from exgrpo_cli.base.console.output import Stopper
-from exgrpo_cli.base.console.reporter import Reporter, make_reporter, spent
 from exgrpo_cli.base.errors import DamageWarning, InputError, Interrupted, RunError
 from exgrpo_cli.base.files import last_json_line, write_text
+from exgrpo_cli.base.output import Stopper
+from exgrpo_cli.base.reporter import Reporter, make_reporter, spent
 from exgrpo_cli.config.sections.run import SlurmSettings
 from exgrpo_cli.config.settings import to_toml
 from exgrpo_cli.machine.settle import require_runnable, settle

@@ -1,7 +1,7 @@
 """A run as a process of its own, and as a task of Slurm, which is such a process on a node.
 
-`python -m exgrpo_cli.studies.worker SETTINGS.toml FOLDER PARENT_PID [HOSTS AT ID NAME]`. With `run.nproc` above 1, and
-as one of several hosts, it starts the ranks, each of which is this module again.
+`python -m exgrpo_cli.studies.worker SETTINGS.toml FOLDER PARENT_PID [HOSTS OWN ADDRESS PORT]`. With `run.nproc` above
+1, and as one of several hosts, it starts the ranks, each of which is this module again.
 """
 
 import os
@@ -18,13 +18,13 @@ from typing import Any
 
 from rich.console import Console
 
-from exgrpo_cli.base.console.output import tell_warnings
 from exgrpo_cli.base.errors import EXIT_INTERRUPTED, ExgrpoError, RunError
+from exgrpo_cli.base.output import tell_warnings
 from exgrpo_cli.config.layers import read_config
 from exgrpo_cli.config.settings import Config, resolve
 from exgrpo_cli.machine.settle import settle
 from exgrpo_cli.machine.survey import survey_machine
-from exgrpo_cli.ranks import Ranks, Rendezvous, quieten_gloo, run_ranks, started_as_rank
+from exgrpo_cli.ranks import Hosts, Ranks, run_ranks, started_as_rank
 
 MODULE = "exgrpo_cli.studies.worker"
 NEW, RESUME = "new", "resume"
@@ -35,9 +35,7 @@ SECONDS_TO_REQUEUE = 60.0
 FIRST_PORT, NUM_PORTS = 20_000, 20_000
 
 
-def main(
-    settings: Path, folder: Path, parent: int, *, rendezvous: Rendezvous | None = None, resume: bool = False
-) -> int:
+def main(settings: Path, folder: Path, parent: int, *, hosts: Hosts | None = None, resume: bool = False) -> int:
     """Train, or go on training, and return the exit code; the error is the log's last line.
 
     `resume` is for a rank, which is told; whoever starts the ranks looks.
@@ -48,13 +46,11 @@ def main(
         threading.Thread(target=stop_with, args=(parent,), daemon=True).start()
         resume = (folder / "config.toml").is_file()
         config, _ = settle(asked_config(settings, folder, resume=resume), survey_machine())
-        if config.run.nproc > 1 or rendezvous is not None:
-            if config.run.device == "cpu":
-                quieten_gloo(os.environ)
+        if config.run.nproc > 1 or hosts is not None:
             # Said once: on another host the folder of a new run may be there before its ranks look.
             again = RESUME if resume else NEW
             arguments = ["-m", MODULE, str(settings), str(folder), str(os.getpid()), again]
-            return run_ranks(arguments, config.run.nproc, rendezvous)
+            return run_ranks(arguments, config.run.nproc, hosts, on_gpu=config.run.device != "cpu")
         return train_as_rank(settings, folder, resume=resume)
     except ExgrpoError as error:
         sys.stderr.write(f"{error}\n")
@@ -72,7 +68,7 @@ def asked_config(settings: Path, folder: Path, *, resume: bool) -> Config:
 
 def train_as_rank(settings: Path, folder: Path, *, resume: bool) -> int:
     """Train as the rank that the environment names, or as the only one."""
-    from exgrpo_cli.base.console.reporter import PlainReporter
+    from exgrpo_cli.base.reporter import PlainReporter
     from exgrpo_cli.training.run import train
 
     ranks = Ranks.of_environment()
@@ -162,7 +158,7 @@ class RunTask:
 
 
 def meeting_point(num_hosts: int) -> list[str]:
-    """Arguments of a worker on each of the hosts of a Slurm job: how many, where they meet, the job's id, own name.
+    """Arguments of a worker on each of the hosts of a Slurm job: how many, which of them, where they meet.
 
     The port follows from the job's number: jobs that share a host have different ones.
     """
@@ -170,9 +166,7 @@ def meeting_point(num_hosts: int) -> list[str]:
 
     job = JobEnvironment()
     number = int("".join(filter(str.isdigit, job.job_id)) or 0)
-    endpoint = f"{job.hostnames[0]}:{FIRST_PORT + number % NUM_PORTS}"
-    start = f"{job.job_id}-{os.environ.get('SLURM_RESTART_COUNT', '0')}"
-    return [str(num_hosts), endpoint, start, job.hostnames[job.node]]
+    return [str(num_hosts), str(job.node), job.hostnames[0], str(FIRST_PORT + number % NUM_PORTS)]
 
 
 def last_line(log: Path) -> str:
@@ -186,5 +180,5 @@ if __name__ == "__main__":
     settings, folder, parent, *rest = sys.argv[1:]
     hosts = None
     if len(rest) > 1:
-        hosts = Rendezvous(num_hosts=int(rest[0]), endpoint=rest[1], run_id=rest[2], own_name=rest[3])
-    sys.exit(main(Path(settings), Path(folder), int(parent), rendezvous=hosts, resume=rest == [RESUME]))
+        hosts = Hosts(number=int(rest[0]), own=int(rest[1]), address=rest[2], port=int(rest[3]))
+    sys.exit(main(Path(settings), Path(folder), int(parent), hosts=hosts, resume=rest == [RESUME]))

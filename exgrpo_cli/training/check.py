@@ -21,8 +21,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from exgrpo_cli.algo.batching import TrainingRow, split_minibatches
-from exgrpo_cli.base.console.reporter import Reporter
 from exgrpo_cli.base.errors import InputError, RunError, first_line
+from exgrpo_cli.base.reporter import Reporter
 from exgrpo_cli.base.types import RolloutRequest, TokenSequence
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.engines.protocols import Generator, Policy

@@ -19,9 +19,9 @@ from jaxtyping import Float32, Int32
 from transformers import PreTrainedTokenizerBase
 
 from exgrpo_cli.algo.advantages import centred_advantages
-from exgrpo_cli.base.console.reporter import Reporter
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.files import whole_folder, write_text
+from exgrpo_cli.base.reporter import Reporter
 from exgrpo_cli.base.types import Question
 from exgrpo_cli.config.settings import Config, to_toml
 from exgrpo_cli.ledger.schemas import FOREIGN_WEIGHTS, LedgerIdentity

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import Int32
 
-from exgrpo_cli.base.console.output import Stopper
-from exgrpo_cli.base.console.reporter import Reporter
+from exgrpo_cli.base.output import Stopper
+from exgrpo_cli.base.reporter import Reporter
 from exgrpo_cli.base.types import AnswerFormat, Question, TokenScores, TokenSequence, Trajectory
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.engines.protocols import Generator, Policy

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from exgrpo_cli.base.console.reporter import Reporter
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.files import write_json
+from exgrpo_cli.base.reporter import Reporter
 from exgrpo_cli.base.types import Question
 from exgrpo_cli.config.names import is_made
 from exgrpo_cli.config.sections.data import DataSettings

@@ -1,6 +1,7 @@
 """A whole run: questions and backbone in, validation, the steps, the exported model, the summary and the plots."""
 
 import math
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,10 +12,10 @@ from typing import Any
 
 import torch
 
-from exgrpo_cli.base.console.output import Stopper
-from exgrpo_cli.base.console.reporter import Reporter, SilentReporter
 from exgrpo_cli.base.errors import InputError, Interrupted
 from exgrpo_cli.base.files import write_json
+from exgrpo_cli.base.output import Stopper
+from exgrpo_cli.base.reporter import Reporter, SilentReporter
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.machine.memory import require_disk
 from exgrpo_cli.machine.settle import Plan, require_runnable, settle
@@ -81,7 +82,7 @@ def train(
                 parts, state, heldout, trackers = setup_run(plan, folder, speaker, stack, ranks, is_new=not resume)
         except BaseException:
             if ranks.is_main and not folder.config.exists():
-                folder.discard()
+                shutil.rmtree(folder.path)
             raise
         run = ActiveRun(
             folder=folder,

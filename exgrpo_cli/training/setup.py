@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from exgrpo_cli.base.console.reporter import Reporter
 from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.base.files import write_json, write_text
+from exgrpo_cli.base.reporter import Reporter
 from exgrpo_cli.base.types import Question
 from exgrpo_cli.config.settings import Config, to_toml, value_of
 from exgrpo_cli.engines.policy.adamw import torch_policy

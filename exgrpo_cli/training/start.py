@@ -15,9 +15,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from exgrpo_cli.base.console.output import give_stdout_to_children
-from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import InputError, ToolkitWarning
+from exgrpo_cli.base.output import give_stdout_to_children
+from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.config.layers import build_config, read_config
 from exgrpo_cli.config.names import TINY_TASKS, check_functions, named_functions, origin
 from exgrpo_cli.config.sections import require_known
@@ -219,10 +219,8 @@ def is_main_process() -> bool:
 
 def train_in_ranks(start: RunStart, config: Config, flags: Sequence[str]) -> int:
     """Run this command once per rank of this host; returns the exit code."""
-    from exgrpo_cli.ranks import quieten_gloo, run_ranks
+    from exgrpo_cli.ranks import run_ranks
 
-    if "--debug" not in flags and config.run.device == "cpu":
-        quieten_gloo(os.environ)
     command = ["-m", "exgrpo_cli", "train", "--output", str(start.folder), *flags]
     # This process was allowed to, and the file that follows is its own.
     command += ["--allow-code"] if named_functions(config) else []
@@ -236,4 +234,4 @@ def train_in_ranks(start: RunStart, config: Config, flags: Sequence[str]) -> int
             file.write_text(to_toml(config), encoding="utf-8")
             command += ["--config", str(file)]
         give_stdout_to_children()
-        return run_ranks(command, config.run.nproc)
+        return run_ranks(command, config.run.nproc, on_gpu=config.run.device != "cpu" or "--debug" in flags)

@@ -1,7 +1,6 @@
 """One writer, one reader, one appender: whole or absent, also where the disk refuses or the process is killed."""
 
 import json
-import os
 import resource
 import signal
 import subprocess
@@ -101,16 +100,8 @@ def test_a_killed_writer_leaves_what_was_there(tmp_path: Path, kind: str) -> Non
     writer.communicate()
     assert (path if kind == "file" else path / "one").read_text() == "old"
     assert names(tmp_path) == [f".thing.partial-{writer.pid}", "thing"]
-    assert remove_partials(tmp_path) == 1 and names(tmp_path) == ["thing"]
-
-
-def test_a_partial_too_old_to_be_anybodys_is_removed_by_the_next_write(tmp_path: Path) -> None:
-    for name in (".file.partial-1", ".file.partial-2", ".other.partial-1"):
-        (tmp_path / name).write_text("half")
-    os.utime(tmp_path / ".file.partial-1", (0, 0))
-    os.utime(tmp_path / ".other.partial-1", (0, 0))
-    write_text(tmp_path / "file", "new")
-    assert names(tmp_path) == [".file.partial-2", ".other.partial-1", "file"]
+    remove_partials(tmp_path)
+    assert names(tmp_path) == ["thing"]
 
 
 def test_a_folder_is_replaced_only_by_a_whole_one(tmp_path: Path) -> None:

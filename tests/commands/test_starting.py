@@ -8,7 +8,7 @@ import pytest
 
 UP_TO_THE_FIRST_SLOW_IMPORT = """
 import os, sys
-from exgrpo_cli.base.console.output import SLOW
+from exgrpo_cli.base.output import SLOW
 
 class Slow:
     def find_spec(self, name, path=None, target=None):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from run_leaves import metrics, wait_for_step
@@ -22,7 +23,6 @@ from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.sections.run import OptimSettings
 from exgrpo_cli.config.settings import to_toml
 from exgrpo_cli.machine.memory import Shape, memory_plan
-from exgrpo_cli.ranks import child_processes
 
 
 def deepspeed_launcher() -> tuple[str, ...]:
@@ -153,8 +153,8 @@ def test_a_rank_killed_on_one_host_ends_the_other_host(small_config, tmp_path: P
     file.write_text(to_toml(small_config("run.steps=500", "optim.engine=deepspeed", "optim.zero_stage=3")))
     hosts = agents(["--config", str(file), "--output", str(run)], [tmp_path, tmp_path])
     wait_for_step(run, 2, hosts[0])
-    (rank,) = child_processes(hosts[1].pid)
-    os.kill(rank, signal.SIGKILL)
+    (rank,) = psutil.Process(hosts[1].pid).children()
+    rank.kill()
     left, _ = [process.communicate(timeout=60)[1] for process in hosts]
     assert all(process.returncode for process in hosts)
     assert "one of them has ended or hangs" in left

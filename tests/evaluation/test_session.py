@@ -11,8 +11,8 @@ import pytest
 import torch
 from random_model import questions_file, request_for, run, save_random_model
 
-from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import Interrupted
+from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.base.types import AnswerFormat, Message, Question, SamplingParams, StopReason
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.evaluation import service

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from exgrpo_cli.base.console.reporter import SilentReporter
+from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.base.types import Rollout, RolloutRequest
 from exgrpo_cli.config.settings import resolve
 from exgrpo_cli.engines.protocols import Generator

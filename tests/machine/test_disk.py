@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.machine.memory import backbone_shape, disk_bytes, require_disk
 from exgrpo_cli.training.run import train

@@ -1,6 +1,5 @@
 """A configuration settled on a machine: what is chosen, what the run needs there, what is refused before it starts."""
 
-import re
 import traceback
 from dataclasses import replace
 
@@ -125,26 +124,19 @@ def test_a_published_backbone_wants_a_gpu_and_says_how_many():
     ("settings", "on", "advice"),
     [
         (("run.nproc=2", *PLAIN), ONE_GPU, "2 ranks (--nproc) on 1 visible GPUs; use at most one per GPU"),
-        # 1.5 billion weights: 17.3 GiB of state and 5.8 of gradients; both phases are above 18 GiB.
-        (PLAIN, machine(18, memory=64), "lower optim.microbatch_tokens, "
-         "lower rollout.max_rows, use more GPUs with optim.engine=deepspeed, or use a smaller backbone"),
-        # 512 rows are 118 GiB of cache: micro-batches are no matter.
-        ((*PLAIN, "rollout.max_rows=512"), machine(80, memory=64),
-         "lower rollout.max_rows, use more GPUs with optim.engine=deepspeed, or use a smaller backbone"),
+        # 1.5 billion weights: 17.3 GiB of state and 5.8 of gradients.
+        (PLAIN, machine(18, memory=64), "GiB of memory on each GPU, there are 18.0 GiB: updates take "),
         # 22 bytes a weight are in main memory because of it.
         (("rollout.engine=hf", "rollout.max_rows=16", "optim.offload=true"), machine(80, memory=16),
-         "31.6 GiB of main memory for what is offloaded, there are 16.0 GiB: leave optim.offload out"),
-        (("run.device=cpu", "backbone.gradient_checkpointing=false", *PLAIN), LAPTOP,
-         "lower optim.microbatch_tokens or set backbone.gradient_checkpointing=true, lower rollout.max_rows, or use a "
-         "smaller backbone"),
+         "31.6 GiB of main memory for what is offloaded, there are 16.0 GiB: leave optim.offload and "),
+        (("run.device=cpu", *PLAIN), LAPTOP, "GiB of main memory, there are 8.0 GiB: updates take "),
     ],
 )  # fmt: skip
-def test_what_is_too_large_is_refused_with_what_would_lower_it(settings, on, advice):
+def test_what_is_too_large_is_refused_with_what_each_phase_takes(settings, on, advice):
     with pytest.raises(InputError) as refused:
         plan = plan_of(on, *settings, backbone="qwen-math-1.5b")
         require_runnable(plan, None if plan.missing else 400)
-    # Where an extra is not installed that is named behind it.
-    assert re.search(rf": {re.escape(advice)}[.;]", str(refused.value))
+    assert advice in str(refused.value)
 
 
 def test_the_memory_of_a_rank_is_planned_over_the_ranks_of_all_hosts():
@@ -225,9 +217,8 @@ def test_the_first_step_that_can_replay(method, settings, first):
 
 
 def test_notes_and_the_budget_are_part_of_the_plan():
-    [nothing, unlimited] = plan_of(method="repo").to_json()["notes"]
+    [nothing] = plan_of(method="repo").to_json()["notes"]
     assert "the run ends after 150; use more --steps or a lower replay.min_stored" in nothing
-    assert unlimited.startswith("replay.store = 'all' keeps up to 256 rows a step, 38,400 in all")
     plan = plan_of(LAPTOP, "run.budget=generated", "run.budget_amount=2e6")
     assert "budget     2,000,000 tokens generated, in at most 600 steps" in plan.lines()
     assert plan.to_json()["budget"] == {"of": "generated", "amount": 2e6}

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from exgrpo_cli.base.console.output import Stopper
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.files import read_json_lines
+from exgrpo_cli.base.output import Stopper
 from exgrpo_cli.machine.survey import choose_threads
 from exgrpo_cli.runs.folder import RunFolder, writing
 

@@ -10,14 +10,11 @@ from pathlib import Path
 from exgrpo_cli.runs.watchdog import Watchdog
 
 HANG = """
-import re, sys, time
+import sys, time
 from pathlib import Path
 from exgrpo_cli.runs.watchdog import Watchdog
 
 def wait_for_nobody(seconds):
-    if sys.argv[4] == "holding":
-        # Years within one call, which never lets go of the interpreter.
-        re.match("(a|a)*b", "a" * 100)
     # In pieces, so that it is not over the moment that a stopped process goes on.
     for _ in range(20):
         time.sleep(seconds / 20)
@@ -46,21 +43,11 @@ def test_a_phase_past_its_deadline_ends_the_rank_with_its_name_and_the_stacks_of
     assert "run.phase_timeout" in error
     assert error.count("\n") == 1
     own, other = ((tmp_path / "stacks" / f"rank-{number}.txt").read_text() for number in (0, 1))
-    assert own.startswith("rank 0, in phase 'rollout' since 20") and "wait_for_nobody" in own
+    assert "UTC: rank 0 has been in phase 'rollout' for " in own and "wait_for_nobody" in own
     # The late one has waited for it.
     assert "another rank has given up" in other and "wait_for_nobody" in other
     patient.kill()
     patient.communicate()
-
-
-def test_a_call_that_never_lets_go_of_the_interpreter_ends_with_its_phase_and_its_stacks(tmp_path):
-    """No thread of the process can do that."""
-    held = rank(tmp_path, 0, 0.2, "holding")
-    held.communicate(timeout=60)
-    assert held.returncode == 1
-    head, *stacks = (tmp_path / "stacks" / "rank-0.txt").read_text().splitlines()
-    assert head.startswith("rank 0, in phase 'rollout' since 20")
-    assert any("wait_for_nobody" in line for line in stacks)
 
 
 def test_the_time_for_which_a_terminal_stopped_the_process_does_not_count(tmp_path):
@@ -95,5 +82,4 @@ def test_a_request_of_an_earlier_run_is_forgotten(tmp_path):
     (tmp_path / "stacks" / "wanted").touch()
     with Watchdog(tmp_path, rank=0, seconds=1.0), Watchdog(tmp_path, rank=1, seconds=1.0):
         time.sleep(0.6)
-        assert sorted(path.name for path in (tmp_path / "stacks").iterdir()) == ["rank-0.txt", "rank-1.txt"]
-    assert list(tmp_path.iterdir()) == []
+    assert list((tmp_path / "stacks").iterdir()) == []

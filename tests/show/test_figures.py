@@ -149,18 +149,16 @@ def test_what_another_policy_would_have_drawn_is_a_figure(run: Path, tmp_path: P
 
 
 def test_two_lone_points_are_not_joined_and_maxima_are_not_averaged() -> None:
-    few = RunMetrics(
-        steps=np.arange(1, 61),
-        mixed=np.zeros(60, dtype=bool),
-        columns={
-            "batch/pass_at_1": np.linspace(0.2, 0.6, 60),
-            "replay/pass_at_1": np.where(np.arange(60) < 2, 0.5, np.nan),
-            "policy/ratio_fresh": np.full(60, 1.0),
-            "policy/ratio_fresh_max": np.where(np.arange(60) == 30, 50.0, 2.0),
-            "policy/clip_fraction": np.where(np.arange(60) < 3, 0.1, np.nan),
-            "replay/ess": np.zeros(60),
-        },
-    )
+    columns = {
+        "step": np.arange(1, 61),
+        "batch/pass_at_1": np.linspace(0.2, 0.6, 60),
+        "replay/pass_at_1": np.where(np.arange(60) < 2, 0.5, np.nan),
+        "policy/ratio_fresh": np.full(60, 1.0),
+        "policy/ratio_fresh_max": np.where(np.arange(60) == 30, 50.0, 2.0),
+        "policy/clip_fraction": np.where(np.arange(60) < 3, 0.1, np.nan),
+        "replay/ess": np.zeros(60),
+    }
+    few = RunMetrics([dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)])
     figure = learning_curve(few, {"arithmetic": np.array([[0, 0.5, 0.4, 0.6], [60, 0.5, 0.4, 0.6]])})
     [axes] = figure.axes
     lone = [line for line in axes.lines if len(line.get_xdata()) == 2 and line.get_marker() in "oD"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from made_results import result_of
 
-from exgrpo_cli.base.console.reporter import SilentReporter
+from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.runs.result import config_hash, write_result
 from exgrpo_cli.studies.output import report_study
 from exgrpo_cli.studies.planning import StudyBase, axis_arms, cross, plan_study

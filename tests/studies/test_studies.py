@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import InputError, Interrupted, RunError
+from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.commands import run
 from exgrpo_cli.config.settings import to_toml
 from exgrpo_cli.studies.output import report_study

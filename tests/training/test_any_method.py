@@ -14,8 +14,8 @@ import pytest
 from run_leaves import assert_same_run, metrics
 
 from exgrpo_cli.algo.batching import MiniBatch
-from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.engines.policy.micro_batches import rows_with_gradient

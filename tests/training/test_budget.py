@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from run_leaves import metrics
 
-from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.config.sections.run import RunSettings
 from exgrpo_cli.training.run import train
 from exgrpo_cli.training.start import is_finished

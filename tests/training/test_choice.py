@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from run_leaves import metrics
 
-from exgrpo_cli.base.console.reporter import SilentReporter
+from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.base.types import Verdict
 from exgrpo_cli.grading import GradingItem, GradingPool
 from exgrpo_cli.questions.prepare import PrepareOptions, prepare

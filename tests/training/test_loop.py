@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from run_leaves import assert_same_run, assert_same_weights, killed, metrics, timeless, train_and_die
 
-from exgrpo_cli.base.console.reporter import SilentReporter, make_reporter
 from exgrpo_cli.base.errors import InputError, RunError
+from exgrpo_cli.base.reporter import SilentReporter, make_reporter
 from exgrpo_cli.config.settings import Config, resolve
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.show import statistics

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from run_leaves import assert_same_run, killed, metrics, train_and_die
 
-from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.ledger.reader import LedgerReader

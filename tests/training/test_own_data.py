@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.base.types import Message, Question
 from exgrpo_cli.commands import run
 from exgrpo_cli.config.layers import build_config

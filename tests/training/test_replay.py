@@ -16,7 +16,7 @@ import torch
 from run_leaves import metrics
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from exgrpo_cli.base.console.reporter import SilentReporter
+from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.training.run import train
 

@@ -11,7 +11,7 @@ from run_leaves import Listener, metrics
 
 from exgrpo_cli.algo.advantages import SuccessHistory, normalised_history_advantages
 from exgrpo_cli.algo.batching import MiniBatch
-from exgrpo_cli.base.console.reporter import SilentReporter
+from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.training.run import train
 

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.commands import run
 from exgrpo_cli.config.settings import to_toml
 from exgrpo_cli.ranks import Ranks

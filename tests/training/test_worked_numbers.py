@@ -17,7 +17,7 @@ from run_leaves import metrics
 
 from exgrpo_cli.algo.batching import MiniBatch
 from exgrpo_cli.algo.objective import TokenTargets
-from exgrpo_cli.base.console.reporter import SilentReporter
+from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.base.types import TokenScores, TokenSequence
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.engines.policy import micro_batches

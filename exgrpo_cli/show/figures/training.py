@@ -169,7 +169,11 @@ TITLE_COLUMNS = 87
 def memorising_figure(runs: Mapping[str, Sequence[Memorising]]) -> "Figure | None":
     """pass@1 before and after training of replayed, rolled out and never seen questions: a panel for each name, means
     over its runs, all on one vertical axis; None where none asked training questions."""
-    asked = {name: found for name, each in runs.items() if (found := [one for one in each if one.asked_training])}
+
+    def asked_training(memorising: Memorising) -> bool:
+        return memorising.replayed.questions + memorising.rolled_out.questions > 0
+
+    asked = {name: found for name, each in runs.items() if (found := list(filter(asked_training, each)))}
     if not asked:
         return None
     columns = 2 if len(asked) == 4 else min(3, len(asked))

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.base.types import Message, Question, Verdict
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.names import section_of_made

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from run_leaves import assert_same_run, metrics, wait_for_step
 
-from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.config.settings import Config, to_toml
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.training.run import train

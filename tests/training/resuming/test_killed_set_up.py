@@ -6,8 +6,8 @@ import pytest
 from run_leaves import assert_same_run, killed, train_and_die
 
 from exgrpo_cli.base import files
-from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.training import checkpoint, questions, run, setup
 from exgrpo_cli.training.run import train

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from run_leaves import Listener, metrics
 
-from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import RunError
+from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.show.page import warning
 from exgrpo_cli.show.run_page import run_page

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from run_leaves import killed, metrics, train_and_die
 
-from exgrpo_cli.base.console.reporter import SilentReporter
 from exgrpo_cli.base.errors import InputError, RunError
+from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.config.settings import Config, to_toml
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.machine.settle import settle

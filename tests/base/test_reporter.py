@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from exgrpo_cli.base.console.reporter import LiveReporter, PlainReporter, bucket_bars, print_table, step_figures
+from exgrpo_cli.base.reporter import LiveReporter, PlainReporter, print_table, step_view
 
 LINE = {
     "step": 12,
@@ -32,7 +32,7 @@ SHOWN = (
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_every_figure_of_a_step_is_shown_whole(width: int) -> None:
     console = Console(file=io.StringIO(), width=width)
-    console.print(step_figures(LINE), bucket_bars(LINE))
+    console.print(*step_view(LINE))
     shown = console.file.getvalue()
     assert max(map(len, shown.splitlines())) <= width
     assert [figure for figure in SHOWN if figure not in shown] == []

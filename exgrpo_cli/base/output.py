@@ -56,10 +56,17 @@ SLOW = frozenset({"torch", "transformers", "vllm", "deepspeed", "pyarrow", "matp
 
 
 class LoadingNote(MetaPathFinder):
-    """Finds nothing; says once that a slow package is being loaded."""
+    """Finds nothing; while it is entered it passes a line to `say` before the first slow package is imported."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
+
+    def __enter__(self) -> None:
+        sys.meta_path.insert(0, self)
+
+    def __exit__(self, *error: object) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
         """None: the finders after this one do the work."""
@@ -67,18 +74,6 @@ class LoadingNote(MetaPathFinder):
             sys.meta_path.remove(self)
             self._say(f"exgrpo: loading {fullname}")
         return None
-
-
-@contextmanager
-def loading_noted(say: Callable[[str], None]) -> Iterator[None]:
-    """Pass a line to `say` before the first slow package is imported; none where all are loaded already."""
-    note = LoadingNote(say)
-    sys.meta_path.insert(0, note)
-    try:
-        yield
-    finally:
-        if note in sys.meta_path:
-            sys.meta_path.remove(note)
 
 
 def tell_warnings(say: Callable[[str, bool], None], *, others: bool) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from exgrpo_cli.base.console.output import data_stream
+from exgrpo_cli.base.output import data_stream
 
 _FIGURES = {
     "phase": ("phase", "{}"),
@@ -81,7 +81,10 @@ class PlainReporter(Reporter):
 
     def step(self, line: Mapping[str, Any], total: int) -> None:
         """See `Reporter.step`."""
-        self._note_now_and_then(describe_step(line, total), "step", spent(line), total)
+        budget = f" ({spent(line):,}/{total:,})" if "budget/spent" in line else f"/{total}"
+        brief = [f"{name} {shown}" for name, shown in _figures(line).items() if name in _BRIEF]
+        text = "  ".join([f"step {line['step']}{budget}", line["phase"], *brief])
+        self._note_now_and_then(text, "step", spent(line), total)
 
     def _note_now_and_then(self, text: str, what: str, done: int, total: int) -> None:
         """Show a line of some work, with the seconds left, unless another one has been shown just now."""
@@ -101,30 +104,14 @@ def spent(line: Mapping[str, Any]) -> int:
     return int(line.get("budget/spent", line["step"]))
 
 
-def describe_step(line: Mapping[str, Any], total: int) -> str:
-    """One plain line of a step: phase, success, reward, buffer and entropy."""
-    budget = f" ({spent(line):,}/{total:,})" if "budget/spent" in line else f"/{total}"
-    brief = [f"{name} {shown}" for name, shown in _figures(line).items() if name in _BRIEF]
-    return "  ".join([f"step {line['step']}{budget}", line["phase"], *brief])
-
-
 class LiveReporter(Reporter):
     """Progress with remaining time above the figures of the step."""
 
     def __init__(self, console: Console) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=32),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-        )
-        self._tasks: dict[str, Any] = {}
-        self._finished: set[str] = set()
-        """Work that was said to be done, and may be reported as such many times."""
-        self._live = Live(self._progress, console=console, refresh_per_second=4, transient=False)
+        columns = (BarColumn(bar_width=32), MofNCompleteColumn(), TimeElapsedColumn(), "left", TimeRemainingColumn())
+        self._progress = Progress("{task.description}", *columns, console=console)
+        self._tasks: dict[str, Task] = {}
+        self._live = Live(self._progress, console=console, refresh_per_second=4)
         self._live.start()
 
     def note(self, text: str) -> None:
@@ -133,50 +120,49 @@ class LiveReporter(Reporter):
 
     def progress(self, done: int, total: int, what: str) -> None:
         """See `Reporter.progress`."""
-        if what not in self._tasks:
-            if done >= total and what in self._finished:
-                return
-            self._tasks[what] = self._progress.add_task(what, total=total)
-        self._progress.update(self._tasks[what], completed=done, total=total)
-        if done >= total:
-            self._progress.remove_task(self._tasks.pop(what))
-            self._finished.add(what)
+        before = self._advance(what, 0, done, total)
+        self._progress.update(self._tasks[what].id, visible=done < total)
+        # What is done may be reported as such many times.
+        if before < total <= done:
             self.note(f"{what}: done")
 
     def step(self, line: Mapping[str, Any], total: int) -> None:
         """See `Reporter.step`."""
-        if "training" not in self._tasks:
-            self._tasks["training"] = self._progress.add_task("training", total=total, completed=spent(line) - 1)
-        self._progress.update(self._tasks["training"], completed=spent(line))
-        self._live.update(Group(self._progress, step_figures(line), bucket_bars(line)))
+        self._advance("training", spent(line) - 1, spent(line), total)
+        self._live.update(Group(self._progress, *step_view(line)))
 
     def close(self) -> None:
         """See `Reporter.close`."""
         self._live.stop()
 
+    def _advance(self, what: str, first: int, done: int, total: int) -> float:
+        """Set the bar of some work; returns where it was, which is at `first` when it is new."""
+        if what not in self._tasks:
+            self._progress.add_task(what, total=total, completed=first)
+            self._tasks[what] = self._progress.tasks[-1]
+        before = self._tasks[what].completed
+        self._progress.update(self._tasks[what].id, completed=done, total=total)
+        return before
 
-def step_figures(line: Mapping[str, Any]) -> Columns:
-    """The step's figures a person watches, in as many columns as the terminal has room for."""
+
+def step_view(line: Mapping[str, Any]) -> tuple[Columns, Text]:
+    """The figures of a step that a person watches, and bucket occupancy as one row of bars.
+
+    Each bucket has k, a bar scaled to the fullest one, and its number of questions.
+    """
     figures = [Text.assemble((f"{name} ", "dim"), shown) for name, shown in _figures(line).items()]
-    return Columns(figures, padding=(0, 2))
+    prefix = "replay/bucket/"
+    buckets = {int(key.removeprefix(prefix)): line[key] for key in line if key.startswith(prefix)}
+    fullest = max(buckets.values(), default=0)
+    bars = Text("buckets  " if fullest else "buckets: empty", style="dim")
+    for k in sorted(buckets) if fullest else ():
+        bar = "▁▂▃▄▅▆▇█"[round(7 * buckets[k] / fullest)] if buckets[k] else " "
+        bars.append(f"k={k} ", style="dim").append(bar, style="cyan").append(f" {buckets[k]}  ")
+    return Columns(figures, padding=(0, 2)), bars
 
 
 def _figures(line: Mapping[str, Any]) -> dict[str, str]:
     return {name: form.format(line[key]) for name, (key, form) in _FIGURES.items() if key in line}
-
-
-def bucket_bars(line: Mapping[str, Any]) -> Text:
-    """Bucket occupancy as one row of bars: k, a bar scaled to the fullest bucket, its number of questions."""
-    prefix = "replay/bucket/"
-    buckets = {int(key.removeprefix(prefix)): line[key] for key in line if key.startswith(prefix)}
-    if not any(buckets.values()):
-        return Text("buckets: empty", style="dim")
-    fullest = max(buckets.values())
-    text = Text("buckets  ", style="dim")
-    for k in sorted(buckets):
-        bar = "▁▂▃▄▅▆▇█"[round(7 * buckets[k] / fullest)] if buckets[k] else " "
-        text.append(f"k={k} ", style="dim").append(bar, style="cyan").append(f" {buckets[k]}  ")
-    return text
 
 
 _PIPE_WIDTH = 120
