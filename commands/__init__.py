@@ -17,9 +17,9 @@ from typer.exceptions import TyperException
 from exgrpo_cli.base.errors import EXIT_INTERRUPTED, EXIT_STOPPED, ExgrpoError
 from exgrpo_cli.base.output import LoadingNote, data_alone, tell_warnings
 from exgrpo_cli.commands.ablate import ablate
+from exgrpo_cli.commands.cli import talk
 from exgrpo_cli.commands.doctor import doctor
 from exgrpo_cli.commands.evaluate import evaluate
-from exgrpo_cli.commands.options import talk
 from exgrpo_cli.commands.prepare import prepare
 from exgrpo_cli.commands.presets import presets
 from exgrpo_cli.commands.publish import publish

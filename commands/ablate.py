@@ -4,28 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from exgrpo_cli.commands.options import (
-    AllowCodeOption,
-    BackboneOption,
-    ConfigOption,
-    DataOption,
-    DryRunOption,
-    HeldoutOption,
-    LauncherOption,
-    OutputOption,
-    SetOption,
-    Speech,
-    option,
-    option_layer,
-    presets_of,
-    print_json,
-    run_folder,
-    shared_options,
-    talk,
-    whole_path,
-    with_groups,
-    write_data,
-)
+from exgrpo_cli.commands import cli
+from exgrpo_cli.commands.cli import option
 from exgrpo_cli.commands.report import write_page
 
 if TYPE_CHECKING:
@@ -43,7 +23,7 @@ class StudyOptions:
         option(
             "Put what a paper says to the test, or a claim of your own in TOML: brings arms and seeds.",
             metavar="NAME|FILE|quick|all",
-            autocompletion=presets_of("claims", others=("all", "quick")),
+            autocompletion=cli.presets_of("claims", others=("all", "quick")),
         ),
     ] = None
     metric: Annotated[
@@ -68,34 +48,33 @@ class StudyOptions:
     replay_from: Annotated[
         str | None, option("Experience for the methods that store none: a run, or hf://OWNER/NAME.", metavar="RUN")
     ] = None
-    backbone: BackboneOption = None
-    data: DataOption = None
-    heldout: HeldoutOption = None
+    backbone: cli.BackboneOption = None
+    data: cli.DataOption = None
+    heldout: cli.HeldoutOption = None
     steps: Annotated[int | None, option("Steps of every run.", default="the backbone's")] = None
     results: Annotated[
         list[Path] | None, option("Results of other machines that count as finished runs; repeatable.", metavar="DIR")
     ] = None
-    output: OutputOption = None
-    config: ConfigOption = None
-    assignments: SetOption = None
-    allow_code: AllowCodeOption = False
+    output: cli.OutputOption = None
+    config: cli.ConfigOption = None
+    assignments: cli.SetOption = None
+    allow_code: cli.AllowCodeOption = False
 
     def request(self) -> "StudyRequest":
         """The options as the core takes them."""
         from exgrpo_cli.studies.planning import StudyRequest
 
-        layer = {"run.steps": self.steps, "data.train": whole_path(self.data), "data.heldout": whole_path(self.heldout)}
-        own = {"config_file": self.config, "options": option_layer(layer), "replay_from": run_folder(self.replay_from)}
-        return StudyRequest(**shared_options(self, StudyRequest) | own)
+        settings = {"run.steps": self.steps, "data.train": self.data, "data.heldout": self.heldout}
+        return cli.request_of(StudyRequest, self, settings, replay_from=cli.run_folder(self.replay_from))
 
 
-@with_groups
+@cli.with_groups
 def ablate(
     options: StudyOptions,
-    speech: Speech,
+    speech: cli.Speech,
     jobs: Annotated[int, option("Runs at a time; 0 is one for each core, or one on a GPU.", min=0)] = 0,
-    launcher: LauncherOption = None,
-    dry_run: DryRunOption = False,
+    launcher: cli.LauncherOption = None,
+    dry_run: cli.DryRunOption = False,
 ) -> None:
     """Compare arms over several seeds with the same question order, each against on-policy training.
 
@@ -119,22 +98,22 @@ def ablate(
     settings, to_go = slurm_settings(options.config), time_to_go(study, jobs_of(study, jobs))
     slurm = settings if launcher == "slurm" else None
     if dry_run:
-        print_json(study.describe()) if speech.json else _print_runs(study, to_go)
+        cli.print_json(study.describe()) if speech.json else _print_runs(study, to_go)
         if slurm is not None:
-            talk(script(study, slurm))
+            cli.talk(script(study, slurm))
         return
-    talk(f"exgrpo: {len(study.runs)} runs in {study.folder}\n{to_go}", quiet=speech.quiet)
+    cli.talk(f"exgrpo: {len(study.runs)} runs in {study.folder}\n{to_go}", quiet=speech.quiet)
     report = compare(study, jobs=jobs, quiet=speech.quiet, slurm=slurm)
     write_page(study.folder, quiet=speech.quiet)
-    print_json(study_json(study, report)) if speech.json else _print_report(study, report)
+    cli.print_json(study_json(study, report)) if speech.json else _print_report(study, report)
 
 
 def _print_runs(study: "Study", to_go: str) -> None:
     plan = study.describe()
     against = f", against {plan['baseline']}" if plan["baseline"] else ""
-    talk(f"study {plan['name']} in {plan['folder']}{against}:\n{to_go}")
+    cli.talk(f"study {plan['name']} in {plan['folder']}{against}:\n{to_go}")
     for run in plan["runs"]:
-        write_data(f"{run['arm']}\tseed {run['seed']}\t{run['steps']} steps\t{run['state']}\t{run['folder']}")
+        cli.write_data(f"{run['arm']}\tseed {run['seed']}\t{run['steps']} steps\t{run['state']}\t{run['folder']}")
 
 
 def _print_report(study: "Study", report: "StudyReport") -> None:
@@ -142,7 +121,7 @@ def _print_report(study: "Study", report: "StudyReport") -> None:
     from exgrpo_cli.studies.output import report_tables
 
     for warning in report.warnings:
-        talk(f"warning: {warning}")
+        cli.talk(f"warning: {warning}")
     for table in report_tables(study, report):
         print_table(table)
-    write_data(f"report, figures and runs in {study.folder}")
+    cli.write_data(f"report, figures and runs in {study.folder}")

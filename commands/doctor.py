@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.commands.options import DebugOption, JsonOption, presets_of, print_json, talk
+from exgrpo_cli.commands.cli import DebugOption, JsonOption, option, print_json, talk
 from exgrpo_cli.commands.train import TrainOptions, train
 
 if TYPE_CHECKING:
@@ -17,16 +17,10 @@ GIB = 2**30
 
 
 def doctor(
-    smoke: Annotated[
-        bool, typer.Option("--smoke", help="Also two steps with random weights at full lengths, measured.")
-    ] = False,
+    smoke: Annotated[bool, option("Also two steps with random weights at full lengths, measured.", "--smoke")] = False,
     backbone: Annotated[
         str | None,
-        typer.Option(
-            help="Whose configuration --smoke runs: a preset or model folder.",
-            show_default="tiny",
-            autocompletion=presets_of("backbones"),
-        ),
+        option("Whose configuration --smoke runs: a preset or model folder.", default="tiny", of="backbones"),
     ] = None,
     json: JsonOption = False,
     debug: DebugOption = False,

@@ -1,27 +1,19 @@
 """`exgrpo evaluate`: score a model on benchmarks, or compare two results."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.commands.options import (
-    DryRunOption,
-    Speech,
-    presets_of,
-    print_json,
-    shared_options,
-    talk,
-    with_groups,
-    write_data,
-)
+from exgrpo_cli.commands import cli
+from exgrpo_cli.commands.cli import option
 
 if TYPE_CHECKING:
     from exgrpo_cli.evaluation.comparison import ResultTable
-    from exgrpo_cli.evaluation.service import EvaluationPlan, EvaluationReport, EvaluationRequest
+    from exgrpo_cli.evaluation.service import EvaluationReport, EvaluationRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,44 +22,42 @@ class EvaluateOptions:
 
     model: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Run folder (RUN@step-000050, RUN@best, RUN@latest), model folder, GGUF file, hub id or preset.",
             metavar="MODEL",
-            help="Run folder (RUN@step-000050, RUN@best, RUN@latest), model folder, GGUF file, hub id or preset.",
-            show_default="the newest finished run",
+            default="the newest finished run",
         ),
     ] = None
-    data: Annotated[Path | None, typer.Option(metavar="FILE", help="Questions instead of the benchmark's own.")] = None
-    samples: Annotated[
-        int | None, typer.Option(min=1, metavar="K", help="Samples per question.", show_default="the benchmark's")
-    ] = None
-    temperature: Annotated[float | None, typer.Option(help="T.", show_default="the benchmark's, mostly 0.6")] = None
-    top_p: Annotated[float | None, typer.Option("--top-p", help="Nucleus.", show_default="1")] = None
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="New tokens at most.", show_default="the benchmark's, mostly 8192")
-    ] = None
+    data: Annotated[Path | None, option("Questions instead of the benchmark's own.", metavar="FILE")] = None
+    samples: Annotated[int | None, option("Samples per question.", min=1, metavar="K", default="the benchmark's")] = (
+        None
+    )
+    temperature: Annotated[float | None, option("T.", default="the benchmark's, mostly 0.6")] = None
+    top_p: Annotated[float | None, option("Nucleus.", "--top-p", default="1")] = None
+    max_tokens: Annotated[int | None, option("New tokens at most.", min=1, default="the benchmark's, mostly 8192")] = (
+        None
+    )
     template: Annotated[
         str | None,
-        typer.Option(
-            help="Prompt template.",
-            show_default="a run's or a backbone preset's own; else the chat template of the model or the server",
+        option(
+            "Prompt template.",
+            default="a run's or a backbone preset's own; else the chat template of the model or the server",
         ),
     ] = None
     grader: Annotated[
         list[str] | None,
-        typer.Option(help="Another grader beside math and oat: choice, exact or python:module:function; repeatable."),
+        option("Another grader beside math and oat: choice, exact or python:module:function; repeatable."),
     ] = None
-    engine: Annotated[Literal["hf", "vllm"], typer.Option(help="Engine of a model loaded here.")] = "hf"
-    tensor_parallel: Annotated[
-        int, typer.Option(min=1, metavar="N", help="GPUs that share one model, with --engine vllm.")
-    ] = 1
-    endpoint: Annotated[
-        str | None, typer.Option(metavar="URL", help="OpenAI-compatible server that serves --model.")
-    ] = None
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where the model is loaded.")] = "auto"
-    output: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Results folder.", show_default="results/<benchmark>-<model>")
-    ] = None
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the samples.")] = 0
+    engine: Annotated[Literal["hf", "vllm"], option("Engine of a model loaded here.")] = "hf"
+    tensor_parallel: Annotated[int, option("GPUs that share one model, with --engine vllm.", min=1, metavar="N")] = 1
+    endpoint: Annotated[str | None, option("OpenAI-compatible server that serves --model.", metavar="URL")] = None
+    device: Annotated[Literal["auto", "cpu", "cuda"], option("Where the model is loaded.")] = "auto"
+    output: Annotated[Path | None, option("Results folder.", metavar="PATH", default="results/<benchmark>-<model>")] = (
+        None
+    )
+    seed: Annotated[int, option("Seed of the samples.", min=0)] = 0
+    rescore: Annotated[bool, option("Grade stored samples again, without a model.", "--rescore")] = False
+    dry_run: cli.DryRunOption = False
 
     def request(self, benchmarks: Sequence[str]) -> "EvaluationRequest":
         """The options as the core takes them."""
@@ -80,35 +70,26 @@ class EvaluateOptions:
             protocol={name: getattr(self, name) for name in names if getattr(self, name) is not None},
             second_graders=tuple(self.grader or ()),
             threads=choose_threads(0),
-            **shared_options(self, EvaluationRequest),
+            **cli.shared_options(self, EvaluationRequest),
         )
 
-    def refuse_beside_compare(self) -> None:
-        """Raise InputError for an option that a comparison of finished results does not look at."""
-        for field in fields(self):
-            if field.name != "output" and getattr(self, field.name) not in (field.default, []):
-                refuse_beside_compare(field.name)
 
-
-@with_groups
+@cli.with_groups
 def evaluate(
     benchmarks: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="BENCHMARK",
             help="arithmetic, aime24, math500, ...; paper, paper-id or paper-ood; folders with --compare.",
-            autocompletion=presets_of("benchmarks", others=("paper", "paper-id", "paper-ood")),
+            autocompletion=cli.presets_of("benchmarks", others=("paper", "paper-id", "paper-ood")),
         ),
     ] = None,
     *,
     options: EvaluateOptions,
-    speech: Speech,
-    rescore: Annotated[bool, typer.Option("--rescore", help="Grade stored samples again, without a model.")] = False,
+    speech: cli.Speech,
     compare: Annotated[
-        bool,
-        typer.Option("--compare", help="Compare stored results, question by question: --compare FOLDER FOLDER..."),
+        bool, option("Compare stored results, question by question: --compare FOLDER FOLDER...", "--compare")
     ] = False,
-    dry_run: DryRunOption = False,
 ) -> None:
     """Score a model on benchmarks with intervals, resuming what was interrupted.
 
@@ -120,41 +101,30 @@ def evaluate(
       exgrpo evaluate --compare results/aime24-before results/aime24-after
       exgrpo evaluate --compare results/a results/b results/c --output figures
     """
-    from exgrpo_cli.evaluation.service import rescore_stored
+    from exgrpo_cli.evaluation import service
 
     if compare:
-        options.refuse_beside_compare()
-        for name, given in {"rescore": rescore, "dry_run": dry_run}.items():
-            if given:
-                refuse_beside_compare(name)
+        cli.refuse_others(options, ("output",), "does nothing beside --compare, which reads finished results")
         _compare([Path(folder) for folder in benchmarks or ()], options.output, json=speech.json, quiet=speech.quiet)
         return
     request = options.request(benchmarks or ())
-    report = rescore_stored(request) if rescore else _evaluate(request, speech, dry_run=dry_run)
-    if report is not None:
-        _show(report, speech.json, speech.quiet)
-
-
-def _evaluate(request: "EvaluationRequest", speech: Speech, *, dry_run: bool) -> "EvaluationReport | None":
-    from exgrpo_cli.evaluation.service import evaluate, plan_evaluation
-
-    plan = plan_evaluation(request)
-    which = ", the newest finished run" if request.model is None else ""
-    talk(f"exgrpo: {', '.join(plan.folders)} with {plan.model}{which}", quiet=speech.quiet)
-    if dry_run:
-        _print_plan(plan, speech.json)
-        return None
-    return evaluate(plan, lambda text: talk(text, quiet=speech.quiet), quiet=speech.quiet)
-
-
-def _print_plan(plan: "EvaluationPlan", json: bool) -> None:
-    if json:
-        print_json(plan.to_json())
+    if options.rescore:
+        _show(service.rescore_stored(request), speech.json, speech.quiet)
         return
-    shown = plan.to_json()
-    write_data(f"model {shown['model']['name']} from {shown['model']['source']}")
+    plan = service.plan_evaluation(request)
+    which = ", the newest finished run" if request.model is None else ""
+    cli.talk(f"exgrpo: {', '.join(plan.folders)} with {plan.model}{which}", quiet=speech.quiet)
+    if options.dry_run:
+        cli.print_json(plan.to_json()) if speech.json else _print_plan(plan.to_json())
+        return
+    report = service.evaluate(plan, lambda text: cli.talk(text, quiet=speech.quiet), quiet=speech.quiet)
+    _show(report, speech.json, speech.quiet)
+
+
+def _print_plan(shown: Mapping[str, Any]) -> None:
+    cli.write_data(f"model {shown['model']['name']} from {shown['model']['source']}")
     for name, settings in shown["benchmarks"].items():
-        write_data(f"{name}: " + ", ".join(f"{key} {value}" for key, value in settings.items()))
+        cli.write_data(f"{name}: " + ", ".join(f"{key} {value}" for key, value in settings.items()))
 
 
 def _show(report: "EvaluationReport", json: bool, quiet: bool) -> None:
@@ -165,20 +135,14 @@ def _show(report: "EvaluationReport", json: bool, quiet: bool) -> None:
 
     titles = report.table.titles
     _plot(report.table, report.folder)
-    print_json(report.to_json()) if json else print_table(score_table(report.table))
+    cli.print_json(report.to_json()) if json else print_table(score_table(report.table))
     for name, result in report.results.items():
         if failures := ungraded(result):
-            talk(f"{titles[name]}: {failures}", quiet=quiet)
+            cli.talk(f"{titles[name]}: {failures}", quiet=quiet)
         for second, values in result.get("second_graders", {}).items():
             graders = f"{result['protocol']['grader']['name']} and {second}"
-            talk(f"{titles[name]}: {graders} part on {values['disagreements']} samples", quiet=quiet)
-    talk(f"results in {report.folder}", quiet=quiet)
-
-
-def refuse_beside_compare(name: str) -> None:
-    """Raise InputError naming the option."""
-    option = name.replace("_", "-")
-    raise InputError(f"--{option} does nothing beside --compare, which reads finished results: leave it out.")
+            cli.talk(f"{titles[name]}: {graders} part on {values['disagreements']} samples", quiet=quiet)
+    cli.talk(f"results in {report.folder}", quiet=quiet)
 
 
 def _compare(folders: Sequence[Path], output: Path | None, *, json: bool, quiet: bool) -> None:
@@ -199,14 +163,14 @@ def _compare(folders: Sequence[Path], output: Path | None, *, json: bool, quiet:
         write_text(output / "table.tex", latex(compared))
         _plot(compared, output)
     if json:
-        print_json(compared.to_json())
+        cli.print_json(compared.to_json())
     else:
-        write_data(f"{markdown(compared)}\n", end="")
+        cli.write_data(f"{markdown(compared)}\n", end="")
         _print_differences(list(compared.comparisons.values()))
     where = f"figure and tables in {output}" if output else "with --output FOLDER, a figure and tables are written too"
-    talk(where, quiet=quiet)
+    cli.talk(where, quiet=quiet)
     for note in compared.notes:
-        talk(f"note: {note}", quiet=quiet)
+        cli.talk(f"note: {note}", quiet=quiet)
 
 
 def _plot(table: "ResultTable", folder: Path) -> None:
@@ -238,13 +202,13 @@ def _print_differences(made: Sequence[Mapping[str, Any]]) -> None:
         won = sum(flip["second"] > flip["first"] for flip in found["flips"])
         counts = f"{found['questions']} questions paired, {won} won and {len(found['flips']) - won} lost"
         models = f"{found['benchmark']}: {found['second']} minus {found['first']}"
-        write_data(f"{models}: {_difference(found)}, {found['p_holm']:.4f} adjusted, {counts}")
+        cli.write_data(f"{models}: {_difference(found)}, {found['p_holm']:.4f} adjusted, {counts}")
         for k, at_k in found["pass_at_k"].items():
             adjusted = f", {found['pass_p_holm']:.4f} adjusted" if k == max(found["pass_at_k"], key=int) else ""
-            write_data(f"  pass@{k}: {_difference(at_k)}{adjusted}")
+            cli.write_data(f"  pass@{k}: {_difference(at_k)}{adjusted}")
         for flip in found["flips"] if len(made) == 1 else ():
             text = " ".join(flip["question"].split())
-            write_data(f"  {flip['first']:.2f} -> {flip['second']:.2f}  {flip['question_id']}  {text[:80]}")
+            cli.write_data(f"  {flip['first']:.2f} -> {flip['second']:.2f}  {flip['question_id']}  {text[:80]}")
 
 
 def _difference(found: Mapping[str, Any]) -> str:

@@ -1,28 +1,13 @@
 """`exgrpo prepare`: any question set in, one audited question file out."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from exgrpo_cli.commands.options import (
-    AllowCodeOption,
-    ConfigOption,
-    DryRunOption,
-    OutputOption,
-    SeedOption,
-    SetOption,
-    Speech,
-    option_layer,
-    presets_of,
-    print_json,
-    shared_options,
-    talk,
-    whole_path,
-    with_groups,
-    write_data,
-)
+from exgrpo_cli.commands import cli
+from exgrpo_cli.commands.cli import option
 
 if TYPE_CHECKING:
     from exgrpo_cli.evaluation.preparing import PrepareRequest
@@ -32,55 +17,46 @@ if TYPE_CHECKING:
 class PrepareSettings:
     """Options of reading and auditing a source, and where it goes."""
 
-    output: OutputOption = None
-    layout: Annotated[Literal["canonical", "verl"], typer.Option(help="Layout of the output.")] = "canonical"
-    question_field: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Column of the question; dots lead into structs.")
-    ] = None
-    answer_field: Annotated[str | None, typer.Option(metavar="NAME", help="Column of the gold answer.")] = None
+    output: cli.OutputOption = None
+    layout: Annotated[Literal["canonical", "verl"], option("Layout of the output.")] = "canonical"
+    question_field: Annotated[str | None, option("Column of the question; dots lead into structs.", metavar="NAME")] = (
+        None
+    )
+    answer_field: Annotated[str | None, option("Column of the gold answer.", metavar="NAME")] = None
     answer_pattern: Annotated[
-        str | None, typer.Option(metavar="REGEX", help="Its last match in the answer field is the gold (group 1).")
+        str | None, option("Its last match in the answer field is the gold (group 1).", metavar="REGEX")
     ] = None
     backbone: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Check prompt lengths with this backbone's tokenizer.",
-            autocompletion=presets_of("backbones"),
-        ),
+        str | None, option("Check prompt lengths with this backbone's tokenizer.", metavar="NAME", of="backbones")
     ] = None
-    show: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Print the first N prompts as the backbone sees them.")
-    ] = 0
+    show: Annotated[int, option("Print the first N prompts as the backbone sees them.", metavar="N", min=0)] = 0
     max_prompt_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Longer prompts are left out.", show_default="the backbone's")
+        int | None, option("Longer prompts are left out.", min=1, default="the backbone's")
     ] = None
     decontaminate: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Benchmarks or files of questions to leave out, comma list.")
+        str | None, option("Benchmarks or files of questions to leave out, comma list.", metavar="LIST")
     ] = None
-    overlap: Annotated[
-        float, typer.Option(help="Share of a benchmark question's n-grams from which a question is left out.")
-    ] = 0.5
-    ngram: Annotated[int, typer.Option(help="Words of those n-grams.")] = 8
+    overlap: Annotated[float, option("Share of a benchmark question's n-grams from which a question is left out.")] = (
+        0.5
+    )
+    ngram: Annotated[int, option("Words of those n-grams.")] = 8
     split: Annotated[
         float | None,
-        typer.Option(metavar="FRACTION", help="Share of the questions to hold out, in a second file beside the first."),
+        option("Share of the questions to hold out, in a second file beside the first.", metavar="FRACTION"),
     ] = None
     experience: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Rollouts of these questions that were logged elsewhere (.jsonl, .parquet): made a pool for "
+        option(
+            "Rollouts of these questions that were logged elsewhere (.jsonl, .parquet): made a pool for "
             "train --replay-from instead.",
+            metavar="FILE",
         ),
     ] = None
-    grader: Annotated[
-        str | None, typer.Option(help="Verifier of the gold answers.", show_default="math, choice for options")
-    ] = None
-    seed: SeedOption = None
-    config: ConfigOption = None
-    assignments: SetOption = None
-    allow_code: AllowCodeOption = False
+    grader: Annotated[str | None, option("Verifier of the gold answers.", default="math, choice for options")] = None
+    seed: cli.SeedOption = None
+    config: cli.ConfigOption = None
+    assignments: cli.SetOption = None
+    allow_code: cli.AllowCodeOption = False
 
     def request(self, source: str) -> "PrepareRequest":
         """The options as the core takes them."""
@@ -88,15 +64,14 @@ class PrepareSettings:
         from exgrpo_cli.evaluation.preparing import PrepareRequest
         from exgrpo_cli.questions.layouts import NamedFields
 
-        layer: dict[str, Any] = {"grading.grader": self.grader}
+        settings: dict[str, Any] = {"grading.grader": self.grader}
         if is_made(source):
-            layer[f"{section_of_made(source)}.seed"] = self.seed
+            settings[f"{section_of_made(source)}.seed"] = self.seed
         named = NamedFields(question=self.question_field, answer=self.answer_field, answer_pattern=self.answer_pattern)
-        own = {"source": source, "fields": named, "config_file": self.config, "options": option_layer(layer)}
-        return PrepareRequest(**shared_options(self, PrepareRequest) | own)
+        return cli.request_of(PrepareRequest, self, settings, source=source, fields=named)
 
 
-@with_groups
+@cli.with_groups
 def prepare(
     source: Annotated[
         str,
@@ -107,8 +82,8 @@ def prepare(
     ] = "arithmetic",
     *,
     options: PrepareSettings,
-    speech: Speech,
-    dry_run: DryRunOption = False,
+    speech: cli.Speech,
+    dry_run: cli.DryRunOption = False,
 ) -> None:
     """Turn any question set into one audited question file, by default data/<source>.parquet.
 
@@ -133,18 +108,18 @@ def prepare(
     if dry_run:
         _print_plan(plan.to_json(), speech.json)
         return
-    talk(f"exgrpo: reading {source}", quiet=speech.quiet)
+    cli.talk(f"exgrpo: reading {source}", quiet=speech.quiet)
     prepared = plan.run(quiet=speech.quiet)
     if speech.json:
-        print_json(prepared.to_json())
+        cli.print_json(prepared.to_json())
         return
     for prompt in prepared.shown:
-        write_data(f"--- question {prompt['id']}, {prompt['tokens']} tokens\n{prompt['text']}\n---")
+        cli.write_data(f"--- question {prompt['id']}, {prompt['tokens']} tokens\n{prompt['text']}\n---")
     if not speech.quiet:
-        write_data("\n".join(line for report in prepared.reports for line in report.lines()))
+        cli.write_data("\n".join(line for report in prepared.reports for line in report.lines()))
 
 
-def _prepare_pool(source: str, options: PrepareSettings, speech: Speech, *, dry_run: bool) -> None:
+def _prepare_pool(source: str, options: PrepareSettings, speech: cli.Speech, *, dry_run: bool) -> None:
     """Rollouts logged elsewhere as a folder for `train --replay-from`."""
     from exgrpo_cli.base.reporter import make_reporter
     from exgrpo_cli.config.layers import build_config
@@ -153,23 +128,21 @@ def _prepare_pool(source: str, options: PrepareSettings, speech: Speech, *, dry_
 
     assert options.experience is not None
     with_pool = ("experience", "output", "backbone", "seed", "config", "assignments", "allow_code")
-    for field in fields(options):
-        if field.name not in with_pool and getattr(options, field.name) != field.default:
-            option = field.name.replace("_", "-")
-            raise typer.BadParameter(f"--{option} is about a question file, --experience makes a pool: leave it out.")
-    # Without a source the questions are those that a run would take.
-    data = None if source == "arithmetic" else whole_path(source)
+    cli.refuse_others(options, with_pool, "is about a question file, --experience makes a pool")
     config = build_config(
         backbone=options.backbone,
         config_file=options.config,
-        options=option_layer({"run.seed": options.seed, "data.train": data}),
+        # Without a source the questions are those that a run would take.
+        options=cli.option_layer({"run.seed": options.seed, "data.train": None if source == "arithmetic" else source}),
         assignments=options.assignments or [],
         allow_code=options.allow_code,
     )
     output = options.output or pool_folder(options.experience)
     if dry_run:
         check_pool(options.experience, output)
-        print_json({"output": str(output)}) if speech.json else write_data(f"# output {output}\n\n{to_toml(config)}")
+        cli.print_json({"output": str(output)}) if speech.json else cli.write_data(
+            f"# output {output}\n\n{to_toml(config)}"
+        )
         return
     reporter = make_reporter(quiet=speech.quiet)
     try:
@@ -177,13 +150,13 @@ def _prepare_pool(source: str, options: PrepareSettings, speech: Speech, *, dry_
     finally:
         reporter.close()
     if speech.json:
-        print_json(report.to_json())
+        cli.print_json(report.to_json())
     elif not speech.quiet:
-        write_data("\n".join(report.lines(config.rollout.group_size)))
+        cli.write_data("\n".join(report.lines(config.rollout.group_size)))
 
 
 def _print_plan(plan: dict[str, Any], json: bool) -> None:
     if json:
-        print_json(plan)
+        cli.print_json(plan)
     else:
-        write_data("\n".join(f"{name} = {value}" for name, value in plan.items() if value is not None))
+        cli.write_data("\n".join(f"{name} = {value}" for name, value in plan.items() if value is not None))

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from exgrpo_cli.commands.options import DebugOption, JsonOption, presets_of, print_json, write_data
+from exgrpo_cli.commands.cli import DebugOption, JsonOption, presets_of, print_json, write_data
 
 if TYPE_CHECKING:
     from exgrpo_cli.presets import PresetKind

@@ -5,19 +5,19 @@ from typing import Annotated
 
 import typer
 
-from exgrpo_cli.commands.options import DebugOption, JsonOption, QuietOption, print_json, talk, write_data
+from exgrpo_cli.commands.cli import DebugOption, JsonOption, QuietOption, option, print_json, talk, write_data
 
 
 def publish(
     folder: Annotated[Path, typer.Argument(metavar="RUN|STUDY", help="Folder of a finished run, or of a study.")],
-    to: Annotated[str, typer.Option("--to", metavar="OWNER/NAME", help="Repository on the hub; made where missing.")],
-    private: Annotated[bool, typer.Option("--private", help="Make the repositories private.")] = False,
+    to: Annotated[str, option("Repository on the hub; made where missing.", "--to", metavar="OWNER/NAME")],
+    private: Annotated[bool, option("Make the repositories private.", "--private")] = False,
     results: Annotated[
         list[Path] | None,
-        typer.Option("--results", metavar="FOLDER", help="Results of evaluate, for the model's card; repeatable."),
+        option("Results of evaluate, for the model's card; repeatable.", "--results", metavar="FOLDER"),
     ] = None,
-    no_ledger: Annotated[bool, typer.Option("--no-ledger", help="The model alone.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List files and sizes, upload nothing.")] = False,
+    no_ledger: Annotated[bool, option("The model alone.", "--no-ledger")] = False,
+    dry_run: Annotated[bool, option("List files and sizes, upload nothing.", "--dry-run")] = False,
     json: JsonOption = False,
     quiet: QuietOption = False,
     debug: DebugOption = False,

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from exgrpo_cli.commands.options import DebugOption, JsonOption, QuietOption, print_json, talk
+from exgrpo_cli.commands.cli import DebugOption, JsonOption, QuietOption, option, print_json, talk
 
 
 def replay_stats(
@@ -13,33 +13,24 @@ def replay_stats(
         list[str], typer.Argument(metavar="RUN...", help="Run folders, finished or running, or hf://OWNER/NAME.")
     ],
     step: Annotated[
-        int | None,
-        typer.Option("--step", metavar="N", help="What one step drew: probabilities, candidates, the chosen, texts."),
+        int | None, option("What one step drew: probabilities, candidates, the chosen, texts.", "--step", metavar="N")
     ] = None,
     question: Annotated[
-        str,
-        typer.Option(
-            "--question",
-            metavar="ID",
-            help="History and responses of one question; a beginning of its id will do.",
-        ),
+        str, option("History and responses of one question; a beginning of its id will do.", "--question", metavar="ID")
     ] = "",
     what_if: Annotated[
         str,
-        typer.Option(
+        option(
+            "What another policy would have drawn: sampler, mu, sigma, metric, direction.",
             "--what-if",
             metavar="KEY=VALUE,...",
-            help="What another policy would have drawn: sampler, mu, sigma, metric, direction.",
         ),
     ] = "",
     output: Annotated[
-        Path | None, typer.Option("--output", metavar="PATH", help="Folder for the plots.", show_default="RUN/plots")
+        Path | None, option("Folder for the plots.", "--output", metavar="PATH", default="RUN/plots")
     ] = None,
     plots: Annotated[
-        bool | None,
-        typer.Option(
-            "--plots/--no-plots", help="Draw the figures.", show_default="yes, but not for --step and --question"
-        ),
+        bool | None, option("Draw the figures.", "--plots/--no-plots", default="yes, but not for --step and --question")
     ] = None,
     json: JsonOption = False,
     quiet: QuietOption = False,

@@ -5,14 +5,13 @@ from typing import Annotated
 
 import typer
 
-from exgrpo_cli.commands.options import DebugOption, JsonOption, print_json, talk, write_data
+from exgrpo_cli.commands.cli import DebugOption, JsonOption, option, print_json, talk, write_data
 
 
 def report(
     folder: Annotated[Path, typer.Argument(metavar="RUN|STUDY", help="Folder of a run or a study, finished or not.")],
     output: Annotated[
-        Path | None,
-        typer.Option("--output", metavar="FILE", help="Where the page goes.", show_default="FOLDER/report.html"),
+        Path | None, option("Where the page goes.", "--output", metavar="FILE", default="FOLDER/report.html")
     ] = None,
     json: JsonOption = False,
     debug: DebugOption = False,

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from exgrpo_cli.commands.options import Speech, option, print_json, talk, with_groups, write_data
+from exgrpo_cli.commands.cli import Speech, option, print_json, talk, with_groups, write_data
 
 
 @with_groups

@@ -9,28 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.commands.options import (
-    AllowCodeOption,
-    BackboneOption,
-    ConfigOption,
-    DataOption,
-    DryRunOption,
-    HeldoutOption,
-    LauncherOption,
-    OutputOption,
-    SeedOption,
-    SetOption,
-    Speech,
-    option,
-    option_layer,
-    print_json,
-    run_folder,
-    shared_options,
-    talk,
-    whole_path,
-    with_groups,
-    write_data,
-)
+from exgrpo_cli.commands import cli
+from exgrpo_cli.commands.cli import option
 from exgrpo_cli.commands.report import write_page
 
 if TYPE_CHECKING:
@@ -42,15 +22,15 @@ if TYPE_CHECKING:
 class TrainOptions:
     """Choices that make a run; None leaves it to the presets."""
 
-    backbone: BackboneOption = None
+    backbone: cli.BackboneOption = None
     method: Annotated[
         str | None, option("exgrpo, grpo, another method preset, or a TOML file.", default="exgrpo", of="methods")
     ] = None
     regime: Annotated[
         str | None, option("Task, start and lengths: a preset such as hard-tail.", default="none", of="regimes")
     ] = None
-    data: DataOption = None
-    heldout: HeldoutOption = None
+    data: cli.DataOption = None
+    heldout: cli.HeldoutOption = None
     steps: Annotated[int | None, option("Rollout batches.", default="the backbone's")] = None
     rollout: Annotated[Literal["hf", "vllm"] | None, option("Rollout engine.", default="the backbone's")] = None
     engine: Annotated[Literal["torch", "deepspeed"] | None, option("Training engine.", default="the backbone's")] = None
@@ -62,14 +42,14 @@ class TrainOptions:
         str | None, option("Save and stop, as after Ctrl-C, before so long is over.", metavar="3h50m")
     ] = None
     resume: Annotated[bool, option("Go on with --output, or the newest unfinished run.", "--resume")] = False
-    output: OutputOption = None
-    seed: SeedOption = None
-    config: ConfigOption = None
-    assignments: SetOption = None
+    output: cli.OutputOption = None
+    seed: cli.SeedOption = None
+    config: cli.ConfigOption = None
+    assignments: cli.SetOption = None
     replay_from: Annotated[
         str | None, option("Fill the buffer from another run's ledger, also hf://OWNER/NAME.", metavar="RUN")
     ] = None
-    allow_code: AllowCodeOption = False
+    allow_code: cli.AllowCodeOption = False
     as_published: Annotated[
         bool, option("With what the method's paper changed besides its replay.", "--as-published")
     ] = False
@@ -80,32 +60,21 @@ class TrainOptions:
         """The options as the core takes them."""
         from exgrpo_cli.training.start import RunRequest
 
-        layer = option_layer(
-            {
-                "run.steps": self.steps,
-                "run.seed": self.seed,
-                "run.nproc": self.nproc,
-                "run.device": self.device,
-                "run.log": self.log,
-                "data.train": whole_path(self.data),
-                "data.heldout": whole_path(self.heldout),
-                "rollout.engine": self.rollout,
-                "optim.engine": self.engine,
-            }
-        )
-        own = {"config_file": self.config, "options": layer, "replay_from": run_folder(self.replay_from)}
-        return RunRequest(**shared_options(self, RunRequest) | own)
+        settings = {f"run.{name}": getattr(self, name) for name in ("steps", "seed", "nproc", "device", "log")}
+        settings |= {"data.train": self.data, "data.heldout": self.heldout}
+        settings |= {"rollout.engine": self.rollout, "optim.engine": self.engine}
+        return cli.request_of(RunRequest, self, settings, replay_from=cli.run_folder(self.replay_from))
 
 
-@with_groups
+@cli.with_groups
 def train(
     options: TrainOptions,
-    speech: Speech,
-    dry_run: DryRunOption = False,
+    speech: cli.Speech,
+    dry_run: cli.DryRunOption = False,
     check: Annotated[
         bool, option("Two steps with random weights at full lengths, measured, then stop.", "--check")
     ] = False,
-    launcher: LauncherOption = None,
+    launcher: cli.LauncherOption = None,
 ) -> None:
     """Train a backbone with ExGRPO, or with another method.
 
@@ -134,7 +103,7 @@ def train(
         _launch(start, options, speech, dry_run=dry_run, check=check)
         return
     speaks = core.is_main_process()
-    talk(start.line(), quiet=speech.quiet or dry_run or check or not speaks)
+    cli.talk(start.line(), quiet=speech.quiet or dry_run or check or not speaks)
     from exgrpo_cli.machine.settle import require_runnable, settle
     from exgrpo_cli.machine.survey import survey_machine
     from exgrpo_cli.ranks import Ranks
@@ -145,12 +114,12 @@ def train(
         if dry_run or check:
             # Questions are not what a check measures, but one that is well says that the run can start.
             for note in core.check_start(start):
-                talk(note, quiet=not speaks)
+                cli.talk(note, quiet=not speaks)
         if dry_run:
             _print_plan(start, plan, speech.json, speaks=speaks)
             return
         if plan.missing:
-            talk("\n".join(plan.lines()), quiet=speech.quiet or not speaks)
+            cli.talk("\n".join(plan.lines()), quiet=speech.quiet or not speaks)
         require_runnable(plan)
         if config.run.nproc > 1 and not ranks.launched:
             # Not typer.Exit: the ranks have said what there is to say.
@@ -171,16 +140,16 @@ def train(
                 )  # fmt: skip
         if check:
             if speaks:
-                print_json(report) if speech.json else write_data("\n".join(report_lines(report)))
+                cli.print_json(report) if speech.json else cli.write_data("\n".join(report_lines(report)))
             if not report["well"]:
                 raise typer.Exit(1)
         elif speaks:
             if config.run.plots:
                 write_page(start.folder, quiet=speech.quiet)
-            print_json(summary) if speech.json else _print_result(summary, start.folder)
+            cli.print_json(summary) if speech.json else _print_result(summary, start.folder)
 
 
-def _launch(start: "RunStart", options: TrainOptions, speech: Speech, *, dry_run: bool, check: bool) -> None:
+def _launch(start: "RunStart", options: TrainOptions, speech: cli.Speech, *, dry_run: bool, check: bool) -> None:
     from exgrpo_cli.base.files import read_json
     from exgrpo_cli.base.reporter import make_reporter
     from exgrpo_cli.studies.cluster import launch_run, script, slurm_settings, study_of_one
@@ -192,13 +161,13 @@ def _launch(start: "RunStart", options: TrainOptions, speech: Speech, *, dry_run
     check_start(start)
     study, settings = study_of_one(start.config, start.folder), slurm_settings(options.config)
     if dry_run:
-        write_data(script(study, settings), end="")
+        cli.write_data(script(study, settings), end="")
         return
-    talk(start.line(), quiet=speech.quiet)
+    cli.talk(start.line(), quiet=speech.quiet)
     with closing(make_reporter(quiet=speech.quiet)) as reporter:
         launch_run(study, settings, reporter=reporter)
     summary = read_json(start.folder / "summary.json", {"steps": int})
-    print_json(summary) if speech.json else _print_result(summary, start.folder)
+    cli.print_json(summary) if speech.json else _print_result(summary, start.folder)
 
 
 def _print_plan(start: "RunStart", plan: "Plan", json: bool, *, speaks: bool) -> None:
@@ -212,9 +181,9 @@ def _print_plan(start: "RunStart", plan: "Plan", json: bool, *, speaks: bool) ->
 
     text = to_toml(start.config)
     if speaks and json:
-        print_json({"config": tomllib.loads(text), "plan": plan.to_json()})
+        cli.print_json({"config": tomllib.loads(text), "plan": plan.to_json()})
     elif speaks:
-        write_data("\n".join(f"# {line}" for line in plan.lines()) + f"\n\n{text}", end="")
+        cli.write_data("\n".join(f"# {line}" for line in plan.lines()) + f"\n\n{text}", end="")
 
 
 def _print_result(summary: dict[str, Any], run_folder: Path) -> None:
@@ -240,4 +209,4 @@ def _print_result(summary: dict[str, Any], run_folder: Path) -> None:
     print_table(table)
     plots = run_folder / "plots"
     made = f"plots in {plots}, " if any(plots.glob("*")) else ""
-    write_data(f"{made}model in {run_folder / 'model'}")
+    cli.write_data(f"{made}model in {run_folder / 'model'}")

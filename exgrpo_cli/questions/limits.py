@@ -10,6 +10,7 @@ from pathlib import Path
 
 HANG_SECONDS = 60.0
 """Time for which a single call into C code may hold the process beyond a limit."""
+_STDERR = 2
 
 
 class Expired(BaseException):
@@ -33,7 +34,7 @@ def time_limit(seconds: float) -> Iterator[None]:
     timer = threading.Timer(seconds, expire)
     timer.daemon = True
     # A process has one such timer, which does not need the interpreter.
-    faulthandler.dump_traceback_later(seconds + HANG_SECONDS, exit=True)
+    faulthandler.dump_traceback_later(seconds + HANG_SECONDS, exit=True, file=_STDERR)
     timer.start()
     try:
         yield

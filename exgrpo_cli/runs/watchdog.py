@@ -122,7 +122,7 @@ class Watchdog:
         sys.stderr.write(f"exgrpo: {error}\n")
         sys.stderr.flush()
         # What follows writes to a disk, which may be what hangs.
-        faulthandler.dump_traceback_later(10 * _PATIENCE * self._interval, exit=True)
+        faulthandler.dump_traceback_later(10 * _PATIENCE * self._interval, exit=True, file=_STDERR)
         self._write_stacks(what)
         with suppress(OSError):
             (self._stacks / _WANTED).touch()

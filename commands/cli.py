@@ -2,18 +2,21 @@
 
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
 import typer
 
+from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.output import data_stream
 
 if TYPE_CHECKING:
     from exgrpo_cli.presets import PresetKind
+
+R = TypeVar("R")
 
 
 def presets_of(*kinds: "PresetKind", others: tuple[str, ...] = ()) -> Callable[[str], list[str]]:
@@ -121,19 +124,31 @@ def shared_options(options: Any, request: Any) -> dict[str, Any]:
     return {name: getattr(options, name) for name in shared if getattr(options, name) is not None}
 
 
+def request_of(kind: Callable[..., R], options: Any, settings: dict[str, Any], **own: Any) -> R:
+    """The options as the core takes them: those of the same name, a layer of {"section.key": value}, and its own."""
+    own = {"config_file": options.config, "options": option_layer(settings)} | own
+    return kind(**shared_options(options, kind) | own)
+
+
+def refuse_others(options: Any, kept: Collection[str], why: str) -> None:
+    """Raise InputError for the first option that was given and is none of those `kept`."""
+    for field in fields(options):
+        if field.name not in kept and getattr(options, field.name) not in (field.default, []):
+            raise InputError(f"--{field.name.replace('_', '-')} {why}: leave it out.")
+
+
 def option_layer(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Turn {"section.key": value} into a layer of settings; None is an option that was not given."""
+    """Turn {"section.key": value} into a layer of settings; None is an option that was not given.
+
+    A question file goes by its absolute path, so that the configuration means the same from any folder.
+    """
     layer: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
         if value is not None:
             section, key = name.split(".")
-            layer.setdefault(section, {})[key] = value
+            is_file = section == "data" and Path(value).exists()
+            layer.setdefault(section, {})[key] = str(Path(value).resolve()) if is_file else value
     return layer
-
-
-def whole_path(data: str | None) -> str | None:
-    """A question file by its absolute path, so that the configuration means the same from any folder."""
-    return str(Path(data).resolve()) if data is not None and Path(data).exists() else data
 
 
 def run_folder(name: str | None) -> Path | None:
