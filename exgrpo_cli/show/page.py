@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,20 +64,13 @@ Block = Paragraph | RichTable | FigureBlock | Response
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Section:
-    """A titled part of a page."""
-
-    title: str
-    blocks: Sequence[Block]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Page:
     """A whole page."""
 
     title: str
     subtitle: str
-    sections: Sequence[Section]
+    sections: Mapping[str, Sequence[Block]]
+    """By title."""
     footer: str
 
 
@@ -86,15 +79,12 @@ def warning(text: str) -> Paragraph:
     return Paragraph(text, "warning")
 
 
-def section(title: str, make: Callable[[], Iterator[Block]]) -> Section:
-    """Blocks that `make` gives, up to where a file it needs is missing or damaged: that is said in its place."""
-    blocks: list[Block] = []
+def as_far_as_possible(blocks: Iterator[Block]) -> Iterator[Block]:
+    """The blocks up to where a file that one needs is missing or damaged: that is said in its place."""
     try:
-        for block in make():
-            blocks.append(block)
+        yield from blocks
     except (ExgrpoError, OSError) as error:
-        blocks.append(warning(f"{NOT_SHOWN}{error}"))
-    return Section(title=title, blocks=blocks)
+        yield warning(f"{NOT_SHOWN}{error}")
 
 
 def write_page(page: Page, path: Path) -> None:
@@ -113,8 +103,7 @@ def figure_block(name: str, figure: "Drawn", caption: str) -> FigureBlock:
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     width = PIXELS_PER_INCH * figure.get_figwidth()
     style = f"max-width: {width:.0f}px; min-width: {LEAST_SHARE * width:.0f}px"
-    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', rf'\1 style="{style}"', svg, count=1)
+    svg = re.sub(r' width="[^"]*" height="[^"]*"', f' style="{style}"', svg, count=1)
     # Ids are counted anew in every figure, and one page has one space of ids.
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = re.sub(r'(xlink:href="|url\()#', rf"\1#{name}-", svg)

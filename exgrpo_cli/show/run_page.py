@@ -16,21 +16,14 @@ from exgrpo_cli.runs.manifest import find_changes
 from exgrpo_cli.runs.result import read_summary, remarks
 from exgrpo_cli.show import statistics, tables
 from exgrpo_cli.show.figures import training
-from exgrpo_cli.show.page import Block, Page, Paragraph, Response, figure_block, section, warning
+from exgrpo_cli.show.page import Block, Page, Paragraph, Response, as_far_as_possible, figure_block, warning
 from exgrpo_cli.show.queries import draw_names
 from exgrpo_cli.show.record import keeps_experience, read_config, read_run
 from exgrpo_cli.studies.measure import new_fall, read_validations
 from exgrpo_cli.training.step.guards import Guards
 
-SAMPLE: Shape = {
-    "prompt": str,
-    "answer": str,
-    "text": str,
-    "reward": NUMBER,
-    "verdict": str,
-    "num_tokens": int,
-    "experiential": bool,
-}
+WORDS: Shape = dict.fromkeys(("prompt", "answer", "text", "verdict"), str)
+SAMPLE: Shape = WORDS | {"reward": NUMBER, "num_tokens": int, "experiential": bool}
 """Keys of a row of samples/ that are shown."""
 RESPONSES_SHOWN = 3
 """Right ones and wrong ones, each."""
@@ -46,39 +39,30 @@ def is_run(path: Path) -> bool:
 def run_page(run: Path) -> Page:
     """The page of a run folder, each section as far as its files allow."""
     folder, name = RunFolder(run), run.resolve().name
-    sections = [
-        section("Result", lambda: _result(folder)),
-        section("Warnings", lambda: _warnings(folder)),
-        section("Learning", lambda: _learning(run)),
-        section("Verdicts and responses", lambda: _responses(folder)),
-        section("Replay", lambda: _replay(run)),
-        section("How to repeat it", lambda: _repeat(run)),
-        section("Versions", lambda: _versions(run)),
-    ]
+    sections = {
+        "Result": _result(folder),
+        "Warnings": _warnings(folder),
+        "Learning": _learning(run),
+        "Verdicts and responses": _responses(folder),
+        "Replay": _replay(run),
+        "How to repeat it": _repeat(run),
+        "Versions": _versions(run),
+    }
+    try:
+        config = read_config(run)
+        drawn = ", ".join(draw_names(config.replay).values())
+        chosen = f"replay {drawn}" if config.replay.enabled else "no replay"
+        asked = f"questions {Path(config.data.train).name}, seed {config.run.seed}, {chosen}"
+        subtitle = f"{config.run.method} on {config.backbone.name}, {asked}."
+    except InputError:
+        subtitle = "Its settings cannot be read."
+    shown = {title: list(as_far_as_possible(blocks)) for title, blocks in sections.items()}
     return Page(
         title=f"Run {name}",
-        subtitle=_subtitle(folder),
-        sections=[each for each in sections if each.blocks],
+        subtitle=subtitle,
+        sections={title: blocks for title, blocks in shown.items() if blocks},
         footer=f"Made by exgrpo report from {name}/: everything on this page is in that folder.",
     )
-
-
-def _subtitle(folder: RunFolder) -> str:
-    try:
-        if folder.summary.is_file():
-            summary = read_summary(folder.summary)
-            state = f"Finished after {summary['steps']} steps: {summary['finished']}."
-        else:
-            state = f"Not finished: {max(read_metrics(folder.path).steps, default=0)} steps on record."
-    except InputError:
-        state = "How far it came is not known."
-    try:
-        config = read_config(folder.path)
-    except InputError:
-        return state
-    chosen = f"replay {', '.join(draw_names(config.replay).values())}" if config.replay.enabled else "no replay"
-    asked = f"questions {Path(config.data.train).name}, seed {config.run.seed}"
-    return f"{config.run.method} on {config.backbone.name}, {asked}, {chosen}. {state}"
 
 
 SCORE: tables.Columns = {
@@ -102,9 +86,11 @@ COSTS: tables.Columns = {
 
 def _result(folder: RunFolder) -> Iterator[Block]:
     if not folder.summary.is_file():
-        yield Paragraph("The run has not finished: its final figures are not known yet.")
+        steps = max(read_metrics(folder.path).steps, default=0)
+        yield Paragraph(f"Not finished: {steps} steps on record. The final figures are not known yet.")
         return
     summary = read_summary(folder.summary)
+    yield Paragraph(f"Finished after {summary['steps']} steps: {summary['finished']}.")
     heldout = summary["heldout"]
     scores = [{"when": f"{name} training", **heldout[name]} for name in ("before", "after") if heldout[name]]
     if scores:
@@ -119,7 +105,7 @@ def _result(folder: RunFolder) -> Iterator[Block]:
 
 
 def _warnings(folder: RunFolder) -> Iterator[Block]:
-    yield from [warning(text) for text in _remarks(folder)] or [Paragraph("None.")]
+    yield from map(warning, found) if (found := list(_remarks(folder))) else [Paragraph("None.")]
 
 
 def _remarks(folder: RunFolder) -> Iterator[str]:

@@ -16,8 +16,8 @@ from exgrpo_cli.show.page import (
     Block,
     Page,
     Paragraph,
+    as_far_as_possible,
     figure_block,
-    section,
     warning,
     write_page,
 )
@@ -64,10 +64,12 @@ def write_report(folder: Path, path: Path | None = None) -> Path:
     path = path or folder / REPORT_FILE
     write_page(page, path)
     gaps = [change for run in runs for change in find_changes(run)]
-    texts = [
-        (part.title, block.text) for part in page.sections for block in part.blocks if isinstance(block, Paragraph)
+    gaps += [
+        f"{title} not shown: {block.text.removeprefix(NOT_SHOWN)}"
+        for title, blocks in page.sections.items()
+        for block in blocks
+        if isinstance(block, Paragraph) and NOT_SHOWN in block.text
     ]
-    gaps += [f"{title} not shown: {text.removeprefix(NOT_SHOWN)}" for title, text in texts if NOT_SHOWN in text]
     for gap in gaps:
         warnings.warn(gap, DamageWarning, stacklevel=2)
     return path
@@ -85,18 +87,19 @@ def study_page(folder: Path) -> Page:
     finished = sum(run.state == "finished" for run in study.runs) + len(elsewhere)
     known = {(run.arm.name, run.seed) for run in study.runs} | elsewhere.keys()
     total = len(known) + len(broken) + len(not_begun(study))
+    sections = {
+        **({"Claims": _claims(study)} if study.claims else {}),
+        "Result": _result(study),
+        "Runs": _runs(study, broken),
+        "Ledgers": _ledgers(study),
+        "Arms": _arms(study),
+    }
     return Page(
         title=f"Study {study.name}",
         subtitle=f"{len(study.arms)} arms, {len(study.seeds)} seeds, against "
         f"{', '.join(study.baselines) or 'no baseline'}: {finished} of {total} runs finished"
         f"{f', {len(elsewhere)} of them elsewhere' if elsewhere else ''}.",
-        sections=[
-            *([section("Claims", lambda: _claims(study))] if study.claims else []),
-            section("Result", lambda: _result(study)),
-            section("Runs", lambda: _runs(study, broken)),
-            section("Ledgers", lambda: _ledgers(study)),
-            section("Arms", lambda: _arms(study)),
-        ],
+        sections={title: list(as_far_as_possible(blocks)) for title, blocks in sections.items()},
         footer="Made by exgrpo report from the runs in this folder. Intervals of scores are Student's t over seeds, "
         "those of differences a bootstrap over seeds and questions.",
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from exgrpo_cli.show.figures import style
-from exgrpo_cli.show.figures.style import FULL_WIDTH, Panel, new_figure
+from exgrpo_cli.show.figures.style import Panel, new_figure
 from exgrpo_cli.show.queries import GROUPS, Numbers, series, span_of
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 COLOUR_MAP = "viridis"
 HISTOGRAM_BINS = 30
-CHANGES = {"fewer": -1, "as many": 0, "more": 1}
-"""Successes after a replay visit against those before, by the sign of the difference."""
+CHANGES = ("fewer", "as many", "more")
+"""Successes after a replay visit against those before, in the order of the difference's sign."""
 
 
 def over_time(titles: Mapping[str, Mapping[str, str]], told: Numbers) -> "Figure | None":
@@ -85,7 +85,7 @@ def bucket_occupancy(told: Numbers) -> "Figure | None":
     none = np.zeros(told["steps"] + 1, dtype=np.int64)
     questions = np.stack([by_bucket.get(bucket, none) for bucket in shown.tolist()])
     with style.styled():
-        figure, (axes,) = new_figure(width=FULL_WIDTH, height=2.9)
+        figure, (axes,) = new_figure(height=2.9)
         edges = np.arange(-0.5, questions.shape[1]), np.append(shown - 0.5, shown[-1] + 0.5)
         norm = LogNorm(1, max(int(questions.max()), 2))
         # Rasterised: one picture in a vector file, not a rectangle per step and bucket.
@@ -108,21 +108,15 @@ def bucket_flow(told: Numbers) -> "Figure | None":
     shares: dict[str, dict[int, list[float]]] = {name: {} for name in (*CHANGES, "retired", "dropped")}
     labels = []
     for place, (before, row) in enumerate(flow.items()):
-        visits = sum(row["after"].values()) + row["retired"] + row["dropped"]
-        moved = {
-            name: sum(num for after, num in row["after"].items() if np.sign(after - before) == sign)
-            for name, sign in CHANGES.items()
-        }
-        labels.append(f"{before}\n({visits:,})")
-        for name, own in shares.items():
-            own[place] = [(moved | row)[name] / visits] * 3
-    with style.styled():
-        figure, (axes,) = new_figure(width=5.0, height=2.6)
-        style.draw_categories(axes, labels, shares, linestyle="none")
-        size = told["group_size"]
-        axes.set(xlabel=f"successes of {size} before (visits)", ylabel="share of the visits", ylim=(0, 1))
-        style.legend_above(axes, ncols=5)
-        return figure
+        visits = {name: row.get(name, 0) for name in shares}
+        for after, num in row["after"].items():
+            visits[CHANGES[np.sign(after - before) + 1]] += num
+        total = sum(visits.values())
+        labels.append(f"{before}\n({total:,})")
+        for name, num in visits.items():
+            shares[name][place] = [num / total] * 3
+    x = f"successes of {told['group_size']} before (visits)"
+    return style.categories_figure(labels, shares, xlabel=x, ylabel="share of the visits", ylim=(0, 1))
 
 
 def age_and_reuse(told: Numbers) -> "Figure | None":
@@ -134,7 +128,7 @@ def age_and_reuse(told: Numbers) -> "Figure | None":
     if not age["histogram"]:
         return None
     with style.styled():
-        figure, (ages, uses) = new_figure(1, 2, width=FULL_WIDTH, height=2.4)
+        figure, (ages, uses) = new_figure(1, 2, height=2.4)
         never = f"{reuse['never'] / told['stored']:.0%} never"
         ages.set(xlabel=f"age when replayed (steps; median {age['median']:g})", ylabel="replays")
         uses.set(xlabel=f"times replayed ({never})", ylabel="trajectories")
@@ -164,14 +158,9 @@ def entropy_at_birth(told: Numbers) -> "Figure | None":
     labels = [
         f"{span_of(each)}\nhard/easy {each['hard_over_easy']:.2f}".replace("\nhard/easy nan", "") for each in windows
     ]
-    with style.styled():
-        figure, (axes,) = new_figure(width=5.0, height=2.9)
-        style.draw_categories(axes, labels, points, linestyle="none")
-        axes.set(xlabel="steps", ylabel="mean token entropy (nats)", ylim=(0, None))
-        style.legend_above(axes, ncols=3)
-        note = "means, bars 5-95 % of the trajectories; hard: pass rate up to 1/4, easy: from 3/4"
-        figure.supxlabel(note, fontsize=6.5, color=style.SOFT)
-        return figure
+    note = "means, bars 5-95 % of the trajectories; hard: pass rate up to 1/4, easy: from 3/4"
+    axis: dict[str, Any] = {"xlabel": "steps", "ylabel": "mean token entropy (nats)", "ylim": (0, None)}
+    return style.categories_figure(labels, points, note, **axis)
 
 
 def draws_against_promise(told: Numbers) -> "Figure | None":
@@ -180,17 +169,14 @@ def draws_against_promise(told: Numbers) -> "Figure | None":
     rows = [row for row in found["buckets"] if row["expected"] > 0 or row["drawn"]]
     if not rows:
         return None
-    with style.styled():
-        figure, (axes,) = new_figure(width=style.SINGLE_COLUMN, height=2.5)
-        names = [f"{row['bucket']}/{row['num_members']}" for row in rows]
-        heights = {"drawn": [row["drawn"] for row in rows], "promised": [row["expected"] for row in rows]}
-        points = {name: {place: [num] * 3 for place, num in enumerate(own)} for name, own in heights.items()}
-        style.draw_categories(axes, names, points, linestyle="none")
-        axes.set(xlabel="successes at the last visit", ylabel="questions drawn", ylim=(0, None))
-        if found["p_value"] is not None:
-            axes.set_title(f"chi-square p = {found['p_value']:.2g}", loc="right", fontsize=7)
-        figure.legend(loc="outside upper left", ncols=2)
-        return figure
+    labels = [f"{row['bucket']}/{row['num_members']}" for row in rows]
+    points = {
+        label: {place: [row[name]] * 3 for place, row in enumerate(rows)}
+        for label, name in (("drawn", "drawn"), ("promised", "expected"))
+    }
+    note = "" if found["p_value"] is None else f"chi-square p = {found['p_value']:.2g}"
+    axis: dict[str, Any] = {"xlabel": "successes at the last visit", "ylabel": "questions drawn", "ylim": (0, None)}
+    return style.categories_figure(labels, points, note, **axis)
 
 
 WHAT_IF = {

@@ -7,44 +7,33 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from exgrpo_cli.base.statistics import Interval
 from exgrpo_cli.show.figures import style
-from exgrpo_cli.show.figures.style import FULL_WIDTH, Row, looks_of
+from exgrpo_cli.show.figures.style import Row, looks_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LABEL_COLUMNS = 44
-"""Characters of an arm's name to a line."""
-CLAIM_COLUMNS = 52
-"""Characters of a claim's title to a line."""
+"""Characters of a name or a title to a line."""
 VERDICT_COLOURS = {"supported": style.BLUE, "contradicted": style.VERMILION, "undecided": style.GREY}
 
 ROW_HEIGHT = 0.34
-AXES_WIDTH = 2.9
-"""Inches beside the names, at least: what a line of the label below needs."""
-LETTER_WIDTH = 0.065
-"""Inches, at most, of a letter of a name or of the label."""
 TITLE_HEIGHT = 0.5
 """Inches for a panel's title, and for the axis below it."""
 LEGEND_LINE = 0.16
-CURVES_HEIGHT = 2.4
-"""Inches of the axes of curves; titles and what stands below come on top."""
-PANEL_HEIGHT = 1.5
-"""Inches of those of one regime among several, at least."""
+CURVES_HEIGHT = 2.0
+"""Inches of the axes of curves, at least; titles and what stands below come on top."""
 BELOW_CURVES = 0.6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ArmScore:
-    """One arm's final score, or what it is less the baseline's, paired by seed."""
+class ArmScore(Interval):
+    """One arm's final score, or what it is less the baseline's, paired by seed: its mean over seeds."""
 
     name: str
     regime: str = ""
     """Regime of the arm where the study has several: arms of one share a panel."""
-    mean: float
-    low: float
-    high: float
-    """95 % interval of the mean over seeds; equal to the mean where one seed allows none."""
     seeds: Sequence[float]
     """One value per seed, of a difference per seed that both have finished."""
 
@@ -110,7 +99,7 @@ def _arm_rows(
         looks = looks_of([arm.name for arm in own], baselines)
         labels = [_label_of(arm, " (baseline)" if arm.name in baselines else "") for arm in own]
         panels[regime] = [
-            Row(label, arm.mean, arm.low, arm.high, looks[arm.name]["color"], dots=arm.seeds)
+            Row(label, arm.mean, arm.low, arm.high, None, looks[arm.name]["color"], dots=arm.seeds)
             for arm, label in zip(own, labels, strict=True)
         ]
     most = max(len(arm.seeds) for arm in arms)
@@ -122,13 +111,11 @@ def _rows_figure(
     panels: Mapping[str, Sequence[Row]], references: Mapping[str, float], label: str, **options: Any
 ) -> "Figure":
     """A panel of rows for each title."""
-    lines = [line for rows in panels.values() for row in rows for line in row.label.splitlines()]
-    width = min(FULL_WIDTH, max(5.0, AXES_WIDTH + LETTER_WIDTH * max(map(len, lines), default=0)))
     # Beyond its rows a panel has 0.2 of one, so that the rows of all panels are alike.
     heights = [sum(style.row_height(row.label) for row in rows) + 0.2 for rows in panels.values()]
     height = 1.0 + ROW_HEIGHT * sum(heights) + TITLE_HEIGHT * len([title for title in panels if title])
     with style.styled():
-        figure, places = style.new_figure(len(panels), width=width, height=height, height_ratios=heights, **options)
+        figure, places = style.new_figure(len(panels), height=height, height_ratios=heights, **options)
         for axes, (title, rows) in zip(places, panels.items(), strict=True):
             style.draw_rows(axes, rows, reference=references.get(title))
             axes.set_title(title, loc="left")
@@ -149,11 +136,10 @@ def arm_curves(
     groups = by_regime(curves)
     # A legend is as high as its lines, and a panel at least as high as its legend.
     lines = [sum(_label_of(curve).count("\n") + 1 for curve in own) for own in groups.values()]
-    least = CURVES_HEIGHT if len(groups) == 1 else PANEL_HEIGHT
-    heights = [max(least, LEGEND_LINE * count) for count in lines]
+    heights = [max(CURVES_HEIGHT, LEGEND_LINE * count) for count in lines]
     height = sum(heights) + BELOW_CURVES * len(heights)
     with style.styled():
-        figure, panels = style.new_figure(len(heights), width=FULL_WIDTH, height=height, height_ratios=heights)
+        figure, panels = style.new_figure(len(heights), height=height, height_ratios=heights)
         for axes, (regime, own) in zip(panels, groups.items(), strict=True):
             widest = max((place for curve in own for place in place_of[curve.name]), default=0)
             looks = looks_of([curve.name for curve in own], baselines)
@@ -178,17 +164,13 @@ def arm_curves(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClaimEffect:
-    """One contrast of a claim that has been run."""
+class ClaimEffect(Interval):
+    """Effect of one contrast of a claim that has been run."""
 
     title: str
     """The claim; empty where it is that of the row above."""
     contrast: str
     """Name of the comparison, in words."""
-    mean: float
-    low: float
-    high: float
-    """95 % interval."""
     threshold: float
     """Threshold that the effect must exceed; not 0."""
     verdict: str
@@ -204,12 +186,11 @@ def claims_figure(claims: Sequence[ClaimEffect]) -> "Figure | None":
         return None
     rows = []
     for claim in claims:
-        unit, numbers = abs(claim.threshold), f"{claim.mean:+.3f} [{claim.low:.3f}, {claim.high:.3f}]"
-        label = "\n".join([*wrap(claim.title, CLAIM_COLUMNS), claim.contrast])
-        mean, low, high = (end / unit for end in (claim.mean, claim.low, claim.high))
+        numbers = f"{claim.mean:+.3f} [{claim.low:.3f}, {claim.high:.3f}]"
         note = f"{claim.verdict}\n{numbers}" if claim.title else numbers
-        bar = claim.threshold / unit
-        rows.append(Row(label, mean, low, high, VERDICT_COLOURS[claim.verdict], bar=bar, note=note))
+        label = "\n".join([*wrap(claim.title, LABEL_COLUMNS), claim.contrast])
+        ends = (end / abs(claim.threshold) for end in (claim.mean, claim.low, claim.high, claim.threshold))
+        rows.append(Row(label, *ends, VERDICT_COLOURS[claim.verdict], note=note))
     label = "effect in units of the smallest of interest\n(mean, 95 % interval; the bar is what it must exceed)"
     return _rows_figure({"": rows}, {"": 0.0}, label)
 
@@ -228,7 +209,8 @@ def accuracy_by_benchmark(scores: Scores) -> "Figure":
     for model, benchmark, score in scores:
         title, label = (benchmark, model) if len(looks) > 1 else (model, benchmark)
         mean, low, high = (100 * score[end] for end in ("value", "low", "high"))
-        row = Row(fill(label, LABEL_COLUMNS), mean, low, high, looks[model]["color"], looks[model]["marker"])
+        own = looks[model]
+        row = Row(fill(label, LABEL_COLUMNS), mean, low, high, None, own["color"], own["marker"])
         panels.setdefault(title, []).append(row)
     figure = _rows_figure(panels, {}, "accuracy (%, 95 % intervals over questions)", sharex=True)
     figure.axes[0].set_xlim(0, min(100.0, 5.0 + max(100 * score["high"] for _, _, score in scores)))
@@ -240,24 +222,18 @@ def pass_at_k_curves(curves: Scores) -> "Figure":
 
     A score maps k, as text, to `value`, `low` and `high`.
     """
-    benchmarks, models = (
-        list(dict.fromkeys(names)) for names in ([row[1] for row in curves], [row[0] for row in curves])
-    )
+    models, benchmarks = (list(dict.fromkeys(names)) for names in list(zip(*curves, strict=True))[:2])
     columns = min(3, len(benchmarks))
-    width = FULL_WIDTH if columns > 1 else style.SINGLE_COLUMN
     with style.styled():
-        figure, panels = style.panel_grid(len(benchmarks), columns, width=width, row_height=1.9)
+        figure, panels = style.panel_grid(len(benchmarks), columns, row_height=1.9)
         for place, (axes, benchmark) in enumerate(zip(panels, benchmarks, strict=True)):
             own = {model: found for model, name, found in curves if name == benchmark}
-            ks = sorted({int(k) for found in own.values() for k in found})
-            points = {
-                model: {
-                    ks.index(int(k)): [100 * score[end] for end in ("value", "low", "high")]
-                    for k, score in own.get(model, {}).items()
-                }
-                for model in models
-            }
-            style.draw_categories(axes, [str(k) for k in ks], points)
+            ks = sorted({k for found in own.values() for k in found}, key=int)
+            points: dict[str, dict[int, list[float]]] = {model: {} for model in models}
+            for model, found in own.items():
+                for k, score in found.items():
+                    points[model][ks.index(k)] = [100 * score[end] for end in ("value", "low", "high")]
+            style.draw_categories(axes, ks, points)
             axes.set(title=benchmark, xlabel="k", ylabel="" if place % columns else "pass@k (%)")
         title: dict[str, Any] = {"title": "95 % intervals over questions", "title_fontsize": 6.5}
         style.legend_of_all(figure, panels, models, ncols=min(len(models), 2 * columns), **title)

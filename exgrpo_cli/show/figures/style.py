@@ -22,17 +22,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito (2008), "Color Universal Design": distinct under all common forms of colour blindness.
-BLUE = "#0072B2"
-ORANGE = "#E69F00"
-GREEN = "#009E73"
-VERMILION = "#D55E00"
-PURPLE = "#CC79A7"
-SKY = "#56B4E9"
+CYCLE = BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9"
 BLACK = "#000000"
 GREY = "#8C8C8C"
 SOFT = "#5A5A5A"
 """Colour of words in a panel."""
-CYCLE = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, BLACK)
 MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 LINESTYLES = ("-", "--", ":", "-.")
 """After a round of colours the next one."""
@@ -69,7 +63,7 @@ def styled() -> Iterator[None]:
 
 
 def new_figure(
-    rows: int = 1, columns: int = 1, *, width: float, height: float, **options: Any
+    rows: int = 1, columns: int = 1, *, width: float = FULL_WIDTH, height: float, **options: Any
 ) -> "tuple[Figure, list[Axes]]":
     """A figure of `width` x `height` inches with rows x columns panels, listed row by row.
 
@@ -83,12 +77,10 @@ def new_figure(
     return figure, list(figure.subplots(rows, columns, squeeze=False, **options).flat)
 
 
-def panel_grid(
-    num: int, columns: int, *, width: float, row_height: float, **options: Any
-) -> "tuple[Figure, list[Axes]]":
+def panel_grid(num: int, columns: int, *, row_height: float, **options: Any) -> "tuple[Figure, list[Axes]]":
     """`num` panels, `columns` in a row, all of one size, with room for a legend above."""
     rows = -(-num // columns)
-    figure, panels = new_figure(rows, columns, width=width, height=0.6 + row_height * rows, **options)
+    figure, panels = new_figure(rows, columns, height=0.6 + row_height * rows, **options)
     for axes in panels[num:]:
         axes.set_visible(False)
     return figure, panels[:num]
@@ -124,7 +116,7 @@ def series_figure(
         return None
     with styled():
         columns, row_height = min(3, len(shown)), 2.4 if len(shown) <= 3 else 1.8
-        figure, places = panel_grid(len(shown), columns, width=FULL_WIDTH, row_height=row_height)
+        figure, places = panel_grid(len(shown), columns, row_height=row_height)
         windows = [_draw_panel(axes, panel) for axes, panel in zip(places, shown, strict=True)]
         for axes in places:
             step_axis(axes, last_step)
@@ -187,7 +179,12 @@ def draw_line(
 def explain_smoothing(figure: "Figure", window: int) -> None:
     """Say below the figure what thin and thick lines are, where an average was drawn."""
     if window:
-        figure.supxlabel(f"thin: each step; thick: mean over {window} steps", fontsize=6.5, color=SOFT)
+        write_below(figure, f"thin: each step; thick: mean over {window} steps")
+
+
+def write_below(figure: "Figure", text: str) -> None:
+    """A line of small letters below the panels."""
+    figure.supxlabel(text, fontsize=6.5, color=SOFT)
 
 
 Points = Sequence[float] | np.ndarray
@@ -223,12 +220,12 @@ class Row:
     mean: float
     low: float
     high: float
-    colour: str = BLUE
+    bar: float | None
+    """Value that the mean is held against."""
+    colour: str
     marker: str = "D"
     dots: Sequence[float] = ()
     """Single values, drawn below the mean."""
-    bar: float | None = None
-    """Value that the mean is held against."""
     note: str = ""
     """Written on the right."""
 
@@ -278,19 +275,33 @@ def draw_categories(
     axes.grid(visible=False, axis="x")
 
 
+def categories_figure(
+    labels: Sequence[str], points: Mapping[str, Mapping[int, Sequence[float]]], note: str = "", **axis: Any
+) -> "Figure":
+    """Means with the ends of their intervals at labelled places; `axis` are those of matplotlib's `Axes.set`."""
+    with styled():
+        figure, (axes,) = new_figure(width=5.0, height=2.8)
+        draw_categories(axes, labels, points, linestyle="none")
+        axes.set(**axis)
+        legend_above(axes, ncols=len(points))
+        write_below(figure, note)
+        return figure
+
+
 def looks_of(names: Sequence[str], baselines: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
     """A look for each name of a panel, no two alike: baselines are black, the others take the colours in turn.
 
     After a round of colours, and after each baseline, line and marker change; both come round together after 28.
     """
-    palette = [colour for colour in CYCLE if colour != BLACK]
-    own = [(BLACK, number) for number, _ in enumerate(name for name in names if name in baselines)]
-    others = [(palette[n % len(palette)], n // len(palette)) for n in range(len(names) - len(own))]
-    looks = {}
-    for name in names:
-        colour, number = (own if name in baselines else others).pop(0)
-        line, marker = LINESTYLES[number % len(LINESTYLES)], MARKERS[number % len(MARKERS)]
-        looks[name] = {"color": colour, "linestyle": line, "marker": marker}
+    looks: dict[str, dict[str, Any]] = {}
+    for palette, own in (
+        ((BLACK,), [name for name in names if name in baselines]),
+        (CYCLE, [name for name in names if name not in baselines]),
+    ):
+        for number, name in enumerate(own):
+            turn, colour = divmod(number, len(palette))
+            line, marker = LINESTYLES[turn % len(LINESTYLES)], MARKERS[turn % len(MARKERS)]
+            looks[name] = {"color": palette[colour], "linestyle": line, "marker": marker}
     return looks
 
 
@@ -346,12 +357,8 @@ def legend_above(axes: "Axes", **options: Any) -> None:
     axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.0, columnspacing=1.0, **options)
 
 
-_SAVING: dict[str, dict[str, Any]] = {
-    "png": {"dpi": PNG_DPI},
-    # Without a date, equal input gives an equal file.
-    "svg": {"metadata": {"Date": None}},
-    "pdf": {"metadata": {"CreationDate": None}},
-}
+UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+"""Metadata by format: without a date, equal input gives an equal file."""
 
 
 def save(figure: "Figure", folder: Path, name: str, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
@@ -360,7 +367,8 @@ def save(figure: "Figure", folder: Path, name: str, formats: Sequence[str] = ("p
     with styled():
         for suffix in formats:
             path = folder / f"{name}.{suffix}"
-            write_whole(path, partial(figure.savefig, format=suffix, **_SAVING[suffix]))
+            dpi = PNG_DPI if suffix == "png" else "figure"
+            write_whole(path, partial(figure.savefig, format=suffix, dpi=dpi, metadata=UNDATED.get(suffix)))
             paths.append(path)
             # The layout is in inches, hence that of the next format too; working it out is half of the time.
             figure.set_layout_engine("none")

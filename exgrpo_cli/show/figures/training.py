@@ -178,19 +178,17 @@ def memorising_figure(runs: Mapping[str, Sequence[Memorising]]) -> "Figure | Non
         return None
     columns = 2 if len(asked) == 4 else min(3, len(asked))
     with style.styled():
-        figure, panels = style.panel_grid(len(asked), columns, width=style.FULL_WIDTH, row_height=2.0, sharey=True)
+        figure, panels = style.panel_grid(len(asked), columns, row_height=2.0, sharey=True)
         looks = style.looks_of(list(KINDS.values()))
         for axes, (name, found) in zip(panels, asked.items(), strict=True):
             for kind, label in KINDS.items():
                 rates = [(rate.before, rate.after) for rate in (getattr(each, kind) for each in found)]
                 if known := [pair for pair in rates if None not in pair]:
-                    axes.plot([0, 1], np.mean(known, axis=0), label=label, **looks[label])
-            axes.set_xticks([0, 1], ["before", "after"])
-            axes.set_xlim(-0.2, 1.2)
+                    axes.plot(["before", "after"], np.mean(known, axis=0), label=label, **looks[label])
+            axes.margins(x=0.2)
             axes.tick_params(labelleft=True)
-            questions = f"({np.mean([each.trained_questions for each in found]):,.0f} questions)"
-            wide, line = TITLE_COLUMNS // columns, f"{name} {questions}"
-            axes.set_title(line if len(line) <= wide else f"{fill(name, wide)}\n{questions}")
+            questions = np.mean([each.trained_questions for each in found])
+            axes.set_title(fill(f"{name} ({questions:,.0f} questions)", TITLE_COLUMNS // columns))
         panels[0].set_ylabel("pass@1")
         style.legend_of_all(figure, panels, list(KINDS.values()), ncols=2)
         return figure

@@ -113,7 +113,7 @@ def test_a_run_that_unlearns_what_it_could_says_so_and_so_does_its_page(small_co
     train(config, tmp_path / "run", reporter=listener)
     [told] = [note for note in listener.notes if "has fallen" in note]
     assert "before training to 0.000 after step 1; usual causes: a learning rate" in told
-    blocks = [block for part in run_page(tmp_path / "run").sections for block in part.blocks]
+    blocks = [block for part in run_page(tmp_path / "run").sections.values() for block in part]
     assert warning(told) in blocks
 
 
