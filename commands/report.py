@@ -25,7 +25,7 @@ def report(
       exgrpo report runs/exgrpo-tiny
       exgrpo report studies/metric-ent --output metric-ent.html
     """
-    from exgrpo_cli.show.study_page import write_report
+    from exgrpo_cli.show.report import write_report
 
     path = write_report(folder, output)
     print_json({"report": str(path)}) if json else write_data(str(path))
@@ -34,7 +34,7 @@ def report(
 def write_page(folder: Path, *, quiet: bool) -> None:
     """The page that a run or a study ends with. Where it cannot be written a line says so: the work itself is done."""
     from exgrpo_cli.base.errors import ExgrpoError
-    from exgrpo_cli.show.study_page import write_report
+    from exgrpo_cli.show.report import write_report
 
     try:
         talk(f"report: {write_report(folder)}", quiet=quiet)

@@ -111,7 +111,7 @@ class Run:
 
     def report(self) -> Path:
         """Write `report.html` into the folder; returns its path."""
-        from exgrpo_cli.show.study_page import write_report
+        from exgrpo_cli.show.report import write_report
 
         return write_report(self.folder)
 

@@ -31,8 +31,7 @@ LAYERS = {
     # A run measures itself when it ends.
     "studies.measure": 7,
     # The pages stand above what they show of a study and of a training.
-    "show.run_page": 9,
-    "show.study_page": 10,
+    "show.report": 10,
     "publishing": 11,
     "api": 12,
     "commands": 12,
@@ -124,9 +123,9 @@ def test_a_module_imports_from_the_layers_below(path):
         ("engines", "vllm.LLM", True),
         ("training", "typer", False),
         ("training", "exgrpo_cli.show.statistics.save_all", True),
-        ("training", "exgrpo_cli.show.run_page.run_page", False),
-        ("show", "exgrpo_cli.show.run_page.run_page", False),
-        ("show.study_page", "exgrpo_cli.studies.study", True),
+        ("training", "exgrpo_cli.show.report.run_page", False),
+        ("show", "exgrpo_cli.show.report.run_page", False),
+        ("show.report", "exgrpo_cli.studies.study", True),
     ],
 )
 def test_the_rule_itself(package, name, allowed):

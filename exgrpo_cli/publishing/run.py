@@ -31,8 +31,7 @@ from exgrpo_cli.questions.sources import parse_hub_id, read_card
 from exgrpo_cli.runs.manifest import find_changes, require_model
 from exgrpo_cli.runs.result import read_summary, remarks
 from exgrpo_cli.show import record
-from exgrpo_cli.show.run_page import is_run
-from exgrpo_cli.show.study_page import write_report
+from exgrpo_cli.show.report import is_run, write_report
 
 LINKED = (".safetensors", record.TOKENIZER_FILE, "vocab.json", "merges.txt", "tokenizer.model", "spiece.model")
 """Ends of the names of weights and vocabulary: words of the model, which nothing is taken out of."""

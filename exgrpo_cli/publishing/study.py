@@ -13,7 +13,7 @@ from exgrpo_cli.base.files import read_json
 from exgrpo_cli.publishing.package import Package, Private
 from exgrpo_cli.runs.folder import journal_lines
 from exgrpo_cli.runs.result import RunResult
-from exgrpo_cli.show.study_page import carried, read_study, write_report
+from exgrpo_cli.show.report import carried, read_study, write_report
 from exgrpo_cli.studies.output import markdown, score_rows
 from exgrpo_cli.studies.report import compare_runs
 from exgrpo_cli.studies.study import RESULTS_FOLDER

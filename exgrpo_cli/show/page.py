@@ -18,7 +18,6 @@ from exgrpo_cli.show.figures.style import styled
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawn
 
-REPORT_FILE = "report.html"
 NOT_SHOWN = "Not shown: "
 """Before what is wrong with the files of a section."""
 PIXELS_PER_INCH = 110
@@ -79,12 +78,16 @@ def warning(text: str) -> Paragraph:
     return Paragraph(text, "warning")
 
 
-def as_far_as_possible(blocks: Iterator[Block]) -> Iterator[Block]:
-    """The blocks up to where a file that one needs is missing or damaged: that is said in its place."""
-    try:
-        yield from blocks
-    except (ExgrpoError, OSError) as error:
-        yield warning(f"{NOT_SHOWN}{error}")
+def gather(sections: Mapping[str, Iterator[Block]]) -> dict[str, list[Block]]:
+    """Sections that have a block, each up to where a file that it needs is missing or damaged: that is said there."""
+    gathered: dict[str, list[Block]] = {}
+    for title, blocks in sections.items():
+        try:
+            for block in blocks:
+                gathered.setdefault(title, []).append(block)
+        except (ExgrpoError, OSError) as error:
+            gathered.setdefault(title, []).append(warning(f"{NOT_SHOWN}{error}"))
+    return gathered
 
 
 def write_page(page: Page, path: Path) -> None:
@@ -94,7 +97,7 @@ def write_page(page: Page, path: Path) -> None:
     write_text(path, environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(page=page))
 
 
-def figure_block(name: str, figure: "Drawn", caption: str) -> FigureBlock:
+def figure_block(name: str, figure: "Drawn", captions: Mapping[str, str]) -> FigureBlock:
     """The figure inline: as wide as the page lets it be up to its own size, and without metadata."""
     text = io.StringIO()
     with styled():
@@ -107,7 +110,7 @@ def figure_block(name: str, figure: "Drawn", caption: str) -> FigureBlock:
     # Ids are counted anew in every figure, and one page has one space of ids.
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = re.sub(r'(xlink:href="|url\()#', rf"\1#{name}-", svg)
-    return FigureBlock(name=name, svg=Markup(svg), caption=caption)
+    return FigureBlock(name=name, svg=Markup(svg), caption=captions[name])
 
 
 def cells(table: RichTable) -> list[tuple[str, ...]]:

@@ -138,16 +138,12 @@ def read_run(run: Path) -> RunRecord:
     Raises InputError for a folder that is no run, and for a run without a ledger (saying so when replay was off).
     """
     config = read_config(run)
-    if not config.replay.enabled:
-        raise InputError(
-            f"{run} has stored nothing: replay was off (method {config.run.method!r}, replay.enabled = false). "
-            "Name a run of a method that replays, such as exgrpo."
-        )
     if not config.replay.keeps_buffer or not (run / LEDGER_FOLDER).is_dir():
-        raise InputError(
-            f"{run} has no replay ledger: {run / LEDGER_FOLDER} does not exist. "
-            "Wait for the run's first step, or restore the folder from a copy."
-        )
+        if config.replay.enabled:
+            reason = f"has no replay ledger: {run / LEDGER_FOLDER} does not exist. Wait for the run's first step, or "
+            raise InputError(f"{run} {reason}restore the folder from a copy.")
+        reason = f"has stored nothing: replay was off (method {config.run.method!r}, replay.enabled = false)"
+        raise InputError(f"{run} {reason}. Name a run of a method that replays, such as exgrpo.")
     metrics = RunMetrics() if (run / POOL_FILE).is_file() else read_metrics(run)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LedgerWarning)  # carried on as `incomplete`

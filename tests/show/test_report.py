@@ -14,10 +14,9 @@ from exgrpo_cli.base.errors import InputError, ToolkitWarning
 from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.runs.manifest import note_checksums
 from exgrpo_cli.runs.result import write_result
-from exgrpo_cli.show.page import Paragraph, as_far_as_possible
+from exgrpo_cli.show.page import Paragraph, gather
 from exgrpo_cli.show.record import read_config
-from exgrpo_cli.show.run_page import differing_settings
-from exgrpo_cli.show.study_page import write_report
+from exgrpo_cli.show.report import differing_settings, write_report
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from synthetic_run import SyntheticRun, write_config, write_run
@@ -69,11 +68,10 @@ def test_a_mistake_of_ours_is_no_damage_to_a_file() -> None:
         raise InputError("run/summary.json is damaged")
 
     with pytest.raises(TypeError, match="a bug"):
-        list(as_far_as_possible(mistaken()))
-    assert [block.text for block in as_far_as_possible(damaged())] == [
-        "before",
-        "Not shown: run/summary.json is damaged",
-    ]
+        gather({"Result": mistaken()})
+    shown = gather({"Result": damaged(), "Replay": iter(())})
+    assert [block.text for block in shown.pop("Result")] == ["before", "Not shown: run/summary.json is damaged"]
+    assert not shown, "a section without blocks is left out"
 
 
 @pytest.mark.engines
@@ -133,27 +131,12 @@ def test_a_study_is_compared_on_its_page(study: Path, capsys: pytest.CaptureFixt
     said = capsys.readouterr()
     text = Path(json.loads(said.out)["report"]).read_text()
     assert "seed-1/environment.json is damaged" in said.err and "Runs not shown: on-policy/seed-2 cannot" in said.err
-    assert headings(text) == ["Result", "Runs", "Ledgers", "Arms"]
+    assert headings(text) == ["Result", "Runs", "Arms"]
     assert "4 of 5 runs finished" in text and "on-policy/seed-2 cannot be read" in text
     assert re.search(r"<td[^>]*>tiny.seed</td>\s*<td[^>]*>by seed</td>", text)
-    assert "+0.100" in text and "ent-min/1" in text and "on-policy/1" not in text
+    assert "+0.100" in text
     for name in ("ablation", "differences", "curves", "curves-tokens"):
         assert f'aria-label="{name}"' in text
-
-
-def test_a_study_whose_runs_have_just_begun_misses_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A run makes its ledger before its first step."""
-    study = tmp_path / "study"
-    for seed in (0, 1):
-        run = study / "exgrpo" / f"seed-{seed}"
-        run.parent.mkdir(parents=True, exist_ok=True)
-        write_run(run, SyntheticRun(steps=2, num_questions=60, questions_per_step=8, mixed_from=2, seed=seed))
-        for name in ("metrics.jsonl", "summary.json"):
-            (run / name).unlink()
-    assert exgrpo(["report", str(study)]) == 0
-    assert capsys.readouterr().err == ""
-    text = (study / "report.html").read_text()
-    assert "0 of 2 runs finished" in text and "Nothing to show of a ledger yet." in text and "Not shown" not in text
 
 
 def test_what_is_neither_a_run_nor_a_study_is_one_line(

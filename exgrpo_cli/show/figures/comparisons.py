@@ -189,8 +189,8 @@ def claims_figure(claims: Sequence[ClaimEffect]) -> "Figure | None":
         numbers = f"{claim.mean:+.3f} [{claim.low:.3f}, {claim.high:.3f}]"
         note = f"{claim.verdict}\n{numbers}" if claim.title else numbers
         label = "\n".join([*wrap(claim.title, LABEL_COLUMNS), claim.contrast])
-        ends = (end / abs(claim.threshold) for end in (claim.mean, claim.low, claim.high, claim.threshold))
-        rows.append(Row(label, *ends, VERDICT_COLOURS[claim.verdict], note=note))
+        mean, low, high, bar = np.array([claim.mean, claim.low, claim.high, claim.threshold]) / abs(claim.threshold)
+        rows.append(Row(label, mean, low, high, bar, VERDICT_COLOURS[claim.verdict], note=note))
     label = "effect in units of the smallest of interest\n(mean, 95 % interval; the bar is what it must exceed)"
     return _rows_figure({"": rows}, {"": 0.0}, label)
 

@@ -10,7 +10,7 @@ from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.engines.hf.generator import HFGenerator
 from exgrpo_cli.show.page import warning
-from exgrpo_cli.show.run_page import run_page
+from exgrpo_cli.show.report import run_page
 from exgrpo_cli.training.run import train
 from exgrpo_cli.training.step import rollouts
 from exgrpo_cli.training.step.guards import Guards, require_small_gap

@@ -1,0 +1,385 @@
+"""Pages of a run and of a study, also of unfinished or broken ones.
+
+A run's page tells what it was, how it went, what it replayed, how to repeat it; a study's sets arms against their
+baselines, at equal steps and equal tokens.
+"""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from exgrpo_cli.base.errors import DamageWarning, InputError
+from exgrpo_cli.base.files import NUMBER, Shape, read_json, require_shape
+from exgrpo_cli.config.layers import build_config
+from exgrpo_cli.config.settings import PINNED, Config, flat, resolve
+from exgrpo_cli.runs.folder import RunFolder, RunMetrics, read_json_lines, read_metrics
+from exgrpo_cli.runs.manifest import CHECKSUMS_FILE, find_changes
+from exgrpo_cli.runs.result import RunResult, read_summary, remarks
+from exgrpo_cli.show import statistics, tables
+from exgrpo_cli.show.figures import training
+from exgrpo_cli.show.page import (
+    NOT_SHOWN,
+    Block,
+    Page,
+    Paragraph,
+    Response,
+    figure_block,
+    gather,
+    warning,
+    write_page,
+)
+from exgrpo_cli.show.queries import draw_names
+from exgrpo_cli.show.record import keeps_experience, read_config, read_run
+from exgrpo_cli.studies.claims import claim_outcomes
+from exgrpo_cli.studies.measure import new_fall, read_validations
+from exgrpo_cli.studies.output import (
+    TITLE,
+    claim_rows,
+    endpoint_rows,
+    rich_table,
+    score_rows,
+    spending_rows,
+    study_figures,
+)
+from exgrpo_cli.studies.report import compare_runs
+from exgrpo_cli.studies.study import BASELINE, PLAN_FILE, Arm, Study, StudyRun, differing_keys, kept_results, read_plan
+from exgrpo_cli.training.step.guards import Guards
+
+REPORT_FILE = "report.html"
+WORDS: Shape = dict.fromkeys(("prompt", "answer", "text", "verdict"), str)
+SAMPLE: Shape = WORDS | {"reward": NUMBER, "num_tokens": int, "experiential": bool}
+"""Keys of a row of samples/ that are shown."""
+RESPONSES_SHOWN = 3
+"""Right ones and wrong ones, each."""
+SAMPLE_FILES = 20
+"""Files of the newest steps, in which responses are looked for."""
+STUDY_CAPTIONS = {
+    "ablation": "Held-out pass@1 after training: mean over seeds with its 95 % interval; circles are seeds.",
+    "differences": "The same seed with and without: an interval that leaves out 0 speaks for a difference.",
+    "curves": "Held-out pass@1 over the steps; bands are 95 % intervals over seeds.",
+    "curves-tokens": "The same against tokens generated: arms of equal steps differ in what they cost.",
+    "memorising": "pass@1 of training and held-out questions before and after training, means over seeds; over each "
+    "panel the distinct questions rolled out.",
+    "claims": "The contrasts of each claim with their 95 % intervals; the bar is what an effect must exceed.",
+}
+
+
+def write_report(folder: Path, path: Path | None = None) -> Path:
+    """Write the page of a run or a study to `path` (FOLDER/report.html) and return where it is.
+
+    Warns of files that are not as the runs wrote them, and of sections not shown whole. Raises InputError for a folder
+    that is neither, RunError where the page cannot be written.
+    """
+    if not folder.is_dir():
+        raise InputError(f"{folder} is not a folder. Name the --output folder of a run or of a study.")
+    if is_run(folder):
+        page, runs = run_page(folder), [folder]
+    elif (folder / PLAN_FILE).is_file() or any(folder.glob("*/seed-*/config.toml")):
+        page, runs = study_page(folder), sorted(file.parent for file in folder.glob(f"*/seed-*/{CHECKSUMS_FILE}"))
+    else:
+        raise InputError(f"{folder} is neither a run (no config.toml) nor a study (no ARM/seed-N/config.toml).")
+    path = path or folder / REPORT_FILE
+    write_page(page, path)
+    gaps = [change for run in runs for change in find_changes(run)]
+    gaps += [
+        f"{title} not shown: {block.text.removeprefix(NOT_SHOWN)}"
+        for title, blocks in page.sections.items()
+        for block in blocks
+        if isinstance(block, Paragraph) and NOT_SHOWN in block.text
+    ]
+    for gap in gaps:
+        warnings.warn(gap, DamageWarning, stacklevel=2)
+    return path
+
+
+def is_run(path: Path) -> bool:
+    """Whether the folder is one that a run has begun to write."""
+    return (path / "config.toml").is_file() or (path / "metrics.jsonl").is_file()
+
+
+def run_page(run: Path) -> Page:
+    """The page of a run folder, each section as far as its files allow."""
+    folder, name = RunFolder(run), run.resolve().name
+    sections = {
+        "Result": _result(folder),
+        "Warnings": _warnings(folder),
+        "Learning": (figure_block(*drawn, training.CAPTIONS) for drawn in training.training_figures(run)),
+        "Verdicts and responses": _responses(folder),
+        "Replay": _replay(run),
+        "How to repeat it": _repeat(run),
+        "Versions": _versions(run),
+    }
+    try:
+        config = read_config(run)
+        drawn = ", ".join(draw_names(config.replay).values())
+        chosen = f"replay {drawn}" if config.replay.enabled else "no replay"
+        asked = f"questions {Path(config.data.train).name}, seed {config.run.seed}, {chosen}"
+        subtitle = f"{config.run.method} on {config.backbone.name}, {asked}."
+    except InputError:
+        subtitle = "Its settings cannot be read."
+    return Page(
+        title=f"Run {name}",
+        subtitle=subtitle,
+        sections=gather(sections),
+        footer=f"Made by exgrpo report from {name}/: everything on this page is in that folder.",
+    )
+
+
+SCORE: tables.Columns = {
+    "": tables.of("when"),
+    "pass@1": tables.of("pass_at_1", tables.number),
+    "95 % interval": lambda score: f"{score['low']:.3f} to {score['high']:.3f}",
+    "questions": tables.of("questions", tables.count),
+    "samples each": tables.of("samples"),
+    "beside it": lambda score: remarks(score).removeprefix("; ") or "-",
+}
+COSTS: tables.Columns = {
+    "steps": tables.of("steps", tables.count),
+    "tokens generated": tables.of("tokens.generated", tables.count),
+    "tokens trained on": tables.of("tokens.trained", tables.count),
+    "peak memory": tables.of("peak_memory_bytes", lambda num: f"{num / 2**30:.2f} GiB"),
+    "trajectories replayed": tables.of("replay.used", tables.count),
+    "questions in the buffer": tables.of("replay.questions", tables.count),
+    "questions retired": tables.of("replay.retired", tables.count),
+}
+
+
+def _result(folder: RunFolder) -> Iterator[Block]:
+    if not folder.summary.is_file():
+        steps = max(read_metrics(folder.path).steps, default=0)
+        yield Paragraph(f"Not finished: {steps} steps on record. The final figures are not known yet.")
+        return
+    summary = read_summary(folder.summary)
+    yield Paragraph(f"Finished after {summary['steps']} steps: {summary['finished']}.")
+    heldout = summary["heldout"]
+    scores = [{"when": f"{name} training", **heldout[name]} for name in ("before", "after") if heldout[name]]
+    if scores:
+        yield tables.table_of(f"Held-out questions: {heldout['set']}", SCORE, scores, words=True)
+    else:
+        yield Paragraph("No held-out questions: the run was not validated.")
+    yield tables.facts_table("Cost and replay", COSTS, {"whole run": summary})
+    seconds = dict(sorted(summary["wall_seconds"].items(), key=lambda phase: -phase[1]))
+    total = max(seconds["total"], 1e-9)
+    times = [[name, f"{value:,.1f}", f"{value / total:.0%}"] for name, value in seconds.items()]
+    yield tables.listing("Where the time went", ["phase", "seconds", "share"], times)
+
+
+def _warnings(folder: RunFolder) -> Iterator[Block]:
+    yield from map(warning, found) if (found := list(_remarks(folder))) else [Paragraph("None.")]
+
+
+def _remarks(folder: RunFolder) -> Iterator[str]:
+    """Changed files, fired guards, falls of the held-out score, a damaged ledger, skipped updates."""
+    yield from (f"{change}: restore it from a copy." for change in find_changes(folder.path))
+    guards = Guards()
+    for line in folder.metrics_lines():
+        yield from guards.check(line, ())
+    validations = read_validations(folder.path)
+    yield from filter(None, (new_fall(validations[:number]) for number in range(2, len(validations) + 1)))
+    if keeps_experience(folder.path) and (incomplete := read_run(folder.path).incomplete):
+        warnings.warn(f"{folder.path}: {incomplete}", DamageWarning, stacklevel=2)
+        yield incomplete
+    skipped = read_metrics(folder.path).series("optim/updates_skipped")
+    if total := int(skipped[skipped > 0].sum()):
+        yield f"{total} updates were skipped; metrics.jsonl says why."
+
+
+def _responses(folder: RunFolder) -> Iterator[Block]:
+    if rows := _verdicts(read_metrics(folder.path)):
+        header = ["verdict", "all steps", "first tenth", "last tenth"]
+        yield tables.listing("Shares of all graded rollouts", header, rows)
+    shown = {True: 0, False: 0}
+    for path in sorted(folder.samples.glob("step-*.jsonl"), reverse=True)[:SAMPLE_FILES]:
+        for row in read_json_lines(path):
+            require_shape(row, SAMPLE, str(path))
+            good = row["reward"] > 0
+            shown[good] += 1
+            if shown[good] <= RESPONSES_SHOWN:
+                replayed = ", replayed question" if row["experiential"] else ""
+                facts = f"{row['verdict']}, {row['num_tokens']} tokens, {path.stem}{replayed}"
+                yield Response(row["prompt"], row["answer"], row["text"], facts, good)
+
+
+def _verdicts(metrics: RunMetrics) -> list[list[str]]:
+    """Share of each verdict over all steps, the first tenth of them and the last."""
+    names, tenth = metrics.names("verdict/"), max(1, len(metrics.steps) // 10)
+    rows = [[name.removeprefix("verdict/").replace("_", " ")] for name in names]
+    for stretch in (slice(None), slice(None, tenth), slice(-tenth, None)):
+        sums = np.array([metrics.series(name)[stretch].sum() for name in names])
+        for row, share in zip(rows, sums / max(sums.sum(), 1), strict=True):
+            row.append(f"{share:.1%}")
+    return rows
+
+
+def _replay(run: Path) -> Iterator[Block]:
+    if read_config(run).replay.enabled:
+        told = statistics.summarise(read_run(run))
+        yield tables.overview({run.resolve().name: told})
+        yield tables.entropies(told)
+        for name, figure in statistics.replay_figures(told):
+            yield figure_block(name, figure, statistics.CAPTIONS)
+        yield Paragraph("exgrpo replay-stats RUN --step N shows what a step replayed, with the responses.")
+
+
+def _repeat(run: Path) -> Iterator[Block]:
+    config, name = read_config(run), run.resolve().name
+    yield Paragraph(f"exgrpo train --config {name}/config.toml --output {name}-again", "code")
+    preset = f"backbone {config.backbone.name} with method {config.run.method}"
+    yield settings_block(differing_settings(config), preset)
+
+
+def settings_block(changed: Sequence[Sequence[str]], preset: str) -> Block:
+    """Settings that differ from those of a preset, of which `preset` are the words."""
+    if not changed:
+        return Paragraph(f"All settings are those of {preset}.")
+    caption = f"Settings that differ from those of {preset}"
+    return tables.listing(caption, ["setting", "here", "preset"], changed, words=True)
+
+
+def differing_settings(config: Config) -> list[list[str]]:
+    """Settings that the presets of the run's backbone and method do not give: name, value here, value there.
+
+    Left out are those that every run settles when it starts.
+    """
+    try:
+        usual = build_config(backbone=config.backbone.name, method=config.run.method)
+    except InputError:
+        usual = resolve([])
+    if config.rollout.logprobs == config.usual_logprobs:
+        config = replace(config, rollout=replace(config.rollout, logprobs="auto"))
+    # A method of another composition has other keys of replay.
+    theirs = flat(usual)
+    return [
+        [name, str(value), str(theirs.get(name, tables.NO_VALUE))]
+        for name, value in flat(config).items()
+        if value != theirs.get(name) and name not in PINNED
+    ]
+
+
+def _versions(run: Path) -> Iterator[Block]:
+    environment = read_json(run / "environment.json", {"packages?": dict})
+    versions = {**environment.pop("packages", {}), **environment}
+    rows = [[name, str(value)] for name, value in versions.items() if value]
+    yield tables.listing("", ["package", "version"], rows, words=True)
+
+
+def study_page(folder: Path) -> Page:
+    """The page of a study folder, finished, running or with broken runs."""
+    study, broken = read_study(folder)
+    elsewhere = carried(study)
+    finished = sum(run.state == "finished" for run in study.runs) + len(elsewhere)
+    known = {(run.arm.name, run.seed) for run in study.runs} | elsewhere.keys()
+    total = len(known) + len(broken) + len(not_begun(study))
+    sections = {
+        **({"Claims": _claims(study)} if study.claims else {}),
+        "Result": _comparison(study),
+        "Runs": _runs(study, broken),
+        "Arms": _arms(study),
+    }
+    return Page(
+        title=f"Study {study.name}",
+        subtitle=f"{len(study.arms)} arms, {len(study.seeds)} seeds, against "
+        f"{', '.join(study.baselines) or 'no baseline'}: {finished} of {total} runs finished"
+        f"{f', {len(elsewhere)} of them elsewhere' if elsewhere else ''}.",
+        sections=gather(sections),
+        footer="Made by exgrpo report from the runs in this folder. Intervals of scores are Student's t over seeds, "
+        "those of differences a bootstrap over seeds and questions.",
+    )
+
+
+def read_study(folder: Path) -> tuple[Study, list[tuple[Path, str]]]:
+    """The study that the folder's runs make up, and the runs whose configuration cannot be read, with the reason.
+
+    Arms are those that `study.json` tells; without it an arm is named by its folder, and the baseline is the on-policy
+    one, where there is one.
+    """
+    runs, broken = [], []
+    plan = read_plan(folder)
+    by_folder = {arm.folder_name: arm for arm in plan.arms}
+    for path in sorted(folder.glob("*/seed-*/")):
+        try:
+            config, seed = read_config(path), int(path.name.removeprefix("seed-"))
+        except (InputError, ValueError) as error:
+            broken.append((path, str(error)))
+        else:
+            arm = by_folder.get(path.parent.name) or Arm(name=path.parent.name, method=config.run.method)
+            runs.append(StudyRun(arm=arm, seed=seed, folder=path, config=config))
+    if not plan.arms and any(run.arm.name == BASELINE.name for run in runs):
+        runs = [replace(run, arm=replace(run.arm, baseline=BASELINE.name)) for run in runs]
+    arms = plan.arms or tuple(dict.fromkeys(run.arm for run in runs))
+    study = Study(
+        name=folder.resolve().name,
+        folder=folder,
+        arms=tuple(sorted(arms, key=lambda arm: arm.name != arm.baseline)),
+        runs=tuple(runs),
+        equal=plan.equal,
+        claims=plan.claims,
+        others=kept_results(folder, plan.arms),
+        planned=frozenset((arm, seed) for arm, seeds in plan.seeds.items() for seed in seeds),
+    )
+    return study, broken
+
+
+def carried(study: Study) -> dict[tuple[str, int], RunResult]:
+    """Results by arm and seed of runs that have not finished here: they were made on another machine, or are gone."""
+    here = {(run.arm.name, run.seed) for run in study.runs if run.state == "finished"}
+    return {key: result for key, result in study.others.items() if key not in here}
+
+
+def not_begun(study: Study) -> list[tuple[str, int]]:
+    """Arm and seed of the runs that were asked for, have no folder yet, and were not made elsewhere."""
+    folders = {arm.name: study.folder / arm.folder_name for arm in study.arms}
+    return sorted(
+        (arm, seed) for arm, seed in study.planned - study.others.keys() if not (folders[arm] / f"seed-{seed}").is_dir()
+    )
+
+
+def _claims(study: Study) -> Iterator[Block]:
+    outcomes = claim_outcomes(study)
+    yield rich_table(claim_rows(outcomes), "what the finished runs say")
+    yield Paragraph("The effect is that of the contrast furthest from holding. How claims are stated: docs/claims.md.")
+
+
+def _comparison(study: Study) -> Iterator[Block]:
+    report = compare_runs(study)
+    if not report.arms:
+        yield Paragraph("No run has finished yet.")
+        return
+    yield from map(warning, report.warnings)
+    yield rich_table(score_rows(report), TITLE)
+    yield rich_table(endpoint_rows(report), "other endpoints, difference from the baseline in brackets")
+    budgets = "budgets as the claims state" if study.claims else f"equal in {report.equal}"
+    yield rich_table(spending_rows(report), f"spent, means over seeds; {budgets}")
+    for name, figure in study_figures(study, report).items():
+        yield figure_block(name, figure, STUDY_CAPTIONS)
+
+
+def _runs(study: Study, broken: list[tuple[Path, str]]) -> Iterator[Block]:
+    rows = [[run.arm.name, str(run.seed), run.state, str(run.config.run.steps)] for run in study.runs]
+    for (arm, seed), result in sorted(carried(study).items()):
+        rows.append([arm, str(seed), "finished elsewhere", str(result.totals.steps)])
+    rows += [[arm, str(seed), "not begun", ""] for arm, seed in not_begun(study)]
+    yield tables.listing("", ["arm", "seed", "state", "steps"], rows)
+    for path, reason in broken:
+        yield warning(f"{NOT_SHOWN}{path.parent.name}/{path.name} cannot be read: {reason}")
+    if study.runs:
+        yield Paragraph("Each run has a page of its own: exgrpo report STUDY/ARM/seed-N.")
+        yield Paragraph("exgrpo replay-stats STUDY/ARM/seed-* sets the buffers of runs side by side.")
+
+
+def _arms(study: Study) -> Iterator[Block]:
+    for arm in study.arms:
+        configs = [run.config for run in study.runs if run.arm == arm]
+        if not configs:
+            settings = [*([f"regime {arm.regime}"] if arm.regime else []), *arm.assignments]
+            yield Paragraph(", ".join([f"{arm.name}: method {arm.method}", *settings]) + ".")
+            continue
+        by_seed = set().union(*(differing_keys(configs[0], config) for config in configs[1:]))
+        listed = {row[0]: row for config in configs for row in differing_settings(config) if row[0] != "run.seed"}
+        rows = [[name, "by seed", *row[2:]] if name in by_seed else row for name, row in listed.items()]
+        yield settings_block(rows, f"{arm.name}'s method {arm.method}")
+    if study.runs:
+        yield Paragraph(f"exgrpo train --config {study.name}/ARM/seed-N/config.toml --output again", "code")
