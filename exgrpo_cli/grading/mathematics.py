@@ -134,12 +134,6 @@ def _as_found(text: str) -> str:
     return with_last_letters_in_text(text) if boxed is None else in_box(plain_notation(boxed))
 
 
-def reads_in_part(gold: str) -> Verdict:
-    """CORRECT where math-verify, left to itself, would read a part of a gold that it cannot read as a whole."""
-    found = parse(in_box(plain_notation(gold)), parsing_timeout=None)
-    return verdict_of(bool(_expressions(found)))
-
-
 def audit(gold: str) -> Verdict:
     """Whether a gold can serve: UNPARSABLE_GOLD, WRONG where it does not verify against itself, else CORRECT.
 

@@ -149,11 +149,6 @@ class GradingPool:
         known = [None] * len(golds) if metadata is None else metadata
         return self._verdicts_of([self._route.audit(gold, own) for gold, own in zip(golds, known, strict=True)])
 
-    def reads_in_part(self, golds: Sequence[str]) -> list[bool]:
-        """Whether each gold, of those that are unparsable, has a part that the grader would take for all of it."""
-        verdicts = self._verdicts_of([self._route.in_part(gold) for gold in golds])
-        return [verdict is Verdict.CORRECT for verdict in verdicts]
-
     def close(self) -> None:
         """End supervisor and workers, and wait for them; what is still pending raises RunError."""
         with self._lock:

@@ -17,7 +17,7 @@ from exgrpo_cli.grading.choice import Options, ends_in_demanded_form, grade_choi
 from exgrpo_cli.grading.extract import answer_text, boxed_or_all, last_box, last_boxed
 from exgrpo_cli.grading.plain import plain_number, same_plain_number, verdict_of
 
-TaskKind = Literal["grade", "grade a text", "grade like Oat", "compare texts", "audit", "audit for parts", "gym"]
+TaskKind = Literal["grade", "grade a text", "grade like Oat", "compare texts", "audit", "gym"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,10 +126,6 @@ class Route:
                 return _compared(*contents, "grade")
         return Task(gold=contents[0], answer=second)
 
-    def in_part(self, gold: str) -> Verdict | Task:
-        """Whether only a part of a gold would be read, which is CORRECT."""
-        return Task(boxed_or_all(gold), "", kind="audit for parts") if self.grader == "math" else Verdict.WRONG
-
     def _exact(self, gold: str, text: str) -> Verdict:
         """Equality, character by character, white space evened out: of the boxed content or of all of it."""
         answer = " ".join(boxed_or_all(text).split())
@@ -212,7 +208,6 @@ def task_runner(grader: str) -> Callable[[Task], Verdict]:
             "grade like Oat": lambda task: oat.grade(task.gold, task.answer),
             "compare texts": lambda task: mathematics.compare_answers(task.gold, task.answer),
             "audit": lambda task: mathematics.audit(task.gold),
-            "audit for parts": lambda task: mathematics.reads_in_part(task.gold),
             "gym": lambda task: verifiers.grade_gym(task.metadata, task.answer),
         }
 

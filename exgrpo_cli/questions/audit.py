@@ -12,11 +12,10 @@ import re
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
-from jaxtyping import UInt64
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import Question, Verdict
@@ -54,33 +53,29 @@ _MAX_COMPARED = 4
 _MAX_CHARS = 100_000
 
 
-@dataclass(kw_only=True, slots=True)
-class Finding:
-    """Count of one reason, with examples."""
+class Tally(Counter[str]):
+    """Counts by reason, in order of their first appearance, with up to three examples of each."""
 
-    count: int = 0
-    examples: list[str] = field(default_factory=list)
-    """At most three, each on one line."""
-
-
-class Tally(dict[str, Finding]):
-    """Findings by reason, in order of their first appearance."""
+    def __init__(self) -> None:
+        super().__init__()
+        self.examples: defaultdict[str, list[str]] = defaultdict(list)
 
     def add(self, reason: str, example: str) -> None:
         """Count `reason` once more; keep `example`, cut to a line, while there are few."""
-        found = self.setdefault(reason, Finding())
-        found.count += 1
-        if len(found.examples) < _MAX_EXAMPLES:
-            found.examples.append(one_line(example))
-
-    @property
-    def total(self) -> int:
-        """Questions or rows over all reasons."""
-        return sum(finding.count for finding in self.values())
+        self[reason] += 1
+        if len(self.examples[reason]) < _MAX_EXAMPLES:
+            self.examples[reason].append(one_line(example))
 
     def to_json(self) -> dict[str, Any]:
         """As reports and the file's metadata keep it."""
-        return {reason: asdict(finding) for reason, finding in self.items()}
+        return {reason: {"count": count, "examples": self.examples[reason]} for reason, count in self.items()}
+
+    def lines(self) -> list[str]:
+        """As the report shows it."""
+        lines = []
+        for reason, count in self.items():
+            lines += [f"    {count:>6,} {reason}", *(f"             {example}" for example in self.examples[reason])]
+        return lines
 
 
 def one_line(text: str) -> str:
@@ -107,19 +102,10 @@ def sift(questions: Sequence[Question], check: Check, what: str, tally: Tally, p
 
 def gold_reasons(questions: Sequence[Question], pool: GradingPool) -> list[Reason | None]:
     """The reason why the gold of a question does not verify against itself; None where it does."""
-    golds = [question.answer for question in questions]
-    verdicts = pool.verify_gold(golds, [question.metadata for question in questions])
-    unparsable = [gold for gold, verdict in zip(golds, verdicts, strict=True) if verdict is Verdict.UNPARSABLE_GOLD]
-    in_part = dict(zip(unparsable, pool.reads_in_part(unparsable), strict=True))
-    reasons = [
-        "gold is read only in part"
-        if verdict is Verdict.UNPARSABLE_GOLD and in_part[gold]
-        else _GOLD_REASONS.get(verdict)
-        for gold, verdict in zip(golds, verdicts, strict=True)
-    ]
+    verdicts = pool.verify_gold([each.answer for each in questions], [each.metadata for each in questions])
     return [
-        None if reason is None else (reason, f"{question.id}: {question.answer}")
-        for question, reason in zip(questions, reasons, strict=True)
+        (_GOLD_REASONS[verdict], f"{question.id}: {question.answer}") if verdict in _GOLD_REASONS else None
+        for question, verdict in zip(questions, verdicts, strict=True)
     ]
 
 
@@ -128,8 +114,8 @@ def check_golds(questions: Sequence[Question], pool: GradingPool) -> None:
 
     A gold the verifier cannot finish is refused as well: no answer to it could ever be graded.
     """
-    reasons = zip(questions, gold_reasons(questions, pool), strict=True)
-    bad = [(question, reason[0]) for question, reason in reasons if reason is not None]
+    reasons = gold_reasons(questions, pool)
+    bad = [(question, reason[0]) for question, reason in zip(questions, reasons, strict=True) if reason is not None]
     if bad:
         question, reason = bad[0]
         raise InputError(
@@ -145,27 +131,18 @@ class BenchmarkIndex:
         """`benchmarks`: name to question texts; `size`: n, in words."""
         self._size = size
         self._texts = [(name, text) for name, texts in benchmarks.items() for text in texts]
-        self._num_grams: dict[int, int] = {}
+        self._num_grams: list[int] = []
         self._holders: defaultdict[str, list[int]] = defaultdict(list)
-        self._short: dict[tuple[str, ...], int] = {}
         for index, (_, text) in enumerate(self._texts):
-            words = words_of(text)
-            if len(words) < size:
-                self._short.setdefault(words, index)
-                continue
-            grams = ngrams(words, size)
-            self._num_grams[index] = len(grams)
+            grams = ngrams(words_of(text), size)
+            self._num_grams.append(len(grams))
             for gram in grams:
                 self._holders[gram].append(index)
 
     def nearest(self, text: str) -> tuple[str, str, float] | None:
         """Benchmark, text and overlap (0 to 1) of the question with the largest one; None without a common n-gram."""
-        words = words_of(text)
-        if words in self._short:
-            return *self._texts[self._short[words]], 1.0
-        if len(words) < self._size:
-            return None
-        shared = Counter(index for gram in ngrams(words, self._size) for index in self._holders.get(gram, ()))
+        grams = ngrams(words_of(text), self._size)
+        shared = Counter(index for gram in grams for index in self._holders.get(gram, ()))
         if not shared:
             return None
         # The lowest index among equals, so that the answer does not depend on the order of a set.
@@ -215,27 +192,18 @@ def near_duplicates(texts: Sequence[str], *, threshold: float) -> list[tuple[int
         grams = _trigrams(text)
         if len(grams) < _MIN_TRIGRAMS:
             continue
-        signature = _signature(grams, multipliers, offsets)
-        keys = [(band, signature[band].tobytes()) for band in range(_NUM_BANDS)]
-        candidates = dict.fromkeys(first for key in keys for first in buckets[key][:_MAX_COMPARED])
-        others = {first: _trigrams(texts[first]) for first in candidates}
-        scored = [(len(grams & other) / len(grams | other), -first) for first, other in others.items()]
+        hashes = np.fromiter((zlib.crc32(gram.encode()) for gram in grams), dtype=np.uint64, count=len(grams))
+        signature = ((hashes[:, None] * multipliers + offsets) % _PRIME & _LOW_BITS).min(axis=0)
+        alike = [buckets[band, part.tobytes()] for band, part in enumerate(np.split(signature, _NUM_BANDS))]
+        candidates = {first: _trigrams(texts[first]) for first in dict.fromkeys(chain.from_iterable(alike))}
+        scored = [(len(grams & other) / len(grams | other), -first) for first, other in candidates.items()]
         similarity, negated = max(scored, default=(-1.0, 0))
         if similarity >= threshold:
             pairs.append((-negated, second, similarity))
-        for key in keys:
-            if len(buckets[key]) < _MAX_COMPARED:
-                buckets[key].append(second)
+        for bucket in alike:
+            if len(bucket) < _MAX_COMPARED:
+                bucket.append(second)
     return pairs
-
-
-def _signature(
-    grams: set[str], multipliers: UInt64[np.ndarray, " hashes"], offsets: UInt64[np.ndarray, " hashes"]
-) -> UInt64[np.ndarray, "bands rows"]:
-    hashes = np.fromiter((zlib.crc32(gram.encode()) for gram in grams), dtype=np.uint64, count=len(grams))
-    mixed = (hashes[:, None] * multipliers + offsets) % _PRIME & _LOW_BITS
-    smallest: UInt64[np.ndarray, " hashes"] = mixed.min(axis=0)
-    return smallest.reshape(_NUM_BANDS, _BAND_ROWS)
 
 
 def _trigrams(text: str) -> set[str]:

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.errors import InputError, first_line
 
 _TEXT_FORMATS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 _PACKED = (".gz", ".zst")
@@ -30,10 +30,9 @@ PlacedRow = tuple[int, Row]
 """Row or line number, counted from 1, and the row."""
 
 _BATCH_ROWS = 256
-_CHUNK_CHARS = 1 << 20
+_CHUNK_BYTES = 1 << 20
 # A field longer than this is none of a question, and looking for its end must not fill the memory.
 _MAX_FIELD_CHARS = 1 << 26
-_MAX_DIGITS = 4000
 _NAMES_OF_ROWS = ("data", "examples", "questions", "rows")
 """Members of a JSON object that may hold its rows."""
 
@@ -57,19 +56,36 @@ def iter_rows(file: Path, columns: Collection[str] | None = None) -> Iterator[Pl
     kind = _format_of(file)
     with _explained(file):
         if kind == ".parquet":
-            yield from _iter_parquet(file, columns)
+            yield from iter_parquet(file, columns)
         elif kind in (".csv", ".tsv"):
             yield from _iter_csv(file, "," if kind == ".csv" else "\t")
         else:
             yield from _iter_json(file) if kind == ".json" else _iter_jsonl(file)
 
 
+def iter_parquet(file: Path, columns: Collection[str] | None) -> Iterator[PlacedRow]:
+    """Rows of a parquet file whatever its suffix, as `iter_rows`."""
+    # Without pre-buffering, column chunks are read as they are decoded.
+    with _explained(file), pq.ParquetFile(file, pre_buffer=False, buffer_size=_CHUNK_BYTES) as parquet:
+        names = parquet.schema_arrow.names
+        _refuse_repeated(file, names)
+        wanted = names if columns is None else [name for name in names if name in columns]
+        batches = parquet.iter_batches(batch_size=_BATCH_ROWS, columns=wanted, use_threads=False)
+        yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
+
+
+def parquet_schema(file: Path) -> pa.Schema:
+    """Columns and metadata of a parquet file. Raises InputError for a file that is none."""
+    with _explained(file):
+        return pq.read_schema(file)
+
+
 def count_rows(file: Path) -> int:
     """Rows of a file: what a parquet file says; the other formats are read for it."""
     if _format_of(file) != ".parquet":
         return sum(1 for _ in iter_rows(file))
-    with _parquet(file) as parquet:
-        return int(parquet.metadata.num_rows)
+    with _explained(file):
+        return int(pq.read_metadata(file).num_rows)
 
 
 def _format_of(file: Path) -> str:
@@ -84,11 +100,9 @@ def _explained(file: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise InputError(f"{file} does not exist: correct the path.") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{file} is not UTF-8 text ({error.reason} at byte {error.start}): convert it.") from error
-    except OSError as error:
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise InputError(
-            f"{file} cannot be read ({error.strerror or error}): correct its rights, or fetch it again."
+            f"{file} cannot be read ({first_line(error)}): correct its rights or encoding (UTF-8), or fetch it again."
         ) from error
 
 
@@ -103,58 +117,28 @@ def _open_text(file: Path) -> io.TextIOWrapper:
     return io.TextIOWrapper(_open_bytes(file), encoding="utf-8-sig", newline="")
 
 
-def _parquet(file: Path) -> pq.ParquetFile:
-    try:
-        # Without pre-buffering, column chunks are read as they are decoded.
-        return pq.ParquetFile(file, pre_buffer=False, buffer_size=_CHUNK_CHARS)
-    except pa.ArrowInvalid as error:
-        raise InputError(f"{file} cannot be read as parquet ({error}): it may be broken, fetch it again.") from error
-
-
-def _iter_parquet(file: Path, columns: Collection[str] | None) -> Iterator[PlacedRow]:
-    with _parquet(file) as parquet:
-        names = parquet.schema_arrow.names
-        _refuse_repeated(file, names)
-        wanted = names if columns is None else [name for name in names if name in columns]
-        number = 0
-        try:
-            for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, columns=wanted, use_threads=False):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield number, row
-        except pa.ArrowException as error:
-            raise InputError(f"{file} is broken after row {number} ({error}): fetch it again.") from error
-
-
 def _iter_jsonl(file: Path) -> Iterator[PlacedRow]:
     with _open_bytes(file) as lines:
         for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            where = f"{file}: line {number}"
-            try:
-                row = json.loads(line, parse_int=_integer)
-            except json.JSONDecodeError as error:
-                raise InputError(f"{where} is not JSON: {error.msg}, column {error.colno}.") from error
-            except UnicodeDecodeError as error:
-                raise InputError(f"{where} is not UTF-8 text ({error.reason}): convert it.") from error
-            except RecursionError as error:
-                raise _too_deep(where) from error
-            yield number, _object(row, where)
+            if line.strip():
+                where = f"{file}: line {number}"
+                try:
+                    row = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise _no_json(where, error) from error
+                yield number, _object(row, where)
 
 
 def _iter_json(file: Path) -> Iterator[PlacedRow]:
     """An array of rows, an object with such an array (`{"data": [...]}`), or objects one a line (JSON lines)."""
     try:
         with _open_text(file) as text:
-            content = json.load(text, parse_int=_integer)
-    except json.JSONDecodeError as error:
-        if error.msg == "Extra data":
+            content = json.load(text)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data":
             yield from _iter_jsonl(file)
             return
-        raise InputError(f"{file} is not JSON: {error.msg}, line {error.lineno}, column {error.colno}.") from error
-    except RecursionError as error:
-        raise _too_deep(str(file)) from error
+        raise _no_json(str(file), error) from error
     inner = [content[name] for name in _NAMES_OF_ROWS if isinstance(content, dict) and name in content]
     found = (value for value in inner if isinstance(value, list) and value and isinstance(value[0], dict | list))
     rows = content if isinstance(content, list) else next(found, [content])
@@ -186,13 +170,8 @@ def _refuse_repeated(file: Path, names: Collection[str]) -> None:
         raise InputError(f"{file} has several columns named {repeated[0]!r}: rename all but one of them.")
 
 
-def _integer(digits: str) -> int | str:
-    """An integer of JSON; as text where it has more digits than Python turns into a number, or back."""
-    return int(digits) if len(digits) <= _MAX_DIGITS else digits
-
-
-def _too_deep(where: str) -> InputError:
-    return InputError(f"{where} nests more brackets than can be read: remove or correct it.")
+def _no_json(where: str, error: Exception) -> InputError:
+    return InputError(f"{where} is not JSON that can be read ({first_line(error)}): remove or correct it.")
 
 
 def _object(row: Any, where: str) -> Row:

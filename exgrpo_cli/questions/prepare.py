@@ -87,76 +87,62 @@ class PrepareOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reading:
-    """A source as questions, exact duplicates folded."""
+class PrepareReport:
+    """A question set: what was read of its source, what was kept, and why the rest was not."""
 
-    questions: list[Question]
+    source: Source
     layout: str
     """Layout recognised in the source."""
-    source: Source
     num_read: int
+    questions: Sequence[Question]
+    """Those that are kept, exact duplicates folded."""
     num_folded: int = 0
     dropped: Tally = field(default_factory=Tally)
     """Rows and, once they are audited, questions that were left out."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PrepareReport:
-    """One file: what was read, what was kept, and why the rest was not."""
-
-    reading: Reading
-    output: Path
-    questions: Sequence[Question]
-    """Those that were kept."""
-    marked: Tally
+    marked: Tally = field(default_factory=Tally)
     """Findings about questions that were kept."""
-    seconds: float
+    output: Path = Path()
+    seconds: float = 0.0
 
     def counts(self) -> dict[str, Any]:
         """Counts for the file's metadata: read = kept + folded + dropped."""
-        dropped = {reason: finding.count for reason, finding in self.reading.dropped.items()}
-        read = self.reading
-        return {"read": read.num_read, "kept": len(self.questions), "folded": read.num_folded, "dropped": dropped}
+        kept, dropped = len(self.questions), dict(self.dropped)
+        return {"read": self.num_read, "kept": kept, "folded": self.num_folded, "dropped": dropped}
+
+    def findings(self) -> dict[str, Any]:
+        """The counts, and every reason with examples."""
+        return {"counts": self.counts(), "dropped": self.dropped.to_json(), "marked": self.marked.to_json()}
 
     def to_json(self) -> dict[str, Any]:
         """The report without the questions themselves, as `prepare --json` prints it."""
         levels = Counter(question.level for question in self.questions if question.level is not None)
         return {
-            **self.reading.source.to_json(),
-            "layout": self.reading.layout,
+            **self.source.to_json(),
+            "layout": self.layout,
             "output": str(self.output),
             "content_hash": content_hash(self.questions),
-            "counts": self.counts(),
-            "dropped": self.reading.dropped.to_json(),
-            "marked": self.marked.to_json(),
-            "levels": {level: levels[level] for level in sorted(levels)},
+            **self.findings(),
+            "levels": dict(sorted(levels.items())),
             "seconds": round(self.seconds, 3),
         }
 
     def lines(self) -> list[str]:
         """The report as text."""
-        read, report, source = self.reading, self.to_json(), self.reading.source
+        report, source = self.to_json(), self.source
         commit = source.revision and f"at {source.revision[:12]}"
         where = " ".join(part for part in (source.name, source.split, commit) if part)
-        lines = [
-            f"{where}: {read.layout} layout, {self.seconds:.1f} s",
-            f"  {read.num_read:>8,} read",
-            f"  {read.num_folded:>8,} exact duplicates folded",
-            f"  {self.reading.dropped.total:>8,} dropped",
-            *_finding_lines(self.reading.dropped),
+        levels = ", ".join(f"{level}: {count:,}" for level, count in report["levels"].items())
+        return [
+            f"{where}: {self.layout} layout, {self.seconds:.1f} s",
+            f"  {self.num_read:>8,} read",
+            f"  {self.num_folded:>8,} exact duplicates folded",
+            f"  {self.dropped.total():>8,} dropped",
+            *self.dropped.lines(),
             f"  {len(self.questions):>8,} kept in {self.output}",
-            *_finding_lines(self.marked),
+            *self.marked.lines(),
+            *([f"  levels: {levels}"] if levels else []),
+            f"  content hash {report['content_hash'][:16]}",
         ]
-        if report["levels"]:
-            lines.append("  levels: " + ", ".join(f"{level}: {count:,}" for level, count in report["levels"].items()))
-        return [*lines, f"  content hash {report['content_hash'][:16]}"]
-
-
-def _finding_lines(tally: Tally) -> list[str]:
-    lines = []
-    for reason, finding in tally.items():
-        lines += [f"    {finding.count:>6,} {reason}", *(f"             {example}" for example in finding.examples)]
-    return lines
 
 
 def default_output(source: str) -> Path:
@@ -189,13 +175,15 @@ def prepare(source: str, output: Path, options: PrepareOptions, progress: Progre
     started = time.perf_counter()
     outputs = outputs_of(source, output, options)
     reports = []
-    for path, reading in zip(outputs, _readings(source, options, progress), strict=False):
-        questions, marked = _audited(reading, options, progress)
+    for path, report in zip(outputs, _read(source, options, progress), strict=False):
+        questions = _audit(report, options, progress)
         if not questions:
-            found = [f"{each.count} {reason} ({each.examples[0]})" for reason, each in reading.dropped.items()]
-            raise InputError(f"{source}: none of the {reading.num_read} rows is left: {'; '.join(found)}.")
+            found = [
+                f"{count} {reason} ({report.dropped.examples[reason][0]})" for reason, count in report.dropped.items()
+            ]
+            raise InputError(f"{source}: none of the {report.num_read} rows is left: {'; '.join(found)}.")
         seconds = time.perf_counter() - started
-        reports.append(PrepareReport(reading=reading, output=path, questions=questions, marked=marked, seconds=seconds))
+        reports.append(replace(report, output=path, questions=questions, seconds=seconds))
     beside: list[dict[str, str]] = [{}, {}]
     if options.split is not None:
         parts = zip(outputs, split_questions(reports[0].questions, options.split), strict=True)
@@ -207,7 +195,7 @@ def prepare(source: str, output: Path, options: PrepareOptions, progress: Progre
     return reports
 
 
-def _readings(source: str, options: PrepareOptions, progress: Progress) -> Iterator[Reading]:
+def _read(source: str, options: PrepareOptions, progress: Progress) -> Iterator[PrepareReport]:
     """The questions of a source; of a made one training and held-out questions."""
     if not is_made(source):
         yield read_source(source, options.fields, progress)
@@ -215,7 +203,7 @@ def _readings(source: str, options: PrepareOptions, progress: Progress) -> Itera
     split = make_split(source, options.made)
     for name, part in (("train", split.train), ("held-out", split.heldout)):
         made = Source(name=source, split=name, files=())
-        yield Reading(questions=part, layout="built-in", source=made, num_read=len(part))
+        yield PrepareReport(source=made, layout="built-in", num_read=len(part), questions=part)
 
 
 def seed_of(source: str, options: PrepareOptions) -> int | None:
@@ -223,60 +211,49 @@ def seed_of(source: str, options: PrepareOptions) -> int | None:
     return int(getattr(options.made, section_of_made(source)).seed) if is_made(source) else None
 
 
-def read_source(text: str, fields: NamedFields, progress: Progress) -> Reading:
+def read_source(text: str, fields: NamedFields, progress: Progress) -> PrepareReport:
     """Read every row of a file, a folder or a hub data set; rows that are no questions are counted as dropped.
 
-    Raises InputError for a source that cannot be read or has no known layout, and for one id with different content.
+    Raises InputError for a source that cannot be read, has no known layout or several, and for one id with different
+    content.
     """
     source = open_source(text, lambda done, total: progress(done, total, "fetching files"))
-    layouts, dropped = _layouts_of(source, fields), Tally()
-    total = sum(count_rows(file) for file in source.files)
-    questions, num_folded = fold(_placed_questions(layouts, source.name, total, dropped, progress))
+    layouts: dict[Path, Layout] = {}
+    for file in source.files:
+        # Files of one layout may name their columns differently.
+        if sample := [row for _, row in islice(iter_rows(file), _SAMPLE_ROWS)]:
+            layouts[file] = recognise(str(file), sample, fields)
+    named = {layout.name: file for file, layout in layouts.items()}
+    if not named:
+        raise InputError(f"{', '.join(map(str, source.files))}: no rows, so there are no questions to prepare.")
+    if len(named) > 1:
+        found = " and ".join(f"{file} has the {name} layout" for name, file in named.items())
+        raise InputError(f"{found}: prepare them one by one.")
+    total, dropped = sum(count_rows(file) for file in source.files), Tally()
+    questions, num_folded = fold(_iter_questions(layouts, source.name, total, dropped, progress))
     progress(total, total, "reading rows")
-    return Reading(
-        questions=questions,
-        layout=next(iter(layouts.values())).name,
+    return PrepareReport(
         source=source,
-        num_read=len(questions) + num_folded + dropped.total,
+        layout=next(iter(named)),
+        num_read=len(questions) + num_folded + dropped.total(),
+        questions=questions,
         num_folded=num_folded,
         dropped=dropped,
     )
 
 
-def _placed_questions(
+def _iter_questions(
     layouts: Mapping[Path, Layout], source: str, total: int, dropped: Tally, progress: Progress
 ) -> Iterator[tuple[str, Question]]:
-    num_read = 0
-    for file, layout in layouts.items():
-        for number, row in iter_rows(file, layout.wanted):
-            if num_read % _PROGRESS_ROWS == 0:
-                progress(num_read, total, "reading rows")
-            num_read += 1
-            place = f"{file}: row {number}"
-            try:
-                question = layout.question(row, source)
-            except UnusableRow as error:
-                dropped.add(str(error), f"{place}: {one_line(str(dict(row)))}")
-                continue
-            yield place, question
-
-
-def _layouts_of(source: Source, fields: NamedFields) -> dict[Path, Layout]:
-    """Layout of each file that has rows: one layout for all, though their columns may have different names."""
-    layouts: dict[Path, Layout] = {}
-    for file in source.files:
-        sample = [row for _, row in islice(iter_rows(file), _SAMPLE_ROWS)]
-        if sample:
-            layouts[file] = recognise(str(file), sample, fields)
-    if not layouts:
-        raise InputError(f"{', '.join(map(str, source.files))}: no rows, so there are no questions to prepare.")
-    first_file, first = next(iter(layouts.items()))
-    for file, layout in layouts.items():
-        if layout.name != first.name:
-            raise InputError(
-                f"{first_file} has the {first.name} layout and {file} the {layout.name} one: prepare them one by one."
-            )
-    return layouts
+    rows = ((file, number, row) for file, layout in layouts.items() for number, row in iter_rows(file, layout.wanted))
+    for num_read, (file, number, row) in enumerate(rows):
+        if num_read % _PROGRESS_ROWS == 0:
+            progress(num_read, total, "reading rows")
+        place = f"{file}: row {number}"
+        try:
+            yield place, layouts[file].question(row, source)
+        except UnusableRow as error:
+            dropped.add(str(error), f"{place}: {one_line(str(dict(row)))}")
 
 
 def split_questions(
@@ -303,11 +280,10 @@ def split_questions(
     return train, heldout
 
 
-def _audited(reading: Reading, options: PrepareOptions, progress: Progress) -> tuple[list[Question], Tally]:
-    """Questions that pass every check, and findings about them; the others are counted as dropped."""
-    grading, limit, questions, marked = options.grading, options.prompt_limit, reading.questions, Tally()
-    dropped = reading.dropped
-    if reading.layout == MULTIPLE_CHOICE and grading.grader == "math":
+def _audit(report: PrepareReport, options: PrepareOptions, progress: Progress) -> list[Question]:
+    """The questions that pass every check; the others are counted as dropped, and findings about them as marked."""
+    grading, limit, questions, dropped = options.grading, options.prompt_limit, report.questions, report.dropped
+    if report.layout == MULTIPLE_CHOICE and grading.grader == "math":
         grading = replace(grading, grader="choice")
     with GradingPool(grading) as pool:
         questions = sift(questions, partial(gold_reasons, pool=pool), "verifying gold answers", dropped, progress)
@@ -318,14 +294,12 @@ def _audited(reading: Reading, options: PrepareOptions, progress: Progress) -> t
     if limit is not None:
         questions = sift(questions, limit.reasons, "counting prompt tokens", dropped, progress)
     if questions:
-        mark_near_duplicates(questions, marked, progress, threshold=_NEAR)
-    return questions, marked
+        mark_near_duplicates(questions, report.marked, progress, threshold=_NEAR)
+    return questions
 
 
 def _check_output(source: str, output: Path) -> None:
     """Raises InputError where writing `output` would fail or destroy what `prepare` cannot make again."""
-    if output.is_dir():
-        raise InputError(f"--output {output} is a folder: name a file, for example {output / 'questions.parquet'}.")
     if output.exists() and Path(source).exists() and output.samefile(source):
         raise InputError(f"--output {output} is the source itself: name another file.")
     if output.exists() and not is_prepared(read_metadata(output)):
@@ -336,12 +310,12 @@ def _check_output(source: str, output: Path) -> None:
 
 
 def _metadata(report: PrepareReport, options: PrepareOptions) -> dict[str, Any]:
-    limit, read = options.prompt_limit, report.reading
+    limit = options.prompt_limit
     return {
         "made_by": MADE_BY_PREPARE,
         "toolkit_version": __version__,
-        **read.source.to_json(),
-        "source_layout": read.layout,
+        **report.source.to_json(),
+        "source_layout": report.layout,
         "options": {
             "layout": options.layout,
             "question_field": options.fields.question,
@@ -355,9 +329,7 @@ def _metadata(report: PrepareReport, options: PrepareOptions) -> dict[str, Any]:
             "overlap_threshold": options.overlap_threshold,
             "near_threshold": _NEAR,
             "held_out_share": options.split,
-            "seed": seed_of(read.source.name, options),
+            "seed": seed_of(report.source.name, options),
         },
-        "counts": report.counts(),
-        "dropped": report.reading.dropped.to_json(),
-        "marked": report.marked.to_json(),
+        **report.findings(),
     }

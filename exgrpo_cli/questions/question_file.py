@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.files import write_whole
 from exgrpo_cli.base.types import Message, Question
+from exgrpo_cli.questions.files import iter_parquet, parquet_schema
 
 FileLayout = Literal["canonical", "verl"]
 METADATA_KEY = b"exgrpo"
@@ -135,10 +136,10 @@ def read_questions(path: Path | str) -> QuestionSet:
     columns, null, empty or mistyped fields, no rows, one id with different content.
     """
     path = Path(path)
-    with _open(path) as file:
-        schema = file.schema_arrow
-        layout = _layout_of(path, schema)
-        questions, num_folded = fold(_iter_questions(path, file, layout))
+    if path.is_dir():
+        raise InputError(f"{path} is a folder, not a question file: run `exgrpo prepare {path}` first.")
+    schema = parquet_schema(path)
+    questions, num_folded = fold(_iter_questions(path, _layout_of(path, schema)))
     if not questions:
         raise InputError(f"{path} has no questions: the file has the right columns but no rows.")
     return QuestionSet(
@@ -172,8 +173,8 @@ def write_questions(
 def read_metadata(path: Path) -> dict[str, Any]:
     """Metadata that `write_questions` stored in a file; empty for any other file."""
     try:
-        return _own_metadata(pq.read_schema(path))
-    except (pa.ArrowInvalid, OSError):
+        return _own_metadata(parquet_schema(path))
+    except InputError:
         return {}
 
 
@@ -185,26 +186,14 @@ def is_prepared(metadata: Mapping[str, Any]) -> bool:
 def is_question_file(path: Path) -> bool:
     """Whether `path` is a parquet file in the canonical or the verl layout, by its columns."""
     try:
-        _layout_of(path, pq.read_schema(path))
-    except (pa.ArrowInvalid, OSError, InputError):
+        return bool(_layout_of(path, parquet_schema(path)))
+    except InputError:
         return False
-    return True
 
 
 def _own_metadata(schema: pa.Schema) -> dict[str, Any]:
     text = (schema.metadata or {}).get(METADATA_KEY)
     return json.loads(text) if text else {}
-
-
-def _open(path: Path) -> pq.ParquetFile:
-    if path.is_dir():
-        raise InputError(f"{path} is a folder, not a question file: run `exgrpo prepare {path}` first.")
-    try:
-        return pq.ParquetFile(path)
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist: make it with `exgrpo prepare`, or correct the path.") from None
-    except (pa.ArrowInvalid, OSError) as error:
-        raise InputError(f"{path} cannot be read as parquet ({error}): make it with `exgrpo prepare`.") from error
 
 
 def _layout_of(path: Path, schema: pa.Schema) -> FileLayout:
@@ -219,37 +208,34 @@ def _layout_of(path: Path, schema: pa.Schema) -> FileLayout:
     return "canonical"
 
 
-def _iter_questions(path: Path, file: pq.ParquetFile, layout: FileLayout) -> Iterator[tuple[str, Question]]:
-    wanted = {name.partition(".")[0] for name in _COLUMNS[layout].values()}
-    columns = [name for name in file.schema_arrow.names if name in wanted]
-    row = 0
-    for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
-        for values in batch.to_pylist():
-            row += 1
-            yield f"{path}: row {row}", _to_question(values, layout, f"{path}: row {row}")
-
-
-def _to_question(row: Mapping[str, Any], layout: FileLayout, where: str) -> Question:
+def _iter_questions(path: Path, layout: FileLayout) -> Iterator[tuple[str, Question]]:
     names = _COLUMNS[layout]
-    prompt = prompt_of(row["prompt"], where)
-    filled = {name: reach(row, names[name]) for name in ("answer", "id", "source") if name in names}
-    for name, value in filled.items():
-        if not isinstance(value, str) or not value.strip():
+    for number, row in iter_parquet(path, {name.partition(".")[0] for name in names.values()}):
+        where = f"{path}: row {number}"
+        values = {field: reach(row, name) for field, name in names.items()}
+        for field in (field for field in _REQUIRED if field in names and field != "prompt"):
+            if not isinstance(values[field], str) or not values[field].strip():
+                raise InputError(
+                    f"{where}, field {names[field]!r} is {values[field]!r}: every question needs a text there. Remove "
+                    "or correct the row."
+                )
+        level, metadata = values["level"], own_metadata(values["metadata"])
+        if layout == "canonical" and values["metadata"] is not None and metadata is None:
             raise InputError(
-                f"{where}, field {names[name]!r} is {value!r}: every question needs a text there. Remove or correct "
-                "the row."
+                f"{where}, field 'metadata' is {values['metadata']!r:.60}: it must be a JSON table, or null."
             )
-    level, metadata = reach(row, names["level"]), reach(row, names["metadata"])
-    if layout == "canonical" and metadata is not None and own_metadata(metadata) is None:
-        raise InputError(f"{where}, field 'metadata' is {metadata!r:.60}: it must be a JSON table, or null.")
-    return Question(
-        id=filled.get("id") or question_id(prompt, filled["answer"]),
-        prompt=prompt,
-        answer=filled["answer"],
-        source=filled["source"],
-        level=None if level is None else str(level),
-        metadata=own_metadata(metadata),
-    )
+        prompt = prompt_of(values["prompt"], where)
+        yield (
+            where,
+            Question(
+                id=values.get("id") or question_id(prompt, values["answer"]),
+                prompt=prompt,
+                answer=values["answer"],
+                source=values["source"],
+                level=None if level is None else str(level),
+                metadata=metadata,
+            ),
+        )
 
 
 def prompt_of(turns: Sequence[Mapping[str, Any]] | None, where: str) -> tuple[Message, ...]:

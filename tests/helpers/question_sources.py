@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from exgrpo_cli.base.types import Message, Question
 from exgrpo_cli.questions.layouts import NamedFields
-from exgrpo_cli.questions.prepare import Reading, read_source
+from exgrpo_cli.questions.prepare import PrepareReport, read_source
 from exgrpo_cli.questions.question_file import question_id
 
 PACK = {"": bytes, ".gz": gzip.compress, ".zst": lambda data: pa.compress(data, "zstd", asbytes=True)}
@@ -44,7 +44,7 @@ def write(path: Path, *rows: Any) -> Path:
     return path
 
 
-def read(source: Path | str, **fields: str) -> Reading:
+def read(source: Path | str, **fields: str) -> PrepareReport:
     return read_source(str(source), NamedFields(**fields), lambda *_: None)
 
 
@@ -55,7 +55,7 @@ def question(*turns: tuple[str, str] | str, answer: str = "4", **fields: Any) ->
     return Question(id=question_id(prompt, answer), prompt=prompt, answer=answer, **({"source": "here"} | fields))
 
 
-def pairs(reading: Reading) -> Sequence[tuple[str, str]]:
+def pairs(reading: PrepareReport) -> Sequence[tuple[str, str]]:
     """Last message and answer of each question."""
     return [(question.prompt[-1].content, question.answer) for question in reading.questions]
 

@@ -9,7 +9,7 @@ from question_sources import text_of
 
 from exgrpo_cli.base.errors import ExgrpoError, InputError, RunError
 from exgrpo_cli.questions.layouts import NamedFields
-from exgrpo_cli.questions.prepare import Reading, read_source
+from exgrpo_cli.questions.prepare import PrepareReport, read_source
 from exgrpo_cli.questions.sources import parse_hub_id
 
 CARD = """---
@@ -55,7 +55,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
         yield hub
 
 
-def read(source: str, steps: list[tuple[int, int, str]] | None = None) -> Reading:
+def read(source: str, steps: list[tuple[int, int, str]] | None = None) -> PrepareReport:
     return read_source(source, NamedFields(), lambda *step: steps.append(step) if steps is not None else None)
 
 

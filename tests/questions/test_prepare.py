@@ -48,13 +48,13 @@ def test_the_audit_counts_what_it_drops_folds_and_marks(tmp_path):
     benchmark = {"walks": [f"{WALK} How fast does the walker go?"]}
     output = tmp_path / "data" / "set.parquet"
     report = run(source, output, benchmarks=benchmark)
-    dropped = {reason: finding.count for reason, finding in report.reading.dropped.items()}
+    dropped = dict(report.dropped)
     assert dropped.pop("no answer") == 1 and dropped.pop("contaminated by walks") == 1
     # The unfinished fraction is dropped as a gold, whatever the verifier calls it.
     assert list(dropped.values()) == [1] and next(iter(dropped)).startswith("gold ")
     # 8 read = 4 kept + 1 folded + 3 dropped.
-    assert (report.reading.num_read, len(report.questions), report.reading.num_folded) == (8, 4, 1)
-    marked = {reason: finding.count for reason, finding in report.marked.items()}
+    assert (report.num_read, len(report.questions), report.num_folded) == (8, 4, 1)
+    marked = dict(report.marked)
     assert marked == {"same question, different answers": 1, "almost the same question": 1}
     found = read_questions(output)
     assert [question.answer for question in found.questions] == ["14", "15", "14", "\\frac{1}{2}"]
@@ -84,7 +84,7 @@ def test_the_verl_layout_is_written_and_prepared_again(tmp_path):
     first = run(source, tmp_path / "verl.parquet", layout="verl")
     assert pq.read_schema(tmp_path / "verl.parquet").names[:2] == ["data_source", "prompt"]
     again = run(tmp_path / "verl.parquet", tmp_path / "canonical.parquet")
-    assert again.reading.layout == "verl" and content_hash(again.questions) == content_hash(first.questions)
+    assert again.layout == "verl" and content_hash(again.questions) == content_hash(first.questions)
 
 
 def test_a_made_source_tells_its_seed_and_levels(tmp_path):
@@ -105,7 +105,7 @@ def test_an_output_that_is_not_prepares_own_is_refused(tmp_path):
     for output, message in (
         (other, "exists and was not made by `exgrpo prepare`"),
         (source, "is the source itself"),
-        (tmp_path, "is a folder: name a file"),
+        (tmp_path, "exists and was not made by"),
         (tmp_path / "file" / "out.parquet", "is not a writable folder"),
     ):
         with pytest.raises(InputError, match=message):
@@ -171,9 +171,9 @@ def test_near_duplicates_agree_with_comparing_all_pairs():
 @pytest.mark.slow
 def test_real_files(tmp_path, shared_data):
     gsm8k = run(shared_data / "gsm8k_train.jsonl", tmp_path / "gsm8k.parquet")
-    assert (gsm8k.reading.layout, gsm8k.reading.num_read, len(gsm8k.questions)) == ("gsm8k", 7473, 7473)
+    assert (gsm8k.layout, gsm8k.num_read, len(gsm8k.questions)) == ("gsm8k", 7473, 7473)
     verl = run(shared_data / "verl_format_aime24_math500.parquet", tmp_path / "verl.parquet", layout="verl")
     # 30 questions of AIME24 stand eight times each: 240 - 30 = 210 are folded.
-    assert (verl.reading.layout, verl.reading.num_read, verl.reading.num_folded) == ("verl", 740, 210)
+    assert (verl.layout, verl.num_read, verl.num_folded) == ("verl", 740, 210)
     assert len(verl.questions) == 530
     assert {question.prompt[0].content for question in verl.questions} == {THOUGHT_SOLUTION_SYSTEM}

@@ -122,8 +122,8 @@ def test_rows_that_are_no_questions_are_counted_with_their_reason(tmp_path):
     reading = read(write(tmp_path / "set.jsonl", *rows))
     assert pairs(reading) == [("1?", "1")]
     assert list(reading.dropped) == ["no #### answer", "no question", "no answer", "text is not valid Unicode"]
-    assert reading.dropped.total == 4
-    assert reading.dropped["no #### answer"].examples[0].startswith(f"{tmp_path / 'set.jsonl'}: row 2: ")
+    assert reading.dropped.total() == 4
+    assert reading.dropped.examples["no #### answer"][0].startswith(f"{tmp_path / 'set.jsonl'}: row 2: ")
 
 
 def test_exact_duplicates_are_folded_and_one_id_with_other_messages_is_an_error(tmp_path):
@@ -159,7 +159,7 @@ def test_wrong_field_names(tmp_path, fields, message):
 def test_a_folder_of_several_layouts_or_none(tmp_path):
     write(tmp_path / "a.jsonl", {"question": "1?", "answer": "1"})
     write(tmp_path / "b.jsonl", {"problem": "2?", "solution": "\\boxed{2}"})
-    with pytest.raises(InputError, match=r"a.jsonl has the question and answer layout and .*b.jsonl the math one"):
+    with pytest.raises(InputError, match=r"a.jsonl has the question and answer layout and .*b.jsonl has the math"):
         read(tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"empty has no .parquet, .* files: there are no questions"):

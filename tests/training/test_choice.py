@@ -33,7 +33,7 @@ def question_file(folder: Path, name: str, sums: list[str]) -> Path:
     source.write_text(json.dumps(rows))
     output = folder / f"{name}.parquet"
     (report,) = prepare(str(source), output, PrepareOptions(), lambda done, total, what: None)
-    assert (report.reading.layout, len(report.questions)) == ("multiple choice", len(sums))
+    assert (report.layout, len(report.questions)) == ("multiple choice", len(sums))
     return output
 
 
