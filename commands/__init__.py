@@ -79,11 +79,6 @@ for command in (prepare, train, replay_stats, report, publish, sample, evaluate,
 app.command("eval", cls=Command, hidden=True)(evaluate)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and leave the process with the exit code of the outcome."""
-    sys.exit(run(sys.argv[1:] if arguments is None else list(arguments)))
-
-
 def run(arguments: list[str], commands: typer.Typer = app) -> int:
     """Run one command line; every error ends here, as one line on stderr (`--debug`: with its traceback)."""
     try:

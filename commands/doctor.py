@@ -46,23 +46,9 @@ def doctor(
     elif not json:
         _print_report(report)
     if smoke and not report["problems"]:
-        if backbone is not None:
-            _require_device(backbone, visible=bool(report["machine"]["gpus"]))
         # The check of a configuration is one thing, whoever asks for it.
         train(**vars(TrainOptions(backbone=backbone)), quiet=False, json=json, debug=debug, dry_run=False, check=True)
     raise typer.Exit(1 if report["problems"] else 0)
-
-
-def _require_device(backbone: str, *, visible: bool) -> None:
-    """Refuse a missing GPU here: the message of a check names an option that `doctor` does not have."""
-    from exgrpo_cli.config.layers import build_config
-    from exgrpo_cli.machine.settle import needs_gpu
-
-    if not visible and needs_gpu(build_config(backbone=backbone)):
-        raise InputError(
-            f"--backbone {backbone} was made for GPUs and none is visible: on the CPU all the same it is measured by "
-            f"`exgrpo train --backbone {backbone} --device cpu --check`."
-        )
 
 
 def _print_report(report: Mapping[str, Any]) -> None:

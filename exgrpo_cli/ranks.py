@@ -133,10 +133,6 @@ class Ranks:
             dist.all_gather_object(values, value, group=self._objects)
         return values
 
-    def any(self, condition: bool) -> bool:
-        """Whether `condition` holds on at least one rank."""
-        return any(self.gather(condition))
-
     def from_main(self, work: Callable[[], T]) -> T:
         """Let rank 0 do `work` and hand its result, or the error a user can act on, to all ranks."""
         if self.world_size == 1:

@@ -20,7 +20,7 @@ from exgrpo_cli.evaluation.results import model_hash
 from exgrpo_cli.evaluation.sampling import OnResponse, Prepared, QuestionRecord, Respond, Response, sample_seeds
 from exgrpo_cli.models.load import declared_ends, decode_response, load_folder, load_tokenizer, locate
 from exgrpo_cli.questions.prompts import answer_format, choose_template, encode, render
-from exgrpo_cli.runs.manifest import require_model
+from exgrpo_cli.runs.folder import require_model
 
 Decode = Callable[[Int32[np.ndarray, " tokens"]], str]
 """Response token ids to text without the EOS."""

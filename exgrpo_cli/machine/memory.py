@@ -193,22 +193,20 @@ def memory_plan(
     """
     vllm = config.rollout.engine == "vllm"
     longest = (longest_prompt or config.data.max_prompt_tokens) + config.rollout.max_response_tokens
-    weights, gradients, state, on_host = _trained_bytes(shape, config, gpus)
+    trained = _trained_bytes(shape, config, gpus)
     activations, logits = _activation_bytes(shape, config, gpus, longest, on_gpu=on_gpu)
     context = CONTEXT_BYTES if on_gpu else 0
     engine = _engine_bytes(shape, config, gpus, longest)
     share = 0.0
     if vllm and on_gpu:
-        free = (gpu_bytes - weights - (0 if on_host else state) - context) / gpu_bytes
+        state = 0 if trained["optimizer_on_host"] else trained["optimizer"]
+        free = (gpu_bytes - trained["weights"] - state - context) / gpu_bytes
         wanted = config.rollout.gpu_memory_fraction
         # In whole percents where it is lowered.
         share = wanted if wanted <= free else max(0, math.floor(100 * free)) / 100
     return MemoryPlan(
+        **trained,
         gpus=gpus,
-        weights=weights,
-        gradients=gradients,
-        optimizer=state,
-        optimizer_on_host=on_host,
         activations=activations,
         logits=logits,
         rollout_engine=max(int(share * gpu_bytes), engine),
@@ -225,8 +223,8 @@ def fewest_gpus(shape: Shape, config: Config, *, gpu_memory_bytes: int) -> int |
     return next((plan.gpus for plan in plans if plan.peak <= gpu_memory_bytes), None)
 
 
-def _trained_bytes(shape: Shape, config: Config, gpus: int) -> tuple[int, int, int, int]:
-    """Weights, gradients and optimizer state of each of `gpus` ranks, and what of them is in main memory.
+def _trained_bytes(shape: Shape, config: Config, gpus: int) -> dict[str, int]:
+    """Weights, gradients and optimizer state of each of `gpus` ranks, as parts of a plan.
 
     Both engines sum gradients in float32. Stage 1 of a bfloat16 model holds the gradients of a pass beside the sums,
     stage 3 copies those of the sub-group it steps. Adam has two moments, and a float32 master of narrower weights, with
@@ -247,7 +245,7 @@ def _trained_bytes(shape: Shape, config: Config, gpus: int) -> tuple[int, int, i
     if stage and optim.offload:
         gradients, state, on_host = 4 * shape.vocab_size * shape.hidden_size, 0, parameters * (20 + width) // gpus
     weights += whole * ((config.objective.kl_coefficient > 0) + (stage == 3 and config.rollout.engine == "hf"))
-    return weights, gradients, state, on_host
+    return {"weights": weights, "gradients": gradients, "optimizer": state, "optimizer_on_host": on_host}
 
 
 def _activation_bytes(shape: Shape, config: Config, gpus: int, longest: int, *, on_gpu: bool) -> tuple[int, int]:

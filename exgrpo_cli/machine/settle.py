@@ -212,7 +212,7 @@ def _missing_devices(plan: Plan) -> tuple[str, ...]:
     if plan.on_gpu and not gpus:
         fewest = plan.shape and fewest_gpus(plan.shape, config, gpu_memory_bytes=REFERENCE_GPU_BYTES)
         enough = f" ({fewest} of 80 GB would do)" if fewest else ""
-        return (f"no GPU is visible{enough}; --device cpu runs it on the CPU all the same",)
+        return (f"no GPU is visible{enough}; `exgrpo train --device cpu` runs it on the CPU all the same",)
     if plan.on_gpu and config.run.nproc > gpus:
         return (f"{config.run.nproc} ranks (--nproc) on {gpus} visible GPUs; use at most one per GPU",)
     return ()

@@ -17,8 +17,7 @@ import platformdirs
 from filelock import FileLock
 
 from exgrpo_cli.base.errors import InputError, first_line
-from exgrpo_cli.base.files import whole_folder
-from exgrpo_cli.runs.manifest import file_digest, find_damage, write_manifest
+from exgrpo_cli.base.files import file_digest, find_damage, whole_folder, write_manifest
 
 Notice = Callable[[str], None]
 """Receives the reason for which a folder that exists is built again."""

@@ -28,7 +28,7 @@ from exgrpo_cli.publishing.package import TOLD, Package, Private
 from exgrpo_cli.publishing.study import study_package
 from exgrpo_cli.questions.question_file import read_questions, write_questions
 from exgrpo_cli.questions.sources import parse_hub_id, read_card
-from exgrpo_cli.runs.manifest import find_changes, require_model
+from exgrpo_cli.runs.folder import find_changes, require_model
 from exgrpo_cli.runs.result import read_summary, remarks
 from exgrpo_cli.show import record
 from exgrpo_cli.show.report import is_run, write_report

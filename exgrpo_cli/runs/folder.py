@@ -1,7 +1,11 @@
-"""The run folder: one writer, journals cut back on resume, and the step metrics of `metrics.jsonl` as columns."""
+"""The run folder: one writer, journals cut back on resume, checksums, step metrics of `metrics.jsonl` as columns.
+
+Checkpoints, questions and caches have a manifest each; `checksums.json` of a run covers what no other does: settings,
+journals, newest samples, final figures and model.
+"""
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +18,19 @@ from safetensors import SafetensorError
 
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.files import (
+    MANIFEST,
     NUMBER,
+    Files,
     append_json_lines,
+    find_damage,
+    find_differences,
     partials,
     read_json_lines,
+    read_manifest,
     remove_partials,
     require_writable,
     write_json_lines,
+    write_manifest,
 )
 
 POOL_FILE = "pool.toml"
@@ -165,6 +175,65 @@ def writing(path: Path) -> Iterator[None]:
         raise RunError(
             f"{path} cannot be written ({reason}; {free / 2**20:.0f} MiB free). Earlier checkpoints are whole: free "
             "some space, then go on with --resume."
+        ) from error
+
+
+CHECKSUMS_FILE = "checksums.json"
+RESUMED_FROM = ("config.toml", "metrics.jsonl", "validations.jsonl", f"data/{MANIFEST}")
+"""Files that a resume reads."""
+_SAMPLE_FILES = 20
+"""The newest, which a report shows; there is one for each step."""
+_MODEL = "model/"
+
+
+def note_checksums(run: Path, *, at_the_end: bool = False) -> None:
+    """Write down what the run's files hold now, `at_the_end` with final figures and model.
+
+    Raises RunError where the disk refuses.
+    """
+    names = [*RESUMED_FROM, "environment.json"]
+    names += [f"samples/{path.name}" for path in sorted((run / "samples").glob("step-*.jsonl"))[-_SAMPLE_FILES:]]
+    if at_the_end:
+        names += ["result.json", "summary.json"]
+        names += [path.relative_to(run).as_posix() for path in (run / _MODEL).rglob("*")]
+    write_manifest(run, [name for name in names if (run / name).is_file()], file=CHECKSUMS_FILE)
+
+
+def find_changes(run: Path, among: Collection[str] = ()) -> list[str]:
+    """One sentence for each file that is not as the run wrote it, of those named or of all but the model's.
+
+    Empty where nothing is noted. Raises InputError where the checksums themselves are damaged.
+    """
+    noted = _noted(run).items()
+    chosen = {name: entry for name, entry in noted if (name in among if among else not name.startswith(_MODEL))}
+    return find_differences(run, chosen)
+
+
+def require_model(folder: Path) -> None:
+    """Raise InputError where `folder` is the model of a run, final or of a checkpoint, and not as it was written.
+
+    Its card may have been changed. Hashes the weights.
+    """
+    owner = folder.absolute().parent
+    if folder.name != "model":
+        damage = ""
+    elif (owner / "state.json").is_file():
+        damage = find_damage(owner, below=_MODEL)
+    else:
+        own = {name: entry for name, entry in _noted(owner).items() if name.startswith(_MODEL)}
+        own.pop(f"{_MODEL}README.md", None)
+        damage = next(iter(find_differences(owner, own)), "")
+    if damage:
+        raise InputError(f"{damage}: restore it from a copy; of a model that you changed yourself, name a copy.")
+
+
+def _noted(run: Path) -> Files:
+    path = run / CHECKSUMS_FILE
+    try:
+        return read_manifest(path) if path.is_file() else {}
+    except InputError as error:
+        raise InputError(
+            f"{error} Without a copy delete it: settings, journals and model are then not checked."
         ) from error
 
 

@@ -33,8 +33,7 @@ from exgrpo_cli.ledger.columns import (
 from exgrpo_cli.ledger.parts import DamagedBytes, reading
 from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
 from exgrpo_cli.ledger.schemas import DRAWS, EVENTS, REPLAYS, SCORES, TRAJECTORIES
-from exgrpo_cli.runs.folder import METRICS_FILE, POOL_FILE, RunMetrics, read_metrics
-from exgrpo_cli.runs.manifest import find_changes
+from exgrpo_cli.runs.folder import METRICS_FILE, POOL_FILE, RunMetrics, find_changes, read_metrics
 
 LEDGER_FOLDER = "replay"
 CONFIG_FILE = "config.toml"

@@ -15,8 +15,7 @@ from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.base.files import NUMBER, Shape, read_json, require_shape
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.settings import PINNED, Config, flat, resolve
-from exgrpo_cli.runs.folder import RunFolder, RunMetrics, read_json_lines, read_metrics
-from exgrpo_cli.runs.manifest import CHECKSUMS_FILE, find_changes
+from exgrpo_cli.runs.folder import CHECKSUMS_FILE, RunFolder, RunMetrics, find_changes, read_json_lines, read_metrics
 from exgrpo_cli.runs.result import RunResult, read_summary, remarks
 from exgrpo_cli.show import statistics, tables
 from exgrpo_cli.show.figures import training

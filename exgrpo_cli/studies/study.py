@@ -13,11 +13,10 @@ from typing import Any, get_args
 import msgspec
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.files import write_json
+from exgrpo_cli.base.files import values_digest, write_json
 from exgrpo_cli.config.layers import DEFAULT_METHOD
 from exgrpo_cli.config.sections.run import Budget
 from exgrpo_cli.config.settings import Config, Layer, flat
-from exgrpo_cli.runs.manifest import values_digest
 from exgrpo_cli.runs.result import RESULT_FILE, SUFFIX, RunResult, has_ended, read_result, write_result
 
 EQUAL: tuple[str, ...] = get_args(Budget)

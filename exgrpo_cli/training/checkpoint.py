@@ -12,13 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exgrpo_cli.base.errors import InputError, RunError
-from exgrpo_cli.base.files import begin_folder, finish_folder, read_json, remove_partials, write_text
+from exgrpo_cli.base.files import (
+    begin_folder,
+    find_damage,
+    finish_folder,
+    read_json,
+    remove_partials,
+    write_manifest,
+    write_text,
+)
 from exgrpo_cli.config.settings import Config
 from exgrpo_cli.ledger.reader import whole_until
 from exgrpo_cli.ledger.schemas import IDENTITY_FILE
 from exgrpo_cli.models.export import export_model
-from exgrpo_cli.runs.folder import RunFolder, writing
-from exgrpo_cli.runs.manifest import CHECKSUMS_FILE, RESUMED_FROM, find_changes, find_damage, write_manifest
+from exgrpo_cli.runs.folder import CHECKSUMS_FILE, RESUMED_FROM, RunFolder, find_changes, writing
 from exgrpo_cli.runs.result import has_ended
 from exgrpo_cli.training.parts import Parts
 from exgrpo_cli.training.state import RunState

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.files import write_json
+from exgrpo_cli.base.files import file_digest, find_damage, write_json, write_manifest
 from exgrpo_cli.base.reporter import Reporter
 from exgrpo_cli.base.types import Question
 from exgrpo_cli.config.names import is_made
@@ -37,7 +37,6 @@ from exgrpo_cli.questions.question_file import (
     write_questions,
 )
 from exgrpo_cli.questions.sources import check_source, is_local
-from exgrpo_cli.runs.manifest import file_digest, find_damage, write_manifest
 
 # A larger question file is linked instead of copied: 100 MB (interface of the run folder).
 LINK_ABOVE_BYTES = 100_000_000

@@ -22,8 +22,7 @@ from exgrpo_cli.machine.settle import Plan, require_runnable, settle
 from exgrpo_cli.machine.survey import peak_memory_bytes, survey_machine
 from exgrpo_cli.models.export import model_card
 from exgrpo_cli.ranks import ALONE, Ranks
-from exgrpo_cli.runs.folder import RunFolder, writing
-from exgrpo_cli.runs.manifest import note_checksums
+from exgrpo_cli.runs.folder import RunFolder, note_checksums, writing
 from exgrpo_cli.runs.result import RESULT_FILE, Ending, remarks, write_result
 from exgrpo_cli.runs.watchdog import TimeLimit, Watchdog
 from exgrpo_cli.show.statistics import save_all
@@ -141,7 +140,7 @@ def run_steps(run: ActiveRun) -> None:
                 state.finished = Ending.BUDGET_SPENT
             # Validation counts: the next step may end with one as well.
             run.time_limit.count_step(time.perf_counter() - started)
-            stopping = run.parts.ranks.any(run.stopper.requested or run.time_limit.is_near)
+            stopping = any(run.parts.ranks.gather(run.stopper.requested or run.time_limit.is_near))
         due = state.step % config.run.save_every == 0 or state.step == last_step or state.finished.is_final
         if due or state.best_step == state.step or stopping:
             save(run)

@@ -32,8 +32,7 @@ from exgrpo_cli.replay.by_unit import UnitPlace
 from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.replay.store import Store
 from exgrpo_cli.replay.warm_start import WarmStartReport
-from exgrpo_cli.runs.folder import RunFolder
-from exgrpo_cli.runs.manifest import forget_checksums, note_checksums, require_model
+from exgrpo_cli.runs.folder import CHECKSUMS_FILE, RunFolder, note_checksums, require_model
 from exgrpo_cli.training.checkpoint import ResumePoint, find_resume_point, load_checkpoint, set_aside
 from exgrpo_cli.training.checkpoint import folder_name as checkpoint_name
 from exgrpo_cli.training.loop import sync
@@ -93,7 +92,8 @@ def describe_run(config: Config, folder: RunFolder, questions: RunQuestions, ran
 
 def begin_writing(config: Config, folder: RunFolder, point: ResumePoint, *, validates_again: bool) -> None:
     """Bring the folder to the step the run goes on from."""
-    forget_checksums(folder.path)
+    # A process killed while files are cut back leaves no checksums that would be wrong.
+    (folder.path / CHECKSUMS_FILE).unlink(missing_ok=True)
     set_aside(folder, point)
     folder.remove_partials()
     folder.cut_back(point.step or 0, validates_again=validates_again)

@@ -115,9 +115,3 @@ def test_a_backbone_without_the_smoke_is_refused(tmp_path):
     done = doctor(tmp_path, "--backbone", "nope")
     assert (done.returncode, done.stdout) == (2, "")
     assert "--backbone nope says what --smoke runs: add --smoke, or leave --backbone out." in done.stderr
-
-
-def test_a_backbone_made_for_gpus_is_refused_with_what_would_measure_it(tmp_path):
-    done = doctor(tmp_path, "--smoke", "--backbone", "qwen-math-1.5b")
-    assert done.returncode == 2
-    assert "`exgrpo train --backbone qwen-math-1.5b --device cpu --check`." in done.stderr

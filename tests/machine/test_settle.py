@@ -112,7 +112,8 @@ def test_a_preset_made_for_a_cpu_needs_nothing_else(name, memory):
 def test_a_published_backbone_wants_a_gpu_and_says_how_many():
     plan = plan_of(LAPTOP, "optim.zero_stage=3", backbone="qwen-math-7b")
     assert plan.missing[0] == (
-        f"no GPU is visible ({plan.memory.gpus} of 80 GB would do); --device cpu runs it on the CPU all the same"
+        f"no GPU is visible ({plan.memory.gpus} of 80 GB would do); `exgrpo train --device cpu` runs it on the CPU "
+        "all the same"
     )
     with pytest.raises(InputError, match="this machine cannot run qwen-math-7b: no GPU is visible"):
         require_runnable(plan)

@@ -12,7 +12,7 @@ from made_results import result_of
 
 from exgrpo_cli.base.errors import InputError, ToolkitWarning
 from exgrpo_cli.commands import run as exgrpo
-from exgrpo_cli.runs.manifest import note_checksums
+from exgrpo_cli.runs.folder import note_checksums
 from exgrpo_cli.runs.result import write_result
 from exgrpo_cli.show.page import Paragraph, gather
 from exgrpo_cli.show.record import read_config

@@ -32,7 +32,7 @@ GRADER = """
 def is_even_length(gold: str, answer: str) -> bool:
     return len(answer) % 2 == 0
 """
-COMMAND = "from exgrpo_cli.commands import main; main()"
+COMMAND = "from exgrpo_cli.main import main; main()"
 SETTINGS = (
     "data.require_box=never",
     "word_problems.num_train=30",

@@ -93,7 +93,7 @@ def test_no_exchange_between_ranks_and_no_file_of_a_step_is_outside_a_phase(smal
         monkeypatch.setattr(owner, name, told)
 
     for owner, names in (
-        (Ranks, ("any", "gather", "from_main")),
+        (Ranks, ("gather", "from_main")),
         (RunFolder, ("append_metrics", "append_samples", "append_validation")),
         (run_module, ("write_result", "write_json", "note_checksums")),
     ):

@@ -10,12 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.files import read_json_lines
+from exgrpo_cli.base.files import read_json_lines, write_manifest
 from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.ledger.reader import LedgerReader
-from exgrpo_cli.runs.folder import RunFolder
-from exgrpo_cli.runs.manifest import note_checksums, require_model, write_manifest
+from exgrpo_cli.runs.folder import RunFolder, note_checksums, require_model
 from exgrpo_cli.runs.result import read_result
 from exgrpo_cli.training.checkpoint import find_resume_point
 from exgrpo_cli.training.run import train
