@@ -101,7 +101,7 @@ class Run:
 
     def figures(self) -> "Iterator[tuple[str, Figure]]":
         """Name and matplotlib figure of everything that the run has data for."""
-        from exgrpo_cli.show.figures.training import training_figures
+        from exgrpo_cli.show.figures.run import training_figures
         from exgrpo_cli.show.record import read_run
         from exgrpo_cli.show.statistics import replay_figures, summarise
 

@@ -26,8 +26,6 @@ from exgrpo_cli.replay.rows import Questions
 from exgrpo_cli.show.queries import Numbers, draw_names, draw_numbers, mean_by_step, rows_of_units, state_of
 from exgrpo_cli.show.record import RunRecord, question_texts, response_texts, table_rows, take
 
-IDS_SHOWN = 2000
-"""Ids that an unknown one is compared with for the nearest: the comparison is quadratic in the id's length."""
 NOTHING_DRAWN = {
     "replace": "no buffered question could be drawn",
     "join": "no question of the step held replay.min_stored rows that could be replayed",
@@ -176,9 +174,8 @@ def _find(record: RunRecord, question_id: str) -> int:
         return int(matches[0])
     if len(matches) > 1:
         raise InputError(f"question {question_id!r} is the beginning of {len(matches)} ids. Give more characters.")
-    hint = nearest(question_id, record.question_ids[:IDS_SHOWN].to_pylist())
-    hint = hint if hint.startswith(" Did") else " Ids are in the column `id` of the run's data/train.parquet."
-    raise InputError(f"question {question_id!r} is not in {record.run}.{hint}")
+    hint = "Ids are in the column `id` of the run's data/train.parquet."
+    raise InputError(f"question {question_id!r} is not in {record.run}. {hint}")
 
 
 def _history(record: RunRecord, question: int) -> Iterator[Numbers]:

@@ -4,7 +4,6 @@ Questions are numbered once for all tables, so that everything downstream is int
 `scores` and `events` are the rows of the ledger's tables; `questions` are numbered in the order of `question_ids`.
 """
 
-import json
 import tomllib
 import warnings
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ import pyarrow.compute as pc
 from jaxtyping import Int64
 
 from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.files import read_json
 from exgrpo_cli.config.settings import Config, resolve
 from exgrpo_cli.ledger.columns import (
     STORED_NAMES,
@@ -156,8 +156,7 @@ def read_run(run: Path) -> RunRecord:
         for name, columns in COLUMNS.items()
     }
     tables[EVENTS] = reader.table(EVENTS, stored_names(EventColumns), dictionary=True)
-    questions = read_question_columns(run, ["id"])
-    training_ids = pa.array([], pa.string()) if questions is None else flat(questions.column("id"))
+    training_ids = flat(read_question_columns(run, ["id"]).column("id"))
     named = [encoded_words(tables[name].column("question_id"))[0] for name in (EVENTS, TRAJECTORIES)]
     question_ids = pc.unique(pa.concat_arrays([training_ids.cast(pa.string()), *named]))
     born = tables[TRAJECTORIES]
@@ -189,8 +188,8 @@ def read_run(run: Path) -> RunRecord:
     )
 
 
-def read_question_columns(run: Path, columns: Sequence[str], chosen: pc.Expression | None = None) -> pa.Table | None:
-    """Some columns of the run's own questions, those it has, of the `chosen` rows; None where the file is gone.
+def read_question_columns(run: Path, columns: Sequence[str], chosen: pc.Expression | None = None) -> pa.Table:
+    """Some columns of the run's own questions, those it has, of the `chosen` rows; no rows where the file is gone.
 
     Raises InputError for a damaged file.
     """
@@ -198,7 +197,7 @@ def read_question_columns(run: Path, columns: Sequence[str], chosen: pc.Expressi
 
     path = run / QUESTIONS_FILE
     if not path.is_file():
-        return None
+        return pa.table({name: pa.array([], pa.string()) for name in columns})
     try:
         with reading(str(path)):
             names = [name for name in columns if name in pq.read_schema(path).names]
@@ -216,8 +215,7 @@ def question_texts(run: Path, question_ids: Sequence[str]) -> dict[str, dict[str
     file is gone or has none. Raises InputError for a damaged question file."""
     found = {name: {"text": "", "answer": "", "level": ""} for name in question_ids}
     chosen = pc.field("id").isin(pa.array(question_ids, pa.string()))
-    table = read_question_columns(run, ("id", "prompt", "answer", "level"), chosen) if question_ids else None
-    for row in () if table is None else table.to_pylist():
+    for row in read_question_columns(run, ("id", "prompt", "answer", "level"), chosen).to_pylist():
         said = [turn["content"] for turn in row.get("prompt") or [] if turn["role"] == "user"]
         words = {"text": said[-1] if said else "", "answer": row.get("answer"), "level": row.get("level")}
         found[row["id"]] = {name: word or "" for name, word in words.items()}
@@ -235,17 +233,12 @@ def response_texts(run: Path, source: str, trajectory_ids: Sequence[int]) -> dic
         return {}
     from tokenizers import Tokenizer
 
-    text = path.read_text(encoding="utf-8", errors="replace")
-    try:
-        json.loads(text)
-    except ValueError as error:
-        raise InputError(f"{path} is damaged ({error}): restore it from a copy, or delete it.") from None
+    read_json(path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LedgerWarning)  # reported with the run already
         bodies = LedgerReader(run / LEDGER_FOLDER).bodies(trajectory_ids)
-    texts = Tokenizer.from_str(text).decode_batch(
-        [token_ids.tolist() for token_ids, _ in bodies], skip_special_tokens=True
-    )
+    token_ids = [tokens.tolist() for tokens, _ in bodies]
+    texts = Tokenizer.from_file(str(path)).decode_batch(token_ids, skip_special_tokens=True)
     return dict(zip(trajectory_ids, texts, strict=True))
 
 

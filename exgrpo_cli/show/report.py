@@ -18,7 +18,7 @@ from exgrpo_cli.config.settings import PINNED, Config, flat, resolve
 from exgrpo_cli.runs.folder import CHECKSUMS_FILE, RunFolder, RunMetrics, find_changes, read_json_lines, read_metrics
 from exgrpo_cli.runs.result import RunResult, read_summary, remarks
 from exgrpo_cli.show import statistics, tables
-from exgrpo_cli.show.figures import training
+from exgrpo_cli.show.figures import run as figures
 from exgrpo_cli.show.page import (
     NOT_SHOWN,
     Block,
@@ -105,7 +105,7 @@ def run_page(run: Path) -> Page:
     sections = {
         "Result": _result(folder),
         "Warnings": _warnings(folder),
-        "Learning": (figure_block(*drawn, training.CAPTIONS) for drawn in training.training_figures(run)),
+        "Learning": (figure_block(*drawn, figures.CAPTIONS) for drawn in figures.training_figures(run)),
         "Verdicts and responses": _responses(folder),
         "Replay": _replay(run),
         "How to repeat it": _repeat(run),
@@ -219,7 +219,7 @@ def _replay(run: Path) -> Iterator[Block]:
         yield tables.overview({run.resolve().name: told})
         yield tables.entropies(told)
         for name, figure in statistics.replay_figures(told):
-            yield figure_block(name, figure, statistics.CAPTIONS)
+            yield figure_block(name, figure, figures.CAPTIONS)
         yield Paragraph("exgrpo replay-stats RUN --step N shows what a step replayed, with the responses.")
 
 
@@ -268,10 +268,8 @@ def _versions(run: Path) -> Iterator[Block]:
 def study_page(folder: Path) -> Page:
     """The page of a study folder, finished, running or with broken runs."""
     study, broken = read_study(folder)
-    elsewhere = carried(study)
-    finished = sum(run.state == "finished" for run in study.runs) + len(elsewhere)
-    known = {(run.arm.name, run.seed) for run in study.runs} | elsewhere.keys()
-    total = len(known) + len(broken) + len(not_begun(study))
+    states, elsewhere = _run_states(study), carried(study)
+    finished = sum(state.startswith("finished") for state, _ in states.values())
     sections = {
         **({"Claims": _claims(study)} if study.claims else {}),
         "Result": _comparison(study),
@@ -281,7 +279,7 @@ def study_page(folder: Path) -> Page:
     return Page(
         title=f"Study {study.name}",
         subtitle=f"{len(study.arms)} arms, {len(study.seeds)} seeds, against "
-        f"{', '.join(study.baselines) or 'no baseline'}: {finished} of {total} runs finished"
+        f"{', '.join(study.baselines) or 'no baseline'}: {finished} of {len(states) + len(broken)} runs finished"
         f"{f', {len(elsewhere)} of them elsewhere' if elsewhere else ''}.",
         sections=gather(sections),
         footer="Made by exgrpo report from the runs in this folder. Intervals of scores are Student's t over seeds, "
@@ -328,12 +326,13 @@ def carried(study: Study) -> dict[tuple[str, int], RunResult]:
     return {key: result for key, result in study.others.items() if key not in here}
 
 
-def not_begun(study: Study) -> list[tuple[str, int]]:
-    """Arm and seed of the runs that were asked for, have no folder yet, and were not made elsewhere."""
+def _run_states(study: Study) -> dict[tuple[str, int], tuple[str, str]]:
+    """State and steps by arm and seed of the runs here, of those made elsewhere, and of those without a folder yet."""
+    states = {(run.arm.name, run.seed): (run.state, str(run.config.run.steps)) for run in study.runs}
+    states |= {key: ("finished elsewhere", str(result.totals.steps)) for key, result in sorted(carried(study).items())}
     folders = {arm.name: study.folder / arm.folder_name for arm in study.arms}
-    return sorted(
-        (arm, seed) for arm, seed in study.planned - study.others.keys() if not (folders[arm] / f"seed-{seed}").is_dir()
-    )
+    missing = sorted(study.planned - states.keys())
+    return states | {key: ("not begun", "") for key in missing if not (folders[key[0]] / f"seed-{key[1]}").is_dir()}
 
 
 def _claims(study: Study) -> Iterator[Block]:
@@ -357,10 +356,7 @@ def _comparison(study: Study) -> Iterator[Block]:
 
 
 def _runs(study: Study, broken: list[tuple[Path, str]]) -> Iterator[Block]:
-    rows = [[run.arm.name, str(run.seed), run.state, str(run.config.run.steps)] for run in study.runs]
-    for (arm, seed), result in sorted(carried(study).items()):
-        rows.append([arm, str(seed), "finished elsewhere", str(result.totals.steps)])
-    rows += [[arm, str(seed), "not begun", ""] for arm, seed in not_begun(study)]
+    rows = [[arm, str(seed), *state] for (arm, seed), state in _run_states(study).items()]
     yield tables.listing("", ["arm", "seed", "state", "steps"], rows)
     for path, reason in broken:
         yield warning(f"{NOT_SHOWN}{path.parent.name}/{path.name} cannot be read: {reason}")

@@ -6,7 +6,6 @@ torch, and works while the run goes on.
 
 import itertools
 import math
-import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,10 +16,10 @@ import numpy as np
 from rich.table import Table
 
 from exgrpo_cli.base.errors import DamageWarning, InputError
+from exgrpo_cli.base.files import require_writable
 from exgrpo_cli.show import asked, queries, tables
-from exgrpo_cli.show.figures import buffer
+from exgrpo_cli.show.figures import run as figures
 from exgrpo_cli.show.figures.style import save
-from exgrpo_cli.show.figures.training import training_figures
 from exgrpo_cli.show.queries import Numbers
 from exgrpo_cli.show.record import LEDGER_FOLDER, RunRecord, read_config, read_run
 
@@ -37,18 +36,9 @@ class Statistic:
     query: Callable[[RunRecord], Numbers]
     """Its part of the object of `--json`."""
     tables: Sequence[Callable[[Numbers], Table | None]] = ()
-    figures: "Mapping[str, tuple[Callable[[Numbers], Figure | None], str]]" = field(default_factory=dict)
-    """By the name of its file, the maker of a figure and how to read it."""
+    figures: "Mapping[str, Callable[[Numbers], Figure | None]]" = field(default_factory=dict)
+    """Maker of a figure by the name of its file; how to read it is in `figures.run.CAPTIONS`."""
 
-
-OCCUPANCY = "Questions in the buffer by their latest success count."
-STATES = "All training questions by what has become of them."
-PROMISE = "Questions drawn against what the sampler promised; a small p-value means that they disagree."
-SCANS = "Units drawn by priority, and those replayed: the others have drifted beyond the bound."
-CHOICE = "Entropy of replayed against available trajectories: where the lines meet, selection has no choice."
-BIRTH = "Entropy at birth by difficulty. Compare within stretches of steps: it falls in time."
-FLOW = "Replay visits by the success count before: what became of the questions."
-USE = "Age of replayed trajectories, and how often each was replayed."
 
 STATISTICS = (
     Statistic(queries.run_facts),
@@ -56,24 +46,15 @@ STATISTICS = (
     Statistic(
         queries.question_states,
         (tables.buckets_over_time, tables.dynamics),
-        {
-            "replay-buckets": (buffer.bucket_occupancy, OCCUPANCY),
-            "replay-questions": (buffer.question_states, STATES),
-        },
+        {"replay-buckets": figures.bucket_occupancy, "replay-questions": figures.question_states},
     ),
-    Statistic(queries.draws_and_promise, (tables.draws,), {"replay-draws": (buffer.draws_against_promise, PROMISE)}),
-    Statistic(queries.scanned_units, (tables.units,), {"replay-units": (buffer.units_scanned, SCANS)}),
-    Statistic(queries.entropy_of_choice, (), {"replay-entropy": (buffer.entropy_of_choice, CHOICE)}),
-    Statistic(
-        queries.entropy_at_birth,
-        (tables.entropies,),
-        {"replay-entropy-by-bucket": (buffer.entropy_at_birth, BIRTH)},
-    ),
-    Statistic(queries.bucket_flow, (), {"replay-flow": (buffer.bucket_flow, FLOW)}),
-    Statistic(queries.replays, (tables.replayed_questions,), {"replay-age-reuse": (buffer.age_and_reuse, USE)}),
+    Statistic(queries.draws_and_promise, (tables.draws,), {"replay-draws": figures.draws_against_promise}),
+    Statistic(queries.scanned_units, (), {"replay-units": figures.units_scanned}),
+    Statistic(queries.entropy_of_choice, (), {"replay-entropy": figures.entropy_of_choice}),
+    Statistic(queries.entropy_at_birth, (tables.entropies,), {"replay-entropy-by-bucket": figures.entropy_at_birth}),
+    Statistic(queries.bucket_flow, (), {"replay-flow": figures.bucket_flow}),
+    Statistic(queries.replays, (tables.replayed_questions,), {"replay-age-reuse": figures.age_and_reuse}),
 )
-CAPTIONS = {name: caption for statistic in STATISTICS for name, (_, caption) in statistic.figures.items()}
-"""Captions of the buffer's figures, by name: how to read each."""
 
 
 def report_runs(
@@ -149,11 +130,10 @@ def report_tables(reports: Mapping[str, Numbers]) -> Iterator[Table]:
 
 def replay_figures(told: Numbers) -> "Iterator[tuple[str, Figure]]":
     """Name and figure of everything about the experience buffer that has data, and of how its run draws from it."""
-    makers = {name: draw for statistic in STATISTICS for name, (draw, _) in statistic.figures.items()}
-    for name, draw in makers.items():
+    for name, draw in itertools.chain(*(statistic.figures.items() for statistic in STATISTICS)):
         if figure := draw(told):
             yield name, figure
-    if "what_if" in told and (figure := buffer.what_if_figure(told)):
+    if "what_if" in told and (figure := figures.what_if_figure(told)):
         yield "replay-what-if", figure
 
 
@@ -164,14 +144,14 @@ def save_all(run: Path, *, heldout: Mapping[str, Any] | None = None) -> list[Pat
     gets its learning curve and diagnostics only. Raises InputError for a folder that is no run, RunError where a
     figure cannot be written.
     """
-    drawn = [training_figures(run, heldout)]
+    drawn = [figures.training_figures(run, heldout)]
     if read_config(run).replay.enabled and (run / LEDGER_FOLDER).is_dir():
         drawn.append(replay_figures(summarise(read_run(run))))
     return _saved(itertools.chain(*drawn), run / PLOTS_FOLDER)
 
 
-def _saved(figures: "Iterable[tuple[str, Figure]]", folder: Path) -> list[Path]:
-    return [path for name, figure in figures for path in save(figure, folder, name)]
+def _saved(drawn: "Iterable[tuple[str, Figure]]", folder: Path) -> list[Path]:
+    return [path for name, figure in drawn for path in save(figure, folder, name)]
 
 
 def plot_folders(reports: Mapping[str, Numbers], output: Path | None) -> list[Path]:
@@ -183,15 +163,7 @@ def plot_folders(reports: Mapping[str, Numbers], output: Path | None) -> list[Pa
     if output:
         folders = [output / label for label in reports] if len(reports) > 1 else [output]
     for folder in folders:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                pass
-        except OSError as error:
-            raise InputError(
-                f"{folder}: plots cannot be written there ({error.strerror}). "
-                "Name another folder with --output, or leave them out with --no-plots."
-            ) from None
+        require_writable(folder / "replay-buckets.png")
     return folders
 
 
@@ -199,7 +171,7 @@ def save_reports(reports: Mapping[str, Numbers], folders: Sequence[Path]) -> lis
     """All figures of every run into its folder, and of several runs one that compares them into the first."""
     paths: list[Path] = []
     for told, folder in zip(reports.values(), folders, strict=True):
-        paths += _saved(itertools.chain(training_figures(Path(told["run"])), replay_figures(told)), folder)
-    if len(reports) > 1 and (compared := buffer.buffers_compared(reports)):
+        paths += _saved(itertools.chain(figures.training_figures(Path(told["run"])), replay_figures(told)), folder)
+    if len(reports) > 1 and (compared := figures.buffers_compared(reports)):
         paths += save(compared, folders[0], "replay-comparison")
     return paths

@@ -69,15 +69,10 @@ def of(path: str, text: Callable[[Any], str] = str) -> Cell:
     return cell
 
 
-def finite_mean(values: np.ndarray) -> float:
-    """The mean of what is finite; NaN without any."""
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if len(known) else math.nan
-
-
 def average(values: np.ndarray) -> str:
     """The mean of what is finite, as text."""
-    return number(finite_mean(values))
+    known = values[np.isfinite(values)]
+    return number(float(known.mean()) if len(known) else None)
 
 
 FACTS: Columns = {
@@ -130,23 +125,16 @@ Since = tuple[str, Callable[[np.ndarray], str]]
 """Path of values, and how those of the steps since the row above are put together."""
 
 
-def over_time(title: str, columns: Mapping[str, Since], told: Numbers) -> Table | None:
-    """A few steps, evenly spaced, the last one among them; None where nothing is known of any."""
-    last, found = told["steps"], {heading: series(told, path) for heading, (path, _) in columns.items()}
-    if all(values is None for values in found.values()):
-        return None
-    times = sorted({round(step) for step in np.linspace(min(1, last), last, TIMES_SHOWN)})
+def over_time(title: str, columns: Mapping[str, Since], told: Numbers) -> Table:
+    """A few steps, evenly spaced, the last one among them, of what is known."""
+    found = {heading: (series(told, path), text) for heading, (path, text) in columns.items()}
+    known = {heading: each for heading, each in found.items() if each[0] is not None and np.isfinite(each[0]).any()}
+    times = sorted({round(step) for step in np.linspace(min(1, told["steps"]), told["steps"], TIMES_SHOWN)})
     rows = [
-        [
-            str(step),
-            *(
-                NO_VALUE if values is None else columns[heading][1](values[before + 1 : step + 1])
-                for heading, values in found.items()
-            ),
-        ]
+        [str(step), *(text(values[before + 1 : step + 1]) for values, text in known.values())]
         for before, step in itertools.pairwise([-1, *times])
     ]
-    return listing(title, ["step", *columns], rows)
+    return listing(title, ["step", *known], rows)
 
 
 def latest(values: np.ndarray) -> str:
@@ -159,12 +147,7 @@ def total(values: np.ndarray) -> str:
     return count(values.sum())
 
 
-def rough_average(values: np.ndarray) -> str:
-    """The mean of what is finite, in three digits."""
-    return significant(finite_mean(values))
-
-
-def buckets_over_time(told: Numbers) -> Table | None:
+def buckets_over_time(told: Numbers) -> Table:
     """Questions per bucket at a few steps."""
     buckets: dict[str, Since] = {str(k): (f"over_time.buckets.{k}", latest) for k in told["over_time"]["buckets"]}
     columns = buckets | {"buffered": ("over_time.questions", latest)}
@@ -173,7 +156,7 @@ def buckets_over_time(told: Numbers) -> Table | None:
 
 dynamics = partial(
     over_time,
-    "Over time (from entropy on: means since the row above)",
+    "Over time (from entropy on: means and sums since the row above)",
     {
         "retired": ("over_time.retired", latest),
         "tried": ("over_time.tried", latest),
@@ -184,17 +167,11 @@ dynamics = partial(
         "age": ("over_time.age", average),
         "ratio": ("ratios.mean", average),
         "ESS": ("ratios.ess", average),
-    },
-)
-units = partial(
-    over_time,
-    "Units scanned (since the row above)",
-    {
         "scanned": ("over_time.units.scanned", total),
         "taken": ("over_time.units.taken", total),
-        "priority": ("over_time.units.priority", rough_average),
-        "weight": ("over_time.units.weight", rough_average),
-        "drift of the scanned": ("over_time.units.drift", rough_average),
+        "priority": ("over_time.units.priority", average),
+        "weight": ("over_time.units.weight", average),
+        "drift": ("over_time.units.drift", average),
     },
 )
 
@@ -263,29 +240,22 @@ def _question_tables(label: str, history: Numbers) -> Iterator[Table]:
     yield listing("Responses", ["trajectory", "born", "replays", "text"], rows, words=True)
 
 
-WHAT_IF = {
-    "sampler": "questions drawn, had the sampler been {}",
-    "metric": "trajectories replayed, had the metric been {}",
-}
-"""Title of the table of each kind of what-if."""
-
-
 def _what_if_table(label: str, kind: str, outcome: Numbers) -> Table:
     """The run's numbers and those of the other policy."""
     own, other = outcome["names"]
     if kind == "sampler":
-        drawn, expected = outcome["drawn"], outcome["expected"]
+        title, drawn, expected = "questions drawn, had the sampler been", outcome["drawn"], outcome["expected"]
         rows = [[str(k), f"{drawn.get(k, 0):,}", f"{expected.get(k, 0):,.1f}"] for k in sorted({*drawn, *expected})]
         rows.append(["mean pass rate", *(average(outcome[name]) for name in ("pass_rate", "expected_pass_rate"))])
     else:
-        rows = [
-            [f"mean {name}", number(value), number(outcome["other"][name])] for name, value in outcome["chosen"].items()
-        ]
+        title, chosen = "trajectories replayed, had the metric been", outcome["chosen"]
+        rows = [[f"mean {name}", number(chosen[name]), number(outcome["other"][name])] for name in chosen]
         rows.append(["draws, with a choice", count(outcome["draws"]), percent(outcome["share_with_choice"])])
         rows.append(["the same, of draws with a choice", "", percent(outcome["share_same"])])
-    title = WHAT_IF[kind].format(other) + ("" if outcome.get("measured", True) else ", values at birth")
+    if not outcome.get("measured", True):
+        other += ", values at birth"
     # The two may be called alike.
-    return listing(f"{label}: {title}", ["", f"run: {own}", other], rows)
+    return listing(f"{label}: {title} {other}", ["", f"run: {own}", other], rows)
 
 
 def _successes(row: Numbers) -> str:
@@ -309,13 +279,10 @@ def _marked(key: str, chosen: str) -> Cell:
 
 
 COLUMNS: Columns = {
-    "step": of("step"),
-    "event": of("event"),
     "unit": _marked("unit_id", "accepted"),
     "question": of("question_id", lambda name: name[:8]),
     "succ.": _successes,
     "trajectory": _marked("trajectory_id", "chosen"),
-    "bucket": of("bucket"),
     "questions": of("questions", count),
     "promised": of("expected", written(",.1f")),
     "drawn": of("drawn", count),
@@ -324,11 +291,9 @@ COLUMNS: Columns = {
     "drift": of("drift", significant),
     "headr.": of("headroom", significant),
     "weight": of("weight", significant),
-    "age": of("age"),
     "tokens": of("num_tokens"),
     "entropy": of("entropy", number),
     "nll": of("nll", number),
-    "replays": of("replays"),
     "different": of("distinct"),
     "stored": of("trajectories"),
     "now": of("state"),
@@ -338,8 +303,8 @@ COLUMNS: Columns = {
 
 
 def columns(headings: str) -> Columns:
-    """Some of COLUMNS."""
-    return {heading: COLUMNS[heading] for heading in headings.split()}
+    """Cells under some headings: as in COLUMNS, under any other the value of that name."""
+    return {heading: COLUMNS.get(heading, of(heading)) for heading in headings.split()}
 
 
 PROMISE = columns("succ. promised drawn")

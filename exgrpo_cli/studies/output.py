@@ -20,8 +20,8 @@ from exgrpo_cli.show.figures.comparisons import (
     claims_figure,
     paired_differences,
 )
+from exgrpo_cli.show.figures.run import memorising_figure
 from exgrpo_cli.show.figures.style import save
-from exgrpo_cli.show.figures.training import memorising_figure
 from exgrpo_cli.studies.claims import Outcome, claim_outcomes
 from exgrpo_cli.studies.endpoints import AT_EQUAL, ENDPOINTS, Verdict
 from exgrpo_cli.studies.report import MAIN, ArmReport, Compared, StudyReport, compare_runs

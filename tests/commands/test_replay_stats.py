@@ -199,7 +199,7 @@ def test_what_cannot_be_shown_is_one_line_and_exit_code_2(
     assert "is not in" in refusal(capsys, first, "--question", "nobody")
     assert "--step 9 is not in" in (told := refusal(capsys, first, "--step", "9")) and "from 1 to 8" in told
     assert "--step 0 is not in" in refusal(capsys, first, "--step", "0")
-    assert "plots cannot be written there" in refusal(capsys, first, "--output", "/dev/null/plots")
+    assert "replay-buckets.png cannot be written" in refusal(capsys, first, "--output", "/dev/null/plots")
 
 
 BLOCKED = """

@@ -16,8 +16,8 @@ from exgrpo_cli.show.figures.comparisons import (
     claims_figure,
     paired_differences,
 )
+from exgrpo_cli.show.figures.run import memorising_figure
 from exgrpo_cli.show.figures.style import looks_of, save
-from exgrpo_cli.show.figures.training import memorising_figure
 
 ARMS = [
     ArmScore(name="on-policy", mean=0.80, low=0.78, high=0.82, seeds=[0.79, 0.80, 0.81]),

@@ -12,19 +12,17 @@ from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.runs.folder import RunMetrics, read_metrics
-from exgrpo_cli.show.figures.buffer import (
+from exgrpo_cli.show.figures.run import (
+    accuracy_by_tokens,
     bucket_flow,
     buffers_compared,
     draws_against_promise,
     entropy_at_birth,
-    what_if_figure,
-)
-from exgrpo_cli.show.figures.training import (
-    accuracy_by_tokens,
     heldout_scores,
     learning_curve,
     policy_diagnostics,
     training_figures,
+    what_if_figure,
 )
 from exgrpo_cli.show.queries import Numbers
 from exgrpo_cli.show.record import read_run

@@ -154,8 +154,8 @@ def test_questions_come_with_their_text_and_history(small_run: Path) -> None:
 
 def test_an_unknown_question_is_refused(small_run: Path) -> None:
     record = read_run(small_run)
-    several, near, none = "'aa' is the beginning of 2 ids", "Did you mean 'bbb3'?", "Ids are in the column `id`"
-    for given, told in (("aa", several), ("bbb4", near), ("zzzz", none)):
+    several, none = "'aa' is the beginning of 2 ids", "Ids are in the column `id`"
+    for given, told in (("aa", several), ("zzzz", none)):
         with pytest.raises(InputError, match="question") as caught:
             question_history(record, given)
         assert told in str(caught.value)

@@ -13,7 +13,7 @@ from exgrpo_cli.base.files import values_digest
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.runs.folder import RunFolder
 from exgrpo_cli.runs.result import Memorising, PassRates, config_hash, find_results, read_result, write_result
-from exgrpo_cli.show.figures.training import memorising_figure
+from exgrpo_cli.show.figures.run import memorising_figure
 from exgrpo_cli.studies.endpoints import newly_solved_at_end
 from exgrpo_cli.studies.measure import (
     Validation,

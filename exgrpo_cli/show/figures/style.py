@@ -247,7 +247,8 @@ def draw_rows(axes: "Axes", rows: Sequence[Row], *, reference: float | None = No
         if row.bar is not None:
             axes.plot([row.bar] * 2, [place - 0.4, place + 0.4], color=BLACK, linewidth=1.6)
         if row.note:
-            annotate(axes, row.note, (1.0, place), ("axes fraction", "data"), (6, 0), color=row.colour, va="center")
+            beside: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 7}
+            axes.text(1.02, place, row.note, color=row.colour, **beside)
     axes.set_yticks(places, [row.label for row in rows])
     axes.set_ylim(float(heights.sum()), 0.0)
     axes.tick_params(axis="y", length=0)
@@ -309,21 +310,14 @@ def step_axis(axes: "Axes", last_step: int) -> None:
     """Label the horizontal axis as steps, on whole numbers, from 0 (before step 1) to the end."""
     axes.set_xlabel("step")
     axes.set_xlim(0, max(last_step, 1))
-    whole_ticks(axes)
-
-
-def whole_ticks(axes: "Axes") -> None:
-    """Whole numbers on the horizontal axis, a few of them."""
-    from matplotlib.ticker import MaxNLocator
-
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axes.locator_params(axis="x", nbins=6, integer=True)
 
 
 def token_axis(axes: "Axes") -> None:
     """Counts of tokens on the horizontal axis in few characters: 156, 2.2k, 31k, 1.5M."""
-    from matplotlib.ticker import EngFormatter, MaxNLocator
+    from matplotlib.ticker import EngFormatter
 
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
+    axes.locator_params(axis="x", nbins=5)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
@@ -333,15 +327,8 @@ def mark_phase_start(axes: "Axes", step: int | None, *, label: bool = False) -> 
         return
     axes.axvline(step, color=GREY, linewidth=0.8, linestyle=(0, (1, 1.5)), zorder=1)
     if label:
-        annotate(axes, "mixed phase", (step, 1.0), ("data", "axes fraction"), (2, -2), va="top", fontsize=6.5)
-
-
-def annotate(
-    axes: "Axes", text: str, place: tuple[float, float], coordinates: Any, aside: tuple[float, float], **look: Any
-) -> None:
-    """Words beside a place, `aside` points off it."""
-    options: dict[str, Any] = {"color": SOFT, "fontsize": 7, "annotation_clip": False} | look
-    axes.annotate(text, place, xycoords=coordinates, xytext=aside, textcoords="offset points", **options)
+        aside: dict[str, Any] = {"xytext": (2, -2), "textcoords": "offset points", "va": "top"}
+        axes.annotate("mixed phase", (step, 1), xycoords=axes.get_xaxis_transform(), color=SOFT, fontsize=6.5, **aside)
 
 
 def logarithmic_axis(axes: "Axes") -> None:
