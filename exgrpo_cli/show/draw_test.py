@@ -17,6 +17,12 @@ from scipy.special import chdtrc
 
 from exgrpo_cli.show.record import Columns, table_rows
 
+Chances = Float64[np.ndarray, "draws cells"]
+Counts = Int64[np.ndarray, "draws cells"]
+Sizes = Int64[np.ndarray, " draws"]
+Cells = Float64[np.ndarray, " cells"]
+Square = Float64[np.ndarray, "cells cells"]
+
 SMALLEST_EXPECTED = 5.0
 """Cells with fewer expected questions are pooled: the usual bound of the chi-square approximation."""
 REPETITIONS = 200
@@ -48,12 +54,7 @@ def draw_test(draws: Columns) -> dict[str, Any]:
     }
 
 
-def _moments(
-    probability: Float64[np.ndarray, "draws cells"],
-    room: Int64[np.ndarray, "draws cells"],
-    num: Int64[np.ndarray, " draws"],
-    rng: np.random.Generator,
-) -> tuple[Float64[np.ndarray, " cells"], Float64[np.ndarray, "cells cells"]]:
+def _moments(probability: Chances, room: Counts, num: Sizes, rng: np.random.Generator) -> tuple[Cells, Square]:
     """Sums over the draws of the expected counts and of their covariance matrices."""
     drawing = (num > 0) & (probability.sum(axis=1) > 0)
     probability, room, num = probability[drawing], room[drawing], num[drawing]
@@ -73,10 +74,7 @@ def _moments(
 
 
 def _simulate(
-    probability: Float64[np.ndarray, "draws cells"],
-    room: Int64[np.ndarray, "draws cells"],
-    num: Int64[np.ndarray, " draws"],
-    rng: np.random.Generator,
+    probability: Chances, room: Counts, num: Sizes, rng: np.random.Generator
 ) -> Int64[np.ndarray, "repetitions draws cells"]:
     """REPETITIONS draws by the sampler's rule: multinomial, then the overflow one by one."""
     counts = rng.multinomial(num, probability, size=(REPETITIONS, len(num))).reshape(-1, probability.shape[1])
@@ -95,11 +93,7 @@ def _simulate(
     return counts.reshape(REPETITIONS, len(num), -1)
 
 
-def _statistic(
-    difference: Float64[np.ndarray, " cells"],
-    covariance: Float64[np.ndarray, "cells cells"],
-    expected: Float64[np.ndarray, " cells"],
-) -> tuple[float, int]:
+def _statistic(difference: Cells, covariance: Square, expected: Cells) -> tuple[float, int]:
     """d' S^+ d and rank(S), after pooling the cells that expect too little."""
     pool = _pooling(expected)
     difference, covariance = pool @ difference, pool @ covariance @ pool.T
@@ -116,7 +110,7 @@ def _statistic(
     return float((projected**2 / values[kept]).sum()), int(kept.sum())
 
 
-def _pooling(expected: Float64[np.ndarray, " cells"]) -> Float64[np.ndarray, "pools cells"]:
+def _pooling(expected: Cells) -> Float64[np.ndarray, "pools cells"]:
     """A 0/1 matrix that joins cells, smallest first, until each pool expects at least SMALLEST_EXPECTED."""
     pool_of = np.zeros(len(expected), dtype=np.int64)
     pool, held = 0, 0.0

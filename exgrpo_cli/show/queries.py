@@ -155,7 +155,11 @@ def _seen(record: RunRecord, num_steps: int) -> Int64[np.ndarray, " steps"]:
 def replays(record: RunRecord) -> Numbers:
     """Age and use of what was replayed, its share of the training, and the questions replayed most often."""
     born, last = record.trajectories, record.last_step
-    steps, rows = _replayed_rows(record)
+    selected, taken = record.events.of(SELECTED), record.units.accepted
+    which, unit_rows = rows_of_units(record, record.units.unit[taken])
+    # Of those selected, then of the rows of accepted units.
+    steps = np.concatenate([selected.step, record.units.step[taken][which]])
+    rows = np.concatenate([record.rows_of(selected.trajectory_id), unit_rows])
     age, reuse = steps - born.step_born[rows], np.bincount(rows, minlength=len(born.trajectory_id))
     evicted = record.events.of(EVICTED).trajectory_id
     record.rows_of(evicted[evicted >= 0])  # raises where the ledger lost one
@@ -176,14 +180,6 @@ def replays(record: RunRecord) -> Numbers:
         "most_replayed": _most_replayed(record, rows),
         "over_time": {"age": mean_by_step(steps, age, last)},
     }
-
-
-def _replayed_rows(record: RunRecord) -> tuple[Int64[np.ndarray, " replays"], Int64[np.ndarray, " replays"]]:
-    """Step and trajectory row of each replay: of those selected, then of the rows of accepted units."""
-    selected, taken = record.events.of(SELECTED), record.units.accepted
-    which, unit_rows = rows_of_units(record, record.units.unit[taken])
-    steps = np.concatenate([selected.step, record.units.step[taken][which]])
-    return steps, np.concatenate([record.rows_of(selected.trajectory_id), unit_rows])
 
 
 def rows_of_units(

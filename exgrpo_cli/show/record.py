@@ -4,7 +4,6 @@ Questions are numbered once for all tables, so that everything downstream is int
 `scores` and `events` are the rows of the ledger's tables; `questions` are numbered in the order of `question_ids`.
 """
 
-import tomllib
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from jaxtyping import Int64
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.files import read_json
+from exgrpo_cli.config import layers
 from exgrpo_cli.config.settings import Config, resolve
 from exgrpo_cli.ledger.columns import (
     STORED_NAMES,
@@ -119,11 +119,7 @@ def read_config(run: Path) -> Config:
         raise InputError(f"{run} is not a folder. Name the --output folder of a run.")
     if not path.is_file():
         raise InputError(f"{run} is not a run folder: it has no {CONFIG_FILE}. Name the --output folder of a run.")
-    try:
-        layer = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not valid TOML: {error}. Restore it from a copy.") from None
-    return resolve([(str(path), layer)])
+    return resolve([(str(path), layers.read_config(path))])
 
 
 def keeps_experience(run: Path) -> bool:
@@ -228,7 +224,9 @@ def response_texts(run: Path, source: str, trajectory_ids: Sequence[int]) -> dic
     The tokenizer is that of the run's model, before the end that of a checkpoint, before the first one that of the
     backbone's `source` where this is a folder. Raises InputError for a damaged tokenizer file or an unknown trajectory.
     """
-    path = find_tokenizer(run, source)
+    checkpoints = sorted((run / "checkpoints").glob(f"step-*/model/{TOKENIZER_FILE}"), reverse=True)
+    places = [run / "model" / TOKENIZER_FILE, *checkpoints, Path(source) / TOKENIZER_FILE]
+    path = next((path for path in places if path.is_file()), None)
     if path is None or not trajectory_ids:
         return {}
     from tokenizers import Tokenizer
@@ -240,10 +238,3 @@ def response_texts(run: Path, source: str, trajectory_ids: Sequence[int]) -> dic
     token_ids = [tokens.tolist() for tokens, _ in bodies]
     texts = Tokenizer.from_file(str(path)).decode_batch(token_ids, skip_special_tokens=True)
     return dict(zip(trajectory_ids, texts, strict=True))
-
-
-def find_tokenizer(run: Path, source: str) -> Path | None:
-    """The tokenizer file that the run's responses can be decoded with; None where there is none yet."""
-    checkpoints = sorted((run / "checkpoints").glob(f"step-*/model/{TOKENIZER_FILE}"), reverse=True)
-    places = [run / "model" / TOKENIZER_FILE, *checkpoints, Path(source) / TOKENIZER_FILE]
-    return next((path for path in places if path.is_file()), None)

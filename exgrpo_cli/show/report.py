@@ -15,7 +15,7 @@ from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.base.files import NUMBER, Shape, read_json, require_shape
 from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.settings import PINNED, Config, flat, resolve
-from exgrpo_cli.runs.folder import CHECKSUMS_FILE, RunFolder, RunMetrics, find_changes, read_json_lines, read_metrics
+from exgrpo_cli.runs.folder import CHECKSUMS_FILE, RunFolder, find_changes, read_json_lines, read_metrics
 from exgrpo_cli.runs.result import RunResult, read_summary, remarks
 from exgrpo_cli.show import statistics, tables
 from exgrpo_cli.show.figures import run as figures
@@ -32,17 +32,9 @@ from exgrpo_cli.show.page import (
 )
 from exgrpo_cli.show.queries import draw_names
 from exgrpo_cli.show.record import keeps_experience, read_config, read_run
+from exgrpo_cli.studies import output
 from exgrpo_cli.studies.claims import claim_outcomes
 from exgrpo_cli.studies.measure import new_fall, read_validations
-from exgrpo_cli.studies.output import (
-    TITLE,
-    claim_rows,
-    endpoint_rows,
-    rich_table,
-    score_rows,
-    spending_rows,
-    study_figures,
-)
 from exgrpo_cli.studies.report import compare_runs
 from exgrpo_cli.studies.study import BASELINE, PLAN_FILE, Arm, Study, StudyRun, differing_keys, kept_results, read_plan
 from exgrpo_cli.training.step.guards import Guards
@@ -187,9 +179,16 @@ def _remarks(folder: RunFolder) -> Iterator[str]:
 
 
 def _responses(folder: RunFolder) -> Iterator[Block]:
-    if rows := _verdicts(read_metrics(folder.path)):
+    metrics = read_metrics(folder.path)
+    names, tenth = metrics.names("verdict/"), max(1, len(metrics.steps) // 10)
+    shares = [[name.removeprefix("verdict/").replace("_", " ")] for name in names]
+    for stretch in (slice(None), slice(None, tenth), slice(-tenth, None)):
+        sums = np.array([metrics.series(name)[stretch].sum() for name in names])
+        for cells, share in zip(shares, sums / max(sums.sum(), 1), strict=True):
+            cells.append(f"{share:.1%}")
+    if shares:
         header = ["verdict", "all steps", "first tenth", "last tenth"]
-        yield tables.listing("Shares of all graded rollouts", header, rows)
+        yield tables.listing("Shares of all graded rollouts", header, shares)
     shown = {True: 0, False: 0}
     for path in sorted(folder.samples.glob("step-*.jsonl"), reverse=True)[:SAMPLE_FILES]:
         for row in read_json_lines(path):
@@ -200,17 +199,6 @@ def _responses(folder: RunFolder) -> Iterator[Block]:
                 replayed = ", replayed question" if row["experiential"] else ""
                 facts = f"{row['verdict']}, {row['num_tokens']} tokens, {path.stem}{replayed}"
                 yield Response(row["prompt"], row["answer"], row["text"], facts, good)
-
-
-def _verdicts(metrics: RunMetrics) -> list[list[str]]:
-    """Share of each verdict over all steps, the first tenth of them and the last."""
-    names, tenth = metrics.names("verdict/"), max(1, len(metrics.steps) // 10)
-    rows = [[name.removeprefix("verdict/").replace("_", " ")] for name in names]
-    for stretch in (slice(None), slice(None, tenth), slice(-tenth, None)):
-        sums = np.array([metrics.series(name)[stretch].sum() for name in names])
-        for row, share in zip(rows, sums / max(sums.sum(), 1), strict=True):
-            row.append(f"{share:.1%}")
-    return rows
 
 
 def _replay(run: Path) -> Iterator[Block]:
@@ -337,7 +325,7 @@ def _run_states(study: Study) -> dict[tuple[str, int], tuple[str, str]]:
 
 def _claims(study: Study) -> Iterator[Block]:
     outcomes = claim_outcomes(study)
-    yield rich_table(claim_rows(outcomes), "what the finished runs say")
+    yield output.rich_table(output.claim_rows(outcomes), "what the finished runs say")
     yield Paragraph("The effect is that of the contrast furthest from holding. How claims are stated: docs/claims.md.")
 
 
@@ -347,11 +335,11 @@ def _comparison(study: Study) -> Iterator[Block]:
         yield Paragraph("No run has finished yet.")
         return
     yield from map(warning, report.warnings)
-    yield rich_table(score_rows(report), TITLE)
-    yield rich_table(endpoint_rows(report), "other endpoints, difference from the baseline in brackets")
+    yield output.rich_table(output.score_rows(report), output.TITLE)
+    yield output.rich_table(output.endpoint_rows(report), "other endpoints, difference from the baseline in brackets")
     budgets = "budgets as the claims state" if study.claims else f"equal in {report.equal}"
-    yield rich_table(spending_rows(report), f"spent, means over seeds; {budgets}")
-    for name, figure in study_figures(study, report).items():
+    yield output.rich_table(output.spending_rows(report), f"spent, means over seeds; {budgets}")
+    for name, figure in output.study_figures(study, report).items():
         yield figure_block(name, figure, STUDY_CAPTIONS)
 
 

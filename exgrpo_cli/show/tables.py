@@ -167,10 +167,9 @@ dynamics = partial(
         "age": ("over_time.age", average),
         "ratio": ("ratios.mean", average),
         "ESS": ("ratios.ess", average),
-        "scanned": ("over_time.units.scanned", total),
+        "scan.": ("over_time.units.scanned", total),
         "taken": ("over_time.units.taken", total),
-        "priority": ("over_time.units.priority", average),
-        "weight": ("over_time.units.weight", average),
+        "prio.": ("over_time.units.priority", average),
         "drift": ("over_time.units.drift", average),
     },
 )

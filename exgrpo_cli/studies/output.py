@@ -18,7 +18,6 @@ from exgrpo_cli.show.figures.comparisons import (
     arm_curves,
     by_regime,
     claims_figure,
-    paired_differences,
 )
 from exgrpo_cli.show.figures.run import memorising_figure
 from exgrpo_cli.show.figures.style import save
@@ -223,7 +222,7 @@ def study_figures(study: Study, report: StudyReport) -> "dict[str, Figure]":
     said: dict[str, Any] = {"baselines": report.baselines, "measure": TITLE}
     figures = {
         "ablation": arm_comparison(scores, **said),
-        "differences": paired_differences(differences, **said),
+        "differences": arm_comparison(differences, **said, differences=True),
         "curves": arm_curves(curves, **said),
         "curves-tokens": arm_curves(curves, **said, tokens=True),
         "memorising": memorising_figure(memorised),

@@ -91,7 +91,7 @@ def quick_page() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("exgrpo_cli.show.figures.run.training_figures", lambda run: iter(()))
         patch.setattr("exgrpo_cli.show.statistics.replay_figures", lambda report: iter(()))
-        patch.setattr("exgrpo_cli.show.report.study_figures", lambda study, report: {})
+        patch.setattr("exgrpo_cli.studies.output.study_figures", lambda study, report: {})
         yield
 
 

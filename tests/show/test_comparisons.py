@@ -14,7 +14,6 @@ from exgrpo_cli.show.figures.comparisons import (
     arm_comparison,
     arm_curves,
     claims_figure,
-    paired_differences,
 )
 from exgrpo_cli.show.figures.run import memorising_figure
 from exgrpo_cli.show.figures.style import looks_of, save
@@ -127,7 +126,7 @@ def test_rows_of_each_regime_have_a_panel_and_their_own_baseline() -> None:
     assert [sum(len(line.get_xdata()) == 2 for line in axes.lines) for axes in figure.axes] == [0, 1, 1]
     assert_readable(figure)
     others = [replace(score, mean=0.1 * n) for n, score in enumerate(scores) if score.name not in BASELINES]
-    figure = paired_differences(others, baselines=BASELINES, measure="held-out pass@1")
+    figure = arm_comparison(others, baselines=BASELINES, measure="held-out pass@1", differences=True)
     assert [axes.get_title("left") for axes in figure.axes] == ["search", "strong"]
     assert [len(axes.get_yticks()) for axes in figure.axes] == [10, 2]
     assert all(0 in {line.get_xdata()[0] for line in axes.lines if len(line.get_xdata()) == 2} for axes in figure.axes)
@@ -174,7 +173,7 @@ def test_claims_are_drawn_with_what_they_must_exceed_and_their_verdict() -> None
     beside = [text.get_text() for text in axes.texts]
     first, second = "supported\n+0.050 [0.040, 0.060]", "contradicted\n-0.020 [-0.050, 0.010]"
     assert beside == [first, second, "+0.000 [-0.020, 0.020]"]
-    assert [line.get_xdata()[0] for line in axes.lines].count(1.0) == 3
+    assert [list(line.get_xdata()) for line in axes.lines].count([1.0, 1.0]) == 3
     rows = axes.get_yticks()
     (bottom, top), in_order = axes.get_ylim(), sorted(rows)
     assert list(rows) == in_order and bottom > rows[-1] and rows[0] > top, "the first is on top, and all are within"

@@ -262,4 +262,4 @@ def test_what_is_no_run_keeps_no_ledger_or_is_broken_is_refused(small_run: Path,
     write_config(small_run, SyntheticRun(), method="grpo", replay=False)
     assert "replay was off (method 'grpo', replay.enabled = false)" in refusal(small_run)
     (small_run / "config.toml").write_text("[run\n")
-    assert "config.toml is not valid TOML" in refusal(small_run)
+    assert "config.toml is not TOML" in refusal(small_run)

@@ -69,32 +69,17 @@ def _label_of(arm: ArmScore | ArmCurve, more: str = "") -> str:
     return "\n".join(wrap(arm.name.removeprefix(f"{arm.regime}: ") + more, LABEL_COLUMNS))
 
 
-def arm_comparison(arms: Sequence[ArmScore], *, baselines: Sequence[str], measure: str) -> "Figure | None":
-    """A panel per regime, in it one row per arm: mean with its interval, single seeds as dots, the baseline's mean as
-    a line, unless a panel has several; None without arms.
-
-    `measure` names the horizontal axis, for example "held-out pass@1".
-    """
-    means = {regime: [arm.mean for arm in own if arm.name in baselines] for regime, own in by_regime(arms).items()}
-    references = {regime: found[0] for regime, found in means.items() if len(found) == 1}
-    return _arm_rows(arms, baselines, references, measure)
-
-
-def paired_differences(arms: Sequence[ArmScore], *, baselines: Sequence[str], measure: str) -> "Figure | None":
-    """A panel per regime on one scale, in it one row per arm: mean difference from the baseline with its interval,
-    single seeds as dots; None without arms."""
-    baseline = baselines[0] if len(baselines) == 1 else "the baseline of its regime"
-    zeros = dict.fromkeys([arm.regime for arm in arms], 0.0)
-    return _arm_rows(arms, baselines, zeros, f"{measure} minus {baseline}, same seeds", sharex=True)
-
-
-def _arm_rows(
-    arms: Sequence[ArmScore], baselines: Sequence[str], references: Mapping[str, float], label: str, **options: Any
+def arm_comparison(
+    arms: Sequence[ArmScore], *, baselines: Sequence[str], measure: str, differences: bool = False
 ) -> "Figure | None":
-    """`references` are where the vertical line of a regime stands."""
+    """A panel per regime, in it one row per arm: mean with its interval, single seeds as dots; None without arms.
+
+    `measure` names the horizontal axis, for example "held-out pass@1". A line stands at the baseline's mean, unless a
+    panel has several, or at 0 where the scores are `differences` from the baseline; these share one scale.
+    """
     if not arms:
         return None
-    panels = {}
+    panels, references = {}, {}
     for regime, own in by_regime(arms).items():
         looks = looks_of([arm.name for arm in own], baselines)
         labels = [_label_of(arm, " (baseline)" if arm.name in baselines else "") for arm in own]
@@ -102,20 +87,24 @@ def _arm_rows(
             Row(label, arm.mean, arm.low, arm.high, None, looks[arm.name]["color"], dots=arm.seeds)
             for arm, label in zip(own, labels, strict=True)
         ]
+        means = [0.0] if differences else [arm.mean for arm in own if arm.name in baselines]
+        references[regime] = means[0] if len(means) == 1 else None
+    if differences:
+        measure += f" minus {baselines[0] if len(baselines) == 1 else 'the baseline of its regime'}, same seeds"
     most = max(len(arm.seeds) for arm in arms)
     said = f"mean, 95 % interval, {most} seeds" if most > 1 else "1 seed"
-    return _rows_figure(panels, references, f"{fill(label, LABEL_COLUMNS)}\n({said})", **options)
+    return _rows_figure(panels, references, f"{fill(measure, LABEL_COLUMNS)}\n({said})", sharex=differences)
 
 
 def _rows_figure(
-    panels: Mapping[str, Sequence[Row]], references: Mapping[str, float], label: str, **options: Any
+    panels: Mapping[str, Sequence[Row]], references: Mapping[str, float | None], label: str, *, sharex: bool = False
 ) -> "Figure":
-    """A panel of rows for each title."""
+    """A panel of rows for each title, with a vertical line where its reference is."""
     # Beyond its rows a panel has 0.2 of one, so that the rows of all panels are alike.
     heights = [sum(style.row_height(row.label) for row in rows) + 0.2 for rows in panels.values()]
     height = 1.0 + ROW_HEIGHT * sum(heights) + TITLE_HEIGHT * len([title for title in panels if title])
     with style.styled():
-        figure, places = style.new_figure(len(panels), height=height, height_ratios=heights, **options)
+        figure, places = style.new_figure(len(panels), height=height, height_ratios=heights, sharex=sharex)
         for axes, (title, rows) in zip(places, panels.items(), strict=True):
             style.draw_rows(axes, rows, reference=references.get(title))
             axes.set_title(title, loc="left")
@@ -129,10 +118,9 @@ def arm_curves(
 ) -> "Figure | None":
     """A panel per regime: each arm's mean over the steps, or over the `tokens` generated, what equal rollouts cost,
     with the band of its seeds; baselines in black. None before the first step."""
-    places = [curve.tokens if tokens else curve.steps for curve in curves]
-    if not any(any(where) for where in places):
+    axis, where = ("tokens generated (mean over seeds)", "tokens") if tokens else ("step", "steps")
+    if not any(any(getattr(curve, where)) for curve in curves):
         return None
-    place_of = dict(zip([curve.name for curve in curves], places, strict=True))
     groups = by_regime(curves)
     # A legend is as high as its lines, and a panel at least as high as its legend.
     lines = [sum(_label_of(curve).count("\n") + 1 for curve in own) for own in groups.values()]
@@ -141,10 +129,10 @@ def arm_curves(
     with style.styled():
         figure, panels = style.new_figure(len(heights), height=height, height_ratios=heights)
         for axes, (regime, own) in zip(panels, groups.items(), strict=True):
-            widest = max((place for curve in own for place in place_of[curve.name]), default=0)
+            widest = max((place for curve in own for place in getattr(curve, where)), default=0)
             looks = looks_of([curve.name for curve in own], baselines)
             for number, curve in enumerate(own):
-                x = np.asarray(place_of[curve.name], dtype=np.float64)
+                x = np.asarray(getattr(curve, where), dtype=np.float64)
                 # Lone points with intervals lie beside each other, not on top.
                 x = x + (0.008 * widest * (number - (len(own) - 1) / 2) if len(x) < style.FEW else 0.0)
                 style.draw_curve(
@@ -153,13 +141,7 @@ def arm_curves(
             axes.set_title(regime, loc="left")
             axes.set_ylabel(measure)
             axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=2.4)
-            if tokens:
-                axes.set_xlabel("tokens generated (mean over seeds)")
-                style.token_axis(axes)
-                axes.margins(x=0.03)
-            elif widest:
-                style.step_axis(axes, int(widest))
-                axes.set_xlim(-0.03 * widest, 1.03 * widest)
+            style.count_axis(axes, axis, widest, margin=0.03)
         return figure
 
 

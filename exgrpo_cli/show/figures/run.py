@@ -123,8 +123,8 @@ def learning_curve(metrics: RunMetrics, heldout: Mapping[str, Scores]) -> "Figur
         windows = [style.draw_line(axes, metrics.steps, own, name, **looks[name]) for name, own in drawn.items()]
         _draw_heldout(axes, heldout, lambda steps: steps)
         last_step = int(metrics.steps[-1]) if len(metrics.steps) else 0
-        style.step_axis(axes, last_step)
-        axes.set(ylabel="pass@1", ylim=(0, 1), xlim=(-0.02 * max(last_step, 1), 1.02 * max(last_step, 1)))
+        style.count_axis(axes, "step", last_step, margin=0.02)
+        axes.set(ylabel="pass@1", ylim=(0, 1))
         style.mark_phase_start(axes, metrics.first_mixed_step, label=True)
         figure.legend(loc="outside upper center", ncols=3)
         style.explain_smoothing(figure, max(windows, default=0))
@@ -137,8 +137,8 @@ def accuracy_by_tokens(metrics: RunMetrics, heldout: Mapping[str, Scores]) -> "F
     with style.styled():
         figure, (axes,) = new_figure(width=style.SINGLE_COLUMN, height=2.5)
         _draw_heldout(axes, heldout, lambda steps: totals[np.searchsorted(metrics.steps, steps, side="right")])
-        axes.set(xlabel="tokens generated", ylabel="held-out pass@1", ylim=(0, 1))
-        style.token_axis(axes)
+        style.count_axis(axes, "tokens generated", totals[-1], margin=0.03)
+        axes.set(ylabel="held-out pass@1", ylim=(0, 1))
         style.legend_above(axes)
         return figure
 
@@ -281,7 +281,7 @@ def bucket_occupancy(told: Numbers) -> "Figure | None":
         axes.grid(visible=False)
         figure.colorbar(image, pad=0.02, aspect=30, label="questions (white: none)", format="{x:g}").minorticks_off()
         axes.set(yticks=shown, ylabel=f"successes of {told['group_size']} at the last visit")
-        style.step_axis(axes, told["steps"])
+        style.count_axis(axes, "step", told["steps"])
         style.mark_phase_start(axes, told["first_mixed_step"])
         return figure
 

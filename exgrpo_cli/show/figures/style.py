@@ -119,7 +119,7 @@ def series_figure(
         figure, places = panel_grid(len(shown), columns, row_height=row_height)
         windows = [_draw_panel(axes, panel) for axes, panel in zip(places, shown, strict=True)]
         for axes in places:
-            step_axis(axes, last_step)
+            count_axis(axes, "step", last_step)
             mark_phase_start(axes, mixed_from)
         for axes in places[:-columns]:
             axes.set_xlabel("")
@@ -162,8 +162,7 @@ def draw_line(
     x, y = (np.arange(len(values)) if steps is None else steps)[known], values[known].astype(np.float64)
     look: dict[str, Any] = {"color": color, "label": label or None, "linestyle": linestyle}
     if len(x) < FEW:
-        axes.plot(x, y, **look | {"linestyle": "none"}, marker="o", clip_on=False)
-        return 0
+        look |= {"linestyle": "none", "marker": "o", "clip_on": False}
     if len(x) < SMOOTHED_FROM or label == MAXIMA:
         axes.plot(x, y, **look, linewidth=1.3 if len(x) < SMOOTHED_FROM else 0.7)
         return 0
@@ -206,10 +205,7 @@ def draw_curve(
         return
     # On a line the first of the markers is a mere point.
     axes.plot(places, values, **look | {"marker": "." if look.get("marker") == MARKERS[0] else look.get("marker")})
-    banded = np.isfinite(ends).all(axis=0)
-    axes.fill_between(
-        places[banded], ends[0][banded], ends[1][banded], color=look.get("color"), alpha=0.15, linewidth=0
-    )
+    axes.fill_between(places, *ends, color=look.get("color"), alpha=0.15, linewidth=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,18 +233,16 @@ def draw_rows(axes: "Axes", rows: Sequence[Row], *, reference: float | None = No
     heights = np.array([row_height(row.label) for row in rows])
     places = np.cumsum(heights) - heights / 2
     for place, row in zip(places.tolist(), rows, strict=True):
-        if row.dots:
-            look: dict[str, Any] = {"markeredgecolor": row.colour, "markerfacecolor": "none", "alpha": 0.8}
-            below = np.full(len(row.dots), place + 0.22)
-            axes.plot(row.dots, below, linestyle="none", marker="o", markersize=3.0, markeredgewidth=0.8, **look)
+        below = np.full(len(row.dots), place + 0.22)
+        look: dict[str, Any] = {"fillstyle": "none", "alpha": 0.8, "markersize": 3, "markeredgewidth": 0.8}
+        axes.plot(row.dots, below, "o", color=row.colour, **look)
         spread = np.array([[row.mean - row.low], [row.high - row.mean]]).clip(0)
         look = {"color": row.colour, "marker": row.marker, "markersize": 4.5, "elinewidth": 1.4, "capsize": 3}
         axes.errorbar([row.mean], [place], xerr=spread, **look)
         if row.bar is not None:
             axes.plot([row.bar] * 2, [place - 0.4, place + 0.4], color=BLACK, linewidth=1.6)
-        if row.note:
-            beside: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 7}
-            axes.text(1.02, place, row.note, color=row.colour, **beside)
+        beside: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 7}
+        axes.text(1.02, place, row.note, color=row.colour, **beside)
     axes.set_yticks(places, [row.label for row in rows])
     axes.set_ylim(float(heights.sum()), 0.0)
     axes.tick_params(axis="y", length=0)
@@ -306,18 +300,12 @@ def looks_of(names: Sequence[str], baselines: Sequence[str] = ()) -> dict[str, d
     return looks
 
 
-def step_axis(axes: "Axes", last_step: int) -> None:
-    """Label the horizontal axis as steps, on whole numbers, from 0 (before step 1) to the end."""
-    axes.set_xlabel("step")
-    axes.set_xlim(0, max(last_step, 1))
-    axes.locator_params(axis="x", nbins=6, integer=True)
-
-
-def token_axis(axes: "Axes") -> None:
-    """Counts of tokens on the horizontal axis in few characters: 156, 2.2k, 31k, 1.5M."""
+def count_axis(axes: "Axes", label: str, last: float, margin: float = 0.0) -> None:
+    """Label the horizontal axis as whole counts from 0 to `last`, in few characters: 156, 2.2k, 31k, 1.5M."""
     from matplotlib.ticker import EngFormatter
 
-    axes.locator_params(axis="x", nbins=5)
+    axes.set(xlabel=label, xlim=(-margin * max(last, 1), (1 + margin) * max(last, 1)))
+    axes.locator_params(axis="x", nbins=6, integer=True)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
