@@ -17,18 +17,8 @@ from exgrpo_cli.base.errors import ExgrpoError, InputError, RunError, first_line
 if TYPE_CHECKING:
     from exgrpo_cli.config.settings import Config
 
-METRICS = ("ent", "ent-sum", "ppl", "length", "random", "reward", "age")
-"""Metrics that order the stored trajectories of a question."""
-UNSCORED_METRICS = ("length", "random", "reward", "age")
-"""Metrics without a measurement, which need no forward pass."""
 DIRECTIONS = ("min", "max")
 """Whether the lowest or the highest of a metric is replayed."""
-SAMPLERS = ("normal", "linear", "linear-clip", "sqrt", "uniform")
-"""Weight of a question by its pass rate."""
-PRIORITIES = ("uniform", "latest", "advantage", "reward", "headroom", "signal")
-"""Weights of units that are drawn by priority."""
-DRAWS = ("proportional", "top")
-"""Whether units are drawn in proportion to their priority, or the highest taken."""
 GRADERS = ("math", "choice", "exact", "oat")
 """Verifiers of an answer."""
 BUILT_IN = ("arithmetic", "word-problems", "countdown", "modular")

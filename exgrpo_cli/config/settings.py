@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from exgrpo_cli.base.errors import InputError, nearest
+from exgrpo_cli.config.sections import check
 from exgrpo_cli.config.sections.data import (
     ArithmeticSettings,
     CountdownSettings,
@@ -75,7 +76,9 @@ class Config:
         return {"horizon": steps, "warmup_steps": min(optim.warmup_steps, most)}
 
     def __post_init__(self) -> None:
-        for holds, first, second, advice in _contradictions(self):
+        for name in SECTIONS:
+            check(name, getattr(self, name))
+        for holds, first, second, advice in contradictions(self):
             if holds:
                 stated = [f"{name} = {value_of(self, name)!r}" for name in (first, second)]
                 raise InputError(f"{stated[0]} contradicts {stated[1]}: {advice}.")
@@ -87,21 +90,24 @@ def value_of(config: Config, name: str) -> Any:
     return getattr(getattr(config, section), key)
 
 
-def _contradictions(config: Config) -> Iterator[tuple[bool, str, str, str]]:
-    """Whether settings of different sections contradict each other, their names, the reason and what to use instead.
+def contradictions(config: Config) -> Iterator[tuple[bool, str, str, str]]:
+    """Whether settings contradict each other, their names, the reason and what to use instead.
 
-    Keys of one section are checked by its own type, which for `replay` depends on the place.
+    What a key needs of others of its section is said by its field (`sections.Needs`), and which keys there are by the
+    place's type. Left are numbers that bound each other, and pairs of two sections, each of which is whole without the
+    other: no type holds both.
     """
     replay, rollout, objective = config.replay, config.rollout, config.objective
-    # What is stored and when a question retires acts without replay too; K and B are of the rollouts.
+    K = rollout.group_size
+    # A count of one key bounds that of another. What is stored and when a question retires acts without replay too.
     yield (
-        replay.upper_bound >= rollout.group_size and replay.retirement,
-        *("replay.upper_bound", "replay.retirement"),
-        "a question that all K solve retires before it stores; use an upper_bound below K, or replay.retirement = "
-        "false",
+        replay.retirement and replay.upper_bound >= replay.retires_at(K),
+        *("replay.upper_bound", "replay.retire_at" if replay.retire_at else "replay.retirement"),
+        "a question with so many successes retires before it stores; use an upper_bound below K, and below a "
+        "retire_at that is set, or replay.retirement = false",
     )
     yield (
-        replay.lower_bound >= replay.upper(rollout.group_size),
+        replay.lower_bound >= replay.upper(K),
         *("replay.lower_bound", "replay.upper_bound"),
         "no success count is between them, and a visit stores when lower_bound < k <= upper_bound; lower the one or "
         "raise the other (-1 is K - 1)",
@@ -113,7 +119,17 @@ def _contradictions(config: Config) -> Iterator[tuple[bool, str, str, str]]:
     )
     if not replay.enabled:
         return
-    # Both sections are whole without the other: what rewards are compared with, and whether anything is replayed.
+    yield (
+        isinstance(replay, Replace) and replay.per_question >= K,
+        *("replay.per_question", "rollout.group_size"),
+        "a replaced question needs at least one fresh rollout; use fewer than K, or composition = 'join'",
+    )
+    yield (
+        isinstance(replay, Join) and 0 < replay.max_per_question < replay.min_stored,
+        *("replay.min_stored", "replay.max_per_question"),
+        "no question ever holds so many rows; use a min_stored of at most max_per_question",
+    )
+    # What rewards are compared with is the objective's, whether anything is replayed is not.
     yield (
         objective.baseline == "history",
         *("objective.baseline", "replay.enabled"),
@@ -125,11 +141,6 @@ def _contradictions(config: Config) -> Iterator[tuple[bool, str, str, str]]:
         *("replay.composition", "rollout.max_rounds"),
         "both fill the places of groups that are not mixed; leave rollout.max_rounds at 1, or use another composition",
     )
-    yield (
-        isinstance(replay, Replace) and replay.per_question >= rollout.group_size,
-        *("replay.per_question", "rollout.group_size"),
-        "a replaced question needs at least one fresh rollout; use fewer than K, or composition = 'join'",
-    )
     # The loss of a replayed token is the objective's, so that one study can hold it equal over all places.
     imitates = objective.replay_surrogate == "likelihood"
     yield (
@@ -140,8 +151,7 @@ def _contradictions(config: Config) -> Iterator[tuple[bool, str, str, str]]:
     yield (
         imitates and isinstance(replay, Append | Refill) and replay.bias_correction != 0,
         *("objective.replay_surrogate", "replay.bias_correction"),
-        "the correction weighs advantages, which -log pi does not have; leave bias_correction at 0, or use another "
-        "surrogate",
+        "the correction weighs advantages, which -log pi does not have; leave it at 0, or use another surrogate",
     )
 
 
@@ -166,24 +176,34 @@ def read_section(section: str, kinds: tuple[type, ...], tables: Sequence[tuple[s
     Of several `kinds` the tables pick one, by the key that is a single Literal in each (`composition`); the first
     without it. Where a stronger table picks another kind, keys of the one before go with it; a section that is not
     `enabled` reads none of the keys that other kinds have. Raises InputError naming the table, the key and the nearest
-    valid one, or the kinds that take it.
+    valid one, or the kinds that have it.
     """
+    selector = _selector(kinds[0])
+    named = {_options(_hints(kind)[selector])[0]: kind for kind in kinds} if selector else {}
+    picked = [kinds[0]]
+    merged: dict[str, tuple[Any, str, type]] = {}
     for where, table in tables:
         if not isinstance(table, Mapping):
             raise InputError(f"{where}: {section!r} is a section; write {section}.<key> = value.")
-    picked = _picked(section, kinds, tables)
-    kind = picked[-1] if picked else kinds[0]
-    hints, given = _hints(kind), {}
-    enabled = {key: value for _, table in tables for key, value in table.items()}.get("enabled", True)
-    for (where, table), own in zip(tables, picked, strict=True):
-        for key, value in table.items():
-            others = [other for other in kinds if key in _hints(other)]
-            if not others or not (enabled is False or key in hints or key in _hints(own)):
-                raise InputError(f"{where}: unknown key {section}.{key}.{_instead(section, key, kind, kinds)}")
-            _taken(others, key, value, f"{where}: {section}.{key}")
-            given[key] = (value, f"{where}: {section}.{key}")
-    values = {key: _taken([kind], key, value, where, kinds) for key, (value, where) in given.items() if key in hints}
-    return kind(**values)
+        if selector in table and table[selector] not in named:
+            known = nearest(str(table[selector]), list(named))
+            raise InputError(f"{where}: {section}.{selector} = {table[selector]!r} is not known.{known}")
+        picked.append(named.get(table.get(selector), picked[-1]))
+        merged |= {key: (value, where, picked[-1]) for key, value in table.items()}
+    kind, values = picked[-1], {}
+    hints, enabled = _hints(kind), merged["enabled"][0] if "enabled" in merged else True
+    for key, (value, where, own) in merged.items():
+        having = [each for each in kinds if key in _hints(each)]
+        takers = [each for each in having if value in _options(_hints(each)[key])]
+        if key in hints and (not takers or kind in takers):
+            values[key] = convert(value, hints[key], f"{where}: {section}.{key}")
+        elif key in hints:
+            raise InputError(f"{where}: {section}.{key} = {value!r} is not known.{_belongs(takers, kind)}")
+        elif own not in having and not (having and enabled is False):
+            raise InputError(f"{where}: unknown key {section}.{key}.{_instead(section, key, kind, kinds)}")
+    settings = kind(**values)
+    check(section, settings)
+    return settings
 
 
 def _instead(section: str, key: str, kind: type, kinds: Sequence[type]) -> str:
@@ -195,33 +215,15 @@ def _instead(section: str, key: str, kind: type, kinds: Sequence[type]) -> str:
     having = [each for each in kinds if close and close[0] in _hints(each)]
     if having and kind not in having:
         named = "" if key in known else f" Did you mean {section + '.' + close[0]!r}?"
-        return f"{named} It belongs to {_names(having)}, not to {_names([kind])}."
+        return named + _belongs(having, kind)
     return nearest(f"{section}.{key}", [f"{section}.{name}" for name in _hints(kind)])
 
 
-def _taken(kinds: Sequence[type], key: str, value: Any, where: str, others: Sequence[type] = ()) -> Any:
-    """The value as one of `kinds` takes it. Raises InputError, naming those of the `others` that would."""
-    takers = [kind for kind in (*kinds, *others) if value in _options(_hints(kind).get(key))]
-    own = _options(_hints(kinds[0])[key])
-    if takers and not set(takers) & set(kinds):
-        known = f"{_names(kinds)} takes {' or '.join(map(repr, own))}; {value!r} goes with {_names(takers)}"
-        raise InputError(f"{where} = {value!r} is not known here: {known}.")
-    return convert(value, _hints(takers[0] if takers else kinds[0])[key], where)
-
-
-def _picked(section: str, kinds: tuple[type, ...], tables: Sequence[tuple[str, Mapping[str, Any]]]) -> list[type]:
-    """The kind that holds from each table on."""
-    selector, found = _selector(kinds[0]), []
-    by_value = {_options(_hints(kind)[selector])[0]: kind for kind in kinds} if selector else {}
-    kind = kinds[0]
-    for where, table in tables:
-        value = table.get(selector)
-        if selector in table and value not in by_value:
-            known = nearest(str(value), list(by_value))
-            raise InputError(f"{where}: {section}.{selector} = {value!r} is not known.{known}")
-        kind = by_value.get(value, kind)
-        found.append(kind)
-    return found
+def _belongs(having: Sequence[type], kind: type) -> str:
+    """The kinds that a key or value belongs to, by the key and values that pick them, where it is not `kind`."""
+    selector = _selector(kind)
+    names = [" or ".join(repr(_options(_hints(each)[selector])[0]) for each in kinds) for kinds in (having, [kind])]
+    return f" It belongs to {selector} = {names[0]}, not to {selector} = {names[1]}."
 
 
 def _selector(kind: type) -> str:
@@ -231,12 +233,6 @@ def _selector(kind: type) -> str:
 
 def _options(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
-
-
-def _names(kinds: Sequence[type]) -> str:
-    """The key and values by which tables pick these kinds."""
-    selector = _selector(kinds[0])
-    return f"{selector} = " + " or ".join(repr(_options(_hints(kind)[selector])[0]) for kind in kinds)
 
 
 @functools.cache

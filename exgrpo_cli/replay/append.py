@@ -1,12 +1,12 @@
 """Stored units of any question beside the batch (headroom-drift, adv-per and their kin)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from exgrpo_cli.config.sections import require_fraction, require_non_negative
+from exgrpo_cli.config.sections import NON_NEGATIVE, Needs, between, setting
 from exgrpo_cli.replay.by_unit import UnitPlace
-from exgrpo_cli.replay.place import Asked, Clash, Experience
+from exgrpo_cli.replay.place import NEEDS_A_RUN, Asked, Experience
 from exgrpo_cli.replay.replace import whole_share
 
 
@@ -15,31 +15,13 @@ class Append(UnitPlace):
     """Units drawn from the whole store train beside the step's groups."""
 
     composition: Literal["append"] = "append"
-    store: Literal["successes", "all", "none"] = "successes"
-    unit: Literal["row", "group"] = "row"
+    store: Literal["successes", "all", "none"] = setting("successes", needs=NEEDS_A_RUN)
+    unit: Literal["row", "group"] = setting("row", needs=Needs("a group is replayed whole", store=("all", "none")))
     """Unit of a draw: single rows, or the K rows of one visit."""
-    ratio: float = 0.5
+    ratio: float = setting(0.5, between(0, 1))
     """Groups per question of the step, or rows per row of its mixed groups."""
-    max_per_question: int = 0
+    max_per_question: int = setting(0, NON_NEGATIVE, Needs("groups stay whole; capacity counts them", unit="row"))
     """Most trajectories kept per question, of single rows; 0 is unbounded."""
-
-    def __post_init__(self) -> None:
-        UnitPlace.__post_init__(self)
-        require_fraction("replay", self, "ratio")
-        require_non_negative("replay", self, "max_per_question")
-
-    def clashes(self) -> Iterator[Clash]:
-        """Keys that have no use for each other."""
-        yield from UnitPlace.clashes(self)
-        if self.enabled and self.draws_groups and self.store == "successes":
-            reason = "a group is replayed with all its rows, failures included"
-            yield "unit", "store", reason, "use store = 'all', or unit = 'row'"
-        if self.enabled and self.draws_groups and self.max_per_question:
-            instead = "use replay.capacity, which counts groups, or unit = 'row'"
-            yield "unit", "max_per_question", "it would take single rows out of a group", instead
-        if self.enabled and not self.draws_groups and self.priority == "signal":
-            instead = "use unit = 'group', or priority = 'advantage'"
-            yield "priority", "unit", "one row has no spread of rewards", instead
 
     @property
     def draws_groups(self) -> bool:

@@ -8,44 +8,92 @@ with the lowest H(o; pi_theta), the mean token entropy under the current policy;
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int32, Int64
 
 from exgrpo_cli.base.errors import RunError
+from exgrpo_cli.base.types import TokenScores, Trajectory
 from exgrpo_cli.config.names import PREFIX, replay_function
-from exgrpo_cli.replay.place import (
-    LOWEST,
-    Asked,
-    Bucket,
-    Experience,
-    Metrics,
-    QuestionDraw,
-    QuestionKeys,
-    check_draw,
-    checked_numbers,
-    effective_sample_share,
-)
+from exgrpo_cli.config.sections import NON_NEGATIVE, POSITIVE, SET, Needs, setting
+from exgrpo_cli.replay.place import LOWEST, Asked, Experience, Metrics, Place, checked_numbers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bucket:
+    """Questions with equal latest success count that may be drawn now. Never empty."""
+
+    success_count: int
+    num_members: int
+    """Members that count was out of: K, or K-1 for experiential groups where only fresh members count."""
+    question_ids: Sequence[str]
+    """In ascending order."""
+
+    def __len__(self) -> int:
+        return len(self.question_ids)
+
+    @property
+    def pass_rate(self) -> float:
+        """k / K of the questions in it."""
+        return self.success_count / self.num_members
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuestionDraw:
+    """Questions drawn, and what was promised before the draw."""
+
+    question_ids: tuple[str, ...]
+    """Distinct; fewer than asked for where buckets of positive weight ran out."""
+    probabilities: np.ndarray
+    """Probability of each bucket that was offered, in their order; all 0 where nothing could be drawn."""
+
 
 Sampler = Callable[[Sequence[Bucket], int, np.random.Generator], QuestionDraw]
 """Non-empty buckets in ascending order, number of questions wanted and random generator in, a draw out."""
 
 
+SAMPLERS: dict[str, Callable[[Bucket, float, float], float]] = {
+    # N(k/K; mu, sigma) up to a factor.
+    "normal": lambda bucket, mu, sigma: float(np.exp(-0.5 * ((bucket.pass_rate - mu) / sigma) ** 2)),
+    "linear": lambda bucket, mu, sigma: bucket.pass_rate,
+    "linear-clip": lambda bucket, mu, sigma: min(bucket.pass_rate, 0.5),
+    "sqrt": lambda bucket, mu, sigma: bucket.pass_rate**0.5,
+    # Every question is equally likely.
+    "uniform": lambda bucket, mu, sigma: float(len(bucket)),
+}
+"""Weight of a bucket, by the name of the sampler."""
+
+
 def resolve_sampler(name: str, mu: float, sigma: float) -> Sampler:
     """The sampler of a setting: one of SAMPLERS, or the user's `python:module:function`. Raises InputError."""
-    weighers: dict[str, Callable[[Bucket], float]] = {
-        # N(k/K; mu, sigma) up to a factor.
-        "normal": lambda bucket: float(np.exp(-0.5 * ((bucket.pass_rate - mu) / sigma) ** 2)),
-        "linear": lambda bucket: bucket.pass_rate,
-        "linear-clip": lambda bucket: min(bucket.pass_rate, 0.5),
-        "sqrt": lambda bucket: bucket.pass_rate**0.5,
-        # Every question is equally likely.
-        "uniform": lambda bucket: float(len(bucket)),
-    }
     if name.startswith(PREFIX):
         own = replay_function("replay.sampler", name)
         return lambda buckets, num, rng: check_draw(own(buckets, num, rng), buckets, num, name)
-    return lambda buckets, num, rng: draw_by_weights(buckets, [weighers[name](each) for each in buckets], num, rng)
+    weigh = SAMPLERS[name]
+    return lambda buckets, num, rng: draw_by_weights(buckets, [weigh(each, mu, sigma) for each in buckets], num, rng)
+
+
+def check_draw(drawn: object, buckets: Sequence[Bucket], num: int, name: str) -> QuestionDraw:
+    """The draw, once it is sure to be of distinct questions that were offered, with one probability per bucket.
+
+    Raises RunError where a sampler of the user returned anything else.
+    """
+    if not isinstance(drawn, QuestionDraw):
+        raise RunError(f"replay.sampler {name} returned a {type(drawn).__name__}; it must return a QuestionDraw")
+    ids, probabilities = drawn.question_ids, np.asarray(drawn.probabilities, dtype=np.float64)
+    if len(set(ids)) != len(ids) or len(ids) > num:
+        raise RunError(f"replay.sampler {name} drew {len(ids)} questions, {len(set(ids))} distinct, of {num} wanted")
+    if strange := set(ids) - {question_id for bucket in buckets for question_id in bucket.question_ids}:
+        raise RunError(f"replay.sampler {name} drew question {min(strange)}, which was not offered")
+    if probabilities.shape != (len(buckets),) or not (probabilities >= 0).all():
+        raise RunError(
+            f"replay.sampler {name} gave probabilities {probabilities.tolist()} for {len(buckets)} buckets; "
+            "return one per bucket, none negative"
+        )
+    if ids and not np.isclose(probabilities.sum(), 1.0):
+        raise RunError(f"replay.sampler {name} gave probabilities that add up to {probabilities.sum():.6g}, not 1")
+    return QuestionDraw(question_ids=tuple(ids), probabilities=probabilities)
 
 
 def draw_by_weights(
@@ -121,6 +169,8 @@ METRICS: dict[str, Metric] = {
     "age": lambda candidates, rng: -candidates.step_born.astype(np.float64),
 }
 """Score of each candidate, by the name of the metric."""
+UNSCORED = ("length", "random", "reward", "age")
+"""Metrics without a measurement, which need no forward pass."""
 
 
 def resolve_metric(name: str) -> Metric:
@@ -146,9 +196,50 @@ def choose(
     return np.argsort(scores if direction == "min" else -scores, kind="stable")[:num].tolist()
 
 
+def effective_sample_share(chosen: Sequence[Trajectory], current: Sequence[TokenScores]) -> float:
+    """(sum w)^2 / (n sum w^2) over the replayed tokens, w = pi_now / pi_behaviour; 1 when nothing has moved.
+
+    Taken from log w less its maximum, which cancels, so that no ratio overflows.
+    """
+    log_w = np.concatenate(
+        [
+            scores.logprobs.astype(np.float64) - trajectory.behaviour_logprobs
+            for trajectory, scores in zip(chosen, current, strict=True)
+        ]
+    )
+    w = np.exp(log_w - log_w.max())
+    return float(w.sum() ** 2 / (len(w) * (w**2).sum()))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class QuestionPlace(QuestionKeys):
+class QuestionPlace(Place):
     """Base of `Replace` and `Join`: rows of a question are replayed in its own group."""
+
+    eviction: Literal["oldest", "highest-entropy", "longest", "random"] = "oldest"
+    per_question: int = setting(1, POSITIVE)
+    """Stored rows that a question replays at most."""
+    metric: str = setting(
+        "ent", tuple(METRICS), {"reward": Needs("all stored rewards are equal", store=("all", "none"))}
+    )
+    """Metric that chooses the trajectory of a question: `ent`, `ent-sum`, `ppl`, `length`, `random`, `reward`,
+    `age`, or `python:m:f`."""
+    direction: Literal["min", "max"] = "min"
+    """Whether the lowest or the highest metric is chosen."""
+    advantage_over: Literal["group", "own"] = setting(
+        "group", needs=Needs("the advantage of one row over itself is 0", per_question=SET)
+    )
+    """Advantages: over fresh and replayed rows together, or over each kind apart."""
+    max_per_question: int = setting(0, NON_NEGATIVE)
+    """Most trajectories kept per question; 0 is unbounded, as in the paper."""
+    max_score_staleness: int = setting(0, NON_NEGATIVE)
+    """Weight versions a measured entropy may lag behind before it is measured again; 0 is exact."""
+    cooldown: int = setting(0, NON_NEGATIVE)
+    """Steps a question rests after a replay; 0 is none."""
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether selection looks at entropies or likelihoods, which take a forward pass."""
+        return self.metric not in UNSCORED
 
     def replay(self, asked: Asked, question_ids: Sequence[str], *, ess_bound: float = 0.0) -> Experience:
         """Choose among the rows of each question, all of which have some, and record the choice.

@@ -6,7 +6,7 @@ Axes: rows = the rows of one unit; tokens = all response tokens of the unit, row
 some = any of these.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -16,9 +16,8 @@ from jaxtyping import Float32, Float64, Int32, Int64
 
 from exgrpo_cli.base.types import Trajectory
 from exgrpo_cli.config.names import PREFIX, replay_function
-from exgrpo_cli.config.names import PRIORITIES as PRIORITY_NAMES
-from exgrpo_cli.config.sections import require_known, require_non_negative, require_positive
-from exgrpo_cli.replay.place import Asked, Clash, Experience, Metrics, Place, checked_numbers
+from exgrpo_cli.config.sections import NON_NEGATIVE, POSITIVE, SET, Needs, setting
+from exgrpo_cli.replay.place import Asked, Experience, Metrics, Place, checked_numbers
 
 if TYPE_CHECKING:
     from exgrpo_cli.replay.rows import Rows
@@ -47,6 +46,9 @@ PRIORITIES: dict[str, Callable[[int, Values, Values, TokenRows], float]] = {
 }
 """Priority of a unit at its birth, by the name of the rule: from its step, and of its rows the rewards, advantages
 and log-probs under the policy that counts as the sampler."""
+BUILT_IN = tuple(PRIORITIES)
+LIMIT = {"capacity": SET, "max_age": SET}
+"""Keys one of which bounds the store."""
 
 
 def priorities_at_birth(
@@ -160,55 +162,33 @@ class UnitPlace(Place):
 
     draws_units: ClassVar[bool] = True
 
-    eviction: Literal["oldest", "highest-entropy", "longest", "random", "lowest-priority"] = "oldest"
-    priority: str = "uniform"
+    eviction: Literal["oldest", "highest-entropy", "longest", "random", "lowest-priority"] = setting(
+        "oldest", needs={"lowest-priority": Needs("the ledger has no numbers of your function", priority=BUILT_IN)}
+    )
+    priority: str = setting(
+        "uniform",
+        BUILT_IN,
+        {
+            "latest": Needs("a step number is an order, not a weight", draw="top"),
+            "signal": Needs("one row has no spread of rewards", unit="group"),
+            PREFIX: Needs("your function is asked about the whole store in every step", **LIMIT),
+        },
+    )
     """Priority of a unit: `uniform`, `latest`, `advantage`, `reward`, `headroom`, `signal`, or `python:m:f`."""
     draw: Literal["proportional", "top"] = "proportional"
     """Units drawn without replacement, P ~ priority^exponent, or those of highest priority."""
-    exponent: float = 1.0
-    age_decay: float = 0.0
+    exponent: float = setting(1.0, POSITIVE, Needs("a power does not change which are highest", draw="proportional"))
+    age_decay: float = setting(
+        0.0, NON_NEGATIVE, Needs("your function looks at units.step itself", draw="proportional", priority=BUILT_IN)
+    )
     """Steps in which a priority falls to 1/e; 0 is never."""
-    bias_correction: float = 0.0
+    bias_correction: float = setting(0.0, NON_NEGATIVE, Needs("the top is taken, not drawn", draw="proportional"))
     """b: a replayed unit's rows weigh (N P)^-b over the largest such weight in the store; 0 is off."""
-    max_drift: float = 0.0
+    max_drift: float = setting(0.0, NON_NEGATIVE, Needs("a step may score the whole store", **LIMIT))
     """A drawn unit is replayed only if the mean over its tokens of (log pi_old - log pi_birth)^2 is at most this; 0 is
     off."""
     order: Literal["mixed", "first", "last"] = "mixed"
     """Replayed units among the fresh mini-batches, or in mini-batches of their own."""
-
-    def __post_init__(self) -> None:
-        Place.__post_init__(self)
-        require_positive("replay", self, "exponent")
-        require_non_negative("replay", self, "age_decay", "bias_correction", "max_drift")
-        require_known("replay.priority", self.priority, PRIORITY_NAMES, python=True)
-
-    def clashes(self) -> Iterator[Clash]:
-        """Keys that have no use for each other."""
-        yield from Place.clashes(self)
-        if not self.enabled:
-            return
-        own = self.priority.startswith(PREFIX)
-        if self.draw == "top":
-            instead = "leave it as it is by default, or use draw = 'proportional'"
-            if self.exponent != 1:
-                yield "exponent", "draw", "a power does not change which are highest", instead
-            if self.bias_correction:
-                yield "bias_correction", "draw", "what is taken from the top has no chance", instead
-            if own and self.age_decay:
-                reason = "what your own function orders by need not be above 0, and would not fade"
-                instead = "let the function look at units.step, or use draw = 'proportional'"
-                yield "age_decay", "priority", reason, instead
-        elif self.priority == "latest":
-            instead = "use draw = 'top', or priority = 'uniform' with replay.age_decay"
-            yield "priority", "draw", "a step number is an order, not a weight", instead
-        limit = "set replay.capacity or replay.max_age"
-        if own and not (self.capacity or self.max_age):
-            yield "priority", "capacity", "your own function is asked about the whole store in every step", limit
-        if self.max_drift and not (self.capacity or self.max_age):
-            yield "max_drift", "capacity", "a step may score the whole store before it finds what it wants", limit
-        if own and self.eviction == "lowest-priority":
-            reason = "what your own function said of the store is not in the ledger to resume from"
-            yield "eviction", "priority", reason, "use another eviction, or a built-in priority"
 
     @property
     def keeps_headroom(self) -> bool:

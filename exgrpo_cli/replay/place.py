@@ -6,30 +6,20 @@ for rollouts, ahead of them; `beside` what trains with the step's groups. Rank 0
 wants scored.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.base.types import TokenScores, Trajectory
-from exgrpo_cli.config.names import METRICS, UNSCORED_METRICS
-from exgrpo_cli.config.sections import (
-    refuse_together,
-    require,
-    require_fraction,
-    require_known,
-    require_non_negative,
-    require_positive,
-)
+from exgrpo_cli.config.sections import NON_NEGATIVE, POSITIVE, SET, Needs, at_least, between, setting
 
 if TYPE_CHECKING:
     from exgrpo_cli.replay.store import Store
 
 Metrics = dict[str, float | int]
-Clash = tuple[str, str, str, str]
-"""Two keys of `replay` that contradict each other, why, and what to use instead."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +62,8 @@ LOWEST = float(np.finfo(np.float64).min)
 """Least finite number."""
 NO_EXPERIENCE = Experience()
 """A step without replay."""
+NEEDS_A_RUN = {"none": Needs("experience then comes from another run (--replay-from RUN)", warm_start=SET)}
+"""Needs of `replay.store`, in every place."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,65 +120,35 @@ class Place:
     `longest`, `random`, or where units are drawn `lowest-priority`."""
     enabled: bool = True
     """Keep correct trajectories and replay them; off is the on-policy baseline."""
-    start_threshold: float = 0.35
+    start_threshold: float = setting(0.35, between(0, 1))
     """Delayed start: the step after batch pass@1 exceeds this is the first mixed one. 0 is mixed from step 1."""
-    collect_before_start: bool = False
+    collect_before_start: bool = setting(False, needs=Needs("nothing is collected", store=("successes", "all")))
     """Store during the on-policy phase as well."""
-    warmup_steps: int = 0
+    warmup_steps: int = setting(
+        0, NON_NEGATIVE, Needs("nothing is stored while the run warms up", collect_before_start=True, store="none")
+    )
     """Steps before the first replay, whatever the threshold; 0 is none."""
-    lower_bound: int = 0
+    lower_bound: int = setting(0, at_least(-1), {-1: Needs("without a success it stores nothing", store="all")})
     """A visit stores when lower_bound < k <= upper_bound; -1 admits k = 0."""
-    upper_bound: int = -1
+    upper_bound: int = setting(-1, at_least(-1))
     """-1 is K - 1; K and above is K."""
     retirement: bool = True
     """A question solved by all K leaves the stream and the buffer."""
-    retire_at: int = 0
+    retire_at: int = setting(0, NON_NEGATIVE, Needs("no question retires", retirement=True))
     """Successes at which a question retires; 0 is all members, and so is K and above."""
-    readmit_fraction: float = 0.0
+    readmit_fraction: float = setting(0.0, between(0, 1))
     """Share of the retired questions, rounded up, that returns every `readmit_every` steps."""
-    readmit_every: int = 25
-    capacity: int = 0
+    readmit_every: int = setting(25, POSITIVE)
+    capacity: int = setting(0, NON_NEGATIVE)
     """Most units (rows, or groups where groups are drawn) in the store; 0 is unbounded."""
-    max_uses: int = 0
+    max_uses: int = setting(0, NON_NEGATIVE)
     """Replays after which a unit leaves the store; 0 is unbounded."""
-    max_age: int = 0
+    max_age: int = setting(0, NON_NEGATIVE)
     """Steps after which a trajectory is no longer replayed; 0 is never."""
     warm_start: str = ""
     """Run folder whose ledger fills the buffer before step 1; empty is none."""
     warm_start_retired: bool = False
     """Take the retired questions of that run over as well."""
-
-    def __post_init__(self) -> None:
-        require_fraction("replay", self, "start_threshold", "readmit_fraction")
-        require_positive("replay", self, "readmit_every")
-        require_non_negative("replay", self, "max_age", "warmup_steps", "capacity", "max_uses", "retire_at")
-        require(self.lower_bound >= -1, "replay.lower_bound", self.lower_bound, "a count, or -1 to admit k = 0")
-        require(self.upper_bound >= -1, "replay.upper_bound", self.upper_bound, "-1 (K - 1) or a count")
-        for clash in self.clashes():
-            refuse_together("replay", self, *clash)
-
-    def clashes(self) -> Iterator[Clash]:
-        """Keys that have no use for each other."""
-        if self.retire_at and not self.retirement:
-            yield "retire_at", "retirement", "no question retires", "set replay.retirement = true, or leave it at 0"
-        if 0 < self.retire_at <= self.upper_bound and self.enabled:
-            reason = "a question with so many successes retires before it stores"
-            yield "upper_bound", "retire_at", reason, "use an upper_bound below retire_at, or -1"
-        if not self.enabled:
-            return
-        stores = "use store = 'successes' or 'all'"
-        if self.store == "none" and not self.warm_start:
-            instead = f"name a run to take experience from (--replay-from RUN), or {stores}"
-            yield "store", "warm_start", "nothing would ever be stored", instead
-        if self.store == "none" and self.collect_before_start:
-            instead = f"leave collect_before_start off, or {stores}"
-            yield "store", "collect_before_start", "nothing is collected at any time", instead
-        if self.warmup_steps and not self.collect_before_start and self.store != "none":
-            instead = "set collect_before_start = true, or use replay.start_threshold"
-            yield "warmup_steps", "collect_before_start", "nothing would be stored while the run warms up", instead
-        if self.lower_bound < 0 and self.store != "all":
-            instead = "use lower_bound = 0, or store = 'all' where it is known"
-            yield "lower_bound", "store", "a visit without a success has nothing to store", instead
 
     def before(self, asked: Asked) -> Experience:
         """Rows that stand in for a mixed step's rollouts."""
@@ -247,93 +209,6 @@ class Place:
         return np.zeros(len(priority))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QuestionKeys(Place):
-    """The keys of `replace` and `join`, which replay rows of a question among its own rollouts."""
-
-    eviction: Literal["oldest", "highest-entropy", "longest", "random"] = "oldest"
-    per_question: int = 1
-    """Stored rows that a question replays at most."""
-    metric: str = "ent"
-    """Metric that chooses the trajectory of a question: `ent`, `ent-sum`, `ppl`, `length`, `random`, `reward`,
-    `age`, or `python:m:f`."""
-    direction: Literal["min", "max"] = "min"
-    """Whether the lowest or the highest metric is chosen."""
-    advantage_over: Literal["group", "own"] = "group"
-    """Advantages: over fresh and replayed rows together, or over each kind apart."""
-    max_per_question: int = 0
-    """Most trajectories kept per question; 0 is unbounded, as in the paper."""
-    max_score_staleness: int = 0
-    """Weight versions a measured entropy may lag behind before it is measured again; 0 is exact."""
-    cooldown: int = 0
-    """Steps a question rests after a replay; 0 is none."""
-
-    def __post_init__(self) -> None:
-        Place.__post_init__(self)
-        require_positive("replay", self, "per_question")
-        require_non_negative("replay", self, "max_per_question", "cooldown", "max_score_staleness")
-        require_known("replay.metric", self.metric, METRICS, python=True)
-
-    def clashes(self) -> Iterator[Clash]:
-        """Keys that have no use for each other."""
-        yield from Place.clashes(self)
-        if self.enabled and self.advantage_over == "own" and self.per_question < 2:
-            instead = "use per_question of at least 2, or advantage_over = 'group'"
-            yield "advantage_over", "per_question", "the advantage of one row over itself is 0", instead
-        if self.enabled and self.metric == "reward" and self.store == "successes":
-            instead = "use another metric, or composition = 'join' with store = 'all'"
-            yield "metric", "store", "all stored rewards are equal", instead
-
-    @property
-    def needs_scores(self) -> bool:
-        """Whether selection looks at entropies or likelihoods, which take a forward pass."""
-        return self.metric not in UNSCORED_METRICS
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Bucket:
-    """Questions with equal latest success count that may be drawn now. Never empty."""
-
-    success_count: int
-    num_members: int
-    """Members that count was out of: K, or K-1 for experiential groups where only fresh members count."""
-    question_ids: Sequence[str]
-    """In ascending order."""
-
-    def __len__(self) -> int:
-        return len(self.question_ids)
-
-    @property
-    def pass_rate(self) -> float:
-        """k / K of the questions in it."""
-        return self.success_count / self.num_members
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QuestionDraw:
-    """Questions drawn, and what was promised before the draw."""
-
-    question_ids: tuple[str, ...]
-    """Distinct; fewer than asked for where buckets of positive weight ran out."""
-    probabilities: np.ndarray
-    """Probability of each bucket that was offered, in their order; all 0 where nothing could be drawn."""
-
-
-def effective_sample_share(chosen: Sequence[Trajectory], current: Sequence[TokenScores]) -> float:
-    """(sum w)^2 / (n sum w^2) over the replayed tokens, w = pi_now / pi_behaviour; 1 when nothing has moved.
-
-    Taken from log w less its maximum, which cancels, so that no ratio overflows.
-    """
-    log_w = np.concatenate(
-        [
-            scores.logprobs.astype(np.float64) - trajectory.behaviour_logprobs
-            for trajectory, scores in zip(chosen, current, strict=True)
-        ]
-    )
-    w = np.exp(log_w - log_w.max())
-    return float(w.sum() ** 2 / (len(w) * (w**2).sum()))
-
-
 def checked_numbers(
     given: object, setting: str, num: int, name_of: Callable[[int], str], *, least: float, bound: str
 ) -> np.ndarray:
@@ -351,25 +226,3 @@ def checked_numbers(
     if len(wrong):
         raise RunError(f"{setting} gave {values[wrong[0]]} for {name_of(int(wrong[0]))}; it must be {bound}")
     return values
-
-
-def check_draw(drawn: object, buckets: Sequence[Bucket], num: int, name: str) -> QuestionDraw:
-    """The draw, once it is sure to be of distinct questions that were offered, with one probability per bucket.
-
-    Raises RunError where a sampler of the user returned anything else.
-    """
-    if not isinstance(drawn, QuestionDraw):
-        raise RunError(f"replay.sampler {name} returned a {type(drawn).__name__}; it must return a QuestionDraw")
-    ids, probabilities = drawn.question_ids, np.asarray(drawn.probabilities, dtype=np.float64)
-    if len(set(ids)) != len(ids) or len(ids) > num:
-        raise RunError(f"replay.sampler {name} drew {len(ids)} questions, {len(set(ids))} distinct, of {num} wanted")
-    if strange := set(ids) - {question_id for bucket in buckets for question_id in bucket.question_ids}:
-        raise RunError(f"replay.sampler {name} drew question {min(strange)}, which was not offered")
-    if probabilities.shape != (len(buckets),) or not (probabilities >= 0).all():
-        raise RunError(
-            f"replay.sampler {name} gave probabilities {probabilities.tolist()} for {len(buckets)} buckets; "
-            "return one per bucket, none negative"
-        )
-    if ids and not np.isclose(probabilities.sum(), 1.0):
-        raise RunError(f"replay.sampler {name} gave probabilities that add up to {probabilities.sum():.6g}, not 1")
-    return QuestionDraw(question_ids=tuple(ids), probabilities=probabilities)

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from exgrpo_cli.config.sections import setting
 from exgrpo_cli.replay.by_unit import UnitPlace
-from exgrpo_cli.replay.place import Asked, Experience
+from exgrpo_cli.replay.place import NEEDS_A_RUN, Asked, Experience
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,7 +17,7 @@ class Refill(UnitPlace):
     """
 
     composition: Literal["refill"] = "refill"
-    store: Literal["all", "none"] = "all"
+    store: Literal["all", "none"] = setting("all", needs=NEEDS_A_RUN)
 
     @property
     def draws_groups(self) -> bool:

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from exgrpo_cli.config.names import SAMPLERS
-from exgrpo_cli.config.sections import require, require_fraction, require_known, require_positive
-from exgrpo_cli.replay.by_question import QuestionPlace, resolve_sampler
-from exgrpo_cli.replay.place import NO_EXPERIENCE, Asked, Experience
+from exgrpo_cli.config.sections import FINITE, POSITIVE, between, setting
+from exgrpo_cli.replay.by_question import SAMPLERS, QuestionPlace, resolve_sampler
+from exgrpo_cli.replay.place import NEEDS_A_RUN, NO_EXPERIENCE, Asked, Experience
 
 if TYPE_CHECKING:
     from exgrpo_cli.replay.store import Store
@@ -23,26 +22,19 @@ class Replace(QuestionPlace):
     """
 
     composition: Literal["replace"] = "replace"
-    store: Literal["successes", "none"] = "successes"
-    ratio: float = 0.5
+    store: Literal["successes", "none"] = setting("successes", needs=NEEDS_A_RUN)
+    ratio: float = setting(0.5, between(0, 1))
     """rho: the share of a mixed step's questions that are experiential."""
-    sampler: str = "normal"
+    sampler: str = setting("normal", tuple(SAMPLERS))
     """Sampler of replayed questions: `normal`, `linear`, `linear-clip`, `sqrt`, `uniform`, or `python:m:f`."""
-    mu: float = 0.5
+    mu: float = setting(0.5, FINITE)
     """Mean of the `normal` sampler, on the accuracy scale."""
-    sigma: float = 0.125
+    sigma: float = setting(0.125, POSITIVE)
     """Standard deviation of the `normal` sampler, on the accuracy scale."""
     count_fresh_only: bool = False
     """An experiential group's success count is over its K-1 fresh members instead of all K."""
-    ess_bound: float = 0.0
+    ess_bound: float = setting(0.0, between(0, 1))
     """Least effective sample size (share of tokens) of a replayed draw; below it the step stays fresh. 0 is off."""
-
-    def __post_init__(self) -> None:
-        QuestionPlace.__post_init__(self)
-        require_fraction("replay", self, "ratio", "ess_bound")
-        require_positive("replay", self, "sigma")
-        require(math.isfinite(self.mu), "replay.mu", self.mu, "a finite number")
-        require_known("replay.sampler", self.sampler, SAMPLERS, python=True)
 
     def before(self, asked: Asked) -> Experience:
         """Draw the experiential questions and the rows that stand in, before the step's rollouts.

@@ -34,7 +34,8 @@ from exgrpo_cli.ledger.parts import Catalogue
 from exgrpo_cli.ledger.reader import read_rows
 from exgrpo_cli.ledger.schemas import EVENTS, REPLAYS, SCORES, TRAJECTORIES, LedgerIdentity
 from exgrpo_cli.ledger.writer import LedgerWriter
-from exgrpo_cli.replay.place import Bucket, Place
+from exgrpo_cli.replay.by_question import Bucket
+from exgrpo_cli.replay.place import Place
 
 GONE = -1
 """Stands for the question of a row that was evicted."""

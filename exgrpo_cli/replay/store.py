@@ -25,9 +25,8 @@ from exgrpo_cli.ledger.schemas import (
     WARM_START_STEP,
     Event,
 )
-from exgrpo_cli.replay.by_question import Candidates
+from exgrpo_cli.replay.by_question import Bucket, Candidates, QuestionDraw
 from exgrpo_cli.replay.by_unit import DrawnUnit, UnitDraw, UnitPlace, leaving, priorities_at_birth
-from exgrpo_cli.replay.place import Bucket, QuestionDraw
 from exgrpo_cli.replay.rows import FreshRow, StoredState, Visit, token_hash
 from exgrpo_cli.replay.warm_start import WarmStartReport, copy_experience
 

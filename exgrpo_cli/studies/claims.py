@@ -10,7 +10,7 @@ import msgspec
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.layers import read_config
-from exgrpo_cli.config.sections import require_known, require_positive
+from exgrpo_cli.config.sections import POSITIVE, require_known
 from exgrpo_cli.presets import load_preset, preset_names
 from exgrpo_cli.studies.endpoints import (
     ENDPOINTS,
@@ -48,7 +48,8 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def __post_init__(self) -> None:
         require_known("endpoint", self.endpoint, tuple(ENDPOINTS))
-        require_positive("contrast", self, "smallest_effect", "spread")
+        POSITIVE.check("contrast.smallest_effect", self.smallest_effect)
+        POSITIVE.check("contrast.spread", self.spread)
         if self.arm == self.control:
             raise InputError(f"contrast of {self.arm!r} with itself: name another control, or a reference.")
         if self.seeds >= MOST_SEEDS:

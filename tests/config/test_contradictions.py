@@ -15,18 +15,24 @@ LIKELIHOOD = "objective.replay_surrogate=likelihood"
 
 REFUSED = [
     # Settings of `replay` (or of the section named), then what the line must say.
-    (("store=all",), ["replay.store = 'all'", "takes 'successes' or 'none'; 'all' goes with composition = 'join' or"]),
-    (("composition=append", "unit=group"), ["replay.unit = 'group'", "replay.store = 'successes'", "unit = 'row'"]),
-    (("composition=refill", "store=successes"), ["replay.store = 'successes'", "'refill' takes 'all' or 'none'"]),
-    ((*GROUPS, "max_per_question=2"), ["replay.unit = 'group'", "replay.max_per_question = 2", "replay.capacity"]),
+    (("store=all",), ["replay.store = 'all'", "belongs to composition = 'join' or 'append' or 'refill'"]),
+    (
+        ("composition=append", "unit=group"),
+        ["replay.unit = 'group'", "replay.store = 'successes'", "unit at 'row'"],
+    ),
+    (
+        ("composition=refill", "store=successes"),
+        ["replay.store = 'successes' is not known", "not to composition = 'refill'"],
+    ),
+    ((*GROUPS, "max_per_question=2"), ["replay.unit = 'group'", "replay.max_per_question = 2", "capacity"]),
     ((*REFILL, "rollout.max_rounds=3"), ["replay.composition = 'refill'", "rollout.max_rounds = 3", "at 1"]),
     (("store=none",), ["replay.store = 'none'", "replay.warm_start = ''", "--replay-from"]),
-    (("store=none", "warm_start=x", "collect_before_start=true"), ["replay.collect_before_start = True", "leave"]),
+    (("store=none", "warm_start=x", "collect_before_start=true"), ["replay.collect_before_start = True", "at false"]),
     (("optim.offload_during_rollouts=true", "optim.engine=deepspeed"), ["'deepspeed'", "optim.offload = true"]),
     (("lower_bound=-1",), ["replay.lower_bound = -1", "replay.store = 'successes'", "store = 'all'"]),
     (("per_question=8",), ["replay.per_question = 8", "rollout.group_size = 8", "'join'"]),
-    (("advantage_over=own",), ["replay.advantage_over = 'own'", "replay.per_question = 1", "at least 2"]),
-    (("metric=reward",), ["replay.metric = 'reward'", "replay.store = 'successes'", "store = 'all'"]),
+    (("advantage_over=own",), ["replay.advantage_over = 'own'", "replay.per_question = 1", "set replay.per_question"]),
+    (("metric=reward",), ["replay.metric = 'reward'", "replay.store = 'successes'", "store = 'all' or 'none'"]),
     (("prioritty=reward",), ["Did you mean 'replay.priority'? It belongs to composition = 'append' or 'refill', not"]),
     ((*ROWS, "draw=top", "exponent=0.5"), ["replay.exponent = 0.5", "replay.draw = 'top'", "'proportional'"]),
     ((*ROWS, "draw=top", "bias_correction=0.4"), ["replay.bias_correction = 0.4", "replay.draw = 'top'", "leave"]),
@@ -34,7 +40,17 @@ REFUSED = [
     ((*ROWS, "priority=signal"), ["replay.priority = 'signal'", "replay.unit = 'row'", "unit = 'group'"]),
     ((*ROWS, "priority=python:a:b"), ["replay.priority = 'python:a:b'", "replay.capacity = 0", "replay.max_age"]),
     ((*ROWS, "max_drift=0.1"), ["replay.max_drift = 0.1", "replay.capacity = 0", "replay.max_age"]),
-    (("eviction=lowest-priority", "capacity=9"), ["'lowest-priority'", "goes with composition = 'append' or 'refill'"]),
+    (
+        ("eviction=lowest-priority", "capacity=9"),
+        ["'lowest-priority'", "belongs to composition = 'append' or 'refill'"],
+    ),
+    (
+        (*ROWS, "eviction=lowest-priority", "priority=python:a:b", "capacity=9"),
+        ["replay.eviction = 'lowest-priority'", "replay.priority = 'python:a:b'", "'uniform' or 'latest'"],
+    ),
+    (("sigma=0.0",), ["replay.sigma = 0.0 is out of range: use a finite number above 0"]),
+    (("metric=entropy",), ["replay.metric = 'entropy' is not known. Did you mean 'ent'"]),
+    (("sampler=lineer",), ["replay.sampler = 'lineer' is not known. Did you mean 'linear'"]),
     (("eviction=oldst",), ["replay.eviction = 'oldst' is not known", "Did you mean 'oldest'"]),
     (("warmup_steps=3",), ["replay.warmup_steps = 3", "replay.collect_before_start = False", "= true"]),
     (("retirement=false", "retire_at=3"), ["replay.retire_at = 3", "replay.retirement = False", "= true"]),
@@ -42,12 +58,14 @@ REFUSED = [
     (("lower_bound=4", "upper_bound=4"), ["replay.lower_bound = 4", "replay.upper_bound = 4", "raise the other"]),
     (("upper_bound=8",), ["replay.upper_bound = 8", "replay.retirement = True", "below K", "retirement = false"]),
     (("composition=join", "min_stored=9", "max_per_question=4"), ["replay.min_stored = 9", "= 4", "at most"]),
-    ((*ROWS, "draw=top", "priority=python:a:b", "capacity=9", "age_decay=5"), ["age_decay = 5.0", "units.step"]),
+    (
+        (*ROWS, "draw=top", "priority=python:a:b", "capacity=9", "age_decay=5"),
+        ["age_decay = 5.0", "replay.priority = 'python:a:b' and replay.draw = 'top'", "units.step"],
+    ),
     (("retire_at=5", "upper_bound=5"), ["replay.upper_bound = 5", "replay.retire_at = 5", "below"]),
     ((*ROWS, LIKELIHOOD), ["objective.replay_surrogate = 'likelihood'", "replay.store = 'all'", "'successes'"]),
-    ((LIKELIHOOD, "objective.importance=old"), ["= 'likelihood'", "objective.importance = 'old'", "'behaviour'"]),
-    (("composition=append", "bias_correction=0.4", LIKELIHOOD), ["= 'likelihood'", "replay.bias_correction = 0.4"]),
-    (("objective.replay_surrogate=raw", "objective.shaping=false"), ["objective.shaping = False", "leave shaping out"]),
+    ((LIKELIHOOD, "objective.importance=old"), ["= 'likelihood'", "objective.importance = 'old'", "at 'behaviour'"]),
+    (("objective.replay_surrogate=raw", "objective.shaping=false"), ["objective.shaping = False", "at true"]),
 ]
 
 

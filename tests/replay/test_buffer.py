@@ -206,19 +206,6 @@ def test_what_is_stale_is_measured_again(worlds: Worlds, staleness: int, measure
     assert candidates_of(buffer, "q1").entropy.tolist() == [1.0 if row in measured else 0.5 for row in range(K)]
 
 
-@pytest.mark.parametrize(
-    ("rules", "message"),
-    [
-        ({"sigma": 0.0}, "replay.sigma = 0.0"),
-        ({"metric": "entropy"}, r"replay.metric = 'entropy' is not known.* Did you mean 'ent'"),
-        ({"sampler": "lineer"}, r"replay.sampler = 'lineer' is not known.* Did you mean 'linear'"),
-    ],
-)
-def test_rules_that_cannot_work(worlds: Worlds, rules: dict[str, object], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        worlds.create(**rules)
-
-
 def test_unknown_question_and_bad_sampler(worlds: Worlds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sampler_of_mine.py").write_text(
         "import numpy as np\n"

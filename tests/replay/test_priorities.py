@@ -93,11 +93,11 @@ def test_a_priority_of_ones_own_must_keep_its_promises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, draw: str, message: str
 ) -> None:
     """At the top priorities may be negative, and -inf is never drawn."""
-    (tmp_path / "mine.py").write_text(f"def f(units, rng):\n    return {given}\n")
+    (tmp_path / "weighs.py").write_text(f"def f(units, rng):\n    return {given}\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    monkeypatch.delitem(sys.modules, "weighs", raising=False)
     rows = {name: np.zeros(4, dtype=kind) for name, kind in ROW.items()}
-    place = Append(store="all", priority="python:mine:f", draw=draw, capacity=9)
+    place = Append(store="all", priority="python:weighs:f", draw=draw, capacity=9)
 
     def drawn() -> list[int]:
         made = UnitDraw(place, Rows(rows, 1), np.arange(4), np.array(["q0"], dtype=object), 1, np.random.default_rng(0))

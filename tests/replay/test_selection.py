@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from exgrpo_cli.base.errors import InputError, RunError
-from exgrpo_cli.config import names
-from exgrpo_cli.replay.by_question import METRICS, Candidates, choose, resolve_metric, resolve_sampler
-from exgrpo_cli.replay.by_unit import PRIORITIES
+from exgrpo_cli.replay.by_question import METRICS, Candidates, choose, resolve_metric
 
 
 def candidates(entropy: list[float], num_tokens: list[int], nll: list[float] | None = None) -> Candidates:
@@ -98,12 +96,3 @@ def test_unusable_metric_names(name: str, message: str) -> None:
     with pytest.raises(InputError) as error:
         resolve_metric(name)
     assert message in str(error.value) and "replay.metric" in str(error.value)
-
-
-def test_every_metric_and_priority_of_the_settings_is_implemented_and_no_other() -> None:
-    assert tuple(METRICS) == names.METRICS and tuple(PRIORITIES) == names.PRIORITIES
-
-
-@pytest.mark.parametrize("name", names.SAMPLERS)
-def test_every_sampler_of_the_settings_draws(name: str) -> None:
-    assert resolve_sampler(name, 0.5, 0.125)([], 0, np.random.default_rng(0)) is not None

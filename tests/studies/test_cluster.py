@@ -200,7 +200,7 @@ def test_the_table_of_a_configuration_file_is_read_and_checked(
         ('partitoin = "gpu"', "unknown key slurm.partitoin. Did you mean 'slurm.partition'?"),
         ('gpus = "4"', "slurm.gpus = '4' must be a whole number, not str."),
         ('setup = "module"', "slurm.setup = 'module' must be a list."),
-        ("hours = 0", "slurm.hours = 0.0 is out of range: use more than slurm.save_minutes"),
+        ("hours = 0.05", "slurm.hours = 0.05 is out of range: use more than slurm.save_minutes"),
     ):
         file.write_text(f"[slurm]\n{text}\n")
         assert exgrpo(command) == 2

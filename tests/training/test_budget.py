@@ -7,7 +7,7 @@ from run_leaves import metrics
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.reporter import SilentReporter
-from exgrpo_cli.config.sections.run import RunSettings
+from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.training.run import train
 from exgrpo_cli.training.start import is_finished
 
@@ -47,7 +47,18 @@ def test_what_spends_too_little_ends_after_four_times_its_steps(small_config, tm
     assert is_finished(tmp_path / "run")
 
 
-@pytest.mark.parametrize(("budget", "amount"), [("steps", 5.0), ("generated", 0.0), ("seconds", -1.0)])
-def test_a_budget_without_its_amount_is_refused(budget: str, amount: float) -> None:
-    with pytest.raises(InputError, match=rf"run\.budget_amount = {amount} is out of range: use "):
-        RunSettings(budget=budget, budget_amount=amount)
+@pytest.mark.parametrize(
+    ("budget", "amount", "said"),
+    [
+        ("steps", 5.0, r"run\.budget_amount = 5\.0 contradicts run\.budget = 'steps'.*; set run\.budget"),
+        (
+            "generated",
+            0.0,
+            r"run\.budget = 'generated' contradicts run\.budget_amount = 0\.0.*; set ",
+        ),
+        ("seconds", -1.0, r"run\.budget_amount = -1\.0 is out of range: use "),
+    ],
+)
+def test_a_budget_without_its_amount_is_refused(budget: str, amount: float, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        build_config(assignments=[f"run.budget={budget}", f"run.budget_amount={amount}"])

@@ -118,7 +118,7 @@ def test_what_was_split_off_is_stored_apart(raw: Path, tmp_path: Path) -> None:
         (["--set", "grading.memory_mb=1"], "grading.memory_mb = 1 is out of range: use at least 256"),
         (["--set", "tiny.num_heads=3"], "tiny.num_heads = 3 is out of range"),
         (["--set", "tiny.num_kv_heads=3"], "tiny.num_kv_heads = 3 is out of range"),
-        (["--steps", str(10**26)], "run.steps = 100000000000000000000000000 is out of range: use at most"),
+        (["--steps", str(10**26)], "run.steps = 100000000000000000000000000 is out of range: use a number from 1 to"),
         (["--seed", str(10**22)], "run.seed = 10000000000000000000000 is out of range"),
         (["--method", ""], "unknown method preset ''"),
         (["--regime", ""], "unknown regime preset ''"),

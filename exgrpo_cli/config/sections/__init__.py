@@ -1,28 +1,116 @@
-"""One class for each section of the settings; here the roles of fields and the bounds that every section checks.
+"""One class for each section of the settings; here what a field says of itself, and the check that holds all to it.
 
 A refusal names the setting, its value and what to use.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import field
-from functools import partial
-from typing import Any, Literal, NoReturn
+from collections.abc import Callable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, Literal
 
 from exgrpo_cli.base.errors import InputError, nearest
-from exgrpo_cli.config.names import PREFIX
+from exgrpo_cli.config.names import PREFIX, USER_FUNCTIONS
 
 Role = Literal["science", "run", "machine"]
+SET = "a value of its own"
+"""Stands for any value but the default."""
 
 
-def setting(default: Any, *, role: Role = "science", pinned: bool = False, resumable: bool = False) -> Any:
-    """A field with its role.
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Values that a field may have."""
 
-    `science` says what is trained (a field without a role too), `run` which of the runs of the same settings, `machine`
-    what machine and disk are asked for. `pinned` is settled by what a run finds when it starts, without being another
-    run for it; `resumable` may change when a run goes on.
+    holds: Callable[[Any], bool]
+    says: str
+
+    def check(self, key: str, value: object) -> None:
+        """Raise InputError naming the setting, its value and the bound where it does not hold."""
+        require(self.holds(value), key, value, self.says)
+
+
+POSITIVE = Bound(lambda value: 0 < value < math.inf, "a finite number above 0")
+NON_NEGATIVE = Bound(lambda value: 0 <= value < math.inf, "a finite number of at least 0")
+FINITE = Bound(math.isfinite, "a finite number")
+
+
+def between(least: float, most: float) -> Bound:
+    """From `least` to `most`, both included."""
+    return Bound(lambda value: least <= value <= most, f"a number from {least} to {most}")
+
+
+def at_least(least: float) -> Bound:
+    """From `least` on."""
+    return Bound(lambda value: value >= least, f"at least {least}")
+
+
+class Needs:
+    """Other fields of the section, one of which must have one of the values named, for a field to be read."""
+
+    def __init__(self, why: str, **others: Any) -> None:
+        """`others` are values, tuples of them, or SET; keys that a type of the section lacks do not count."""
+        self.why = why
+        self.others = {name: own if isinstance(own, tuple) or own is SET else (own,) for name, own in others.items()}
+
+
+def setting(
+    default: Any,
+    within: Bound | tuple[str, ...] | None = None,
+    needs: Needs | Mapping[Any, Needs] | None = None,
+    *,
+    role: Role = "science",
+    pinned: bool = False,
+    resumable: bool = False,
+) -> Any:
+    """A field with what it says of itself.
+
+    `within` bounds it, or names what it may be (each of its items, besides functions of the user where it takes them).
+    `needs` is what it needs of other fields to be set, or {value: what that value needs}, PREFIX for functions of the
+    user.
+
+    `role`: `science` says what is trained (a field without a role too), `run` which of the runs of the same settings,
+    `machine` what machine and disk are asked for. `pinned` is settled by what a run finds when it starts, without being
+    another run for it; `resumable` may change when a run goes on.
     """
-    return field(default=default, metadata={"role": role, "pinned": pinned, "resumable": resumable})
+    table = {SET: needs} if isinstance(needs, Needs) else needs or {}
+    metadata = {"within": within, "needs": table, "role": role, "pinned": pinned, "resumable": resumable}
+    return field(default=default, metadata=metadata)
+
+
+def check(section: str, settings: Any) -> None:
+    """Raise InputError for the first field that is out of its bound or unknown, or whose needs are not met."""
+    for each in fields(settings):
+        name, value, within = f"{section}.{each.name}", getattr(settings, each.name), each.metadata.get("within")
+        if isinstance(within, Bound):
+            within.check(name, value)
+        elif within:
+            for item in value if isinstance(value, tuple) else (value,):
+                require_known(name, item, within, python=name in USER_FUNCTIONS)
+    if getattr(settings, "enabled", True):
+        for each in fields(settings):
+            _check_needs(section, settings, each)
+
+
+def _check_needs(section: str, settings: Any, own: Field[Any]) -> None:
+    table, value = own.metadata.get("needs", {}), getattr(settings, own.name)
+    kind = PREFIX if isinstance(value, str) and value.startswith(PREFIX) else value
+    needs: Needs | None = table.get(kind) or (table.get(SET) if value != own.default else None)
+    others, wanted, stated = needs.others if needs else {}, [], []
+    for other in [each for each in fields(settings) if each.name in others]:
+        name, found, values = f"{section}.{other.name}", getattr(settings, other.name), others[other.name]
+        if found != other.default if values is SET else found in values:
+            return
+        wanted.append(name if values is SET else f"{name} = {' or '.join(map(in_toml, values))}")
+        stated.append(f"{name} = {found!r}")
+    if needs and stated:
+        raise InputError(
+            f"{section}.{own.name} = {value!r} contradicts {' and '.join(stated)}: {needs.why}; set "
+            f"{' or '.join(wanted)}, or leave {section}.{own.name} at {in_toml(own.default)}."
+        )
+
+
+def in_toml(value: object) -> str:
+    """A default or a name as a person writes it into a configuration."""
+    return repr(value).lower()
 
 
 def require(condition: bool, key: str, value: object, bound: str) -> None:
@@ -31,26 +119,8 @@ def require(condition: bool, key: str, value: object, bound: str) -> None:
         raise InputError(f"{key} = {value!r} is out of range: use {bound}.")
 
 
-def require_each(valid: Callable[[float], bool], bound: str, section: str, settings: object, *names: str) -> None:
-    """Raise InputError for the first of the named fields that is not a finite number within the bound."""
-    for name in names:
-        value = getattr(settings, name)
-        require(math.isfinite(value) and valid(value), f"{section}.{name}", value, bound)
-
-
-require_positive = partial(require_each, lambda value: value > 0, "a finite number above 0")
-require_fraction = partial(require_each, lambda value: 0 <= value <= 1, "a number from 0 to 1")
-require_non_negative = partial(require_each, lambda value: value >= 0, "a finite number of at least 0")
-
-
 def require_known(key: str, value: str, known: tuple[str, ...], *, python: bool = False) -> None:
     """Raise InputError unless `value` is one of `known` or, with `python`, names a function of the user."""
     if value in known or (python and value.startswith(PREFIX)):
         return
     raise InputError(f"{key} = {value!r} is not known.{nearest(value, known)}")
-
-
-def refuse_together(section: str, settings: object, first: str, second: str, reason: str, instead: str) -> NoReturn:
-    """Raise InputError for two fields of a section that contradict each other, with the reason and a way out."""
-    stated = [f"{section}.{name} = {getattr(settings, name)!r}" for name in (first, second)]
-    raise InputError(f"{stated[0]} contradicts {stated[1]}: {reason}; {instead}.")

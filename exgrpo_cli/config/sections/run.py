@@ -1,18 +1,20 @@
 """The run as a whole: model, rollouts, grading, optimizer, validation; and the job that a cluster is asked for."""
 
-import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.config.names import GRADERS, TINY_TASKS
 from exgrpo_cli.config.sections import (
-    refuse_together,
+    NON_NEGATIVE,
+    POSITIVE,
+    SET,
+    Bound,
+    Needs,
+    at_least,
+    between,
+    check,
     require,
-    require_fraction,
-    require_known,
-    require_non_negative,
-    require_positive,
     setting,
 )
 
@@ -32,50 +34,37 @@ class RunSettings:
     """Name of the method preset."""
     regime: str = ""
     """Name of the regime preset: task, start and lengths; empty is the backbone's own."""
-    seed: int = setting(0, role="run")
+    seed: int = setting(0, between(0, MOST_SEED), role="run")
     """Seed of every random stream of the run: questions, rollouts, replay draws, mini-batch order."""
-    steps: int = setting(150, resumable=True)
+    steps: int = setting(150, between(1, MOST_STEPS), resumable=True)
     """Rollout batches to train on."""
-    budget: Budget = "steps"
+    budget: Budget = setting("steps", needs=Needs("nothing would be spent", budget_amount=SET))
     """Kind of budget: `steps`, or tokens generated, tokens trained or seconds of training up to
     `budget_amount`. The run ends with the step that reaches it, after 4 x steps at the latest, and the learning rate
     follows the share that is spent."""
-    budget_amount: float = setting(0.0, role="run")
+    budget_amount: float = setting(0.0, NON_NEGATIVE, Needs("run.steps is the budget", budget=SET), role="run")
     """Tokens or seconds of the budget; 0 with `steps`."""
     device: Literal["auto", "cpu", "cuda"] = setting("auto", role="machine", pinned=True)
     """Device of the policy; "auto" takes a GPU when one is visible."""
-    threads: int = setting(0, role="machine", pinned=True)
+    threads: int = setting(0, NON_NEGATIVE, role="machine", pinned=True)
     """CPU threads of torch; 0 takes half the cores and records the choice."""
-    nproc: int = setting(1, role="machine", pinned=True, resumable=True)
+    nproc: int = setting(1, NON_NEGATIVE, role="machine", pinned=True, resumable=True)
     """Ranks to start on this host; 0 is one per visible GPU (one on a CPU)."""
-    rank_timeout: float = setting(60.0, role="machine", resumable=True)
+    rank_timeout: float = setting(60.0, POSITIVE, role="machine", resumable=True)
     """Minutes that ranks wait for one of them before the run ends: more than their rollouts end apart."""
-    phase_timeout: float = setting(120.0, role="machine")
+    phase_timeout: float = setting(120.0, NON_NEGATIVE, role="machine")
     """Minutes a phase (rollout, update, sync, validation, ...) may last before the run ends with the stacks of all its
     ranks in `stacks/`; 0 waits without limit."""
-    save_every: int = setting(25, role="machine")
+    save_every: int = setting(25, POSITIVE, role="machine")
     """Steps between checkpoints; the last step is always saved."""
-    keep_checkpoints: int = setting(2, role="machine")
+    keep_checkpoints: int = setting(2, NON_NEGATIVE, role="machine")
     """Newest checkpoints kept; the best by validation is kept besides. 0 keeps all."""
-    samples_per_step: int = setting(4, role="machine")
+    samples_per_step: int = setting(4, NON_NEGATIVE, role="machine")
     """Rollouts a step written to `samples/`."""
     plots: bool = setting(True, role="machine")
     """Draw `plots/` when the run ends; `exgrpo replay-stats` draws the replay ones at any time."""
-    log: tuple[str, ...] = setting((), role="machine")
+    log: tuple[str, ...] = setting((), ("tensorboard", "wandb", "trackio"), role="machine")
     """Trackers besides the journal: "tensorboard", "wandb", "trackio"."""
-
-    def __post_init__(self) -> None:
-        require_positive("run", self, "steps", "rank_timeout", "save_every")
-        counts = ("nproc", "threads", "phase_timeout", "keep_checkpoints", "samples_per_step")
-        require_non_negative("run", self, "seed", *counts)
-        valid = math.isfinite(self.budget_amount) and (self.budget_amount > 0) == (self.budget != "steps")
-        bound = f"an amount above 0 for run.budget = {self.budget!r}"
-        bound = bound if self.budget != "steps" else "0 with run.budget = 'steps', which run.steps counts"
-        require(valid, "run.budget_amount", self.budget_amount, bound)
-        require(self.steps <= MOST_STEPS, "run.steps", self.steps, f"at most {MOST_STEPS}")
-        require(self.seed <= MOST_SEED, "run.seed", self.seed, f"a whole number from 0 to {MOST_SEED}")
-        for name in self.log:
-            require_known("run.log", name, ("tensorboard", "wandb", "trackio"))
 
     @property
     def whole_budget(self) -> int:
@@ -94,7 +83,7 @@ class BackboneSettings:
 
     name: str = "tiny"
     """Name of the backbone preset, or of the model when `source` is given on the command line."""
-    source: str = "tiny"
+    source: str = setting("tiny", Bound(bool, "tiny, a folder, a GGUF file or a hub id"))
     """`tiny` (built in), a local Hugging Face folder, or a hub id."""
     revision: str = "main"
     """Hub revision."""
@@ -102,40 +91,34 @@ class BackboneSettings:
     """Precision of the forward and backward passes; master weights and optimizer state are float32.
 
     "auto" is float32 on a CPU, and on a GPU what the model's config.json says, half precision as bfloat16."""
-    rope_theta: float = 0.0
+    rope_theta: float = setting(0.0, NON_NEGATIVE)
     """Overrides the model's rope base; 0 keeps it."""
-    max_position_embeddings: int = 0
+    max_position_embeddings: int = setting(0, NON_NEGATIVE)
     """Overrides the model's context window in tokens; 0 keeps it."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: slower, far less memory."""
-
-    def __post_init__(self) -> None:
-        require(self.source != "", "backbone.source", self.source, "tiny, a folder, a GGUF file or a hub id")
-        require_non_negative("backbone", self, "rope_theta", "max_position_embeddings")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TinySettings:
     """The built-in tiny backbone and its supervised warm start."""
 
-    hidden_size: int = 128
-    num_layers: int = 3
-    num_heads: int = 4
-    num_kv_heads: int = 2
-    ffn_size: int = 256
-    task: str = "arithmetic"
+    hidden_size: int = setting(128, POSITIVE)
+    num_layers: int = setting(3, POSITIVE)
+    num_heads: int = setting(4, POSITIVE)
+    num_kv_heads: int = setting(2, POSITIVE)
+    ffn_size: int = setting(256, POSITIVE)
+    task: str = setting("arithmetic", TINY_TASKS)
     """Task whose traces it starts from: `arithmetic`, `countdown` or `modular`. It follows `data.train`."""
-    warm_start_steps: int = 300
+    warm_start_steps: int = setting(300, POSITIVE)
     """Supervised updates; fewer make a weaker start."""
-    warm_start_batch: int = 32
+    warm_start_batch: int = setting(32, POSITIVE)
     """Traces per supervised update."""
-    seed: int = 0
+    seed: int = setting(0, NON_NEGATIVE)
     """Seed of initialisation and traces; independent of run.seed."""
 
     def __post_init__(self) -> None:
-        require_positive("tiny", self, *(f.name for f in fields(self) if f.name not in ("seed", "task")))
-        require_known("tiny.task", self.task, TINY_TASKS)
-        require_non_negative("tiny", self, "seed")
+        check("tiny", self)
         head_size = self.hidden_size / self.num_heads
         bound = f"a number that divides tiny.hidden_size = {self.hidden_size} into heads of an even size"
         require(head_size % 2 == 0, "tiny.num_heads", self.num_heads, bound)
@@ -149,45 +132,34 @@ class RolloutSettings:
 
     engine: Literal["hf", "vllm"] = "hf"
     """`hf`: transformers with a KV cache; `vllm`: the extra."""
-    group_size: int = 8
+    group_size: int = setting(8, Bound(lambda k: k >= 2, "at least 2: advantages need a group"))
     """K: rollouts per question."""
-    questions_per_step: int = 32
+    questions_per_step: int = setting(32, POSITIVE)
     """B: questions per step, fresh and experiential together."""
-    max_rounds: int = 1
+    max_rounds: int = setting(1, POSITIVE)
     """Rounds of fresh questions a step draws until B of its fresh groups are mixed; then only those train. 1 is off."""
-    temperature: float = 1.0
+    temperature: float = setting(1.0, POSITIVE)
     """T: every log-prob and entropy of training is of softmax(logits / T)."""
-    top_p: float = 1.0
+    top_p: float = setting(1.0, Bound(lambda p: p == 1, "1.0: the ratios of a truncated policy are undefined"))
     """Training refuses anything but 1: the log-probs of a truncated distribution are not those of the policy."""
-    max_response_tokens: int = 96
+    max_response_tokens: int = setting(96, POSITIVE)
     """Response limit in tokens, EOS included."""
     require_eos: bool = True
     """A response cut off at the limit earns 0."""
-    max_rows: int = 512
+    max_rows: int = setting(512, POSITIVE)
     """Rows decoded at once; waiting rows replace finished ones."""
-    logprobs: Literal["auto", "trainer", "engine", "sampler"] = "auto"
+    logprobs: Literal["auto", "trainer", "engine", "sampler"] = setting(
+        "auto", needs={"sampler": Needs("no other engine tells entropies", engine="hf")}
+    )
     """Behaviour log-probs of fresh rollouts: `trainer` recomputes them; `engine` takes what the rollout engine
     computed, in the ledger and, truncated (`objective.tis_cap`), in the loss; `sampler` takes those of the hf engine,
     and its entropies, for the trainer's own, which checks one rollout in 16: a pass less. "auto" is `sampler` for
     `hf` rollouts of a `torch` policy in float32 on a CPU, where both are the same numbers but for rounding, else
     `trainer`."""
-    tensor_parallel: int = 1
+    tensor_parallel: int = setting(1, POSITIVE, Needs("hf holds the whole model on each rank", engine="vllm"))
     """GPUs per vllm engine."""
-    gpu_memory_fraction: float = setting(0.5, role="machine")
+    gpu_memory_fraction: float = setting(0.5, between(0, 1), role="machine")
     """Share of a GPU's memory the vllm engine may take while awake."""
-
-    def __post_init__(self) -> None:
-        counts = ("questions_per_step", "max_rounds", "max_response_tokens", "max_rows", "tensor_parallel")
-        require_positive("rollout", self, "temperature", *counts)
-        require(self.group_size >= 2, "rollout.group_size", self.group_size, "at least 2: advantages need a group")
-        require(self.top_p == 1.0, "rollout.top_p", self.top_p, "1.0: the ratios of a truncated policy are undefined")
-        require_fraction("rollout", self, "gpu_memory_fraction")
-        if self.engine != "hf":
-            bound = "'auto', 'trainer' or 'engine', or rollout.engine = 'hf': no other engine tells entropies"
-            require(self.logprobs != "sampler", "rollout.logprobs", self.logprobs, bound)
-        if self.engine == "hf":
-            bound = "1, or rollout.engine = 'vllm': the hf engine holds the whole model on each rank"
-            require(self.tensor_parallel == 1, "rollout.tensor_parallel", self.tensor_parallel, bound)
 
 
 LEAST_MEMORY_MB = 256
@@ -198,22 +170,17 @@ LEAST_MEMORY_MB = 256
 class GradingSettings:
     """Verification of answers."""
 
-    grader: str = "math"
+    grader: str = setting("math", GRADERS)
     """`math` (math-verify), `choice`, `exact`, `oat`, or `python:module:function`."""
-    workers: int = setting(1, role="machine")
+    workers: int = setting(1, POSITIVE, role="machine")
     """Worker processes."""
-    deadline_seconds: float = setting(5.0, role="machine")
+    deadline_seconds: float = setting(5.0, POSITIVE, role="machine")
     """CPU time one answer may take before its worker is killed and the verdict is timeout; four times that on the
     clock."""
-    memory_mb: int = setting(1024, role="machine")
+    memory_mb: int = setting(1024, at_least(LEAST_MEMORY_MB), role="machine")
     """Resident memory that a worker may hold, its imports included, in MiB."""
-    max_answer_chars: int = 2000
+    max_answer_chars: int = setting(2000, POSITIVE)
     """A longer answer is 'no answer' at once."""
-
-    def __post_init__(self) -> None:
-        require_positive("grading", self, "workers", "deadline_seconds", "max_answer_chars")
-        require_known("grading.grader", self.grader, GRADERS, python=True)
-        require(self.memory_mb >= LEAST_MEMORY_MB, "grading.memory_mb", self.memory_mb, f"at least {LEAST_MEMORY_MB}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -221,77 +188,65 @@ class OptimSettings:
     """The optimizer and how a step's batch is cut into updates."""
 
     engine: Literal["torch", "deepspeed"] = "torch"
-    learning_rate: float = 1e-6
+    learning_rate: float = setting(1e-6, POSITIVE)
     """Peak learning rate of AdamW."""
     schedule: Literal["constant", "linear"] = "constant"
     """`linear` decays to `final_fraction` of the learning rate over `horizon` steps."""
-    final_fraction: float = 0.05
+    final_fraction: float = setting(0.05, between(0, 1))
     """Share of the learning rate that is left at the end of a linear schedule."""
-    horizon: int = setting(0, pinned=True, resumable=True)
+    horizon: int = setting(0, NON_NEGATIVE, pinned=True, resumable=True)
     """Steps of the decay; 0 is run.steps at the start of the run."""
-    warmup_steps: int = setting(0, pinned=True)
+    warmup_steps: int = setting(0, NON_NEGATIVE, pinned=True)
     """Steps over which the learning rate rises; a run with a decaying schedule gives it at most half its steps."""
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
+    beta1: float = setting(0.9, between(0, 1))
+    beta2: float = setting(0.999, between(0, 1))
+    epsilon: float = setting(1e-8, POSITIVE)
     """Added to the root of Adam's second moment."""
-    weight_decay: float = 0.01
+    weight_decay: float = setting(0.01, NON_NEGATIVE)
     """Decoupled, on every parameter."""
-    minibatches: int = 2
+    minibatches: int = setting(2, POSITIVE)
     """M: optimizer updates per step, each on whole groups."""
-    microbatch_tokens: int = 16384
+    microbatch_tokens: int = setting(16384, POSITIVE)
     """Token budget (prompt and response, padding included) of one forward and backward pass."""
-    grad_clip: float = 1.0
+    grad_clip: float = setting(1.0, POSITIVE)
     """Gradients of a larger norm are scaled down to it."""
-    skip_norm: float = 500.0
+    skip_norm: float = setting(500.0, POSITIVE)
     """An update with a larger or non-finite gradient norm, before clipping, is skipped."""
-    max_skipped: int = 5
+    max_skipped: int = setting(5, POSITIVE)
     """Consecutive skipped updates after which the run stops."""
-    zero_stage: int = 2
+    zero_stage: int = setting(2, between(1, 3))
     """DeepSpeed ZeRO stage."""
     offload: bool = False
     """DeepSpeed: keep optimizer state in CPU memory."""
-    offload_during_rollouts: bool = setting(False, role="machine")
+    offload_during_rollouts: bool = setting(
+        False, needs=Needs("DeepSpeed has optim.offload = true for that", engine="torch"), role="machine"
+    )
     """The torch engine: keep optimizer state and master weights in CPU memory between updates."""
 
     def __post_init__(self) -> None:
-        counts = ("minibatches", "microbatch_tokens", "max_skipped")
-        require_positive("optim", self, "learning_rate", "epsilon", "grad_clip", "skip_norm", *counts)
-        require_fraction("optim", self, "final_fraction", "beta1", "beta2")
-        require_non_negative("optim", self, "horizon", "warmup_steps", "weight_decay")
-        require(self.zero_stage in (1, 2, 3), "optim.zero_stage", self.zero_stage, "1, 2 or 3")
         if self.schedule == "linear" and 0 < self.horizon <= self.warmup_steps:
             raise InputError(
                 f"the linear schedule ends at step {self.horizon}, within the warm-up of {self.warmup_steps}: raise "
                 "optim.horizon or lower optim.warmup_steps."
             )
-        if self.offload_during_rollouts and self.engine == "deepspeed":
-            instead = "use optim.offload = true, or optim.engine = 'torch'"
-            reason = "DeepSpeed moves its state by itself"
-            refuse_together("optim", self, "offload_during_rollouts", "engine", reason, instead)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidationSettings:
     """Evaluation before, during and after training."""
 
-    every: int = 0
+    every: int = setting(0, NON_NEGATIVE)
     """Steps between validations on the held-out questions; 0 is before and after only."""
-    samples: int = 4
+    samples: int = setting(4, POSITIVE)
     """Rollouts per held-out question."""
-    temperature: float = 1.0
-    top_p: float = 1.0
-    max_questions: int = 0
+    temperature: float = setting(1.0, POSITIVE)
+    top_p: float = setting(1.0, Bound(lambda p: 0 < p <= 1, "a number above 0, at most 1, which switches it off"))
+    max_questions: int = setting(0, NON_NEGATIVE)
     """First so many held-out questions only, the same ones every time; 0 is all."""
-    train_questions: int = 0
+    train_questions: int = setting(0, NON_NEGATIVE)
     """Training questions, chosen once by `seed`, that are asked before and after training as held-out ones are:
     `result.json` then tells what was memorised. 0 asks none."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        require_positive("validation", self, "samples", "temperature", "top_p")
-        require(self.top_p <= 1, "validation.top_p", self.top_p, "at most 1, which switches it off")
-        require_non_negative("validation", self, "every", "max_questions", "train_questions", "seed")
+    seed: int = setting(0, NON_NEGATIVE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -309,25 +264,23 @@ class SlurmSettings:
     """Quality of service."""
     constraint: str = ""
     """Features of the nodes."""
-    hours: float = 24.0
+    hours: float = setting(24.0, POSITIVE)
     """Most that a task may run; a run that needs more is requeued and resumes."""
-    nodes: int = 1
+    nodes: int = setting(1, POSITIVE)
     """Hosts of one run (`exgrpo train`); what follows is for each of them."""
-    gpus: int = 0
+    gpus: int = setting(0, NON_NEGATIVE)
     """Per task, all of them used by its one run."""
-    cpus: int = 0
+    cpus: int = setting(0, NON_NEGATIVE)
     """Per task."""
-    memory_gb: float = 0.0
+    memory_gb: float = setting(0.0, NON_NEGATIVE)
     """Per task, in GB."""
-    parallel: int = 0
+    parallel: int = setting(0, NON_NEGATIVE)
     """Tasks of the array that may run at once; 0 is all."""
-    save_minutes: float = 5.0
+    save_minutes: float = setting(5.0, NON_NEGATIVE)
     """Before the end of its time, when a task is told to save."""
     setup: tuple[str, ...] = ()
     """Lines of the script before the run: modules, environments."""
 
     def __post_init__(self) -> None:
-        require_non_negative("slurm", self, "hours", "gpus", "cpus", "memory_gb", "parallel", "save_minutes")
-        require_positive("slurm", self, "nodes")
         bound = f"more than slurm.save_minutes = {self.save_minutes}"
         require(60 * self.hours > self.save_minutes, "slurm.hours", self.hours, bound)

@@ -13,6 +13,7 @@ import pytest
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import AnswerFormat, Verdict
 from exgrpo_cli.commands import run
+from exgrpo_cli.config.layers import build_config
 from exgrpo_cli.config.sections.data import GymSettings
 from exgrpo_cli.grading.routes import GradingItem, Route, route_item
 from exgrpo_cli.grading.verifiers import ALLOWED, grade_gym, require_task
@@ -146,7 +147,7 @@ def test_the_audit_drops_golds_that_do_not_score_themselves(words, tmp_path, cap
 
 def test_wrong_options_and_used_up_tasks_are_named():
     with pytest.raises(InputError, match=r"gym.options = '\[1\]' is out of range: use a JSON table"):
-        GymSettings(options="[1]")
+        build_config(assignments=['gym.options="[1]"'])
     with pytest.raises(InputError, match=r"gym.options = .* do not suit gym:spell_backward: .*'colour'"):
         make_gym("gym:spell_backward", replace(SMALL, options='{"colour": 1}'))
     with pytest.raises(

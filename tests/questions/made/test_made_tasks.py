@@ -184,8 +184,14 @@ def test_start_and_held_out_questions_follow_the_source(source):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: CountdownSettings(levels=(2,)), r"countdown\.levels = \(2,\) is out of range: use levels from 3 to 6"),
-        (lambda: ModularSettings(modulus=1), r"modular\.modulus = 1 is out of range: use a whole number from 2 to 99"),
+        (
+            lambda: build_config(assignments=["countdown.levels=[2]"]),
+            r"countdown\.levels = \(2,\) is out of range: use levels from 3 to 6",
+        ),
+        (
+            lambda: build_config(assignments=["modular.modulus=1"]),
+            r"modular\.modulus = 1 is out of range: use a number from 2 to 99",
+        ),
         (lambda: build_config(assignments=["tiny.task=sums"]), r"tiny\.task = 'sums'"),
         (
             lambda: make_modular(ModularSettings(num_train=900, num_heldout=1, levels=(2,))),

@@ -18,7 +18,8 @@ from exgrpo_cli.base.types import (
     Verdict,
 )
 from exgrpo_cli.engines.protocols import UpdateReport
-from exgrpo_cli.replay.place import Replayed, effective_sample_share
+from exgrpo_cli.replay.by_question import effective_sample_share
+from exgrpo_cli.replay.place import Replayed
 from exgrpo_cli.replay.replace import whole_share
 from exgrpo_cli.training.metrics import (
     batch_metrics,

@@ -101,5 +101,5 @@ def test_the_sampler_stands_for_the_trainer_where_both_compute_alike(
 
 
 def test_only_an_engine_that_tells_entropies_can_stand_for_the_trainer(small_config: Callable[..., Config]) -> None:
-    with pytest.raises(InputError, match=r"rollout.logprobs = 'sampler' is out of range: use 'auto', 'trainer' or"):
+    with pytest.raises(InputError, match=r"rollout.logprobs = 'sampler' contradicts rollout.engine = 'vllm'"):
         small_config("rollout.logprobs=sampler", "rollout.engine=vllm")
