@@ -153,14 +153,13 @@ def question_history(record: RunRecord, question_id: str) -> Numbers:
     """
     question = _find(record, question_id)
     [asked] = _questions(record, np.array([question])).values()
+    # In a step what was replayed comes before what the rollouts caused.
+    rows = sorted(_history(record, question), key=lambda row: (row["step"], MOMENTS.get(row["event"], len(MOMENTS))))
     return {
         "question_id": asked["question_id"],
         **asked["question"],
         "state": state_of(record, question),
-        # In a step what was replayed comes before what the rollouts caused.
-        "events": sorted(
-            _history(record, question), key=lambda row: (row["step"], MOMENTS.get(row["event"], len(MOMENTS)))
-        ),
+        "events": rows,
         "responses": _responses(record, np.flatnonzero(record.trajectories.question == question)),
     }
 
@@ -182,20 +181,19 @@ def _history(record: RunRecord, question: int) -> Iterator[Numbers]:
     """Events but the draws, which the scores of their candidates and the units scanned tell."""
     events, scores, units, born = record.events, record.scores, record.units, record.trajectories
     for index in np.flatnonzero((events.question == question) & (events.kind != SELECTED)).tolist():
-        event, bucket, own = KINDS[events.kind[index]], int(events.bucket[index]), events.trajectory_id[index]
+        kind, bucket, own = KINDS[events.kind[index]], int(events.bucket[index]), events.trajectory_id[index]
         at = None if own == MISSING else int(record.rows_of(np.array([own]))[0])
         known: Numbers = {"bucket": None if bucket == NO_BUCKET else bucket}
-        if at is not None and event == Event.COLLECTED:
+        if at is not None and kind == Event.COLLECTED:
             known |= {"entropy": float(born.entropy[at]), "nll": float(born.nll[at])}
-        yield _history_row(record, int(events.step[index]), str(event), at, known)
+        yield _history_row(record, int(events.step[index]), str(kind), at, known)
     for index in np.flatnonzero(born.question[scores.row] == question).tolist():
         step, known = int(scores.step[index]), {"entropy": scores.entropy[index], "nll": scores.nll[index]}
         if scores.chosen[index]:
             place = _place_at_draw(record, question, step)
             known |= {name: place[name] for name in ("bucket", "probability")}
-        yield _history_row(
-            record, step, "selected" if scores.chosen[index] else "scored", int(scores.row[index]), known
-        )
+        event = "selected" if scores.chosen[index] else "scored"
+        yield _history_row(record, step, event, int(scores.row[index]), known)
     which, rows = rows_of_units(record, units.unit)
     for member in np.flatnonzero(born.question[rows] == question).tolist():
         unit = which[member]

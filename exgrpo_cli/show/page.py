@@ -101,9 +101,8 @@ def figure_block(name: str, figure: "Drawn", captions: Mapping[str, str]) -> Fig
     """The figure inline: as wide as the page lets it be up to its own size, and without metadata."""
     text = io.StringIO()
     with styled():
-        figure.savefig(text, format="svg", metadata={"Date": None})
-    svg = text.getvalue()
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+        figure.savefig(text, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    svg = text.getvalue()[text.getvalue().index("<svg") :]
     width = PIXELS_PER_INCH * figure.get_figwidth()
     style = f"max-width: {width:.0f}px; min-width: {LEAST_SHARE * width:.0f}px"
     svg = re.sub(r' width="[^"]*" height="[^"]*"', f' style="{style}"', svg, count=1)

@@ -115,8 +115,6 @@ def read_config(run: Path) -> Config:
     Raises InputError when the file is missing or broken.
     """
     path = run / (POOL_FILE if (run / POOL_FILE).is_file() else CONFIG_FILE)
-    if not run.is_dir():
-        raise InputError(f"{run} is not a folder. Name the --output folder of a run.")
     if not path.is_file():
         raise InputError(f"{run} is not a run folder: it has no {CONFIG_FILE}. Name the --output folder of a run.")
     return resolve([(str(path), layers.read_config(path))])

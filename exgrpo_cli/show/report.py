@@ -64,8 +64,6 @@ def write_report(folder: Path, path: Path | None = None) -> Path:
     Warns of files that are not as the runs wrote them, and of sections not shown whole. Raises InputError for a folder
     that is neither, RunError where the page cannot be written.
     """
-    if not folder.is_dir():
-        raise InputError(f"{folder} is not a folder. Name the --output folder of a run or of a study.")
     if is_run(folder):
         page, runs = run_page(folder), [folder]
     elif (folder / PLAN_FILE).is_file() or any(folder.glob("*/seed-*/config.toml")):
@@ -96,7 +94,7 @@ def run_page(run: Path) -> Page:
     folder, name = RunFolder(run), run.resolve().name
     sections = {
         "Result": _result(folder),
-        "Warnings": _warnings(folder),
+        "Warnings": map(warning, _remarks(folder)),
         "Learning": (figure_block(*drawn, figures.CAPTIONS) for drawn in figures.training_figures(run)),
         "Verdicts and responses": _responses(folder),
         "Replay": _replay(run),
@@ -149,17 +147,11 @@ def _result(folder: RunFolder) -> Iterator[Block]:
     scores = [{"when": f"{name} training", **heldout[name]} for name in ("before", "after") if heldout[name]]
     if scores:
         yield tables.table_of(f"Held-out questions: {heldout['set']}", SCORE, scores, words=True)
-    else:
-        yield Paragraph("No held-out questions: the run was not validated.")
     yield tables.facts_table("Cost and replay", COSTS, {"whole run": summary})
     seconds = dict(sorted(summary["wall_seconds"].items(), key=lambda phase: -phase[1]))
     total = max(seconds["total"], 1e-9)
     times = [[name, f"{value:,.1f}", f"{value / total:.0%}"] for name, value in seconds.items()]
     yield tables.listing("Where the time went", ["phase", "seconds", "share"], times)
-
-
-def _warnings(folder: RunFolder) -> Iterator[Block]:
-    yield from map(warning, found) if (found := list(_remarks(folder))) else [Paragraph("None.")]
 
 
 def _remarks(folder: RunFolder) -> Iterator[str]:
@@ -214,8 +206,7 @@ def _replay(run: Path) -> Iterator[Block]:
 def _repeat(run: Path) -> Iterator[Block]:
     config, name = read_config(run), run.resolve().name
     yield Paragraph(f"exgrpo train --config {name}/config.toml --output {name}-again", "code")
-    preset = f"backbone {config.backbone.name} with method {config.run.method}"
-    yield settings_block(differing_settings(config), preset)
+    yield settings_block(differing_settings(config), f"backbone {config.backbone.name} with method {config.run.method}")
 
 
 def settings_block(changed: Sequence[Sequence[str]], preset: str) -> Block:
@@ -324,8 +315,7 @@ def _run_states(study: Study) -> dict[tuple[str, int], tuple[str, str]]:
 
 
 def _claims(study: Study) -> Iterator[Block]:
-    outcomes = claim_outcomes(study)
-    yield output.rich_table(output.claim_rows(outcomes), "what the finished runs say")
+    yield output.rich_table(output.claim_rows(claim_outcomes(study)), "what the finished runs say")
     yield Paragraph("The effect is that of the contrast furthest from holding. How claims are stated: docs/claims.md.")
 
 
@@ -349,8 +339,9 @@ def _runs(study: Study, broken: list[tuple[Path, str]]) -> Iterator[Block]:
     for path, reason in broken:
         yield warning(f"{NOT_SHOWN}{path.parent.name}/{path.name} cannot be read: {reason}")
     if study.runs:
-        yield Paragraph("Each run has a page of its own: exgrpo report STUDY/ARM/seed-N.")
-        yield Paragraph("exgrpo replay-stats STUDY/ARM/seed-* sets the buffers of runs side by side.")
+        yield Paragraph(
+            "A run's own page: exgrpo report STUDY/ARM/seed-N. Buffers: exgrpo replay-stats STUDY/ARM/seed-*"
+        )
 
 
 def _arms(study: Study) -> Iterator[Block]:

@@ -251,8 +251,7 @@ def _what_if_table(label: str, kind: str, outcome: Numbers) -> Table:
         rows = [[f"mean {name}", number(chosen[name]), number(outcome["other"][name])] for name in chosen]
         rows.append(["draws, with a choice", count(outcome["draws"]), percent(outcome["share_with_choice"])])
         rows.append(["the same, of draws with a choice", "", percent(outcome["share_same"])])
-    if not outcome.get("measured", True):
-        other += ", values at birth"
+    other += "" if outcome.get("measured", True) else ", values at birth"
     # The two may be called alike.
     return listing(f"{label}: {title} {other}", ["", f"run: {own}", other], rows)
 
@@ -293,7 +292,6 @@ COLUMNS: Columns = {
     "tokens": of("num_tokens"),
     "entropy": of("entropy", number),
     "nll": of("nll", number),
-    "different": of("distinct"),
     "stored": of("trajectories"),
     "now": of("state"),
     "text": _words,
@@ -308,7 +306,7 @@ def columns(headings: str) -> Columns:
 
 PROMISE = columns("succ. promised drawn")
 OFFER = columns("succ. questions prob. drawn")
-REPLAYED = columns("question replays different stored now text")
+REPLAYED = columns("question replays stored now text")
 DRAWN = columns("question succ. prob. trajectory age tokens entropy nll text")
 UNIT = columns("unit question succ. age priority prob. drift headr. weight tokens text")
 EVENT = columns("step event trajectory bucket prob. age tokens entropy nll")

@@ -189,7 +189,7 @@ def test_what_cannot_be_shown_is_one_line_and_exit_code_2(
     runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = str(runs[0])
-    assert "is not a folder" in refusal(capsys, str(tmp_path / "nowhere"))
+    assert "is not a run folder" in refusal(capsys, str(tmp_path / "nowhere"))
     assert not (tmp_path / "nowhere").exists()
     (tmp_path / "grpo").mkdir()
     write_config(tmp_path / "grpo", SyntheticRun(), method="grpo", replay=False)

@@ -135,9 +135,8 @@ def arm_curves(
                 x = np.asarray(getattr(curve, where), dtype=np.float64)
                 # Lone points with intervals lie beside each other, not on top.
                 x = x + (0.008 * widest * (number - (len(own) - 1) / 2) if len(x) < style.FEW else 0.0)
-                style.draw_curve(
-                    axes, x, curve.mean, curve.low, curve.high, label=_label_of(curve), **looks[curve.name]
-                )
+                look = looks[curve.name] | {"label": _label_of(curve)}
+                style.draw_curve(axes, x, curve.mean, curve.low, curve.high, **look)
             axes.set_title(regime, loc="left")
             axes.set_ylabel(measure)
             axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=2.4)

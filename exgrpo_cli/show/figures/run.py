@@ -135,7 +135,7 @@ def accuracy_by_tokens(metrics: RunMetrics, heldout: Mapping[str, Scores]) -> "F
     """Held-out pass@1 against the tokens generated until then, the cost that methods share."""
     totals = np.concatenate([[0.0], np.nan_to_num(metrics.series("tokens/generated")).cumsum()])
     with style.styled():
-        figure, (axes,) = new_figure(width=style.SINGLE_COLUMN, height=2.5)
+        figure, (axes,) = new_figure(width=3.5, height=2.5)
         _draw_heldout(axes, heldout, lambda steps: totals[np.searchsorted(metrics.steps, steps, side="right")])
         style.count_axis(axes, "tokens generated", totals[-1], margin=0.03)
         axes.set(ylabel="held-out pass@1", ylim=(0, 1))
@@ -203,7 +203,6 @@ def memorising_figure(runs: Mapping[str, Sequence[Memorising]]) -> "Figure | Non
         return figure
 
 
-COLOUR_MAP = "viridis"
 HISTOGRAM_BINS = 30
 CHANGES = ("fewer", "as many", "more")
 """Successes after a replay visit against those before, in the order of the difference's sign."""
@@ -274,9 +273,12 @@ def bucket_occupancy(told: Numbers) -> "Figure | None":
     with style.styled():
         figure, (axes,) = new_figure(height=2.9)
         edges = np.arange(-0.5, questions.shape[1]), np.append(shown - 0.5, shown[-1] + 0.5)
-        norm = LogNorm(1, max(int(questions.max()), 2))
         # Rasterised: one picture in a vector file, not a rectangle per step and bucket.
-        shades: dict[str, Any] = {"norm": norm, "cmap": COLOUR_MAP, "rasterized": True}
+        shades: dict[str, Any] = {
+            "norm": LogNorm(1, max(int(questions.max()), 2)),
+            "cmap": "viridis",
+            "rasterized": True,
+        }
         image = axes.pcolormesh(*edges, np.ma.masked_equal(questions, 0), **shades)
         axes.grid(visible=False)
         figure.colorbar(image, pad=0.02, aspect=30, label="questions (white: none)", format="{x:g}").minorticks_off()
@@ -303,7 +305,7 @@ def bucket_flow(told: Numbers) -> "Figure | None":
         for name, num in visits.items():
             shares[name][place] = [num / total] * 3
     x = f"successes of {told['group_size']} before (visits)"
-    return style.categories_figure(labels, shares, xlabel=x, ylabel="share of the visits", ylim=(0, 1))
+    return style.categories_figure(labels, shares, xlabel=x, ylabel="share of the visits", ylim=(-0.03, 1.03))
 
 
 def age_and_reuse(told: Numbers) -> "Figure | None":

@@ -31,9 +31,8 @@ MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 LINESTYLES = ("-", "--", ":", "-.")
 """After a round of colours the next one."""
 
-SINGLE_COLUMN = 3.5
-"""Inches: the text width of one column in a two-column paper."""
 FULL_WIDTH = 7.0
+"""Inches: the text width of a paper."""
 PNG_DPI = 200
 STYLE_FILE = Path(__file__).with_name("exgrpo.mplstyle")
 
@@ -289,11 +288,8 @@ def looks_of(names: Sequence[str], baselines: Sequence[str] = ()) -> dict[str, d
     After a round of colours, and after each baseline, line and marker change; both come round together after 28.
     """
     looks: dict[str, dict[str, Any]] = {}
-    for palette, own in (
-        ((BLACK,), [name for name in names if name in baselines]),
-        (CYCLE, [name for name in names if name not in baselines]),
-    ):
-        for number, name in enumerate(own):
+    for palette, of_baselines in (((BLACK,), True), (CYCLE, False)):
+        for number, name in enumerate(name for name in names if (name in baselines) == of_baselines):
             turn, colour = divmod(number, len(palette))
             line, marker = LINESTYLES[turn % len(LINESTYLES)], MARKERS[turn % len(MARKERS)]
             looks[name] = {"color": palette[colour], "linestyle": line, "marker": marker}
