@@ -90,9 +90,8 @@ def ablate(
       exgrpo ablate --methods exgrpo,latest --launcher slurm --config cluster.toml
       exgrpo ablate --vary replay.ratio=0.25,0.5,0.75 --steps 100 --dry-run
     """
-    from exgrpo_cli.studies.cluster import script, slurm_settings
     from exgrpo_cli.studies.output import study_json
-    from exgrpo_cli.studies.schedule import compare, jobs_of, time_to_go
+    from exgrpo_cli.studies.schedule import compare, jobs_of, script, slurm_settings, time_to_go
 
     study = options.request().plan()
     settings, to_go = slurm_settings(options.config), time_to_go(study, jobs_of(study, jobs))

@@ -152,7 +152,7 @@ def train(
 def _launch(start: "RunStart", options: TrainOptions, speech: cli.Speech, *, dry_run: bool, check: bool) -> None:
     from exgrpo_cli.base.files import read_json
     from exgrpo_cli.base.reporter import make_reporter
-    from exgrpo_cli.studies.cluster import launch_run, script, slurm_settings, study_of_one
+    from exgrpo_cli.studies.schedule import launch_run, script, slurm_settings, study_of_one
     from exgrpo_cli.training.start import check_start
 
     for name, given in (("--check", check), ("--time-limit", options.time_limit), ("--nproc", options.nproc)):

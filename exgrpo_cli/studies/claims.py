@@ -178,13 +178,8 @@ def claim_of(name: str, content: Mapping[str, Any]) -> Claim:
 
 def arms_of(claim: Claim, arms: Iterable[Arm]) -> dict[str, Arm]:
     """The claim's arms by their names in it, each as it is called among `arms`, a study's."""
-    called = {identity(arm): arm.name for arm in arms}
-    return {name: replace(arm, name=called.get(identity(arm), arm.name)) for name, arm in claim.arms.items()}
-
-
-def identity(arm: Arm) -> tuple[str, tuple[str, ...], str | None]:
-    """Identity of an arm, whatever it is called."""
-    return arm.method, arm.assignments, arm.regime
+    called = {arm.identity: arm.name for arm in arms}
+    return {name: replace(arm, name=called.get(arm.identity, arm.name)) for name, arm in claim.arms.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,7 @@ from exgrpo_cli.config.names import BUILT_IN, DIRECTIONS, GYM, check_functions, 
 from exgrpo_cli.config.sections import require_known
 from exgrpo_cli.config.settings import NOT_HASHED, PINNED, Config, Layer, resolve
 from exgrpo_cli.runs.result import RunResult, config_hash, find_results
-from exgrpo_cli.studies.claims import FIRST_SEED, Claim, arms_of, chosen_claims, identity
+from exgrpo_cli.studies.claims import FIRST_SEED, Claim, arms_of, chosen_claims
 from exgrpo_cli.studies.study import (
     BASELINE,
     EQUAL,
@@ -37,6 +37,119 @@ SEED_PLACE = "{seed}"
 DIRECTED = tuple(f":{direction}" for direction in DIRECTIONS)
 REPLAY_ONLY = ("replay.", "objective.replay_", "objective.shaping", "objective.importance", "objective.clip_in_mixed")
 """Prefixes of settings that on-policy training does not read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyRequest:
+    """Request of a study; None leaves the choice to presets and defaults.
+
+    Without an axis: the metric `ent`, or in regimes ExGRPO and on-policy training.
+    """
+
+    backbone: str | None = None
+    config_file: Path | None = None
+    options: Layer = field(default_factory=dict)
+    assignments: Sequence[str] = ()
+    """Settings of all runs, as those before: weaker than an arm's own."""
+    replay_from: Path | None = None
+    """Run whose experience the arms replay that store none of their own."""
+    allow_code: bool = False
+    """Methods' files may name functions."""
+    claim: str | None = None
+    """`all`, `quick`, or names of claims, which bring their own arms, regimes and seeds."""
+    metric: str | None = None
+    sampler: str | None = None
+    methods: str | None = None
+    regimes: str | None = None
+    """Regime presets; each arm is run in each of them."""
+    vary: Sequence[str] = ()
+    seeds: str | None = None
+    """Number of seeds, or the seeds: "3" or "0,1,5"; three without one."""
+    name: str | None = None
+    equal: str | None = None
+    """Budget in which arms equal the baseline; without one `generated` with methods or regimes, else `steps`."""
+    results: Sequence[Path] = ()
+    """Folders of results that count as finished runs."""
+    output: Path | None = None
+    """Folder of the study; its last part is the study's name."""
+
+    def config(self, arm: Arm, seed: int) -> Config:
+        """The configuration of one run. Raises InputError for a bad setting."""
+        options = {**self.options, "run": {**self.options.get("run", {}), "seed": seed}}
+        if self.replay_from is not None:
+            settings = read_method(arm.method, allow_code=True).settings
+            if settings.get("replay", {}).get("store") == "none":
+                options["replay"] = {"warm_start": str(self.replay_from.resolve())}
+        config = build_config(
+            backbone=self.backbone,
+            method=arm.method,
+            regime=arm.regime,
+            config_file=self.config_file,
+            options=options,
+            assignments=[_of_seed(text, seed) for text in (*self.assignments, *arm.assignments)],
+            allow_code=self.allow_code,
+        )
+        if config.run.seed != seed:
+            raise InputError("run.seed: the seeds of a study are those of --seeds or of its claims; leave it out.")
+        if not config.data.has_heldout:
+            raise InputError("data.heldout = 'none': a study compares held-out pass@1, so name held-out questions.")
+        check_functions(config)
+        return config
+
+    def run(self, arm: Arm, seed: int, study: Path) -> StudyRun:
+        """A run of the study in the folder `study`. Raises InputError for a bad setting."""
+        folder = study / arm.folder_name / f"seed-{seed}"
+        return StudyRun(arm=arm, seed=seed, folder=folder, config=self.config(arm, seed))
+
+    def plan(self) -> Study:
+        """Every run of the study, resolved. Raises InputError naming what is unknown or contradictory."""
+        if self.claim is not None:
+            for name in ("metric", "sampler", "methods", "regimes", "vary", "seeds", "equal", "replay_from"):
+                if getattr(self, name) not in (None, (), []):
+                    option = f"--{name.replace('_', '-')}"
+                    raise InputError(f"--claim brings its own arms, regimes, seeds and budgets: leave {option} out.")
+            return plan_claims(chosen_claims(self.claim), self._folder([CLAIMS]), self)
+        axes = [(axis, text) for axis in ("metric", "sampler", "methods") if (text := getattr(self, axis)) is not None]
+        axes += [("vary", text) for text in self.vary]
+        if not axes:
+            axes = [("methods", "exgrpo,grpo") if self.regimes is not None else ("metric", "ent")]
+        regimes = [None] if self.regimes is None else split_list("--regimes", self.regimes)
+        # Methods differ in what a step costs, values of one setting hardly do.
+        usual = "steps" if self.methods is None and self.regimes is None else "generated"
+        equal = usual if self.equal is None else self.equal
+        require_known("--equal", equal, EQUAL)
+        seeds = parse_seeds("3" if self.seeds is None else self.seeds)
+        arms_by_axis = [axis_arms(axis, text) for axis, text in axes]
+        parts = []
+        for (axis, text), arms in zip(axes, arms_by_axis, strict=True):
+            # Of methods' files their names alone.
+            named = ",".join(arm.name for arm in arms) if axis == "methods" else text
+            parts.append(named if axis == "vary" else f"{axis}-{named}")
+        folder = self._folder([*parts, *([f"regimes-{self.regimes}"] if self.regimes else [])])
+        return plan_study(folder, cross(arms_by_axis, regimes), seeds, self, equal=equal)
+
+    def _folder(self, parts: Sequence[str]) -> Path:
+        """Folder of the study, named by `parts` where nothing else names it."""
+        if self.output is None:
+            return STUDIES / (self.name or re.sub(r"[^A-Za-z0-9._=-]+", "-", "-".join(parts)))
+        if self.name not in (None, self.output.name):
+            named = f"--output {self.output} names the study {self.output.name!r}, --name {self.name!r}"
+            raise InputError(f"{named}: leave one of them out.")
+        return self.output
+
+
+def _of_seed(assignment: str, seed: int) -> str:
+    """The assignment with the run's seed for `{seed}`.
+
+    Raises InputError where it says which questions there are: intervals are over questions that all seeds share.
+    """
+    if SEED_PLACE not in assignment:
+        return assignment
+    key, equals, value = assignment.partition("=")
+    section = key.partition(".")[0].strip()
+    if section in ("data", "validation", *map(section_of_made, (*BUILT_IN, GYM))):
+        raise InputError(f"{assignment}: seeds are compared on the same held-out questions, so no {section} by seed.")
+    return key + equals + value.replace(SEED_PLACE, str(seed))
 
 
 def axis_arms(axis: str, text: str) -> list[Arm]:
@@ -113,136 +226,6 @@ def _joined(parts: Sequence[Arm], regime: str | None) -> Arm:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StudyBase:
-    """Settings that all runs of a study have in common, weaker than an arm's own settings."""
-
-    backbone: str | None = None
-    config_file: Path | None = None
-    options: Layer = field(default_factory=dict)
-    assignments: Sequence[str] = ()
-    replay_from: Path | None = None
-    """Run whose experience the arms replay that store none of their own."""
-    allow_code: bool = False
-    """Methods' files may name functions."""
-
-    def config(self, arm: Arm, seed: int) -> Config:
-        """The configuration of one run. Raises InputError for a bad setting."""
-        options = {**self.options, "run": {**self.options.get("run", {}), "seed": seed}}
-        own = read_method(arm.method, allow_code=True).settings if self.replay_from is not None else {}
-        if self.replay_from is not None and own.get("replay", {}).get("store") == "none":
-            options["replay"] = {"warm_start": str(self.replay_from.resolve())}
-        config = build_config(
-            backbone=self.backbone,
-            method=arm.method,
-            regime=arm.regime,
-            config_file=self.config_file,
-            options=options,
-            assignments=[_of_seed(text, seed) for text in (*self.assignments, *arm.assignments)],
-            allow_code=self.allow_code,
-        )
-        if config.run.seed != seed:
-            raise InputError("run.seed: the seeds of a study are those of --seeds or of its claims; leave it out.")
-        if not config.data.has_heldout:
-            raise InputError("data.heldout = 'none': a study compares held-out pass@1, so name held-out questions.")
-        check_functions(config)
-        return config
-
-    def run(self, arm: Arm, seed: int, folder: Path) -> StudyRun:
-        """A run of the study in `folder`. Raises InputError for a bad setting."""
-        place = folder / arm.folder_name / f"seed-{seed}"
-        return StudyRun(arm=arm, seed=seed, folder=place, config=self.config(arm, seed))
-
-
-def _of_seed(assignment: str, seed: int) -> str:
-    """The assignment with the run's seed for `{seed}`.
-
-    Raises InputError where it says which questions there are: intervals are over questions that all seeds share.
-    """
-    if SEED_PLACE not in assignment:
-        return assignment
-    key, equals, value = assignment.partition("=")
-    section = key.partition(".")[0].strip()
-    if section in ("data", "validation", *map(section_of_made, (*BUILT_IN, GYM))):
-        raise InputError(f"{assignment}: seeds are compared on the same held-out questions, so no {section} by seed.")
-    return key + equals + value.replace(SEED_PLACE, str(seed))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StudyRequest(StudyBase):
-    """Request of a study; None leaves the choice to presets and defaults.
-
-    Without an axis: the metric `ent`, or in regimes ExGRPO and on-policy training.
-    """
-
-    claim: str | None = None
-    """`all`, `quick`, or names of claims, which bring their own arms, regimes and seeds."""
-    metric: str | None = None
-    sampler: str | None = None
-    methods: str | None = None
-    regimes: str | None = None
-    """Regime presets; each arm is run in each of them."""
-    vary: Sequence[str] = ()
-    seeds: str | None = None
-    """Number of seeds, or the seeds: "3" or "0,1,5"; three without one."""
-    name: str | None = None
-    equal: str | None = None
-    """Budget in which arms equal the baseline; without one `generated` with methods or regimes, else `steps`."""
-    results: Sequence[Path] = ()
-    """Folders of results that count as finished runs."""
-    output: Path | None = None
-    """Folder of the study; its last part is the study's name."""
-
-    def plan(self) -> Study:
-        """Every run of the study, resolved. Raises InputError naming what is unknown or contradictory."""
-        if self.claim is not None:
-            self._refuse_axes_of_claims()
-            root, name = self._place([CLAIMS])
-            return plan_claims(chosen_claims(self.claim), name=name, root=root, base=self, results=self.results)
-        given = {"metric": self.metric, "sampler": self.sampler, "methods": self.methods}
-        axes = [(axis, text) for axis, text in given.items() if text is not None]
-        axes += [("vary", text) for text in self.vary]
-        if not axes:
-            axes = [("methods", "exgrpo,grpo") if self.regimes is not None else ("metric", "ent")]
-        regimes = [None] if self.regimes is None else split_list("--regimes", self.regimes)
-        # Methods differ in what a step costs, values of one setting hardly do.
-        usual = "generated" if self.methods is not None or self.regimes is not None else "steps"
-        equal = usual if self.equal is None else self.equal
-        require_known("--equal", equal, EQUAL)
-        seeds = parse_seeds("3" if self.seeds is None else self.seeds)
-        arms = cross([axis_arms(axis, text) for axis, text in axes], regimes)
-        parts = [_part_of_name(axis, text) for axis, text in axes]
-        root, name = self._place([*parts, *([f"regimes-{self.regimes}"] if self.regimes else [])])
-        return plan_study(
-            name=name, root=root, arms=arms, seeds=seeds, base=self, equal=equal, results=self.results
-        )  # fmt: skip
-
-    def _place(self, parts: Sequence[str]) -> tuple[Path, str]:
-        """Folder of studies and name of this one, made of `parts` where it has none of its own."""
-        if self.output is None:
-            return STUDIES, self.name or re.sub(r"[^A-Za-z0-9._=-]+", "-", "-".join(parts))
-        if self.name not in (None, self.output.name):
-            raise InputError(
-                f"--output {self.output} names the study {self.output.name!r}, --name {self.name!r}: leave one of them "
-                "out."
-            )
-        return self.output.parent, self.output.name
-
-    def _refuse_axes_of_claims(self) -> None:
-        """Raise InputError for an option that would change what a claim says."""
-        for name in ("metric", "sampler", "methods", "regimes", "vary", "seeds", "equal", "replay_from"):
-            if getattr(self, name) not in (None, (), []):
-                option = f"--{name.replace('_', '-')}"
-                raise InputError(f"--claim brings its own arms, regimes, seeds and budgets: leave {option} out.")
-
-
-def _part_of_name(axis: str, text: str) -> str:
-    """Part of an axis in the name of a study: of methods' files their names alone."""
-    if axis == "methods":
-        text = ",".join(method_name(each) for each in split_list("--methods", text))
-    return text if axis == "vary" else f"{axis}-{text}"
-
-
 def parse_seeds(text: str) -> list[int]:
     """`3` as 0, 1, 2; `0,1,5` as it is. Raises InputError for anything else."""
     try:
@@ -255,59 +238,55 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def plan_study(
-    *,
-    name: str,
-    root: Path,
+    folder: Path,
     arms: Sequence[Arm],
     seeds: Sequence[int] | Mapping[str, Sequence[int]],
-    base: StudyBase | None = None,
+    request: StudyRequest | None = None,
+    *,
     equal: str = "steps",
-    results: Sequence[Path] = (),
 ) -> Study:
-    """Resolve every run of the study in `root/name`; `seeds` are those of all arms, or of each arm by its name.
+    """Resolve every run of the study in `folder`; `seeds` are those of all arms, or of each arm by its name.
 
-    Runs whose result lies in one of the folders `results`, or in the study's own `results/`, count as finished. Raises
-    InputError for a bad setting, arms whose folders have one name, a folder that holds the run of another
+    Runs whose result lies in one of the request's `results`, or in the study's own `results/`, count as finished.
+    Raises InputError for a bad setting, arms whose folders have one name, a folder that holds the run of another
     configuration, or a damaged result.
     """
-    folder, base = root / name, base or StudyBase()
-    folders: dict[str, str] = {}
+    request = request or StudyRequest()
+    names: dict[str, str] = {}
     for arm in arms:
-        other = folders.setdefault(arm.folder_name, arm.name)
-        if other != arm.name:
+        if (other := names.setdefault(arm.folder_name, arm.name)) != arm.name:
             raise InputError(f"arms {other!r} and {arm.name!r} would both be in the folder {arm.folder_name}/.")
     of_arm = seeds if isinstance(seeds, Mapping) else {arm.name: seeds for arm in arms}
     runs = [
-        base.run(arm, seed, folder)
+        request.run(arm, seed, folder)
         for seed in sorted({seed for each in of_arm.values() for seed in each})
         for arm in arms
         if seed in of_arm[arm.name]
     ]
-    own = folder / RESULTS_FOLDER
-    found = [result for place in (*([own] if own.is_dir() else []), *results) for result in find_results(place)]
-    study = Study(name=name, folder=folder, arms=tuple(arms), runs=with_results(runs, found, equal), equal=equal)
-    _require_same_settings(study, base)
+    kept = folder / RESULTS_FOLDER
+    places = [*([kept] if kept.is_dir() else []), *request.results]
+    runs = with_results(runs, [result for place in places for result in find_results(place)], equal)
+    study = Study(name=folder.name, folder=folder, arms=tuple(arms), runs=tuple(runs), equal=equal)
+    _require_same_settings(study, request)
     return study
 
 
-def with_results(runs: Sequence[StudyRun], found: Sequence[RunResult], equal: str) -> tuple[StudyRun, ...]:
+def with_results(runs: Sequence[StudyRun], found: Sequence[RunResult], equal: str) -> list[StudyRun]:
     """The runs, each with the result found of it: a run is the hash of its settings, its seed, and where it has a
     budget of its own the amount.
 
     Arms that differ in nothing that a hash tells, precision say, have none: of them run folders count.
     """
-    by_key: dict[tuple[str, int, float | None], RunResult] = {}
-    for result in found:
-        for amount in (result.budget_amount, None):
-            by_key[result.config_hash, result.seed, amount] = result
+    by_key = {
+        (result.config_hash, result.seed, amount): result for result in found for amount in (result.budget_amount, None)
+    }
     keys = [
         (config_hash(expected(run, equal)), run.seed, run.config.run.budget_amount if equal == "steps" else None)
         for run in runs
     ]
     times = Counter(keys)
-    return tuple(
-        replace(run, result=by_key.get(key)) if times[key] == 1 else run for key, run in zip(keys, runs, strict=True)
-    )
+    pairs = zip(runs, keys, strict=True)
+    return [replace(run, result=by_key.get(key)) if times[key] == 1 else run for run, key in pairs]
 
 
 def expected(run: StudyRun, equal: str) -> Config:
@@ -317,7 +296,7 @@ def expected(run: StudyRun, equal: str) -> Config:
     return run.given(budget=equal, budget_amount=1.0).config
 
 
-def _require_same_settings(study: Study, base: StudyBase) -> None:
+def _require_same_settings(study: Study, request: StudyRequest) -> None:
     """Raise InputError where the folder holds runs of other settings, of seeds that are planned now or before.
 
     Of an arm's earlier seeds one is looked at.
@@ -326,59 +305,54 @@ def _require_same_settings(study: Study, base: StudyBase) -> None:
     for arm in study.arms:
         begun = [path.parent for path in (study.folder / arm.folder_name).glob("seed-*/config.toml")]
         seeds = [path.name.removeprefix("seed-") for path in sorted(begun) if path not in planned]
-        runs += [base.run(arm, int(seed), study.folder) for seed in seeds[:1] if seed.isdecimal()]
+        runs += [request.run(arm, int(seed), study.folder) for seed in seeds[:1] if seed.isdecimal()]
     for run in runs:
         path = run.folder / "config.toml"
         if not path.is_file():
             continue
-        stored, planned_config = resolve([(str(path), read_config(path))]), expected(run, study.equal)
-        changed = set()
-        if config_hash(stored) != config_hash(planned_config):
-            changed = differing_keys(stored, planned_config) - NOT_HASHED - PINNED
-        if planned_config.backbone.dtype not in ("auto", stored.backbone.dtype):
+        stored, wanted = resolve([(str(path), read_config(path))]), expected(run, study.equal)
+        unlike = config_hash(stored) != config_hash(wanted)
+        changed = differing_keys(stored, wanted) - NOT_HASHED - PINNED if unlike else set()
+        if wanted.backbone.dtype not in ("auto", stored.backbone.dtype):
             changed.add("backbone.dtype")
         if changed:
-            raise InputError(
-                f"{run.folder} holds a run with another {', '.join(sorted(changed))}: choose another --name, or remove "
-                "it."
-            )
+            keys = ", ".join(sorted(changed))
+            raise InputError(f"{run.folder} holds a run with another {keys}: choose another --name, or remove it.")
 
 
-def plan_claims(
-    claims: Sequence[Claim], *, name: str, root: Path, base: StudyBase | None = None, results: Sequence[Path] = ()
-) -> Study:
-    """The study in `root/name` of all arms of the claims, each with the seeds of all claims that it is in.
+def plan_claims(claims: Sequence[Claim], folder: Path, request: StudyRequest | None = None) -> Study:
+    """The study in `folder` of all arms of the claims, each with the seeds of all claims that it is in.
 
-    Raises InputError as `plan_study` does, where `base` has settings that would change what a claim says, and where the
-    study was begun with a claim that has changed since.
+    Raises InputError as `plan_study` does, where the request has settings that would change what a claim says, and
+    where the study was begun with a claim that has changed since.
     """
-    base = base or StudyBase()
-    told_apart = _named_apart(claims, root / name)
+    request = request or StudyRequest()
+    named = _named_apart(claims, folder)
     arms: dict[str, Arm] = {}
     on_policy: dict[str, Arm] = {}
     seeds: dict[str, list[int]] = {}
     run_seconds: dict[str, float] = {}
     for claim in claims:
-        for arm in arms_of(claim, told_apart).values():
-            _require_settings(claim, arm, base)
+        for arm in arms_of(claim, named).values():
+            _require_settings(claim, arm, request)
             arms[arm.name] = arm
             on_policy.setdefault(arm.name, claim.arm(BASELINE.method))
             seeds[arm.name] = sorted({*seeds.get(arm.name, ()), *claim.seeds})
             run_seconds.setdefault(arm.name, 60 * claim.terms.run_minutes)
     # The on-policy arm of the same settings; where no claim has one, an arm is compared with what its claim names.
-    named = {identity(arm): arm.name for arm in arms.values()}
-    every = [replace(arm, baseline=named.get(identity(on_policy[arm.name]), "")) for arm in arms.values()]
-    study = plan_study(name=name, root=root, arms=every, seeds=seeds, base=base, results=results)
+    names = {arm.identity: arm.name for arm in arms.values()}
+    every = [replace(arm, baseline=names.get(on_policy[arm.name].identity, "")) for arm in arms.values()]
+    study = plan_study(folder, every, seeds, request)
     return replace(study, claims={claim.name: claim.stated for claim in claims}, run_seconds=run_seconds)
 
 
-def _require_settings(claim: Claim, arm: Arm, base: StudyBase) -> None:
-    """Raise InputError where an arm has a bad setting, or `base` has some that change what the claim says."""
+def _require_settings(claim: Claim, arm: Arm, request: StudyRequest) -> None:
+    """Raise InputError where an arm has a bad setting, or the request has some that change what the claim says."""
     try:
-        stated = StudyBase(allow_code=base.allow_code).config(arm, FIRST_SEED)
+        stated = StudyRequest(allow_code=request.allow_code).config(arm, FIRST_SEED)
     except InputError as error:
         raise InputError(f"claim {claim.name}, arm {arm.name!r}: {error}") from error
-    if config_hash(base.config(arm, FIRST_SEED)) != config_hash(stated):
+    if config_hash(request.config(arm, FIRST_SEED)) != config_hash(stated):
         raise InputError(
             "--claim brings its own settings: leave --set and other options out that change more than what the "
             "machine does (run.threads, run.plots and the like)."
@@ -390,16 +364,12 @@ def _named_apart(claims: Sequence[Claim], folder: Path) -> list[Arm]:
 
     Of unlike arms of one name the first keeps it; another is called after the first claim that has it.
     """
-    arms = list(read_plan(folder).arms)
-    names, told = {arm.name for arm in arms}, {identity(arm) for arm in arms}
+    arms = {arm.identity: arm for arm in read_plan(folder).arms}
     for claim in claims:
         for arm in claim.arms.values():
-            if identity(arm) in told:
-                continue
+            names = {other.name for other in arms.values()}
             name = f"{arm.name} ({claim.name})" if arm.name in names else arm.name
-            if name in names:
+            if arm.identity not in arms and name in names:
                 raise InputError(f"{folder} was begun with another claim {claim.name}: choose another --name.")
-            arms.append(replace(arm, name=name))
-            names.add(name)
-            told.add(identity(arm))
-    return arms
+            arms.setdefault(arm.identity, replace(arm, name=name))
+    return list(arms.values())

@@ -47,9 +47,14 @@ class Compared(Interval):
     p_holm: float | None = None
     """The difference's p-value, adjusted for the arms that share the baseline."""
 
+    @property
+    def p_value(self) -> float | None:
+        """That of the difference."""
+        return self.difference.p_value if self.difference else None
+
     def to_json(self) -> dict[str, Any]:
         """The figures as `results.json` has them."""
-        return {**asdict(self), "p_value": self.difference.p_value if self.difference else None}
+        return {**asdict(self), "p_value": self.p_value}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,14 +169,15 @@ def compare_runs(study: Study) -> StudyReport:
     # Arms any of whose runs was asked held-out questions.
     scored = [arm for arm in study.arms if any(len(each.after) for each in results.get(arm.name, {}).values())]
     arms = [replace(report_arm(arm, results), divergence=divergence.get(arm.name, {})) for arm in scored]
-    return StudyReport(name=study.name, equal=study.equal, baselines=study.baselines, arms=with_holm(arms))
+    adjust(arms)
+    return StudyReport(name=study.name, equal=study.equal, baselines=study.baselines, arms=tuple(arms))
 
 
 def report_arm(arm: Arm, results: Mapping[str, Results]) -> ArmReport:
     """One arm's endpoints over its seeds, and their paired differences from its baseline."""
     own, other = results[arm.name], {} if arm.name == arm.baseline else results.get(arm.baseline, {})
     common = sorted(own.keys() & other.keys())
-    again = bool(common) and all(_are_the_same(own[seed], other[seed]) for seed in common)
+    again = bool(common) and all(_way_of(own[seed]) == _way_of(other[seed]) for seed in common)
     control = {} if again else other
     compared = {}
     for name, endpoint in {**ENDPOINTS, **coverage_endpoints(own), **AT_EQUAL}.items():
@@ -191,30 +197,22 @@ def report_arm(arm: Arm, results: Mapping[str, Results]) -> ArmReport:
     )
 
 
-def _are_the_same(own: RunResult, other: RunResult) -> bool:
-    """Whether two runs went the same way, by all that a result tells."""
-
-    def path(result: RunResult) -> list[Any]:
-        curve = [(point.generated, point.pass_at_1) for point in result.curve]
-        return [result.after.tolist(), curve, result.totals.updates, result.totals.trained]
-
-    return path(own) == path(other)
+def _way_of(result: RunResult) -> list[Any]:
+    """The way that a run went, by all that a result tells."""
+    curve = [(point.generated, point.pass_at_1) for point in result.curve]
+    return [result.after.tolist(), curve, result.totals.updates, result.totals.trained]
 
 
-def with_holm(arms: Sequence[ArmReport]) -> tuple[ArmReport, ...]:
-    """The arms with p-values adjusted, endpoint by endpoint, over those that share a baseline."""
-    families: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+def adjust(arms: Sequence[ArmReport]) -> None:
+    """Adjust the arms' p-values, endpoint by endpoint, over those that share a baseline."""
+    families: dict[tuple[str, str], list[tuple[ArmReport, float]]] = defaultdict(list)
     for arm in arms:
         for name, found in arm.endpoints.items():
-            if found.difference is not None and found.difference.p_value is not None:
-                families[arm.baseline, name][arm.name] = found.difference.p_value
-    adjusted = {key: dict(zip(family, holm(list(family.values())), strict=True)) for key, family in families.items()}
-
-    def with_own(arm: ArmReport) -> dict[str, Compared]:
-        p_values = {name: adjusted.get((arm.baseline, name), {}).get(arm.name) for name in arm.endpoints}
-        return {name: replace(each, p_holm=p_values[name]) for name, each in arm.endpoints.items()}
-
-    return tuple(replace(arm, endpoints=with_own(arm)) for arm in arms)
+            if found.p_value is not None:
+                families[arm.baseline, name].append((arm, found.p_value))
+    for (_, name), family in families.items():
+        for (arm, _), p_holm in zip(family, holm([p_value for _, p_value in family]), strict=True):
+            arm.endpoints[name] = replace(arm.endpoints[name], p_holm=p_holm)
 
 
 def divergence_by_arm(study: Study) -> dict[str, dict[int, int | None]]:
@@ -227,18 +225,15 @@ def divergence_by_arm(study: Study) -> dict[str, dict[int, int | None]]:
     here = {(run.arm.name, run.seed): run for run in study.runs if _ledger(run).is_dir() and run.state == "finished"}
     found: dict[str, dict[int, int | None]] = {}
     for (arm, seed), run in here.items():
-        baseline = here.get((run.arm.baseline, seed))
-        if baseline is None or baseline is run:
-            continue
+        baseline = here.get((run.arm.baseline, seed), run)
         try:
-            mine, theirs = fresh_questions(run), fresh_questions(baseline)
+            pairs = list(zip(fresh_questions(run), fresh_questions(baseline), strict=False)) if run != baseline else []
         except InputError as error:
             text = f"not said of {arm}, seed {seed}, where its questions part: {error}"
             warnings.warn(text, DamageWarning, stacklevel=2)
             continue
-        if mine and theirs:
-            pairs = zip(mine, theirs, strict=False)
-            found.setdefault(arm, {})[seed] = next((own[0] for own, other in pairs if own[1] != other[1]), None)
+        if pairs:
+            found.setdefault(arm, {})[seed] = next((mine[0] for mine, theirs in pairs if mine[1] != theirs[1]), None)
     return found
 
 

@@ -1,7 +1,9 @@
 """Running a study: each run is a process of its own, so that one that fails or is killed costs no other.
 
 Finished runs are not run again, unfinished ones go on from their newest checkpoint. One loop starts what is ready and
-watches it to its end; a launcher says how: as processes of this one here, as tasks of Slurm in `cluster`.
+watches it to its end; a launcher says how: as processes of this one, or as tasks of submitit on Slurm (one array job
+of arms x seeds, or one run over several hosts), saved and requeued when their time is over, submitted again when they
+were killed.
 """
 
 import os
@@ -14,31 +16,40 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from filelock import FileLock
 
-from exgrpo_cli.base.errors import DamageWarning, InputError, Interrupted, RunError
+from exgrpo_cli.base.errors import DamageWarning, InputError, Interrupted, RunError, first_line
 from exgrpo_cli.base.files import last_json_line, write_text
 from exgrpo_cli.base.output import Stopper
 from exgrpo_cli.base.reporter import Reporter, make_reporter, spent
+from exgrpo_cli.config.layers import JOB, read_config
 from exgrpo_cli.config.sections.run import SlurmSettings
-from exgrpo_cli.config.settings import to_toml
+from exgrpo_cli.config.settings import Config, read_section, to_toml
 from exgrpo_cli.machine.settle import require_runnable, settle
-from exgrpo_cli.machine.survey import survey_machine, visible_gpus
+from exgrpo_cli.machine.survey import survey_machine, usable_cores, visible_gpus
 from exgrpo_cli.runs.folder import METRICS_FILE, RunFolder
 from exgrpo_cli.studies.output import duration, report_study
 from exgrpo_cli.studies.report import StudyReport
-from exgrpo_cli.studies.study import Study, StudyRun, budgeted
-from exgrpo_cli.studies.worker import DAMAGE, last_line
+from exgrpo_cli.studies.study import Arm, Study, StudyRun, budgeted
+from exgrpo_cli.studies.worker import DAMAGE, RunTask, last_line
 
 if TYPE_CHECKING:
-    from exgrpo_cli.studies.cluster import Slurm
+    from submitit import Job
 
 WORKER = (sys.executable, "-m", "exgrpo_cli.studies.worker")
 POLL_SECONDS = 0.5
+JOBS_FOLDER = "jobs"
+"""Folder of a study for scripts, logs and results of the tasks of Slurm."""
+QUERY_SECONDS = 30.0
+"""Between two queries to Slurm about all tasks."""
+MOST_REQUEUES = 1000
+"""A run may need as many stretches of `slurm.hours`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,13 +95,127 @@ class Processes:
             job.wait()
 
 
+@dataclass(kw_only=True, slots=True)
+class Slurm:
+    """Launcher of runs as tasks of Slurm; a job is submitit's."""
+
+    study: Study
+    settings: SlurmSettings
+    at_once: int
+    """Slurm gets all that are ready."""
+    most_kills: int = 3
+    _queried: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def of(cls, study: Study, settings: SlurmSettings) -> "Slurm":
+        """Raises InputError for several runs of several hosts, and for a cluster or a folder that cannot be used."""
+        if settings.nodes > 1 and len(study.runs) > 1:
+            raise InputError(
+                f"slurm.nodes = {settings.nodes}: each run of a study has one host; `exgrpo train --launcher slurm` "
+                "spreads one run over several."
+            )
+        make_writable(study.folder)
+        require_slurm()
+        return cls(study=study, settings=settings, at_once=len(study.runs))
+
+    def start(self, runs: Sequence[StudyRun]) -> "list[Job[Any]]":
+        """Submit a task for each run. Raises InputError where Slurm refuses them."""
+        from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+        hosts = self.settings.nodes
+        tasks = [RunTask(command=worker_command(run), log=run.log.resolve(), num_hosts=hosts) for run in runs]
+        executor = make_executor(self.study, self.settings)
+        try:
+            with executor.batch():
+                return [executor.submit(task) for task in tasks]
+        except (FailedJobError, FailedSubmissionError) as error:
+            # sbatch names the value that is wrong before the kind of mistake.
+            said = [
+                line.split("error:")[-1].strip().rstrip(".") for line in str(error).splitlines() if "error:" in line
+            ]
+            reason = "; ".join(dict.fromkeys(said)) or first_line(error).rstrip(".")
+            raise InputError(f"sbatch refused {self.study.name}: {reason}. See [slurm] of --config.") from error
+
+    def has_ended(self, job: "Job[Any]") -> bool:
+        """Whether the task is over; now and then Slurm is queried about all of them."""
+        if time.monotonic() - self._queried > QUERY_SECONDS:
+            job.watcher.update()
+            self._queried = time.monotonic()
+        return bool(job.done())
+
+    def failure(self, run: StudyRun, job: "Job[Any]") -> str | None:
+        """Last line of the run where it failed by itself; empty where its task was killed, None where it finished."""
+        from submitit.core.utils import FailedJobError
+
+        if run.state == "finished":
+            return None
+        return last_line(run.log) if isinstance(job.exception(), FailedJobError) else ""
+
+    def stop(self, started: "Sequence[tuple[StudyRun, Job[Any]]]") -> None:
+        """Have every task save and end, and wait until no run is written any more."""
+        for _, job in started:
+            job.cancel(check=False)
+        for run, _ in started:
+            if run.folder.is_dir():
+                with FileLock(run.folder / ".lock"):
+                    pass
+
+
+def make_executor(study: Study, settings: SlurmSettings) -> Any:
+    """submitit's executor for the study's tasks; settings that are empty or 0 are left to the cluster."""
+    import submitit
+
+    named = {
+        "partition": settings.partition,
+        "account": settings.account,
+        "qos": settings.qos,
+        "constraint": settings.constraint,
+        "gpus_per_node": settings.gpus,
+        "cpus_per_task": settings.cpus,
+        "mem": f"{settings.memory_gb:g}GB" if settings.memory_gb else "",
+        "array_parallelism": settings.parallel,
+        "setup": list(settings.setup),
+    }
+    executor = submitit.SlurmExecutor(study.folder.resolve() / JOBS_FOLDER, max_num_timeout=MOST_REQUEUES)
+    executor.update_parameters(
+        job_name=study.name,
+        time=round(60 * settings.hours),
+        signal_delay_s=round(60 * settings.save_minutes),
+        nodes=settings.nodes,
+        ntasks_per_node=1,
+        **{key: value for key, value in named.items() if value},
+    )
+    return executor
+
+
+def script(study: Study, settings: SlurmSettings) -> str:
+    """Script of the array job, which `--dry-run` shows."""
+    require_slurm()
+    executor = make_executor(study, settings)
+    executor.parameters["map_count"] = len(study.unfinished)
+    return str(executor._make_submission_file_text(executor._submitit_command_str, "dry-run"))
+
+
+def slurm_settings(config_file: Path | None) -> SlurmSettings:
+    """The `[slurm]` table of a configuration file; the defaults without one."""
+    tables = [(str(config_file), read_config(config_file).get(JOB, {}))] if config_file else []
+    return read_section(JOB, (SlurmSettings,), tables)
+
+
+def require_slurm() -> None:
+    """Raise InputError naming what is missing: submitit, or Slurm's own programs."""
+    if find_spec("submitit") is None:
+        raise InputError("--launcher slurm needs the submitit package: pip install 'exgrpo[slurm]'.")
+    for name in ("sbatch", "srun", "sacct"):
+        if shutil.which(name) is None:
+            raise InputError(f"--launcher slurm finds no {name} on the path: run it where jobs are submitted.")
+
+
 def compare(study: Study, *, jobs: int, quiet: bool, slurm: SlurmSettings | None = None) -> StudyReport:
     """Run what is not finished and compare the arms: `jobs` runs at a time on this machine, or as tasks of Slurm.
 
     Raises as `run_study`, and InputError for a machine too small where the runs are to be on it.
     """
-    from exgrpo_cli.studies.cluster import Slurm
-
     if slurm is None:
         require_runnable(settle(study.runs[0].config, survey_machine())[1])
     launcher = Processes(at_once=jobs_of(study, jobs)) if slurm is None else Slurm.of(study, slurm)
@@ -102,7 +227,25 @@ def compare(study: Study, *, jobs: int, quiet: bool, slurm: SlurmSettings | None
     return report_study(study)
 
 
-def run_study(study: Study, launcher: "Processes | Slurm", reporter: Reporter) -> None:
+def launch_run(study: Study, settings: SlurmSettings, *, reporter: Reporter) -> None:
+    """Train the one run of `study` on `settings.nodes` hosts.
+
+    Raises InputError, RunError and Interrupted as `run_study` does.
+    """
+    (run,) = study.runs
+    again = f"exgrpo train --resume --output {run.folder} --launcher slurm goes on"
+    for _, reason in run_all(study, [run], Slurm.of(study, settings), reporter, again):
+        raise RunError(f"{reason} ({run.log})")
+
+
+def study_of_one(config: Config, folder: Path) -> Study:
+    """A run by itself, as launchers take it: its settings, log and jobs lie beside its folder."""
+    arm = Arm(name=folder.name, method=config.run.method)
+    run = StudyRun(arm=arm, seed=config.run.seed, folder=folder, config=config)
+    return Study(name=folder.name, folder=folder.parent, arms=(arm,), runs=(run,))
+
+
+def run_study(study: Study, launcher: Processes | Slurm, reporter: Reporter) -> None:
     """Run what is not finished and keep the results.
 
     Raises InputError for a folder or a cluster that cannot be used, RunError where runs failed, after the others have
@@ -122,7 +265,7 @@ def run_study(study: Study, launcher: "Processes | Slurm", reporter: Reporter) -
 
 
 def run_all(
-    study: Study, waiting: Sequence[StudyRun], launcher: "Processes | Slurm", reporter: Reporter, how_to_go_on: str
+    study: Study, waiting: Sequence[StudyRun], launcher: Processes | Slurm, reporter: Reporter, how_to_go_on: str
 ) -> list[tuple[StudyRun, str]]:
     """Start each run once its budget is known, watch all to their end; returns those that failed, with the reason.
 
@@ -218,14 +361,14 @@ def jobs_of(study: Study, jobs: int) -> int:
     on_gpu = run.device == "cuda" or (run.device == "auto" and bool(visible_gpus()))
     if jobs or on_gpu or run.nproc != 1:
         return jobs or 1
-    return max(1, min(len(study.unfinished), len(os.sched_getaffinity(0)) // max(1, run.threads)))
+    return max(1, min(len(study.unfinished), usable_cores() // max(1, run.threads)))
 
 
 def with_threads(run: StudyRun, jobs: int) -> StudyRun:
     """The run with its part of the cores, where its settings leave the threads open."""
     if run.config.run.threads > 0 or jobs == 1:
         return run
-    return run.given(threads=max(1, len(os.sched_getaffinity(0)) // jobs))
+    return run.given(threads=max(1, usable_cores() // jobs))
 
 
 def time_to_go(study: Study, jobs: int) -> str:

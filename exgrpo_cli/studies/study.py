@@ -45,6 +45,11 @@ class Arm:
     """Name of the arm that this one is compared with, its own where it is one."""
 
     @property
+    def identity(self) -> tuple[str, tuple[str, ...], str | None]:
+        """Identity of the arm, whatever it is called."""
+        return self.method, self.assignments, self.regime
+
+    @property
     def folder_name(self) -> str:
         """The arm's name as a folder name: `ent:min` is `ent-min`."""
         return re.sub(r"[^A-Za-z0-9._=-]+", "-", self.name)

@@ -49,7 +49,7 @@ def result_of(
 
 def write_claim_results(folder: Path, claim: str, *, method: str) -> Path:
     """Results of another machine for all runs of a claim: `method` has 6 of 8 answers right, others 2 of 8."""
-    for planned in plan_claims(chosen_claims(claim), name="c", root=folder).runs:
+    for planned in plan_claims(chosen_claims(claim), folder / "c").runs:
         right = 0.75 if planned.config.run.method == method else 0.25
         correct = np.random.default_rng(planned.seed).binomial(4, right, size=40)
         result = replace(

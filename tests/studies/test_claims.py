@@ -18,7 +18,7 @@ NIGHT, HOUR = 10 * 3600.0, 3600.0
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory: pytest.TempPathFactory) -> Study:
-    return plan_claims(chosen_claims("all"), name="claims", root=tmp_path_factory.mktemp("studies"))
+    return plan_claims(chosen_claims("all"), tmp_path_factory.mktemp("studies") / "claims")
 
 
 @pytest.mark.parametrize("name", preset_names("claims"))
@@ -39,7 +39,7 @@ def test_each_run_is_planned_once_and_all_end_in_a_night_the_quick_ones_in_an_ho
     assert len(set(keys)) == len(keys) == len({run.folder for run in everything.runs})
     assert [arm.name for arm in everything.arms].count("hard-tail: exgrpo") == 1
     taken = estimate(everything, jobs=2)
-    quick = estimate(plan_claims(chosen_claims("quick"), name="quick", root=tmp_path), jobs=2)
+    quick = estimate(plan_claims(chosen_claims("quick"), tmp_path / "quick"), jobs=2)
     assert taken is not None and taken <= NIGHT
     assert quick is not None and quick <= HOUR
 
@@ -48,7 +48,7 @@ def test_arms_of_one_name_are_told_apart_and_run_once_in_whatever_order(tmp_path
     """The on-policy arm of two of these claims is one; the third has other questions."""
     names = ["headroom-reaches-more", "latest-in-search", "headroom-in-search"]
     for order in (names, names[::-1]):
-        study = plan_claims(chosen_claims(",".join(order)), name="claims", root=tmp_path)
+        study = plan_claims(chosen_claims(",".join(order)), tmp_path / "claims")
         on_policy = [run for run in study.runs if run.config.run.method == "grpo" and run.config.optim.minibatches == 2]
         keys = [(config_hash(run.config), run.seed) for run in on_policy]
         assert len({run.arm.name for run in on_policy}) == 2
@@ -59,7 +59,7 @@ def test_arms_keep_the_names_that_a_study_has_given_them(tmp_path: Path) -> None
     """Else another claim's arm would be taken for one whose runs are there."""
 
     def planned(names: str) -> Study:
-        return plan_claims(chosen_claims(names), name="claims", root=tmp_path)
+        return plan_claims(chosen_claims(names), tmp_path / "claims")
 
     def on_policy(study: Study) -> dict[str, int]:
         return {run.arm.name: run.config.countdown.seed for run in study.runs if run.config.run.method == "grpo"}
@@ -124,4 +124,4 @@ def test_files_of_claims_that_cannot_be_told_apart_or_are_no_claims_are_one_line
     ):
         Path(mine[0]).write_text(wrong)
         with pytest.raises(InputError, match=said):
-            plan_claims(chosen_claims(mine[0]), name="claims", root=tmp_path)
+            plan_claims(chosen_claims(mine[0]), tmp_path / "claims")

@@ -20,7 +20,6 @@ from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.commands import run as exgrpo
 from exgrpo_cli.config.sections.run import SlurmSettings
 from exgrpo_cli.config.settings import Config, to_toml
-from exgrpo_cli.studies import cluster as tasks
 from exgrpo_cli.studies import schedule
 from exgrpo_cli.studies.planning import StudyRequest
 from exgrpo_cli.studies.study import Study
@@ -60,7 +59,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     worker.write_text(WORKER)
     monkeypatch.setattr(schedule, "WORKER", (sys.executable, "-S", str(worker)))
     monkeypatch.setattr(schedule, "POLL_SECONDS", 0.05)
-    monkeypatch.setattr(tasks, "QUERY_SECONDS", 0.5)
+    monkeypatch.setattr(schedule, "QUERY_SECONDS", 0.5)
     request = StudyRequest(metric="ent,random", seeds="2", output=tmp_path / "studies" / "mine")
     return replace(request, options={"run": {"steps": 6}}).plan()
 
@@ -77,7 +76,7 @@ SETTINGS = SlurmSettings(partition="gpu", hours=1.0)
 
 
 def launched(study: Study, settings: SlurmSettings = SETTINGS) -> None:
-    schedule.run_study(study, tasks.Slurm.of(study, settings), SilentReporter())
+    schedule.run_study(study, schedule.Slurm.of(study, settings), SilentReporter())
 
 
 def starts(study: Study) -> dict[str, int]:
@@ -176,7 +175,7 @@ def test_a_refused_partition_and_a_cluster_that_is_not_there_are_one_line(
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(InputError, match="finds no sbatch on the path"):
         launched(study)
-    monkeypatch.setattr(tasks, "find_spec", lambda name: None)
+    monkeypatch.setattr(schedule, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"needs the submitit package: pip install 'exgrpo\[slurm\]'"):
         launched(study)
 

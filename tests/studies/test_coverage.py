@@ -9,7 +9,7 @@ from made_results import result_of
 from exgrpo_cli.base.statistics import holm
 from exgrpo_cli.studies.endpoints import AT_EQUAL
 from exgrpo_cli.studies.output import endpoint_rows, markdown, score_rows
-from exgrpo_cli.studies.report import ArmReport, StudyReport, report_arm, with_holm
+from exgrpo_cli.studies.report import ArmReport, StudyReport, adjust, report_arm
 from exgrpo_cli.studies.study import Arm
 
 
@@ -23,8 +23,9 @@ def report() -> StudyReport:
         "on-policy": {0: result_of([4, 4, 0, 0]), 1: result_of([4, 4, 0, 0])},
         "replay": {0: result_of([2, 2, 2, 0]), 1: result_of([2, 2, 2, 4])},
     }
-    arms = with_holm([reported(name, "on-policy", results) for name in ("replay", "on-policy")])
-    return StudyReport(name="study", equal="steps", baselines=("on-policy",), arms=arms)
+    arms = [reported(name, "on-policy", results) for name in ("replay", "on-policy")]
+    adjust(arms)
+    return StudyReport(name="study", equal="steps", baselines=("on-policy",), arms=tuple(arms))
 
 
 def test_arms_of_like_pass_at_1_are_told_apart_by_what_they_reach() -> None:
@@ -106,7 +107,8 @@ def test_p_values_are_adjusted_for_the_arms_that_share_a_baseline() -> None:
         return {seed: result_of(rng.binomial(4, 0.3 + 0.1 * shift, size=50), seed=seed) for seed in range(5)}
 
     results = {"on-policy": arm(0), "a": arm(1), "b": arm(2), "c": arm(3)}
-    arms = {each.name: each for each in with_holm([reported(name, "on-policy", results) for name in results])}
+    arms = {name: reported(name, "on-policy", results) for name in results}
+    adjust(list(arms.values()))
     raw = [arms[name].main.difference.p_value for name in "abc"]
     assert [arms[name].main.p_holm for name in "abc"] == pytest.approx(holm(raw))
     assert arms["on-policy"].main.p_holm is None

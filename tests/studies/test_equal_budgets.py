@@ -11,20 +11,18 @@ from made_results import result_of
 from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.runs.result import config_hash, write_result
 from exgrpo_cli.studies.output import report_study
-from exgrpo_cli.studies.planning import StudyBase, axis_arms, cross, plan_study
+from exgrpo_cli.studies.planning import StudyRequest, axis_arms, cross, plan_study
 from exgrpo_cli.studies.schedule import Processes, run_study
 from exgrpo_cli.studies.study import Study, budgeted
 
 
 def study_of(small_backbone: Path, root: Path, equal: str) -> Study:
-    return plan_study(
-        name="small", root=root, arms=cross([axis_arms("metric", "random,length")]), seeds=[0, 1], equal=equal,
-        base=StudyBase(assignments=[
-            "arithmetic.levels=[2]", "arithmetic.num_train=40", "arithmetic.num_heldout=4",
-            "rollout.questions_per_step=4", "replay.start_threshold=0", "run.steps=2", "run.threads=1",
-            "run.plots=false", "validation.samples=1", f"backbone.source={small_backbone}",
-        ]),
-    )  # fmt: skip
+    request = StudyRequest(assignments=[
+        "arithmetic.levels=[2]", "arithmetic.num_train=40", "arithmetic.num_heldout=4",
+        "rollout.questions_per_step=4", "replay.start_threshold=0", "run.steps=2", "run.threads=1",
+        "run.plots=false", "validation.samples=1", f"backbone.source={small_backbone}",
+    ])  # fmt: skip
+    return plan_study(root / "small", cross([axis_arms("metric", "random,length")]), [0, 1], request, equal=equal)
 
 
 @pytest.mark.parametrize(("equal", "amount"), [("generated", 700.0), ("trained", 300.0), ("seconds", 6.5)])
@@ -69,9 +67,8 @@ def test_a_study_of_equal_budgets_runs_and_is_recognised(small_backbone: Path, t
 @pytest.mark.parametrize(("setting", "finished"), [("backbone.dtype=float32,bfloat16", 0), ("run.steps=3,4", 1)])
 def test_a_result_counts_for_no_arm_where_it_cannot_tell_them_apart(tmp_path, setting, finished):
     def planned(*results: Path) -> Study:
-        return plan_study(
-            name="varied", root=tmp_path, arms=cross([axis_arms("vary", setting)]), seeds=(0,), results=results
-        )
+        arms = cross([axis_arms("vary", setting)])
+        return plan_study(tmp_path / "varied", arms, (0,), StudyRequest(results=results))
 
     result = replace(result_of([4, 2]), config_hash=config_hash(planned().runs[0].config), budget_amount=0.0)
     write_result(tmp_path / "found-0.result.json", result)

@@ -14,7 +14,7 @@ from exgrpo_cli.base.reporter import SilentReporter
 from exgrpo_cli.commands import run
 from exgrpo_cli.config.settings import to_toml
 from exgrpo_cli.studies.output import report_study
-from exgrpo_cli.studies.planning import StudyBase, StudyRequest, axis_arms, cross, plan_study
+from exgrpo_cli.studies.planning import StudyRequest, axis_arms, cross, plan_study
 from exgrpo_cli.studies.schedule import Processes, run_study
 from exgrpo_cli.studies.study import Study
 from exgrpo_cli.studies.worker import last_line
@@ -73,7 +73,7 @@ def test_an_arm_named_twice_is_refused(tmp_path: Path) -> None:
             cross([axis_arms(axis, text)])
     arms = cross([axis_arms("methods", "my own.toml,my-own.toml")])
     with pytest.raises(InputError, match=r"arms 'my own' and 'my-own' would both be in the folder my-own/"):
-        plan_study(name="s", root=tmp_path, arms=arms, seeds=(0,))
+        plan_study(tmp_path / "s", arms, (0,))
 
 
 def test_methods_files_name_a_study_without_their_folders(tmp_path: Path) -> None:
@@ -87,8 +87,8 @@ def test_methods_files_name_a_study_without_their_folders(tmp_path: Path) -> Non
 
 
 def planned(root: Path, assignment: str, *seeds: int) -> Study:
-    arms, base = cross([axis_arms("methods", "exgrpo,grpo")]), StudyBase(assignments=[assignment])
-    return plan_study(name="s", root=root, arms=arms, seeds=seeds, base=base)
+    arms = cross([axis_arms("methods", "exgrpo,grpo")])
+    return plan_study(root / "s", arms, seeds, StudyRequest(assignments=[assignment]))
 
 
 def test_a_start_of_its_own_for_every_seed(tmp_path: Path) -> None:
@@ -126,8 +126,8 @@ def study_of(small_backbone: Path):
     """A study of two arms and one seed that takes seconds."""
 
     def make(root: Path, *assignments: str) -> Study:
-        base = StudyBase(assignments=[*small_settings(small_backbone), *assignments])
-        return plan_study(name="small", root=root, arms=cross([axis_arms("metric", "ent:min")]), seeds=(0,), base=base)
+        request = StudyRequest(assignments=[*small_settings(small_backbone), *assignments])
+        return plan_study(root / "small", cross([axis_arms("metric", "ent:min")]), (0,), request)
 
     return make
 

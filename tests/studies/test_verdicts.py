@@ -149,7 +149,7 @@ def test_a_claim_reads_not_run_until_all_of_its_seeds_are_there() -> None:
 def test_a_claim_that_runs_suggested_has_seeds_of_its_own(tmp_path: Path) -> None:
     first, again = claim_of("first", CLAIM), claim_of("again", CLAIM | {"claim": CLAIM["claim"] | {"first_seed": 300}})
     assert again.seeds == tuple(range(300, 308))
-    study = plan_claims([first, again], name="both", root=tmp_path)
+    study = plan_claims([first, again], tmp_path / "both")
     assert {arm.name for arm in study.arms} == {"sparse: grpo", "sparse: exgrpo"}
     assert sorted({run.seed for run in study.runs}) == [*first.seeds, *again.seeds]
     # The seeds of one do not count for the other.
@@ -165,7 +165,7 @@ def test_an_arm_is_compared_with_the_on_policy_arm_of_its_own_questions(tmp_path
     other = {**CLAIM["claim"], "settings": ["countdown.seed=1"]}
     claims = [claim_of("first", CLAIM), claim_of("other", CLAIM | {"claim": other})]
     alone = claim_of("alone", {**CLAIM, "claim": {**other, "regime": "search"}, "contrast": CLAIM["contrast"][1:]})
-    study = plan_claims([*claims, alone], name="all", root=tmp_path)
+    study = plan_claims([*claims, alone], tmp_path / "all")
     assert {arm.name: arm.baseline for arm in study.arms} == {
         "sparse: grpo": "sparse: grpo",
         "sparse: exgrpo": "sparse: grpo",
