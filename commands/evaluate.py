@@ -151,7 +151,7 @@ def _compare(folders: Sequence[Path], output: Path | None, *, json: bool, quiet:
     Of one comparison the questions that flipped are shown too.
     """
     from exgrpo_cli.base.files import write_json, write_text
-    from exgrpo_cli.evaluation.comparison import compare, latex, markdown
+    from exgrpo_cli.evaluation.comparison import compare, markdown
 
     if len(folders) < 2 and not (folders and folders[0].is_dir()):
         raise InputError("--compare needs results folders: exgrpo evaluate --compare FOLDER FOLDER...")
@@ -160,7 +160,6 @@ def _compare(folders: Sequence[Path], output: Path | None, *, json: bool, quiet:
         output.mkdir(parents=True, exist_ok=True)
         write_json(output / "comparison.json", compared.to_json())
         write_text(output / "table.md", markdown(compared))
-        write_text(output / "table.tex", latex(compared))
         _plot(compared, output)
     if json:
         cli.print_json(compared.to_json())

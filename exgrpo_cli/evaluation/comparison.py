@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -22,30 +22,10 @@ from exgrpo_cli.evaluation.sampling import BOOTSTRAP_SEED, Evaluation
 SCORE_HEADS = ("benchmark", "score", "95 %", "shows from", "pass@k", "95 %", "tokens", "cut off", "questions")
 LEVEL = 0.05
 MARK = "†"
+AVERAGE = "Avg."
 
 Figures = Mapping[str, Any]
 """Figures of a model on a benchmark, as `results.json` holds them."""
-
-
-class Cell(NamedTuple):
-    """A benchmark's score, or an average over the benchmarks before it."""
-
-    head: str
-    score: Mapping[str, float] | None
-    """`value`, `low` and `high`; None where nothing has been evaluated yet."""
-    average: bool = False
-    """Averages close the group of their benchmarks."""
-    mark: str = ""
-    """Sign behind the value, explained below the table."""
-
-    @property
-    def value(self) -> str:
-        """Percentage with one decimal."""
-        return _percent(self.score["value"]) if self.score else "-"
-
-    def interval(self, between: str) -> str:
-        """Both ends of the score's interval."""
-        return _interval(self.score, between) if self.score else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,27 +76,6 @@ class ResultTable:
             f"Holm-adjusted over {len(self.comparisons)} comparisons."
         )
 
-    def rows(self) -> list[tuple[str, list[Cell]]]:
-        """A model's name and its cells, then the same by each of its second graders."""
-        rows = []
-        for model, results in self.models.items():
-            made = {name: found for (other, name), found in self.comparisons.items() if other == model}
-            marked = [name for name, found in made.items() if found["p_holm"] < LEVEL]
-            rows.append((model, self._cells(results, marked)))
-            for grader, seconds in by_second_grader(results).items():
-                rows.append((f"{model}, by {grader}", self._cells(seconds, ())))
-        return rows
-
-    def _cells(self, results: Mapping[str, Figures], marked: Sequence[str]) -> list[Cell]:
-        cells = {
-            name: Cell(title, _score(results[name]) if name in results else None, mark=MARK if name in marked else "")
-            for name, title in self.titles.items()
-        }
-        found = []
-        for members in averages_over(self.titles).values():
-            found += [*(cells[name] for name in members), Cell("Avg.", average(results, members), True)]
-        return found or list(cells.values())
-
     def to_json(self) -> dict[str, Any]:
         """Scores, pass@k, second graders and comparisons by benchmark, and the averages by model."""
         benchmarks = {}
@@ -161,59 +120,31 @@ def _mean(scores: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def markdown(table: ResultTable) -> str:
-    """Head, rule, and for each model a row with percentages (one decimal) and a row with their intervals."""
-    rows = table.rows()
-    lines = [["Model", *(cell.head for cell in rows[0][1])], ["---", *("---:" for _ in rows[0][1])]]
-    for model, cells in rows:
-        values = [f"**{cell.value}**" if cell.average and cell.score else cell.value + cell.mark for cell in cells]
-        lines += [[model.replace("|", "\\|"), *values], ["95 % interval", *(cell.interval(" to ") for cell in cells)]]
+    """Head, rule, and for each model and its second graders percentages (one decimal) and their intervals."""
+    titles = table.titles
+    columns: list[tuple[str, tuple[str, ...]]] = [(title, (name,)) for name, title in titles.items()]
+    if groups := averages_over(titles).values():
+        # An average closes the group of its benchmarks.
+        closed = [[*((titles[name], (name,)) for name in members), (AVERAGE, members)] for members in groups]
+        columns = [column for group in closed for column in group]
+    lines = [["Model", *(head for head, _ in columns)], ["---", *("---:" for _ in columns)]]
+    for model, results in table.models.items():
+        made = {name: found["p_holm"] for (other, name), found in table.comparisons.items() if other == model}
+        differs = [(name,) for name, p_holm in made.items() if p_holm < LEVEL]
+        rows = {model: results}
+        rows |= {f"{model}, by {grader}": seconds for grader, seconds in by_second_grader(results).items()}
+        for label, figures in rows.items():
+            scores = [average(figures, members) for _, members in columns]
+            values = [_percent(score["value"]) if score else "-" for score in scores]
+            for place, (head, members) in enumerate(columns):
+                if head == AVERAGE and scores[place]:
+                    values[place] = f"**{values[place]}**"
+                elif figures is results and members in differs:
+                    values[place] += MARK
+            lines.append([label.replace("|", "\\|"), *values])
+            lines.append(["95 % interval", *(_interval(score) if score else "" for score in scores)])
     text = "".join("| " + " | ".join(line) + " |\n" for line in lines)
     return f"{text}\n{table.footnote}\n" if table.footnote else text
-
-
-def latex(table: ResultTable) -> str:
-    """A complete tabular (booktabs): for each model a row and its intervals; the footnote as a comment above."""
-    rows = table.rows()
-    # A rule between the groups, as between the in- and out-of-distribution halves of the paper's tables.
-    layout = "".join("r|" if cell.average else "r" for cell in rows[0][1]).rstrip("|")
-    lines = [latex_row(["Model", *(escape(cell.head) for cell in rows[0][1])]), "\\midrule"]
-    for model, cells in rows:
-        lines.append(latex_row([escape(model), *map(_latex_value, cells)]))
-        ends = [f"\\scriptsize {cell.interval('--')}" if cell.score else "" for cell in cells]
-        lines.append(latex_row(["\\scriptsize 95\\,\\% interval", *ends]))
-    parts = [f"\\begin{{tabular}}{{l{layout}}}", "\\toprule", *lines, "\\bottomrule", "\\end{tabular}"]
-    return "\n".join([f"% {table.footnote}", *parts] if table.footnote else parts) + "\n"
-
-
-def _latex_value(cell: Cell) -> str:
-    if cell.average and cell.score:
-        return f"\\textbf{{{cell.value}}}"
-    return cell.value + (f"\\textsuperscript{{{escape(cell.mark)}}}" if cell.mark else "")
-
-
-_LATEX = str.maketrans(
-    {
-        **{char: f"\\{char}" for char in "&%$#_{}"},
-        "\\": "\\textbackslash{}",
-        "~": "\\textasciitilde{}",
-        "^": "\\textasciicircum{}",
-        "<": "\\textless{}",
-        ">": "\\textgreater{}",
-        "|": "\\textbar{}",
-        "†": "\\dag{}",
-    }
-)
-
-
-def latex_row(cells: Sequence[str]) -> str:
-    """Escaped cells as one row; one that begins with [ or * would be read as an argument of the row before."""
-    line = " & ".join(cells)
-    return ("{}" if line.startswith(("[", "*")) else "") + line + " \\\\"
-
-
-def escape(text: str) -> str:
-    """Text as LaTeX sets it, its special characters spelled out."""
-    return text.translate(_LATEX)
 
 
 def score_table(table: ResultTable) -> Table:
@@ -247,15 +178,15 @@ def measure(result: Figures) -> str:
 
 
 def _scored(score: Mapping[str, float]) -> list[str]:
-    return [_percent(score["value"]), _interval(score, " to ")]
+    return [_percent(score["value"]), _interval(score)]
 
 
 def _percent(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
-def _interval(score: Mapping[str, float], between: str) -> str:
-    return f"{_percent(score['low'])}{between}{_percent(score['high'])}"
+def _interval(score: Mapping[str, float]) -> str:
+    return f"{_percent(score['low'])} to {_percent(score['high'])}"
 
 
 def compare(paths: Sequence[Path]) -> ResultTable:

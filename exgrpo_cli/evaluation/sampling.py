@@ -140,22 +140,19 @@ class Evaluation:
         )
 
     def figures(self) -> dict[str, Any]:
-        """The numbers of `results.json`: avg@k with its interval, pass@k, lengths and counts, also by level."""
-        verdicts = Counter(sample.verdict for sample in self.all_samples)
-        levels = sorted({record.question.level for record in self.records if record.question.level is not None})
-        by_level = {
-            level: Evaluation(records=tuple(record for record in self.records if record.question.level == level))
-            for level in levels
-        }
+        """The numbers of `results.json`: avg@k with its interval, pass@k, lengths and counts."""
+        score, verdicts = self.score(), Counter(sample.verdict for sample in self.all_samples)
         return {
-            **_score_figures(self.score()),
+            "avg_at_k": score.value,
+            "low": score.low,
+            "high": score.high,
+            "questions": score.questions,
             "k": self.samples,
             "pass_at_k": self.pass_at_k(),
             "smallest_detectable_difference": smallest_detectable_difference(self.correct, self.samples),
             "mean_tokens": self.mean_tokens,
             "share_clipped": self.share_clipped,
             "verdicts": {verdict.value: verdicts[verdict] for verdict in Verdict},
-            "by_level": {level: _score_figures(own.score()) for level, own in by_level.items()},
             "interval": self._interval_method(),
         }
 
@@ -165,10 +162,6 @@ class Evaluation:
         if self.correct.min() == self.correct.max():
             return "95 %, Wilson over questions (all have the same count)"
         return f"95 %, bootstrap over questions, {RESAMPLES} resamples, seed {BOOTSTRAP_SEED}"
-
-
-def _score_figures(score: Score) -> dict[str, Any]:
-    return {"avg_at_k": score.value, "low": score.low, "high": score.high, "questions": score.questions}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,7 @@ from exgrpo_cli.studies.output import markdown, score_rows
 from exgrpo_cli.studies.report import compare_runs
 from exgrpo_cli.studies.study import RESULTS_FOLDER
 
-TEXTS = (".json", ".md", ".tex", ".csv")
+TEXTS = (".json", ".md", ".csv")
 """Files of a study's folder that go along: its tables."""
 
 

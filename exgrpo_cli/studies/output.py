@@ -1,4 +1,4 @@
-"""A study's report as tables, figures and files: `results.json`, `report.md`, `table.tex` and the figures."""
+"""A study's report as tables, figures and files: `results.json`, `report.md` and the figures."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -8,7 +8,6 @@ from rich.table import Table
 
 from exgrpo_cli.base.files import write_json, write_text
 from exgrpo_cli.base.statistics import Interval, t_interval
-from exgrpo_cli.evaluation.comparison import escape, latex_row
 from exgrpo_cli.runs.result import CurvePoint
 from exgrpo_cli.show.figures.comparisons import (
     ArmCurve,
@@ -64,7 +63,6 @@ def report_study(study: Study) -> StudyReport:
         markdown(spending_rows(report)),
     ]
     write_text(study.folder / "report.md", "\n\n".join(part.strip() for part in parts) + "\n")
-    write_text(study.folder / "table.tex", latex(score_rows(report)))
     for name, figure in study_figures(study, report).items():
         save(figure, study.folder, name)
     return report
@@ -188,13 +186,6 @@ def markdown(rows: Rows) -> str:
     """Rows as a Markdown table."""
     ruled = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
     return "\n".join("| " + " | ".join(row) + " |" for row in ruled) + "\n"
-
-
-def latex(rows: Rows) -> str:
-    """Rows as a complete LaTeX tabular (booktabs)."""
-    header, *lines = [latex_row([escape(cell) for cell in row]) for row in rows]
-    begin = rf"\begin{{tabular}}{{l{'r' * (len(rows[0]) - 1)}}}"
-    return "\n".join([begin, r"\toprule", header, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
 def study_figures(study: Study, report: StudyReport) -> "dict[str, Figure]":

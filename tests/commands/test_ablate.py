@@ -80,8 +80,6 @@ def test_a_claim_whose_results_are_all_there_is_judged_without_a_run(capsys, tmp
     assert "pass_at_1: exgrpo minus grpo > 0.03, strong, 8 seeds" in drawn.replace("&gt;", ">")
     report = (tmp_path / "out" / "claims" / "report.md").read_text()
     assert "| Replay beats on-policy training at equal generated tokens | strong |" in report
-    table = (tmp_path / "out" / "claims" / "table.tex").read_text()
-    assert r"\begin{tabular}" in table and r"95 \% &" in table and "strong: exgrpo & 8 &" in table
     page = (tmp_path / "out" / "claims" / "report.html").read_text()
     assert "supported" in page and page.count("finished elsewhere") == 16
     assert "2 arms, 8 seeds, against strong: grpo: 16 of 16 runs finished, 16 of them elsewhere." in page

@@ -85,14 +85,12 @@ def test_the_command_writes_tables_and_a_figure(tmp_path, capsys):
     assert "adjusted, 16 questions paired, 4 won and 0 lost" in shown.out
     figures = [f"{name}.{kind}" for name in ("accuracy", "pass-at-k") for kind in ("pdf", "png", "svg")]
     written = {path.name for path in output.iterdir()}
-    assert written == {*figures, "comparison.json", "table.md", "table.tex"}
+    assert written == {*figures, "comparison.json", "table.md"}
     assert (output / "accuracy.pdf").read_bytes().startswith(b"%PDF")
     for name, texts in (("accuracy", ("avg@4",)), ("pass-at-k", ("pass@k (%)",))):
         drawn = (output / f"{name}.svg").read_text()
         assert all(text in drawn for text in ("a_50%", "other", "AIME24", "MATH-500", *texts))
     assert "| a_50% | 50.0† | 62.5 | **56.2** |" in (output / "table.md").read_text()
-    table = (output / "table.tex").read_text()
-    assert "a\\_50\\% & 50.0\\textsuperscript{\\dag{}} & 62.5 & \\textbf{56.2} \\\\" in table
     found = json.loads((output / "comparison.json").read_text())
     assert found["models"] == ["base", "a_50%", "other"]
     (first, second) = found["benchmarks"]["aime24"]["comparisons"]

@@ -11,7 +11,7 @@ from stored_results import NONE, RIGHT, WRONG, question, record, stamp, stored
 
 from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.types import AnswerFormat, Verdict
-from exgrpo_cli.evaluation.comparison import ResultTable, latex, markdown, score_table
+from exgrpo_cli.evaluation.comparison import ResultTable, markdown, score_table
 from exgrpo_cli.evaluation.results import ResultsFolder, differences, grader_version, rescore, score_folder, ungraded
 from exgrpo_cli.evaluation.sampling import Evaluation, open_pool
 from exgrpo_cli.evaluation.service import rescore_folders
@@ -154,10 +154,6 @@ def test_tables_follow_the_paper():
         "| part | - | - | - | - | - | - | - | 50.0 | - | - |",
         "| 95 % interval |  |  |  |  |  |  |  | 40.0 to 60.0 |  |  |",
     ]
-    text = latex(table)
-    assert "\\begin{tabular}{lrrrrrrr|rrr}" in text
-    assert "my\\_model & 40.0 & 40.0 & 10.0 & 40.0 & 40.0 & 40.0 & \\textbf{35.0} & 50.0" in text
-    assert "Y\\% & MATH500" in text
 
 
 def test_terminal_table_says_what_the_score_can_show():
@@ -175,18 +171,14 @@ def test_terminal_table_says_what_the_score_can_show():
 
 def test_figures_of_an_evaluation():
     records = (
-        record(question(1, level="easy"), ("4", RIGHT), ("4", RIGHT)),
-        record(question(2, level="hard"), ("5", WRONG), ("", NONE)),
+        record(question(1), ("4", RIGHT), ("4", RIGHT)),
+        record(question(2), ("5", WRONG), ("", NONE)),
     )
     evaluation = Evaluation(records=records)
     assert list(evaluation.correct) == [2, 0]
     assert (evaluation.mean_tokens, evaluation.share_clipped) == (10.0, 0.0)
     summary = evaluation.figures()
     assert summary["verdicts"]["no answer"] == 1
-    # Wilson's of 1 in 1: 1 / (1 + 1.96^2) = 0.2065.
-    easy = {"avg_at_k": 1.0, "low": 0.2065, "high": 1.0, "questions": 1}
-    assert summary["by_level"]["easy"] == pytest.approx(easy, abs=1e-4)
-    assert summary["by_level"]["hard"]["high"] == pytest.approx(1 - 0.2065, abs=1e-4)
     # One of two questions solved: Wilson's interval of 1 in 2 at the largest k, the bootstrap's at k = 1.
     at_two = summary["pass_at_k"]["2"]
     assert at_two == pytest.approx({"value": 0.5, "low": 0.0945, "high": 0.9055}, abs=1e-4)

@@ -9,9 +9,9 @@ from exgrpo_cli.evaluation.sampling import QuestionRecord, Sample
 RIGHT, WRONG, NONE = Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER
 
 
-def question(number: int, answer: str = "4", level: str | None = None) -> Question:
+def question(number: int, answer: str = "4") -> Question:
     prompt = (Message(role="user", content=f"Question {number}?"),)
-    return Question(id=f"q{number}", prompt=prompt, answer=answer, source="made", level=level)
+    return Question(id=f"q{number}", prompt=prompt, answer=answer, source="made")
 
 
 def record(asked: Question, *answers: tuple[str, Verdict]) -> QuestionRecord:
