@@ -1,8 +1,9 @@
-"""Figures of run folders: what they show, how they are saved, and that every kind of run has them."""
+"""Figures of runs, of studies, and of models on benchmarks: what they show, how they are saved, all readable."""
 
 import itertools
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,18 +13,11 @@ from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.runs.folder import RunMetrics, read_metrics
-from exgrpo_cli.show.figures.run import (
-    accuracy_by_tokens,
-    bucket_flow,
-    buffers_compared,
-    draws_against_promise,
-    entropy_at_birth,
-    heldout_scores,
-    learning_curve,
-    policy_diagnostics,
-    training_figures,
-    what_if_figure,
-)
+from exgrpo_cli.runs.result import Memorising, PassRates
+from exgrpo_cli.show.figures import comparisons
+from exgrpo_cli.show.figures import run as figures
+from exgrpo_cli.show.figures.comparisons import ArmCurve, ArmScore, ClaimEffect
+from exgrpo_cli.show.figures.style import looks_of
 from exgrpo_cli.show.queries import Numbers
 from exgrpo_cli.show.record import read_run
 from exgrpo_cli.show.statistics import replay_figures, report_runs, save_all, save_reports, summarise
@@ -50,6 +44,26 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def told(run: Path) -> Numbers:
     return summarise(read_run(run))
+
+
+def assert_readable(figure, panel_inches: float = 0.0) -> None:
+    """All is within the figure, no two names of an axis or a legend, nor two titles, overlap, and panels have room."""
+    figure.canvas.draw()
+    shown = [axes for axes in figure.axes if axes.get_visible()]
+    for axes in shown:
+        inside, legend = axes.get_tightbbox(), axes.get_legend()
+        assert inside.x0 > -2 and inside.y0 > -2 and inside.x1 < figure.bbox.x1 + 2 and inside.y1 < figure.bbox.y1 + 2
+        assert axes.get_window_extent().width > panel_inches * figure.dpi
+        named = [
+            [label for place, label in zip(axis.get_majorticklocs(), axis.get_majorticklabels(), strict=True)
+             if low <= place <= high]
+            for axis, (low, high) in ((axes.xaxis, sorted(axes.get_xlim())), (axes.yaxis, sorted(axes.get_ylim())))
+        ]  # fmt: skip
+        for texts in [*named, legend.get_texts() if legend else []]:
+            boxes = [text.get_window_extent() for text in texts if text.get_text()]
+            assert not any(one.overlaps(other) for one, other in itertools.pairwise(boxes))
+    titles = [axes.title.get_window_extent() for axes in shown if axes.get_title()]
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(titles, 2))
 
 
 def names(paths: list[Path], suffix: str) -> set[str]:
@@ -80,10 +94,10 @@ def test_every_figure_is_saved_as_png_and_as_svg_with_text_in_it(run: Path) -> N
 def test_short_runs_are_drawn_without_a_warning(tmp_path: Path, spec: SyntheticRun) -> None:
     write_run(tmp_path / "run", spec)
     told = summarise(read_run(tmp_path / "run"))
-    figures = dict([*training_figures(tmp_path / "run"), *replay_figures(told)])
+    drawn = dict([*figures.training_figures(tmp_path / "run"), *replay_figures(told)])
     replays = REPLAY if told["used"] else {"replay-questions"}
-    assert set(figures) == (TRAINING if spec.finished else ALWAYS) | replays
-    for figure in figures.values():
+    assert set(drawn) == (TRAINING if spec.finished else ALWAYS) | replays
+    for figure in drawn.values():
         figure.canvas.draw()
 
 
@@ -114,7 +128,7 @@ def test_the_flow_between_buckets_follows_each_replayed_question(told: Numbers, 
     counted |= {(before, "retired"): row["retired"] for before, row in flow.items() if row["retired"]}
     counted |= {(before, None): row["dropped"] for before, row in flow.items() if row["dropped"]}
     assert counted == expected
-    [axes] = bucket_flow(told).axes
+    [axes] = figures.bucket_flow(told).axes
     np.testing.assert_allclose(sum(bars.lines[0].get_ydata() for bars in axes.containers), 1)
 
 
@@ -129,7 +143,7 @@ def test_entropy_is_compared_within_stretches_of_steps(told: Numbers, run: Path)
         easy = np.mean([row["entropy"] for row in inside if row["k"] >= 6])
         assert window["hard_over_easy"] == pytest.approx(hard / easy)
         assert sum(group["trajectories"] for group in window["by_bucket"]) == len(inside)
-    [axes] = entropy_at_birth(told).axes
+    [axes] = figures.entropy_at_birth(told).axes
     [hard, _, _] = axes.containers
     drawn = [next(group["mean"] for group in each["by_difficulty"] if group["name"] == "hard") for each in windows]
     np.testing.assert_allclose(hard.lines[0].get_ydata(), drawn)
@@ -142,7 +156,7 @@ def test_what_another_policy_would_have_drawn_is_a_figure(run: Path, tmp_path: P
     svg = (tmp_path / "replay-what-if.svg").read_text()
     assert ">what if: linear<" in svg and ">what if: random<" in svg and ">run: ent:min<" in svg
     [asked] = reports.values()
-    drawn, *_ = what_if_figure(asked).axes
+    drawn, *_ = figures.what_if_figure(asked).axes
     np.testing.assert_array_equal(drawn.lines[0].get_ydata(), asked["what_if"]["sampler"]["pass_rate"])
 
 
@@ -157,58 +171,184 @@ def test_two_lone_points_are_not_joined_and_maxima_are_not_averaged() -> None:
         "replay/ess": np.zeros(60),
     }
     few = RunMetrics([dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)])
-    figure = learning_curve(few, {"arithmetic": np.array([[0, 0.5, 0.4, 0.6], [60, 0.5, 0.4, 0.6]])})
+    figure = figures.learning_curve(few, {"arithmetic": np.array([[0, 0.5, 0.4, 0.6], [60, 0.5, 0.4, 0.6]])})
     [axes] = figure.axes
     lone = [line for line in axes.lines if len(line.get_xdata()) == 2 and line.get_marker() in "oD"]
     assert {line.get_linestyle() for line in lone} == {"None"}
     assert figure.get_supxlabel() == "thin: each step; thick: mean over 3 steps"
-    [ratio] = policy_diagnostics(few).axes  # always 0, or logged in a corner only: no panel
+    [ratio] = figures.policy_diagnostics(few).axes  # always 0, or logged in a corner only: no panel
     assert ratio.get_yscale() == "log"
     assert [line.get_ydata().max() for line in ratio.lines] == pytest.approx([1.0, 1.0, 50.0])
 
 
 def test_held_out_scores_are_drawn_with_their_intervals_by_step_and_by_tokens(run: Path, tmp_path: Path) -> None:
     metrics = read_metrics(run)
-    heldout = heldout_scores(run, metrics)
+    heldout = figures.heldout_scores(run, metrics)
     # Validated at 10, 20, 30, 40; before (0) and after (45) come from summary.json.
     scores = heldout["arithmetic"]
     assert scores[:, 0].tolist() == [0, 10, 20, 30, 40, 45]
     assert scores[:, 2] == pytest.approx(scores[:, 1] - 0.03)
-    (axes,) = learning_curve(metrics, heldout).axes
+    (axes,) = figures.learning_curve(metrics, heldout).axes
     (bars,) = axes.containers
     drawn = [segment[:, 1].tolist() for segment in bars.lines[2][0].get_segments()]
     np.testing.assert_allclose(drawn, scores[:, 2:])
-    [axes] = accuracy_by_tokens(metrics, heldout).axes
+    [axes] = figures.accuracy_by_tokens(metrics, heldout).axes
     generated = metrics.series("tokens/generated")
     assert axes.lines[0].get_xdata().tolist() == [generated[: int(step)].sum() for step in scores[:, 0]]
     axes.figure.canvas.draw()
     assert axes.get_xticklabels()[-1].get_text().endswith("k")
     # While a run goes on its validations are shown without the ends.
-    assert heldout_scores(tmp_path, metrics)["arithmetic"][:, 0].tolist() == [10, 20, 30, 40]
+    assert figures.heldout_scores(tmp_path, metrics)["arithmetic"][:, 0].tolist() == [10, 20, 30, 40]
 
 
 def test_draws_stand_beside_their_promise_and_runs_beside_each_other(told: Numbers) -> None:
-    (axes,) = draws_against_promise(told).axes
+    (axes,) = figures.draws_against_promise(told).axes
     buckets = told["draws"]["buckets"]
     heights = [bars.lines[0].get_ydata() for bars in axes.containers]
     np.testing.assert_allclose(heights, [[row[name] for row in buckets] for name in ("drawn", "expected")])
-    figure = buffers_compared({"a": told, "b": told})
+    figure = figures.buffers_compared({"a": told, "b": told})
     assert len(figure.axes) == 6
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
 
 
 def test_no_figure_has_text_that_leaves_it_or_overlaps_its_neighbours(run: Path, told: Numbers) -> None:
-    for name, figure in [*training_figures(run), *replay_figures(told)]:
-        figure.canvas.draw()
-        renderer = figure.canvas.get_renderer()
-        width, height = figure.canvas.get_width_height()
-        for axes in figure.axes:
-            inside = axes.get_tightbbox(renderer)
-            assert inside.x0 > -2 and inside.y0 > -2 and inside.x1 < width + 2 and inside.y1 < height + 2, name
-            boxes = [
-                tick.label1.get_window_extent(renderer)
-                for tick in axes.xaxis.get_major_ticks()
-                if tick.label1.get_visible() and tick.label1.get_text()
-            ]
-            for left, right in itertools.pairwise(boxes):
-                assert left.x1 <= right.x0 + 1, f"{name}: tick labels overlap"
+    for _, figure in [*figures.training_figures(run), *replay_figures(told)]:
+        assert_readable(figure)
+
+
+POINTS = {"mean": [0.3, 0.5, 0.7], "low": [0.2, 0.4, 0.6], "high": [0.4, 0.6, 0.8]}
+ARMS = [
+    ArmScore(name="on-policy", mean=0.80, low=0.78, high=0.82, seeds=[0.79, 0.80, 0.81]),
+    ArmScore(name="ent-min", mean=0.75, low=0.70, high=0.80, seeds=[0.72, 0.75, 0.78]),
+    ArmScore(name="random", mean=0.74, low=0.74, high=0.74, seeds=[0.74]),
+]
+
+
+def test_one_row_per_arm_with_mean_interval_seeds_and_baseline() -> None:
+    figure = comparisons.arm_comparison(ARMS, baselines=["on-policy"], measure="held-out pass@1")
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["on-policy (baseline)", "ent-min", "random"]
+    assert axes.get_ylim()[0] > axes.get_ylim()[1]  # the first arm is on top
+    intervals = [bars.lines[2][0].get_segments()[0][:, 0] for bars in axes.containers]
+    np.testing.assert_allclose(intervals, [[0.78, 0.82], [0.70, 0.80], [0.74, 0.74]])
+    dots = [line.get_xdata() for line in axes.lines if line.get_marker() == "o"]
+    assert [list(seeds) for seeds in dots] == [arm.seeds for arm in ARMS]
+    assert 0.80 in {line.get_xdata()[0] for line in axes.lines if len(line.get_xdata()) == 2}
+    assert axes.get_xlabel() == "held-out pass@1\n(mean, 95 % interval, 3 seeds)"
+    assert comparisons.arm_comparison([], baselines=["a"], measure="m") is None
+
+
+def test_curves_have_a_band_and_skip_what_was_not_measured() -> None:
+    nan = float("nan")
+    curves = [
+        ArmCurve(name="on-policy", steps=[0, 10, 20], **POINTS),
+        ArmCurve(name="ent-min", steps=[0, 10, 20], mean=[0.3, nan, 0.6], low=[0.2, nan, nan], high=[0.4, nan, nan]),
+    ]
+    (axes,) = comparisons.arm_curves(curves, baselines=["on-policy"], measure="pass@1").axes
+    [joined] = [line for line in axes.lines if line.get_linestyle() == "-"]
+    assert joined.get_xdata().tolist() == [0, 10, 20] and joined.get_color() == "#000000"
+    [lone] = axes.containers  # two points are not joined
+    np.testing.assert_allclose(lone.lines[0].get_ydata(), [0.3, 0.6])
+
+
+def many_arms(regime: str, count: int) -> list[str]:
+    """Of a claim's study: every third is a baseline, and names are long."""
+    return [
+        f"{regime}: {'grpo' if n % 3 == 0 else 'headroom-near'} (headroom-whatever-start-{n})" for n in range(count)
+    ]
+
+
+REGIMES = {"search": many_arms("search", 16), "strong": many_arms("strong", 3), "sparse": many_arms("sparse", 1)}
+EVERY = [(regime, name) for regime, names in REGIMES.items() for name in names]
+BASELINES = [name for names in REGIMES.values() for name in names[::3]]
+
+
+def test_each_regime_has_a_panel_with_the_curves_and_the_legend_of_its_own_arms() -> None:
+    """Twenty arms in three regimes, six of the baselines in one of them."""
+    curves = [
+        ArmCurve(name=name, regime=regime, steps=[0, 10, 20], tokens=[0, 700, 900], **POINTS) for regime, name in EVERY
+    ]
+    for tokens in (False, True):
+        figure = comparisons.arm_curves(curves, baselines=BASELINES, measure="held-out pass@1", tokens=tokens)
+        assert [axes.get_title("left") for axes in figure.axes] == list(REGIMES)
+        assert figure.axes[0].lines[0].get_xdata().tolist() == ([0, 700, 900] if tokens else [0, 10, 20])
+        for axes, (regime, names) in zip(figure.axes, REGIMES.items(), strict=True):
+            told = [text.get_text().replace("\n", " ") for text in axes.get_legend().get_texts()]
+            assert told == [name.removeprefix(f"{regime}: ") for name in names]
+            drawn = [(line.get_color(), line.get_linestyle(), line.get_marker()) for line in axes.lines]
+            assert len(drawn) == len(set(drawn)) == len(names)
+            black = [name for name, look in zip(names, drawn, strict=True) if look[0] == "#000000"]
+            assert black == names[::3]
+            assert axes.get_window_extent().height > 0.9 * figure.dpi, "the axes are a strip"
+        assert_readable(figure, 1.8)
+
+
+def test_no_two_arms_look_alike_up_to_28_baselines_and_168_others() -> None:
+    names = [f"arm {n}" for n in range(28 + 168)]
+    looks = looks_of(names, names[:28])
+    assert len({tuple(look.values()) for look in looks.values()}) == len(names)
+    assert [looks[name]["linestyle"] for name in names[28:34]] == ["-"] * 6
+
+
+def test_rows_of_each_regime_have_a_panel_and_their_own_baseline() -> None:
+    scores = [
+        ArmScore(name=name, regime=regime, mean=0.5, low=0.4, high=0.6, seeds=[0.4, 0.5, 0.6]) for regime, name in EVERY
+    ]
+    figure = comparisons.arm_comparison(scores, baselines=BASELINES, measure="held-out pass@1")
+    assert [axes.get_title("left") for axes in figure.axes] == list(REGIMES)
+    # search has six baselines, so no line is that of the baseline; the others have one each.
+    assert [sum(len(line.get_xdata()) == 2 for line in axes.lines) for axes in figure.axes] == [0, 1, 1]
+    assert_readable(figure, 1.8)
+    others = [replace(score, mean=0.1 * n) for n, score in enumerate(scores) if score.name not in BASELINES]
+    figure = comparisons.arm_comparison(others, baselines=BASELINES, measure="held-out pass@1", differences=True)
+    assert [axes.get_title("left") for axes in figure.axes] == ["search", "strong"]
+    assert [len(axes.get_yticks()) for axes in figure.axes] == [10, 2]
+    assert all(0 in {line.get_xdata()[0] for line in axes.lines if len(line.get_xdata()) == 2} for axes in figure.axes)
+    assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim()
+    assert_readable(figure, 1.8)
+
+
+def test_long_names_of_a_study_of_one_regime_are_wrapped() -> None:
+    settings = "objective.shaping_beta=0.1 replay.ratio=0.25 replay.max_drift=0.05"
+    names = [f"headroom-drift optim.learning_rate={rate} {settings}" for rate in ("1.5e-4", "3e-4")]
+    points = {"mean": [0.3, 0.5, 0.7], "low": [0.2, 0.4, 0.6], "high": [0.4, 0.6, 0.8]}
+    assert_readable(
+        comparisons.arm_curves(
+            [ArmCurve(name=name, steps=[0, 5, 9], **points) for name in names], baselines=names[:1], measure="m"
+        )
+    )
+    scores = [ArmScore(name=name, mean=0.5, low=0.4, high=0.6, seeds=[0.5]) for name in names]
+    assert_readable(comparisons.arm_comparison(scores, baselines=names[:1], measure="held-out pass@1"))
+
+
+def test_titles_of_many_panels_are_wrapped() -> None:
+    kinds = dict.fromkeys(
+        ("replayed", "rolled_out", "never_seen", "heldout"), PassRates(questions=20, before=0, after=1)
+    )
+    found = Memorising(trained_questions=1234, replayed_questions=20, **kinds)
+    figure = figures.memorising_figure({name: [found] for _, name in EVERY})
+    told = [axes.get_title().replace("-\n", "-").replace("\n", " ") for axes in figure.axes if axes.get_visible()]
+    assert told == [f"{name} (1,234 questions)" for _, name in EVERY]
+    assert_readable(figure, 1.8)
+
+
+def test_claims_are_drawn_with_what_they_must_exceed_and_their_verdict() -> None:
+    asked = {"contrast": "pass_at_1: a minus b > 0.03", "threshold": 0.03}
+    claims = [
+        ClaimEffect(title="It helps", mean=0.05, low=0.04, high=0.06, verdict="supported", **asked),
+        ClaimEffect(title="It does not", mean=-0.02, low=-0.05, high=0.01, verdict="contradicted", **asked),
+        ClaimEffect(title="", mean=0.0, low=-0.02, high=0.02, verdict="contradicted", **asked),
+    ]
+    (axes,) = comparisons.claims_figure(claims).axes
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    said = asked["contrast"]
+    assert labels == [f"It helps\n{said}", f"It does not\n{said}", said]
+    intervals = [bars.lines[2][0].get_segments()[0][:, 0] for bars in axes.containers]
+    np.testing.assert_allclose(intervals, np.array([[0.04, 0.06], [-0.05, 0.01], [-0.02, 0.02]]) / 0.03)
+    beside = [text.get_text() for text in axes.texts]
+    first, second = "supported\n+0.050 [0.040, 0.060]", "contradicted\n-0.020 [-0.050, 0.010]"
+    assert beside == [first, second, "+0.000 [-0.020, 0.020]"]
+    assert [list(line.get_xdata()) for line in axes.lines].count([1.0, 1.0]) == 3
+    bottom, top = axes.get_ylim()
+    assert bottom > top, "the first is on top"
+    assert comparisons.claims_figure([]) is None

@@ -59,17 +59,13 @@ def test_a_page_has_every_section_and_figure_and_loads_nothing(run: Path, tmp_pa
 
 
 def test_a_mistake_of_ours_is_no_damage_to_a_file() -> None:
-    def mistaken() -> Iterator[Paragraph]:
+    def blocks(error: Exception) -> Iterator[Paragraph]:
         yield Paragraph("before")
-        raise TypeError("a bug")
-
-    def damaged() -> Iterator[Paragraph]:
-        yield Paragraph("before")
-        raise InputError("run/summary.json is damaged")
+        raise error
 
     with pytest.raises(TypeError, match="a bug"):
-        gather({"Result": mistaken()})
-    shown = gather({"Result": damaged(), "Replay": iter(())})
+        gather({"Result": blocks(TypeError("a bug"))})
+    shown = gather({"Result": blocks(InputError("run/summary.json is damaged")), "Replay": iter(())})
     assert [block.text for block in shown.pop("Result")] == ["before", "Not shown: run/summary.json is damaged"]
     assert not shown, "a section without blocks is left out"
 
