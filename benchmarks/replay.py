@@ -27,6 +27,7 @@ import numpy as np
 from exgrpo_cli.ledger.reader import LedgerReader
 from exgrpo_cli.ledger.schemas import LedgerIdentity
 from exgrpo_cli.replay.append import Append
+from exgrpo_cli.replay.by_question import resolve_sampler
 from exgrpo_cli.replay.by_unit import UnitDraw
 from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.replay.rows import ROW, Rows
@@ -104,7 +105,7 @@ def build(folder: Path, size: int, mean_tokens: int) -> None:
     responses = Responses(mean_tokens, rng)
     num_questions = min(NUM_QUESTIONS, max(PER_STEP // 3, size // PER_QUESTION))
     started = time.monotonic()
-    with Store.create(folder, identity=IDENTITY, rules=Replace(), question_ids=QUESTION_IDS) as buffer:
+    with Store(folder, identity=IDENTITY, rules=Replace(), question_ids=QUESTION_IDS) as buffer:
         for step in range(1, -(-size // PER_STEP) + 1):
             questions = rng.choice(num_questions, PER_STEP // 3, replace=False)
             append(buffer, step, visits(step, min(PER_STEP, size - (step - 1) * PER_STEP), questions, responses))
@@ -164,7 +165,7 @@ def measure(folder: Path, mean_tokens: int) -> dict[str, float]:
     before = rss_anon_mib()
 
     def open_buffer(at_step: int) -> Store:
-        return Store.open(folder, identity=IDENTITY, rules=Replace(), question_ids=QUESTION_IDS, at_step=at_step)
+        return Store(folder, identity=IDENTITY, rules=Replace(), question_ids=QUESTION_IDS, at_step=at_step)
 
     at_step = LedgerReader(folder).last_step
     watch = Stopwatch()
@@ -180,11 +181,11 @@ def measure(folder: Path, mean_tokens: int) -> dict[str, float]:
     }
     result["index_bytes_per_trajectory"] = nbytes(buffer.rows, buffer.questions) / buffer.counts.num_trajectories
 
-    step = at_step + 1
+    step, sampler = at_step + 1, resolve_sampler(buffer.rules.sampler, buffer.rules.mu, buffer.rules.sigma)
     for _ in range(200):
         with watch.time("draw"):
-            buffer.rules.draw_questions(buffer, DRAWN, step, rng)
-    drawn = buffer.rules.draw_questions(buffer, DRAWN, step, rng)
+            buffer.draw_questions(sampler, DRAWN, step, rng)
+    drawn = buffer.draw_questions(sampler, DRAWN, step, rng)
     for repeat in range(31):
         with watch.time("fetch_cold" if repeat == 0 else "fetch"):
             ids = [int(i) for each in buffer.candidates(drawn) for i in each.trajectory_ids]

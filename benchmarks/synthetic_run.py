@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from exgrpo_cli.ledger.schemas import LedgerIdentity
-from exgrpo_cli.replay.by_question import Candidates, choose, resolve_metric
+from exgrpo_cli.replay.by_question import Candidates, choose, resolve_metric, resolve_sampler
 from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.replay.store import FreshRow, Store, Visit
 
@@ -51,7 +51,7 @@ def write_run(run: Path, spec: SyntheticRun) -> Store:
     )
     simulation = _Simulation(spec, ids, rng)
     with (
-        Store.create(run / "replay", identity=identity, rules=spec.rules, question_ids=ids) as buffer,
+        Store(run / "replay", identity=identity, rules=spec.rules, question_ids=ids) as buffer,
         (run / "metrics.jsonl").open("w") as metrics,
     ):
         for step in range(1, spec.steps + 1):
@@ -165,7 +165,8 @@ class _Simulation:
 
     def _replay(self, buffer: Store, step: int) -> tuple[dict[str, int], dict[str, object]]:
         rules = buffer.rules
-        drawn = rules.draw_questions(buffer, int(self.spec.ratio * self.spec.questions_per_step), step, self.rng)
+        sampler = resolve_sampler(rules.sampler, rules.mu, rules.sigma)
+        drawn = buffer.draw_questions(sampler, int(self.spec.ratio * self.spec.questions_per_step), step, self.rng)
         replayed: dict[str, int] = {}
         offered: list[Candidates] = []
         sizes, selected, available = [], [], []

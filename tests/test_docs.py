@@ -25,7 +25,7 @@ def blocks(document: str, language: str) -> list[str]:
 def play(folder: Path, rules: Replace, num_steps: int) -> Store:
     """Steps of three visits, with k going round, and two replays."""
     rng = np.random.default_rng(0)
-    buffer = Store.create(folder, identity=IDENTITY, rules=rules, question_ids=QUESTIONS)
+    buffer = Store(folder, identity=IDENTITY, rules=rules, question_ids=QUESTIONS)
     for step in range(1, num_steps + 1):
         for question_id in draw(buffer, 2, step, rng):
             candidates = candidates_of(buffer, question_id)
@@ -62,9 +62,7 @@ def test_reading_the_ledger(run: Path) -> None:
     assert seen["scores"].num_rows == 2 * 11 == len(reader.events().filter(pc.field("event") == "selected"))
     assert seen["most_replayed"]["times"].tolist() == sorted(seen["most_replayed"]["times"], reverse=True)
     # The query about an earlier step against a resume at that step.
-    with Store.open(
-        run / "replay", identity=reader.identity, rules=Replace(), question_ids=QUESTIONS, at_step=9
-    ) as buffer:
+    with Store(run / "replay", identity=reader.identity, rules=Replace(), question_ids=QUESTIONS, at_step=9) as buffer:
         assert dict(seen["buckets"].itertuples(index=False)) == buffer.counts.buckets
 
 

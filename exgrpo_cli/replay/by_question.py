@@ -17,7 +17,7 @@ from exgrpo_cli.base.errors import RunError
 from exgrpo_cli.base.types import TokenScores, Trajectory
 from exgrpo_cli.config.names import PREFIX, replay_function
 from exgrpo_cli.config.sections import NON_NEGATIVE, POSITIVE, SET, Needs, setting
-from exgrpo_cli.replay.place import LOWEST, Asked, Experience, Metrics, Place, checked_numbers
+from exgrpo_cli.replay.place import Asked, Experience, Metrics, Place, checked_numbers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,13 +86,12 @@ def check_draw(drawn: object, buckets: Sequence[Bucket], num: int, name: str) ->
         raise RunError(f"replay.sampler {name} drew {len(ids)} questions, {len(set(ids))} distinct, of {num} wanted")
     if strange := set(ids) - {question_id for bucket in buckets for question_id in bucket.question_ids}:
         raise RunError(f"replay.sampler {name} drew question {min(strange)}, which was not offered")
-    if probabilities.shape != (len(buckets),) or not (probabilities >= 0).all():
+    valid = probabilities.shape == (len(buckets),) and (probabilities >= 0).all()
+    if not valid or (ids and not np.isclose(probabilities.sum(), 1.0)):
         raise RunError(
             f"replay.sampler {name} gave probabilities {probabilities.tolist()} for {len(buckets)} buckets; "
-            "return one per bucket, none negative"
+            "return one per bucket, none negative, that add up to 1"
         )
-    if ids and not np.isclose(probabilities.sum(), 1.0):
-        raise RunError(f"replay.sampler {name} gave probabilities that add up to {probabilities.sum():.6g}, not 1")
     return QuestionDraw(question_ids=tuple(ids), probabilities=probabilities)
 
 
@@ -106,9 +105,7 @@ def draw_by_weights(
     """
     shares = np.asarray(weights, dtype=np.float64)
     if shares.shape != (len(buckets),) or not np.isfinite(shares).all() or (shares < 0).any():
-        raise RunError(
-            f"replay.sampler: weights {list(weights)} for {len(buckets)} buckets; they must be >= 0 and finite"
-        )
+        raise RunError(f"replay.sampler: weights {list(weights)} for {len(buckets)} buckets; use finite ones >= 0")
     if shares.sum() == 0 or num <= 0:
         return QuestionDraw(question_ids=(), probabilities=np.zeros(len(buckets)))
     # Divided by the largest first, so that a sum of tiny weights keeps its digits.
@@ -190,7 +187,7 @@ def choose(
         "replay.metric",
         len(candidates),
         lambda position: f"trajectory {candidates.trajectory_ids[position]} of question {candidates.question_id}",
-        least=LOWEST,
+        least=float(np.finfo(np.float64).min),
         bound="finite",
     )
     return np.argsort(scores if direction == "min" else -scores, kind="stable")[:num].tolist()
@@ -201,12 +198,8 @@ def effective_sample_share(chosen: Sequence[Trajectory], current: Sequence[Token
 
     Taken from log w less its maximum, which cancels, so that no ratio overflows.
     """
-    log_w = np.concatenate(
-        [
-            scores.logprobs.astype(np.float64) - trajectory.behaviour_logprobs
-            for trajectory, scores in zip(chosen, current, strict=True)
-        ]
-    )
+    pairs = zip(chosen, current, strict=True)
+    log_w = np.concatenate([scores.logprobs.astype(np.float64) - row.behaviour_logprobs for row, scores in pairs])
     w = np.exp(log_w - log_w.max())
     return float(w.sum() ** 2 / (len(w) * (w**2).sum()))
 

@@ -9,7 +9,7 @@ some = any of these.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int32, Int64
@@ -54,13 +54,12 @@ LIMIT = {"capacity": SET, "max_age": SET}
 def priorities_at_birth(
     rules: Place,
     groups: Int64[np.ndarray, " rows"],
-    *,
-    steps: Int64[np.ndarray, " rows"],
+    step: int,
     rewards: Values,
     advantages: Values,
     logprobs: Callable[[int, int], TokenRows],
 ) -> Values:
-    """Priority of each row at its birth: that of its unit, the row or the neighbours of its group.
+    """Priority of each row born at `step`: that of its unit, the row or the neighbours of its group.
 
     NaN where units are not drawn, or by a priority of the user's own. `logprobs(begin, end)` reads those of some rows,
     and is called for the priority that looks at them alone.
@@ -71,26 +70,22 @@ def priorities_at_birth(
     ids = groups if rules.draws_groups else np.arange(len(groups))
     for begin, end in pairwise([*np.flatnonzero(np.diff(ids, prepend=-1)).tolist(), len(ids)]):
         own = logprobs(begin, end) if rules.priority == "headroom" else ()
-        weigh = PRIORITIES[rules.priority]
-        values[begin:end] = weigh(int(steps[begin]), rewards[begin:end], advantages[begin:end], own)
+        values[begin:end] = PRIORITIES[rules.priority](step, rewards[begin:end], advantages[begin:end], own)
     return values
 
 
 def token_headroom(logprobs: TokenRows, advantages: Values) -> float:
     """H: mean over tokens of how far each can still move: 1 - pi where A > 0, pi where A < 0, 0 where A = 0."""
-    parts = []
-    for row, own in zip(logprobs, advantages.tolist(), strict=True):
-        probabilities = np.exp(row.astype(np.float64))
-        parts.append(1 - probabilities if own > 0 else probabilities if own < 0 else np.zeros(len(row)))
-    tokens = np.concatenate(parts)
+    probabilities = np.exp(np.concatenate(logprobs).astype(np.float64))
+    own = np.repeat(advantages, [len(row) for row in logprobs])
+    tokens = np.select([own > 0, own < 0], [1 - probabilities, probabilities], 0.0)
     return float(tokens.mean()) if len(tokens) else 0.0
 
 
 def token_drift(now: TokenRows, birth: TokenRows) -> float:
     """Mean over tokens of (log pi_now - log pi_birth)^2."""
-    apart = np.concatenate(
-        [after.astype(np.float64) - before.astype(np.float64) for after, before in zip(now, birth, strict=True)]
-    )
+    pairs = zip(now, birth, strict=True)
+    apart = np.concatenate([after.astype(np.float64) - before.astype(np.float64) for after, before in pairs])
     return float(np.mean(apart**2)) if len(apart) else 0.0
 
 
@@ -123,13 +118,11 @@ class StoredUnits:
     def of_rows(cls, rows: "Rows", units: Units, question_ids: np.ndarray, *, groups: bool) -> "StoredUnits":
         """The units among a store's rows, sums and means taken over theirs."""
         members = rows.members(units, groups=groups)
+        columns = {"step": "step_born", "version": "weight_version", "uses": "uses", "k": "k"}
         return cls(
             ids=units,
             question_ids=tuple(question_ids[rows["question"][units]].tolist()),
-            step=rows["step_born"][units].astype(np.int64),
-            version=rows["weight_version"][units].astype(np.int64),
-            uses=rows["uses"][units].astype(np.int64),
-            k=rows["k"][units].astype(np.int64),
+            **{name: rows[column][units].astype(np.int64) for name, column in columns.items()},
             reward=np.array([rows["reward"][own].mean(dtype=np.float64) for own in members]),
             advantage=np.array([np.abs(rows["advantage"][own]).mean() for own in members]),
             tokens=np.array([rows["num_tokens"][own].sum() for own in members], dtype=np.int64),
@@ -160,8 +153,6 @@ class DrawnUnit:
 class UnitPlace(Place):
     """Replay of units drawn from the whole store by priority: the keys of `append` and `refill`."""
 
-    draws_units: ClassVar[bool] = True
-
     eviction: Literal["oldest", "highest-entropy", "longest", "random", "lowest-priority"] = setting(
         "oldest", needs={"lowest-priority": Needs("the ledger has no numbers of your function", priority=BUILT_IN)}
     )
@@ -189,11 +180,6 @@ class UnitPlace(Place):
     off."""
     order: Literal["mixed", "first", "last"] = "mixed"
     """Replayed units among the fresh mini-batches, or in mini-batches of their own."""
-
-    @property
-    def keeps_headroom(self) -> bool:
-        """Whether a unit's priority is its headroom as last measured."""
-        return self.priority == "headroom"
 
     def keys(
         self, priority: Float64[np.ndarray, " some"], born: Int32[np.ndarray, " some"]
@@ -344,13 +330,14 @@ def foremost(ranks: Sequence[np.ndarray], num: int) -> Int64[np.ndarray, " first
     return first[np.lexsort([first, *(-values[first] for values in reversed(ranks))])]
 
 
-def leaving(rules: Place, rows: "Rows", units: Units, num: int, *, groups: bool) -> Int64[np.ndarray, " leaving"]:
+def leaving(rules: Place, rows: "Rows", units: Units, num: int) -> Int64[np.ndarray, " leaving"]:
     """The `num` units that leave a store or question that is too full, in the order they go; of equals the oldest."""
     match rules.eviction:
         case "lowest-priority":
+            assert isinstance(rules, UnitPlace), "no other place has this eviction"
             rank = -rules.keys(rows["priority"][units], rows["step_born"][units])
         case "longest":
-            rank = np.array([rows["num_tokens"][own].sum() for own in rows.members(units, groups=groups)])
+            rank = np.array([rows["num_tokens"][own].sum() for own in rows.members(units, groups=rules.draws_groups)])
         case "highest-entropy":
             # As last measured, perhaps under other weights than the next; what was not measured goes first.
             rank = np.nan_to_num(rows["entropy"][units], nan=np.inf)

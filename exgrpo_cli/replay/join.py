@@ -21,7 +21,8 @@ class Join(QuestionPlace):
     def beside(self, asked: Asked, groups: Sequence[Any], experience: Experience) -> Experience:
         """The rows that join the groups of their questions."""
         store = asked.store
-        drawable = store.only_drawable([group.question.id for group in groups], asked.step)
+        in_buffer = {question_id for bucket in store.drawable(asked.step) for question_id in bucket.question_ids}
+        drawable = [group.question.id for group in groups if group.question.id in in_buffer]
         held = zip(drawable, store.held_by(drawable), strict=True)
         holding = [question_id for question_id, ids in held if len(ids) >= self.min_stored]
         return replace(self.replay(asked, holding), joined=True) if holding else NO_EXPERIENCE

@@ -8,7 +8,7 @@ wants scored.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -58,8 +58,6 @@ class Experience:
     """Messages for the user about the draw."""
 
 
-LOWEST = float(np.finfo(np.float64).min)
-"""Least finite number."""
 NO_EXPERIENCE = Experience()
 """A step without replay."""
 NEEDS_A_RUN = {"none": Needs("experience then comes from another run (--replay-from RUN)", warm_start=SET)}
@@ -106,9 +104,6 @@ class Asked:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
     """The keys of every place: what is stored, when replay starts and what leaves the store."""
-
-    draws_units: ClassVar[bool] = False
-    """Whether what is replayed is drawn from the whole store by priority."""
 
     composition: str
     """Place of replayed rows: `replace` fresh questions by stored ones, `join` a question's own stored rows to its
@@ -187,11 +182,6 @@ class Place:
         return False
 
     @property
-    def keeps_headroom(self) -> bool:
-        """Whether a unit's priority is its headroom as last measured."""
-        return False
-
-    @property
     def replays_failures(self) -> bool:
         """Whether rows without reward are replayed: as such, or as members of a group."""
         return self.store == "all" or self.draws_groups
@@ -203,10 +193,6 @@ class Place:
     def upper(self, group_size: int) -> int:
         """Largest success count whose trajectories are stored, in groups of K = `group_size`."""
         return group_size - 1 if self.upper_bound < 0 else min(self.upper_bound, group_size)
-
-    def keys(self, priority: np.ndarray, born: np.ndarray) -> np.ndarray:
-        """Keys that order units as their priorities do at any one step; equal where none are drawn."""
-        return np.zeros(len(priority))
 
 
 def checked_numbers(

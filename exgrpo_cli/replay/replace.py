@@ -2,16 +2,11 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
-
-import numpy as np
+from typing import Literal
 
 from exgrpo_cli.config.sections import FINITE, POSITIVE, between, setting
 from exgrpo_cli.replay.by_question import SAMPLERS, QuestionPlace, resolve_sampler
 from exgrpo_cli.replay.place import NEEDS_A_RUN, NO_EXPERIENCE, Asked, Experience
-
-if TYPE_CHECKING:
-    from exgrpo_cli.replay.store import Store
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,24 +34,13 @@ class Replace(QuestionPlace):
     def before(self, asked: Asked) -> Experience:
         """Draw the experiential questions and the rows that stand in, before the step's rollouts.
 
-        A draw whose effective sample size, as a share of its tokens, is below `ess_bound` is given back.
+        A draw whose effective sample size, as a share of its tokens, is below `ess_bound` is given back. Raises
+        RunError where a sampler of the user's breaks its promises.
         """
+        sampler = resolve_sampler(self.sampler, self.mu, self.sigma)
         num = whole_share(self.ratio, asked.questions_per_step)
-        drawn = self.draw_questions(asked.store, num, asked.step, asked.rngs["draw"])
+        drawn = asked.store.draw_questions(sampler, num, asked.step, asked.rngs["draw"])
         return self.replay(asked, drawn, ess_bound=self.ess_bound) if drawn else NO_EXPERIENCE
-
-    def draw_questions(self, store: "Store", num: int, step: int, rng: np.random.Generator) -> tuple[str, ...]:
-        """Draw up to `num` distinct questions, and record what the sampler promised of each bucket.
-
-        Raises RunError where a sampler of the user's breaks its promises.
-        """
-        buckets = store.drawable(step)
-        num = min(num, sum(map(len, buckets)))
-        if not num:
-            return ()
-        drawn = resolve_sampler(self.sampler, self.mu, self.sigma)(buckets, num, rng)
-        store.record_draw(step, buckets, drawn)
-        return drawn.question_ids
 
 
 def whole_share(ratio: float, questions_per_step: int) -> int:

@@ -6,36 +6,16 @@ evicted, its current entropy is that of its last score.
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Bool, Float32, Int32, Int64
 
-from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.base.types import Trajectory
-from exgrpo_cli.ledger.columns import (
-    EVICTED,
-    NO_BUCKET,
-    READMITTED,
-    RETIRED,
-    SELECTED,
-    EventColumns,
-    column,
-    decode_events,
-    question_numbers,
-    stored_names,
-)
-from exgrpo_cli.ledger.parts import Catalogue
-from exgrpo_cli.ledger.reader import read_rows
-from exgrpo_cli.ledger.schemas import EVENTS, REPLAYS, SCORES, TRAJECTORIES, LedgerIdentity
-from exgrpo_cli.ledger.writer import LedgerWriter
+from exgrpo_cli.ledger import columns as ledger
+from exgrpo_cli.ledger.schemas import EVENTS, REPLAYS, SCORES, TRAJECTORIES
 from exgrpo_cli.replay.by_question import Bucket
-from exgrpo_cli.replay.place import Place
 
 GONE = -1
 """Stands for the question of a row that was evicted."""
@@ -136,37 +116,27 @@ class Questions:
 
     def __init__(self, question_ids: Collection[str]) -> None:
         self.ids = np.array(sorted(question_ids), dtype=object)
-        self._numbers = dict(zip(self.ids.tolist(), range(len(self.ids)), strict=True))
+        self.numbers: dict[str, int] = dict(zip(self.ids.tolist(), range(len(self.ids)), strict=True))
         size = len(self.ids)
-        self.success_counts: Int32[np.ndarray, " questions"] = np.full(size, NO_BUCKET, dtype=np.int32)
+        self.success_counts: Int32[np.ndarray, " questions"] = np.full(size, ledger.NO_BUCKET, dtype=np.int32)
         """Latest success count; NO_BUCKET outside the buffer."""
         self.num_members: Int32[np.ndarray, " questions"] = np.zeros(size, dtype=np.int32)
         self.retired: Bool[np.ndarray, " questions"] = np.zeros(size, dtype=bool)
         self.rests_until: Int32[np.ndarray, " questions"] = np.full(size, AWAKE, dtype=np.int32)
         """Last step at which a question may not be drawn."""
 
-    def number(self, question_id: str) -> int:
-        """Number of a question. Raises InputError for one that is not of the run's question file."""
-        if question_id not in self._numbers:
-            raise InputError(f"question {question_id} is not in the question file of this run")
-        return self._numbers[question_id]
-
     def bucket(self, question: int) -> tuple[int, int] | None:
         """Latest success count of a question, and out of how many members; None where it is in no bucket."""
         count = int(self.success_counts[question])
-        return None if count == NO_BUCKET else (count, int(self.num_members[question]))
+        return None if count == ledger.NO_BUCKET else (count, int(self.num_members[question]))
 
     def place(self, question: int, bucket: tuple[int, int] | None) -> None:
         """Put a question into a bucket, or take it out of the buffer (None)."""
-        self.success_counts[question], self.num_members[question] = bucket or (NO_BUCKET, 0)
-
-    def can_draw(self, step: int) -> Bool[np.ndarray, " questions"]:
-        """Mask of the questions that are in a bucket and do not rest at `step`."""
-        return (self.success_counts != NO_BUCKET) & (self.rests_until < step)
+        self.success_counts[question], self.num_members[question] = bucket or (ledger.NO_BUCKET, 0)
 
     def drawable(self, step: int) -> list[Bucket]:
         """Non-empty buckets in ascending order, each with its drawable questions in the order of their ids."""
-        questions = np.flatnonzero(self.can_draw(step))
+        questions = np.flatnonzero((self.success_counts != ledger.NO_BUCKET) & (self.rests_until < step))
         most = int(self.num_members.max(initial=0)) + 1
         keys = self.success_counts[questions] * most + self.num_members[questions]
         return [
@@ -180,7 +150,7 @@ class Questions:
 
 
 def rebuild(
-    read: ReadTable, question_ids: Collection[str], *, cooldown: int = 0, keeps_headroom: bool = False
+    read: ReadTable, question_ids: Collection[str], cooldown: int = 0, keeps_headroom: bool = False
 ) -> tuple[Rows, Questions]:
     """Rows and questions after all that `read` gives.
 
@@ -189,29 +159,29 @@ def rebuild(
     """
     questions = Questions(question_ids)
     known = pa.array(questions.ids, type=pa.string())
-    events = decode_events(read(EVENTS, stored_names(EventColumns)), known)
+    events = ledger.decode_events(read(EVENTS, ledger.stored_names(ledger.EventColumns)), known)
     born = read(TRAJECTORIES, ("question_id", *BORN))
-    rows = {name: column(born, name).astype(kind) for name, kind in BORN.items()}
-    rows["question"] = question_numbers(born, known).astype(np.int32)
-    rows["question"][events.trajectory_id[events.kind == EVICTED]] = GONE
+    rows = {name: ledger.column(born, name).astype(kind) for name, kind in BORN.items()}
+    rows["question"] = ledger.question_numbers(born, known).astype(np.int32)
+    rows["question"][events.trajectory_id[events.kind == ledger.EVICTED]] = GONE
 
     # Of several values for one place the last is assigned last, and stays.
     rows["measured_version"] = rows["weight_version"].copy()
     scores = read(SCORES, ("trajectory_id", "weight_version", "entropy", "nll"))
     for name, measured in (("entropy", "entropy"), ("nll", "nll"), ("measured_version", "weight_version")):
-        rows[name][column(scores, "trajectory_id")] = column(scores, measured)
+        rows[name][ledger.column(scores, "trajectory_id")] = ledger.column(scores, measured)
     replays = read(REPLAYS, ("unit_id", "headroom", "accepted"))
-    units, headroom, accepted = (column(replays, name) for name in replays.column_names)
+    units, headroom, accepted = (ledger.column(replays, name) for name in replays.column_names)
     renewed = np.isfinite(headroom) & keeps_headroom
     rows["priority"][units[renewed]] = headroom[renewed]
-    selected = events.of(SELECTED)
+    selected = events.of(ledger.SELECTED)
     used = np.concatenate([selected.trajectory_id, units[accepted]])
     rows["uses"] = np.bincount(used, minlength=len(born)).astype(np.int16)
 
     questions.success_counts[events.question] = events.bucket
     questions.num_members[events.question] = np.maximum(events.num_members, 0)
-    turned = np.isin(events.kind, (RETIRED, READMITTED))
-    questions.retired[events.question[turned]] = events.kind[turned] == RETIRED
+    turned = np.isin(events.kind, (ledger.RETIRED, ledger.READMITTED))
+    questions.retired[events.question[turned]] = events.kind[turned] == ledger.RETIRED
     if cooldown:
         questions.rests_until[selected.question] = selected.step + cooldown
     return Rows(rows, len(questions.ids)), questions
@@ -276,95 +246,3 @@ def token_hash(token_ids: Int32[np.ndarray, " tokens"]) -> int:
     Two responses of one question that differ share it once in 10^16 pairs or so.
     """
     return int.from_bytes(sha256(np.ascontiguousarray(token_ids).data).digest()[:8], "little", signed=True)
-
-
-S = TypeVar("S", bound="StoredState")
-
-
-class StoredState(AbstractContextManager):
-    """Rows and questions of a run beside the ledger that holds them, whose writer lock is held until `close`."""
-
-    def __init__(self, writer: LedgerWriter, rules: Place, question_ids: Collection[str]) -> None:
-        self.folder, self.rules, self._writer = writer.folder, rules, writer
-        self.group_size = writer.identity.group_size
-        try:
-            self._restore(writer.catalogue, question_ids)
-            writer.begin()
-        except BaseException:
-            self.close()
-            raise
-
-    def _restore(self, catalogue: Catalogue, question_ids: Collection[str]) -> None:
-        """Take the state that the ledger's rows add up to."""
-
-        def read(table: str, columns: Sequence[str]) -> pa.Table:
-            return read_rows(table, catalogue.parts[table], columns, dictionary=True)
-
-        rules = self.rules
-        found = rebuild(read, question_ids, cooldown=rules.cooldown, keeps_headroom=rules.keeps_headroom)
-        self.rows, self.questions = found
-
-    @classmethod
-    def create(cls: type[S], folder: Path, *, identity: LedgerIdentity, rules: Place, question_ids: Sequence[str]) -> S:
-        """An empty store with a new ledger in `folder`, which must not hold one. Raises InputError."""
-        return cls(LedgerWriter(folder, identity), rules, question_ids)
-
-    @classmethod
-    def open(
-        cls: type[S], folder: Path, *, identity: LedgerIdentity, rules: Place, question_ids: Sequence[str], at_step: int
-    ) -> S:
-        """The store as it was at the end of step `at_step`; what the ledger holds of later steps is deleted.
-
-        Raises InputError where the ledger is another run's, is being written, is not whole up to that step or cannot be
-        read; nothing is deleted then.
-        """
-        return cls(LedgerWriter(folder, identity, at_step), rules, question_ids)
-
-    def close(self) -> None:
-        """Release the writer lock. Rows that were not flushed are gone."""
-        self._writer.close()
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def flush(self, step: int) -> None:
-        """Let readers see the step, also where nothing happened in it. Raises RunError where the disk refuses."""
-        self._writer.flush(step)
-
-    def seal(self) -> None:
-        """Make the steps flushed durable, so that the ledger can be cut back to here: before each checkpoint."""
-        self._writer.seal()
-
-    @property
-    def retired(self) -> set[str]:
-        """Ids of the retired questions."""
-        return set(self.questions.ids[self.questions.retired].tolist())
-
-    @property
-    def counts(self) -> StoreCounts:
-        """Sizes of the store now."""
-        buffered = np.flatnonzero(self.questions.success_counts >= 0)
-        sizes = np.bincount(self.questions.success_counts[buffered])
-        return StoreCounts(
-            num_questions=len(buffered),
-            num_trajectories=int(self.rows.held[buffered].sum()),
-            num_retired=int(self.questions.retired.sum()),
-            buckets={k: int(sizes[k]) for k in np.flatnonzero(sizes).tolist()},
-        )
-
-    def load(self, trajectory_ids: Sequence[int]) -> list[Trajectory]:
-        """Live trajectories with their bodies, bit for bit as they were recorded."""
-        rows = self.rows
-        return [
-            Trajectory(
-                trajectory_id=int(row),
-                question_id=self.questions.ids[rows["question"][row]],
-                token_ids=token_ids,
-                behaviour_logprobs=logprobs,
-                step_born=int(rows["step_born"][row]),
-                weight_version=int(rows["weight_version"][row]),
-                reward=float(rows["reward"][row]),
-                advantage=float(rows["advantage"][row]),
-            )
-            for row, (token_ids, logprobs) in zip(trajectory_ids, self._writer.bodies(trajectory_ids), strict=True)
-        ]

@@ -7,54 +7,123 @@ the number of the first.
 
 import math
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 from jaxtyping import Int64
 
-from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.base.types import Trajectory
+from exgrpo_cli.ledger import schemas
 from exgrpo_cli.ledger.parts import Catalogue, read_catalogue
-from exgrpo_cli.ledger.schemas import (
-    DRAWS,
-    EVENTS,
-    NO_LOGPROBS,
-    REPLAYS,
-    SCORES,
-    VISITS,
-    WARM_START_STEP,
-    Event,
-)
-from exgrpo_cli.replay.by_question import Bucket, Candidates, QuestionDraw
+from exgrpo_cli.ledger.reader import read_rows
+from exgrpo_cli.ledger.writer import LedgerWriter
+from exgrpo_cli.replay.by_question import Bucket, Candidates, Sampler
 from exgrpo_cli.replay.by_unit import DrawnUnit, UnitDraw, UnitPlace, leaving, priorities_at_birth
-from exgrpo_cli.replay.rows import FreshRow, StoredState, Visit, token_hash
+from exgrpo_cli.replay.place import Place
+from exgrpo_cli.replay.rows import FreshRow, StoreCounts, Visit, rebuild, token_hash
 from exgrpo_cli.replay.warm_start import WarmStartReport, copy_experience
 
 
-class Store(StoredState):
-    """Draws and visits, on the state that `StoredState` holds, loads and flushes."""
+class Store(AbstractContextManager["Store"]):
+    """Rows and questions of a run beside the ledger that holds them, whose writer lock is held until `close`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        identity: schemas.LedgerIdentity,
+        rules: Place,
+        question_ids: Collection[str],
+        at_step: int | None = None,
+    ) -> None:
+        """An empty store with a new ledger in `folder`, or the one as it was at the end of step `at_step`; what its
+        ledger holds of later steps is deleted.
+
+        Raises InputError where there is a ledger already, or it is another run's, is being written, is not whole up to
+        that step or cannot be read; nothing is deleted then.
+        """
+        self._writer = LedgerWriter(folder, identity, at_step)
+        self.folder, self.rules, self.group_size = folder, rules, identity.group_size
+        # A unit's priority is then its headroom as last measured.
+        self._keeps_headroom = isinstance(rules, UnitPlace) and rules.priority == "headroom"
+        try:
+            self._restore(self._writer.catalogue, question_ids)
+            self._writer.begin()
+        except BaseException:
+            self.close()
+            raise
 
     def _restore(self, catalogue: Catalogue, question_ids: Collection[str]) -> None:
-        super()._restore(catalogue, question_ids)
-        if self._writer.last_step == WARM_START_STEP:
+        """Take the state that the ledger's rows add up to."""
+
+        def read(table: str, columns: Sequence[str]) -> pa.Table:
+            return read_rows(table, catalogue.parts[table], columns, dictionary=True)
+
+        self.rows, self.questions = rebuild(read, question_ids, self.rules.cooldown, self._keeps_headroom)
+        if self._writer.last_step == schemas.WARM_START_STEP:
             # What another run left may be more than this one's limits allow.
             for question in np.flatnonzero(self.rows.held).tolist() if self.rules.max_per_question else ():
-                self._trim_question(WARM_START_STEP + 1, question)
-            self._trim_store(WARM_START_STEP + 1)
+                self._trim_question(schemas.WARM_START_STEP + 1, question)
+            self._trim_store(schemas.WARM_START_STEP + 1)
 
-    def warm_start(self, source: Path, *, max_response_tokens: int, with_retired: bool) -> WarmStartReport:
+    def warm_start(self, source: Path, max_response_tokens: int) -> WarmStartReport:
         """Copy the experience of another run's ledger into this still empty one, durably, as step 0.
 
         Raises InputError where tokenizer, template, K or question ids do not match.
         """
-        if any(self._writer.totals.values()) or len(self.rows):
-            raise InputError(f"{self.folder}: a warm start needs an empty ledger; this one has been written to")
         ids: list[str] = self.questions.ids.tolist()
-        report = copy_experience(
-            source, self._writer, ids, self.rules, max_response_tokens=max_response_tokens, with_retired=with_retired
-        )
+        report = copy_experience(source, self._writer, ids, self.rules, max_response_tokens)
         self._restore(read_catalogue(self.folder), ids)
         return report
+
+    def close(self) -> None:
+        """Release the writer lock. Rows that were not flushed are gone."""
+        self._writer.close()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def flush(self, step: int) -> None:
+        """Let readers see the step, also where nothing happened in it. Raises RunError where the disk refuses."""
+        self._writer.flush(step)
+
+    def seal(self) -> None:
+        """Make the steps flushed durable, so that the ledger can be cut back to here: before each checkpoint."""
+        self._writer.seal()
+
+    @property
+    def retired(self) -> set[str]:
+        """Ids of the retired questions."""
+        return set(self.questions.ids[self.questions.retired].tolist())
+
+    @property
+    def counts(self) -> StoreCounts:
+        """Sizes of the store now."""
+        buffered = np.flatnonzero(self.questions.success_counts >= 0)
+        sizes = np.bincount(self.questions.success_counts[buffered])
+        return StoreCounts(
+            num_questions=len(buffered),
+            num_trajectories=int(self.rows.held[buffered].sum()),
+            num_retired=int(self.questions.retired.sum()),
+            buckets={k: int(sizes[k]) for k in np.flatnonzero(sizes).tolist()},
+        )
+
+    def load(self, trajectory_ids: Sequence[int]) -> list[Trajectory]:
+        """Live trajectories with their bodies, bit for bit as they were recorded."""
+        rows = self.rows
+        return [
+            Trajectory(
+                trajectory_id=int(row),
+                question_id=self.questions.ids[rows["question"][row]],
+                token_ids=token_ids,
+                behaviour_logprobs=logprobs,
+                **{name: rows[name][row].item() for name in ("step_born", "weight_version", "reward", "advantage")},
+            )
+            for row, (token_ids, logprobs) in zip(trajectory_ids, self._writer.bodies(trajectory_ids), strict=True)
+        ]
 
     # By question.
 
@@ -63,15 +132,9 @@ class Store(StoredState):
         self._evict_old(step)
         return self.questions.drawable(step)
 
-    def only_drawable(self, question_ids: Sequence[str], step: int) -> list[str]:
-        """Those of the questions whose rows may be replayed at `step`."""
-        self._evict_old(step)
-        can_draw = self.questions.can_draw(step)
-        return [question_id for question_id in question_ids if can_draw[self.questions.number(question_id)]]
-
     def held_by(self, question_ids: Sequence[str]) -> list[Int64[np.ndarray, " own"]]:
         """Live rows of each question, in ascending order."""
-        return self.rows.of_questions([self.questions.number(question_id) for question_id in question_ids])
+        return self.rows.of_questions([self.questions.numbers[question_id] for question_id in question_ids])
 
     def candidates(self, question_ids: Sequence[str]) -> list[Candidates]:
         """The live trajectories of each question, with their last measurements."""
@@ -86,11 +149,16 @@ class Store(StoredState):
             for question_id, ids in zip(question_ids, self.held_by(question_ids), strict=True)
         ]
 
-    def record_draw(self, step: int, buckets: Sequence[Bucket], draw: QuestionDraw) -> None:
-        """Record what the sampler promised of each bucket, and what it drew."""
-        drawn = [self.questions.bucket(self.questions.number(question_id)) for question_id in draw.question_ids]
+    def draw_questions(self, sampler: Sampler, num: int, step: int, rng: np.random.Generator) -> tuple[str, ...]:
+        """Draw up to `num` distinct questions; record what the sampler promised of each bucket, and what it drew."""
+        buckets = self.drawable(step)
+        num = min(num, sum(map(len, buckets)))
+        if not num:
+            return ()
+        draw = sampler(buckets, num, rng)
+        drawn = [self.questions.bucket(self.questions.numbers[question_id]) for question_id in draw.question_ids]
         self._writer.extend(
-            DRAWS,
+            schemas.DRAWS,
             len(buckets),
             step=step,
             bucket=[bucket.success_count for bucket in buckets],
@@ -99,6 +167,7 @@ class Store(StoredState):
             probability=draw.probabilities,
             num_drawn=[drawn.count((bucket.success_count, bucket.num_members)) for bucket in buckets],
         )
+        return draw.question_ids
 
     def record_choice(self, step: int, offered: Sequence[Candidates], chosen: Sequence[Sequence[int]]) -> None:
         """Record the measurements of each question's candidates, and the trajectories of them that are replayed.
@@ -108,10 +177,11 @@ class Store(StoredState):
         for each, own in zip(offered, chosen, strict=True):
             columns = {name: getattr(each, name) for name in ("question_id", "entropy", "nll", "num_tokens")}
             columns |= {"trajectory_id": each.trajectory_ids, "weight_version": each.measured_version}
-            self._writer.extend(SCORES, len(each), step=step, chosen=np.isin(each.trajectory_ids, own), **columns)
+            chosen_of = np.isin(each.trajectory_ids, own)
+            self._writer.extend(schemas.SCORES, len(each), step=step, chosen=chosen_of, **columns)
         for trajectory_id in [i for own in chosen for i in own]:
             question = int(self.rows["question"][trajectory_id])
-            self._log(step, Event.SELECTED, question, trajectory_id)
+            self._log(step, schemas.Event.SELECTED, question, trajectory_id)
             if self.rules.cooldown:
                 self.questions.rests_until[question] = step + self.rules.cooldown
             self._use(step, trajectory_id, [trajectory_id])
@@ -131,9 +201,9 @@ class Store(StoredState):
         """Record each scanned unit; keep the headroom just measured, and count the replay of those accepted."""
         names = ("unit_id", "priority", "probability", "weight", "drift", "headroom", "accepted")
         for unit in scanned:
-            columns = {name: getattr(unit, name) for name in names}
-            self._writer.append(REPLAYS, step=step, group_id=int(self.rows["group_id"][unit.unit_id]), **columns)
-            if self.rules.keeps_headroom and unit.headroom is not None:
+            columns = {"step": step, "group_id": int(self.rows["group_id"][unit.unit_id])}
+            self._writer.append(schemas.REPLAYS, **columns, **{name: getattr(unit, name) for name in names})
+            if self._keeps_headroom and unit.headroom is not None:
                 self.rows["priority"][unit.unit_id] = unit.headroom
             if unit.accepted:
                 self._use(step, unit.unit_id, self._members(unit.unit_id))
@@ -168,17 +238,17 @@ class Store(StoredState):
             self._record_visit(visit, own, collecting=collecting)
 
     def _record_visit(self, visit: Visit, held: Int64[np.ndarray, " held"], *, collecting: bool) -> None:
-        rules, states, question = self.rules, self.questions, self.questions.number(visit.question_id)
+        rules, states, question = self.rules, self.questions, self.questions.numbers[visit.question_id]
         assert not states.retired[question], f"question {visit.question_id} was retired before"
         k, members = visit.success_count, visit.num_members or self.group_size
         if rules.count_fresh_only and visit.num_replayed:
             k, members = visit.num_fresh_successes, self.group_size - visit.num_replayed
         names = ("step", "question_id", "num_fresh_successes", "verifier_failed", "alpha", "beta")
-        self._writer.append(VISITS, k=k, num_members=members, **{name: getattr(visit, name) for name in names})
+        self._writer.append(schemas.VISITS, k=k, num_members=members, **{name: getattr(visit, name) for name in names})
         if rules.retirement and k >= rules.retires_at(members) and not visit.verifier_failed:
             states.place(question, None)
             states.retired[question] = True
-            self._log(visit.step, Event.RETIRED, question)
+            self._log(visit.step, schemas.Event.RETIRED, question)
             return
         eligible = rules.lower_bound < k <= rules.upper(max(self.group_size, members))
         # Some may have left since: an earlier visit of the step filled the store.
@@ -190,7 +260,7 @@ class Store(StoredState):
             states.place(question, (k, members))
         elif bucket not in (None, (k, members)) and not visit.verifier_failed:
             states.place(question, (k, members))
-            self._log(visit.step, Event.MOVED, question)
+            self._log(visit.step, schemas.Event.MOVED, question)
         self._collect(visit, question, new)
         self._trim_question(visit.step, question)
         self._trim_store(visit.step)
@@ -209,14 +279,14 @@ class Store(StoredState):
 
     def _collect(self, visit: Visit, question: int, new: Sequence[tuple[int, FreshRow]]) -> None:
         """Store rows of a question that has a bucket, as one group."""
-        rows, group = [row for _, row in new], len(self.rows)
+        group = len(self.rows)
         priorities = priorities_at_birth(
             self.rules,
             np.full(len(new), group),
-            steps=np.full(len(new), visit.step),
-            rewards=np.array([row.reward for row in rows], dtype=np.float64),
-            advantages=np.array([row.advantage for row in rows], dtype=np.float64),
-            logprobs=lambda begin, end: [row.behaviour_logprobs for row in rows[begin:end]],
+            visit.step,
+            np.array([row.reward for _, row in new], dtype=np.float64),
+            np.array([row.advantage for _, row in new], dtype=np.float64),
+            lambda begin, end: [row.behaviour_logprobs for _, row in new[begin:end]],
         )
         for (fingerprint, row), priority in zip(new, priorities.tolist(), strict=True):
             born = {
@@ -233,23 +303,23 @@ class Store(StoredState):
                 (row.token_ids, row.behaviour_logprobs),
                 trajectory_id=len(self.rows),
                 question_id=visit.question_id,
-                logprob_source=NO_LOGPROBS if math.isnan(row.nll) else self._writer.identity.logprob_source,
+                logprob_source=schemas.NO_LOGPROBS if math.isnan(row.nll) else self._writer.identity.logprob_source,
                 **born,
             )
-            self._log(visit.step, Event.COLLECTED, question, self.rows.add(question, born))
+            self._log(visit.step, schemas.Event.COLLECTED, question, self.rows.add(question, born))
 
     def _trim_question(self, step: int, question: int) -> None:
         """Evict by the named rule until the question holds no more than it may."""
         excess = int(self.rows.held[question]) - self.rules.max_per_question
         if self.rules.max_per_question and excess > 0:
             [held] = self.rows.of_questions([question])
-            self._evict(step, leaving(self.rules, self.rows, held, excess, groups=False).tolist())
+            self._evict(step, leaving(self.rules, self.rows, held, excess).tolist())
 
     def _trim_store(self, step: int) -> None:
         """Evict units by the named rule until the store holds no more than its capacity."""
-        groups, capacity = self.rules.draws_groups, self.rules.capacity
+        capacity = self.rules.capacity
         if capacity and len(units := self._units()) > capacity:
-            for unit in leaving(self.rules, self.rows, units, len(units) - capacity, groups=groups).tolist():
+            for unit in leaving(self.rules, self.rows, units, len(units) - capacity).tolist():
                 self._evict(step, self._members(unit))
 
     def _evict_old(self, step: int) -> None:
@@ -265,7 +335,7 @@ class Store(StoredState):
             question = self.rows.evict(trajectory_id)
             if not self.rows.held[question]:
                 self.questions.place(question, None)
-            self._log(step, Event.EVICTED, question, trajectory_id)
+            self._log(step, schemas.Event.EVICTED, question, trajectory_id)
 
     def readmit(self, step: int, rng: np.random.Generator) -> list[str]:
         """Every `readmit_every` steps, readmit the set fraction of the retired, rounded up; returns their ids.
@@ -280,11 +350,11 @@ class Store(StoredState):
         for question in returning:
             self.questions.retired[question] = False
             self.questions.place(question, (self.group_size - 1, self.group_size) if self.rows.held[question] else None)
-            self._log(step, Event.READMITTED, question)
+            self._log(step, schemas.Event.READMITTED, question)
         return self.questions.ids[returning].tolist()
 
-    def _log(self, step: int, event: Event, question: int, trajectory_id: int | None = None) -> None:
+    def _log(self, step: int, event: schemas.Event, question: int, trajectory_id: int | None = None) -> None:
         """Append an event with the bucket that the question is in after it."""
         bucket, members = self.questions.bucket(question) or (None, None)
         names = {"event": event.value, "question_id": self.questions.ids[question], "trajectory_id": trajectory_id}
-        self._writer.append(EVENTS, step=step, bucket=bucket, num_members=members, **names)
+        self._writer.append(schemas.EVENTS, step=step, bucket=bucket, num_members=members, **names)

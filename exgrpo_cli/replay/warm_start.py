@@ -15,19 +15,10 @@ import pyarrow.compute as pc
 from jaxtyping import Int64
 
 from exgrpo_cli.base.errors import InputError
+from exgrpo_cli.ledger import schemas
 from exgrpo_cli.ledger.columns import NO_BUCKET, column
 from exgrpo_cli.ledger.parts import bodies_batch
 from exgrpo_cli.ledger.reader import LedgerReader
-from exgrpo_cli.ledger.schemas import (
-    EVENTS,
-    FOREIGN_WEIGHTS,
-    NO_LOGPROBS,
-    SCHEMAS,
-    TRAJECTORIES,
-    WARM_START_FIELDS,
-    WARM_START_STEP,
-    Event,
-)
 from exgrpo_cli.ledger.writer import LedgerWriter
 from exgrpo_cli.replay.by_unit import UnitPlace, priorities_at_birth
 from exgrpo_cli.replay.place import Place
@@ -54,21 +45,15 @@ class WarmStartReport:
 
 
 def copy_experience(
-    source: Path,
-    writer: LedgerWriter,
-    question_ids: Sequence[str],
-    rules: Place,
-    *,
-    max_response_tokens: int,
-    with_retired: bool,
+    source: Path, writer: LedgerWriter, question_ids: Sequence[str], rules: Place, max_response_tokens: int
 ) -> WarmStartReport:
     """Write what a run of these rules can use of the ledger in `source`, as step 0 of its own, still empty one.
 
     Raises InputError where tokenizer, template or K differ, where a question to be copied is unknown, and where a draw
     in proportion to priorities has no meaning.
     """
-    reader, group_size = LedgerReader(source), writer.identity.group_size
-    writer.identity.require_match(reader.identity, str(source), WARM_START_FIELDS)
+    reader, with_retired = LedgerReader(source), rules.warm_start_retired
+    writer.identity.require_match(reader.identity, str(source), schemas.WARM_START_FIELDS)
     if not with_retired and not len(reader.trajectories(["trajectory_id"])):
         raise InputError(f"{source} holds no trajectories: name a run that has stored some")
     ids = pc.unique(reader.events(["question_id"]).column("question_id")).to_pylist()
@@ -94,14 +79,14 @@ def copy_experience(
     if rules.draws_groups:
         # Visits all of whose rows are there.
         _, which, counts = np.unique(rows["group_id"][kept], return_inverse=True, return_counts=True)
-        kept = kept[counts[which] == group_size]
+        kept = kept[counts[which] == writer.identity.group_size]
     trajectories = _trajectories(reader, kept, rules)
     bodies: Iterator[pa.RecordBatch] = (
         bodies_batch(begin, reader.bodies(kept[begin : begin + _BATCH].tolist()))
         for begin in range(0, len(kept), _BATCH)
     )
-    tables = {TRAJECTORIES: trajectories, EVENTS: _events(states, owner[kept], retired)}
-    writer.write(WARM_START_STEP, tables, bodies, len(kept))
+    tables = {schemas.TRAJECTORIES: trajectories, schemas.EVENTS: _events(states, owner[kept], retired)}
+    writer.write(schemas.WARM_START_STEP, tables, bodies, len(kept))
     return WarmStartReport(
         num_trajectories=len(kept),
         num_questions=len(np.unique(owner[kept][buffered[owner[kept]]])),
@@ -111,7 +96,7 @@ def copy_experience(
             "failures": int((stored & ~rewarded).sum()),
             "of groups that were not kept whole": int(short.sum()) - len(kept),
         },
-        num_without_logprobs=trajectories.column("logprob_source").to_pylist().count(NO_LOGPROBS),
+        num_without_logprobs=trajectories.column("logprob_source").to_pylist().count(schemas.NO_LOGPROBS),
         num_without_advantage=int(np.isnan(rows["advantage"][kept]).sum()),
     )
 
@@ -121,14 +106,12 @@ def _trajectories(reader: LedgerReader, kept: Int64[np.ndarray, " trajectories"]
     table = reader.trajectories().take(pa.array(kept))
     first, which = np.unique(column(table, "group_id"), return_index=True, return_inverse=True)[1:]
     groups, rewards = first[which].astype(np.int64), column(table, "reward")
-    priorities = priorities_at_birth(
-        rules,
-        groups,
-        steps=np.full(len(kept), WARM_START_STEP),
-        rewards=rewards,
-        advantages=column(table, "advantage"),
-        logprobs=lambda begin, end: [logprobs for _, logprobs in reader.bodies(kept[begin:end].tolist())],
-    )
+
+    def read(begin: int, end: int) -> list[np.ndarray]:
+        return [logprobs for _, logprobs in reader.bodies(kept[begin:end].tolist())]
+
+    advantages = column(table, "advantage")
+    priorities = priorities_at_birth(rules, groups, schemas.WARM_START_STEP, rewards, advantages, read)
     if isinstance(rules, UnitPlace) and rules.draw == "proportional":
         with np.errstate(over="ignore", invalid="ignore"):
             wrong = np.flatnonzero((priorities < 0) | np.isinf(priorities**rules.exponent))
@@ -140,8 +123,8 @@ def _trajectories(reader: LedgerReader, kept: Int64[np.ndarray, " trajectories"]
             )
     replaced = {
         "trajectory_id": np.arange(len(kept)),
-        "step_born": np.full(len(kept), WARM_START_STEP),
-        "weight_version": np.full(len(kept), FOREIGN_WEIGHTS),
+        "step_born": np.full(len(kept), schemas.WARM_START_STEP),
+        "weight_version": np.full(len(kept), schemas.FOREIGN_WEIGHTS),
         "group_id": groups,
         "priority": priorities,
     }
@@ -154,15 +137,15 @@ def _trajectories(reader: LedgerReader, kept: Int64[np.ndarray, " trajectories"]
 
 def _events(states: Questions, owners: np.ndarray, retired: Int64[np.ndarray, " retired"]) -> pa.Table:
     """The collection of each trajectory, of the questions `owners`, and the retired questions."""
-    buckets, numbers = states.success_counts[owners], np.concatenate([owners, retired])
-    nulls = [None] * len(retired)
+    numbers = np.concatenate([owners, retired])
+    buckets = states.success_counts[numbers]
     outside = buckets == NO_BUCKET
     columns = {
-        "step": [WARM_START_STEP] * len(numbers),
-        "event": [Event.COLLECTED.value] * len(owners) + [Event.RETIRED.value] * len(retired),
+        "step": [schemas.WARM_START_STEP] * len(numbers),
+        "event": [schemas.Event.COLLECTED.value] * len(owners) + [schemas.Event.RETIRED.value] * len(retired),
         "question_id": states.ids[numbers].tolist(),
-        "trajectory_id": [*range(len(owners)), *nulls],
-        "bucket": [*pa.array(buckets, mask=outside).to_pylist(), *nulls],
-        "num_members": [*pa.array(states.num_members[owners], mask=outside).to_pylist(), *nulls],
+        "trajectory_id": [*range(len(owners)), *[None] * len(retired)],
+        "bucket": pa.array(buckets, mask=outside).to_pylist(),
+        "num_members": pa.array(states.num_members[numbers], mask=outside).to_pylist(),
     }
-    return pa.table(columns, schema=SCHEMAS[EVENTS])
+    return pa.table(columns, schema=schemas.SCHEMAS[schemas.EVENTS])

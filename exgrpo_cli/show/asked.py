@@ -294,7 +294,7 @@ def other_sampler(record: RunRecord, rules: Any, rng: np.random.Generator) -> Nu
     for place, states in enumerate(states_before(record, steps)):
         buckets, num = states.drawable(int(steps[place])), int(wanted[place])
         found = [sampler(buckets, num, rng) for _ in range(REPETITIONS)]
-        chosen = np.array([states.number(name) for each in found for name in each.question_ids], dtype=np.int64)
+        chosen = np.array([states.numbers[name] for each in found for name in each.question_ids], dtype=np.int64)
         np.add.at(counts["expected"][place], states.success_counts[chosen], 1 / REPETITIONS)
         if len(chosen):
             other_rates[place] = np.mean(states.success_counts[chosen] / states.num_members[chosen])

@@ -236,7 +236,7 @@ def scanned_units(record: RunRecord) -> Numbers:
         "weight": mean_by_step(step[taken], units.weight[taken], last),
         "drift": mean_by_step(step, units.drift, last),
     }
-    return {"over_time": {"units": found if record.config.replay.draws_units else None}}
+    return {"over_time": {"units": found if isinstance(record.config.replay, UnitPlace) else None}}
 
 
 def entropy_of_choice(record: RunRecord) -> Numbers:

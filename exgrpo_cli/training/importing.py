@@ -207,7 +207,7 @@ def _fill(
     """Write the ledger, one step of the file after the other; memory holds one step."""
     rules = Join(store="all", lower_bound=-1, upper_bound=MOST_MEMBERS, retirement=False)
     seen: set[str] = set()
-    with Store.create(folder, identity=identity, rules=rules, question_ids=question_ids) as buffer:
+    with Store(folder, identity=identity, rules=rules, question_ids=question_ids) as buffer:
         for step, of_step in groupby(rollouts, key=itemgetter(0)):
             visits: dict[tuple[str, str], list[FreshRow]] = {}
             for _, visited, row in of_step:

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -107,9 +106,7 @@ def warm_start(config: Config, parts: Parts, reporter: Reporter, *, is_new: bool
         return
     report = parts.ranks.from_main(
         lambda: parts.main_store.warm_start(
-            Path(config.replay.warm_start) / "replay",
-            max_response_tokens=config.rollout.max_response_tokens,
-            with_retired=config.replay.warm_start_retired,
+            Path(config.replay.warm_start) / "replay", config.rollout.max_response_tokens
         )
     )
     require_noted(config, report)
@@ -133,7 +130,7 @@ def require_noted(config: Config, report: WarmStartReport) -> None:
     }
     by_advantage = {
         "replay.priority": priority in ("advantage", "signal", "headroom"),
-        "replay.composition": replay.draws_units and not imitates,
+        "replay.composition": isinstance(replay, UnitPlace) and not imitates,
     }
     for num, what, needs, instead in (
         (report.num_without_logprobs, "log-probs", by_logprobs, "use objective.importance = 'old' or "),
@@ -301,13 +298,12 @@ def open_store(parts: Parts, folder: RunFolder, questions: RunQuestions, step: i
     Where nothing is stored its ledger has the visits alone.
     """
     config = parts.config
-    is_there = (folder.replay / IDENTITY_FILE).exists()
-    make = partial(Store.open, at_step=step) if is_there else Store.create
-    return make(
+    return Store(
         folder.replay,
         identity=identity_of(config, parts.backbone.tokenizer, questions, config.rollout.logprobs),
         rules=config.replay,
         question_ids=[question.id for question in questions.train],
+        at_step=step if (folder.replay / IDENTITY_FILE).exists() else None,
     )
 
 

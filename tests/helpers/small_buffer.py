@@ -14,7 +14,7 @@ from exgrpo_cli.replay.store import Store, Visit
 
 
 def open_store(folder: Path) -> Store:
-    return Store.create(folder, identity=IDENTITY, rules=Replace(), question_ids=QUESTIONS)
+    return Store(folder, identity=IDENTITY, rules=Replace(), question_ids=QUESTIONS)
 
 
 def visit(question_id: str, k: int, step: int) -> Visit:

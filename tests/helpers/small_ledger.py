@@ -39,11 +39,11 @@ def one_step(buffer: Store, step: int, num_tokens: int = 3, *, seal: bool = True
 
 
 def create(folder: Path) -> Store:
-    return Store.create(folder, identity=IDENTITY, rules=Replace(), question_ids=QUESTIONS)
+    return Store(folder, identity=IDENTITY, rules=Replace(), question_ids=QUESTIONS)
 
 
 def reopen(folder: Path, at_step: int, identity: LedgerIdentity = IDENTITY) -> Store:
-    return Store.open(folder, identity=identity, rules=Replace(), question_ids=QUESTIONS, at_step=at_step)
+    return Store(folder, identity=identity, rules=Replace(), question_ids=QUESTIONS, at_step=at_step)
 
 
 def part(folder: Path, table: str, step: int) -> Path:

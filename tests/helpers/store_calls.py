@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from exgrpo_cli.config.settings import SECTIONS
-from exgrpo_cli.replay.by_question import Candidates, QuestionPlace, choose, resolve_metric
+from exgrpo_cli.replay.by_question import Candidates, QuestionPlace, Sampler, choose, resolve_metric, resolve_sampler
 from exgrpo_cli.replay.place import Place
 from exgrpo_cli.replay.replace import Replace
 from exgrpo_cli.replay.store import FreshRow, Store, Visit
@@ -49,7 +49,7 @@ def record(store: Store, visit: Visit, *, collecting: bool = True) -> Outcome:
     before, live = len(store.rows), len(store.rows.live())
     store.record_visits([visit], collecting=collecting)
     collected = tuple(range(before, len(store.rows)))
-    key = store.questions.bucket(store.questions.number(visit.question_id))
+    key = store.questions.bucket(store.questions.numbers[visit.question_id])
     return Outcome(
         retired=visit.question_id in store.retired,
         bucket=None if key is None else key[0],
@@ -67,9 +67,13 @@ def available(store: Store, step: int) -> int:
     return sum(map(len, store.drawable(step)))
 
 
+def sampler_of(rules: Replace) -> Sampler:
+    return resolve_sampler(rules.sampler, rules.mu, rules.sigma)
+
+
 def draw(store: Store, num: int, step: int, rng: np.random.Generator) -> tuple[str, ...]:
     assert isinstance(store.rules, Replace)
-    return store.rules.draw_questions(store, num, step, rng)
+    return store.draw_questions(sampler_of(store.rules), num, step, rng)
 
 
 def chosen_of(store: Store, candidates: Candidates, rng: np.random.Generator) -> list[int]:

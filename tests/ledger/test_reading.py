@@ -150,7 +150,7 @@ def test_nothing_is_cut_before_the_steps_that_stay_can_be_read(ledger: Path) -> 
     to be damaged: nothing is deleted."""
     before, others = files(ledger), [question for question in QUESTIONS if question != "q3"]
     with pytest.raises(InputError, match=r"1 questions that are not in this run's question file, q3 first"):
-        Store.open(ledger, identity=IDENTITY, rules=Replace(), question_ids=others, at_step=6)
+        Store(ledger, identity=IDENTITY, rules=Replace(), question_ids=others, at_step=6)
     assert files(ledger) == before
     path = part(ledger, "scores", 4)
     flip_value(path, "entropy")

@@ -102,7 +102,7 @@ def test_buckets_of_weight_zero_give_nothing() -> None:
         (("k1-000", "k1-001", "k1-002"), [1.0], "3 questions, 3 distinct, of 2 wanted"),
         (("elsewhere",), [1.0], "elsewhere, which was not offered"),
         (("k1-000",), [0.5, 0.5], "for 1 buckets"),
-        (("k1-000",), [0.7], "add up to 0.7"),
+        (("k1-000",), [0.7], "add up to 1"),
         (("k1-000",), [float("nan")], "none negative"),
     ],
 )

@@ -104,7 +104,7 @@ class BufferMachine(RuleBasedStateMachine):
     def start(self, settings: dict[str, int]) -> None:
         self.rules = Replace(readmit_fraction=0.5, readmit_every=1, sampler="uniform", **settings)
         self.shared = {"identity": IDENTITY, "rules": self.rules, "question_ids": QUESTIONS}
-        self.buffer = Store.create(self.folder, **self.shared)
+        self.buffer = Store(self.folder, **self.shared)
         self.reference = Reference(self.rules)
         self.kept = {0: (copy.deepcopy(self.reference), copy.deepcopy(self.rng))}
 
@@ -168,7 +168,7 @@ class BufferMachine(RuleBasedStateMachine):
     def resume(self, data: st.DataObject) -> None:
         at_step = data.draw(st.sampled_from(sorted(self.kept)), label="at_step")
         self.buffer.close()
-        self.buffer = Store.open(self.folder, at_step=at_step, **self.shared)
+        self.buffer = Store(self.folder, at_step=at_step, **self.shared)
         self.step = at_step + 1
         self.has_pending = False
         self.kept = {step: state for step, state in self.kept.items() if step <= at_step}
@@ -182,7 +182,7 @@ class BufferMachine(RuleBasedStateMachine):
         first = draw(self.buffer, 3, self.step, lived)
         chosen = [chosen_of(self.buffer, candidates_of(self.buffer, question), lived) for question in first]
         self.buffer.close()
-        self.buffer = Store.open(self.folder, at_step=self.step - 1, **self.shared)
+        self.buffer = Store(self.folder, at_step=self.step - 1, **self.shared)
         rebuilt = copy.deepcopy(self.rng)
         assert draw(self.buffer, 3, self.step, rebuilt) == first
         again = [chosen_of(self.buffer, candidates_of(self.buffer, question), rebuilt) for question in first]

@@ -107,7 +107,7 @@ class Machine(RuleBasedStateMachine):
         self.reference = Reference(rules)
         identity = replace(small_ledger.IDENTITY, group_size=K)
         self.shared = {"identity": identity, "rules": rules, "question_ids": QUESTIONS}
-        self.buffer = Store.create(self.folder / "replay", **self.shared)
+        self.buffer = Store(self.folder / "replay", **self.shared)
         self.step = 1
 
     def teardown(self) -> None:
@@ -186,7 +186,7 @@ class Machine(RuleBasedStateMachine):
     def resume(self) -> None:
         self.buffer.seal()
         self.buffer.close()
-        self.buffer = Store.open(self.folder / "replay", at_step=self.step - 1, **self.shared)
+        self.buffer = Store(self.folder / "replay", at_step=self.step - 1, **self.shared)
 
     @invariant()
     def holds_as_much(self) -> None:

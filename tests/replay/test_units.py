@@ -34,7 +34,7 @@ def buffer_of(tmp_path: Path):
     """`buffer_of(priority="advantage", ...)`: a new buffer with these settings of `replay`."""
     with ExitStack() as stack:
         yield lambda **settings: stack.enter_context(
-            Store.create(tmp_path / "replay", identity=IDENTITY, rules=place_of(**settings), question_ids=QUESTIONS)
+            Store(tmp_path / "replay", identity=IDENTITY, rules=place_of(**settings), question_ids=QUESTIONS)
         )
 
 
@@ -174,7 +174,7 @@ def test_a_resumed_store_draws_as_the_one_that_lived(tmp_path: Path, settings: d
     shared = {"identity": IDENTITY, "rules": rules, "question_ids": QUESTIONS}
     draws = np.random.default_rng(1)
     with ExitStack() as stack:
-        buffers = [stack.enter_context(Store.create(tmp_path / name, **shared)) for name in ("lived", "reopened")]
+        buffers = [stack.enter_context(Store(tmp_path / name, **shared)) for name in ("lived", "reopened")]
         for step in range(1, 9):
             seed, told = int(draws.integers(1 << 30)), []
             for buffer in buffers:
@@ -191,5 +191,5 @@ def test_a_resumed_store_draws_as_the_one_that_lived(tmp_path: Path, settings: d
             assert told[0] == told[1]
             buffers[1].seal()
             buffers[1].close()
-            buffers[1] = stack.enter_context(Store.open(tmp_path / "reopened", at_step=step, **shared))
+            buffers[1] = stack.enter_context(Store(tmp_path / "reopened", at_step=step, **shared))
         assert any(told[0])

@@ -13,8 +13,7 @@ from exgrpo_cli.ledger.reader import LedgerReader, LedgerWarning
 from exgrpo_cli.replay.append import Append
 from exgrpo_cli.replay.join import Join
 from exgrpo_cli.replay.replace import Replace
-from exgrpo_cli.replay.rows import StoreCounts
-from exgrpo_cli.replay.store import Store, Visit
+from exgrpo_cli.replay.store import Store, StoreCounts, Visit
 
 SOURCE = replace(IDENTITY, questions_hash="of the source", logprob_source="engine")
 TARGET = replace(IDENTITY, questions_hash="of the target")
@@ -31,7 +30,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """a: bucket 0 with lengths 3, 5; b: bucket 2 with length 6 (one evicted); c: retired with length 4; d: too long."""
     folder = tmp_path_factory.mktemp("source") / "replay"
     rules = Replace(max_per_question=2)
-    with Store.create(folder, identity=SOURCE, rules=rules, question_ids=QUESTIONS) as buffer:
+    with Store(folder, identity=SOURCE, rules=rules, question_ids=QUESTIONS) as buffer:
         record(buffer, visit("a", 2, 1, [3, 5]))
         record(buffer, visit("b", 3, 1, [2, 6, 9]))
         record(buffer, visit("c", 1, 1, [4]))
@@ -44,18 +43,14 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def create(folder: Path, identity: object = TARGET, question_ids: list[str] = QUESTIONS) -> Store:
-    return Store.create(
-        folder,
-        identity=identity,
-        rules=Replace(readmit_every=1, readmit_fraction=1.0),
-        question_ids=question_ids,
-    )
+def create(folder: Path, identity: object = TARGET, question_ids: list[str] = QUESTIONS, **settings: object) -> Store:
+    rules = Replace(readmit_every=1, readmit_fraction=1.0, **settings)
+    return Store(folder, identity=identity, rules=rules, question_ids=question_ids)
 
 
 def test_trajectories_and_buckets_come_along(source: Path, tmp_path: Path) -> None:
     with create(tmp_path / "replay", question_ids=["z", *reversed(QUESTIONS)]) as buffer:
-        report = buffer.warm_start(source, max_response_tokens=8, with_retired=False)
+        report = buffer.warm_start(source, 8)
         # a: 3 and 5; b holds 6 and 9 of which 9 is too long; d's only one of 20 too; c is retired.
         assert (report.num_trajectories, report.num_questions, report.num_retired) == (3, 2, 0)
         assert report.left_out["too long"] == 2
@@ -78,13 +73,13 @@ def test_trajectories_and_buckets_come_along(source: Path, tmp_path: Path) -> No
 
 def test_the_limit_of_the_new_run_holds_from_the_start(source: Path, tmp_path: Path) -> None:
     """a has lengths 3 and 5, b 6 and 9: the longer of each goes. c (retired) has one of 4, d one too long."""
-    rules = Replace(max_per_question=1, eviction="longest")
-    with Store.create(tmp_path / "new", identity=TARGET, rules=rules, question_ids=QUESTIONS) as buffer:
-        report = buffer.warm_start(source, max_response_tokens=10, with_retired=True)
+    rules = Replace(max_per_question=1, eviction="longest", warm_start_retired=True)
+    with Store(tmp_path / "new", identity=TARGET, rules=rules, question_ids=QUESTIONS) as buffer:
+        report = buffer.warm_start(source, 10)
         assert (report.num_trajectories, report.left_out["too long"]) == (5, 1)
         assert [candidates_of(buffer, q).num_tokens.tolist() for q in QUESTIONS] == [[3], [6], [4], []]
     # Also where the run dies before it has written of it.
-    with Store.open(tmp_path / "new", identity=TARGET, rules=rules, question_ids=QUESTIONS, at_step=0) as buffer:
+    with Store(tmp_path / "new", identity=TARGET, rules=rules, question_ids=QUESTIONS, at_step=0) as buffer:
         assert [candidates_of(buffer, q).num_tokens.tolist() for q in QUESTIONS] == [[3], [6], [4], []]
         assert buffer.counts.buckets == {0: 1, 2: 1} and buffer.retired == {"c"}
 
@@ -96,7 +91,7 @@ def rewarded(folder: Path, rewards: list[float]) -> Path:
         for row, reward in zip(visit("a", 1, 1, [2, 3]).rows, rewards, strict=True)
     ]
     rules = Join(store="all")
-    with Store.create(folder, identity=SOURCE, rules=rules, question_ids=QUESTIONS) as buffer:
+    with Store(folder, identity=SOURCE, rules=rules, question_ids=QUESTIONS) as buffer:
         record(buffer, replace(visit("a", 1, 1, []), rows=rows))
         buffer.flush(1)
     return folder
@@ -106,8 +101,8 @@ def test_the_lowest_priority_goes_by_the_rules_of_the_new_run(tmp_path: Path) ->
     """The source drew no units: its rows have no priority of their own."""
     source = rewarded(tmp_path / "source", [0.5, 0.25])
     rules = Append(store="all", priority="reward", max_per_question=1, eviction="lowest-priority")
-    with Store.create(tmp_path / "new", identity=TARGET, rules=rules, question_ids=QUESTIONS) as buffer:
-        buffer.warm_start(source, max_response_tokens=10, with_retired=False)
+    with Store(tmp_path / "new", identity=TARGET, rules=rules, question_ids=QUESTIONS) as buffer:
+        buffer.warm_start(source, 10)
         assert candidates_of(buffer, "a").reward.tolist() == [0.5]
 
 
@@ -116,17 +111,17 @@ def test_rewards_below_0_are_no_chances(tmp_path: Path) -> None:
     said = r"source: trajectory 1 with reward -1 has the priority -0.999999 by replay.priority = 'reward', and nothing "
     for draw in ("proportional", "top"):
         rules = Append(store="all", priority="reward", draw=draw)
-        with Store.create(tmp_path / draw, identity=TARGET, rules=rules, question_ids=QUESTIONS) as buffer:
+        with Store(tmp_path / draw, identity=TARGET, rules=rules, question_ids=QUESTIONS) as buffer:
             if draw == "proportional":
                 with pytest.raises(InputError, match=said):
-                    buffer.warm_start(source, max_response_tokens=10, with_retired=False)
+                    buffer.warm_start(source, 10)
             else:
-                assert buffer.warm_start(source, max_response_tokens=10, with_retired=False).num_trajectories == 2
+                assert buffer.warm_start(source, 10).num_trajectories == 2
 
 
 def test_one_that_was_being_written_when_the_process_died_is_not_half_read(source: Path, tmp_path: Path) -> None:
     with create(tmp_path / "new") as buffer:
-        buffer.warm_start(source, max_response_tokens=10, with_retired=False)
+        buffer.warm_start(source, 10)
     [commit_record] = (tmp_path / "new" / "events").iterdir()
     commit_record.unlink()
     with pytest.warns(LedgerWarning, match="rows up to step 0 left out: not complete"):
@@ -137,8 +132,8 @@ def test_one_that_was_being_written_when_the_process_died_is_not_half_read(sourc
 
 
 def test_retired_questions_come_only_when_asked_and_keep_their_trajectories(source: Path, tmp_path: Path) -> None:
-    with create(tmp_path / "replay") as buffer:
-        report = buffer.warm_start(source, max_response_tokens=8, with_retired=True)
+    with create(tmp_path / "replay", warm_start_retired=True) as buffer:
+        report = buffer.warm_start(source, 8)
         assert report.num_retired == 1 and report.num_trajectories == 4 and buffer.retired == {"c"}
         assert buffer.counts.num_trajectories == 3
         assert buffer.readmit(1, np.random.default_rng(0)) == ["c"]
@@ -146,15 +141,12 @@ def test_retired_questions_come_only_when_asked_and_keep_their_trajectories(sour
 
 
 def test_more_trajectories_than_one_batch_of_bodies(tmp_path: Path) -> None:
-    with Store.create(tmp_path / "source", identity=SOURCE, rules=Replace(), question_ids=QUESTIONS) as buffer:
+    with Store(tmp_path / "source", identity=SOURCE, rules=Replace(), question_ids=QUESTIONS) as buffer:
         for step in range(1, 3):
             record(buffer, visit("a", 3, step, list(range(1 + 700 * step, 701 + 700 * step))))
             buffer.flush(step)
     with create(tmp_path / "replay") as buffer:
-        assert (
-            buffer.warm_start(tmp_path / "source", max_response_tokens=8192, with_retired=False).num_trajectories
-            == 1400
-        )
+        assert buffer.warm_start(tmp_path / "source", 8192).num_trajectories == 1400
         for trajectory_id in (0, 699, 700, 1023, 1024, 1399):
             [loaded] = buffer.load([trajectory_id])
             step = 1 + trajectory_id // 700
@@ -165,7 +157,7 @@ def test_more_trajectories_than_one_batch_of_bodies(tmp_path: Path) -> None:
 def test_another_tokenizer_template_or_k_is_refused(source: Path, tmp_path: Path, name: str, value: object) -> None:
     with create(tmp_path / "replay", replace(TARGET, **{name: value})) as buffer:
         with pytest.raises(InputError, match=f"{name} is .* in the ledger but {value!r} in this run"):
-            buffer.warm_start(source, max_response_tokens=8, with_retired=False)
+            buffer.warm_start(source, 8)
         assert buffer.counts.num_questions == 0
         buffer.flush(1)
 
@@ -175,11 +167,4 @@ def test_unknown_questions_are_refused(source: Path, tmp_path: Path) -> None:
         create(tmp_path / "replay", question_ids=["a", "d", "x"]) as buffer,
         pytest.raises(InputError, match=r"1 of its 3 questions are not in this run's question file, b first"),
     ):
-        buffer.warm_start(source, max_response_tokens=8, with_retired=False)
-
-
-def test_only_an_empty_ledger_takes_a_warm_start(source: Path, tmp_path: Path) -> None:
-    with create(tmp_path / "replay") as buffer:
-        record(buffer, visit("a", 1, 1, [2]))
-        with pytest.raises(InputError, match="a warm start needs an empty ledger"):
-            buffer.warm_start(source, max_response_tokens=8, with_retired=False)
+        buffer.warm_start(source, 8)

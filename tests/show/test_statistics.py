@@ -66,7 +66,7 @@ def small_run(tmp_path: Path) -> Path:
     run = tmp_path / "run"
     write_questions(run, IDS)
     write_config(run, SyntheticRun(steps=3, questions_per_step=2, group_size=4))
-    with Store.create(run / "replay", identity=IDENTITY, rules=Replace(), question_ids=IDS) as buffer:
+    with Store(run / "replay", identity=IDENTITY, rules=Replace(), question_ids=IDS) as buffer:
         visit(buffer, "aaa1", 1, 2, entropies=(0.2, 0.6))
         visit(buffer, "aab2", 1, 0)
         buffer.flush(1)
@@ -231,8 +231,8 @@ def test_after_a_warm_start_nobody_can_tell_the_tried_from_the_unseen(small_run:
     run = tmp_path / "warm"
     write_questions(run, IDS)
     write_config(run, SyntheticRun(steps=1, questions_per_step=2, group_size=4))
-    with Store.create(run / "replay", identity=IDENTITY, rules=Replace(), question_ids=IDS) as buffer:
-        buffer.warm_start(small_run / "replay", max_response_tokens=99, with_retired=False)
+    with Store(run / "replay", identity=IDENTITY, rules=Replace(), question_ids=IDS) as buffer:
+        buffer.warm_start(small_run / "replay", 99)
         visit(buffer, "aab2", 1, 0)
         buffer.flush(1)
     (run / "metrics.jsonl").write_text('{"step": 1, "phase": "mixed", "batch/questions": 2}\n')

@@ -51,7 +51,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_text(folder / "config.toml", to_toml(build_config(options={"data": {"train": "modular"}})))
     write_json_lines(folder / "metrics.jsonl", [{"step": 1, "phase": "mixed"}])
     ids = [question.id for question in QUESTIONS]
-    buffer = Store.create(folder / "replay", identity=IDENTITY, rules=Replace(), question_ids=ids)
+    buffer = Store(folder / "replay", identity=IDENTITY, rules=Replace(), question_ids=ids)
     for question in QUESTIONS:
         answers = {worked_out(question): SURE, guessed(question): SURE if question is QUESTIONS[-1] else UNSURE}
         rows = []
