@@ -80,7 +80,7 @@ class PrepareRequest:
         return PreparePlan(request=self, settings=settings, options=audit, output=output)
 
 
-class Prepared(NamedTuple):
+class PrepareResult(NamedTuple):
     """Reports of what was written, and the first prompts as the backbone sees them."""
 
     reports: Sequence[PrepareReport]
@@ -125,7 +125,7 @@ class PreparePlan:
             "seed": seed_of(request.source, options),
         }
 
-    def run(self, *, quiet: bool) -> Prepared:
+    def run(self, *, quiet: bool) -> PrepareResult:
         """Read, audit and write. Raises InputError and RunError as `prepare` does, Interrupted after Ctrl-C."""
         request, reporter = self.request, make_reporter(quiet=quiet)
         try:
@@ -146,7 +146,7 @@ class PreparePlan:
         finally:
             reporter.close()
         shown = [] if limit is None else [_seen(question, limit) for question in reports[0].questions[: request.show]]
-        return Prepared(reports, shown)
+        return PrepareResult(reports, shown)
 
 
 def _benchmarks(decontaminate: str | None, reporter: Reporter) -> dict[str, list[str]]:

@@ -1,5 +1,6 @@
 """Claims: what a file states (arms, endpoint, direction, smallest effect, seeds), and the verdict of its runs."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,7 +15,6 @@ from exgrpo_cli.config.sections import POSITIVE, require_known
 from exgrpo_cli.presets import load_preset, preset_names
 from exgrpo_cli.studies.endpoints import (
     ENDPOINTS,
-    MOST_SEEDS,
     SEEDS_FOR_A_VERDICT,
     Direction,
     Effect,
@@ -52,11 +52,6 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         POSITIVE.check("contrast.spread", self.spread)
         if self.arm == self.control:
             raise InputError(f"contrast of {self.arm!r} with itself: name another control, or a reference.")
-        if self.seeds >= MOST_SEEDS:
-            raise InputError(
-                f"spread = {self.spread} beside smallest_effect = {self.smallest_effect} would take {MOST_SEEDS} seeds "
-                "or more: ask for a larger effect, or for an endpoint of less spread."
-            )
 
     @property
     def seeds(self) -> int:
@@ -188,8 +183,8 @@ class Outcome:
 
     claim: Claim
     verdict: Verdict
-    effects: tuple[Effect | None, ...]
-    """Outcome of each contrast, in its order; None where no run of it has finished."""
+    effects: tuple[tuple[Contrast, Effect | None], ...]
+    """Each contrast with its effect; None where no run of it has finished."""
     seeds: int
     """Seeds that all of the claim's arms have."""
     generated: int
@@ -200,12 +195,11 @@ class Outcome:
     @property
     def weakest(self) -> tuple[Contrast, Effect | None]:
         """The contrast that is furthest from holding, in units of its smallest effect; the first where none has run."""
-        found = [(c, e) for c, e in zip(self.claim.contrasts, self.effects, strict=True) if e is not None]
-        return min(
-            found,
-            key=lambda pair: (pair[1].mean - pair[0].threshold) / pair[0].smallest_effect,
-            default=(self.claim.contrasts[0], None),
-        )
+        distances = [
+            (effect.mean - contrast.threshold) / contrast.smallest_effect if effect else math.inf
+            for contrast, effect in self.effects
+        ]
+        return self.effects[distances.index(min(distances))]
 
     def to_json(self) -> dict[str, Any]:
         """The outcome as `results.json` has it."""
@@ -225,7 +219,7 @@ class Outcome:
                     "threshold": contrast.threshold,
                     "effect": effect and asdict(effect),
                 }
-                for contrast, effect in zip(self.claim.contrasts, self.effects, strict=True)
+                for contrast, effect in self.effects
             ],
         }
 
@@ -247,8 +241,8 @@ def claim_results(claim: Claim, arms: Sequence[Arm], results: Mapping[str, Resul
 
 def outcome(claim: Claim, results: Mapping[str, Results]) -> Outcome:
     """Verdict of these results, by arm and seed, about a claim."""
-    effects = tuple(contrast.effect(results) for contrast in claim.contrasts)
-    known = [effect for effect in effects if effect is not None]
+    effects = tuple((contrast, contrast.effect(results)) for contrast in claim.contrasts)
+    known = [effect for _, effect in effects if effect is not None]
     complete = known if len(known) == len(effects) else []
     runs = [result for own in results.values() for result in own.values()]
     return Outcome(

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.table import Table
+from rich.table import Column, Table
 
 from exgrpo_cli.base.files import write_json, write_text
 from exgrpo_cli.base.statistics import Interval, t_interval
@@ -15,7 +15,6 @@ from exgrpo_cli.show.figures.comparisons import (
     ClaimEffect,
     arm_comparison,
     arm_curves,
-    by_regime,
     claims_figure,
 )
 from exgrpo_cli.show.figures.run import memorising_figure
@@ -37,11 +36,8 @@ OTHERS = {
 """Endpoints of the second table with their titles."""
 SPENT = {
     "steps": "steps",
-    "tokens generated": "generated",
-    "tokens trained": "trained",
-    "tokens scored": "scored",
-    "updates": "updates",
-    "seconds": "seconds",
+    **{f"tokens {kind}": kind for kind in ("generated", "trained", "scored")},
+    **{name: name for name in ("updates", "seconds")},
 }
 """Columns of the third table, each a total."""
 Rows = list[list[str]]
@@ -174,9 +170,8 @@ def duration(seconds: float) -> str:
 
 def rich_table(rows: Rows, title: str) -> Table:
     """Rows as a table of a terminal."""
-    table = Table(title=title)
-    for place, name in enumerate(rows[0]):
-        table.add_column(name, justify="right" if place else "left")
+    columns = [Column(name, justify="right" if place else "left") for place, name in enumerate(rows[0])]
+    table = Table(*columns, title=title)
     for row in rows[1:]:
         table.add_row(*row)
     return table
@@ -205,11 +200,7 @@ def study_figures(study: Study, report: StudyReport) -> "dict[str, Figure]":
     scores = [score(arm, arm.main, list(own[arm.name].values())) for arm in report.arms]
     differences = [score(arm, effect, by_seed(arm)) for arm in report.arms if (effect := arm.main.difference)]
     curves = [arm_curve(arm.name, results[arm.name], regimes[arm.name]) for arm in report.arms]
-    memorised = {
-        arm.name: [found for each in results[arm.name].values() if (found := each.memorising)]
-        for arms in by_regime(scores).values()
-        for arm in arms
-    }
+    memorised = {name: [found for each in results[name].values() if (found := each.memorising)] for name in own}
     said: dict[str, Any] = {"baselines": report.baselines, "measure": TITLE}
     figures = {
         "ablation": arm_comparison(scores, **said),
@@ -236,7 +227,7 @@ def _claim_effects(study: Study) -> list[ClaimEffect]:
         )
         for found in claim_outcomes(study)
         if found.verdict is not Verdict.NOT_RUN
-        for contrast, effect in zip(found.claim.contrasts, found.effects, strict=True)
+        for contrast, effect in found.effects
         if effect is not None
     ]
 

@@ -140,13 +140,13 @@ class StudyReport:
         ]
         updates = {arm.name: arm.totals["updates"] for arm in self.arms}
         for name in self.baselines:
-            usual = updates.get(name, 0.0)
-            of_arms = {arm.name: updates[arm.name] for arm in self.arms if arm.baseline == name}
-            unlike = [f"{arm} {n:.0f}" for arm, n in of_arms.items() if not usual / UNLIKE <= n <= usual * UNLIKE]
+            usual, arms = updates.get(name, 0.0), [arm.name for arm in self.arms if arm.baseline == name]
+            unlike = [each for each in arms if not usual / UNLIKE <= updates[each] <= usual * UNLIKE]
             if usual and unlike:
+                listed = ", ".join(f"{each} {updates[each]:.0f}" for each in [name, *unlike])
                 found.append(
-                    f"updates differ: {name} {usual:.0f}, {', '.join(unlike)}. More of them act like a higher "
-                    "learning rate; --vary optim.learning_rate=... tells the two apart."
+                    f"updates differ: {listed}. More of them act like a higher learning rate; "
+                    "--vary optim.learning_rate=... tells the two apart."
                 )
         return found
 

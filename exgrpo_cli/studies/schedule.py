@@ -7,6 +7,7 @@ were killed.
 """
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -37,7 +38,7 @@ from exgrpo_cli.runs.folder import METRICS_FILE, RunFolder
 from exgrpo_cli.studies.output import duration, report_study
 from exgrpo_cli.studies.report import StudyReport
 from exgrpo_cli.studies.study import Arm, Study, StudyRun, budgeted
-from exgrpo_cli.studies.worker import DAMAGE, RunTask, last_line
+from exgrpo_cli.studies.worker import DAMAGE, RunTask, last_line, start_process
 
 if TYPE_CHECKING:
     from submitit import Job
@@ -63,14 +64,8 @@ class Processes:
 
     def start(self, runs: Sequence[StudyRun]) -> list[subprocess.Popen[bytes]]:
         """Start runs whose budgets are known, each in a process group of its own, its output in `seed-<n>.log`."""
-        return [self._start(with_threads(run, self.at_once)) for run in runs]
-
-    def _start(self, run: StudyRun) -> subprocess.Popen[bytes]:
-        command = [*worker_command(run), str(os.getpid())]
-        with run.log.open("ab") as log:
-            return subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )  # fmt: skip
+        commands = [[*worker_command(with_threads(run, self.at_once)), str(os.getpid())] for run in runs]
+        return [start_process(command, run.log) for command, run in zip(commands, runs, strict=True)]
 
     def has_ended(self, job: subprocess.Popen[bytes]) -> bool:
         """Whether the job is over."""
@@ -130,9 +125,7 @@ class Slurm:
                 return [executor.submit(task) for task in tasks]
         except (FailedJobError, FailedSubmissionError) as error:
             # sbatch names the value that is wrong before the kind of mistake.
-            said = [
-                line.split("error:")[-1].strip().rstrip(".") for line in str(error).splitlines() if "error:" in line
-            ]
+            said = re.findall(r"error: *(.*?)\.?$", str(error), re.MULTILINE)
             reason = "; ".join(dict.fromkeys(said)) or first_line(error).rstrip(".")
             raise InputError(f"sbatch refused {self.study.name}: {reason}. See [slurm] of --config.") from error
 
@@ -165,11 +158,8 @@ def make_executor(study: Study, settings: SlurmSettings) -> Any:
     """submitit's executor for the study's tasks; settings that are empty or 0 are left to the cluster."""
     import submitit
 
-    named = {
-        "partition": settings.partition,
-        "account": settings.account,
-        "qos": settings.qos,
-        "constraint": settings.constraint,
+    named = {name: getattr(settings, name) for name in ("partition", "account", "qos", "constraint")}
+    named |= {
         "gpus_per_node": settings.gpus,
         "cpus_per_task": settings.cpus,
         "mem": f"{settings.memory_gb:g}GB" if settings.memory_gb else "",
@@ -381,26 +371,25 @@ def time_to_go(study: Study, jobs: int) -> str:
 def estimate(study: Study, jobs: int) -> float | None:
     """Seconds of the unfinished runs, `jobs` at a time; None while no run has been measured.
 
-    A run takes as long as those of its arm took, else as the study says, else as any took.
+    A run takes as long as those of its arm took, or will take by their newest step, else as the study says, else as
+    any took.
     """
-    measured = [(run.arm, seconds) for run in study.runs if (seconds := whole_seconds(run)) is not None]
-    usual = np.mean([seconds for _, seconds in measured]) if measured else None
+    measured: dict[str, list[float]] = {}
+    for run in study.runs:
+        if (result := run.read_result()) is not None:
+            measured.setdefault(run.arm.name, []).append(result.totals.seconds)
+        elif (line := last_json_line(run.folder / METRICS_FILE)) is not None:
+            seconds = float(line["time/step"]) * line["step"] / done_share(run)
+            measured.setdefault(run.arm.name, []).append(seconds)
+    usual = [seconds for each in measured.values() for seconds in each]
     total = 0.0
     for run in study.unfinished:
-        own = [seconds for arm, seconds in measured if arm == run.arm]
-        known = np.mean(own) if own else study.run_seconds.get(run.arm.name, usual)
-        if known is None:
+        stated = study.run_seconds.get(run.arm.name)
+        known = measured.get(run.arm.name) or ([stated] if stated is not None else usual)
+        if not known:
             return None
-        total += float(known) * (1 - done_share(run))
+        total += float(np.mean(known)) * (1 - done_share(run))
     return total / jobs
-
-
-def whole_seconds(run: StudyRun) -> float | None:
-    """Seconds that a run took, or will take by its newest step; None where it has made no step."""
-    if (result := run.read_result()) is not None:
-        return result.totals.seconds
-    line = last_json_line(run.folder / METRICS_FILE)
-    return None if line is None else float(line["time/step"]) * line["step"] / done_share(run)
 
 
 def done_share(run: StudyRun) -> float:

@@ -113,15 +113,7 @@ class RunTask:
         if not settings.is_file():
             raise RunError(f"{settings} is not there on {socket.gethostname()}: the study's folder is not shared.")
         meeting = meeting_point(self.num_hosts) if self.num_hosts > 1 else []
-        with self.log.open("ab") as log:
-            # A session of its own: Slurm signals whole process groups, and the run is told what to do from here.
-            self._process = subprocess.Popen(
-                [*self.command, str(os.getpid()), *meeting],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        self._process = start_process([*self.command, str(os.getpid()), *meeting], self.log)
         signal.signal(signal.SIGTERM, lambda *_: self._stop())
         try:
             while self._process.poll() is None:
@@ -167,6 +159,16 @@ def meeting_point(num_hosts: int) -> list[str]:
     job = JobEnvironment()
     number = int("".join(filter(str.isdigit, job.job_id)) or 0)
     return [str(num_hosts), str(job.node), job.hostnames[0], str(FIRST_PORT + number % NUM_PORTS)]
+
+
+def start_process(command: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
+    """Start a worker whose output goes to the end of `log`.
+
+    It has a session of its own: a terminal and Slurm signal whole process groups, and whoever started the run tells it
+    what to do.
+    """
+    with log.open("ab") as file:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
 
 
 def last_line(log: Path) -> str:

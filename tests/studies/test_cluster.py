@@ -3,16 +3,14 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import fake_slurm
 import pytest
-import real_slurm
 
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.files import read_json_lines
@@ -246,33 +244,3 @@ def test_what_a_launcher_does_not_do_is_refused(
     assert exgrpo([*command, *options]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "runs" / "one").exists()
-
-
-@pytest.fixture
-def one_node(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmSettings]:
-    """A real Slurm, and what its node has."""
-    if reason := real_slurm.why_not():
-        # A controller and a node need root and Debian's packages; CI runs the same launcher on fake programs.
-        pytest.skip(reason)
-    with real_slurm.real_slurm(monkeypatch.setenv):
-        yield SlurmSettings(partition="main", hours=1.0)
-
-
-@pytest.mark.slow
-def test_an_array_job_of_a_real_slurm(study: Study, one_node: SlurmSettings) -> None:
-    with pytest.raises(InputError, match=r"sbatch refused \S+: .*invalid partition specified: gpu"):
-        launched(study)
-    launched(study, one_node)
-    assert all(run.state == "finished" for run in study.runs) and set(starts(study).values()) == {1}
-
-
-@pytest.mark.slow
-def test_a_real_slurm_requeues_a_task_whose_time_is_over(study: Study, one_node: SlurmSettings) -> None:
-    """The signal that Slurm sends before the end of a task's time; `scontrol requeue` is submitit's."""
-
-    def signal_running() -> None:
-        jobs = subprocess.run(["squeue", "-h", "-t", "R", "-o", "%A"], capture_output=True, text=True, check=True)
-        for job in jobs.stdout.split():
-            subprocess.run(["scancel", "--signal=USR2", job], check=False)
-
-    launch_and_signal(study, one_node, signal_running)
