@@ -226,8 +226,9 @@ def parse_what_if(text: str, own: Place) -> tuple[Any, tuple[str, ...]]:
         if not equals or not value or key in given:
             raise InputError(f"--what-if {text!r}: {item!r} is not a new key=value; write sampler=linear,metric=ppl.")
         if key not in known:
+            hint = nearest(key, known) if known else ""
             asked = f"composition = {own.composition!r} can be asked for {', '.join(known) or 'none'}"
-            raise InputError(f"--what-if {text!r}: unknown key {key!r}: {asked}.{nearest(key, known)}")
+            raise InputError(f"--what-if {text!r}: unknown key {key!r}: {asked}.{hint}")
         given |= parse_assignments([f"replay.{key}={value}"])["replay"]
     name, _, last = str(given.get("metric", "")).rpartition(":")
     if last in DIRECTIONS:  # `ent:max` is metric `ent` with direction `max`, as in `exgrpo ablate`
@@ -323,11 +324,12 @@ def other_metric(record: RunRecord, rules: Any, rng: np.random.Generator) -> Num
         own = rows[scores.chosen[rows]]
         if len(own):
             found = rows[choose(_candidates(record, rows), metric, rules.direction, rng, num=len(own))]
-            taken, others = [*taken, own], [*others, found]
+            taken.append(own)
+            others.append(found)
             if len(rows) > len(own):
                 same.append(set(own.tolist()) == set(found.tolist()))
     num, steps = len(taken) - 1, np.unique(scores.step[np.concatenate(taken)])
-    own_means, other_means = (_means(record, np.concatenate(rows), steps) for rows in (taken, others))
+    means = {name: _means(record, np.concatenate(rows), steps) for name, rows in (("chosen", taken), ("other", others))}
     return {
         "metric": rules.metric,
         "direction": rules.direction,
@@ -335,10 +337,9 @@ def other_metric(record: RunRecord, rules: Any, rng: np.random.Generator) -> Num
         "draws": num,
         "share_with_choice": len(same) / num if num else np.nan,
         "share_same": float(np.mean(same)) if same else np.nan,
-        "chosen": own_means[0],
-        "other": other_means[0],
+        **{name: overall for name, (overall, _) in means.items()},
         "steps": steps,
-        "by_step": {"chosen": own_means[1], "other": other_means[1]},
+        "by_step": {name: by_step for name, (_, by_step) in means.items()},
     }
 
 
