@@ -123,6 +123,9 @@ def test_a_method_of_ones_own_is_a_file(tmp_path):
     with pytest.raises(InputError, match=r"runs code of yours \(replay.metric = 'python:mine:f'\): add --allow-code"):
         build_config(method=str(file))
     assert build_config(method=str(file), allow_code=True).replay.metric == "python:mine:f"
+    file.write_text('[published.replay]\nmetric = "python:mine:f"\n')
+    with pytest.raises(InputError, match=r"runs code of yours \(replay.metric = 'python:mine:f'\)"):
+        build_config(method=str(file), as_published=True)
 
 
 @pytest.mark.parametrize("method", [name for name in preset_names("methods") if name not in OTHER_METHODS])

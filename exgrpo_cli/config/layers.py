@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from exgrpo_cli.base.errors import InputError, nearest
-from exgrpo_cli.config.names import PREFIX, TINY_TASKS, USER_FUNCTIONS, is_gguf, origin
+from exgrpo_cli.config.names import TINY_TASKS, is_gguf, named_functions, origin
 from exgrpo_cli.config.sections.data import DataSettings
 from exgrpo_cli.config.settings import Config, Layer, parse_assignments, resolve
 from exgrpo_cli.presets import NO_SETTINGS, load_preset, preset_names, preset_settings
@@ -106,16 +106,12 @@ def read_method(method: str, *, allow_code: bool = False) -> Method:
     settings = {section: values for section, values in content.items() if section not in NO_SETTINGS}
     if is_file and name in preset_names("methods"):
         raise InputError(f"--method {method}: a preset is called {name} too: give the file another name.")
-    functions = [
-        f"{section}.{key} = {value!r}"
-        for section, values in settings.items()
-        if isinstance(values, Mapping)
-        for key, value in values.items()
-        if isinstance(value, str) and value.startswith(PREFIX)
-    ]
+    published = content.get("published", {})
+    functions = named_functions(settings) | named_functions(published)
     if functions and not allow_code:
-        raise InputError(f"--method {method} runs code of yours ({', '.join(functions)}): add --allow-code to let it.")
-    return Method(name, settings, content.get("published", {}))
+        named = ", ".join(f"{name} = {value!r}" for name, value in functions.items())
+        raise InputError(f"--method {method} runs code of yours ({named}): add --allow-code to let it.")
+    return Method(name, settings, published)
 
 
 def read_config(file: Path) -> dict[str, Any]:
@@ -171,10 +167,9 @@ def run_label(run: Path) -> str:
 
 
 def _refuse_code(file: Path | None, file_layer: Layer, given: Sequence[Layer]) -> None:
-    for name in USER_FUNCTIONS:
+    for name, value in named_functions(file_layer).items():
         section, key = name.split(".")
-        value = _text(file_layer, name) or ""
-        if value.startswith(PREFIX) and not any(key in layer.get(section, {}) for layer in given):
+        if not any(key in layer.get(section, {}) for layer in given):
             raise InputError(
                 f"{file}: {name} = {value!r} would run code of {origin(name, value)}. If you trust it, add "
                 "--allow-code."

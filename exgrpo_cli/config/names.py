@@ -3,19 +3,16 @@
 A function of the user is named `python:module:function`: metrics, samplers, priorities and graders alike.
 """
 
-import functools
 import importlib
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from exgrpo_cli.base.errors import ExgrpoError, InputError, RunError, first_line
-
-if TYPE_CHECKING:
-    from exgrpo_cli.config.settings import Config
 
 DIRECTIONS = ("min", "max")
 """Whether the lowest or the highest of a metric is replayed."""
@@ -29,8 +26,6 @@ TINY_TASKS = ("arithmetic", "countdown", "modular")
 """Tasks whose traces the tiny backbone can learn before it trains."""
 PREFIX = "python:"
 """Prefix of a function of the user: `python:module:function`."""
-USER_FUNCTIONS = ("replay.metric", "replay.sampler", "replay.priority", "grading.grader")
-"""Settings that may name a function of the user."""
 OFFERED = {"replay.metric": "candidates", "replay.sampler": "buckets", "replay.priority": "units"}
 """First argument of a function of the user, one result for each."""
 
@@ -50,14 +45,15 @@ def is_gguf(source: str) -> bool:
     return source.lower().endswith(".gguf")
 
 
-def named_functions(config: "Config") -> dict[str, str]:
-    """{setting: value} of the settings that name a function of the user."""
-    parts = {name: name.split(".") for name in USER_FUNCTIONS}
-    values = {name: getattr(getattr(config, section), key, "") for name, (section, key) in parts.items()}
-    return {name: value for name, value in values.items() if value.startswith(PREFIX)}
+def named_functions(settings: Any) -> dict[str, str]:
+    """{section.key: value} of the settings, a configuration or tables of one, that name a function of the user."""
+    tables = settings if isinstance(settings, Mapping) else asdict(settings)
+    tables = {name: table for name, table in tables.items() if isinstance(table, Mapping)}
+    values = {f"{name}.{key}": value for name, table in tables.items() for key, value in table.items()}
+    return {name: value for name, value in values.items() if isinstance(value, str) and value.startswith(PREFIX)}
 
 
-def check_functions(config: "Config") -> None:
+def check_functions(config: Any) -> None:
     """Import every function of the user; raises InputError where one is not there, which may else show hours later."""
     for setting, value in named_functions(config).items():
         load_function(setting, value)
@@ -69,7 +65,6 @@ def load_function(setting: str, value: str) -> Callable[..., Any]:
     Raises InputError naming `setting` where the module cannot be imported or has no such function.
     """
     module_name, name = _parts(setting, value)
-    _look_here()
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
@@ -91,7 +86,6 @@ def replay_function(setting: str, value: str) -> Callable[..., Any]:
     function = load_function(setting, value)
     asked = setting.removeprefix("replay.")
 
-    @functools.wraps(function)
     def called(offered: Any, *rest: Any) -> Any:
         try:
             return function(offered, *rest)
@@ -109,27 +103,23 @@ def _raised(error: BaseException, module_name: str) -> str:
     file = getattr(sys.modules.get(module_name), "__file__", None)
     frames = traceback.extract_tb(error.__traceback__)
     frame = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
-    says = first_line(error)
-    kind = type(error).__name__
-    return f"raised {kind if says == kind else f'{kind}: {says}'} ({frame.filename}, line {frame.lineno}); mend it"
+    says = f"{type(error).__name__}: {first_line(error)}"
+    return f"raised {says} ({frame.filename}, line {frame.lineno}); mend it"
 
 
 def origin(setting: str, value: str) -> str:
     """Origin of what `load_function` would import, without importing it: a file, or what Python says instead of one."""
     module_name, _ = _parts(setting, value)
-    _look_here()
     # Of a dotted name the package alone: looking further would import it.
     spec = find_spec(module_name.partition(".")[0])
     return "nowhere to be found" if spec is None else str(spec.origin)
 
 
 def _parts(setting: str, value: str) -> tuple[str, str]:
+    """Module, which may stand in this folder, and function."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
     parts = value.split(":")
     if len(parts) != 3 or not all(parts) or parts[0] + ":" != PREFIX:
         raise InputError(f"{setting} = {value!r}: write python:module:function, for example python:my_metric:score")
     return parts[1], parts[2]
-
-
-def _look_here() -> None:
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))

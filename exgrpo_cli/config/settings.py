@@ -5,7 +5,6 @@
 
 import functools
 import tomllib
-import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -13,24 +12,9 @@ from typing import Any, Literal
 
 from exgrpo_cli.base.errors import InputError, nearest
 from exgrpo_cli.config.sections import check
-from exgrpo_cli.config.sections.data import (
-    ArithmeticSettings,
-    CountdownSettings,
-    DataSettings,
-    GymSettings,
-    ModularSettings,
-    WordProblemSettings,
-)
+from exgrpo_cli.config.sections import data as questions
+from exgrpo_cli.config.sections import run as runs
 from exgrpo_cli.config.sections.objective import ObjectiveSettings
-from exgrpo_cli.config.sections.run import (
-    BackboneSettings,
-    GradingSettings,
-    OptimSettings,
-    RolloutSettings,
-    RunSettings,
-    TinySettings,
-    ValidationSettings,
-)
 from exgrpo_cli.replay.append import Append
 from exgrpo_cli.replay.join import Join
 from exgrpo_cli.replay.refill import Refill
@@ -43,21 +27,21 @@ Layer = Mapping[str, Any]
 class Config:
     """Everything a run is made of; written to `config.toml` before step 1."""
 
-    run: RunSettings = field(default_factory=RunSettings)
-    data: DataSettings = field(default_factory=DataSettings)
-    arithmetic: ArithmeticSettings = field(default_factory=ArithmeticSettings)
-    word_problems: WordProblemSettings = field(default_factory=WordProblemSettings)
-    countdown: CountdownSettings = field(default_factory=CountdownSettings)
-    modular: ModularSettings = field(default_factory=ModularSettings)
-    gym: GymSettings = field(default_factory=GymSettings)
-    backbone: BackboneSettings = field(default_factory=BackboneSettings)
-    tiny: TinySettings = field(default_factory=TinySettings)
-    rollout: RolloutSettings = field(default_factory=RolloutSettings)
-    grading: GradingSettings = field(default_factory=GradingSettings)
+    run: runs.RunSettings = field(default_factory=runs.RunSettings)
+    data: questions.DataSettings = field(default_factory=questions.DataSettings)
+    arithmetic: questions.ArithmeticSettings = field(default_factory=questions.ArithmeticSettings)
+    word_problems: questions.WordProblemSettings = field(default_factory=questions.WordProblemSettings)
+    countdown: questions.CountdownSettings = field(default_factory=questions.CountdownSettings)
+    modular: questions.ModularSettings = field(default_factory=questions.ModularSettings)
+    gym: questions.GymSettings = field(default_factory=questions.GymSettings)
+    backbone: runs.BackboneSettings = field(default_factory=runs.BackboneSettings)
+    tiny: runs.TinySettings = field(default_factory=runs.TinySettings)
+    rollout: runs.RolloutSettings = field(default_factory=runs.RolloutSettings)
+    grading: runs.GradingSettings = field(default_factory=runs.GradingSettings)
     replay: Replace | Join | Append | Refill = field(default_factory=Replace)
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
-    optim: OptimSettings = field(default_factory=OptimSettings)
-    validation: ValidationSettings = field(default_factory=ValidationSettings)
+    optim: runs.OptimSettings = field(default_factory=runs.OptimSettings)
+    validation: runs.ValidationSettings = field(default_factory=runs.ValidationSettings)
 
     @property
     def usual_logprobs(self) -> Literal["sampler", "trainer"]:
@@ -80,14 +64,8 @@ class Config:
             check(name, getattr(self, name))
         for holds, first, second, advice in contradictions(self):
             if holds:
-                stated = [f"{name} = {value_of(self, name)!r}" for name in (first, second)]
-                raise InputError(f"{stated[0]} contradicts {stated[1]}: {advice}.")
-
-
-def value_of(config: Config, name: str) -> Any:
-    """The value of `section.key`."""
-    section, key = name.split(".")
-    return getattr(getattr(config, section), key)
+                values = flat(self)
+                raise InputError(f"{first} = {values[first]!r} contradicts {second} = {values[second]!r}: {advice}.")
 
 
 def contradictions(config: Config) -> Iterator[tuple[bool, str, str, str]]:
@@ -103,14 +81,12 @@ def contradictions(config: Config) -> Iterator[tuple[bool, str, str, str]]:
     yield (
         replay.retirement and replay.upper_bound >= replay.retires_at(K),
         *("replay.upper_bound", "replay.retire_at" if replay.retire_at else "replay.retirement"),
-        "a question with so many successes retires before it stores; use an upper_bound below K, and below a "
-        "retire_at that is set, or replay.retirement = false",
+        "a question retires before it stores so much; use one below K (or retire_at), or replay.retirement = false",
     )
     yield (
         replay.lower_bound >= replay.upper(K),
         *("replay.lower_bound", "replay.upper_bound"),
-        "no success count is between them, and a visit stores when lower_bound < k <= upper_bound; lower the one or "
-        "raise the other (-1 is K - 1)",
+        "a visit stores when lower_bound < k <= upper_bound; lower the one or raise the other (-1 is K - 1)",
     )
     yield (
         config.optim.minibatches > rollout.questions_per_step,
@@ -142,16 +118,10 @@ def contradictions(config: Config) -> Iterator[tuple[bool, str, str, str]]:
         "both fill the places of groups that are not mixed; leave rollout.max_rounds at 1, or use another composition",
     )
     # The loss of a replayed token is the objective's, so that one study can hold it equal over all places.
-    imitates = objective.replay_surrogate == "likelihood"
     yield (
-        imitates and replay.replays_failures,
+        objective.replay_surrogate == "likelihood" and replay.replays_failures,
         *("objective.replay_surrogate", "replay.store"),
         "failures would be imitated; use store = 'successes' and rows, not groups, or another surrogate",
-    )
-    yield (
-        imitates and isinstance(replay, Append | Refill) and replay.bias_correction != 0,
-        *("objective.replay_surrogate", "replay.bias_correction"),
-        "the correction weighs advantages, which -log pi does not have; leave it at 0, or use another surrogate",
     )
 
 
@@ -161,9 +131,8 @@ def resolve(layers: Sequence[tuple[str, Layer]]) -> Config:
     Raises InputError naming the layer, the key and the nearest valid one.
     """
     for where, layer in layers:
-        for section in layer:
-            if section not in SECTIONS:
-                raise InputError(f"{where}: unknown section {section!r}.{nearest(section, list(SECTIONS))}")
+        if unknown := [section for section in layer if section not in SECTIONS]:
+            raise InputError(f"{where}: unknown section {unknown[0]!r}.{nearest(unknown[0], list(SECTIONS))}")
     sections = {}
     for name, kinds in SECTIONS.items():
         sections[name] = read_section(name, kinds, [(where, layer[name]) for where, layer in layers if name in layer])
@@ -186,8 +155,8 @@ def read_section(section: str, kinds: tuple[type, ...], tables: Sequence[tuple[s
         if not isinstance(table, Mapping):
             raise InputError(f"{where}: {section!r} is a section; write {section}.<key> = value.")
         if selector in table and table[selector] not in named:
-            known = nearest(str(table[selector]), list(named))
-            raise InputError(f"{where}: {section}.{selector} = {table[selector]!r} is not known.{known}")
+            instead = nearest(str(table[selector]), list(named))
+            raise InputError(f"{where}: {section}.{selector} = {table[selector]!r} is not known.{instead}")
         picked.append(named.get(table.get(selector), picked[-1]))
         merged |= {key: (value, where, picked[-1]) for key, value in table.items()}
     kind, values = picked[-1], {}
@@ -200,23 +169,12 @@ def read_section(section: str, kinds: tuple[type, ...], tables: Sequence[tuple[s
         elif key in hints:
             raise InputError(f"{where}: {section}.{key} = {value!r} is not known.{_belongs(takers, kind)}")
         elif own not in having and not (having and enabled is False):
-            raise InputError(f"{where}: unknown key {section}.{key}.{_instead(section, key, kind, kinds)}")
+            known = [f"{section}.{name}" for name in dict.fromkeys(name for each in kinds for name in _hints(each))]
+            instead = _belongs(having, kind) if having else nearest(f"{section}.{key}", known)
+            raise InputError(f"{where}: unknown key {section}.{key}.{instead}")
     settings = kind(**values)
     check(section, settings)
     return settings
-
-
-def _instead(section: str, key: str, kind: type, kinds: Sequence[type]) -> str:
-    """The nearest key that any of `kinds` has, and which of them where this `kind` has not."""
-    from difflib import get_close_matches
-
-    known = list(dict.fromkeys(name for each in (kind, *kinds) for name in _hints(each)))
-    close = get_close_matches(key, known, n=1, cutoff=0.5)
-    having = [each for each in kinds if close and close[0] in _hints(each)]
-    if having and kind not in having:
-        named = "" if key in known else f" Did you mean {section + '.' + close[0]!r}?"
-        return named + _belongs(having, kind)
-    return nearest(f"{section}.{key}", [f"{section}.{name}" for name in _hints(kind)])
 
 
 def _belongs(having: Sequence[type], kind: type) -> str:
@@ -257,8 +215,7 @@ def convert(value: Any, kind: Any, where: str) -> Any:
         return float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-        wanted = names.get(kind, str(kind) if isinstance(kind, types.GenericAlias) else kind.__name__)
-        raise InputError(f"{where} = {value!r} must be {wanted}, not {type(value).__name__}.")
+        raise InputError(f"{where} = {value!r} must be {names[kind]}, not {type(value).__name__}.")
     return value
 
 
@@ -290,11 +247,9 @@ def to_toml(config: Config) -> str:
     return tomli_w.dumps(asdict(config))
 
 
-def _kinds(hint: Any) -> tuple[type, ...]:
-    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-
-
-SECTIONS: dict[str, tuple[type, ...]] = {name: _kinds(hint) for name, hint in typing.get_type_hints(Config).items()}
+SECTIONS: dict[str, tuple[type, ...]] = {
+    name: typing.get_args(hint) or (hint,) for name, hint in typing.get_type_hints(Config).items()
+}
 """Each section with its type; a section of several types is picked by a key (`read_section`)."""
 _FIELDS = {
     f"{section}.{each.name}": each.metadata

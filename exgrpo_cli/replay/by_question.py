@@ -211,16 +211,12 @@ class QuestionPlace(Place):
     eviction: Literal["oldest", "highest-entropy", "longest", "random"] = "oldest"
     per_question: int = setting(1, POSITIVE)
     """Stored rows that a question replays at most."""
-    metric: str = setting(
-        "ent", tuple(METRICS), {"reward": Needs("all stored rewards are equal", store=("all", "none"))}
-    )
+    metric: str = setting("ent", (*METRICS, PREFIX), {"reward": Needs("all rewards are equal", store=("all", "none"))})
     """Metric that chooses the trajectory of a question: `ent`, `ent-sum`, `ppl`, `length`, `random`, `reward`,
     `age`, or `python:m:f`."""
     direction: Literal["min", "max"] = "min"
     """Whether the lowest or the highest metric is chosen."""
-    advantage_over: Literal["group", "own"] = setting(
-        "group", needs=Needs("the advantage of one row over itself is 0", per_question=SET)
-    )
+    advantage_over: Literal["group", "own"] = setting("group", needs=Needs("of one row it is 0", per_question=SET))
     """Advantages: over fresh and replayed rows together, or over each kind apart."""
     max_per_question: int = setting(0, NON_NEGATIVE)
     """Most trajectories kept per question; 0 is unbounded, as in the paper."""

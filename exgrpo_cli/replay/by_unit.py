@@ -158,7 +158,7 @@ class UnitPlace(Place):
     )
     priority: str = setting(
         "uniform",
-        BUILT_IN,
+        (*BUILT_IN, PREFIX),
         {
             "latest": Needs("a step number is an order, not a weight", draw="top"),
             "signal": Needs("one row has no spread of rewards", unit="group"),

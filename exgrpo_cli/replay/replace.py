@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from exgrpo_cli.config.names import PREFIX
 from exgrpo_cli.config.sections import FINITE, POSITIVE, between, setting
 from exgrpo_cli.replay.by_question import SAMPLERS, QuestionPlace, resolve_sampler
 from exgrpo_cli.replay.place import NEEDS_A_RUN, NO_EXPERIENCE, Asked, Experience
@@ -20,7 +21,7 @@ class Replace(QuestionPlace):
     store: Literal["successes", "none"] = setting("successes", needs=NEEDS_A_RUN)
     ratio: float = setting(0.5, between(0, 1))
     """rho: the share of a mixed step's questions that are experiential."""
-    sampler: str = setting("normal", tuple(SAMPLERS))
+    sampler: str = setting("normal", (*SAMPLERS, PREFIX))
     """Sampler of replayed questions: `normal`, `linear`, `linear-clip`, `sqrt`, `uniform`, or `python:m:f`."""
     mu: float = setting(0.5, FINITE)
     """Mean of the `normal` sampler, on the accuracy scale."""

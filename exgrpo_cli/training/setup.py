@@ -15,7 +15,7 @@ from exgrpo_cli.base.errors import DamageWarning, InputError
 from exgrpo_cli.base.files import write_json, write_text
 from exgrpo_cli.base.reporter import Reporter
 from exgrpo_cli.base.types import Question
-from exgrpo_cli.config.settings import Config, to_toml, value_of
+from exgrpo_cli.config.settings import Config, flat, to_toml
 from exgrpo_cli.engines.policy.adamw import torch_policy
 from exgrpo_cli.engines.protocols import Generator, Policy
 from exgrpo_cli.engines.ranked_generator import RankedGenerator
@@ -140,7 +140,7 @@ def require_noted(config: Config, report: WarmStartReport) -> None:
         if num and name:
             raise InputError(
                 f"{replay.warm_start}: {num} of its {report.num_trajectories} trajectories came without {what}, which "
-                f"{name} = {value_of(config, name)!r} reads: {instead}objective.replay_surrogate = 'likelihood' "
+                f"{name} = {flat(config)[name]!r} reads: {instead}objective.replay_surrogate = 'likelihood' "
                 "without a priority or bound that reads them, or take another pool."
             )
 

@@ -9,7 +9,7 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal
 
 from exgrpo_cli.base.errors import InputError, nearest
-from exgrpo_cli.config.names import PREFIX, USER_FUNCTIONS
+from exgrpo_cli.config.names import PREFIX
 
 Role = Literal["science", "run", "machine"]
 SET = "a value of its own"
@@ -63,7 +63,7 @@ def setting(
 ) -> Any:
     """A field with what it says of itself.
 
-    `within` bounds it, or names what it may be (each of its items, besides functions of the user where it takes them).
+    `within` bounds it, or names what it (or each of its items) may be, PREFIX standing for functions of the user.
     `needs` is what it needs of other fields to be set, or {value: what that value needs}, PREFIX for functions of the
     user.
 
@@ -84,7 +84,7 @@ def check(section: str, settings: Any) -> None:
             within.check(name, value)
         elif within:
             for item in value if isinstance(value, tuple) else (value,):
-                require_known(name, item, within, python=name in USER_FUNCTIONS)
+                require_known(name, item, within)
     if getattr(settings, "enabled", True):
         for each in fields(settings):
             _check_needs(section, settings, each)
@@ -95,22 +95,18 @@ def _check_needs(section: str, settings: Any, own: Field[Any]) -> None:
     kind = PREFIX if isinstance(value, str) and value.startswith(PREFIX) else value
     needs: Needs | None = table.get(kind) or (table.get(SET) if value != own.default else None)
     others, wanted, stated = needs.others if needs else {}, [], []
+    # In lower case what is wanted is TOML.
     for other in [each for each in fields(settings) if each.name in others]:
         name, found, values = f"{section}.{other.name}", getattr(settings, other.name), others[other.name]
         if found != other.default if values is SET else found in values:
             return
-        wanted.append(name if values is SET else f"{name} = {' or '.join(map(in_toml, values))}")
+        wanted.append(name if values is SET else f"{name} = {' or '.join(map(repr, values))}".lower())
         stated.append(f"{name} = {found!r}")
     if needs and stated:
         raise InputError(
             f"{section}.{own.name} = {value!r} contradicts {' and '.join(stated)}: {needs.why}; set "
-            f"{' or '.join(wanted)}, or leave {section}.{own.name} at {in_toml(own.default)}."
+            f"{' or '.join(wanted)}, or leave {section}.{own.name} at {repr(own.default).lower()}."
         )
-
-
-def in_toml(value: object) -> str:
-    """A default or a name as a person writes it into a configuration."""
-    return repr(value).lower()
 
 
 def require(condition: bool, key: str, value: object, bound: str) -> None:
@@ -119,8 +115,7 @@ def require(condition: bool, key: str, value: object, bound: str) -> None:
         raise InputError(f"{key} = {value!r} is out of range: use {bound}.")
 
 
-def require_known(key: str, value: str, known: tuple[str, ...], *, python: bool = False) -> None:
-    """Raise InputError unless `value` is one of `known` or, with `python`, names a function of the user."""
-    if value in known or (python and value.startswith(PREFIX)):
-        return
-    raise InputError(f"{key} = {value!r} is not known.{nearest(value, known)}")
+def require_known(key: str, value: str, known: tuple[str, ...]) -> None:
+    """Raise InputError unless `value` is one of `known`, or of the user's functions where these have their PREFIX."""
+    if value not in known and not (PREFIX in known and value.startswith(PREFIX)):
+        raise InputError(f"{key} = {value!r} is not known.{nearest(value, known)}")

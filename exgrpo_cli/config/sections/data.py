@@ -18,11 +18,6 @@ def share_of(heldout: str) -> float | None:
         return None
 
 
-def _is_share_or_set(heldout: str) -> bool:
-    share = share_of(heldout)
-    return share is None or 0 < share < 1
-
-
 def _is_table(text: str) -> bool:
     try:
         return isinstance(json.loads(text), dict)
@@ -48,7 +43,10 @@ class DataSettings:
     folder that `prepare` reads, or a data set id."""
     heldout: str = setting(
         "auto",
-        Bound(_is_share_or_set, "a share of the training questions between 0 and 1, a file, a benchmark or none"),
+        Bound(
+            lambda heldout: (share := share_of(heldout)) is None or 0 < share < 1,
+            "a share of the training questions between 0 and 1, a file, a benchmark or none",
+        ),
     )
     """Held-out questions: `arithmetic`, a file, a benchmark name, a share such as 0.1 of the training questions, which
     then leave the training set, or `none`. "auto" belongs to `train`: the arithmetic held-out questions, the part that

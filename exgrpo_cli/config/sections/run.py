@@ -3,27 +3,12 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from exgrpo_cli.base.errors import InputError
-from exgrpo_cli.config.names import GRADERS, TINY_TASKS
-from exgrpo_cli.config.sections import (
-    NON_NEGATIVE,
-    POSITIVE,
-    SET,
-    Bound,
-    Needs,
-    at_least,
-    between,
-    check,
-    require,
-    setting,
-)
+from exgrpo_cli.config.names import GRADERS, PREFIX, TINY_TASKS
+from exgrpo_cli.config.sections import NON_NEGATIVE, POSITIVE, SET, Bound, Needs, at_least, between, require, setting
 
 Budget = Literal["steps", "generated", "trained", "seconds"]
 BUDGET_STEPS = 4
 """Most steps of a run with another budget, as a multiple of `run.steps`: what hardly spends anything ends too."""
-MOST_STEPS = 10**9
-MOST_SEED = 2**63 - 1
-"""The generators of torch and numpy take 64 bits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,9 +19,10 @@ class RunSettings:
     """Name of the method preset."""
     regime: str = ""
     """Name of the regime preset: task, start and lengths; empty is the backbone's own."""
-    seed: int = setting(0, between(0, MOST_SEED), role="run")
+    # The generators of torch and numpy take 64 bits.
+    seed: int = setting(0, between(0, 2**63 - 1), role="run")
     """Seed of every random stream of the run: questions, rollouts, replay draws, mini-batch order."""
-    steps: int = setting(150, between(1, MOST_STEPS), resumable=True)
+    steps: int = setting(150, between(1, 10**9), resumable=True)
     """Rollout batches to train on."""
     budget: Budget = setting("steps", needs=Needs("nothing would be spent", budget_amount=SET))
     """Kind of budget: `steps`, or tokens generated, tokens trained or seconds of training up to
@@ -118,12 +104,12 @@ class TinySettings:
     """Seed of initialisation and traces; independent of run.seed."""
 
     def __post_init__(self) -> None:
-        check("tiny", self)
-        head_size = self.hidden_size / self.num_heads
+        # A number of heads below 1 is out of its own bound.
+        head_size = self.hidden_size / max(self.num_heads, 1)
         bound = f"a number that divides tiny.hidden_size = {self.hidden_size} into heads of an even size"
         require(head_size % 2 == 0, "tiny.num_heads", self.num_heads, bound)
         bound = f"a number that divides tiny.num_heads = {self.num_heads}"
-        require(self.num_heads % self.num_kv_heads == 0, "tiny.num_kv_heads", self.num_kv_heads, bound)
+        require(self.num_heads % max(self.num_kv_heads, 1) == 0, "tiny.num_kv_heads", self.num_kv_heads, bound)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,22 +148,19 @@ class RolloutSettings:
     """Share of a GPU's memory the vllm engine may take while awake."""
 
 
-LEAST_MEMORY_MB = 256
-"""A grading worker holds up to about 150 MiB before any answer."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GradingSettings:
     """Verification of answers."""
 
-    grader: str = setting("math", GRADERS)
+    grader: str = setting("math", (*GRADERS, PREFIX))
     """`math` (math-verify), `choice`, `exact`, `oat`, or `python:module:function`."""
     workers: int = setting(1, POSITIVE, role="machine")
     """Worker processes."""
     deadline_seconds: float = setting(5.0, POSITIVE, role="machine")
     """CPU time one answer may take before its worker is killed and the verdict is timeout; four times that on the
     clock."""
-    memory_mb: int = setting(1024, at_least(LEAST_MEMORY_MB), role="machine")
+    # A worker holds up to about 150 MiB before any answer.
+    memory_mb: int = setting(1024, at_least(256), role="machine")
     """Resident memory that a worker may hold, its imports included, in MiB."""
     max_answer_chars: int = setting(2000, POSITIVE)
     """A longer answer is 'no answer' at once."""
@@ -219,16 +202,14 @@ class OptimSettings:
     offload: bool = False
     """DeepSpeed: keep optimizer state in CPU memory."""
     offload_during_rollouts: bool = setting(
-        False, needs=Needs("DeepSpeed has optim.offload = true for that", engine="torch"), role="machine"
+        False, needs=Needs("DeepSpeed has optim.offload", engine="torch"), role="machine"
     )
     """The torch engine: keep optimizer state and master weights in CPU memory between updates."""
 
     def __post_init__(self) -> None:
-        if self.schedule == "linear" and 0 < self.horizon <= self.warmup_steps:
-            raise InputError(
-                f"the linear schedule ends at step {self.horizon}, within the warm-up of {self.warmup_steps}: raise "
-                "optim.horizon or lower optim.warmup_steps."
-            )
+        ends_early = self.schedule == "linear" and 0 < self.horizon <= self.warmup_steps
+        bound = f"more than optim.warmup_steps = {self.warmup_steps}: a linear schedule ends at the horizon"
+        require(not ends_early, "optim.horizon", self.horizon, bound)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
