@@ -101,11 +101,7 @@ def heldout_scores(run: Path, metrics: RunMetrics, ends: Mapping[str, Any] | Non
     for when, step in (("before", 0), ("after", last_step)):
         if score := (ends or {}).get(when):
             own[step] = (step, score["pass_at_1"], score["low"], score["high"])
-    return {
-        name: np.array([found[step] for step in sorted(found)], dtype=np.float64)
-        for name, found in scores.items()
-        if found
-    }
+    return {name: np.array([row for _, row in sorted(found.items())]) for name, found in scores.items() if found}
 
 
 def learning_curve(metrics: RunMetrics, heldout: Mapping[str, Scores]) -> "Figure | None":
