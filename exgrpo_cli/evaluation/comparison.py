@@ -206,7 +206,13 @@ def compare(paths: Sequence[Path]) -> ResultTable:
         )
     names = in_suite_order(dict.fromkeys(name for folders in models.values() for name in folders))
     for name in names:
-        _require_like_protocols([folders[name] for folders in models.values() if name in folders])
+        one, *rest = (folders[name] for folders in models.values() if name in folders)
+        for other in rest:
+            if unlike := differences(one.stamp, other.stamp, may_differ=MAY_DIFFER_IN_COMPARISON):
+                raise InputError(
+                    f"{one.path} and {other.path} cannot be compared, their protocols differ: {'; '.join(unlike)}. "
+                    "Evaluate one of them again as the other was."
+                )
     results: dict[str, dict[str, Any]] = {model: {} for model in models}
     made: dict[tuple[str, str], dict[str, Any]] = {}
     for name in names:
@@ -268,17 +274,6 @@ def _adjust(comparisons: Sequence[dict[str, Any]]) -> None:
     at_most = [list(made["pass_at_k"].values())[-1]["p_value"] for made in several]
     for made, p_holm in zip(several, holm(at_most), strict=True):
         made["pass_p_holm"] = p_holm
-
-
-def _require_like_protocols(results: Sequence[ResultsFolder]) -> None:
-    one, *others = results
-    for other in others:
-        unlike = differences(one.stamp, other.stamp, may_differ=MAY_DIFFER_IN_COMPARISON)
-        if unlike:
-            raise InputError(
-                f"{one.path} and {other.path} cannot be compared, their protocols differ: {'; '.join(unlike)}. "
-                "Evaluate one of them again as the other was."
-            )
 
 
 def models_in(paths: Sequence[Path]) -> dict[str, dict[str, ResultsFolder]]:

@@ -7,8 +7,6 @@ that a score depends on; it stands in every result, and is compared before resul
 
 import hashlib
 import importlib.util
-import os
-import platform
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -23,14 +21,16 @@ from exgrpo_cli.base.errors import InputError
 from exgrpo_cli.base.files import (
     append_json_lines,
     drop_torn_line,
+    file_digest,
     read_json,
     read_json_lines,
+    values_digest,
     write_json,
     write_json_lines,
     write_whole,
 )
 from exgrpo_cli.base.types import AnswerFormat, Verdict
-from exgrpo_cli.base.versions import installed_version, package_versions
+from exgrpo_cli.base.versions import describe_machine, installed_version
 from exgrpo_cli.evaluation.sampling import Evaluation, QuestionRecord, Sample, graders_beside, open_pool, regrade
 from exgrpo_cli.grading import GradingPool
 
@@ -219,14 +219,8 @@ def environment() -> dict[str, Any]:
     """Versions and hardware; recorded, never compared."""
     import torch
 
-    return {
-        "exgrpo": __version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cores": len(os.sched_getaffinity(0)),
-        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
-        "packages": package_versions(),
-    }
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return describe_machine() | {"gpus": gpus}
 
 
 def grader_version(grader: str) -> str:
@@ -241,15 +235,10 @@ def grader_version(grader: str) -> str:
 
 
 def model_hash(folder: Path) -> str:
-    """blake2b over names and contents of the files that decide what a model folder answers."""
-    digest = hashlib.blake2b(digest_size=16)
-    for path in sorted(folder.iterdir()):
-        if path.is_file() and path.suffix in (".safetensors", ".json", ".jinja", ".model", ".txt", ".tiktoken"):
-            digest.update(path.name.encode() + b"\0")
-            with path.open("rb") as file:
-                while block := file.read(1 << 22):
-                    digest.update(block)
-    return digest.hexdigest()
+    """Hash over names and contents of the files that decide what a model folder answers."""
+    decide = (".safetensors", ".json", ".jinja", ".model", ".txt", ".tiktoken")
+    paths = [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix in decide]
+    return values_digest({path.name: file_digest(path) for path in paths})
 
 
 def score_folder(folder: ResultsFolder, pool: GradingPool, second_graders: Sequence[str] = ()) -> dict[str, Any]:

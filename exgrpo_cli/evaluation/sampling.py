@@ -23,6 +23,8 @@ from exgrpo_cli.base.statistics import (
     smallest_detectable_difference,
 )
 from exgrpo_cli.base.types import AnswerFormat, Question, SamplingParams, StopReason, Verdict, rollout_seed
+from exgrpo_cli.config.names import GRADERS
+from exgrpo_cli.config.sections import require_known
 from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.grading import GradingItem, GradingPool
 from exgrpo_cli.grading.verifiers import verifier_of
@@ -117,17 +119,13 @@ class Evaluation:
         """avg@k with its 95 % interval."""
         return avg_at_k(self.correct, self.samples, np.random.default_rng(BOOTSTRAP_SEED))
 
-    def curve(self) -> dict[str, Score]:
-        """pass@k by k = 1, 2, 4, ... up to the number of samples, with 95 % intervals."""
-        correct, samples = self.correct, self.samples
-        return {
-            str(k): pass_at_k_score(correct, samples, k, np.random.default_rng(BOOTSTRAP_SEED))
-            for k in pass_at_ks(samples)
-        }
-
     def pass_at_k(self) -> dict[str, dict[str, float]]:
-        """The curve as {k: {`value`, `low`, `high`}}."""
-        return {k: {"value": at.value, "low": at.low, "high": at.high} for k, at in self.curve().items()}
+        """{k: {`value`, `low`, `high`}} of pass@k for k = 1, 2, 4, ... up to the samples, with 95 % intervals."""
+        scores = {
+            k: pass_at_k_score(self.correct, self.samples, k, np.random.default_rng(BOOTSTRAP_SEED))
+            for k in pass_at_ks(self.samples)
+        }
+        return {str(k): {"value": at.value, "low": at.low, "high": at.high} for k, at in scores.items()}
 
     def with_verdicts(self, verdicts: Sequence[Verdict]) -> "Evaluation":
         """The same samples with other verdicts, in the order of `all_samples`."""
@@ -265,6 +263,7 @@ def open_pool(grader: str) -> GradingPool:
 
     Raises InputError for a grader that is not there.
     """
+    require_known("--grader", grader, GRADERS, python=True)
     return GradingPool(GradingSettings(grader=grader, workers=min(MOST_WORKERS, len(os.sched_getaffinity(0)))))
 
 

@@ -1,14 +1,12 @@
 """Cores, memory, GPUs, threads and installed versions of this machine."""
 
 import os
-import platform
 import resource
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exgrpo_cli import __version__
-from exgrpo_cli.base.versions import package_versions
+from exgrpo_cli.base.versions import describe_machine
 from exgrpo_cli.config.settings import Config
 
 
@@ -71,11 +69,7 @@ def choose_threads(requested: int, cores: int | None = None, *, processes: int =
 def describe_environment(config: Config, train_hash: str) -> dict[str, Any]:
     """Versions, devices and the content hash of the training questions, written before step 1."""
     return {
-        "exgrpo": __version__,
-        "python": platform.python_version(),
-        "packages": package_versions(),
-        "platform": platform.platform(),
-        "cores": usable_cores(),
+        **describe_machine(),
         "threads": config.run.threads,
         "devices": [gpu.name for gpu in visible_gpus()],
         "train_questions_sha256": train_hash,

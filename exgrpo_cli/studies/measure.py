@@ -20,7 +20,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from jaxtyping import Bool, Float64, Int64
 
 from exgrpo_cli.base.errors import InputError
@@ -203,15 +202,17 @@ def memorising(
     ids = asked[0].ids if len(asked) > 1 else ()
     was_replayed = np.array([each in replayed for each in ids], dtype=bool)
     was_visited = np.array([each in visited for each in ids], dtype=bool)
-    levels = levels_of(run / "data" / "train.parquet")
-    there = list(levels_of(run / "data" / "heldout.parquet").values())[: len(heldout[0].correct)]
+    levels, there = (
+        {question.id: question.level for question in read_questions(run / "data" / name).questions}
+        for name in ("train.parquet", "heldout.parquet")
+    )
     wanted = Counter(levels.get(each) for each in (replayed & set(ids)) or replayed)
     return Memorising(
         trained_questions=len(visited),
         replayed_questions=len(replayed),
         replayed=pass_rates(asked, was_replayed),
         rolled_out=pass_rates(asked, was_visited & ~was_replayed),
-        never_seen=pass_rates(heldout, same_level_weights(there, wanted)),
+        never_seen=pass_rates(heldout, same_level_weights(list(there.values())[: len(heldout[0].correct)], wanted)),
         heldout=pass_rates(heldout, np.ones(len(heldout[0].correct))),
     )
 
@@ -242,12 +243,6 @@ def pass_rates(
         float(np.average(each.correct / each.samples, weights=weights)) for each in (validations[0], validations[-1])
     )
     return PassRates(questions=int((weights > 0).sum()), before=before, after=after)
-
-
-def levels_of(path: Path) -> Mapping[str, str | None]:
-    """Level of each question of a question file, by id in its order."""
-    table = pq.read_table(path, columns=["id", "level"])
-    return dict(zip(table.column("id").to_pylist(), table.column("level").to_pylist(), strict=True))
 
 
 def same_level_weights(

@@ -63,8 +63,13 @@ class Processes:
     """Kills of one run after which it counts as failed."""
 
     def start(self, runs: Sequence[StudyRun]) -> list[subprocess.Popen[bytes]]:
-        """Start runs whose budgets are known, each in a process group of its own, its output in `seed-<n>.log`."""
-        commands = [[*worker_command(with_threads(run, self.at_once)), str(os.getpid())] for run in runs]
+        """Start runs whose budgets are known, each in a process group of its own, its output in `seed-<n>.log`.
+
+        Each has its part of the cores, where its settings leave the threads open.
+        """
+        part = max(1, usable_cores() // self.at_once)
+        runs = [run if run.config.run.threads or self.at_once == 1 else run.given(threads=part) for run in runs]
+        commands = [[*worker_command(run), str(os.getpid())] for run in runs]
         return [start_process(command, run.log) for command, run in zip(commands, runs, strict=True)]
 
     def has_ended(self, job: subprocess.Popen[bytes]) -> bool:
@@ -352,13 +357,6 @@ def jobs_of(study: Study, jobs: int) -> int:
     if jobs or on_gpu or run.nproc != 1:
         return jobs or 1
     return max(1, min(len(study.unfinished), usable_cores() // max(1, run.threads)))
-
-
-def with_threads(run: StudyRun, jobs: int) -> StudyRun:
-    """The run with its part of the cores, where its settings leave the threads open."""
-    if run.config.run.threads > 0 or jobs == 1:
-        return run
-    return run.given(threads=max(1, usable_cores() // jobs))
 
 
 def time_to_go(study: Study, jobs: int) -> str:
