@@ -10,13 +10,7 @@ import pytest
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.config.names import replay_function
 from exgrpo_cli.replay.append import Append
-from exgrpo_cli.replay.by_unit import (
-    PRIORITIES,
-    UnitDraw,
-    foremost,
-    token_drift,
-    token_headroom,
-)
+from exgrpo_cli.replay.by_unit import PRIORITIES, UnitDraw, foremost, token_drift, token_headroom
 from exgrpo_cli.replay.rows import ROW, Rows
 
 
@@ -77,11 +71,7 @@ def test_priorities_by_hand(name: str, rewards: list[float], expected: float) ->
 @pytest.mark.parametrize(
     ("given", "draw", "message"),
     [
-        (
-            "[1.0]",
-            "proportional",
-            r"gave numbers of shape \(1,\) for 4, unit 0 of question q0 first; it must return one",
-        ),
+        ("[1.0]", "proportional", r"gave numbers of shape \(1,\) for 4, unit 0 of question q0 first; it must"),
         ("[1.0, float('nan'), 1, 1]", "top", "gave nan for unit 1 of question q0; it must be finite, or -inf for what"),
         ("[-1.0, 1, 1, 1]", "proportional", "gave -1.0 for unit 0 of question q0; it must be finite and at least 0"),
         ("['high'] * 4", "proportional", "gave no numbers .*; it must return one for each"),

@@ -26,7 +26,7 @@ PROBABILITY = float(np.exp(np.float64(LOGPROB)))
 RULES = st.fixed_dictionaries(
     {
         "unit": st.sampled_from(["row", "group"]),
-        "priority": st.sampled_from(["advantage", "headroom"]),
+        "priority": st.sampled_from(["advantage", "headroom", "latest"]),
         "draw": st.sampled_from(["top", "proportional"]),
         "age_decay": st.sampled_from([0.0, 2.0]),
         "capacity": st.sampled_from([2, 4, 100]),
@@ -77,7 +77,8 @@ class Reference:
         advantages = [reward - k / K for reward in rewards]
         # Of one row; a group's is the mean over its rows, all of one length.
         headrooms = [1 - PROBABILITY if advantage > 0 else PROBABILITY for advantage in advantages]
-        of_rows = headrooms if self.rules.priority == "headroom" else [abs(a) + 1e-6 for a in advantages]
+        own = {"headroom": headrooms, "advantage": [abs(a) + 1e-6 for a in advantages], "latest": [float(step)] * K}
+        of_rows = own[self.rules.priority]
         if self.rules.draws_groups:
             self.units.append(Unit(self.next_row, K, question, step, float(np.mean(of_rows))))
         else:

@@ -114,13 +114,6 @@ def test_the_top_is_scanned_until_enough_and_headrooms_are_kept(buffer_of: Calla
     assert replays[replays.step == 2].headroom.tolist() == [0.1, 0.65]
 
 
-def test_the_newest_first_and_of_equals_the_lowest_number(buffer_of: Callable[..., Store]) -> None:
-    buffer = buffer_of(**GROUPS, priority="latest", draw="top")
-    for question, step in enumerate((1, 2, 2, 1)):
-        record(buffer, visit(question, [1, 0, 0, 0], step))
-    assert [unit.unit_id // K for unit in take(buffer, 9, 3)] == [1, 2, 0, 3]
-
-
 def test_a_visit_in_which_the_verifier_failed_stores_no_failures(buffer_of: Callable[..., Store]) -> None:
     buffer = buffer_of(**ROWS)
     assert record(buffer, visit(0, [1, 0, 0, 0], 1, failed=True)).collected == ()

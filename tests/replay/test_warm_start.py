@@ -43,9 +43,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def create(folder: Path, identity: object = TARGET, question_ids: list[str] = QUESTIONS, **settings: object) -> Store:
-    rules = Replace(readmit_every=1, readmit_fraction=1.0, **settings)
-    return Store(folder, identity=identity, rules=rules, question_ids=question_ids)
+def create(folder: Path, identity: object = TARGET, question_ids: list[str] = QUESTIONS) -> Store:
+    return Store(folder, identity=identity, rules=Replace(), question_ids=question_ids)
 
 
 def test_trajectories_and_buckets_come_along(source: Path, tmp_path: Path) -> None:
@@ -73,15 +72,19 @@ def test_trajectories_and_buckets_come_along(source: Path, tmp_path: Path) -> No
 
 def test_the_limit_of_the_new_run_holds_from_the_start(source: Path, tmp_path: Path) -> None:
     """a has lengths 3 and 5, b 6 and 9: the longer of each goes. c (retired) has one of 4, d one too long."""
-    rules = Replace(max_per_question=1, eviction="longest", warm_start_retired=True)
+    rules = Replace(
+        max_per_question=1, eviction="longest", warm_start_retired=True, readmit_every=1, readmit_fraction=1.0
+    )
     with Store(tmp_path / "new", identity=TARGET, rules=rules, question_ids=QUESTIONS) as buffer:
         report = buffer.warm_start(source, 10)
-        assert (report.num_trajectories, report.left_out["too long"]) == (5, 1)
+        assert (report.num_trajectories, report.num_retired, report.left_out["too long"]) == (5, 1, 1)
         assert [candidates_of(buffer, q).num_tokens.tolist() for q in QUESTIONS] == [[3], [6], [4], []]
     # Also where the run dies before it has written of it.
     with Store(tmp_path / "new", identity=TARGET, rules=rules, question_ids=QUESTIONS, at_step=0) as buffer:
         assert [candidates_of(buffer, q).num_tokens.tolist() for q in QUESTIONS] == [[3], [6], [4], []]
         assert buffer.counts.buckets == {0: 1, 2: 1} and buffer.retired == {"c"}
+        assert buffer.readmit(1, np.random.default_rng(0)) == ["c"]
+        assert buffer.counts.buckets == {0: 1, 2: 1, K - 1: 1}
 
 
 def rewarded(folder: Path, rewards: list[float]) -> Path:
@@ -129,15 +132,6 @@ def test_one_that_was_being_written_when_the_process_died_is_not_half_read(sourc
     assert len(reader.trajectories()) == 0
     with pytest.raises(InputError, match="no trajectory 0"):
         reader.bodies([0])
-
-
-def test_retired_questions_come_only_when_asked_and_keep_their_trajectories(source: Path, tmp_path: Path) -> None:
-    with create(tmp_path / "replay", warm_start_retired=True) as buffer:
-        report = buffer.warm_start(source, 8)
-        assert report.num_retired == 1 and report.num_trajectories == 4 and buffer.retired == {"c"}
-        assert buffer.counts.num_trajectories == 3
-        assert buffer.readmit(1, np.random.default_rng(0)) == ["c"]
-        assert buffer.counts.buckets == {0: 1, 2: 1, K - 1: 1} and buffer.counts.num_trajectories == 4
 
 
 def test_more_trajectories_than_one_batch_of_bodies(tmp_path: Path) -> None:
