@@ -6,10 +6,11 @@ on both between dollars. The first two forgive more than math-verify: 35 % is 35
 rebuilt: its time-out of one second, for workers have their own, and its refusal of long texts that repeat themselves.
 """
 
+import ast
 import operator
 import re
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
 import sympy
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
@@ -32,7 +33,11 @@ def grade(gold: str, answer: str) -> Verdict:
     """Verdict on the content of the last box; `gold` is plain text."""
     if _as_text(gold) == _as_text(answer) or _same_under_sympy(gold, answer):
         return Verdict.CORRECT
-    return verdict_of(_same_by_math_verify(gold, answer))
+    # Not "first_match": Oat passes a list there, which math-verify takes for its default.
+    how = {"fallback_mode": "no_fallback", "extraction_mode": "any_match", "parsing_timeout": None}
+    texts = (text if "$" in text else f"${text}$" for text in (gold, answer))
+    values = [parse(text, extraction_config=_LATEX_THEN_EXPRESSION, **how) for text in texts]
+    return verdict_of(verify(*values, timeout_seconds=None))
 
 
 @lru_cache(maxsize=1024)
@@ -132,27 +137,24 @@ def _is_integer(text: str) -> bool:
     return abs(number) < 1e300 and abs(number - round(number)) <= 1e-7
 
 
-def _same_by_math_verify(gold: str, answer: str) -> bool:
-    def read(text: str) -> Any:
-        # Not "first_match": Oat passes a list there, which math-verify takes for its default.
-        how = {"fallback_mode": "no_fallback", "extraction_mode": "any_match", "parsing_timeout": None}
-        return parse(text if "$" in text else f"${text}$", extraction_config=_LATEX_THEN_EXPRESSION, **how)
-
-    return verify(read(gold), read(answer), timeout_seconds=None)
-
-
-# A line of plain mathematics as a sympy expression, read token by token. sympy's own `parse_expr` hands the text to
-# Python's `eval`; what a model wrote must never get there. Read are numbers, letters, `pi`, `sqrt`, `ln`, the four
-# operations, powers, factorials and round brackets; two things side by side are a product, which binds like any other,
-# so that 1/2x is half of x.
+# A line of plain mathematics as a sympy expression. sympy's own `parse_expr` hands the text to Python's `eval`; what a
+# model wrote must never get there. Read are numbers, letters, `pi`, `sqrt()`, `ln()`, the four operations, powers,
+# factorials and round brackets; two things side by side are a product, which binds like any other, so that 1/2x is half
+# of x. With products written out, and a factorial as an attribute, Python's grammar binds as it should.
 _TOKEN = re.compile(r"\s*((?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]+)?|sqrt|pi|ln|[^\W\d_]|\*\*|[-+*/^()!])")
 _FUNCTIONS = {"sqrt": sympy.sqrt, "ln": sympy.log}
-_OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
-_MOST_NESTED = 60
+_SIGNS = {sign: sign for sign in ("+", "-", "*", "/", "**", "(", ")", *_FUNCTIONS)} | {"^": "**", "!": ".factorial"}
+_BEFORE_OPERAND = {"+", "-", "*", "/", "**", "^", "(", *_FUNCTIONS}
+_OPERATIONS: dict[type, Callable[..., sympy.Expr]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.Pow: operator.pow, ast.UAdd: operator.pos, ast.USub: operator.neg,
+}  # fmt: skip
+_MOST_TOKENS, _MOST_NESTED = 500, 60
+"""They bound the depth of the tree, which is read by recursion."""
 
 
 class NotAFormulaError(ValueError):
-    """The text is no formula that is read here, or nests too deeply."""
+    """The text is no formula that is read here, or is too long or nests too deeply."""
 
 
 def read_formula(text: str) -> sympy.Expr:
@@ -162,73 +164,36 @@ def read_formula(text: str) -> sympy.Expr:
         NotAFormulaError: anything else than a whole formula.
     """
     tokens = _TOKEN.findall(text)
-    reader = _Reader(tokens)
     # A formula is nothing but its tokens and white space.
-    if "".join(tokens) != "".join(text.split()) or not tokens:
+    is_whole = "".join(tokens) == "".join(text.split()) and "!!" not in text
+    if not is_whole or len(tokens) > _MOST_TOKENS or sum(token in ("(", "^", "**") for token in tokens) > _MOST_NESTED:
         raise NotAFormulaError(text)
-    expression = reader.sum()
-    if reader.left:
-        raise NotAFormulaError(text)
-    return expression
+    written = ""
+    for place, token in enumerate(tokens):
+        begins_operand = token == "(" or token in _FUNCTIONS or token not in _SIGNS
+        if begins_operand and place and tokens[place - 1] not in _BEFORE_OPERAND:
+            written += "*"
+        written += _SIGNS.get(token, f"t{place}")
+    try:
+        return _value(ast.parse(written, mode="eval").body, tokens)
+    # Python reads integers of at most 4,300 digits.
+    except (SyntaxError, ValueError) as error:
+        raise NotAFormulaError(text) from error
 
 
-class _Reader:
-    """One method for each level of binding, weakest first, after that for sums and products."""
-
-    def __init__(self, tokens: list[str]) -> None:
-        self.left = tokens[::-1]
-        self._depth = 0
-
-    def _took(self, *tokens: str) -> str:
-        """The next token, taken, where it is one of these; else an empty one."""
-        return self.left.pop() if self.left and self.left[-1] in tokens else ""
-
-    def sum(self, *, binds_from: int = 1) -> sympy.Expr:
-        """Terms with + and -, factors with * and / or nothing between them, up to the end or a closing bracket.
-
-        Of level 1 are sums, of 2 products; at 3 there is one factor. Raises NotAFormulaError.
-        """
-        value = self._signed()
-        while self.left and self.left[-1] != ")":
-            level = 1 if self.left[-1] in "+-" else 2
-            if level < binds_from:
-                break
-            sign = self._took("+", "-", "*", "/") or "*"
-            value = _OPERATIONS[sign](value, self.sum(binds_from=level + 1))
-        return value
-
-    def _signed(self) -> sympy.Expr:
-        self._depth += 1
-        if self._depth > _MOST_NESTED:
-            raise NotAFormulaError("too deep")
-        sign = 1
-        while taken := self._took("+", "-"):
-            sign = sign if taken == "+" else -sign
-        value = self._atom()
-        if self._took("!"):
-            value = sympy.factorial(value)
-        if self._took("^", "**"):
-            value = value ** self._signed()
-        self._depth -= 1
-        return sign * value
-
-    def _atom(self) -> sympy.Expr:
-        if self._took("("):
-            value = self.sum()
-            if not self._took(")"):
-                raise NotAFormulaError("an open bracket")
-            return value
-        token = self.left.pop() if self.left else ""
-        if token in _FUNCTIONS:
-            return _FUNCTIONS[token](self._atom())
-        if token == "pi":
-            return sympy.pi
-        if token.isalpha():
-            return sympy.Symbol(token)
-        if not token or not (token[0].isdigit() or token[0] == "."):
-            raise NotAFormulaError(token)
-        try:
+def _value(node: ast.expr, tokens: list[str]) -> sympy.Expr:
+    match node:
+        case ast.Name(id=name) if name not in _FUNCTIONS:
+            token = tokens[int(name[1:])]
+            if token.isalpha():
+                return sympy.pi if token == "pi" else sympy.Symbol(token)
             return sympy.Integer(token) if token.isdigit() else sympy.Float(token)
-        except ValueError as error:
-            # Python reads integers of at most 4,300 digits.
-            raise NotAFormulaError(f"{len(token)} digits") from error
+        case ast.BinOp() if type(node.op) in _OPERATIONS:
+            return _OPERATIONS[type(node.op)](_value(node.left, tokens), _value(node.right, tokens))
+        case ast.UnaryOp():
+            return _OPERATIONS[type(node.op)](_value(node.operand, tokens))
+        case ast.Attribute():
+            return sympy.factorial(_value(node.value, tokens))
+        case ast.Call(func=ast.Name(id=name), args=[argument]) if name in _FUNCTIONS:
+            return _FUNCTIONS[name](_value(argument, tokens))
+    raise SyntaxError(f"{type(node).__name__} is no formula")
