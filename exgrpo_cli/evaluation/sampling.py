@@ -23,7 +23,7 @@ from exgrpo_cli.base.statistics import (
     smallest_detectable_difference,
 )
 from exgrpo_cli.base.types import AnswerFormat, Question, SamplingParams, StopReason, Verdict, rollout_seed
-from exgrpo_cli.config.names import GRADERS
+from exgrpo_cli.config.names import GRADERS, PREFIX
 from exgrpo_cli.config.sections import require_known
 from exgrpo_cli.config.sections.run import GradingSettings
 from exgrpo_cli.grading import GradingItem, GradingPool
@@ -263,7 +263,7 @@ def open_pool(grader: str) -> GradingPool:
 
     Raises InputError for a grader that is not there.
     """
-    require_known("--grader", grader, GRADERS, python=True)
+    require_known("--grader", grader, (*GRADERS, PREFIX))
     return GradingPool(GradingSettings(grader=grader, workers=min(MOST_WORKERS, len(os.sched_getaffinity(0)))))
 
 
