@@ -152,7 +152,7 @@ def store_samples(path: Path) -> Path:
     stamp = {
         "benchmark": {"name": "made"},
         "model": {"name": "none"},
-        "prompt": {"opens_think": True, "requires_box": True, "requires_eos": True},
+        "prompt": {"opens_think": True, "requires_box": True, "require_eos": True},
         "sampling": {"samples": SAMPLES},
         "grader": {"name": "math", "version": ""},
     }

@@ -15,6 +15,7 @@ import numpy as np
 
 from exgrpo_cli.base.errors import InputError, RunError
 from exgrpo_cli.base.types import Message, Question
+from exgrpo_cli.config.sections import NON_NEGATIVE, POSITIVE, Bound, check, setting
 from exgrpo_cli.config.sections.data import ArithmeticSettings
 from exgrpo_cli.config.settings import read_section
 from exgrpo_cli.evaluation.sampling import QuestionRecord
@@ -54,30 +55,21 @@ class Protocol:
     """Prompt template; "auto" is the run's own for a run folder, else the model's chat template."""
     grader: str = "math"
     """A built-in one, of `config.names.GRADERS`."""
-    samples: int = 1
+    samples: int = setting(1, POSITIVE)
     """k of avg@k."""
-    temperature: float = 0.6
-    top_p: float = 1.0
-    max_tokens: int = 8192
+    temperature: float = setting(0.6, POSITIVE)
+    top_p: float = setting(1.0, Bound(lambda p: 0 < p <= 1, "above 0 and at most 1"))
+    max_tokens: int = setting(8192, POSITIVE)
     """Response limit in tokens, EOS included."""
     require_box: Literal["auto", "always", "never"] = "auto"
     """Whether a response without `\\boxed{}` has no answer; "auto" takes what the template asks for."""
     require_eos: bool = False
     """Whether a response cut off at the limit has no answer."""
-    shuffle_seed: int = 0
+    shuffle_seed: int = setting(0, NON_NEGATIVE)
     """Seed of the order of multiple-choice options."""
 
     def __post_init__(self) -> None:
-        bounds = {
-            "samples": (self.samples >= 1, "at least 1"),
-            "temperature": (0 < self.temperature < float("inf"), "a finite number above 0"),
-            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
-            "max_tokens": (self.max_tokens >= 1, "at least 1"),
-            "shuffle_seed": (self.shuffle_seed >= 0, "at least 0"),
-        }
-        for name, (holds, bound) in bounds.items():
-            if not holds:
-                raise InputError(f"{name} = {getattr(self, name)!r} is out of range: use {bound}.")
+        check("protocol", self)
 
     @property
     def requires_box(self) -> bool | None:

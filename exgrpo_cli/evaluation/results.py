@@ -210,9 +210,7 @@ def differences(one: Stamp, other: Stamp, *, may_differ: tuple[str, ...]) -> lis
 
 def stamped_format(stamp: Stamp) -> AnswerFormat:
     """Places where the protocol says answers are to be looked for."""
-    prompt = stamp["prompt"]
-    opens_think, requires_box = prompt["opens_think"], prompt["requires_box"]
-    return AnswerFormat(opens_think=opens_think, requires_box=requires_box, require_eos=prompt["requires_eos"])
+    return AnswerFormat(**{key: value for key, value in stamp["prompt"].items() if key != "template"})
 
 
 def environment() -> dict[str, Any]:

@@ -210,12 +210,7 @@ def _prepare(request: EvaluationRequest, benchmark: Benchmark, asker: "Asker", n
             "folded_rows": questions.num_folded,
             "shuffle_seed": protocol.shuffle_seed,
         },
-        "prompt": {
-            "template": prepared.template,
-            "opens_think": prepared.answer_format.opens_think,
-            "requires_box": prepared.answer_format.requires_box,
-            "requires_eos": prepared.answer_format.require_eos,
-        },
+        "prompt": {"template": prepared.template, **asdict(prepared.answer_format)},
         "sampling": {
             **{key: getattr(protocol, key) for key in ("samples", "temperature", "top_p")},
             "max_tokens": prepared.max_tokens,
@@ -278,11 +273,6 @@ def rescore_stored(request: EvaluationRequest) -> EvaluationReport:
     output = request.output
     if output is not None and (output / "protocol.json").is_file():
         return rescore_folders([output], request.second_graders, output)
-    if not request.benchmarks and request.data is None:
-        raise InputError(
-            "--rescore needs to know which samples: name their results folder with --output, or the BENCHMARK and "
-            "--model that were evaluated."
-        )
     plan = plan_evaluation(request)
     return rescore_folders(list(plan.folders.values()), request.second_graders, plan.summary_folder)
 

@@ -151,19 +151,10 @@ class Endpoint:
     """Something that runs are compared by; larger is better."""
 
     title: str
-    value: Callable[..., Any]
+    value: Callable[[RunResult], Any]
     """Value of a run, an array by held-out question where it is a mean over them; None or empty where unknown."""
     bounds: tuple[float, float] = (0.0, 1.0)
     """Range of one run's value."""
-    is_paired: bool = False
-    """Whether `value` takes the run of the same seed, which this one is compared with, as well."""
-
-    def of(self, result: RunResult, other: RunResult | None) -> float | None:
-        """One run's value, compared with `other`; None where the run or its task does not tell."""
-        if self.is_paired and other is None:
-            return None
-        value = self.value(result, other) if self.is_paired else self.value(result)
-        return None if value is None or np.size(value) == 0 else float(np.mean(value))
 
 
 def pass_at_1(result: RunResult) -> Float64[np.ndarray, " questions"]:
@@ -212,20 +203,18 @@ def memorised(result: RunResult) -> float | None:
     return gain - ((found.never_seen.after or 0.0) - (found.never_seen.before or 0.0))
 
 
-def at_equal(spent: str) -> Callable[[RunResult, RunResult], float | None]:
-    """Held-out pass@1 of a run when it had spent what the thriftier of the two spent in all.
+def at_equal(own: Results, control: Results, spent: str) -> dict[int, float]:
+    """Held-out pass@1 by seed when a run had spent what the thriftier of the two of its seed spent in all.
 
-    `spent` is "generated" or "trained" tokens. Between validations by a straight line; None where they do not tell.
+    `spent` is "generated" or "trained" tokens. Between validations by a straight line; no seed whose runs do not tell.
     """
-
-    def value(own: RunResult, other: RunResult) -> float | None:
-        tokens = [[getattr(point, spent) for point in run.curve] for run in (own, other)]
-        if any(len(each) < 2 or None in each for each in tokens):
-            return None
-        least = min(each[-1] for each in tokens)
-        return float(np.interp(least, tokens[0], [point.pass_at_1 for point in own.curve]))
-
-    return value
+    found = {}
+    for seed in sorted(own.keys() & control.keys()):
+        tokens = [[getattr(point, spent) for point in run.curve] for run in (own[seed], control[seed])]
+        if all(len(each) > 1 and None not in each for each in tokens):
+            rates = [point.pass_at_1 for point in own[seed].curve]
+            found[seed] = float(np.interp(min(each[-1] for each in tokens), tokens[0], rates))
+    return found
 
 
 SIGNED = (-1.0, 1.0)
@@ -245,11 +234,8 @@ ENDPOINTS: Mapping[str, Endpoint] = {
     "valid_gap": Endpoint("valid, lowest less highest entropy", valid_gap, SIGNED),
     "memorised": Endpoint("gain on replayed less on new questions", memorised, SIGNED),
 }
-AT_EQUAL: Mapping[str, Endpoint] = {
-    f"at_equal_{spent}": Endpoint(f"pass@1 at equal tokens {spent}", at_equal(spent), is_paired=True)
-    for spent in ("generated", "trained")
-}
-"""Endpoints that only a comparison with the baseline has."""
+AT_EQUAL = {f"at_equal_{spent}": f"pass@1 at equal tokens {spent}" for spent in ("generated", "trained")}
+"""Endpoints that only a comparison with the baseline has, with their titles."""
 
 
 def coverage_endpoints(results: Results) -> dict[str, Endpoint]:
@@ -262,11 +248,10 @@ def coverage_endpoints(results: Results) -> dict[str, Endpoint]:
     return {f"pass@{k}": Endpoint(f"held-out pass@{k}", pass_at(k)) for k in ks if k > 1}
 
 
-def values_of(endpoint: Endpoint, own: Results, control: Results | None = None) -> dict[int, float]:
+def values_of(endpoint: Endpoint, results: Results) -> dict[int, float]:
     """The endpoint by seed, of the runs that tell it."""
-    others = control or {}
-    values = {seed: endpoint.of(result, others.get(seed)) for seed, result in sorted(own.items())}
-    return {seed: value for seed, value in values.items() if value is not None}
+    values = {seed: endpoint.value(result) for seed, result in sorted(results.items())}
+    return {seed: float(np.mean(value)) for seed, value in values.items() if value is not None and np.size(value)}
 
 
 def paired_effect(endpoint: Endpoint, own: Results, control: Results) -> Effect | None:
@@ -275,13 +260,13 @@ def paired_effect(endpoint: Endpoint, own: Results, control: Results) -> Effect 
     Over seeds and questions where the endpoint is a mean over questions that all of these runs share, else over seeds.
     The bootstrap draws from a generator of its own, so that a comparison has one result.
     """
-    mine, other = values_of(endpoint, own, control), values_of(endpoint, control, own)
+    mine, other = values_of(endpoint, own), values_of(endpoint, control)
     seeds = sorted(mine.keys() & other.keys())
     if not seeds:
         return None
     width = endpoint.bounds[1] - endpoint.bounds[0]
     sizes = {(len(arm[seed].after), arm[seed].samples) for arm in (own, control) for seed in seeds}
-    if len(sizes) == 1 and not endpoint.is_paired and np.ndim(endpoint.value(own[seeds[0]])) == 1:
+    if len(sizes) == 1 and np.ndim(endpoint.value(own[seeds[0]])) == 1:
         matrix = np.stack([endpoint.value(own[seed]) - endpoint.value(control[seed]) for seed in seeds])
         return effect_over_questions(matrix, np.random.default_rng(0), bounds=(-width, width))
     return effect_over_seeds(np.array([mine[seed] - other[seed] for seed in seeds]), bounds=(-width, width))

@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 
 TITLE = "held-out pass@1"
 OTHERS = {
-    name: endpoint.title
-    for name, endpoint in {**ENDPOINTS, **AT_EQUAL}.items()
-    if name not in (MAIN, "pass_at_n", "beyond_pass_at_1")
+    **{name: each.title for name, each in ENDPOINTS.items() if name not in (MAIN, "pass_at_n", "beyond_pass_at_1")},
+    **AT_EQUAL,
 }
 """Endpoints of the second table with their titles."""
 SPENT = {

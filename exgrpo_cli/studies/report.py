@@ -24,7 +24,9 @@ from exgrpo_cli.studies.endpoints import (
     ENDPOINTS,
     FEW_SEEDS,
     Effect,
+    at_equal,
     coverage_endpoints,
+    effect_over_seeds,
     paired_effect,
     values_of,
 )
@@ -46,6 +48,11 @@ class Compared(Interval):
     """To the baseline; None for the baseline itself and where no seed is common."""
     p_holm: float | None = None
     """The difference's p-value, adjusted for the arms that share the baseline."""
+
+    @classmethod
+    def of(cls, values: dict[int, float], bounds: tuple[float, float], difference: Effect | None) -> "Compared":
+        """Mean of the values by seed, which lie in `bounds`, beside their difference from the baseline."""
+        return cls(**asdict(t_interval(list(values.values()), bounds=bounds)), seeds=values, difference=difference)
 
     @property
     def p_value(self) -> float | None:
@@ -180,10 +187,16 @@ def report_arm(arm: Arm, results: Mapping[str, Results]) -> ArmReport:
     again = bool(common) and all(_way_of(own[seed]) == _way_of(other[seed]) for seed in common)
     control = {} if again else other
     compared = {}
-    for name, endpoint in {**ENDPOINTS, **coverage_endpoints(own), **AT_EQUAL}.items():
-        if values := values_of(endpoint, own, control):
-            score = t_interval(list(values.values()), bounds=endpoint.bounds)
-            compared[name] = Compared(**asdict(score), seeds=values, difference=paired_effect(endpoint, own, control))
+    for name, endpoint in {**ENDPOINTS, **coverage_endpoints(own)}.items():
+        if values := values_of(endpoint, own):
+            effect = paired_effect(endpoint, own, control)
+            compared[name] = Compared.of(values, endpoint.bounds, effect)
+    for name in AT_EQUAL:
+        tokens = name.removeprefix("at_equal_")
+        values, others = at_equal(own, control, tokens), at_equal(control, own, tokens)
+        if values:
+            effect = effect_over_seeds(np.array([values[seed] - others[seed] for seed in values]), bounds=(-1.0, 1.0))
+            compared[name] = Compared.of(values, (0.0, 1.0), effect)
     spent = [result.totals for result in own.values()]
     return ArmReport(
         name=arm.name,

@@ -165,7 +165,7 @@ def test_what_cannot_be_compared(tmp_path, capsys):
     with pytest.raises(InputError, match="empty holds no results"):
         compare([base, tmp_path / "empty"])
     assert run(["evaluate", "--rescore", "--output", str(tmp_path / "nowhere")]) == 2
-    assert "--rescore needs to know which samples: name their results folder" in capsys.readouterr().err
+    assert "name a BENCHMARK" in capsys.readouterr().err
     assert run(["evaluate", "--compare"]) == 2
     assert "--compare needs results folders" in capsys.readouterr().err
     for option in ("--model tiny", "--engine vllm", "--seed 1", "--max-tokens 9", "--rescore", "--dry-run"):

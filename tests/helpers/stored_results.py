@@ -34,7 +34,7 @@ def stamp(samples: int, **values: object) -> Stamp:
     made: Stamp = {
         "benchmark": {"name": "made", "questions": 4, "content_hash": "c0ffee"},
         "model": {"name": "a", "hash": "1"},
-        "prompt": {"template": "chat", "opens_think": False, "requires_box": False, "requires_eos": False},
+        "prompt": {"template": "chat", "opens_think": False, "requires_box": False, "require_eos": False},
         "sampling": {"samples": samples, "temperature": 0.6, "seed": 0},
         "grader": {"name": "math", "version": "math-verify 0.0"},
         "engine": {"name": "hf"},
